@@ -1,0 +1,40 @@
+"""
+ProtoDCS: open-set test-time adaptation for CLIP-style classifiers, on a frozen backbone.
+
+>>> from protodcs import ProtoDCS, Config
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .version import __version__
+
+if TYPE_CHECKING:
+    from . import methods
+    from .core.config import Config
+    from .core.decision import Decision, Decisions
+    from .core.engine import ProtoDCS
+    from .core.explain import Explanation
+
+# Where each public name lives. Nothing is imported before it is asked for, so `import protodcs` stays instant.
+_HOMES = {
+    "Config": ".core.config",
+    "Decision": ".core.decision",
+    "Decisions": ".core.decision",
+    "Explanation": ".core.explain",
+    "ProtoDCS": ".core.engine",
+}
+
+__all__ = ["Config", "Decision", "Decisions", "Explanation", "ProtoDCS", "__version__", "errors", "methods"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name], __name__), name)
+    if name in ("errors", "methods"):
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,29 @@
+"""The command line: one thin file per command."""
+
+import typer
+
+from ..version import __version__
+from . import state, warm
+
+app = typer.Typer(
+    name="protodcs",
+    help="Open-set test-time adaptation for CLIP-style classifiers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
+app.add_typer(state.app, name="state")
+app.command("warm")(warm.warm)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"protodcs {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Open-set test-time adaptation for CLIP-style classifiers."""

@@ -1,0 +1,94 @@
+"""`protodcs state`: look into a state file without writing a program."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..core import state as container
+from ..errors import ProtoDCSError
+
+app = typer.Typer(help="Look into state files.", no_args_is_help=True)
+
+
+@app.callback()
+def main() -> None:
+    """Look into state files."""
+
+
+@app.command()
+def show(
+    file: Path = typer.Argument(..., help="A file written by engine.save()."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object for a program."),
+) -> None:
+    """Print what a state file holds, after proving that it is whole."""
+    try:
+        report = _report(file)
+    except ProtoDCSError as problem:
+        typer.echo(f"error: {problem}", err=True)
+        raise typer.Exit(1) from None
+    if as_json:
+        typer.echo(json.dumps(report))
+    else:
+        _print(report)
+
+
+def _report(file: Path) -> dict[str, Any]:
+    from .. import methods
+
+    data = container.read(file)
+    header, arrays = container.unpack(data)
+    return {
+        "file": file.name,
+        "bytes": len(data),
+        **header.model_dump(exclude={"classes", "counters"}),
+        "dimension": int(arrays["entry"].shape[1]) if "entry" in arrays and arrays["entry"].ndim == 2 else None,
+        "classes": header.classes,
+        "stats": methods.restore(data).stats(),
+        "arrays": {name: {"shape": list(a.shape), "type": str(a.dtype)} for name, a in sorted(arrays.items())},
+    }
+
+
+def _print(report: dict[str, Any]) -> None:
+    console = Console()
+    names = report["classes"]
+    shown = ", ".join(names[:8]) + (f", ... ({len(names) - 8} more)" if len(names) > 8 else "")
+    about = {
+        "method": report["method"] + (" (frozen)" if report["frozen"] else ""),
+        "written by": f"protodcs {report['package']}, schema {report['schema_version']}, kernel {report['kernel']}",
+        "size": f"{report['bytes']:,} bytes",
+        "classes": f"{len(names)}: {shown}",
+        "dimension": str(report["dimension"]),
+        "encoder": report["encoder"] or "not recorded",
+        "content hash": report["content_hash"],
+    }
+    console.print(_table(f"State {report['file']}", about))
+    stats = {k: v for k, v in report["stats"].items() if k not in ("method", "classes", "frozen")}
+    mixture = stats.pop("mixture", None)
+    if mixture:
+        for side in ("known", "unknown"):
+            part = mixture[side]
+            stats[f"mixture, {side}"] = (
+                f"weight {part['weight']:.3f}, mean {part['mean']:.4f}, variance {part['variance']:.2e}"
+            )
+        stats["mixture, separation"] = mixture["separation"]
+    console.print(_table("What happened", {key.replace("_", " "): _number(value) for key, value in stats.items()}))
+    console.print(_table("Configuration", {key: str(value) for key, value in report["config"].items()}))
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def _table(title: str, rows: dict[str, str]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for key, value in rows.items():
+        table.add_row(key, value)
+    return table

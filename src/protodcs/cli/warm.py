@@ -1,0 +1,26 @@
+"""`protodcs warm`: compile the kernels ahead of time."""
+
+import json
+import time
+import warnings
+
+import typer
+
+from ..core import compiled
+
+
+def warm(as_json: bool = typer.Option(False, "--json", help="Print one JSON object.")) -> None:
+    """Compile the kernels now, so that the first engine starts at once."""
+    from ..core import engine  # noqa: F401 - importing it registers the kernels
+
+    started = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", compiled.KernelCompilation)
+        built = compiled.ensure_compiled()
+    seconds = round(time.perf_counter() - started, 1)
+    if as_json:
+        typer.echo(json.dumps({"kernel": compiled.KERNEL, "compiled": built, "seconds": seconds}))
+    elif built:
+        typer.echo(f"compiled {built} kernels in {seconds} s; later starts load them from the cache")
+    else:
+        typer.echo(f"nothing to compile: the kernels ({compiled.KERNEL}) are ready")

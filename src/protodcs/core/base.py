@@ -1,0 +1,388 @@
+"""
+What every method over features shares: names, input checks, one caller at a time, snapshots.
+
+A method is a pure state machine. It keeps all it has learned in a `Memory` and implements `_advance(memory, feature)`;
+everything a user calls is built here, once, on that one function.
+"""
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from ..errors import ConfigError, InputError, StateError, UsageError
+from ..version import __version__
+from . import state
+from .compiled import KERNEL, ensure_compiled
+from .decision import Decision, Decisions
+from .first_check import to_unit
+
+Feature = NDArray[np.float32]
+Counters = dict[str, int | float | bool | None]
+
+_IN_USE = "this engine is in use by another thread: give each stream its own engine, or call it from one thread"
+_FLOATS = (np.float16, np.float32, np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """
+    What a method promises; the contract checks select on it.
+
+    Attributes:
+        batch_invariant: the answer does not depend on how the stream is cut into batches.
+        rotation_invariant: turning features and prototypes together changes no answer.
+        editable_classes: classes can be added and removed while the stream runs.
+        cost: what one sample costs beside its encoder.
+    """
+
+    batch_invariant: bool
+    rotation_invariant: bool
+    editable_classes: bool
+    cost: Literal["scoring", "prototypes", "backbone"]
+
+
+class Memory(Protocol):
+    """All that a method has learned."""
+
+    sequence: int
+
+    def fork(self) -> Self:
+        """A copy that may be changed freely; good until the original moves on."""
+        ...
+
+    def export(self) -> tuple[Counters, state.Arrays]:
+        """Numbers and arrays from which the memory can be rebuilt to the bit."""
+        ...
+
+
+class FeatureMethod(ABC):
+    """The contract of a method that takes unit features, one at a time, in order."""
+
+    name: ClassVar[str]
+    capabilities: ClassVar[Capabilities]
+    config_type: ClassVar[type[BaseModel]]
+
+    config: BaseModel
+    classes: tuple[str, ...]
+    encoder: str | None
+    frozen: bool
+
+    def __init__(
+        self,
+        prototypes: NDArray[np.floating],
+        classes: Sequence[str] | None,
+        config: BaseModel,
+        encoder: str | None,
+    ):
+        if not isinstance(config, self.config_type):
+            raise ConfigError(f"config must be a {self.config_type.__name__}; given: {type(config).__name__}")
+        ensure_compiled()
+        entry = unit_rows(prototypes, "prototypes")
+        self._assume(config, encoder, False)
+        self._resize(class_names(classes, len(entry)), entry.shape[1])
+        self._memory = self._new_memory(entry)
+
+    def _assume(self, config: BaseModel, encoder: str | None, frozen: bool) -> None:
+        self.config = config
+        self.encoder = encoder
+        self.frozen = frozen
+        self._busy = threading.Lock()
+
+    def _resize(self, classes: tuple[str, ...], width: int) -> None:
+        """Take on these class names, and make work space for them."""
+        self.classes = classes
+        self._feature = np.empty(width, dtype=np.float32)
+
+    # What a method implements.
+
+    @abstractmethod
+    def _new_memory(self, entry: Feature) -> Any:
+        """The memory before the first sample, for unit prototypes `entry` (K, d)."""
+
+    @abstractmethod
+    def _restored_memory(self, counters: Counters, arrays: state.Arrays) -> Any:
+        """The memory that was exported; raises StateError on anything that no memory can hold."""
+
+    @abstractmethod
+    def _advance(self, memory: Any, feature: Feature, scores: bool) -> Decision:
+        """Decide on a unit feature and learn from it, in `memory` and nowhere else."""
+
+    @abstractmethod
+    def _entry(self, memory: Any) -> Feature:
+        """The prototypes (K, d) the memory started from."""
+
+    def _with_classes(self, memory: Any, kept: NDArray[np.int64], added: Feature) -> Any:
+        """A memory that keeps the classes `kept`, followed by the new unit prototypes `added`."""
+        raise UsageError(f"the classes of the method {self.name!r} cannot be edited while a stream runs")
+
+    def stats(self) -> dict[str, Any]:
+        """Numbers for monitoring, JSON-ready."""
+        return {"method": self.name, "classes": len(self.classes), "frozen": self.frozen, "sequence": self.sequence}
+
+    # What a user calls.
+
+    @property
+    def sequence(self) -> int:
+        """How many samples were observed."""
+        return int(self._memory.sequence)
+
+    @property
+    def dimension(self) -> int:
+        """Length of a feature."""
+        return len(self._feature)
+
+    def observe(self, feature: NDArray[np.floating]) -> Decision:
+        """Decide on one feature (d,) and learn from it."""
+        if not self._busy.acquire(blocking=False):
+            raise UsageError(_IN_USE)
+        try:
+            return self._observe(self._checked(feature), True)
+        finally:
+            self._busy.release()
+
+    def peek(self, feature: NDArray[np.floating]) -> Decision:
+        """What `observe` would return next; nothing changes."""
+        with self._alone():
+            decision = self._advance(self._memory.fork(), self._checked(feature), True)
+            return _nothing_kept(decision) if self.frozen else decision
+
+    def observe_many(self, features: NDArray[np.floating], scores: bool = False) -> Decisions:
+        """Observe (N, d) features in order, exactly as one by one; on bad input nothing is observed."""
+        with self._alone():
+            rows = self._checked_many(features)
+            return Decisions([self._observe(row, scores) for row in rows], self.classes)
+
+    def freeze(self) -> None:
+        """Stop learning: from now on each sample is decided as if it came next, and nothing of it is kept."""
+        with self._alone():
+            self.frozen = True
+
+    def unfreeze(self) -> None:
+        """Learn again, from where `freeze` stopped."""
+        with self._alone():
+            self.frozen = False
+
+    def reset(self) -> None:
+        """Become a new engine with the current class names and their entry prototypes."""
+        with self._alone():
+            self.frozen = False
+            self._memory = self._new_memory(self._entry(self._memory))
+
+    def add_class(self, name: str, prototype: NDArray[np.floating]) -> None:
+        """Append a class; everything learned so far stays."""
+        with self._alone():
+            if type(prototype) is not np.ndarray or prototype.shape != (self.dimension,):
+                raise InputError(
+                    f"a prototype must be a numpy array of shape ({self.dimension},); given: {described(prototype)}"
+                )
+            row = unit_rows(prototype[None], "the prototype")
+            self._edit(class_names((*self.classes, name), len(self.classes) + 1), np.arange(len(self.classes)), row)
+
+    def remove_class(self, name: str) -> None:
+        """Take a class away; the ones behind it close the gap."""
+        with self._alone():
+            if name not in self.classes:
+                some = ", ".join(self.classes[:10]) + (", ..." if len(self.classes) > 10 else "")
+                raise InputError(f"there is no class {name!r}: the classes are {some}")
+            if len(self.classes) == 1:
+                raise UsageError(f"{name!r} is the last class: an engine needs at least one")
+            gone = self.classes.index(name)
+            kept = np.delete(np.arange(len(self.classes)), gone)
+            nothing = np.empty((0, self.dimension), dtype=np.float32)
+            self._edit(self.classes[:gone] + self.classes[gone + 1 :], kept, nothing)
+
+    def snapshot(self) -> bytes:
+        """The whole state; `restore` continues from it to the bit."""
+        with self._alone():
+            counters, arrays = self._memory.export()
+            header = state.Header(
+                package=__version__,
+                kernel=KERNEL,
+                method=self.name,
+                config=self.config.model_dump(),
+                classes=list(self.classes),
+                encoder=self.encoder,
+                frozen=self.frozen,
+                counters=counters,
+            )
+            return state.pack(header, arrays)
+
+    @classmethod
+    def restore(cls, data: bytes, encoder: str | None = None) -> Self:
+        """The engine a snapshot was taken of. `encoder` is the fingerprint of the features to come, if known."""
+        return cls._from_parts(*state.unpack(data), encoder)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a snapshot in one step: a crash leaves the old file whole."""
+        state.write(path, self.snapshot())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], encoder: str | None = None) -> Self:
+        """The engine a file was saved from."""
+        return cls.restore(state.read(path), encoder)
+
+    @classmethod
+    def from_options(
+        cls,
+        prototypes: NDArray[np.floating],
+        classes: Sequence[str] | None = None,
+        encoder: str | None = None,
+        **options: Any,
+    ) -> Self:
+        """An engine from loose options, as `methods.create` passes them."""
+        return cls(prototypes, classes, cls.config_type(**options), encoder)
+
+    # Behind the above.
+
+    @classmethod
+    def _from_parts(cls, header: state.Header, arrays: state.Arrays, encoder: str | None) -> Self:
+        if header.method != cls.name:
+            raise StateError(
+                f"the state belongs to the method {header.method!r}, not to {cls.name!r}: use methods.restore for any"
+            )
+        if encoder is not None and header.encoder is not None and encoder != header.encoder:
+            raise StateError(
+                f"the state was learned on features of encoder {header.encoder!r}, and this is {encoder!r}: features "
+                "of different encoders do not compare; restore it beside its own encoder, or start anew"
+            )
+        try:
+            config = cls.config_type(**header.config)
+            classes = class_names(header.classes, len(header.classes))
+        except (ConfigError, InputError) as problem:
+            raise StateError(f"the state's header is not valid: {problem}") from None
+        ensure_compiled()
+        engine = object.__new__(cls)
+        entry = required(arrays, "entry", np.float32, (len(classes), None))
+        if entry.shape[1] == 0:
+            raise StateError("the state's prototypes have no columns")
+        engine._assume(config, header.encoder or encoder, header.frozen)
+        engine._resize(classes, entry.shape[1])
+        engine._memory = engine._restored_memory(dict(header.counters), arrays)
+        return engine
+
+    def _edit(self, classes: tuple[str, ...], kept: NDArray[np.int64], added: Feature) -> None:
+        self._memory = self._with_classes(self._memory, kept, added)
+        self._resize(classes, self.dimension)
+
+    def _observe(self, feature: Feature, scores: bool) -> Decision:
+        if not self.frozen:
+            return self._advance(self._memory, feature, scores)
+        decision = self._advance(self._memory.fork(), feature, scores)
+        self._memory.sequence += 1
+        return _nothing_kept(decision)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._busy.acquire(blocking=False):
+            raise UsageError(_IN_USE)
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def _checked(self, feature: Any) -> Feature:
+        if type(feature) is not np.ndarray or feature.ndim != 1 or feature.shape[0] != len(self._feature):
+            raise InputError(
+                f"a feature must be a numpy array of shape ({self.dimension},); given: {described(feature)}"
+            )
+        if feature.dtype not in _FLOATS:
+            raise InputError(f"a feature must be float16, float32 or float64; given: {described(feature)}")
+        # float16 is widened, which loses nothing; the kernels take the other two as they are.
+        values: NDArray[np.floating] = np.ascontiguousarray(
+            feature, dtype=np.float64 if feature.dtype == np.float64 else np.float32
+        )
+        if not to_unit(values, self._feature):
+            raise InputError(f"a feature must be finite and longer than 1e-6; given: {described_values(feature)}")
+        return self._feature
+
+    def _checked_many(self, features: Any) -> Feature:
+        if type(features) is not np.ndarray or features.ndim != 2 or features.shape[1] != len(self._feature):
+            raise InputError(
+                f"features must be a numpy array of shape (N, {self.dimension}); given: {described(features)}"
+            )
+        return unit_rows(features, "features", least=0)
+
+
+def unit_rows(rows: Any, what: str, least: int = 1) -> Feature:
+    """Validate (N, d) rows and normalise each, in float64, to a new float32 array."""
+    if type(rows) is not np.ndarray or rows.ndim != 2 or rows.shape[0] < least or rows.shape[1] < 1:
+        raise InputError(
+            f"{what} must be a numpy array of shape (N, d) with at least {least} row(s); given: {described(rows)}"
+        )
+    if rows.dtype not in _FLOATS:
+        raise InputError(f"{what} must be float16, float32 or float64; given: {described(rows)}")
+    out = np.empty(rows.shape, dtype=np.float32)
+    wide = np.float64 if rows.dtype == np.float64 else np.float32
+    for i, row in enumerate(rows):
+        if not to_unit(np.ascontiguousarray(row, dtype=wide), out[i]):
+            raise InputError(f"row {i} of {what} must be finite and longer than 1e-6; given: {described_values(row)}")
+    return out
+
+
+def class_names(classes: Sequence[str] | None, count: int) -> tuple[str, ...]:
+    """Unique non-empty names, one per prototype; "0", "1", ... where none are given."""
+    if classes is None:
+        return tuple(str(k) for k in range(count))
+    if isinstance(classes, str) or not isinstance(classes, Sequence):
+        raise InputError(f"classes must be a list of names; given: {described(classes)}")
+    for name in classes:
+        if not isinstance(name, str) or not name:
+            raise InputError(f"a class name must be a non-empty string; given: {name!r}")
+    if len(classes) != count:
+        raise InputError(f"there are {count} prototypes and {len(classes)} class names: give one name for each")
+    if len(set(classes)) != count:
+        twice, times = Counter(classes).most_common(1)[0]
+        raise InputError(f"class names must be unique; {twice!r} stands there {times} times")
+    return tuple(classes)
+
+
+def described(value: Any) -> str:
+    """A value in a few words, for an error message."""
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape} and type {value.dtype}"
+    return f"{type(value).__name__} {str(value)[:80]!r}"
+
+
+def described_values(row: NDArray[Any]) -> str:
+    wrong = int(np.count_nonzero(~np.isfinite(row)))
+    if wrong:
+        return f"{wrong} of {row.size} values are NaN or infinite"
+    with np.errstate(over="ignore"):
+        return f"a vector of length {np.linalg.norm(row.astype(np.float64)):.3g}"
+
+
+def required(arrays: Mapping[str, NDArray[Any]], name: str, dtype: type, shape: tuple[int | None, ...]) -> NDArray[Any]:
+    """A finite array of a state with the type and shape it must have; None in `shape` stands for any length."""
+    if name not in arrays:
+        raise StateError(f"the state has no array {name!r}")
+    array = arrays[name]
+    fits = array.ndim == len(shape) and all(want in (None, got) for want, got in zip(shape, array.shape, strict=True))
+    if array.dtype != dtype or not fits:
+        raise StateError(
+            f"the state's array {name!r} has shape {array.shape} and type {array.dtype}, "
+            f"it must have {shape} and {np.dtype(dtype)}"
+        )
+    if not np.isfinite(array).all():
+        raise StateError(f"the state's array {name!r} holds values that are not finite")
+    return array
+
+
+def counter(counters: Mapping[str, Any], name: str, low: int = 0, high: int | None = None) -> int:
+    """A whole number of a state within its range."""
+    value = counters.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
+        raise StateError(f"the state's counter {name!r} is {value!r}, it must be a whole number from {low} to {high}")
+    return value
+
+
+def _nothing_kept(decision: Decision) -> Decision:
+    return replace(decision, cached=False, evolved=False)

@@ -1,0 +1,129 @@
+"""
+What the engine says about one sample, and about many.
+
+One sign rule holds everywhere: openness and `p_unknown` grow with strangeness, `score` grows with familiarity.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decision:
+    """
+    One sample, decided.
+
+    Attributes:
+        known: whether the sample belongs to a class on the list.
+        index: position of the best class, always given, 0..K-1.
+        label: name of that class if known, else None.
+        p_unknown: probability that the sample belongs to no class on the list.
+        openness: S', strangeness after the temporary step.
+        openness_first: S, strangeness at the first check.
+        score: familiarity, the number behind AUROC.
+        scores: (K,) float32, the final prediction of every class, its own copy; None where not asked for.
+        aleatoric: AU after the step, in nats.
+        epistemic: EU after the step, in (0, 1].
+        trusted: the first check let the sample shape temporary prototypes.
+        cached: a class queue changed.
+        evolved: the text prototypes changed.
+        sequence: place of the sample in its stream, from 0.
+    """
+
+    known: bool
+    index: int
+    label: str | None
+    p_unknown: float
+    openness: float
+    openness_first: float
+    score: float
+    scores: NDArray[np.float32] | None
+    aleatoric: float
+    epistemic: float
+    trusted: bool
+    cached: bool
+    evolved: bool
+    sequence: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["scores"] = None if self.scores is None else [float(value) for value in self.scores]
+        return values
+
+
+_COLUMNS: dict[str, type] = {
+    "known": np.bool_,
+    "index": np.int64,
+    "p_unknown": np.float64,
+    "openness": np.float64,
+    "openness_first": np.float64,
+    "score": np.float64,
+    "aleatoric": np.float64,
+    "epistemic": np.float64,
+    "trusted": np.bool_,
+    "cached": np.bool_,
+    "evolved": np.bool_,
+    "sequence": np.int64,
+}
+
+
+class Decisions:
+    """
+    Many decisions, one array per field, each of length N; `scores` is (N, K) or None.
+
+    Indexing gives back a `Decision`, slicing gives `Decisions`.
+    """
+
+    known: NDArray[np.bool_]
+    index: NDArray[np.int64]
+    p_unknown: NDArray[np.float64]
+    openness: NDArray[np.float64]
+    openness_first: NDArray[np.float64]
+    score: NDArray[np.float64]
+    aleatoric: NDArray[np.float64]
+    epistemic: NDArray[np.float64]
+    trusted: NDArray[np.bool_]
+    cached: NDArray[np.bool_]
+    evolved: NDArray[np.bool_]
+    sequence: NDArray[np.int64]
+    scores: NDArray[np.float32] | None
+    classes: tuple[str, ...]
+
+    def __init__(self, rows: Sequence[Decision], classes: Sequence[str]):
+        self.classes = tuple(classes)
+        for name, dtype in _COLUMNS.items():
+            setattr(self, name, np.array([getattr(row, name) for row in rows], dtype=dtype))
+        stacked = [row.scores for row in rows if row.scores is not None]
+        self.scores = np.stack(stacked) if stacked and len(stacked) == len(rows) else None
+
+    @property
+    def label(self) -> list[str | None]:
+        """The class name of each known sample, None for each unknown one."""
+        return [self.classes[i] if known else None for i, known in zip(self.index, self.known, strict=True)]
+
+    def __len__(self) -> int:
+        return len(self.known)
+
+    def __getitem__(self, item: Any) -> Any:
+        if isinstance(item, slice):
+            part = object.__new__(Decisions)
+            part.classes = self.classes
+            for name in _COLUMNS:
+                setattr(part, name, getattr(self, name)[item])
+            part.scores = None if self.scores is None else self.scores[item]
+            return part
+        values: dict[str, Any] = {name: getattr(self, name)[item].item() for name in _COLUMNS}
+        values["label"] = self.classes[values["index"]] if values["known"] else None
+        values["scores"] = None if self.scores is None else self.scores[item].copy()
+        return Decision(**values)
+
+    def __iter__(self) -> Iterator[Decision]:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"Decisions({len(self)} samples, {int(self.known.sum())} known)"

@@ -1,0 +1,391 @@
+"""
+ProtoDCS: Algorithm 1 of the paper, one sample at a time.
+
+`_advance` is the whole method. It reads top to bottom in the paper's four stages; each stage's mathematics lives in
+the file of its name.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+from . import evidence, mixture, state
+from .base import Capabilities, Counters, Feature, FeatureMethod
+from .config import Config
+from .decision import Decision
+from .evolution import evolve
+from .explain import Explanation, explanation
+from .first_check import invert_norms, similarities
+from .memory import Memory
+from .prediction import add, affinities, text_probabilities
+from .residual import rescore, step_visual
+from .scratch import Scratch
+
+
+class FirstCheck(NamedTuple):
+    """What stage 1 found."""
+
+    best: int
+    openness: float
+    confident: bool
+    trusted: bool
+    quality: float
+
+
+class Prediction(NamedTuple):
+    """What stage 4 found under the temporary prototypes."""
+
+    best: int
+    aleatoric: float
+    epistemic: float
+    entropy: float
+
+
+class ProtoDCS(FeatureMethod):
+    """
+    An open-set classifier over unit features that adapts to its stream.
+
+    Args:
+        prototypes: (K, d), one row per known class; normalised on entry.
+        classes: K unique names; None names them "0".."K-1".
+        config: the settings, see `Config`.
+        encoder: fingerprint of the encoder that makes the features, if known.
+
+    >>> import numpy as np
+    >>> engine = ProtoDCS(np.eye(3, 8), classes=["cat", "dog", "fox"])
+    >>> engine.observe(np.eye(3, 8)[1]).label
+    'dog'
+    """
+
+    name: ClassVar[str] = "protodcs"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        batch_invariant=True, rotation_invariant=False, editable_classes=True, cost="prototypes"
+    )
+    config_type = Config
+    config: Config
+    _memory: Memory
+
+    def __init__(
+        self,
+        prototypes: NDArray[np.floating],
+        classes: Sequence[str] | None = None,
+        config: Config | None = None,
+        encoder: str | None = None,
+    ):
+        super().__init__(prototypes, classes, config or Config.preset("default"), encoder)
+
+    @classmethod
+    def from_options(
+        cls,
+        prototypes: NDArray[np.floating],
+        classes: Sequence[str] | None = None,
+        encoder: str | None = None,
+        **options: Any,
+    ) -> "ProtoDCS":
+        """An engine from a preset's name and loose options."""
+        return cls(prototypes, classes, Config.preset(options.pop("preset", "default"), **options), encoder)
+
+    # Algorithm 1.
+
+    def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
+        first = self._first_check(memory, feature)
+        cached = self._admit_at_once(memory, feature, first)
+
+        openness = self._temporary_prototypes(memory, feature, first)
+
+        p_unknown, known = self._verify(memory, first, openness)
+
+        final = self._predict(memory)
+        evolved = known and self._evolve(memory, feature, first, final)
+        cached |= self._admit_verified(memory, feature, first, known)
+
+        sequence = memory.sequence
+        memory.sequence += 1
+        memory.known += known
+        memory.trusted += first.trusted
+        return Decision(
+            known,
+            final.best,
+            self.classes[final.best] if known else None,
+            p_unknown,
+            openness,
+            first.openness,
+            self._score(first.openness, openness, p_unknown),
+            self._scratch.scores.astype(np.float32) if scores else None,
+            final.aleatoric,
+            final.epistemic,
+            first.trusted,
+            cached,
+            evolved,
+            sequence,
+        )
+
+    # Stage 1: first check.
+
+    def _first_check(self, memory: Memory, feature: Feature) -> FirstCheck:
+        config, scratch = self.config, self._scratch
+        index = similarities(memory.text, memory.inverse_norms, feature, scratch.before)
+        openness = 1.0 - float(scratch.before[index])
+        cache_gate, trust_gate = memory.gate_window.push_between(openness, config.cache_quantile, config.trust_quantile)
+        confident = (openness < cache_gate or not config.first_check) and config.visual_prototypes
+        trusted = openness < trust_gate or not config.first_check
+        return FirstCheck(index, openness, confident, trusted, self._quality() if confident else 0.0)
+
+    def _quality(self) -> float:
+        """Uncertainty of the initial logits, stored with a cached sample: lower is better."""
+        scratch = self._scratch
+        if self.config.cache_quality == "aleatoric":
+            return evidence.uncertainty(scratch.before, scratch.probabilities)[0]
+        return text_probabilities(scratch.before, self.config.temperature, scratch.logits, scratch.probabilities)
+
+    def _admit_at_once(self, memory: Memory, feature: Feature, first: FirstCheck) -> bool:
+        immediate = first.confident and self.config.cache_admission == "immediate"
+        return immediate and memory.offer(first.best, feature, first.quality)
+
+    # Stage 2: temporary prototypes.
+
+    def _temporary_prototypes(self, memory: Memory, feature: Feature, first: FirstCheck) -> float:
+        """Leave the adapted cosines in `after` and the affinities in `affinity`; returns S'."""
+        config, scratch = self.config, self._scratch
+        visual = memory.visual
+        if config.evidence_logits == "fused":
+            self._affinities(memory, feature, visual)
+        openness = first.openness
+        if first.trusted:
+            self._loss_slopes()
+            visual = memory.adapted
+            if config.evidence_logits == "fused":
+                visual = self._fused_visual_step(memory, feature)
+        if first.trusted and config.text_prototypes and config.text_rate > 0:
+            best = rescore(
+                memory.text, memory.inverse_norms, memory.pull, memory.pull_scale, feature, scratch.before,
+                scratch.slopes, config.text_rate, config.step_epsilon, scratch.after,
+            )  # fmt: skip
+            openness = 1.0 - float(scratch.after[best])
+        else:
+            np.copyto(scratch.after, scratch.before)
+        self._affinities(memory, feature, visual)
+        return openness
+
+    def _affinities(self, memory: Memory, feature: Feature, visual: NDArray[np.float32]) -> None:
+        config, scratch = self.config, self._scratch
+        if len(memory.opened):
+            affinities(
+                visual, memory.counts, feature, config.affinity_weight, config.affinity_sharpness, scratch.visual,
+                scratch.affinity,
+            )  # fmt: skip
+        else:
+            scratch.affinity[:] = 0.0
+
+    def _loss_slopes(self) -> None:
+        """The loss's derivative by each text cosine, and with fused evidence by each visual one."""
+        config, scratch = self.config, self._scratch
+        fused = config.evidence_logits == "fused"
+        if config.uncertainty == "evidence":
+            logits = scratch.before
+            if fused:
+                logits = scratch.logits
+                np.add(scratch.before, scratch.affinity, out=logits)
+            evidence.uncertainty_gradient(logits, config.aleatoric_weight, config.epistemic_weight, scratch.slopes)
+            by_affinity = 1.0
+        else:
+            np.divide(scratch.before, config.temperature, out=scratch.logits)
+            if fused:
+                scratch.logits += scratch.affinity
+            entropy = evidence.softmax(scratch.logits, scratch.probabilities)
+            evidence.entropy_gradient(scratch.probabilities, entropy, scratch.slopes)
+            by_affinity = config.temperature
+            scratch.slopes /= config.temperature
+        if fused:
+            np.multiply(scratch.slopes, scratch.affinity, out=scratch.visual_slopes)
+            scratch.visual_slopes *= config.affinity_sharpness * by_affinity
+
+    def _fused_visual_step(self, memory: Memory, feature: Feature) -> NDArray[np.float32]:
+        """P'_v when the loss sees the affinities: the step depends on the sample and nothing of it is kept."""
+        config, scratch = self.config, self._scratch
+        if len(scratch.adapted) != len(self.classes):
+            scratch.adapted = np.zeros_like(memory.adapted)
+        step_visual(
+            memory.opened, memory.visual, memory.lengths, memory.visual_sum, feature, scratch.visual,
+            scratch.visual_slopes, memory.pull_scale, config.visual_rate, config.step_epsilon, scratch.adapted,
+        )  # fmt: skip
+        return scratch.adapted
+
+    # Stage 3: final verification.
+
+    def _verify(self, memory: Memory, first: FirstCheck, openness: float) -> tuple[float, bool]:
+        """P(unknown), and whether the sample counts as known."""
+        config = self.config
+        memory.mixture_window.push(openness)
+        if not config.verification:
+            return (0.0, True) if first.trusted else (1.0, False)
+        if self._refit_due(memory):
+            self._refit(memory)
+        if not memory.fitted:
+            p_unknown = 1.0 if openness >= memory.cold_threshold else 0.0
+            return p_unknown, p_unknown < config.unknown_threshold
+        p_unknown = mixture.posterior(memory.mixture, openness)
+        if config.target_false_reject is None:
+            return p_unknown, p_unknown < config.unknown_threshold
+        return p_unknown, openness < self._tail(memory)
+
+    def _refit_due(self, memory: Memory) -> bool:
+        """Whether the sample that is being decided is one at which the mixture is fitted anew."""
+        since = memory.sequence + 1 - self.config.mixture_start
+        return since >= 0 and since % self.config.mixture_period == 0
+
+    def _refit(self, memory: Memory) -> None:
+        memory.own("mixture")
+        memory.fitted = self._fit(memory.mixture_window.ordered, memory.mixture_window.size, memory.mixture)
+        if memory.fitted:
+            memory.fits += 1
+            memory.cold_threshold = mixture.boundary(memory.mixture)
+        else:
+            memory.failed_fits += 1
+
+    def _tail(self, memory: Memory) -> float:
+        """The openness above which the known component keeps the share `target_false_reject`."""
+        _, mean, variance = memory.mixture[:3]
+        quantile = NormalDist().inv_cdf(1.0 - (self.config.target_false_reject or 0.0))
+        return float(mean + quantile * math.sqrt(variance))
+
+    def _score(self, openness_first: float, openness: float, p_unknown: float) -> float:
+        if self.config.score == "openness":
+            return 1.0 - openness
+        return 1.0 - (openness_first if self.config.score == "openness_first" else p_unknown)
+
+    # Stage 4: prediction and evolution.
+
+    def _predict(self, memory: Memory) -> Prediction:
+        """Class and uncertainty under the temporary prototypes; the final scores stay in `scores`."""
+        config, scratch = self.config, self._scratch
+        logits = scratch.after
+        if config.evidence_logits == "fused":
+            logits = scratch.logits
+            np.add(scratch.after, scratch.affinity, out=logits)
+        aleatoric, epistemic = evidence.uncertainty(logits, scratch.probabilities)
+        entropy = text_probabilities(scratch.after, config.temperature, scratch.logits, scratch.probabilities)
+        text = scratch.probabilities if config.prediction_scale == "probability" else scratch.logits
+        if not config.text_prototypes and len(memory.opened):
+            text = scratch.nothing
+        return Prediction(add(text, scratch.affinity, scratch.scores), aleatoric, epistemic, entropy)
+
+    def _evolve(self, memory: Memory, feature: Feature, first: FirstCheck, final: Prediction) -> bool:
+        """Move the text prototypes if a known sample passes the quality gate; True if they moved."""
+        config, scratch = self.config, self._scratch
+        if not self._passes(memory, final):
+            return False
+        memory.passed += 1
+        counted = memory.passed if config.evolution_count == "passed" else memory.known + 1
+        if not first.trusted:  # Its temporary prototypes are the global ones: their mean stays where it is.
+            return False
+        memory.own("text", "inverse_norms")
+        evolve(
+            memory.text, memory.inverse_norms, memory.pull, memory.pull_scale, feature, scratch.before, scratch.slopes,
+            config.text_rate, config.step_epsilon, 1.0 / (counted + config.evolution_prior),
+            config.evolution_norm == "unit",
+        )  # fmt: skip
+        invert_norms(memory.text, memory.inverse_norms)
+        memory.evolved += 1
+        memory.rebuild()
+        return True
+
+    def _passes(self, memory: Memory, final: Prediction) -> bool:
+        """The quality gate. What passes also tightens it."""
+        config = self.config
+        if config.evolution_gate == "off" or not config.text_prototypes:
+            return False
+        if config.evolution_gate == "quantile":
+            memory.quality_window.push(final.aleatoric)
+            return bool(final.aleatoric < memory.quality_window.quantile(config.evolution_quantile))
+        uncertainty = final.aleatoric if config.evolution_gate == "aleatoric" else self._normalised(final.entropy)
+        if uncertainty >= memory.evolution_threshold:
+            return False
+        memory.evolution_threshold += config.evolution_momentum * (uncertainty - memory.evolution_threshold)
+        return True
+
+    def _normalised(self, entropy: float) -> float:
+        """Entropy as a share of the most that K classes can have."""
+        return entropy / math.log(len(self.classes)) if len(self.classes) > 1 else 0.0
+
+    def _admit_verified(self, memory: Memory, feature: Feature, first: FirstCheck, known: bool) -> bool:
+        """Admission after the decision, at once or held back; True if a queue changed."""
+        admission = self.config.cache_admission
+        if admission == "immediate":
+            return False
+        verified = first.confident and known
+        if admission == "verified":
+            return verified and memory.offer(first.best, feature, first.quality)
+        if verified:
+            memory.wait(first.best, feature, first.quality)
+        return self._refit_due(memory) and memory.flush()
+
+    # Beside the stream.
+
+    def explain(self, feature: NDArray[np.floating]) -> Explanation:
+        """What each stage would do with this feature, and why; nothing changes."""
+        with self._alone():
+            values = self._checked(feature)
+            stepped = self._memory.fork()
+            self._admit_at_once(stepped, values, self._first_check(stepped, values))
+            after = self._memory.fork()
+            decision = self._advance(after, values, True)
+            return explanation(
+                self.config, self.classes, values, (self._memory, stepped, after), decision, self._scratch
+            )
+
+    def calibrate(self, features: NDArray[np.floating]) -> bool:
+        """
+        Set the cold-start threshold from unlabelled features (N, d) of the stream to come, known and unknown mixed.
+
+        The threshold becomes the boundary of a mixture fitted to their openness; nothing else is learned. Returns
+        False, and changes nothing, where no usable mixture fits them.
+        """
+        with self._alone():
+            rows = self._checked_many(features)
+            if len(rows) < 4:
+                raise InputError(f"calibration needs at least 4 features; given: {len(rows)}")
+            memory, cosines = self._memory, self._scratch.before
+            openness = np.empty(len(rows))
+            for i, row in enumerate(rows):
+                openness[i] = 1.0 - cosines[similarities(memory.text, memory.inverse_norms, row, cosines)]
+            parameters = np.zeros(mixture.PARAMETERS)
+            fitted = self._fit(np.sort(openness), len(openness), parameters)
+            if fitted:
+                memory.cold_threshold = mixture.boundary(parameters)
+            return fitted
+
+    def stats(self) -> dict[str, Any]:
+        """Numbers for monitoring, JSON-ready."""
+        with self._alone():
+            return {**super().stats(), **self._memory.stats()}
+
+    # Behind the above.
+
+    def _fit(self, ordered: NDArray[np.float64], size: int, parameters: NDArray[np.float64]) -> bool:
+        config = self.config
+        return mixture.fit(
+            ordered, size, config.mixture_tolerance, config.mixture_iterations, config.mixture_floor,
+            config.mixture_weight, parameters,
+        )  # fmt: skip
+
+    def _resize(self, classes: tuple[str, ...], width: int) -> None:
+        super()._resize(classes, width)
+        self._scratch = Scratch(len(classes), width)
+
+    def _new_memory(self, entry: Feature) -> Memory:
+        return Memory(entry, self.config)
+
+    def _restored_memory(self, counters: Counters, arrays: state.Arrays) -> Memory:
+        return Memory.restored(self.config, counters, arrays)
+
+    def _entry(self, memory: Memory) -> Feature:
+        return memory.entry
+
+    def _with_classes(self, memory: Memory, kept: NDArray[np.int64], added: Feature) -> Memory:
+        return memory.with_classes(kept, added)

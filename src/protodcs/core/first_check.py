@@ -1,0 +1,119 @@
+"""
+First check: how strange a sample looks to the text prototypes, and the two gates it must pass (equation 2).
+
+Openness is `S = 1 - max cosine`. The gates are quantiles of a sliding window of recent openness, the sample itself
+included. A window keeps its values twice, in order of arrival and in order of size, so a quantile costs no sorting.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .compiled import inner, kernel
+
+Vector = NDArray[np.float64]
+Row = NDArray[np.float32]
+Matrix = NDArray[np.float32]
+
+
+def similarities_twin(prototypes: Matrix, inverse_norms: Vector, feature: Row, out: Vector) -> int:
+    out[:] = (prototypes @ feature) * inverse_norms
+    return int(out.argmax())
+
+
+@kernel("int64(float32[:,::1], float64[::1], float32[::1], float64[::1])", twin=similarities_twin)
+def similarities(prototypes: Matrix, inverse_norms: Vector, feature: Row, out: Vector) -> int:
+    """Cosine of `feature` (d,) with every row of `prototypes` (K, d) into `out` (K,); returns the lowest best index."""
+    best = 0
+    for k in range(prototypes.shape[0]):
+        dot = np.float32(0.0)
+        for i in range(prototypes.shape[1]):
+            dot += prototypes[k, i] * feature[i]
+        out[k] = dot * inverse_norms[k]
+        if out[k] > out[best]:
+            best = k
+    return best
+
+
+def invert_norms_twin(rows: Matrix, out: Vector) -> None:
+    out[:] = 1.0 / np.linalg.norm(rows.astype(np.float64), axis=1)
+
+
+@kernel("void(float32[:,::1], float64[::1])", twin=invert_norms_twin)
+def invert_norms(rows: Matrix, out: Vector) -> None:
+    """1 / ||row|| of each row of `rows` (K, d) into `out` (K,), in float64."""
+    for k in range(rows.shape[0]):
+        total = 0.0
+        for i in range(rows.shape[1]):
+            total += np.float64(rows[k, i]) * np.float64(rows[k, i])
+        out[k] = 1.0 / math.sqrt(total)
+
+
+@kernel("boolean(float32[::1], float32[::1])", "boolean(float64[::1], float32[::1])")
+def to_unit(values: NDArray[np.floating], out: Row) -> bool:
+    """Normalise `values` (d,) in float64 into `out`, float32; False if not finite or shorter than 1e-6."""
+    total = 0.0
+    for i in range(values.shape[0]):
+        total += np.float64(values[i]) * np.float64(values[i])
+    norm = math.sqrt(total)
+    if not (1e-6 < norm < math.inf):
+        return False
+    for i in range(values.shape[0]):
+        out[i] = np.float64(values[i]) / norm
+    return True
+
+
+@inner
+def _place(ordered: Vector, size: int, value: float) -> int:
+    """Index of the first of the `size` ordered values that is not below `value`."""
+    low, high = 0, size
+    while low < high:
+        middle = (low + high) // 2
+        if ordered[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@kernel("float64(float64[::1], int64, float64)", strict=True)
+def quantile(ordered: Vector, size: int, share: float) -> float:
+    """The `share` quantile of the first `size` ordered values, interpolated linearly exactly as numpy does it."""
+    position = share * (size - 1)
+    low = int(math.floor(position))
+    if low >= size - 1:
+        return ordered[size - 1]
+    fraction = position - low
+    step = ordered[low + 1] - ordered[low]
+    if fraction >= 0.5:
+        return ordered[low + 1] - step * (1.0 - fraction)
+    return ordered[low] + step * fraction
+
+
+@kernel("int64(float64[::1], float64[::1], int64, float64)")
+def push(arrivals: Vector, ordered: Vector, pushed: int, value: float) -> int:
+    """Add `value` to a window that took `pushed` values so far, dropping the oldest when full; returns its new size."""
+    capacity = arrivals.shape[0]
+    size = min(pushed, capacity)
+    slot = pushed % capacity
+    if size == capacity:
+        size -= 1
+        gap = _place(ordered, capacity, arrivals[slot])
+        for i in range(gap, size):
+            ordered[i] = ordered[i + 1]
+    place = _place(ordered, size, value)
+    for i in range(size, place, -1):
+        ordered[i] = ordered[i - 1]
+    ordered[place] = value
+    arrivals[slot] = value
+    return size + 1
+
+
+@kernel("UniTuple(float64, 2)(float64[::1], float64[::1], int64, float64, float64, float64)")
+def push_between(
+    arrivals: Vector, ordered: Vector, pushed: int, value: float, low: float, high: float
+) -> tuple[float, float]:
+    """`push`, and the `low` and `high` quantiles of the window that now includes `value`."""
+    size = push(arrivals, ordered, pushed, value)
+    return quantile(ordered, size, low), quantile(ordered, size, high)

@@ -1,0 +1,153 @@
+"""
+Final verification: a two-component Gaussian mixture over recent openness (equations 8 and 9).
+
+The fit starts from the exact best two-means split of the sorted window, so it needs no randomness, and it fails in
+words rather than quietly: without convergence, with an almost empty component, or with anything not finite, the
+engine falls back to a plain threshold. Component 0 is known, component 1, the one with the higher mean, unknown.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .compiled import inner, kernel
+
+Vector = NDArray[np.float64]
+
+# Layout of the parameter vector: weight, mean and variance of the known component, then of the unknown one.
+PARAMETERS = 6
+_HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
+# Bisection halves the bracket each time; sixty halvings reach the last bit of any openness difference.
+_BISECTIONS = 60
+
+
+@inner
+def _split(ordered: Vector, size: int) -> int:
+    """Where to cut the ordered values so that the sum of squares within the two parts is least; lowest on ties."""
+    centre = 0.0
+    for i in range(size):
+        centre += ordered[i]
+    centre /= size
+    left, total = 0.0, 0.0
+    for i in range(size):
+        total += ordered[i] - centre
+    best, best_gain = 1, -1.0
+    for cut in range(1, size):
+        left += ordered[cut - 1] - centre
+        right = total - left
+        gain = left * left / cut + right * right / (size - cut)
+        if gain > best_gain:
+            best, best_gain = cut, gain
+    return best
+
+
+@inner
+def _describe(ordered: Vector, start: int, stop: int, size: int, floor: float, out: Vector) -> None:
+    """Weight, mean and floored variance of one part of the ordered values."""
+    count = stop - start
+    mean = 0.0
+    for i in range(start, stop):
+        mean += ordered[i]
+    mean /= count
+    variance = 0.0
+    for i in range(start, stop):
+        variance += (ordered[i] - mean) ** 2
+    out[0] = count / size
+    out[1] = mean
+    out[2] = max(variance / count, floor)
+
+
+@inner
+def _log_density(value: float, part: Vector) -> float:
+    """log(weight * normal density)."""
+    return math.log(part[0]) - _HALF_LOG_TAU - 0.5 * math.log(part[2]) - 0.5 * (value - part[1]) ** 2 / part[2]
+
+
+@inner
+def _log_odds(value: float, parameters: Vector) -> float:
+    """Log of P(unknown) over P(known)."""
+    return _log_density(value, parameters[3:]) - _log_density(value, parameters[:3])
+
+
+@inner
+def _sigmoid(x: float) -> float:
+    if x >= 0.0:
+        return 1.0 / (1.0 + math.exp(-x))
+    grown = math.exp(x)
+    return grown / (1.0 + grown)
+
+
+@kernel("void(float64[::1], int64, float64, float64[::1])")
+def start(ordered: Vector, size: int, floor: float, out: Vector) -> None:
+    """The parameters EM starts from: the two parts of the best split of the first `size` ordered values."""
+    cut = _split(ordered, size)
+    _describe(ordered, 0, cut, size, floor, out[:3])
+    _describe(ordered, cut, size, size, floor, out[3:])
+
+
+@kernel("boolean(float64[::1], int64, float64, int64, float64, float64, float64[::1])")
+def fit(
+    ordered: Vector, size: int, tolerance: float, iterations: int, floor: float, least_weight: float, out: Vector
+) -> bool:
+    """EM on the first `size` ordered values into `out` (6,); False if the fit must not be used."""
+    start(ordered, size, floor, out)
+    previous = -math.inf
+    converged = False
+    for _ in range(iterations):
+        likelihood, weight, first, second = 0.0, 0.0, 0.0, 0.0
+        total, total_square = 0.0, 0.0
+        # Moments are taken around the window's middle: openness varies by hundredths around 0.7.
+        centre = 0.5 * (out[1] + out[4])
+        for i in range(size):
+            known, unknown = _log_density(ordered[i], out[:3]), _log_density(ordered[i], out[3:])
+            top = max(known, unknown)
+            likelihood += top + math.log(math.exp(known - top) + math.exp(unknown - top))
+            share = _sigmoid(unknown - known)
+            x = ordered[i] - centre
+            weight += share
+            first += share * x
+            second += share * x * x
+            total += x
+            total_square += x * x
+        rest = size - weight
+        if not (weight > 0.0 and rest > 0.0):
+            return False
+        out[0], out[3] = rest / size, weight / size
+        mean_known, mean_unknown = (total - first) / rest, first / weight
+        out[1], out[4] = centre + mean_known, centre + mean_unknown
+        out[2] = max((total_square - second) / rest - mean_known * mean_known, floor)
+        out[5] = max(second / weight - mean_unknown * mean_unknown, floor)
+        likelihood /= size
+        if likelihood - previous < tolerance:
+            converged = True
+            break
+        previous = likelihood
+    if out[1] > out[4]:
+        for i in range(3):
+            out[i], out[i + 3] = out[i + 3], out[i]
+    for i in range(PARAMETERS):
+        if not math.isfinite(out[i]):
+            return False
+    return converged and min(out[0], out[3]) >= least_weight
+
+
+@kernel("float64(float64[::1], float64)")
+def posterior(parameters: Vector, value: float) -> float:
+    """P(unknown | openness) under a fitted mixture."""
+    return _sigmoid(_log_odds(value, parameters))
+
+
+@kernel("float64(float64[::1])")
+def boundary(parameters: Vector) -> float:
+    """The openness between the two means where the posterior crosses one half, else their midpoint."""
+    low, high = parameters[1], parameters[4]
+    if _log_odds(low, parameters) >= 0.0 or _log_odds(high, parameters) <= 0.0:
+        return 0.5 * (low + high)
+    for _ in range(_BISECTIONS):
+        middle = 0.5 * (low + high)
+        if _log_odds(middle, parameters) < 0.0:
+            low = middle
+        else:
+            high = middle
+    return 0.5 * (low + high)

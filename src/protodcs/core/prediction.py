@@ -1,0 +1,85 @@
+"""The final prediction: text similarity and visual affinity together (equations 9 and 10)."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .compiled import kernel
+from .evidence import softmax, softmax_twin
+
+Vector = NDArray[np.float64]
+Row = NDArray[np.float32]
+Matrix = NDArray[np.float32]
+
+
+def affinities_twin(
+    rows: Matrix,
+    counts: NDArray[np.int64],
+    feature: Row,
+    weight: float,
+    sharpness: float,
+    cosines: Vector,
+    out: Vector,
+) -> None:
+    cosines[:] = np.where(counts > 0, rows @ feature, 0.0)
+    out[:] = np.where(counts > 0, weight * np.exp(-sharpness * (1.0 - cosines)), 0.0)
+
+
+@kernel(
+    "void(float32[:,::1], int64[::1], float32[::1], float64, float64, float64[::1], float64[::1])",
+    twin=affinities_twin,
+)
+def affinities(
+    rows: Matrix,
+    counts: NDArray[np.int64],
+    feature: Row,
+    weight: float,
+    sharpness: float,
+    cosines: Vector,
+    out: Vector,
+) -> None:
+    """
+    `weight * exp(-sharpness (1 - cosine))` with the visual prototypes `rows` (K, d) into `out` (K,).
+
+    A class whose queue is empty has cosine and affinity 0.
+    """
+    for k in range(rows.shape[0]):
+        cosines[k], out[k] = 0.0, 0.0
+        if counts[k] > 0:
+            dot = np.float32(0.0)
+            for i in range(feature.shape[0]):
+                dot += rows[k, i] * feature[i]
+            cosines[k] = dot
+    for k in range(rows.shape[0]):
+        if counts[k] > 0:
+            out[k] = weight * math.exp(-sharpness * (1.0 - cosines[k]))
+
+
+def text_probabilities_twin(cosines: Vector, temperature: float, logits: Vector, out: Vector) -> float:
+    np.divide(cosines, temperature, out=logits)
+    return softmax_twin(logits, out)
+
+
+@kernel("float64(float64[::1], float64, float64[::1], float64[::1])", twin=text_probabilities_twin)
+def text_probabilities(cosines: Vector, temperature: float, logits: Vector, out: Vector) -> float:
+    """Softmax of `cosines / temperature` into `out` (K,), the quotient into `logits` (K,); returns the entropy."""
+    for k in range(cosines.shape[0]):
+        logits[k] = cosines[k] / temperature
+    return softmax(logits, out)
+
+
+def add_twin(first: Vector, second: Vector, out: Vector) -> int:
+    np.add(first, second, out=out)
+    return int(out.argmax())
+
+
+@kernel("int64(float64[::1], float64[::1], float64[::1])", twin=add_twin)
+def add(first: Vector, second: Vector, out: Vector) -> int:
+    """`first + second` into `out` (K,); returns the lowest index of the largest sum."""
+    best = 0
+    for k in range(first.shape[0]):
+        out[k] = first[k] + second[k]
+        if out[k] > out[best]:
+            best = k
+    return best

@@ -1,0 +1,31 @@
+"""Work space of one engine, so that deciding on a sample allocates next to nothing."""
+
+import numpy as np
+
+
+class Scratch:
+    """
+    Vectors (K,) that the stages pass to each other; they hold no state between samples.
+
+    Attributes:
+        before, after: text cosines before and after the temporary step.
+        slopes, visual_slopes: the loss's derivative by each text cosine, and by each visual one.
+        visual, affinity: visual cosines and affinities.
+        logits, probabilities: of the step at hand.
+        scores: the final prediction.
+        nothing: zeros.
+        adapted: (K, d) float32, P'_v of one sample; allocated when the evidence is fused.
+    """
+
+    def __init__(self, classes: int, width: int):
+        self.before = np.empty(classes)
+        self.after = np.empty(classes)
+        self.slopes = np.zeros(classes)
+        self.visual_slopes = np.zeros(classes)
+        self.visual = np.zeros(classes)
+        self.affinity = np.zeros(classes)
+        self.logits = np.empty(classes)
+        self.probabilities = np.empty(classes)
+        self.scores = np.empty(classes)
+        self.nothing = np.zeros(classes)
+        self.adapted = np.empty((0, width), dtype=np.float32)

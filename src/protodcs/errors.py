@@ -1,0 +1,30 @@
+"""
+Every error this package raises on purpose.
+
+A message says what was given, what is wanted and what to do about it. Each class also inherits the
+built-in exception a caller would expect, so generic handlers keep working.
+"""
+
+
+class ProtoDCSError(Exception):
+    """The root of all errors below: catch this to catch them all."""
+
+
+class InputError(ProtoDCSError, ValueError):
+    """A feature, prototype or class name that no engine can use. The engine is unchanged."""
+
+
+class ConfigError(ProtoDCSError, ValueError):
+    """An option that does not exist, lies outside its range or contradicts another one."""
+
+
+class StateError(ProtoDCSError, ValueError):
+    """A snapshot that is damaged, hostile, too new, or made beside another encoder."""
+
+
+class UsageError(ProtoDCSError, RuntimeError):
+    """A call that the object cannot serve now, such as two threads inside one engine."""
+
+
+class UnknownMethodError(ProtoDCSError, LookupError):
+    """A method name that is not registered."""

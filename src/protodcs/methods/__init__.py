@@ -1,0 +1,53 @@
+"""
+Every method by name: `create` one, or `restore` one from a state by what its header says.
+
+>>> import numpy as np
+>>> from protodcs import methods
+>>> engine = methods.create("zero_shot", np.eye(2, 4), ["cat", "dog"], score="mcm")
+>>> methods.restore(engine.snapshot()).name
+'zero_shot'
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core import state
+from ..errors import StateError
+from ..method import FeatureMethod, Register
+
+__all__ = ["REGISTER", "create", "names", "restore"]
+
+REGISTER = Register()
+REGISTER.add("protodcs", "protodcs.core.engine:ProtoDCS")
+REGISTER.add("zero_shot", "protodcs.methods.zero_shot:ZeroShot")
+
+
+def names() -> list[str]:
+    """The registered methods."""
+    return list(REGISTER)
+
+
+def create(
+    name: str,
+    prototypes: NDArray[np.floating],
+    classes: Sequence[str] | None = None,
+    encoder: str | None = None,
+    **options: Any,
+) -> FeatureMethod:
+    """A new engine of the method `name`; `options` are those of its configuration."""
+    method: FeatureMethod = REGISTER[name].from_options(prototypes, classes, encoder, **options)
+    return method
+
+
+def restore(data: bytes, encoder: str | None = None) -> FeatureMethod:
+    """The engine a snapshot was taken of, whichever method it belongs to."""
+    header, arrays = state.unpack(data)
+    if header.method not in REGISTER:
+        raise StateError(
+            f"the state belongs to the method {header.method!r}, which is not one of {', '.join(REGISTER)}"
+        )
+    method: FeatureMethod = REGISTER[header.method]._from_parts(header, arrays, encoder)
+    return method

@@ -1,0 +1,143 @@
+"""
+Zero-shot CLIP: the frozen classifier everything else is measured against, with the four usual scores.
+
+It learns nothing. The scores grow with familiarity: the maximum cosine, the maximum softmax probability at the
+temperature of CLIP, the same at temperature 1 (MCM), and the free energy.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..core import evidence, state
+from ..core.base import Capabilities, Counters, Feature, FeatureMethod, counter, required
+from ..core.config import in_words
+from ..core.decision import Decision
+from ..core.first_check import invert_norms, similarities
+from ..errors import StateError
+
+
+class ZeroShotConfig(BaseModel):
+    """The settings of the zero-shot classifier."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    score: Literal["max", "softmax", "mcm", "energy"] = Field("max", description="The familiarity that is reported.")
+    temperature: float = Field(0.01, gt=0, le=100, description="Softmax temperature of 'softmax' and 'energy'.")
+    threshold: float | None = Field(
+        None, description="A sample is known if its score is at least this. None: every sample counts as known."
+    )
+
+    def __init__(self, **options: Any) -> None:
+        try:
+            super().__init__(**options)
+        except ValidationError as problem:
+            raise in_words(problem) from None
+
+
+class Memory:
+    """The prototypes, and how many samples went by."""
+
+    def __init__(self, entry: Feature):
+        self.entry = entry
+        self.inverse_norms = np.empty(len(entry))
+        invert_norms(entry, self.inverse_norms)
+        self.sequence = 0
+        self.known = 0
+
+    def fork(self) -> Self:
+        """A copy to advance; the prototypes are shared."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+    def export(self) -> tuple[Counters, state.Arrays]:
+        """All there is."""
+        return {"sequence": self.sequence, "known": self.known}, {"entry": self.entry}
+
+
+class ZeroShot(FeatureMethod):
+    """Nearest prototype by cosine, with a score and, if wanted, a fixed threshold on it."""
+
+    name: ClassVar[str] = "zero_shot"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        batch_invariant=True, rotation_invariant=True, editable_classes=True, cost="scoring"
+    )
+    config_type = ZeroShotConfig
+    config: ZeroShotConfig
+    _memory: Memory
+
+    def __init__(
+        self,
+        prototypes: NDArray[np.floating],
+        classes: Sequence[str] | None = None,
+        config: ZeroShotConfig | None = None,
+        encoder: str | None = None,
+    ):
+        super().__init__(prototypes, classes, config or ZeroShotConfig(), encoder)
+
+    def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
+        cosines = np.empty(len(self.classes))
+        index = similarities(memory.entry, memory.inverse_norms, feature, cosines)
+        openness = 1.0 - float(cosines[index])
+        aleatoric, epistemic = evidence.uncertainty(cosines, np.empty_like(cosines))
+        score = self._score(cosines, openness)
+        known = self.config.threshold is None or score >= self.config.threshold
+        sequence = memory.sequence
+        memory.sequence += 1
+        memory.known += known
+        return Decision(
+            known=known,
+            index=index,
+            label=self.classes[index] if known else None,
+            p_unknown=0.0 if known else 1.0,
+            openness=openness,
+            openness_first=openness,
+            score=score,
+            scores=cosines.astype(np.float32) if scores else None,
+            aleatoric=aleatoric,
+            epistemic=epistemic,
+            trusted=False,
+            cached=False,
+            evolved=False,
+            sequence=sequence,
+        )
+
+    def _score(self, cosines: NDArray[np.float64], openness: float) -> float:
+        if self.config.score == "max":
+            return 1.0 - openness
+        temperature = 1.0 if self.config.score == "mcm" else self.config.temperature
+        top = float(cosines.max())
+        partition = float(np.exp((cosines - top) / temperature).sum())
+        return math.log(partition) + top / temperature if self.config.score == "energy" else 1.0 / partition
+
+    def _with_classes(self, memory: Memory, kept: NDArray[np.int64], added: Feature) -> Memory:
+        twin = Memory(np.concatenate([memory.entry[kept], added]))
+        twin.sequence, twin.known = memory.sequence, memory.known
+        return twin
+
+    def _new_memory(self, entry: Feature) -> Memory:
+        return Memory(entry)
+
+    def _restored_memory(self, counters: Counters, arrays: state.Arrays) -> Memory:
+        if set(arrays) != {"entry"} or set(counters) != {"sequence", "known"}:
+            raise StateError(f"a zero-shot state holds only its prototypes; given: {sorted(arrays)[:10]}")
+        entry = required(arrays, "entry", np.float32, (None, None))
+        if not (np.abs(np.einsum("kd,kd->k", entry, entry) - 1.0) < 1e-5).all():
+            raise StateError("the state's prototypes are not of length one")
+        memory = Memory(entry.copy())
+        memory.sequence = counter(counters, "sequence", high=2**62)
+        memory.known = counter(counters, "known", high=memory.sequence)
+        return memory
+
+    def _entry(self, memory: Memory) -> Feature:
+        return memory.entry
+
+    def stats(self) -> dict[str, Any]:
+        """Numbers for monitoring, JSON-ready."""
+        known, sequence = self._memory.known, self._memory.sequence
+        return {**super().stats(), "known": known, "unknown": sequence - known}

@@ -1,0 +1,50 @@
+import importlib.util
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+settings.load_profile("ci")
+
+
+def _data() -> Path | None:
+    folder = os.environ.get("PROTODCS_DATA")
+    return Path(folder) if folder and Path(folder).is_dir() else None
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder of real test data; tests that need it are skipped where it is absent."""
+    folder = _data()
+    if folder is None:
+        pytest.skip("PROTODCS_DATA does not name the folder of the test data")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def clip_stream(data_folder):
+    """`clip_stream(name)`: text prototypes, features and labels of a real CLIP stream."""
+    spec = importlib.util.spec_from_file_location("clip_streams", data_folder.parent / "tools" / "clip_streams.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.stream
+
+
+def random_stream(classes=7, width=32, samples=300, seed=0, unknown=0.4):
+    """A stream shaped like CLIP's: texts in one narrow cone, images in another, classes a little apart in both."""
+    rng = np.random.default_rng(seed)
+
+    def directions(count):
+        rows = rng.normal(size=(count, width))
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+    text_cone, image_cone = directions(2)
+    known, strange = directions(classes), directions(5)
+    labels = np.where(rng.random(samples) < unknown, -1, rng.integers(classes, size=samples))
+    content = np.where(labels[:, None] < 0, strange[rng.integers(5, size=samples)], known[labels])
+    prototypes = text_cone + 0.5 * known
+    features = image_cone + 0.3 * text_cone + 0.3 * content + 0.3 * directions(samples)
+    return prototypes.astype(np.float32), features.astype(np.float32), labels

@@ -1,0 +1,418 @@
+"""What every registered feature method must do, selected by what it says of itself."""
+
+import gc
+import os
+import threading
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import random_stream
+from protodcs import Config, methods
+from protodcs.core.base import FeatureMethod
+from protodcs.errors import InputError, UnknownMethodError, UsageError
+
+FEATURE_METHODS = [name for name in methods.names() if issubclass(methods.REGISTER[name], FeatureMethod)]
+# Readings of the method that keep more state than the presets do.
+VARIANTS = {name: (name, {}) for name in FEATURE_METHODS} | {
+    "protodcs, evolving": (
+        "protodcs",
+        {"evolution_gate": "entropy", "cache_admission": "verified", "evolution_prior": 1},
+    ),
+    "protodcs, buffered": (
+        "protodcs",
+        {"cache_admission": "buffered", "evolution_gate": "quantile", "mixture_period": 30},
+    ),
+    "protodcs, fused": ("protodcs", {"evidence_logits": "fused", "mixture_start": 20, "mixture_period": 7}),
+    "protodcs, raw": ("protodcs", {"evolution_norm": "raw", "evolution_gate": "entropy", "alignment_keys": "all"}),
+    "zero_shot, energy": ("zero_shot", {"score": "energy", "threshold": 20.0}),
+}
+FIELDS = (
+    "known", "index", "p_unknown", "openness", "openness_first", "score",
+    "aleatoric", "epistemic", "trusted", "cached", "evolved", "sequence",
+)  # fmt: skip
+
+every_method = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def make(variant, prototypes, classes=None):
+    name, options = VARIANTS[variant]
+    return methods.create(name, prototypes, classes, **options)
+
+
+def same(first, second):
+    """Equal to the last bit, scores included."""
+    np.testing.assert_array_equal(first.scores, second.scores)
+    assert [getattr(first, name) for name in FIELDS] == [getattr(second, name) for name in FIELDS]
+    assert first.label == second.label
+
+
+@every_method
+def test_peek_is_pure_and_tells_what_observe_then_says(variant):
+    prototypes, features, _ = random_stream(samples=220)
+    engine = make(variant, prototypes)
+    for i, feature in enumerate(features):
+        before = engine.snapshot() if i % 20 == 0 else None
+        told = engine.peek(feature)
+        if before is not None:
+            assert engine.snapshot() == before
+        same(told, engine.observe(feature))
+
+
+@every_method
+def test_observe_many_equals_one_by_one(variant):
+    prototypes, features, _ = random_stream(samples=230, seed=1)
+    single, many = make(variant, prototypes), make(variant, prototypes)
+    decisions = many.observe_many(features, scores=True)
+    for i, feature in enumerate(features):
+        same(single.observe(feature), decisions[i])
+    assert single.snapshot() == many.snapshot()
+    assert many.observe_many(features[:3]).scores is None
+
+
+@every_method
+def test_reset_equals_new(variant):
+    prototypes, features, _ = random_stream(samples=150, seed=2)
+    engine = make(variant, prototypes)
+    fresh = engine.snapshot()
+    engine.observe_many(features)
+    engine.freeze()
+    assert engine.snapshot() != fresh
+    engine.reset()
+    assert engine.snapshot() == fresh
+
+
+@every_method
+@settings(max_examples=12)
+@given(cut=st.integers(0, 240), seed=st.integers(0, 3))
+def test_save_load_continue_is_bit_equal_at_any_cut(variant, tmp_path_factory, cut, seed):
+    prototypes, features, _ = random_stream(samples=250, seed=seed)
+    engine = make(variant, prototypes)
+    engine.observe_many(features[:cut])
+    path = tmp_path_factory.mktemp("state") / "engine.safetensors"
+    engine.save(path)
+    loaded = type(engine).load(path)
+    assert loaded.snapshot() == engine.snapshot()
+    for feature in features[cut:]:
+        same(engine.observe(feature), loaded.observe(feature))
+    assert loaded.snapshot() == engine.snapshot()
+
+
+@every_method
+def test_the_same_stream_twice_gives_the_same_bytes_also_from_shifted_memory(variant):
+    prototypes, features, _ = random_stream(samples=200, seed=4)
+    first, second = make(variant, prototypes), make(variant, shifted(prototypes, 3))
+    first.observe_many(features)
+    for i, feature in enumerate(features):
+        second.observe(shifted(feature, i % 16 + 1))
+    assert first.snapshot() == second.snapshot()
+
+
+def shifted(array, elements):
+    """The same numbers at another alignment."""
+    room = np.empty(array.size + elements, dtype=array.dtype)
+    view = room[elements:].reshape(array.shape)
+    view[...] = array
+    return view
+
+
+@every_method
+def test_permuting_the_classes_permutes_the_answers(variant):
+    prototypes, features, _ = random_stream(classes=12, samples=300, seed=5)
+    order = np.random.default_rng(0).permutation(12)
+    names = [f"class {k}" for k in range(12)]
+    plain = make(variant, prototypes, names)
+    permuted = make(variant, prototypes[order], [names[k] for k in order])
+    for feature in features:
+        first, second = plain.observe(feature), permuted.observe(feature)
+        close(first, second)
+        np.testing.assert_allclose(first.scores[order], second.scores, atol=1e-5 * max(1, np.abs(first.scores).max()))
+        assert names[first.index] == names[order[second.index]]
+
+
+@every_method
+def test_a_signed_permutation_of_the_coordinates_changes_nothing(variant):
+    prototypes, features, _ = random_stream(width=48, samples=300, seed=6)
+    rng = np.random.default_rng(1)
+    order, signs = rng.permutation(48), rng.choice([-1.0, 1.0], 48).astype(np.float32)
+    plain, turned = make(variant, prototypes), make(variant, (prototypes * signs)[:, order])
+    for feature in features:
+        first, second = plain.observe(feature), turned.observe((feature * signs)[order])
+        assert abs(first.openness - second.openness) <= 1e-5
+
+
+@every_method
+def test_a_rotation_leaves_the_first_check_and_the_initial_uncertainty_alone(variant):
+    prototypes, features, _ = random_stream(width=40, samples=120, seed=7)
+    rotation, _ = np.linalg.qr(np.random.default_rng(2).normal(size=(40, 40)))
+    plain, turned = make(variant, prototypes), make(variant, prototypes @ rotation)
+    invariant = plain.capabilities.rotation_invariant
+    for feature in features:
+        # A method whose step is not invariant is asked anew each time: its first stage must be.
+        if not invariant:
+            plain.reset()
+            turned.reset()
+        first, second = plain.observe(feature), turned.observe(feature @ rotation)
+        assert abs(first.openness_first - second.openness_first) <= 1e-5
+        assert abs(first.aleatoric - second.aleatoric) <= 1e-5
+        assert abs(first.epistemic - second.epistemic) <= 1e-5
+        if invariant:
+            close(first, second)
+            assert first.index == second.index
+
+
+def close(first, second):
+    for name in ("openness", "openness_first", "p_unknown", "aleatoric", "epistemic"):
+        assert abs(getattr(first, name) - getattr(second, name)) <= 1e-5, name
+    assert first.score == pytest.approx(second.score, abs=1e-5, rel=1e-5)
+
+
+@every_method
+def test_memory_stays_bounded_over_200_000_samples(variant):
+    prototypes, features, _ = random_stream(classes=4, width=8, samples=2_000, seed=8)
+    engine = make(variant, prototypes)
+    process = psutil.Process(os.getpid())
+    sizes = []
+    for turn in range(100):
+        for feature in features:
+            engine.observe(feature)
+        if turn in (9, 99):
+            gc.collect()
+            sizes.append((process.memory_info().rss, len(engine.snapshot())))
+    assert engine.sequence == 200_000
+    assert sizes[1][0] - sizes[0][0] < 8 * 2**20
+    # Only counters may have grown, by their digits.
+    assert sizes[1][1] - sizes[0][1] < 2_000
+
+
+@every_method
+@pytest.mark.parametrize("classes", [1, 2, 10, 1_000, 20_000])
+def test_sound_at_any_number_of_classes(variant, classes):
+    width = 16 if classes == 20_000 else 24
+    prototypes, features, _ = random_stream(classes=classes, width=width, samples=100, seed=9)
+    engine = make(variant, prototypes)
+    for feature in features:
+        sound(engine.observe(feature), classes)
+    restored = methods.restore(engine.snapshot())
+    same(engine.observe(features[0]), restored.observe(features[0]))
+
+
+@every_method
+@pytest.mark.parametrize("kind", ["constant", "duplicates", "all known", "all unknown", "opposite", "orthogonal"])
+def test_sound_on_degenerate_streams(variant, kind):
+    prototypes, features, _ = random_stream(
+        samples=400, seed=10, unknown={"all known": 0.0, "all unknown": 1.0}.get(kind, 0.4)
+    )
+    if kind == "constant":
+        features[:] = features[0]
+    elif kind == "duplicates":
+        features = np.repeat(features[:100], 4, axis=0)
+    elif kind == "opposite":
+        features[1::2] = -features[::2]
+    elif kind == "orthogonal":
+        _, _, rows = np.linalg.svd(prototypes, full_matrices=True)
+        features[:] = rows[-1]
+    engine = make(variant, prototypes)
+    for feature in features:
+        sound(engine.observe(feature), len(prototypes))
+    assert methods.restore(engine.snapshot()).snapshot() == engine.snapshot()
+
+
+def sound(decision, classes):
+    assert 0 <= decision.index < classes
+    assert 0.0 <= decision.p_unknown <= 1.0
+    assert -1e-5 <= decision.openness <= 2.0 + 1e-5
+    assert -1e-5 <= decision.openness_first <= 2.0 + 1e-5
+    assert np.isfinite([decision.score, decision.aleatoric, decision.epistemic]).all()
+    assert 0.0 < decision.epistemic <= 1.0
+    assert decision.aleatoric > -1e-12
+    assert decision.scores.shape == (classes,)
+    assert decision.scores.dtype == np.float32
+    assert np.isfinite(decision.scores).all()
+    assert (decision.label is not None) == decision.known
+
+
+@every_method
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_takes_every_float_type_and_any_layout(variant, dtype):
+    prototypes, features, _ = random_stream(samples=30)
+    features = features.astype(np.float16)
+    exact, other = make(variant, prototypes), make(variant, prototypes.astype(np.float64))
+    strided = np.zeros((30, 2 * features.shape[1]), dtype=dtype)
+    strided[:, ::2] = features * dtype(4)
+    for feature, spread in zip(features, strided, strict=True):
+        same(exact.observe(feature), other.observe(spread[::2]))
+
+
+@every_method
+def test_a_decision_owns_its_scores(variant):
+    prototypes, features, _ = random_stream(samples=3)
+    engine = make(variant, prototypes)
+    first = engine.observe(features[0])
+    kept = first.scores.copy()
+    engine.observe(features[1])
+    np.testing.assert_array_equal(first.scores, kept)
+    first.scores[:] = 7.0
+    assert engine.peek(features[0]).scores.max() != 7.0 or variant.startswith("zero_shot")
+
+
+@every_method
+def test_inputs_are_neither_changed_nor_kept(variant):
+    prototypes, features, _ = random_stream(samples=40)
+    original, feature = prototypes.copy(), features[0].copy()
+    engine = make(variant, prototypes)
+    expected = make(variant, prototypes).peek(features[1])
+    engine.peek(feature)
+    np.testing.assert_array_equal(prototypes, original)
+    np.testing.assert_array_equal(feature, features[0])
+    prototypes[:] = 1.0
+    same(expected, engine.peek(features[1]))
+
+
+@every_method
+def test_a_frozen_engine_answers_and_keeps_nothing(variant):
+    prototypes, features, _ = random_stream(samples=200, seed=11)
+    engine = make(variant, prototypes)
+    engine.observe_many(features[:150])
+    twin = methods.restore(engine.snapshot())
+    engine.freeze()
+    for feature in features[150:]:
+        told = engine.peek(feature)
+        decision = engine.observe(feature)
+        same(told, decision)
+        assert not decision.cached
+        assert not decision.evolved
+    assert engine.sequence == 200
+    assert methods.restore(engine.snapshot()).frozen
+    engine.unfreeze()
+    first, second = engine.observe(features[0]), twin.observe(features[0])
+    np.testing.assert_array_equal(first.scores, second.scores)
+    assert first.openness == second.openness
+
+
+@every_method
+def test_a_second_thread_inside_one_engine_is_refused(variant):
+    prototypes, features, _ = random_stream(samples=2)
+    engine = make(variant, prototypes)
+    inside, release, told = threading.Event(), threading.Event(), []
+    original = engine._advance
+
+    def slow(*arguments):
+        inside.set()
+        release.wait(10)
+        return original(*arguments)
+
+    engine._advance = slow
+    worker = threading.Thread(target=lambda: told.append(engine.observe(features[0])))
+    worker.start()
+    inside.wait(10)
+    with pytest.raises(UsageError, match="another thread"):
+        engine.observe(features[1])
+    with pytest.raises(UsageError, match="another thread"):
+        engine.snapshot()
+    release.set()
+    worker.join()
+    assert told[0].sequence == 0
+    del engine._advance
+    assert engine.observe(features[1]).sequence == 1
+
+
+@every_method
+def test_classes_can_be_added_and_removed_while_the_stream_runs(variant):
+    prototypes, features, _ = random_stream(classes=6, samples=200, seed=12)
+    engine = make(variant, prototypes[:5], list("abcde"))
+    if not engine.capabilities.editable_classes:
+        with pytest.raises(UsageError):
+            engine.add_class("f", prototypes[5])
+        return
+    engine.observe_many(features[:120])
+    before = engine.snapshot()
+    engine.add_class("f", prototypes[5])
+    assert engine.classes == tuple("abcdef")
+    sound(engine.observe(features[120]), 6)
+    same(engine.peek(features[121]), methods.restore(engine.snapshot()).peek(features[121]))
+    engine.remove_class("b")
+    engine.remove_class("f")
+    assert engine.classes == tuple("acde")
+    for feature in features[130:]:
+        sound(engine.observe(feature), 4)
+    with pytest.raises(InputError, match="no class 'b'"):
+        engine.remove_class("b")
+    with pytest.raises(InputError, match="unique"):
+        engine.add_class("a", prototypes[0])
+    for name in "acd":
+        engine.remove_class(name)
+    with pytest.raises(UsageError, match="last class"):
+        engine.remove_class("e")
+    engine.reset()
+    fresh = make(variant, prototypes[4:5], ["e"])
+    assert engine.snapshot() == fresh.snapshot()
+    assert methods.restore(before).classes == tuple("abcde")
+
+
+def test_adding_and_removing_a_class_leaves_the_others_as_they_were():
+    prototypes, features, _ = random_stream(classes=6, samples=250, seed=13)
+    plain = methods.create("protodcs", prototypes)
+    edited = methods.create("protodcs", prototypes)
+    plain.observe_many(features[:200])
+    edited.observe_many(features[:200])
+    edited.add_class("stranger", -prototypes[0])
+    edited.remove_class("stranger")
+    for feature in features[200:]:
+        first, second = plain.observe(feature), edited.observe(feature)
+        assert abs(first.openness - second.openness) <= 1e-5
+        assert (first.index, first.known) == (second.index, second.known)
+
+
+@pytest.mark.parametrize("stream", ["random", "clip"])
+def test_protodcs_with_everything_switched_off_is_zero_shot(stream, request):
+    if stream == "clip":
+        prototypes, features, _ = request.getfixturevalue("clip_stream")("dtd")
+        features = features[:500]
+    else:
+        prototypes, features, _ = random_stream(classes=30, samples=300)
+    off = methods.create(
+        "protodcs",
+        prototypes,
+        preset="paper",
+        text_rate=0.0,
+        visual_rate=0.0,
+        evolution_gate="off",
+        affinity_weight=0.0,
+    )
+    plain = methods.create("zero_shot", prototypes, score="max")
+    first, second = off.observe_many(features), plain.observe_many(features)
+    np.testing.assert_array_equal(first.index, second.index)
+    np.testing.assert_array_equal(first.score, second.score)
+
+
+@pytest.mark.parametrize("score", ["max", "softmax", "mcm", "energy"])
+def test_zero_shot_scores_equal_their_closed_forms(score):
+    prototypes, features, _ = random_stream(classes=9, samples=50)
+    engine = methods.create("zero_shot", prototypes, score=score)
+    unit = [rows / np.linalg.norm(rows.astype(float), axis=1, keepdims=True) for rows in (prototypes, features)]
+    z = unit[1] @ unit[0].T
+    forms = {
+        "max": z.max(1),
+        "softmax": (np.exp(100 * z) / np.exp(100 * z).sum(1, keepdims=True)).max(1),
+        "mcm": (np.exp(z) / np.exp(z).sum(1, keepdims=True)).max(1),
+        "energy": np.log(np.exp(100 * z).sum(1)),
+    }
+    decisions = engine.observe_many(features)
+    np.testing.assert_allclose(decisions.score, forms[score], rtol=1e-5)
+    np.testing.assert_array_equal(decisions.index, z.argmax(1))
+
+
+def test_an_unknown_method_is_named_with_the_known_ones():
+    with pytest.raises(UnknownMethodError, match="protodcs, zero_shot"):
+        methods.create("nonsense", np.eye(2, 4))
+
+
+def test_the_presets_behave_alike_today():
+    prototypes, features, _ = random_stream(samples=150)
+    first, second = (methods.create("protodcs", prototypes, preset=name) for name in ("paper", "default"))
+    np.testing.assert_array_equal(first.observe_many(features).openness, second.observe_many(features).openness)
+    assert Config.preset("paper") == Config.preset("default")

@@ -1,0 +1,228 @@
+"""The package as a user meets it: imports, command line, explanations, the numpy path, the documents."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import protodcs
+from conftest import random_stream
+from protodcs import Config, Decisions, ProtoDCS, methods
+from protodcs.cli import app
+from protodcs.core import compiled
+
+ROOT = Path(__file__).parent.parent
+OPTIONS = (
+    {},
+    {"evolution_gate": "entropy", "cache_admission": "verified"},
+    {"evolution_gate": "quantile", "cache_admission": "buffered"},
+    {"evolution_gate": "off", "first_check": False},
+    {"verification": False, "visual_prototypes": False},
+    {"text_prototypes": False, "evidence_logits": "fused"},
+    {"target_false_reject": 0.05, "text_rate": 0.0},
+)
+
+
+def run(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, check=True
+    ).stdout
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    heavy = "('numba', 'numpy', 'torch', 'PIL', 'ray', 'pydantic', 'sklearn')"
+    assert run(f"import protodcs, sys; print([m for m in {heavy} if m in sys.modules])").strip() == "[]"
+    loaded = run(f"import protodcs, sys; protodcs.ProtoDCS; print([m for m in {heavy} if m in sys.modules])")
+    for name in ("torch", "PIL", "ray", "sklearn"):
+        assert name not in loaded
+
+
+def test_every_public_name_is_there_and_no_other():
+    for name in protodcs.__all__:
+        assert getattr(protodcs, name) is not None
+    assert dir(protodcs) == protodcs.__all__
+    with pytest.raises(AttributeError, match="nonsense"):
+        protodcs.nonsense  # noqa: B018
+
+
+def test_observe_never_compiles():
+    prototypes, features, _ = random_stream(samples=220)
+    for options in OPTIONS:
+        methods.create("protodcs", prototypes, **options).observe_many(features)
+    compiled.ensure_compiled()
+    before = [len(kernel.signatures) for kernel, _ in compiled._kernels]
+    for options in OPTIONS:
+        engine = methods.create("protodcs", prototypes.astype(np.float64), **options)
+        for feature in features:
+            engine.observe(feature)
+    assert [len(kernel.signatures) for kernel, _ in compiled._kernels] == before
+    assert all(not kernel._can_compile for kernel, _ in compiled._kernels)
+
+
+NUMPY_PATH = """
+import sys, numpy as np
+sys.path.insert(0, "tests")
+from conftest import random_stream
+from protodcs import methods
+from protodcs.core.compiled import KERNEL
+prototypes, features, _ = random_stream(classes=9, samples=260, seed=5)
+out = []
+for options in ({}, {"evolution_gate": "entropy", "evidence_logits": "fused"}, {"uncertainty": "entropy"}):
+    d = methods.create("protodcs", prototypes, **options).observe_many(features)
+    out.append([d.openness.tolist(), d.index.tolist(), d.known.tolist(), d.aleatoric.tolist()])
+import json; print(json.dumps([KERNEL, out]))
+"""
+
+
+def test_the_numpy_path_gives_the_same_answers_without_numba():
+    plain, fast = (json.loads(run(NUMPY_PATH, PROTODCS_KERNEL=name)) for name in ("numpy", "numba"))
+    assert (plain[0], fast[0]) == ("numpy", "numba")
+    for first, second in zip(plain[1], fast[1], strict=True):
+        np.testing.assert_allclose(first[0], second[0], atol=1e-5)
+        np.testing.assert_allclose(first[3], second[3], atol=1e-5)
+        assert first[1:3] == second[1:3]
+
+
+# Decisions.
+
+
+def test_decisions_are_columns_that_can_be_sliced_and_iterated():
+    prototypes, features, _ = random_stream(samples=50)
+    engine = ProtoDCS(prototypes, classes=[f"c{k}" for k in range(7)])
+    decisions = engine.observe_many(features, scores=True)
+    assert isinstance(decisions, Decisions)
+    assert len(decisions) == 50
+    assert decisions.scores.shape == (50, 7)
+    assert decisions[-1].sequence == 49
+    assert [d.sequence for d in decisions[10:13]] == [10, 11, 12]
+    assert decisions.label == [d.label for d in decisions]
+    assert "50 samples" in repr(decisions)
+    with pytest.raises(IndexError):
+        decisions[50]
+    assert json.loads(json.dumps(decisions[3].to_dict()))["sequence"] == 3
+
+
+# Explanations.
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_an_explanation_agrees_with_the_decision_and_changes_nothing(options):
+    prototypes, features, _ = random_stream(samples=260, seed=2)
+    engine = ProtoDCS(prototypes, config=Config.preset("paper", **options))
+    for feature in features:
+        before = engine.snapshot()
+        why = engine.explain(feature)
+        assert engine.snapshot() == before
+        decision = engine.observe(feature)
+        assert why.decision.to_dict() == decision.to_dict()
+        first = why.first_check
+        if engine.config.first_check:
+            assert first.confident == (first.openness < first.cache_gate)
+            assert first.trusted == (first.openness < first.trust_gate) == decision.trusted
+        assert why.temporary.openness_after == decision.openness
+        assert why.temporary.stepped == (why.temporary.gradient_norm > 0)
+        assert why.evolution.evolved == decision.evolved
+        assert why.best[0][0] == engine.classes[decision.index]
+        assert len(why.cache.nearest) == why.cache.held
+        if why.verification.fitted and engine.config.verification:
+            assert len(why.verification.mixture) == 2
+        json.dumps(why.to_dict())
+        assert len(str(why).splitlines()) == 7
+
+
+def test_an_explanation_says_what_held_the_evolution_back():
+    prototypes, features, _ = random_stream(samples=150)
+    engine = ProtoDCS(prototypes)
+    engine.observe_many(features)
+    reasons = {engine.explain(feature).evolution.reason for feature in features}
+    assert any("gate at 0.10000 did not open for AU" in reason for reason in reasons)
+    assert any("not known" in reason for reason in reasons)
+
+
+# The command line.
+
+
+@pytest.fixture
+def state_file(tmp_path):
+    prototypes, features, _ = random_stream(samples=220)
+    engine = ProtoDCS(prototypes, classes=[f"class {k}" for k in range(7)], encoder="test-encoder")
+    engine.observe_many(features)
+    engine.save(tmp_path / "engine.state")
+    return tmp_path / "engine.state"
+
+
+def test_state_show_prints_a_state_for_a_person(state_file):
+    result = CliRunner().invoke(app, ["state", "show", str(state_file)], env={"COLUMNS": "120"})
+    assert result.exit_code == 0
+    for words in ("protodcs", "test-encoder", "class 0", "sequence", "220", "mixture, known", "trust_quantile", "0.6"):
+        assert words in result.stdout
+
+
+def test_state_show_prints_a_state_for_a_program(state_file):
+    result = CliRunner().invoke(app, ["state", "show", str(state_file), "--json"])
+    report = json.loads(result.stdout)
+    assert report["stats"]["sequence"] == 220
+    assert report["arrays"]["entry"]["shape"] == [7, 32]
+    assert report["config"]["trust_quantile"] == 0.6
+
+
+def test_state_show_refuses_a_damaged_file_in_words(state_file):
+    data = bytearray(state_file.read_bytes())
+    data[-3] ^= 1
+    state_file.write_bytes(data)
+    result = CliRunner().invoke(app, ["state", "show", str(state_file)])
+    assert result.exit_code == 1
+    assert "does not match its hash" in result.stderr
+
+
+def test_warm_and_version():
+    assert "ready" in CliRunner().invoke(app, ["warm"]).stdout or compiled.KERNEL == "numpy"
+    assert json.loads(CliRunner().invoke(app, ["warm", "--json"]).stdout)["kernel"] == compiled.KERNEL
+    assert CliRunner().invoke(app, ["--version"]).stdout.strip() == f"protodcs {protodcs.__version__}"
+
+
+def test_a_cold_start_says_that_it_compiles(tmp_path):
+    code = "import numpy, protodcs; protodcs.ProtoDCS(numpy.eye(2, 4))"
+    start = [sys.executable, "-W", "always", "-c", code]
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    cold, warm = (subprocess.run(start, capture_output=True, text=True, env=environment).stderr for _ in range(2))
+    assert "run `protodcs warm`" in cold
+    assert warm == ""
+
+
+# Documents.
+
+
+def blocks(path, language="python"):
+    text = path.read_text()
+    return [part.split("```")[0] for part in text.split(f"```{language}\n")[1:]]
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/how-a-decision-is-made.md"])
+def test_the_examples_in_the_documents_run(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    scope = {}
+    found = blocks(ROOT / name)
+    assert found
+    for block in found:
+        exec(compile(block, name, "exec"), scope)
+    assert capsys.readouterr().out
+
+
+def test_the_example_script_runs():
+    out = subprocess.run(
+        [sys.executable, ROOT / "examples" / "features.py"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "unknown" in out
+
+
+def test_the_configuration_page_is_up_to_date():
+    made = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "configuration_page.py"], capture_output=True, text=True, check=True
+    ).stdout
+    assert (ROOT / "docs" / "configuration.md").read_text() == made, "run scripts/configuration_page.py again"

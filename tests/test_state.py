@@ -1,0 +1,432 @@
+"""States on their way: whole, honest, small in memory, and refused when they are not."""
+
+import hashlib
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from conftest import random_stream
+from protodcs import ProtoDCS, methods
+from protodcs.core import state
+from protodcs.errors import StateError
+
+GOLDEN = Path(__file__).parent / "golden"
+ZEROS = b"0" * 64
+
+
+def trained(samples=260, **options):
+    prototypes, features, _ = random_stream(classes=8, width=24, samples=samples, seed=1)
+    engine = methods.create("protodcs", prototypes, **options)
+    engine.observe_many(features)
+    return engine, features
+
+
+def split(data):
+    """The JSON header, our own header inside it, and the bytes of the arrays."""
+    length = struct.unpack("<Q", data[:8])[0]
+    outer = json.loads(data[8 : 8 + length])
+    return outer, json.loads(outer["__metadata__"]["state"]), bytearray(data[8 + length :])
+
+
+def join(outer, inner, body):
+    """A file with a hash that is right for what it says."""
+    inner = {**inner, "content_hash": "0" * 64}
+    outer = {**outer, "__metadata__": {"state": json.dumps(inner, sort_keys=True, separators=(",", ":"))}}
+    text = json.dumps(outer, separators=(",", ":")).encode()
+    data = struct.pack("<Q", len(text)) + text + bytes(body)
+    at = re.search(rb'\\"content_hash\\":\\"0{64}', data)
+    if at is None:
+        return data
+    digest = hashlib.sha256(data).hexdigest().encode()
+    return data[: at.end() - 64] + digest + data[at.end() :]
+
+
+def test_a_state_is_a_safetensors_file_that_says_what_it_is(tmp_path):
+    engine, _ = trained(evolution_gate="entropy")
+    engine.save(tmp_path / "state.safetensors")
+    with safe_open(tmp_path / "state.safetensors", "np") as file:
+        header = json.loads(file.metadata()["state"])
+        assert file.get_tensor("entry").shape == (8, 24)
+        assert "text" in file.keys()  # noqa: SIM118 - not a dictionary
+    assert header["format"] == "protodcs-state"
+    assert header["schema_version"] == state.SCHEMA
+    assert header["method"] == "protodcs"
+    assert header["classes"] == [str(k) for k in range(8)]
+    assert header["config"]["evolution_gate"] == "entropy"
+    assert header["kernel"] in ("numba", "numpy")
+    assert header["counters"]["sequence"] == 260
+    data = (tmp_path / "state.safetensors").read_bytes()
+    assert hashlib.sha256(data.replace(header["content_hash"].encode(), ZEROS)).hexdigest() == header["content_hash"]
+
+
+def test_class_names_may_hold_anything():
+    names = ['"content_hash":"' + "0" * 64, "\\", "猫", "\x00", '{"a":1}', "content_hash"]
+    engine = ProtoDCS(np.eye(6, 8), classes=names)
+    assert ProtoDCS.restore(engine.snapshot()).classes == tuple(names)
+
+
+def test_a_state_is_tied_to_its_encoder_and_its_method():
+    engine = ProtoDCS(np.eye(3, 8), encoder="clip-a")
+    data = engine.snapshot()
+    assert ProtoDCS.restore(data, encoder="clip-a").encoder == "clip-a"
+    assert ProtoDCS.restore(data).encoder == "clip-a"
+    with pytest.raises(StateError, match="features of encoder 'clip-a', and this is 'clip-b'"):
+        ProtoDCS.restore(data, encoder="clip-b")
+    with pytest.raises(StateError, match="belongs to the method 'zero_shot'"):
+        ProtoDCS.restore(methods.create("zero_shot", np.eye(2, 4)).snapshot())
+
+
+def test_the_first_schema_can_still_be_read():
+    """A file written by the first release; it must load for as long as this project lives."""
+    engine = methods.restore((GOLDEN / "schema-1.safetensors").read_bytes())
+    prototypes, features, _ = random_stream(classes=5, width=16, samples=230, seed=21)
+    fresh = methods.create("protodcs", prototypes, evolution_gate="entropy", cache_admission="buffered")
+    fresh.observe_many(features[:200])
+    assert engine.sequence == 200
+    for feature in features[200:]:
+        first, second = engine.observe(feature), fresh.observe(feature)
+        assert abs(first.openness - second.openness) < 1e-5
+        assert (first.known, first.index) == (second.known, second.index)
+
+
+def test_old_schemas_are_migrated_step_by_step_and_newer_ones_refused(monkeypatch):
+    engine, features = trained()
+    outer, inner, body = split(engine.snapshot())
+
+    def from_nought(header, arrays):
+        header = dict(header)
+        header["classes"] = header.pop("labels")
+        return header, arrays
+
+    old = {**inner, "schema_version": 0, "labels": inner["classes"]}
+    del old["classes"]
+    old_file = join(outer, old, body)
+    with pytest.raises(StateError, match="no migration path"):
+        ProtoDCS.restore(old_file)
+    monkeypatch.setitem(state.MIGRATIONS, 0, from_nought)
+    migrated = ProtoDCS.restore(old_file)
+    assert migrated.observe(features[0]).openness == engine.observe(features[0]).openness
+    with pytest.raises(StateError, match="upgrade protodcs"):
+        ProtoDCS.restore(join(outer, {**inner, "schema_version": 99}, body))
+
+
+def test_a_missing_file_and_other_safetensors_files_are_refused(tmp_path):
+    from safetensors.numpy import save_file
+
+    with pytest.raises(StateError, match="No such file"):
+        ProtoDCS.load(tmp_path / "nothing")
+    save_file({"a": np.zeros(3)}, tmp_path / "other")
+    with pytest.raises(StateError, match="no content hash"):
+        ProtoDCS.load(tmp_path / "other")
+    with pytest.raises(StateError, match="a state is bytes"):
+        ProtoDCS.restore("a string")
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from protodcs.core import state
+path, size = Path(sys.argv[1]), int(sys.argv[2])
+print("ready", flush=True)
+turn = 0
+while True:
+    state.write(path, bytes([turn % 251]) * size)
+    turn += 1
+"""
+
+
+def test_a_writer_killed_at_any_moment_leaves_a_whole_file(tmp_path):
+    path, size = tmp_path / "state", 3_000_000
+    state.write(path, b"\xff" * size)
+    rng = np.random.default_rng(0)
+    for _ in range(12):
+        worker = subprocess.Popen([sys.executable, "-c", WRITER, path, str(size)], stdout=subprocess.PIPE)
+        worker.stdout.readline()
+        time.sleep(rng.uniform(0, 0.05))
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+        worker.stdout.close()
+        data = path.read_bytes()
+        assert len(data) == size
+        assert len(set(data)) == 1
+    state.write(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
+def test_a_failed_save_keeps_the_old_file_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    engine, _ = trained()
+    path = tmp_path / "state"
+    engine.save(path)
+    before = path.read_bytes()
+
+    def fails(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(OSError, match="No space"):
+        engine.save(path)
+    monkeypatch.undo()
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["state"]
+
+
+# Hostile files. Half are damaged as a disk or a network damages them; half are broken in their meaning by someone who
+# then puts the right hash in.
+
+
+def damaged(data, rng):
+    """Bytes flipped, cut, repeated, inserted or overwritten."""
+    kind = rng.integers(6)
+    if kind == 0:
+        return data[: rng.integers(len(data))]
+    if kind == 1:
+        at, size = rng.integers(len(data)), rng.integers(1, 200)
+        return data[:at] + data[at + size :]
+    if kind == 2:
+        at = rng.integers(len(data))
+        return data[:at] + rng.bytes(int(rng.integers(1, 100))) + data[at:]
+    if kind == 3:
+        return struct.pack("<Q", int(rng.integers(2**63))) + data[8:]
+    spoiled = bytearray(data)
+    for at in rng.integers(len(data), size=rng.integers(1, 20)):
+        spoiled[at] ^= int(rng.integers(1, 256))
+    return bytes(spoiled)
+
+
+def senseless(data, rng):
+    """A file with a right hash and a wrong meaning."""
+    outer, inner, body = split(data)
+    arrays = [name for name in outer if name != "__metadata__"]
+    filled = [name for name in arrays if outer[name]["data_offsets"][1] > outer[name]["data_offsets"][0]]
+    kind = rng.choice(list(BREAKS))
+    BREAKS[kind](outer, inner, body, filled, rng)
+    return join(outer, inner, body), kind
+
+
+def poke(value):
+    """Overwrite one number of a random float array."""
+
+    def breaks(outer, inner, body, filled, rng):
+        name = rng.choice([name for name in filled if outer[name]["dtype"] != "I64"])
+        start, stop = outer[name]["data_offsets"]
+        code, size = ("<d", 8) if outer[name]["dtype"] == "F64" else ("<f", 4)
+        at = start + size * int(rng.integers((stop - start) // size))
+        body[at : at + size] = struct.pack(code, value)
+
+    return breaks
+
+
+def reshape(outer, inner, body, filled, rng):
+    name = rng.choice(filled)
+    shape = outer[name]["shape"]
+    outer[name]["shape"] = [int(np.prod(shape)), 1] if len(shape) == 1 else shape[::-1]
+    if outer[name]["shape"] == shape:
+        outer[name]["shape"] = [*shape, 1]
+
+
+def retype(outer, inner, body, filled, rng):
+    name = rng.choice(filled)
+    outer[name]["dtype"] = {"F64": "I64", "I64": "F64", "F32": "I32"}[outer[name]["dtype"]]
+
+
+def drop(outer, inner, body, filled, rng):
+    """Rename an array away: the old name is missing, the new one does not belong."""
+    name = rng.choice(filled)
+    outer[name + "_"] = outer.pop(name)
+
+
+def counters(outer, inner, body, filled, rng):
+    name = rng.choice(list(inner["counters"]))
+    old = inner["counters"][name]
+    bad = [-1, 2**70, "many", None, [], 1e300, -5]
+    if name in ("sequence", "known", "unknown"):
+        bad += [old + 1, max(old - 1, 0) if old else 7, 0 if old else 3]
+    inner["counters"][name] = bad[rng.integers(len(bad))]
+    if inner["counters"][name] == old:
+        inner["counters"][name] = -1
+
+
+def no_counter(outer, inner, body, filled, rng):
+    del inner["counters"][rng.choice(list(inner["counters"]))]
+
+
+def queue_length(outer, inner, body, filled, rng):
+    start, stop = outer["counts"]["data_offsets"]
+    at = start + 8 * int(rng.integers((stop - start) // 8))
+    old = struct.unpack("<q", body[at : at + 8])[0]
+    bad = [value for value in (-1, 6, 2**40, -(2**60), old + 1, old - 1) if value != old]
+    body[at : at + 8] = struct.pack("<q", bad[rng.integers(len(bad))])
+
+
+def class_count(outer, inner, body, filled, rng):
+    kinds = (
+        inner["classes"][:-1],
+        [*inner["classes"], "more"],
+        [],
+        ["x"] * len(inner["classes"]),
+        None,
+        [1, 2, 3],
+        "abc",
+    )
+    inner["classes"] = kinds[rng.integers(len(kinds))]
+
+
+def config(outer, inner, body, filled, rng):
+    bad = {
+        "cache_size": [-3, 0, 2**60, "five"],
+        "gate_window": [3, 10**9],
+        "mixture_window": [5, None],
+        "temperature": [0, -1, "cold"],
+        "cache_admission": ["never", 7],
+        "evolution_gate": [None],
+        "nonsense": [1],
+    }
+    name = rng.choice(list(bad))
+    inner["config"][name] = bad[name][rng.integers(len(bad[name]))]
+
+
+def header_type(outer, inner, body, filled, rng):
+    bad = {
+        "method": ["nonsense", 7, None, "zero_shot"],
+        "frozen": ["yes", 1, None],
+        "encoder": [5, ["x"]],
+        "schema_version": [-1, 2**80, "1", None, True, 1.5],
+        "counters": [None, [], "none"],
+        "config": [None, []],
+        "format": ["other", None],
+        "kernel": [None, 3],
+        "extra": [1],
+    }
+    name = rng.choice(list(bad))
+    inner[name] = bad[name][rng.integers(len(bad[name]))]
+
+
+def scale(outer, inner, body, filled, rng):
+    """All numbers of an array twice as large: features that are no longer unit, sums that contradict their queues."""
+    names = [n for n in ("entry", "text", "cache", "text_sum", "visual_sum", "diagonal") if n in filled]
+    # A single open class has nothing to be told apart from: its sums are zero, and twice that is right.
+    names = [n for n in names if any(body[slice(*outer[n]["data_offsets"])])]
+    name = rng.choice(names)
+    start, stop = outer[name]["data_offsets"]
+    dtype = np.float64 if outer[name]["dtype"] == "F64" else np.float32
+    body[start:stop] = (np.frombuffer(bytes(body[start:stop]), dtype) * 2).tobytes()
+
+
+BREAKS = {
+    "NaN": poke(float("nan")),
+    "infinity": poke(float("inf")),
+    "huge": poke(3e38),
+    "reshape": reshape,
+    "retype": retype,
+    "drop": drop,
+    "counters": counters,
+    "no counter": no_counter,
+    "queue length": queue_length,
+    "class count": class_count,
+    "config": config,
+    "header type": header_type,
+    "scale": scale,
+}
+
+
+@pytest.fixture(scope="module")
+def victims():
+    options = (
+        {},
+        {"evolution_gate": "entropy", "cache_admission": "buffered"},
+        {"evolution_gate": "quantile", "alignment_keys": "all", "evolution_norm": "raw"},
+        {"alignment_direction": "text-to-visual"},
+    )
+    return [trained(**chosen)[0].snapshot() for chosen in options]
+
+
+def refused(data):
+    """Restoring fails with a StateError, quickly and in little memory."""
+    tracemalloc.start()
+    started = time.perf_counter()
+    try:
+        with pytest.raises(StateError) as caught:
+            methods.restore(data)
+        seconds = time.perf_counter() - started
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert seconds < 1.0
+    assert peak <= 3 * len(data) + 16 * 2**20
+    assert len(str(caught.value)) < 2_000
+    return True
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_damaged_states_are_refused(victims, part):
+    rng = np.random.default_rng(100 + part)
+    for _ in range(250):
+        victim = victims[rng.integers(len(victims))]
+        spoiled = damaged(victim, rng)
+        if spoiled != victim:
+            assert refused(spoiled)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_states_broken_in_meaning_under_a_right_hash_are_refused(victims, part):
+    rng = np.random.default_rng(200 + part)
+    for _ in range(250):
+        victim = victims[rng.integers(len(victims))]
+        spoiled, kind = senseless(victim, rng)
+        try:
+            refused(spoiled)
+        except BaseException as problem:
+            raise AssertionError(f"a state broken by {kind!r} was not refused as it should be: {problem}") from problem
+
+
+def test_the_breaking_itself_is_sound(victims):
+    """An unbroken file that was taken apart and joined again is accepted, so the tests above can fail."""
+    for victim in victims:
+        assert methods.restore(join(*split(victim))).snapshot() == victim
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x00" * 7,
+        b"\xff" * 8,
+        struct.pack("<Q", 2) + b"{}",
+        struct.pack("<Q", 2**40) + b"{}",
+        b"\x80\x04\x95" + b"pickle" * 20,
+        struct.pack("<Q", 100_000) + b"[" * 100_000,
+        b"PK\x03\x04" + b"\x00" * 500,
+    ],
+    ids=["empty", "short", "ones", "no hash", "huge header", "pickle", "nested", "zip"],
+)
+def test_files_of_other_kinds_are_refused(data):
+    assert refused(data)
+
+
+def test_deep_json_under_a_right_hash_is_refused():
+    text = '{\\"content_hash\\":\\"' + "0" * 64 + '\\",\\"a\\":' + "[" * 200_000 + "]" * 200_000 + "}"
+    outer = ('{"__metadata__":{"state":"' + text + '"}}').encode()
+    data = struct.pack("<Q", len(outer)) + outer
+    at = re.search(rb"0{64}", data).start()
+    data = data[:at] + hashlib.sha256(data).hexdigest().encode() + data[at + 64 :]
+    assert refused(data)
+
+
+def test_a_large_false_claim_costs_no_memory():
+    """A file that wrongly claims full queues of the largest size must not make us allocate for them."""
+    engine = methods.create("protodcs", np.random.default_rng(0).normal(size=(2_000, 64)), cache_size=64)
+    outer, inner, body = split(engine.snapshot())
+    start, _ = outer["counts"]["data_offsets"]
+    body[start : start + 8] = struct.pack("<q", 64)
+    assert refused(join(outer, inner, body))
