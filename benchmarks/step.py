@@ -1,5 +1,4 @@
-"""
-What one step costs: `python -m benchmarks.step`, with `--write` to keep the result in docs/results.
+"""What one step costs: `python -m benchmarks.step`, with `--write` to keep the result in docs/results.
 
 For each number of classes a real CLIP stream is observed once from its start, block by block. After each block, in the
 same run and on the same thread, the bare `prototypes @ feature` is timed on the same samples, and on the first blocks

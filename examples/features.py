@@ -1,5 +1,4 @@
-"""
-A stream of features, decided one by one. Needs no model and no download: the features are made here.
+"""A stream of features, decided one by one. Needs no model and no download: the features are made here.
 
 Text prototypes lie in one narrow cone and images in another, as CLIP's do; half of the images belong to classes that
 are not on the list, and half way through the stream a shift sets in.

@@ -75,7 +75,7 @@ class Oracle:
         ]
         self.mixture = as_sklearn(memory.mixture) if memory.fitted else None
         self.cold_threshold, self.evolution_threshold = memory.cold_threshold, memory.evolution_threshold
-        self.sequence, self.known, self.passed = memory.sequence, memory.known, memory.passed
+        self.sequence, self.known, self.passed = memory.learned, memory.known, memory.passed
 
     def step(self, feature: np.ndarray) -> Outcome:
         c, margins = self.config, {}

@@ -294,6 +294,26 @@ def test_a_frozen_engine_answers_and_keeps_nothing(variant):
 
 
 @every_method
+@pytest.mark.parametrize("at", [0, 7, 99, 130])
+def test_a_state_with_a_frozen_stretch_continues_bit_equal(variant, at):
+    prototypes, features, _ = random_stream(samples=320, seed=14)
+    engine, never = make(variant, prototypes), make(variant, prototypes)
+    engine.observe_many(features[:at])
+    never.observe_many(features[:at])
+    engine.freeze()
+    engine.observe_many(features[:110])
+    restored = methods.restore(engine.snapshot())
+    engine.unfreeze()
+    restored.unfreeze()
+    for feature in features[at:]:
+        decision, other = engine.observe(feature), never.observe(feature)
+        same(decision, restored.observe(feature))
+        assert decision.sequence == other.sequence + 110
+        assert (decision.openness, decision.known) == (other.openness, other.known)
+    assert engine.snapshot() == restored.snapshot()
+
+
+@every_method
 def test_a_second_thread_inside_one_engine_is_refused(variant):
     prototypes, features, _ = random_stream(samples=2)
     engine = make(variant, prototypes)

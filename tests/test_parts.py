@@ -230,8 +230,9 @@ def test_the_kept_alignment_equals_the_full_one(classes, keys):
             full.rebuild()
             scale = kept.pull_scale
             np.testing.assert_allclose(scale * kept.text_sum, scale * full.text_sum, rtol=1e-5, atol=1e-9)
-            np.testing.assert_allclose(kept.visual_sum, full.visual_sum, rtol=1e-7, atol=1e-10)
-            np.testing.assert_allclose(kept.adapted, full.adapted, atol=1e-6)
+            np.testing.assert_allclose(kept.visual_sum, full.visual_sum, rtol=1e-5, atol=1e-8)
+            decided = np.abs(scale * full.visual_sum) > 1e-6
+            np.testing.assert_allclose(kept.adapted[decided], full.adapted[decided], atol=1e-5)
     assert engine._memory.alignment_updates > 0
 
 

@@ -250,7 +250,7 @@ def counters(outer, inner, body, filled, rng):
     name = rng.choice(list(inner["counters"]))
     old = inner["counters"][name]
     bad = [-1, 2**70, "many", None, [], 1e300, -5]
-    if name in ("sequence", "known", "unknown"):
+    if name in ("sequence", "learned", "skipped", "known", "unknown"):
         bad += [old + 1, max(old - 1, 0) if old else 7, 0 if old else 3]
     inner["counters"][name] = bad[rng.integers(len(bad))]
     if inner["counters"][name] == old:

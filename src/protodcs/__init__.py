@@ -1,5 +1,4 @@
-"""
-ProtoDCS: open-set test-time adaptation for CLIP-style classifiers, on a frozen backbone.
+"""ProtoDCS: open-set test-time adaptation for CLIP-style classifiers, on a frozen backbone.
 
 >>> from protodcs import ProtoDCS, Config
 """

@@ -1,5 +1,4 @@
-"""
-Every error this package raises on purpose.
+"""Every error this package raises on purpose.
 
 A message says what was given, what is wanted and what to do about it. Each class also inherits the
 built-in exception a caller would expect, so generic handlers keep working.

@@ -1,5 +1,4 @@
-"""
-The two streaming contracts, what a method may promise, and the register of methods.
+"""The two streaming contracts, what a method may promise, and the register of methods.
 
 A `FeatureMethod` sees unit features, one at a time. An `ImageMethod` is given an encoder and sees batches of images,
 cut every `batch_size` from the stream's start. Benchmarks, services and contract checks know methods only by these.

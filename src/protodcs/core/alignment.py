@@ -1,5 +1,4 @@
-"""
-InfoNCE between visual and text prototypes: its gradient, kept up to date as queues change (section IV-B).
+"""InfoNCE between visual and text prototypes: its gradient, kept up to date as queues change (section IV-B).
 
 The loss does not depend on the sample, only on the queues and the text prototypes, so its gradient is state. For
 query m with key probabilities p_mj the two un-projected sums, without the common factor 1/(M T), are
@@ -33,6 +32,10 @@ REBUILD_UP_TO = 16
 _DRIFT = 4e-11
 # Beyond so many open classes it may be more: the gradient's ninth decimal is then below a thousandth of its size.
 _MANY = 128
+# A correction that is this small a part of what it corrects need not be known better than in single precision, nor a
+# weight that is this small beside that of the class itself.
+_SMALL_DRIFT = 1e-3
+_SMALL_WEIGHT = 1e-4
 # Corrections below this weight cannot reach the ninth decimal of a gradient even when all of them add up.
 _NEGLIGIBLE = 1e-12
 
@@ -93,8 +96,7 @@ def contrast(
     normaliser: Vector,
     diagonal: Vector,
 ) -> None:
-    """
-    Both sums in full, for the unit rows `asked` of `queries` (K, d) and `offered` of `keys` (K, d).
+    """Both sums in full, for the unit rows `asked` of `queries` (K, d) and `offered` of `keys` (K, d).
 
     `normaliser` (K,) becomes each query's softmax denominator relative to its own key, `diagonal` (K,) its similarity
     with that key.
@@ -185,8 +187,7 @@ def shift_rows(
     text_sum: Wide,
     pull: Matrix,
 ) -> None:
-    """
-    Add `gain[j] * current - loss[j] * previous` to `text_sum` and renew `pull`, for each class j of `rows`.
+    """Add `gain[j] * current - loss[j] * previous` to `text_sum` and renew `pull`, for each class j of `rows`.
 
     `pull` (K, d) is `text_sum` carried back through the normalisation of the text rows, still without 1/(M T). With
     `gain` and `loss` (K,) zero only `pull` is renewed, by the very same instructions, hence to the same bit.
@@ -213,26 +214,26 @@ def _refresh(
     text_sum: Wide,
     diagonal: Vector,
     temperature: float,
+    block: NDArray[np.floating],
 ) -> None:
-    """
-    Change by `change` the inverse normaliser with which the queries `stale` stand in `text_sum`.
+    """Change by `change` the inverse normaliser with which the queries `stale` stand in `text_sum`.
 
-    Their diagonal and the new key k are up to date already.
+    Their diagonal and the new key k are up to date already. `block` (4, d) sets the precision of the work.
     """
-    block, weights = np.zeros((_BLOCK, prototypes.shape[1])), np.empty(_BLOCK)
+    weights, query = np.empty(_BLOCK), np.empty(prototypes.shape[1])
     for first in range(0, len(stale), _BLOCK):
         size = min(_BLOCK, len(stale) - first)
         block[:] = 0.0
         for b in range(size):
-            queue_mean(cache[stale[first + b]], counts[stale[first + b]], block[b])
+            queue_mean(cache[stale[first + b]], counts[stale[first + b]], query)
+            block[b] = query
         for j in opened:
-            dot_0, dot_1, dot_2, dot_3 = 0.0, 0.0, 0.0, 0.0
+            dot_0 = dot_1 = dot_2 = dot_3 = block[0, 0] * np.float32(0.0)  # A zero of the block's own precision.
             for i in range(prototypes.shape[1]):
-                p = np.float64(prototypes[j, i])
-                dot_0 += block[0, i] * p
-                dot_1 += block[1, i] * p
-                dot_2 += block[2, i] * p
-                dot_3 += block[3, i] * p
+                dot_0 += block[0, i] * prototypes[j, i]
+                dot_1 += block[1, i] * prototypes[j, i]
+                dot_2 += block[2, i] * prototypes[j, i]
+                dot_3 += block[3, i] * prototypes[j, i]
             weights[0], weights[1], weights[2], weights[3] = dot_0, dot_1, dot_2, dot_3
             largest = 0.0
             for b in range(_BLOCK):
@@ -268,11 +269,13 @@ def add_key(
     temperature: float,
 ) -> None:
     """Class k has just opened: every other open query sees one more key."""
-    width = prototypes.shape[1]
-    allowed = _DRIFT * len(opened) * max(1.0, len(opened) / _MANY)
+    width, classes = prototypes.shape[1], len(opened)
+    allowed = _DRIFT * classes * max(1.0, classes / _MANY)
     key, query = np.empty(width), np.empty(width)
-    stale, change = np.empty(len(opened), dtype=np.int64), np.empty(len(opened))
-    count = 0
+    # Queries that have drifted: the few by much, whose correction must be exact, and the many by a little.
+    far, near = np.empty(classes, dtype=np.int64), np.empty(classes, dtype=np.int64)
+    far_change, near_change = np.empty(classes), np.empty(classes)
+    many_far, many_near = 0, 0
     for i in range(width):
         key[i] = prototypes[k, i] * inverse_norms[k]
     for m in opened:
@@ -286,14 +289,25 @@ def add_key(
         share, inverse = weight / normaliser[m], inverse_norms[m]
         for i in range(width):
             visual_sum[m, i] += share * (key[i] - prototypes[m, i] * inverse - visual_sum[m, i])
-        if (normaliser[m] / applied[m] - 1.0) * (1.0 - 1.0 / normaliser[m]) > allowed:
-            stale[count], change[count] = m, 1.0 / normaliser[m] - 1.0 / applied[m]
-            count += 1
+        drift, change = normaliser[m] / applied[m] - 1.0, 1.0 / normaliser[m] - 1.0 / applied[m]
+        if drift * (1.0 - 1.0 / normaliser[m]) > allowed:
+            if drift > _SMALL_DRIFT:
+                far[many_far], far_change[many_far] = m, change
+                many_far += 1
+            else:
+                near[many_near], near_change[many_near] = m, change
+                many_near += 1
             applied[m] = normaliser[m]
         _add(text_sum[k], weight / applied[m], query)
+    double, single = np.empty((_BLOCK, width)), np.empty((_BLOCK, width), dtype=np.float32)
     _refresh(
-        k, stale[:count], change, opened, cache, counts, prototypes, inverse_norms, text_sum, diagonal, temperature
-    )
+        k, far[:many_far], far_change, opened, cache, counts, prototypes, inverse_norms, text_sum, diagonal,
+        temperature, double,
+    )  # fmt: skip
+    _refresh(
+        k, near[:many_near], near_change, opened, cache, counts, prototypes, inverse_norms, text_sum, diagonal,
+        temperature, single,
+    )  # fmt: skip
 
 
 @kernel(
@@ -316,33 +330,41 @@ def change_query(
     gain: Vector,
     loss: Vector,
 ) -> None:
-    """
-    The direction of queue k has changed from `previous` to `current` (d,), or begun: renew its row of everything.
+    """The direction of queue k has changed from `previous` to `current` (d,), or begun: renew its row of everything.
 
     Leaves in `gain` and `loss` (K,) what `shift_rows` must do to the text side.
     """
     width = prototypes.shape[1]
     own = _dot(prototypes[k], current) * inverse_norms[k]
-    total = 0.0
-    mean = np.zeros(width)
+    short, short_before = current.astype(np.float32), previous.astype(np.float32)
+    rest = np.zeros(width, dtype=np.float32)
+    rest_weight = 0.0
     for j in keys:
-        after, before = 0.0, 0.0
+        if j == k:
+            continue
+        after, before = np.float32(0.0), np.float32(0.0)
         for i in range(width):
-            after += prototypes[j, i] * current[i]
-            before += prototypes[j, i] * previous[i]
-        gain[j] = math.exp((after * inverse_norms[j] - own) / temperature) if j != k else 1.0
-        loss[j] = 0.0 if opened else math.exp((before * inverse_norms[j] - diagonal[k]) / temperature) / applied[k]
-        total += gain[j]
-        share = gain[j] * inverse_norms[j]
+            after += prototypes[j, i] * short[i]
+            before += prototypes[j, i] * short_before[i]
+        gain[j] = math.exp((after * inverse_norms[j] - own) / temperature)
+        loss[j] = 0.0 if opened else math.exp((before * inverse_norms[j] - diagonal[k]) / temperature)
+        # The temperature magnifies the rounding of a similarity; where the result has weight it is taken exactly.
+        if gain[j] > _SMALL_WEIGHT:
+            gain[j] = math.exp((_dot(prototypes[j], current) * inverse_norms[j] - own) / temperature)
+        if loss[j] > _SMALL_WEIGHT:
+            loss[j] = math.exp((_dot(prototypes[j], previous) * inverse_norms[j] - diagonal[k]) / temperature)
+        rest_weight += gain[j]
+        weight = np.float32(gain[j] * inverse_norms[j])
         for i in range(width):
-            mean[i] += share * prototypes[j, i]
+            rest[i] += weight * prototypes[j, i]
+    total = 1.0 + rest_weight
     for j in keys:
         gain[j] /= total
-    gain[k] -= 1.0
-    if not opened:
-        loss[k] = 1.0 / normaliser[k] - 1.0
+        loss[j] /= applied[k]
+    gain[k] = 1.0 / total - 1.0
+    loss[k] = 0.0 if opened else 1.0 / normaliser[k] - 1.0
     for i in range(width):
-        visual_sum[k, i] = mean[i] / total - prototypes[k, i] * inverse_norms[k]
+        visual_sum[k, i] = (rest[i] - rest_weight * (prototypes[k, i] * inverse_norms[k])) / total
     normaliser[k] = total
     applied[k] = total
     diagonal[k] = own

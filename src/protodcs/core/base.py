@@ -1,5 +1,4 @@
-"""
-What every method over features shares: names, input checks, one caller at a time, snapshots.
+"""What every method over features shares: names, input checks, one caller at a time, snapshots.
 
 A method is a pure state machine. It keeps all it has learned in a `Memory` and implements `_advance(memory, feature)`;
 everything a user calls is built here, once, on that one function.
@@ -29,13 +28,17 @@ Feature = NDArray[np.float32]
 Counters = dict[str, int | float | bool | None]
 
 _IN_USE = "this engine is in use by another thread: give each stream its own engine, or call it from one thread"
-_FLOATS = (np.float16, np.float32, np.float64)
+# float16 is widened, which loses nothing; the kernels take the other two as they are.
+_WORKING_TYPE: dict[np.dtype[Any], np.dtype[Any]] = {
+    np.dtype(np.float16): np.dtype(np.float32),
+    np.dtype(np.float32): np.dtype(np.float32),
+    np.dtype(np.float64): np.dtype(np.float64),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """
-    What a method promises; the contract checks select on it.
+    """What a method promises; the contract checks select on it.
 
     Attributes:
         batch_invariant: the answer does not depend on how the stream is cut into batches.
@@ -294,12 +297,10 @@ class FeatureMethod(ABC):
             raise InputError(
                 f"a feature must be a numpy array of shape ({self.dimension},); given: {described(feature)}"
             )
-        if feature.dtype not in _FLOATS:
+        working = _WORKING_TYPE.get(feature.dtype)
+        if working is None:
             raise InputError(f"a feature must be float16, float32 or float64; given: {described(feature)}")
-        # float16 is widened, which loses nothing; the kernels take the other two as they are.
-        values: NDArray[np.floating] = np.ascontiguousarray(
-            feature, dtype=np.float64 if feature.dtype == np.float64 else np.float32
-        )
+        values: NDArray[np.floating] = np.ascontiguousarray(feature, dtype=working)
         if not to_unit(values, self._feature):
             raise InputError(f"a feature must be finite and longer than 1e-6; given: {described_values(feature)}")
         return self._feature
@@ -318,12 +319,12 @@ def unit_rows(rows: Any, what: str, least: int = 1) -> Feature:
         raise InputError(
             f"{what} must be a numpy array of shape (N, d) with at least {least} row(s); given: {described(rows)}"
         )
-    if rows.dtype not in _FLOATS:
+    working = _WORKING_TYPE.get(rows.dtype)
+    if working is None:
         raise InputError(f"{what} must be float16, float32 or float64; given: {described(rows)}")
     out = np.empty(rows.shape, dtype=np.float32)
-    wide = np.float64 if rows.dtype == np.float64 else np.float32
     for i, row in enumerate(rows):
-        if not to_unit(np.ascontiguousarray(row, dtype=wide), out[i]):
+        if not to_unit(np.ascontiguousarray(row, dtype=working), out[i]):
             raise InputError(f"row {i} of {what} must be finite and longer than 1e-6; given: {described_values(row)}")
     return out
 

@@ -1,5 +1,4 @@
-"""
-The diversity-aware visual cache (Algorithm 2): a few features per class, different from each other and clean.
+"""The diversity-aware visual cache (Algorithm 2): a few features per class, different from each other and clean.
 
 A new feature that resembles a cached one replaces it only if it is less uncertain; one that resembles none is added,
 in place of the most uncertain one when the queue is full. The mean of a queue is the class's visual prototype.
@@ -22,8 +21,7 @@ _SHORTEST_MEAN = 1e-12
 
 @kernel("int64(float32[:,::1], float64[::1], int64, float32[::1], float64, float64)")
 def choose_slot(queue: Matrix, quality: Vector, count: int, feature: Row, uncertainty: float, threshold: float) -> int:
-    """
-    The slot of `queue` (size, d) that `feature` should take, or -1 if it should not enter.
+    """The slot of `queue` (size, d) that `feature` should take, or -1 if it should not enter.
 
     `quality` (size,) holds the uncertainty stored with each of the first `count` features: lower is better.
     """

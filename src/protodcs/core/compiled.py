@@ -1,5 +1,4 @@
-"""
-Turns the loops of this room into machine code, once, and never during `observe`.
+"""Turns the loops of this room into machine code, once, and never during `observe`.
 
 A kernel is written once as plain loops and registered with its exact argument types. `ensure_compiled` builds or
 loads all of them and then forbids further compilation, so an observe can never stall on a compiler. Where numba is
@@ -43,8 +42,7 @@ def _jit(function: Callable[..., Any], maths: set[str]) -> Any:
 
 
 def kernel(*signatures: str, twin: Callable[..., Any] | None = None, strict: bool = False) -> Callable[[F], F]:
-    """
-    Register loops to be compiled for exactly these argument types.
+    """Register loops to be compiled for exactly these argument types.
 
     `twin` is the numpy path for the same job; `strict` keeps every rounding as written.
     """

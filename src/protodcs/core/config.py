@@ -1,5 +1,4 @@
-"""
-Every number and every reading of the method that a user may choose.
+"""Every number and every reading of the method that a user may choose.
 
 The paper is silent or contradicts itself in places; each such place is one named option here, so that both readings
 can be run and compared. Field descriptions carry the paper's symbol, the unit and where the option comes from.
@@ -15,8 +14,7 @@ Preset = Literal["paper", "default"]
 
 
 class Config(BaseModel):
-    """
-    The resolved settings of one engine. Frozen: make another one to change it.
+    """The resolved settings of one engine. Frozen: make another one to change it.
 
     >>> Config.preset("paper").trust_quantile
     0.6
@@ -178,8 +176,7 @@ class Config(BaseModel):
 
     @classmethod
     def preset(cls, name: Preset = "default", **options: Any) -> Self:
-        """
-        A named starting point with some options replaced.
+        """A named starting point with some options replaced.
 
         `paper` follows the paper to the letter. `default` is what we recommend; today it behaves as `paper` does.
         """

@@ -1,5 +1,4 @@
-"""
-What the engine says about one sample, and about many.
+"""What the engine says about one sample, and about many.
 
 One sign rule holds everywhere: openness and `p_unknown` grow with strangeness, `score` grows with familiarity.
 """
@@ -14,8 +13,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decision:
-    """
-    One sample, decided.
+    """One sample, decided.
 
     Attributes:
         known: whether the sample belongs to a class on the list.
@@ -73,8 +71,7 @@ _COLUMNS: dict[str, type] = {
 
 
 class Decisions:
-    """
-    Many decisions, one array per field, each of length N; `scores` is (N, K) or None.
+    """Many decisions, one array per field, each of length N; `scores` is (N, K) or None.
 
     Indexing gives back a `Decision`, slicing gives `Decisions`.
     """

@@ -1,5 +1,4 @@
-"""
-ProtoDCS: Algorithm 1 of the paper, one sample at a time.
+"""ProtoDCS: Algorithm 1 of the paper, one sample at a time.
 
 `_advance` is the whole method. It reads top to bottom in the paper's four stages; each stage's mathematics lives in
 the file of its name.
@@ -20,9 +19,9 @@ from .config import Config
 from .decision import Decision
 from .evolution import evolve
 from .explain import Explanation, explanation
-from .first_check import invert_norms, similarities
+from .first_check import invert_norms, look, similarities
 from .memory import Memory
-from .prediction import add, affinities, text_probabilities
+from .prediction import affinities, conclude, text_probabilities
 from .residual import rescore, step_visual
 from .scratch import Scratch
 
@@ -47,8 +46,7 @@ class Prediction(NamedTuple):
 
 
 class ProtoDCS(FeatureMethod):
-    """
-    An open-set classifier over unit features that adapts to its stream.
+    """An open-set classifier over unit features that adapts to its stream.
 
     Args:
         prototypes: (K, d), one row per known class; normalised on entry.
@@ -106,6 +104,7 @@ class ProtoDCS(FeatureMethod):
 
         sequence = memory.sequence
         memory.sequence += 1
+        memory.learned += 1
         memory.known += known
         memory.trusted += first.trusted
         return Decision(
@@ -129,12 +128,15 @@ class ProtoDCS(FeatureMethod):
 
     def _first_check(self, memory: Memory, feature: Feature) -> FirstCheck:
         config, scratch = self.config, self._scratch
-        index = similarities(memory.text, memory.inverse_norms, feature, scratch.before)
-        openness = 1.0 - float(scratch.before[index])
-        cache_gate, trust_gate = memory.gate_window.push_between(openness, config.cache_quantile, config.trust_quantile)
-        confident = (openness < cache_gate or not config.first_check) and config.visual_prototypes
+        window = memory.gate_window
+        best, openness, cache_gate, trust_gate = look(
+            memory.text, memory.inverse_norms, feature, scratch.before, window.arrivals, window.ordered, window.pushed,
+            config.cache_quantile, config.trust_quantile,
+        )  # fmt: skip
+        window.pushed += 1
         trusted = openness < trust_gate or not config.first_check
-        return FirstCheck(index, openness, confident, trusted, self._quality() if confident else 0.0)
+        confident = (openness < cache_gate or not config.first_check) and config.visual_prototypes
+        return FirstCheck(best, openness, confident, trusted, self._quality() if confident else 0.0)
 
     def _quality(self) -> float:
         """Uncertainty of the initial logits, stored with a cached sample: lower is better."""
@@ -236,7 +238,7 @@ class ProtoDCS(FeatureMethod):
 
     def _refit_due(self, memory: Memory) -> bool:
         """Whether the sample that is being decided is one at which the mixture is fitted anew."""
-        since = memory.sequence + 1 - self.config.mixture_start
+        since = memory.learned + 1 - self.config.mixture_start
         return since >= 0 and since % self.config.mixture_period == 0
 
     def _refit(self, memory: Memory) -> None:
@@ -268,12 +270,18 @@ class ProtoDCS(FeatureMethod):
         if config.evidence_logits == "fused":
             logits = scratch.logits
             np.add(scratch.after, scratch.affinity, out=logits)
-        aleatoric, epistemic = evidence.uncertainty(logits, scratch.probabilities)
-        entropy = text_probabilities(scratch.after, config.temperature, scratch.logits, scratch.probabilities)
-        text = scratch.probabilities if config.prediction_scale == "probability" else scratch.logits
+        found = conclude(
+            logits, scratch.after, scratch.affinity, config.temperature, scratch.logits, scratch.probabilities,
+            scratch.scores,
+        )  # fmt: skip
+        final = Prediction(*found)
+        if config.text_prototypes and config.prediction_scale == "probability":
+            return final
+        if config.prediction_scale == "logit":
+            np.add(scratch.logits, scratch.affinity, out=scratch.scores)
         if not config.text_prototypes and len(memory.opened):
-            text = scratch.nothing
-        return Prediction(add(text, scratch.affinity, scratch.scores), aleatoric, epistemic, entropy)
+            np.copyto(scratch.scores, scratch.affinity)
+        return final._replace(best=int(scratch.scores.argmax()))
 
     def _evolve(self, memory: Memory, feature: Feature, first: FirstCheck, final: Prediction) -> bool:
         """Move the text prototypes if a known sample passes the quality gate; True if they moved."""
@@ -284,7 +292,7 @@ class ProtoDCS(FeatureMethod):
         counted = memory.passed if config.evolution_count == "passed" else memory.known + 1
         if not first.trusted:  # Its temporary prototypes are the global ones: their mean stays where it is.
             return False
-        memory.own("text", "inverse_norms")
+        memory.own_text()
         evolve(
             memory.text, memory.inverse_norms, memory.pull, memory.pull_scale, feature, scratch.before, scratch.slopes,
             config.text_rate, config.step_epsilon, 1.0 / (counted + config.evolution_prior),
@@ -340,8 +348,7 @@ class ProtoDCS(FeatureMethod):
             )
 
     def calibrate(self, features: NDArray[np.floating]) -> bool:
-        """
-        Set the cold-start threshold from unlabelled features (N, d) of the stream to come, known and unknown mixed.
+        """Set the cold-start threshold from unlabelled features (N, d) of the stream to come, known and unknown mixed.
 
         The threshold becomes the boundary of a mixture fitted to their openness; nothing else is learned. Returns
         False, and changes nothing, where no usable mixture fits them.

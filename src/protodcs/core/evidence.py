@@ -1,5 +1,4 @@
-"""
-Dirichlet uncertainty of a set of logits, and its gradient (equations 6 and 7).
+"""Dirichlet uncertainty of a set of logits, and its gradient (equations 6 and 7).
 
 Evidence is `a = ReLU(z) + 1`. Aleatoric uncertainty AU is the expected entropy of the Dirichlet, epistemic
 uncertainty EU is `K / sum(a)`. All of it is float64: over a real stream AU moves by 0.005 around 4.2, and rounding it

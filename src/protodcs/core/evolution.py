@@ -1,5 +1,4 @@
-"""
-Evolution of the global text prototypes: a cumulative mean of the temporary ones (equation 11).
+"""Evolution of the global text prototypes: a cumulative mean of the temporary ones (equation 11).
 
 Only samples that both checks called known and that pass the quality gate move the prototypes, and each moves them
 less than the one before.
@@ -58,8 +57,7 @@ def evolve(
     share: float,
     unit: bool,
 ) -> None:
-    """
-    Move `prototypes` (K, d) by `share` towards the temporary prototypes of this sample, in place.
+    """Move `prototypes` (K, d) by `share` towards the temporary prototypes of this sample, in place.
 
     `inverse_norms` are those before the move; the caller renews them.
     """

@@ -1,5 +1,4 @@
-"""
-Why an engine would decide as it would: one record per stage, in numbers and in words.
+"""Why an engine would decide as it would: one record per stage, in numbers and in words.
 
 An explanation is read off the memory before a sample and off forks that have seen it, so explaining costs the hot
 path nothing and cannot disagree with it.
@@ -130,8 +129,7 @@ def explanation(
     decision: Decision,
     scratch: Scratch,
 ) -> Explanation:
-    """
-    Read the stages off the memory before the sample, when it takes its step, and after it.
+    """Read the stages off the memory before the sample, when it takes its step, and after it.
 
     `scratch` holds the vectors of the last of these.
     """

@@ -1,5 +1,4 @@
-"""
-First check: how strange a sample looks to the text prototypes, and the two gates it must pass (equation 2).
+"""First check: how strange a sample looks to the text prototypes, and the two gates it must pass (equation 2).
 
 Openness is `S = 1 - max cosine`. The gates are quantiles of a sliding window of recent openness, the sample itself
 included. A window keeps its values twice, in order of arrival and in order of size, so a quantile costs no sorting.
@@ -110,10 +109,41 @@ def push(arrivals: Vector, ordered: Vector, pushed: int, value: float) -> int:
     return size + 1
 
 
-@kernel("UniTuple(float64, 2)(float64[::1], float64[::1], int64, float64, float64, float64)")
-def push_between(
-    arrivals: Vector, ordered: Vector, pushed: int, value: float, low: float, high: float
-) -> tuple[float, float]:
-    """`push`, and the `low` and `high` quantiles of the window that now includes `value`."""
-    size = push(arrivals, ordered, pushed, value)
-    return quantile(ordered, size, low), quantile(ordered, size, high)
+def look_twin(
+    prototypes: Matrix,
+    inverse_norms: Vector,
+    feature: Row,
+    cosines: Vector,
+    arrivals: Vector,
+    ordered: Vector,
+    pushed: int,
+    low: float,
+    high: float,
+) -> tuple[int, float, float, float]:
+    best = similarities_twin(prototypes, inverse_norms, feature, cosines)
+    openness = 1.0 - float(cosines[best])
+    size = push(arrivals, ordered, pushed, openness)
+    return best, openness, quantile(ordered, size, low), quantile(ordered, size, high)
+
+
+@kernel(
+    "Tuple((int64, float64, float64, float64))(float32[:,::1], float64[::1], float32[::1], float64[::1], "
+    "float64[::1], float64[::1], int64, float64, float64)",
+    twin=look_twin,
+)
+def look(
+    prototypes: Matrix,
+    inverse_norms: Vector,
+    feature: Row,
+    cosines: Vector,
+    arrivals: Vector,
+    ordered: Vector,
+    pushed: int,
+    low: float,
+    high: float,
+) -> tuple[int, float, float, float]:
+    """The first check in one pass: best class, openness, and two quantiles of the window that now includes it."""
+    best = similarities(prototypes, inverse_norms, feature, cosines)
+    openness = 1.0 - cosines[best]
+    size = push(arrivals, ordered, pushed, openness)
+    return best, openness, quantile(ordered, size, low), quantile(ordered, size, high)

@@ -1,5 +1,4 @@
-"""
-Everything a ProtoDCS engine has learned, as contiguous arrays updated in place.
+"""Everything a ProtoDCS engine has learned, as contiguous arrays updated in place.
 
 Big arrays are shared until they are written to: a fork costs nothing until it learns, and the text prototypes are the
 entry prototypes themselves until they first evolve. What can be computed again to the bit from the rest (visual
@@ -19,7 +18,7 @@ from .base import Counters, Feature, counter, required
 from .cache import choose_slot, queue_mean
 from .compiled import KERNEL
 from .config import Config
-from .first_check import invert_norms, push, push_between, quantile
+from .first_check import invert_norms, push, quantile
 from .residual import step_visual
 
 # How far the alignment sums of a state may lie from what its queues and prototypes make of them.
@@ -46,12 +45,6 @@ class Window:
         push(self.arrivals, self.ordered, self.pushed, value)
         self.pushed += 1
 
-    def push_between(self, value: float, low: float, high: float) -> tuple[float, float]:
-        """Push, and the two quantiles that then hold."""
-        gates = push_between(self.arrivals, self.ordered, self.pushed, value, low, high)
-        self.pushed += 1
-        return gates
-
     def quantile(self, share: float) -> float:
         return quantile(self.ordered, self.size, share)
 
@@ -67,8 +60,7 @@ class Window:
 
 
 class Memory:
-    """
-    The state of one engine with K classes of dimension d.
+    """The state of one engine with K classes of dimension d.
 
     Attributes:
         entry: (K, d) float32, the prototypes the engine was given; never written to.
@@ -85,10 +77,14 @@ class Memory:
         buffer, buffer_class, buffer_quality: verified samples waiting for the next refit ("buffered" admission).
     """
 
-    _BIG = (
-        "text", "inverse_norms", "cache", "quality", "counts", "visual", "lengths", "adapted",
+    # What changes with a queue.
+    _CACHED = (
+        "cache", "quality", "counts", "visual", "lengths", "adapted",
         "text_sum", "visual_sum", "normaliser", "applied", "diagonal", "pull",
-        "mixture", "buffer", "buffer_class", "buffer_quality",
+    )  # fmt: skip
+    # All that a fork shares until it writes.
+    _BIG = (
+        "text", "inverse_norms", *_CACHED, "mixture", "buffer", "buffer_class", "buffer_quality",
     )  # fmt: skip
 
     def __init__(self, entry: Feature, config: Config):
@@ -125,6 +121,7 @@ class Memory:
         self.cold_threshold = config.cold_threshold
         self.evolution_threshold = config.evolution_threshold
         self.sequence = 0
+        self.learned = 0
         self.known = 0
         self.trusted = 0
         self.cached = 0
@@ -133,13 +130,13 @@ class Memory:
         self.fits = 0
         self.failed_fits = 0
         self.alignment_updates = 0
-        self._shared: set[str] = {"text"}
+        self._shared: frozenset[str] = frozenset()
 
     # Copy on write.
 
     def fork(self) -> Self:
         twin = copy.copy(self)
-        twin._shared = set(self._BIG)
+        twin._shared = frozenset(self._BIG)
         for name in ("gate_window", "mixture_window", "quality_window"):
             setattr(twin, name, getattr(self, name).fork())
         return twin
@@ -149,7 +146,13 @@ class Memory:
         if self._shared:
             for name in self._shared.intersection(names):
                 setattr(self, name, getattr(self, name).copy())
-                self._shared.discard(name)
+            self._shared = self._shared.difference(names)
+
+    def own_text(self) -> None:
+        """The same for the text prototypes, which are the entry prototypes themselves until they first evolve."""
+        self.own("text", "inverse_norms")
+        if self.text is self.entry:
+            self.text = self.entry.copy()
 
     # The cache, and the visual side that follows it.
 
@@ -159,10 +162,7 @@ class Memory:
         slot = choose_slot(self.cache[k], self.quality[k], int(self.counts[k]), feature, uncertainty, threshold)
         if slot < 0:
             return False
-        self.own(
-            "cache", "quality", "counts", "visual", "lengths", "adapted",
-            "text_sum", "visual_sum", "normaliser", "applied", "diagonal", "pull",
-        )  # fmt: skip
+        self.own(*self._CACHED)
         opens = bool(self.counts[k] == 0)
         previous, current = np.zeros(len(feature)), np.empty(len(feature))
         if not opens:
@@ -289,7 +289,6 @@ class Memory:
         twin = Memory(kept(self.entry, added), self.config)
         if self.evolved:
             twin.text = kept(self.text, added)
-            twin._shared.discard("text")
             invert_norms(twin.text, twin.inverse_norms)
         for name in ("cache", "quality", "counts", "visual"):
             setattr(twin, name, kept(getattr(self, name), 0.0))
@@ -313,8 +312,9 @@ class Memory:
         weight, mean, variance, other_weight, other_mean, other_variance = (float(x) for x in self.mixture)
         drift = 1.0 - np.einsum("kd,kd->k", self.entry, self.text) * self.inverse_norms if self.evolved else np.zeros(1)
         return {
+            "learned": self.learned,
             "known": self.known,
-            "unknown": self.sequence - self.known,
+            "unknown": self.learned - self.known,
             "trusted": self.trusted,
             "cached": self.cached,
             "passed": self.passed,
@@ -366,7 +366,8 @@ class Memory:
             arrays["text"] = self.text
         counters: Counters = {name: getattr(self, name) for name in _SCALARS}
         counters["confirmed"] = self.quality_window.pushed
-        counters["unknown"] = self.sequence - self.known
+        counters["unknown"] = self.learned - self.known
+        counters["skipped"] = self.sequence - self.learned
         return counters, arrays
 
     @classmethod
@@ -376,7 +377,6 @@ class Memory:
         memory = cls(checked["entry"].copy(), config)
         if "text" in checked:
             memory.text = checked["text"].copy()
-            memory._shared.discard("text")
             invert_norms(memory.text, memory.inverse_norms)
         for name in _SCALARS:
             setattr(memory, name, counters[name])
@@ -396,8 +396,8 @@ class Memory:
         for name in ("buffer", "buffer_class", "buffer_quality"):
             getattr(memory, name)[: len(checked[name])] = checked[name]
         memory.buffered = len(checked["buffer"])
-        memory.gate_window.restore(checked["gate_window"], memory.sequence)
-        memory.mixture_window.restore(checked["mixture_window"], memory.sequence)
+        memory.gate_window.restore(checked["gate_window"], memory.learned)
+        memory.mixture_window.restore(checked["mixture_window"], memory.learned)
         memory.quality_window.restore(checked["quality_window"], int(counters["confirmed"] or 0))
         memory._derive()
         return memory
@@ -414,6 +414,7 @@ _SCALARS = (
     "cold_threshold",
     "evolution_threshold",
     "sequence",
+    "learned",
     "known",
     "trusted",
     "cached",
@@ -427,11 +428,11 @@ _SCALARS = (
 
 def _checked(config: Config, counters: Counters, arrays: state.Arrays) -> state.Arrays:
     """The arrays of an exported memory, each proven to be one that `export` could have written."""
-    expected = {*_SCALARS, "confirmed", "unknown"}
+    expected = {*_SCALARS, "confirmed", "unknown", "skipped"}
     if set(counters) != expected:
         raise StateError(f"the state's counters are {sorted(counters)[:20]}, they must be {sorted(expected)}")
     _check_counters(config, counters)
-    sequence, evolved = counter(counters, "sequence"), counter(counters, "evolved")
+    learned, evolved = counter(counters, "learned"), counter(counters, "evolved")
     found = dict(arrays)
     checked: state.Arrays = {}
 
@@ -463,8 +464,8 @@ def _checked(config: Config, counters: Counters, arrays: state.Arrays) -> state.
         _check_range(take(name, np.float64, opened), name, 1.0 - 1e-9, math.inf)
     _check_range(take("diagonal", np.float64, opened), "diagonal", -1.001, 1.001)
     for name, capacity, pushed in (
-        ("gate_window", config.gate_window, sequence),
-        ("mixture_window", config.mixture_window, sequence),
+        ("gate_window", config.gate_window, learned),
+        ("mixture_window", config.mixture_window, learned),
     ):
         _check_range(take(name, np.float64, min(capacity, pushed)), name, -0.001, 2.001)
     confirmed = counter(counters, "confirmed")
@@ -485,8 +486,7 @@ def _checked(config: Config, counters: Counters, arrays: state.Arrays) -> state.
 
 
 def _check_alignment(config: Config, checked: state.Arrays) -> None:
-    """
-    The accumulators must be what the queues and prototypes make of them.
+    """The accumulators must be what the queues and prototypes make of them.
 
     Up to `_PROVEN_PAIRS` pairs of query and key everything is computed again and compared. Beyond, so many queries
     are, and the rest must obey two identities: the probabilities of a query sum to one, so `key_sum` sums to zero over
@@ -517,7 +517,7 @@ def _check_alignment(config: Config, checked: state.Arrays) -> None:
     places = {int(place): at for at, place in enumerate(own)}
     stored = [places[int(place)] for place in asked]
     same = (
-        np.allclose(query_sum[asked], right[0][asked], rtol=1e-6, atol=1e-9)
+        np.allclose(query_sum[asked], right[0][asked], rtol=_DRIFT_TOLERANCE, atol=_DRIFT_TOLERANCE)
         and np.allclose(checked["normaliser"][stored], right[2][asked], rtol=1e-6)
         and np.allclose(checked["diagonal"][stored], right[3][asked], atol=1e-9)
         and np.allclose(checked["applied"], checked["normaliser"], rtol=_DRIFT_TOLERANCE)
@@ -534,11 +534,12 @@ def _check_alignment(config: Config, checked: state.Arrays) -> None:
 
 def _check_counters(config: Config, counters: Counters) -> None:
     sequence = counter(counters, "sequence", high=2**62)
-    known = counter(counters, "known", high=sequence)
-    if known + counter(counters, "unknown") != sequence:
-        raise StateError("the state's known and unknown samples do not add up to all samples")
+    learned = counter(counters, "learned", high=sequence)
+    known = counter(counters, "known", high=learned)
+    if learned + counter(counters, "skipped") != sequence or known + counter(counters, "unknown") != learned:
+        raise StateError("the state's known, unknown and skipped samples do not add up to all samples")
     for name in ("trusted", "cached", "fits", "failed_fits"):
-        counter(counters, name, high=sequence * max(1, config.cache_size))
+        counter(counters, name, high=learned * config.cache_size)
     counter(counters, "evolved", high=counter(counters, "passed", high=known))
     counter(counters, "confirmed", high=known)
     counter(counters, "alignment_updates", high=alignment.REBUILD_AFTER - 1)

@@ -1,5 +1,4 @@
-"""
-Final verification: a two-component Gaussian mixture over recent openness (equations 8 and 9).
+"""Final verification: a two-component Gaussian mixture over recent openness (equations 8 and 9).
 
 The fit starts from the exact best two-means split of the sorted window, so it needs no randomness, and it fails in
 words rather than quietly: without convergence, with an almost empty component, or with anything not finite, the

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .compiled import kernel
-from .evidence import softmax, softmax_twin
+from .evidence import softmax, softmax_twin, uncertainty, uncertainty_twin
 
 Vector = NDArray[np.float64]
 Row = NDArray[np.float32]
@@ -39,8 +39,7 @@ def affinities(
     cosines: Vector,
     out: Vector,
 ) -> None:
-    """
-    `weight * exp(-sharpness (1 - cosine))` with the visual prototypes `rows` (K, d) into `out` (K,).
+    """`weight * exp(-sharpness (1 - cosine))` with the visual prototypes `rows` (K, d) into `out` (K,).
 
     A class whose queue is empty has cosine and affinity 0.
     """
@@ -69,17 +68,32 @@ def text_probabilities(cosines: Vector, temperature: float, logits: Vector, out:
     return softmax(logits, out)
 
 
-def add_twin(first: Vector, second: Vector, out: Vector) -> int:
-    np.add(first, second, out=out)
-    return int(out.argmax())
+def conclude_twin(
+    logits: Vector, cosines: Vector, affinity: Vector, temperature: float, scaled: Vector, text: Vector, scores: Vector
+) -> tuple[int, float, float, float]:
+    aleatoric, epistemic = uncertainty_twin(logits)
+    entropy = text_probabilities_twin(cosines, temperature, scaled, text)
+    np.add(text, affinity, out=scores)
+    return int(scores.argmax()), aleatoric, epistemic, entropy
 
 
-@kernel("int64(float64[::1], float64[::1], float64[::1])", twin=add_twin)
-def add(first: Vector, second: Vector, out: Vector) -> int:
-    """`first + second` into `out` (K,); returns the lowest index of the largest sum."""
+@kernel(
+    "Tuple((int64, float64, float64, float64))(float64[::1], float64[::1], float64[::1], float64, float64[::1], "
+    "float64[::1], float64[::1])",
+    twin=conclude_twin,
+)
+def conclude(
+    logits: Vector, cosines: Vector, affinity: Vector, temperature: float, scaled: Vector, text: Vector, scores: Vector
+) -> tuple[int, float, float, float]:
+    """Text probability plus affinity into `scores` (K,); returns the lowest best class, AU, EU and the text entropy.
+
+    `logits` (K,) are those behind the evidence; `scaled` and `text` (K,) become the scaled cosines and their softmax.
+    """
+    aleatoric, epistemic = uncertainty(logits, text)
+    entropy = text_probabilities(cosines, temperature, scaled, text)
     best = 0
-    for k in range(first.shape[0]):
-        out[k] = first[k] + second[k]
-        if out[k] > out[best]:
+    for k in range(cosines.shape[0]):
+        scores[k] = text[k] + affinity[k]
+        if scores[k] > scores[best]:
             best = k
-    return best
+    return best, aleatoric, epistemic, entropy

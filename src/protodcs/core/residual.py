@@ -1,5 +1,4 @@
-"""
-Temporary prototypes: one AdamW step from zero residuals, fused with the re-scoring (equations 3 to 5).
+"""Temporary prototypes: one AdamW step from zero residuals, fused with the re-scoring (equations 3 to 5).
 
 From zero, AdamW's first step is `-rate * g / (|g| + eps)` element by element, and weight decay has nothing to act on.
 So the adapted similarities need no adapted prototypes: each row is moved, normalised and compared in one pass, and
@@ -62,8 +61,7 @@ def gradient_element(
     along: np.float32,
     scale: np.float32,
 ) -> np.float32:
-    """
-    One element of the loss's gradient by a text residual.
+    """One element of the loss's gradient by a text residual.
 
     `toward` and `along` are the loss's slope by the row's cosine, divided by the row's norm, and that times the cosine
     and divided by the norm again; `scale * pull` is the part of the alignment loss.
@@ -117,8 +115,7 @@ def rescore(
     epsilon: float,
     out: Vector,
 ) -> int:
-    """
-    Cosine of `feature` with every text prototype after the step, into `out` (K,); returns the lowest best index.
+    """Cosine of `feature` with every text prototype after the step, into `out` (K,); returns the lowest best index.
 
     `cosines` (K,) are those before the step, `slopes` (K,) the loss's derivative by each of them.
     """
@@ -178,8 +175,7 @@ def step_visual(
     epsilon: float,
     out: Matrix,
 ) -> None:
-    """
-    P'_v of the open classes `rows` into `out` (K, d), unit rows.
+    """P'_v of the open classes `rows` into `out` (K, d), unit rows.
 
     The step acts on the un-normalised queue means, `lengths[k] * visual[k]`. `slopes` (K,) are the loss's derivatives
     by the visual cosines `cosines` (K,), all zero unless the evidence is fused: then, and only then, P'_v depends on

@@ -4,8 +4,7 @@ import numpy as np
 
 
 class Scratch:
-    """
-    Vectors (K,) that the stages pass to each other; they hold no state between samples.
+    """Vectors (K,) that the stages pass to each other; they hold no state between samples.
 
     Attributes:
         before, after: text cosines before and after the temporary step.
@@ -13,7 +12,6 @@ class Scratch:
         visual, affinity: visual cosines and affinities.
         logits, probabilities: of the step at hand.
         scores: the final prediction.
-        nothing: zeros.
         adapted: (K, d) float32, P'_v of one sample; allocated when the evidence is fused.
     """
 
@@ -27,5 +25,4 @@ class Scratch:
         self.logits = np.empty(classes)
         self.probabilities = np.empty(classes)
         self.scores = np.empty(classes)
-        self.nothing = np.zeros(classes)
         self.adapted = np.empty((0, width), dtype=np.float32)

@@ -1,5 +1,4 @@
-"""
-How a state travels: one safetensors file whose header says what it is, and whose hash says that it is whole.
+"""How a state travels: one safetensors file whose header says what it is, and whose hash says that it is whole.
 
 A state file may come from a stranger, so nothing in it is trusted: never pickle, every length checked before it is
 used, every refusal a `StateError`. This is the only file of this room that touches the disk.

@@ -1,5 +1,4 @@
-"""
-Every method by name: `create` one, or `restore` one from a state by what its header says.
+"""Every method by name: `create` one, or `restore` one from a state by what its header says.
 
 >>> import numpy as np
 >>> from protodcs import methods

@@ -1,5 +1,4 @@
-"""
-Zero-shot CLIP: the frozen classifier everything else is measured against, with the four usual scores.
+"""Zero-shot CLIP: the frozen classifier everything else is measured against, with the four usual scores.
 
 It learns nothing. The scores grow with familiarity: the maximum cosine, the maximum softmax probability at the
 temperature of CLIP, the same at temperature 1 (MCM), and the free energy.
