@@ -164,7 +164,10 @@ def test_engine_follows_the_oracle_on_the_whole_dtd_stream(name, clip_stream):
     if OPTIONS[name].get("evolution_gate") == "entropy":
         assert report.evolved > 50
     share = report.differing / report.elements
-    print(f"{name}: {report.samples} samples, {report.evolved} evolved, {report.cached} cached, {share:.6%} differ")
+    print(
+        f"{name}: {report.samples} samples, {report.evolved} evolved, {report.cached} cached, {share:.6%} differ, "
+        f"too close to call: {report.ties or 'none'}"
+    )
 
 
 @pytest.mark.parametrize("name", ["paper", "verified, entropy gate"])

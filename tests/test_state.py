@@ -314,7 +314,7 @@ def header_type(outer, inner, body, filled, rng):
 
 def scale(outer, inner, body, filled, rng):
     """All numbers of an array twice as large: features that are no longer unit, sums that contradict their queues."""
-    names = [n for n in ("entry", "text", "cache", "text_sum", "visual_sum", "diagonal") if n in filled]
+    names = [n for n in ("entry", "text", "cache", "pull", "visual_sum", "diagonal") if n in filled]
     # A single open class has nothing to be told apart from: its sums are zero, and twice that is right.
     names = [n for n in names if any(body[slice(*outer[n]["data_offsets"])])]
     name = rng.choice(names)

@@ -1,14 +1,16 @@
 """InfoNCE between visual and text prototypes: its gradient, kept up to date as queues change (section IV-B).
 
 The loss does not depend on the sample, only on the queues and the text prototypes, so its gradient is state. For
-query m with key probabilities p_mj the two un-projected sums, without the common factor 1/(M T), are
+query m with key probabilities p_mj the two sums, without the common factor 1/(M T), are
 
     visual_sum_m = sum_j p_mj t_j - t_m            text_sum_j = sum_m p_mj v_m - v_j
 
-over the open classes (those with a non-empty queue). When one queue changes, only its own row of probabilities does,
-and a rank-two update of `text_sum` suffices. When a class opens, every row gains a key and shrinks a little: the
-diagonal and `visual_sum` follow exactly, the off-diagonal part of `text_sum` is refreshed row by row once a row
-has drifted by `_DRIFT`. The sums are float64, and recomputed in full every `REBUILD_AFTER` updates.
+over the open classes (those with a non-empty queue). The text side is kept as `pull`, which is `text_sum` carried back
+through the normalisation of the text rows: float32, with what the rounding cut off in `pull_rest`, so that thousands
+of small changes do not wear it away. When one queue changes, only its own row of probabilities does, and a rank-two
+update of `pull` suffices. When a class opens, every row gains a key and shrinks a little: the diagonal and
+`visual_sum` follow exactly, the off-diagonal part of `pull` is refreshed row by row once a row has drifted by
+`_DRIFT`. All of it is recomputed in full every `REBUILD_AFTER` updates.
 """
 
 import math
@@ -36,6 +38,7 @@ _MANY = 128
 # weight that is this small beside that of the class itself.
 _SMALL_DRIFT = 1e-3
 _SMALL_WEIGHT = 1e-4
+_LARGE_WEIGHT = 1e-3
 # Corrections below this weight cannot reach the ninth decimal of a gradient even when all of them add up.
 _NEGLIGIBLE = 1e-12
 
@@ -154,27 +157,44 @@ def contrast(
                 key_sum[m, i] -= block[b, i]
 
 
-def shift_rows_twin(
-    rows: Counts,
-    gain: Vector,
-    current: Vector,
-    loss: Vector,
-    previous: Vector,
-    prototypes: Matrix,
-    inverse_norms: Vector,
-    text_sum: Wide,
-    pull: Matrix,
+@inner
+def _move(high: NDArray[np.float32], low: NDArray[np.float32], i: int, change: float) -> None:
+    """Add `change` to the number kept as `high[i] + low[i]`."""
+    value = np.float64(high[i]) + (np.float64(low[i]) + change)
+    high[i] = value
+    low[i] = value - np.float64(high[i])
+
+
+def project_twin(
+    rows: Counts, text_sum: Wide, prototypes: Matrix, inverse_norms: Vector, pull: Matrix, pull_rest: Matrix
 ) -> None:
-    text_sum[rows] += gain[rows, None] * current - loss[rows, None] * previous
     unit = prototypes[rows] * inverse_norms[rows, None]
     along = np.einsum("kd,kd->k", unit, text_sum[rows])
-    pull[rows] = (text_sum[rows] - along[:, None] * unit) * inverse_norms[rows, None]
+    exact = (text_sum[rows] - along[:, None] * unit) * inverse_norms[rows, None]
+    pull[rows] = exact
+    pull_rest[rows] = exact - pull[rows]
 
 
 @kernel(
-    "void(int64[::1], float64[::1], float64[::1], float64[::1], float64[::1], float32[:,::1], float64[::1], "
-    "float64[:,::1], float32[:,::1])",
-    twin=shift_rows_twin,
+    "void(int64[::1], float64[:,::1], float32[:,::1], float64[::1], float32[:,::1], float32[:,::1])", twin=project_twin
+)
+def project(
+    rows: Counts, text_sum: Wide, prototypes: Matrix, inverse_norms: Vector, pull: Matrix, pull_rest: Matrix
+) -> None:
+    """Carry `text_sum` (K, d) of the classes `rows` back through the normalisation of their text rows."""
+    for j in rows:
+        inverse = inverse_norms[j]
+        along = _dot(prototypes[j], text_sum[j]) * inverse * inverse
+        for i in range(prototypes.shape[1]):
+            exact = (text_sum[j, i] - along * prototypes[j, i]) * inverse
+            pull[j, i] = exact
+            pull_rest[j, i] = exact - np.float64(pull[j, i])
+
+
+@kernel(
+    "void(int64[::1], float64[::1], float64[::1], float64[::1], float64[::1], float64[::1], float32[:,::1], "
+    "float64[::1], float32[:,::1], float32[:,::1])",
+    strict=True,
 )
 def shift_rows(
     rows: Counts,
@@ -182,23 +202,31 @@ def shift_rows(
     current: Vector,
     loss: Vector,
     previous: Vector,
+    back: Vector,
     prototypes: Matrix,
     inverse_norms: Vector,
-    text_sum: Wide,
     pull: Matrix,
+    pull_rest: Matrix,
 ) -> None:
-    """Add `gain[j] * current - loss[j] * previous` to `text_sum` and renew `pull`, for each class j of `rows`.
+    """Add `gain[j] * current - loss[j] * previous`, projected, to `pull` of each class j of `rows`.
 
-    `pull` (K, d) is `text_sum` carried back through the normalisation of the text rows, still without 1/(M T). With
-    `gain` and `loss` (K,) zero only `pull` is renewed, by the very same instructions, hence to the same bit.
+    `back` (K,) is what the projection takes away again, along the unit text row.
     """
+    short, short_before = current.astype(np.float32), previous.astype(np.float32)
     for j in rows:
-        added, dropped, inverse = gain[j], loss[j], inverse_norms[j]
+        inverse = inverse_norms[j]
+        added, dropped, taken = gain[j] * inverse, loss[j] * inverse, back[j] * inverse * inverse
+        if max(abs(added), abs(dropped)) > _LARGE_WEIGHT:
+            for i in range(current.shape[0]):
+                _move(pull[j], pull_rest[j], i, added * current[i] - dropped * previous[i] - taken * prototypes[j, i])
+            continue
+        # Kahan's summation: what the addition rounds away goes into the rest, and comes back with the next one.
+        a, b, c = np.float32(added), np.float32(dropped), np.float32(taken)
         for i in range(current.shape[0]):
-            text_sum[j, i] += added * current[i] - dropped * previous[i]
-        along = _dot(prototypes[j], text_sum[j]) * inverse * inverse
-        for i in range(current.shape[0]):
-            pull[j, i] = (text_sum[j, i] - along * prototypes[j, i]) * inverse
+            change = (a * short[i] - b * short_before[i] - c * prototypes[j, i]) + pull_rest[j, i]
+            before = pull[j, i]
+            pull[j, i] = before + change
+            pull_rest[j, i] = change - (pull[j, i] - before)
 
 
 @inner
@@ -211,12 +239,13 @@ def _refresh(
     counts: Counts,
     prototypes: Matrix,
     inverse_norms: Vector,
-    text_sum: Wide,
+    pull: Matrix,
+    pull_rest: Matrix,
     diagonal: Vector,
     temperature: float,
     block: NDArray[np.floating],
 ) -> None:
-    """Change by `change` the inverse normaliser with which the queries `stale` stand in `text_sum`.
+    """Change by `change` the inverse normaliser with which the queries `stale` stand in `pull`.
 
     Their diagonal and the new key k are up to date already. `block` (4, d) sets the precision of the work.
     """
@@ -235,24 +264,26 @@ def _refresh(
                 dot_2 += block[2, i] * prototypes[j, i]
                 dot_3 += block[3, i] * prototypes[j, i]
             weights[0], weights[1], weights[2], weights[3] = dot_0, dot_1, dot_2, dot_3
-            largest = 0.0
+            largest, taken, inverse = 0.0, 0.0, inverse_norms[j]
             for b in range(_BLOCK):
                 m = stale[first + b] if b < size else j
                 if j == m or j == k:
                     weights[b] = 0.0
                 else:
-                    similarity = weights[b] * inverse_norms[j]
-                    weights[b] = change[first + b] * math.exp((similarity - diagonal[m]) / temperature)
+                    similarity = weights[b] * inverse
+                    weights[b] = inverse * change[first + b] * math.exp((similarity - diagonal[m]) / temperature)
+                    taken += weights[b] * similarity * inverse
                     largest = max(largest, abs(weights[b]))
             if largest > _NEGLIGIBLE:
                 w_0, w_1, w_2, w_3 = weights
                 for i in range(prototypes.shape[1]):
-                    text_sum[j, i] += w_0 * block[0, i] + w_1 * block[1, i] + w_2 * block[2, i] + w_3 * block[3, i]
+                    added = w_0 * block[0, i] + w_1 * block[1, i] + w_2 * block[2, i] + w_3 * block[3, i]
+                    _move(pull[j], pull_rest[j], i, added - taken * prototypes[j, i])
 
 
 @kernel(
-    "void(int64, int64[::1], float32[:,:,::1], int64[::1], float32[:,::1], float64[::1], float64[:,::1], "
-    "float64[:,::1], float64[::1], float64[::1], float64[::1], float64)"
+    "void(int64, int64[::1], float32[:,:,::1], int64[::1], float32[:,::1], float64[::1], float32[:,::1], "
+    "float32[:,::1], float64[:,::1], float64[::1], float64[::1], float64[::1], float64)"
 )
 def add_key(
     k: int,
@@ -261,7 +292,8 @@ def add_key(
     counts: Counts,
     prototypes: Matrix,
     inverse_norms: Vector,
-    text_sum: Wide,
+    pull: Matrix,
+    pull_rest: Matrix,
     visual_sum: Wide,
     normaliser: Vector,
     applied: Vector,
@@ -271,7 +303,7 @@ def add_key(
     """Class k has just opened: every other open query sees one more key."""
     width, classes = prototypes.shape[1], len(opened)
     allowed = _DRIFT * classes * max(1.0, classes / _MANY)
-    key, query = np.empty(width), np.empty(width)
+    key, query, gathered = np.empty(width), np.empty(width), np.zeros(width)
     # Queries that have drifted: the few by much, whose correction must be exact, and the many by a little.
     far, near = np.empty(classes, dtype=np.int64), np.empty(classes, dtype=np.int64)
     far_change, near_change = np.empty(classes), np.empty(classes)
@@ -285,10 +317,12 @@ def add_key(
         weight = math.exp((_dot(key, query) - diagonal[m]) / temperature)
         before = normaliser[m]
         normaliser[m] = before + weight
-        _add(text_sum[m], 1.0 / normaliser[m] - 1.0 / before, query)
         share, inverse = weight / normaliser[m], inverse_norms[m]
+        lost = (1.0 / normaliser[m] - 1.0 / before) * inverse
         for i in range(width):
-            visual_sum[m, i] += share * (key[i] - prototypes[m, i] * inverse - visual_sum[m, i])
+            own = prototypes[m, i] * inverse
+            _move(pull[m], pull_rest[m], i, lost * (query[i] - diagonal[m] * own))
+            visual_sum[m, i] += share * (key[i] - own - visual_sum[m, i])
         drift, change = normaliser[m] / applied[m] - 1.0, 1.0 / normaliser[m] - 1.0 / applied[m]
         if drift * (1.0 - 1.0 / normaliser[m]) > allowed:
             if drift > _SMALL_DRIFT:
@@ -298,21 +332,24 @@ def add_key(
                 near[many_near], near_change[many_near] = m, change
                 many_near += 1
             applied[m] = normaliser[m]
-        _add(text_sum[k], weight / applied[m], query)
+        _add(gathered, weight / applied[m], query)
+    taken = _dot(gathered, key)
+    for i in range(width):
+        _move(pull[k], pull_rest[k], i, inverse_norms[k] * (gathered[i] - taken * key[i]))
     double, single = np.empty((_BLOCK, width)), np.empty((_BLOCK, width), dtype=np.float32)
     _refresh(
-        k, far[:many_far], far_change, opened, cache, counts, prototypes, inverse_norms, text_sum, diagonal,
+        k, far[:many_far], far_change, opened, cache, counts, prototypes, inverse_norms, pull, pull_rest, diagonal,
         temperature, double,
     )  # fmt: skip
     _refresh(
-        k, near[:many_near], near_change, opened, cache, counts, prototypes, inverse_norms, text_sum, diagonal,
+        k, near[:many_near], near_change, opened, cache, counts, prototypes, inverse_norms, pull, pull_rest, diagonal,
         temperature, single,
     )  # fmt: skip
 
 
 @kernel(
-    "void(int64, boolean, int64[::1], float64[::1], float64[::1], float32[:,::1], float64[::1], float64[:,::1], "
-    "float64[::1], float64[::1], float64[::1], float64, float64[::1], float64[::1])"
+    "void(int64, boolean, int64[::1], float64[::1], float64[::1], float32[:,::1], float64[::1], float32[:,::1], "
+    "float32[:,::1], float64[:,::1], float64[::1], float64[::1], float64[::1], float64)"
 )
 def change_query(
     k: int,
@@ -322,22 +359,20 @@ def change_query(
     previous: Vector,
     prototypes: Matrix,
     inverse_norms: Vector,
+    pull: Matrix,
+    pull_rest: Matrix,
     visual_sum: Wide,
     normaliser: Vector,
     applied: Vector,
     diagonal: Vector,
     temperature: float,
-    gain: Vector,
-    loss: Vector,
 ) -> None:
-    """The direction of queue k has changed from `previous` to `current` (d,), or begun: renew its row of everything.
-
-    Leaves in `gain` and `loss` (K,) what `shift_rows` must do to the text side.
-    """
+    """The direction of queue k has changed from `previous` to `current` (d,), or begun: bring everything up to date."""
     width = prototypes.shape[1]
     own = _dot(prototypes[k], current) * inverse_norms[k]
     short, short_before = current.astype(np.float32), previous.astype(np.float32)
-    rest = np.zeros(width, dtype=np.float32)
+    rest, cosines = np.zeros(width, dtype=np.float32), np.zeros(prototypes.shape[0])
+    gain, loss, back = np.zeros(prototypes.shape[0]), np.zeros(prototypes.shape[0]), np.zeros(prototypes.shape[0])
     rest_weight = 0.0
     for j in keys:
         if j == k:
@@ -346,25 +381,34 @@ def change_query(
         for i in range(width):
             after += prototypes[j, i] * short[i]
             before += prototypes[j, i] * short_before[i]
-        gain[j] = math.exp((after * inverse_norms[j] - own) / temperature)
-        loss[j] = 0.0 if opened else math.exp((before * inverse_norms[j] - diagonal[k]) / temperature)
+        similarity, similarity_before = after * inverse_norms[j], before * inverse_norms[j]
+        gain[j] = math.exp((similarity - own) / temperature)
+        loss[j] = 0.0 if opened else math.exp((similarity_before - diagonal[k]) / temperature)
         # The temperature magnifies the rounding of a similarity; where the result has weight it is taken exactly.
         if gain[j] > _SMALL_WEIGHT:
-            gain[j] = math.exp((_dot(prototypes[j], current) * inverse_norms[j] - own) / temperature)
+            similarity = _dot(prototypes[j], current) * inverse_norms[j]
+            gain[j] = math.exp((similarity - own) / temperature)
         if loss[j] > _SMALL_WEIGHT:
-            loss[j] = math.exp((_dot(prototypes[j], previous) * inverse_norms[j] - diagonal[k]) / temperature)
+            similarity_before = _dot(prototypes[j], previous) * inverse_norms[j]
+            loss[j] = math.exp((similarity_before - diagonal[k]) / temperature)
         rest_weight += gain[j]
+        loss[j] /= applied[k]
+        # Completed below, when the sum of the weights is known.
+        back[j] = loss[j] * similarity_before
+        cosines[j] = similarity
         weight = np.float32(gain[j] * inverse_norms[j])
         for i in range(width):
             rest[i] += weight * prototypes[j, i]
     total = 1.0 + rest_weight
     for j in keys:
         gain[j] /= total
-        loss[j] /= applied[k]
+        back[j] = gain[j] * cosines[j] - back[j]
     gain[k] = 1.0 / total - 1.0
     loss[k] = 0.0 if opened else 1.0 / normaliser[k] - 1.0
+    back[k] = gain[k] * own - loss[k] * diagonal[k]
     for i in range(width):
         visual_sum[k, i] = (rest[i] - rest_weight * (prototypes[k, i] * inverse_norms[k])) / total
     normaliser[k] = total
     applied[k] = total
     diagonal[k] = own
+    shift_rows(keys, gain, current, loss, previous, back, prototypes, inverse_norms, pull, pull_rest)

@@ -56,3 +56,36 @@ def queue_mean(queue: Matrix, count: int, direction: Vector) -> float:
     for i in range(queue.shape[1]):
         direction[i] *= scale
     return length
+
+
+@kernel(
+    "boolean(int64, int64, float32[::1], float64, float32[:,:,::1], float64[:,::1], int64[::1], float32[:,::1], "
+    "float64[::1], float64[::1], float64[::1])"
+)
+def place(
+    k: int,
+    slot: int,
+    feature: Row,
+    uncertainty: float,
+    cache: NDArray[np.float32],
+    quality: NDArray[np.float64],
+    counts: NDArray[np.int64],
+    visual: Matrix,
+    lengths: Vector,
+    previous: Vector,
+    current: Vector,
+) -> bool:
+    """Put `feature` into `slot` of queue k and renew its visual prototype; True if the queue was empty.
+
+    `previous` and `current` (d,) become the direction of the queue before and after, zero for an empty queue.
+    """
+    opens = counts[k] == 0
+    previous[:] = 0.0
+    if not opens:
+        queue_mean(cache[k], counts[k], previous)
+    cache[k, slot] = feature
+    quality[k, slot] = uncertainty
+    counts[k] = max(counts[k], slot + 1)
+    lengths[k] = queue_mean(cache[k], counts[k], current)
+    visual[k] = current
+    return opens

@@ -12,21 +12,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import StateError
 from . import alignment, mixture, state
-from .base import Counters, Feature, counter, required
-from .cache import choose_slot, queue_mean
+from .base import Counters, Feature
+from .cache import choose_slot, place, queue_mean
 from .compiled import KERNEL
 from .config import Config
 from .first_check import invert_norms, push, quantile
+from .proof import SCALARS, buffer_size, proven
 from .residual import step_visual
-
-# How far the alignment sums of a state may lie from what its queues and prototypes make of them.
-_DRIFT_TOLERANCE = 1e-5
-# How many pairs of query and key a restore computes again to prove them: some milliseconds.
-_PROVEN_PAIRS = 2**16
-# Unit rows are rounded to float32: their squared length is one to about seven digits.
-_UNIT_TOLERANCE = 1e-5
 
 
 class Window:
@@ -70,8 +63,7 @@ class Memory:
         visual, lengths: (K, d) float32 and (K,) float64, P_v: unit directions and lengths of the queue means.
         opened: the classes with a non-empty queue, ascending.
         adapted: (K, d) float32, P'_v, which no sample changes unless the evidence is fused.
-        text_sum, visual_sum, normaliser, applied, diagonal: the alignment accumulators, see `alignment`.
-        pull: (K, d) float32, the alignment gradient of the text rows without its common factor.
+        pull, pull_rest, visual_sum, normaliser, applied, diagonal: the alignment accumulators, see `alignment`.
         gate_window, mixture_window, quality_window: recent S, S' and AU of known samples.
         mixture: (6,) float64 parameters of the last fit, valid while `fitted`.
         buffer, buffer_class, buffer_quality: verified samples waiting for the next refit ("buffered" admission).
@@ -80,7 +72,7 @@ class Memory:
     # What changes with a queue.
     _CACHED = (
         "cache", "quality", "counts", "visual", "lengths", "adapted",
-        "text_sum", "visual_sum", "normaliser", "applied", "diagonal", "pull",
+        "pull", "pull_rest", "visual_sum", "normaliser", "applied", "diagonal",
     )  # fmt: skip
     # All that a fork shares until it writes.
     _BIG = (
@@ -101,18 +93,18 @@ class Memory:
         self.visual = np.zeros((classes, width), dtype=np.float32)
         self.lengths = np.ones(classes)
         self.adapted = np.zeros((classes, width), dtype=np.float32)
-        self.text_sum = np.zeros((classes, width))
         self.visual_sum = np.zeros((classes, width))
         self.normaliser = np.ones(classes)
         self.applied = np.ones(classes)
         self.diagonal = np.zeros(classes)
         self.pull = np.zeros((classes, width), dtype=np.float32)
+        self.pull_rest = np.zeros((classes, width), dtype=np.float32)
         self.gate_window = Window(config.gate_window)
         self.mixture_window = Window(config.mixture_window)
         self.quality_window = Window(config.gate_window)
         self.mixture = np.zeros(mixture.PARAMETERS)
         self.fitted = False
-        waiting = _buffer_size(config)
+        waiting = buffer_size(config)
         self.buffer = np.zeros((waiting, width), dtype=np.float32)
         self.buffer_class = np.zeros(waiting, dtype=np.int64)
         self.buffer_quality = np.zeros(waiting)
@@ -163,18 +155,13 @@ class Memory:
         if slot < 0:
             return False
         self.own(*self._CACHED)
-        opens = bool(self.counts[k] == 0)
-        previous, current = np.zeros(len(feature)), np.empty(len(feature))
-        if not opens:
-            queue_mean(self.cache[k], self.counts[k], previous)
-        self.cache[k, slot] = feature
-        self.quality[k, slot] = uncertainty
-        if slot == self.counts[k]:
-            self.counts[k] += 1
+        previous, current = np.empty((2, len(feature)))
+        opens = place(
+            k, slot, feature, uncertainty, self.cache, self.quality, self.counts, self.visual, self.lengths,
+            previous, current,
+        )  # fmt: skip
         if opens:
             self.opened = np.flatnonzero(self.counts)
-        self.lengths[k] = queue_mean(self.cache[k], self.counts[k], current)
-        self.visual[k] = current
         self.cached += 1
         self._realign(k, opens, previous, current)
         return True
@@ -225,34 +212,32 @@ class Memory:
         keys = self._keys()
         if opens and config.alignment_keys == "open":
             alignment.add_key(
-                k, keys, self.cache, self.counts, self.text, self.inverse_norms, self.text_sum, self.visual_sum,
-                self.normaliser, self.applied, self.diagonal, config.alignment_temperature,
+                k, keys, self.cache, self.counts, self.text, self.inverse_norms, self.pull, self.pull_rest,
+                self.visual_sum, self.normaliser, self.applied, self.diagonal, config.alignment_temperature,
             )  # fmt: skip
-        gain, loss = np.empty(len(self.counts)), np.empty(len(self.counts))
         alignment.change_query(
-            k, opens, keys, current, previous, self.text, self.inverse_norms, self.visual_sum, self.normaliser,
-            self.applied, self.diagonal, config.alignment_temperature, gain, loss,
+            k, opens, keys, current, previous, self.text, self.inverse_norms, self.pull, self.pull_rest,
+            self.visual_sum, self.normaliser, self.applied, self.diagonal, config.alignment_temperature,
         )  # fmt: skip
-        alignment.shift_rows(
-            keys, gain, current, loss, previous, self.text, self.inverse_norms, self.text_sum, self.pull
-        )
         # One class more changes the mean over queries, hence every step that is scaled by it.
         self._step_visual(self.opened if opens else np.array([k]))
 
     def rebuild(self) -> None:
         """Compute the alignment in full: after an evolution, a class edit, and every so many updates."""
-        self.own("text_sum", "visual_sum", "normaliser", "applied", "diagonal", "pull", "adapted")
+        self.own("pull", "pull_rest", "visual_sum", "normaliser", "applied", "diagonal", "adapted")
         self.alignment_updates = 0
         text, visual = self.text * self.inverse_norms[:, None], self._directions()
+        text_sum = np.zeros_like(text)
         forward = self.config.alignment_direction == "visual-to-text"
-        queries, query_sum = (visual, self.visual_sum) if forward else (text, self.text_sum)
-        keys, key_sum = (text, self.text_sum) if forward else (visual, self.visual_sum)
+        queries, query_sum = (visual, self.visual_sum) if forward else (text, text_sum)
+        keys, key_sum = (text, text_sum) if forward else (visual, self.visual_sum)
         alignment.contrast(
             queries, keys, self.opened, self._keys(), self.config.alignment_temperature,
             query_sum, key_sum, self.normaliser, self.diagonal,
         )  # fmt: skip
         self.applied[:] = self.normaliser
-        self._derive()
+        alignment.project(self._keys(), text_sum, self.text, self.inverse_norms, self.pull, self.pull_rest)
+        self._step_visual(self.opened)
 
     def _directions(self) -> NDArray[np.float64]:
         """P_v in float64, zero where a queue is empty."""
@@ -260,14 +245,6 @@ class Memory:
         for k in self.opened:
             queue_mean(self.cache[k], self.counts[k], directions[k])
         return directions
-
-    def _derive(self) -> None:
-        """All of `pull` and P'_v from the sums."""
-        nothing, nowhere = np.zeros(len(self.counts)), np.zeros(self.entry.shape[1])
-        alignment.shift_rows(
-            self._keys(), nothing, nowhere, nothing, nowhere, self.text, self.inverse_norms, self.text_sum, self.pull
-        )
-        self._step_visual(self.opened)
 
     def _step_visual(self, rows: NDArray[np.int64]) -> None:
         none = np.zeros(len(self.counts))
@@ -294,7 +271,7 @@ class Memory:
             setattr(twin, name, kept(getattr(self, name), 0.0))
         twin.opened = np.flatnonzero(twin.counts)
         twin.lengths = kept(self.lengths, 1.0)
-        for name in ("gate_window", "mixture_window", "quality_window", "mixture", *_SCALARS):
+        for name in ("gate_window", "mixture_window", "quality_window", "mixture", *SCALARS):
             setattr(twin, name, getattr(self, name))
         place = np.full(len(self.counts), -1)
         place[rows] = np.arange(len(rows))
@@ -349,7 +326,8 @@ class Memory:
             "counts": self.counts,
             "cache": self.cache[filled],
             "quality": self.quality[filled],
-            "text_sum": self.text_sum[self._keys()],
+            "pull": self.pull[self._keys()],
+            "pull_rest": self.pull_rest[self._keys()],
             "visual_sum": self.visual_sum[self.opened],
             "normaliser": self.normaliser[self.opened],
             "applied": self.applied[self.opened],
@@ -364,7 +342,7 @@ class Memory:
             arrays[name] = window.arrivals[: window.size]
         if self.evolved:
             arrays["text"] = self.text
-        counters: Counters = {name: getattr(self, name) for name in _SCALARS}
+        counters: Counters = {name: getattr(self, name) for name in SCALARS}
         counters["confirmed"] = self.quality_window.pushed
         counters["unknown"] = self.learned - self.known
         counters["skipped"] = self.sequence - self.learned
@@ -373,12 +351,12 @@ class Memory:
     @classmethod
     def restored(cls, config: Config, counters: Counters, arrays: state.Arrays) -> "Memory":
         """Rebuild an exported memory, checking everything that could be wrong before anything large is made."""
-        checked = _checked(config, counters, arrays)
+        checked = proven(config, counters, arrays)
         memory = cls(checked["entry"].copy(), config)
         if "text" in checked:
             memory.text = checked["text"].copy()
             invert_norms(memory.text, memory.inverse_norms)
-        for name in _SCALARS:
+        for name in SCALARS:
             setattr(memory, name, counters[name])
         memory.counts[:] = checked["counts"]
         memory.opened = np.flatnonzero(memory.counts)
@@ -389,7 +367,8 @@ class Memory:
         for k in memory.opened:
             memory.lengths[k] = queue_mean(memory.cache[k], memory.counts[k], direction)
             memory.visual[k] = direction
-        memory.text_sum[memory._keys()] = checked["text_sum"]
+        for name in ("pull", "pull_rest"):
+            getattr(memory, name)[memory._keys()] = checked[name]
         for name in ("visual_sum", "normaliser", "applied", "diagonal"):
             getattr(memory, name)[memory.opened] = checked[name]
         memory.mixture[:] = checked["mixture"]
@@ -399,182 +378,5 @@ class Memory:
         memory.gate_window.restore(checked["gate_window"], memory.learned)
         memory.mixture_window.restore(checked["mixture_window"], memory.learned)
         memory.quality_window.restore(checked["quality_window"], int(counters["confirmed"] or 0))
-        memory._derive()
+        memory._step_visual(memory.opened)
         return memory
-
-
-def _buffer_size(config: Config) -> int:
-    """The most samples that can wait between two flushes, the first of which comes with the first fit."""
-    return max(config.mixture_start, config.mixture_period) if config.cache_admission == "buffered" else 0
-
-
-# Numbers beside the arrays, exported by name.
-_SCALARS = (
-    "fitted",
-    "cold_threshold",
-    "evolution_threshold",
-    "sequence",
-    "learned",
-    "known",
-    "trusted",
-    "cached",
-    "passed",
-    "evolved",
-    "fits",
-    "failed_fits",
-    "alignment_updates",
-)
-
-
-def _checked(config: Config, counters: Counters, arrays: state.Arrays) -> state.Arrays:
-    """The arrays of an exported memory, each proven to be one that `export` could have written."""
-    expected = {*_SCALARS, "confirmed", "unknown", "skipped"}
-    if set(counters) != expected:
-        raise StateError(f"the state's counters are {sorted(counters)[:20]}, they must be {sorted(expected)}")
-    _check_counters(config, counters)
-    learned, evolved = counter(counters, "learned"), counter(counters, "evolved")
-    found = dict(arrays)
-    checked: state.Arrays = {}
-
-    def take(name: str, dtype: type, *shape: int | None) -> NDArray[Any]:
-        checked[name] = required(found, name, dtype, shape)
-        del found[name]
-        return checked[name]
-
-    classes, width = take("entry", np.float32, None, None).shape
-    _check_unit(checked["entry"], "entry")
-    if evolved:
-        take("text", np.float32, classes, width)
-        if config.evolution_norm == "unit":
-            _check_unit(checked["text"], "text")
-        else:
-            # A mean of unit vectors is no longer than they are, and one of zero length would have no direction.
-            _check_range(_squares(checked["text"]), "text", 1e-12, 1.0 + _UNIT_TOLERANCE)
-    counts = take("counts", np.int64, classes)
-    if not ((counts >= 0) & (counts <= config.cache_size)).all():
-        raise StateError(f"the state's queues must hold 0 to {config.cache_size} features each")
-    total, opened = int(counts.sum()), int(np.count_nonzero(counts))
-    if total > counter(counters, "cached"):
-        raise StateError(f"the state's queues hold {total} features, more than ever entered them")
-    _check_unit(take("cache", np.float32, total, width), "cache")
-    _check_range(take("quality", np.float64, total), "quality", 0.0, 1e6)
-    take("text_sum", np.float64, classes if config.alignment_keys == "all" else opened, width)
-    take("visual_sum", np.float64, opened, width)
-    for name in ("normaliser", "applied"):
-        _check_range(take(name, np.float64, opened), name, 1.0 - 1e-9, math.inf)
-    _check_range(take("diagonal", np.float64, opened), "diagonal", -1.001, 1.001)
-    for name, capacity, pushed in (
-        ("gate_window", config.gate_window, learned),
-        ("mixture_window", config.mixture_window, learned),
-    ):
-        _check_range(take(name, np.float64, min(capacity, pushed)), name, -0.001, 2.001)
-    confirmed = counter(counters, "confirmed")
-    _check_range(take("quality_window", np.float64, min(config.gate_window, confirmed)), "quality_window", 0.0, 1e6)
-    _check_mixture(take("mixture", np.float64, mixture.PARAMETERS), bool(counters["fitted"]))
-    capacity = _buffer_size(config)
-    waiting = len(take("buffer", np.float32, None, width))
-    if waiting > capacity:
-        raise StateError(f"the state's buffer holds {waiting} samples, it has room for {capacity}")
-    _check_unit(checked["buffer"], "buffer")
-    _check_range(take("buffer_class", np.int64, waiting), "buffer_class", 0, classes - 1)
-    _check_range(take("buffer_quality", np.float64, waiting), "buffer_quality", 0.0, 1e6)
-    if found:
-        raise StateError(f"the state holds arrays that do not belong there: {sorted(found)[:10]}")
-    if opened:
-        _check_alignment(config, checked)
-    return checked
-
-
-def _check_alignment(config: Config, checked: state.Arrays) -> None:
-    """The accumulators must be what the queues and prototypes make of them.
-
-    Up to `_PROVEN_PAIRS` pairs of query and key everything is computed again and compared. Beyond, so many queries
-    are, and the rest must obey two identities: the probabilities of a query sum to one, so `key_sum` sums to zero over
-    the keys, and both sums count the same similarities.
-    """
-    counts = checked["counts"]
-    opened = np.flatnonzero(counts)
-    every_key = config.alignment_keys == "all"
-    keys = np.arange(len(counts)) if every_key else opened
-    own = opened if every_key else np.arange(len(opened))  # Where the key of each open class stands.
-    text = np.stack(
-        [row / np.linalg.norm(row) for row in checked.get("text", checked["entry"])[keys].astype(np.float64)]
-    )
-    visual = np.zeros_like(text)
-    queues = np.split(checked["cache"], np.cumsum(counts[opened])[:-1])
-    for place, queue in zip(own, queues, strict=True):
-        queue_mean(np.ascontiguousarray(queue), len(queue), visual[place])
-    forward = config.alignment_direction == "visual-to-text"
-    queries, offered = (visual, text) if forward else (text, visual)
-    query_sum = np.zeros_like(text)
-    query_sum[own] = checked["visual_sum"] if forward else checked["text_sum"]
-    key_sum = np.zeros_like(text)
-    key_sum[own if not forward else slice(None)] = checked["text_sum"] if forward else checked["visual_sum"]
-
-    asked = np.ascontiguousarray(own[:: math.ceil(len(own) * len(keys) / _PROVEN_PAIRS)])
-    right = [np.zeros_like(text), np.zeros_like(text), np.ones(len(text)), np.zeros(len(text))]
-    alignment.contrast(queries, offered, asked, np.arange(len(text)), config.alignment_temperature, *right)
-    places = {int(place): at for at, place in enumerate(own)}
-    stored = [places[int(place)] for place in asked]
-    same = (
-        np.allclose(query_sum[asked], right[0][asked], rtol=_DRIFT_TOLERANCE, atol=_DRIFT_TOLERANCE)
-        and np.allclose(checked["normaliser"][stored], right[2][asked], rtol=1e-6)
-        and np.allclose(checked["diagonal"][stored], right[3][asked], atol=1e-9)
-        and np.allclose(checked["applied"], checked["normaliser"], rtol=_DRIFT_TOLERANCE)
-    )
-    if len(asked) == len(own):
-        same = same and np.allclose(key_sum, right[1], rtol=_DRIFT_TOLERANCE, atol=_DRIFT_TOLERANCE)
-    else:
-        allowed = _DRIFT_TOLERANCE * len(own)
-        by_query, by_key = np.einsum("kd,kd->", query_sum, queries), np.einsum("kd,kd->", key_sum, offered)
-        same = same and bool(np.abs(key_sum.sum(axis=0)).max() <= allowed and abs(by_query - by_key) <= allowed)
-    if not same:
-        raise StateError("the state's alignment sums contradict its queues and prototypes")
-
-
-def _check_counters(config: Config, counters: Counters) -> None:
-    sequence = counter(counters, "sequence", high=2**62)
-    learned = counter(counters, "learned", high=sequence)
-    known = counter(counters, "known", high=learned)
-    if learned + counter(counters, "skipped") != sequence or known + counter(counters, "unknown") != learned:
-        raise StateError("the state's known, unknown and skipped samples do not add up to all samples")
-    for name in ("trusted", "cached", "fits", "failed_fits"):
-        counter(counters, name, high=learned * config.cache_size)
-    counter(counters, "evolved", high=counter(counters, "passed", high=known))
-    counter(counters, "confirmed", high=known)
-    counter(counters, "alignment_updates", high=alignment.REBUILD_AFTER - 1)
-    if not isinstance(counters["fitted"], bool):
-        raise StateError("the state does not say whether its mixture is fitted")
-    if counters["fitted"] and not counters["fits"]:
-        raise StateError("the state has a mixture that was never fitted")
-    for name, high in (("cold_threshold", 2.001), ("evolution_threshold", 1e6)):
-        value = counters[name]
-        number = isinstance(value, float | int) and not isinstance(value, bool)
-        if value != getattr(config, name) and not (number and -0.001 <= value <= high):  # type: ignore[operator]
-            raise StateError(f"the state's {name} is {value!r}, it must lie from 0 to {high}")
-
-
-def _check_range(array: NDArray[Any], name: str, low: float, high: float) -> None:
-    if not ((array >= low) & (array <= high)).all():
-        raise StateError(f"the state's array {name!r} has values outside {low} to {high}")
-
-
-def _squares(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    squares: NDArray[np.float32] = np.einsum("kd,kd->k", rows, rows)
-    return squares
-
-
-def _check_unit(rows: NDArray[np.float32], name: str) -> None:
-    if not (np.abs(_squares(rows) - 1.0) < _UNIT_TOLERANCE).all():
-        raise StateError(f"the state's array {name!r} has rows that are not of length one")
-
-
-def _check_mixture(parameters: NDArray[np.float64], fitted: bool) -> None:
-    if not fitted:
-        if parameters.any():
-            raise StateError("the state holds parameters of a mixture that it says is not fitted")
-        return
-    weights, variances = parameters[[0, 3]], parameters[[2, 5]]
-    ordered = parameters[1] <= parameters[4]
-    if not (ordered and (weights > 0).all() and abs(weights.sum() - 1) < 1e-9 and (variances > 0).all()):
-        raise StateError("the state's mixture is none: weights, means or variances are impossible")

@@ -1,0 +1,209 @@
+"""Proves that the numbers and arrays of a state are ones that a ProtoDCS memory could have exported.
+
+A state may come from a stranger, with a right hash over wrong numbers. Everything is checked here, on the arrays as
+they came, before anything larger is made of them.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import StateError
+from . import alignment, mixture, state
+from .base import Counters, counter, required
+from .cache import queue_mean
+from .config import Config
+from .first_check import invert_norms
+
+# How far the alignment sums of a state may lie from what its queues and prototypes make of them.
+_DRIFT_TOLERANCE = 1e-5
+# How many pairs of query and key a restore computes again to prove them: some milliseconds.
+_PROVEN_PAIRS = 2**16
+# Unit rows are rounded to float32: their squared length is one to about seven digits.
+_UNIT_TOLERANCE = 1e-5
+
+# Numbers beside the arrays, exported by name.
+SCALARS = (
+    "fitted",
+    "cold_threshold",
+    "evolution_threshold",
+    "sequence",
+    "learned",
+    "known",
+    "trusted",
+    "cached",
+    "passed",
+    "evolved",
+    "fits",
+    "failed_fits",
+    "alignment_updates",
+)
+
+
+def buffer_size(config: Config) -> int:
+    """The most samples that can wait between two flushes, the first of which comes with the first fit."""
+    return max(config.mixture_start, config.mixture_period) if config.cache_admission == "buffered" else 0
+
+
+def proven(config: Config, counters: Counters, arrays: state.Arrays) -> state.Arrays:
+    """The arrays of an exported memory, each proven to be one that `export` could have written."""
+    expected = {*SCALARS, "confirmed", "unknown", "skipped"}
+    if set(counters) != expected:
+        raise StateError(f"the state's counters are {sorted(counters)[:20]}, they must be {sorted(expected)}")
+    _check_counters(config, counters)
+    learned, evolved = counter(counters, "learned"), counter(counters, "evolved")
+    found = dict(arrays)
+    checked: state.Arrays = {}
+
+    def take(name: str, dtype: type, *shape: int | None) -> NDArray[Any]:
+        checked[name] = required(found, name, dtype, shape)
+        del found[name]
+        return checked[name]
+
+    classes, width = take("entry", np.float32, None, None).shape
+    _check_unit(checked["entry"], "entry")
+    if evolved:
+        take("text", np.float32, classes, width)
+        if config.evolution_norm == "unit":
+            _check_unit(checked["text"], "text")
+        else:
+            # A mean of unit vectors is no longer than they are, and one of zero length would have no direction.
+            _check_range(_squares(checked["text"]), "text", 1e-12, 1.0 + _UNIT_TOLERANCE)
+    counts = take("counts", np.int64, classes)
+    if not ((counts >= 0) & (counts <= config.cache_size)).all():
+        raise StateError(f"the state's queues must hold 0 to {config.cache_size} features each")
+    total, opened = int(counts.sum()), int(np.count_nonzero(counts))
+    if total > counter(counters, "cached"):
+        raise StateError(f"the state's queues hold {total} features, more than ever entered them")
+    _check_unit(take("cache", np.float32, total, width), "cache")
+    _check_range(take("quality", np.float64, total), "quality", 0.0, 1e6)
+    for name in ("pull", "pull_rest"):
+        take(name, np.float32, classes if config.alignment_keys == "all" else opened, width)
+    take("visual_sum", np.float64, opened, width)
+    for name in ("normaliser", "applied"):
+        _check_range(take(name, np.float64, opened), name, 1.0 - 1e-9, math.inf)
+    _check_range(take("diagonal", np.float64, opened), "diagonal", -1.001, 1.001)
+    for name, capacity, pushed in (
+        ("gate_window", config.gate_window, learned),
+        ("mixture_window", config.mixture_window, learned),
+    ):
+        _check_range(take(name, np.float64, min(capacity, pushed)), name, -0.001, 2.001)
+    confirmed = counter(counters, "confirmed")
+    _check_range(take("quality_window", np.float64, min(config.gate_window, confirmed)), "quality_window", 0.0, 1e6)
+    _check_mixture(take("mixture", np.float64, mixture.PARAMETERS), bool(counters["fitted"]))
+    capacity = buffer_size(config)
+    waiting = len(take("buffer", np.float32, None, width))
+    if waiting > capacity:
+        raise StateError(f"the state's buffer holds {waiting} samples, it has room for {capacity}")
+    _check_unit(checked["buffer"], "buffer")
+    _check_range(take("buffer_class", np.int64, waiting), "buffer_class", 0, classes - 1)
+    _check_range(take("buffer_quality", np.float64, waiting), "buffer_quality", 0.0, 1e6)
+    if found:
+        raise StateError(f"the state holds arrays that do not belong there: {sorted(found)[:10]}")
+    if opened:
+        _check_alignment(config, checked)
+    return checked
+
+
+def _check_alignment(config: Config, checked: state.Arrays) -> None:
+    """The accumulators must be what the queues and prototypes make of them.
+
+    Up to `_PROVEN_PAIRS` pairs of query and key everything is computed again and compared. Beyond that so many
+    queries are, and of the text side only its size: a row of `pull` is a sum of as many unit vectors as there are
+    queries at most, and it stands at right angles to its prototype.
+    """
+    counts = checked["counts"]
+    opened = np.flatnonzero(counts)
+    every_key = config.alignment_keys == "all"
+    keys = np.arange(len(counts)) if every_key else opened
+    own = opened if every_key else np.arange(len(opened))  # Where the key of each open class stands.
+    prototypes = np.ascontiguousarray(checked.get("text", checked["entry"])[keys])
+    inverse_norms = np.empty(len(keys))
+    invert_norms(prototypes, inverse_norms)
+    text = prototypes * inverse_norms[:, None]
+    visual = np.zeros_like(text)
+    queues = np.split(checked["cache"], np.cumsum(counts[opened])[:-1])
+    for row, queue in zip(own, queues, strict=True):
+        queue_mean(np.ascontiguousarray(queue), len(queue), visual[row])
+    forward = config.alignment_direction == "visual-to-text"
+    every = np.arange(len(keys))
+    asked = np.ascontiguousarray(own[:: math.ceil(len(own) * len(keys) / _PROVEN_PAIRS)])
+    text_sum, visual_sum, normaliser, diagonal = np.zeros_like(text), np.zeros_like(text), *np.ones((2, len(keys)))
+    alignment.contrast(
+        visual if forward else text, text if forward else visual, asked, every, config.alignment_temperature,
+        visual_sum if forward else text_sum, text_sum if forward else visual_sum, normaliser, diagonal,
+    )  # fmt: skip
+    stored = np.searchsorted(own, asked)
+    whole = len(asked) == len(own)
+    same = (
+        np.allclose(checked["normaliser"][stored], normaliser[asked], rtol=1e-6)
+        and np.allclose(checked["diagonal"][stored], diagonal[asked], atol=1e-9)
+        and np.allclose(checked["applied"], checked["normaliser"], rtol=_DRIFT_TOLERANCE)
+    )
+    if forward or whole:
+        same = same and _close(checked["visual_sum"][stored], visual_sum[asked])
+    pull = checked["pull"] + checked["pull_rest"].astype(np.float64)
+    if whole:
+        right, rest = np.zeros_like(prototypes), np.zeros_like(prototypes)
+        alignment.project(every, text_sum, prototypes, inverse_norms, right, rest)
+        same = same and _close(pull, right)
+    else:
+        same = same and bool(np.abs(np.einsum("kd,kd->k", pull, text)).max() <= _DRIFT_TOLERANCE)
+        same = same and bool(np.abs(pull).max() <= len(own) * inverse_norms.max())
+    if not same or not _close(checked["pull_rest"], np.zeros_like(pull)):
+        raise StateError("the state's alignment sums contradict its queues and prototypes")
+
+
+def _close(got: NDArray[Any], wanted: NDArray[Any]) -> bool:
+    return bool(np.allclose(got, wanted, rtol=_DRIFT_TOLERANCE, atol=_DRIFT_TOLERANCE))
+
+
+def _check_counters(config: Config, counters: Counters) -> None:
+    sequence = counter(counters, "sequence", high=2**62)
+    learned = counter(counters, "learned", high=sequence)
+    known = counter(counters, "known", high=learned)
+    if learned + counter(counters, "skipped") != sequence or known + counter(counters, "unknown") != learned:
+        raise StateError("the state's known, unknown and skipped samples do not add up to all samples")
+    for name in ("trusted", "cached", "fits", "failed_fits"):
+        counter(counters, name, high=learned * config.cache_size)
+    counter(counters, "evolved", high=counter(counters, "passed", high=known))
+    counter(counters, "confirmed", high=known)
+    counter(counters, "alignment_updates", high=alignment.REBUILD_AFTER - 1)
+    if not isinstance(counters["fitted"], bool):
+        raise StateError("the state does not say whether its mixture is fitted")
+    if counters["fitted"] and not counters["fits"]:
+        raise StateError("the state has a mixture that was never fitted")
+    for name, high in (("cold_threshold", 2.001), ("evolution_threshold", 1e6)):
+        value = counters[name]
+        number = isinstance(value, float | int) and not isinstance(value, bool)
+        if value != getattr(config, name) and not (number and -0.001 <= value <= high):  # type: ignore[operator]
+            raise StateError(f"the state's {name} is {value!r}, it must lie from 0 to {high}")
+
+
+def _check_range(array: NDArray[Any], name: str, low: float, high: float) -> None:
+    if not ((array >= low) & (array <= high)).all():
+        raise StateError(f"the state's array {name!r} has values outside {low} to {high}")
+
+
+def _squares(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    squares: NDArray[np.float32] = np.einsum("kd,kd->k", rows, rows)
+    return squares
+
+
+def _check_unit(rows: NDArray[np.float32], name: str) -> None:
+    if not (np.abs(_squares(rows) - 1.0) < _UNIT_TOLERANCE).all():
+        raise StateError(f"the state's array {name!r} has rows that are not of length one")
+
+
+def _check_mixture(parameters: NDArray[np.float64], fitted: bool) -> None:
+    if not fitted:
+        if parameters.any():
+            raise StateError("the state holds parameters of a mixture that it says is not fitted")
+        return
+    weights, means, variances = parameters[[0, 3]], parameters[[1, 4]], parameters[[2, 5]]
+    # Openness lies from 0 to 2, so its means do too, and its variances are at most 1.
+    possible = means[0] <= means[1] and (np.abs(means - 1) < 1.001).all() and (variances > 0).all()
+    if not (possible and (variances < 1.001).all() and (weights > 0).all() and abs(weights.sum() - 1) < 1e-9):
+        raise StateError("the state's mixture is none: weights, means or variances are impossible")
