@@ -5,7 +5,7 @@ import pytest
 
 from conftest import random_stream
 from protodcs import Config, ProtoDCS, methods
-from protodcs.errors import ConfigError, InputError, ProtoDCSError
+from protodcs.errors import ConfigError, InputError, ProtoDCSError, UsageError
 
 WIDTH = 32
 GOOD = np.ones(WIDTH, dtype=np.float32)
@@ -23,7 +23,6 @@ BAD_FEATURES = {
     "minus infinity": (broken(-np.inf), "NaN or infinite"),
     "zero": (np.zeros(WIDTH), "longer than 1e-6"),
     "tiny": (np.full(WIDTH, 1e-9), "longer than 1e-6"),
-    "overflowing": (np.full(WIDTH, 1e300), "finite"),
     "short": (GOOD[:-1], r"shape \(32,\); given: an array of shape \(31,\)"),
     "long": (np.ones(WIDTH + 1), r"shape \(32,\)"),
     "empty": (np.empty(0), r"shape \(32,\)"),
@@ -135,6 +134,51 @@ def test_every_option_says_what_it_is():
     for name, field in Config.model_fields.items():
         assert field.description, name
         assert field.description.endswith("."), name
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_any_layout_and_any_finite_size_is_taken(name, tmp_path):
+    prototypes, features, _ = random_stream(width=WIDTH, samples=20)
+    frozen = features.copy()
+    frozen.flags.writeable = False
+    np.save(tmp_path / "features.npy", features)
+    mapped = np.load(tmp_path / "features.npy", mmap_mode="r")
+    bytewise = np.frombuffer(b"\0" + features.tobytes(), dtype=np.uint8)[1:].view(np.float32).reshape(features.shape)
+    huge = features.astype(np.float64) * 1e300
+    wanted = methods.create(name, prototypes).observe_many(features)
+    prototypes.flags.writeable = False
+    for other in (frozen, mapped, bytewise, np.asfortranarray(features), huge):
+        got = methods.create(name, prototypes).observe_many(other)
+        np.testing.assert_allclose(got.openness, wanted.openness, atol=1e-6)
+        engine = methods.create(name, prototypes)
+        assert engine.observe(other[0]).openness == pytest.approx(wanted.openness[0], abs=1e-6)
+    with pytest.raises(InputError):
+        engine.observe(np.ma.masked_array(features[0], mask=features[0] > 0))
+    with pytest.raises(InputError, match="fingerprint"):
+        methods.create(name, prototypes, encoder=5)
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_an_interrupted_engine_says_so_until_it_is_reset(name, monkeypatch):
+    prototypes, features, _ = random_stream(width=WIDTH, samples=20)
+    engine = methods.create(name, prototypes)
+    engine.observe_many(features)
+    kept = engine.snapshot()
+    part = "_verify" if name == "protodcs" else "_score"
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, part, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.observe(features[0])
+    for call in (engine.snapshot, lambda: engine.observe(features[0]), lambda: engine.peek(features[0])):
+        with pytest.raises(UsageError, match="interrupted"):
+            call()
+    engine.reset()
+    assert engine.observe(features[0]).sequence == 0
+    assert methods.restore(kept).sequence == 20
 
 
 def test_errors_are_also_the_builtin_ones():

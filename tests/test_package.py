@@ -64,6 +64,29 @@ def test_observe_never_compiles():
     assert all(not kernel._can_compile for kernel, _ in compiled._kernels)
 
 
+THREADS = """
+import threading, numpy as np
+from protodcs import methods
+problems = []
+def start(name):
+    try:
+        engine = methods.create(name, np.eye(4, 16))
+        for i in range(130):
+            engine.observe(np.eye(4, 16)[i % 4])
+    except BaseException as problem:
+        problems.append(repr(problem))
+threads = [threading.Thread(target=start, args=(name,)) for name in ("zero_shot", "protodcs") * 4]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+from protodcs.core import compiled
+print(problems, all(not kernel._can_compile for kernel, _ in compiled._kernels))
+"""
+
+
+def test_first_engines_may_be_built_in_many_threads_and_in_any_order():
+    assert run(THREADS).strip() == "[] True"
+
+
 NUMPY_PATH = """
 import sys, numpy as np
 sys.path.insert(0, "tests")
@@ -76,6 +99,11 @@ for options in ({}, {"evolution_gate": "entropy", "evidence_logits": "fused"}, {
     d = methods.create("protodcs", prototypes, **options).observe_many(features)
     out.append([d.openness.tolist(), d.index.tolist(), d.known.tolist(), d.aleatoric.tolist()])
 import json; print(json.dumps([KERNEL, out]))
+engine = methods.create("protodcs", prototypes, evolution_gate="entropy")
+for feature in features:
+    decision = engine.observe(feature)
+json.dumps(decision.to_dict())
+assert methods.restore(engine.snapshot()).snapshot() == engine.snapshot()
 """
 
 
@@ -133,6 +161,19 @@ def test_an_explanation_agrees_with_the_decision_and_changes_nothing(options):
             assert len(why.verification.mixture) == 2
         json.dumps(why.to_dict())
         assert len(str(why).splitlines()) == 7
+
+
+def test_a_frozen_engine_explains_that_nothing_is_kept():
+    prototypes, features, _ = random_stream(samples=150)
+    engine = ProtoDCS(prototypes, config=Config.preset("paper", evolution_gate="entropy"))
+    engine.observe_many(features)
+    engine.freeze()
+    for feature in features[:40]:
+        why = engine.explain(feature)
+        assert why.decision.to_dict() == engine.peek(feature).to_dict()
+        assert "frozen" in why.cache.reason
+        assert not why.evolution.evolved
+    assert any("normalised entropy" in engine.explain(feature).evolution.reason for feature in features)
 
 
 def test_an_explanation_says_what_held_the_evolution_back():

@@ -17,7 +17,7 @@ import pytest
 from safetensors import safe_open
 
 from conftest import random_stream
-from protodcs import ProtoDCS, methods
+from protodcs import Config, ProtoDCS, methods
 from protodcs.core import state
 from protodcs.errors import StateError
 
@@ -174,11 +174,73 @@ def test_a_failed_save_keeps_the_old_file_and_leaves_nothing_behind(tmp_path, mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fails)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(StateError, match=r"state'?: No space"):
         engine.save(path)
     monkeypatch.undo()
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["state"]
+
+
+def test_saving_into_a_missing_folder_names_the_file_one_asked_for(tmp_path):
+    with pytest.raises(StateError, match=r"missing/camera\.state"):
+        ProtoDCS(np.eye(2, 4)).save(tmp_path / "missing" / "camera.state")
+
+
+def test_every_snapshot_of_a_stream_with_many_classes_can_be_restored():
+    """Classes open late and close together, so that the alignment lags as far behind as it is allowed to."""
+    rng = np.random.default_rng(1)
+
+    def directions(count):
+        rows = rng.normal(size=(count, 256))
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+    text_cone, image_cone = directions(2)
+    content = directions(100)
+    engine = ProtoDCS(text_cone + 0.6 * content)
+    for step in range(700):
+        noise = directions(1)[0]
+        engine.observe(image_cone + 0.2 * text_cone + 0.4 * content[rng.integers(100)] + 0.4 * noise)
+        if step % 10 == 0:
+            assert ProtoDCS.restore(engine.snapshot()).sequence == step + 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_stream_with_a_single_class_can_be_restored(seed):
+    prototypes, features, _ = random_stream(classes=1, samples=60, seed=seed)
+    engine = ProtoDCS(prototypes)
+    engine.observe_many(features)
+    assert ProtoDCS.restore(engine.snapshot()).snapshot() == engine.snapshot()
+
+
+def test_a_class_on_top_of_another_ones_queue_stays_finite():
+    """The text row of the new class lies where another class has its cached features: weights of e^88 and more."""
+    axes = np.eye(64)
+    engine = ProtoDCS(axes[:3], config=Config.preset("paper", first_check=False, cold_threshold=3.0))
+    for i in range(4):
+        engine.observe(0.02 * axes[0] + 0.9 * axes[10] + 0.4 * axes[40 + i])
+    engine.add_class("new", axes[10])
+    engine.observe(axes[10])
+    decision = engine.observe(0.04 * axes[0] + 0.97 * axes[31])
+    assert np.isfinite(decision.scores).all()
+    kept, full = engine._memory, engine._memory.fork()
+    full.rebuild()
+    np.testing.assert_allclose(kept.visual_sum, full.visual_sum, atol=1e-6)
+    assert ProtoDCS.restore(engine.snapshot()).snapshot() == engine.snapshot()
+
+
+def test_a_buffer_that_holds_more_than_can_have_come_is_refused():
+    engine, _ = trained(samples=150, cache_admission="buffered")
+    header, arrays = state.unpack(engine.snapshot())
+    arrays["buffer"] = np.repeat(arrays["entry"][:1], 51, axis=0)
+    arrays["buffer_class"], arrays["buffer_quality"] = np.zeros(51, dtype=np.int64), np.zeros(51)
+    with pytest.raises(StateError, match="more than came since"):
+        methods.restore(state.pack(header.model_copy(update={"content_hash": "0" * 64}), arrays))
+
+
+def test_a_large_buffer_is_not_made_before_it_is_needed():
+    wide = np.ones((1, 2**20), dtype=np.float32)
+    engine = methods.create("protodcs", wide, cache_admission="buffered", mixture_start=100_000, cache_size=1)
+    assert methods.restore(engine.snapshot()).dimension == 2**20
 
 
 # Hostile files. Half are damaged as a disk or a network damages them; half are broken in their meaning by someone who
@@ -291,6 +353,7 @@ def config(outer, inner, body, filled, rng):
         "cache_admission": ["never", 7],
         "evolution_gate": [None],
         "nonsense": [1],
+        "self": [1],
     }
     name = rng.choice(list(bad))
     inner["config"][name] = bad[name][rng.integers(len(bad[name]))]

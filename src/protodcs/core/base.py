@@ -27,6 +27,7 @@ from .first_check import to_unit
 Feature = NDArray[np.float32]
 Counters = dict[str, int | float | bool | None]
 
+_TORN = "this engine was interrupted while it learned from a sample: restore it from a snapshot, or reset it"
 _IN_USE = "this engine is in use by another thread: give each stream its own engine, or call it from one thread"
 # float16 is widened, which loses nothing; the kernels take the other two as they are.
 _WORKING_TYPE: dict[np.dtype[Any], np.dtype[Any]] = {
@@ -95,8 +96,11 @@ class FeatureMethod(ABC):
         self._memory = self._new_memory(entry)
 
     def _assume(self, config: BaseModel, encoder: str | None, frozen: bool) -> None:
+        if encoder is not None and not (isinstance(encoder, str) and 0 < len(encoder) <= 1000):
+            raise InputError(f"encoder must be a fingerprint of 1 to 1000 characters; given: {described(encoder)}")
         self.config = config
         self.encoder = encoder
+        self._whole = True
         self.frozen = frozen
         self._busy = threading.Lock()
 
@@ -148,6 +152,8 @@ class FeatureMethod(ABC):
         if not self._busy.acquire(blocking=False):
             raise UsageError(_IN_USE)
         try:
+            if not self._whole:
+                raise UsageError(_TORN)
             return self._observe(self._checked(feature), True)
         finally:
             self._busy.release()
@@ -176,14 +182,15 @@ class FeatureMethod(ABC):
 
     def reset(self) -> None:
         """Become a new engine with the current class names and their entry prototypes."""
-        with self._alone():
+        with self._alone(torn=True):
+            self._whole = True
             self.frozen = False
             self._memory = self._new_memory(self._entry(self._memory))
 
     def add_class(self, name: str, prototype: NDArray[np.floating]) -> None:
         """Append a class; everything learned so far stays."""
         with self._alone():
-            if type(prototype) is not np.ndarray or prototype.shape != (self.dimension,):
+            if not is_plain(prototype) or prototype.shape != (self.dimension,):
                 raise InputError(
                     f"a prototype must be a numpy array of shape ({self.dimension},); given: {described(prototype)}"
                 )
@@ -278,44 +285,61 @@ class FeatureMethod(ABC):
 
     def _observe(self, feature: Feature, scores: bool) -> Decision:
         if not self.frozen:
-            return self._advance(self._memory, feature, scores)
+            self._whole = False
+            decision = self._advance(self._memory, feature, scores)
+            self._whole = True
+            return decision
         decision = self._advance(self._memory.fork(), feature, scores)
         self._memory.sequence += 1
         return _nothing_kept(decision)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self, torn: bool = False) -> Iterator[None]:
+        """Be the only caller; `torn` says that a memory torn by an interruption will do."""
         if not self._busy.acquire(blocking=False):
             raise UsageError(_IN_USE)
         try:
+            if not (self._whole or torn):
+                raise UsageError(_TORN)
             yield
         finally:
             self._busy.release()
 
     def _checked(self, feature: Any) -> Feature:
-        if type(feature) is not np.ndarray or feature.ndim != 1 or feature.shape[0] != len(self._feature):
+        if not is_plain(feature) or feature.ndim != 1 or feature.shape[0] != len(self._feature):
             raise InputError(
                 f"a feature must be a numpy array of shape ({self.dimension},); given: {described(feature)}"
             )
         working = _WORKING_TYPE.get(feature.dtype)
         if working is None:
             raise InputError(f"a feature must be float16, float32 or float64; given: {described(feature)}")
-        values: NDArray[np.floating] = np.ascontiguousarray(feature, dtype=working)
+        values: NDArray[np.floating] = as_kernels_want(feature, working)
         if not to_unit(values, self._feature):
             raise InputError(f"a feature must be finite and longer than 1e-6; given: {described_values(feature)}")
         return self._feature
 
     def _checked_many(self, features: Any) -> Feature:
-        if type(features) is not np.ndarray or features.ndim != 2 or features.shape[1] != len(self._feature):
+        if not is_plain(features) or features.ndim != 2 or features.shape[1] != len(self._feature):
             raise InputError(
                 f"features must be a numpy array of shape (N, {self.dimension}); given: {described(features)}"
             )
         return unit_rows(features, "features", least=0)
 
 
+def is_plain(value: Any) -> bool:
+    """Whether a value is a numpy array without further meaning, such as a mask."""
+    return type(value) is np.ndarray or isinstance(value, np.memmap)
+
+
+def as_kernels_want(array: NDArray[Any], working: np.dtype[Any]) -> NDArray[Any]:
+    """Contiguous, aligned and writeable: kernels are compiled for nothing else, although they do not write to it."""
+    values = np.ascontiguousarray(array, dtype=working)
+    return values if values.flags.behaved else values.copy()
+
+
 def unit_rows(rows: Any, what: str, least: int = 1) -> Feature:
     """Validate (N, d) rows and normalise each, in float64, to a new float32 array."""
-    if type(rows) is not np.ndarray or rows.ndim != 2 or rows.shape[0] < least or rows.shape[1] < 1:
+    if not is_plain(rows) or rows.ndim != 2 or rows.shape[0] < least or rows.shape[1] < 1:
         raise InputError(
             f"{what} must be a numpy array of shape (N, d) with at least {least} row(s); given: {described(rows)}"
         )
@@ -324,7 +348,7 @@ def unit_rows(rows: Any, what: str, least: int = 1) -> Feature:
         raise InputError(f"{what} must be float16, float32 or float64; given: {described(rows)}")
     out = np.empty(rows.shape, dtype=np.float32)
     for i, row in enumerate(rows):
-        if not to_unit(np.ascontiguousarray(row, dtype=working), out[i]):
+        if not to_unit(as_kernels_want(row, working), out[i]):
             raise InputError(f"row {i} of {what} must be finite and longer than 1e-6; given: {described_values(row)}")
     return out
 

@@ -6,6 +6,7 @@ missing, or `PROTODCS_KERNEL=numpy` asks for it, each kernel is replaced by its 
 """
 
 import os
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -25,7 +26,8 @@ KERNEL: str = "numpy" if numba is None or os.environ.get("PROTODCS_KERNEL") == "
 _MATHS = {"reassoc", "contract", "nsz"}
 
 _kernels: list[tuple[Any, list[str]]] = []
-_compiled = False
+_ready = 0  # So many of them are compiled; importing another method may register more.
+_lock = threading.Lock()
 
 
 class KernelCompilation(UserWarning):
@@ -64,22 +66,27 @@ def inner(function: F) -> F:
 
 def ensure_compiled() -> int:
     """Compile or load every registered kernel; returns how many had to be compiled because no cache held them."""
-    global _compiled
-    if _compiled:
-        return 0
+    global _ready
+    with _lock:
+        pending = _kernels[_ready:]
+        missed = _compile(pending)
+        _ready += len(pending)
+        return missed
+
+
+def _compile(kernels: list[tuple[Any, list[str]]]) -> int:
     missed = 0
-    for dispatcher, signatures in _kernels:
+    for dispatcher, signatures in kernels:
         for signature in signatures:
             dispatcher.compile(signature)
         if not missed and _misses(dispatcher):
             warnings.warn(
                 "compiling the kernels, once for this machine; run `protodcs warm` after installing to do it ahead",
                 KernelCompilation,
-                stacklevel=3,
+                stacklevel=4,
             )
         missed += _misses(dispatcher)
         dispatcher.disable_compile()
-    _compiled = True
     return missed
 
 

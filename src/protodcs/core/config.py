@@ -154,7 +154,7 @@ class Config(BaseModel):
         "unit", description="Renormalise the text prototypes after each evolution, or keep the mean as it is (DPE)."
     )
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, /, **options: Any) -> None:
         try:
             super().__init__(**options)
         except ValidationError as problem:

@@ -343,9 +343,9 @@ class ProtoDCS(FeatureMethod):
             self._admit_at_once(stepped, values, self._first_check(stepped, values))
             after = self._memory.fork()
             decision = self._advance(after, values, True)
-            return explanation(
-                self.config, self.classes, values, (self._memory, stepped, after), decision, self._scratch
-            )
+            memories = (self._memory, stepped, after)
+            why = explanation(self.config, self.classes, values, memories, decision, self._scratch)
+            return why.nothing_kept() if self.frozen else why
 
     def calibrate(self, features: NDArray[np.floating]) -> bool:
         """Set the cold-start threshold from unlabelled features (N, d) of the stream to come, known and unknown mixed.
@@ -376,10 +376,11 @@ class ProtoDCS(FeatureMethod):
 
     def _fit(self, ordered: NDArray[np.float64], size: int, parameters: NDArray[np.float64]) -> bool:
         config = self.config
-        return mixture.fit(
+        fitted = mixture.fit(
             ordered, size, config.mixture_tolerance, config.mixture_iterations, config.mixture_floor,
             config.mixture_weight, parameters,
         )  # fmt: skip
+        return bool(fitted)
 
     def _resize(self, classes: tuple[str, ...], width: int) -> None:
         super()._resize(classes, width)

@@ -74,7 +74,7 @@ def uncertainty_twin(logits: Vector) -> tuple[float, float]:
     evidence = np.maximum(logits, 0.0) + 1.0
     total = float(evidence.sum())
     psi = np.array([digamma(a + 1.0) for a in evidence])
-    return digamma(total + 1.0) - float(evidence @ psi) / total, len(evidence) / total
+    return max(0.0, digamma(total + 1.0) - float(evidence @ psi) / total), len(evidence) / total
 
 
 def uncertainty_gradient_twin(
@@ -89,7 +89,7 @@ def uncertainty_gradient_twin(
     aleatoric_slope = trigamma(total + 1.0) + (mean - psi - evidence * psi_1) / total
     slope = aleatoric_weight * aleatoric_slope - epistemic_weight * len(evidence) / total**2
     out[:] = np.where(logits > 0.0, slope, 0.0)
-    return digamma(total + 1.0) - mean, len(evidence) / total
+    return max(0.0, digamma(total + 1.0) - mean), len(evidence) / total
 
 
 @inner
@@ -129,7 +129,8 @@ def _uncertainty_twin(logits: Vector, scratch: Vector) -> tuple[float, float]:
 def uncertainty(logits: Vector, scratch: Vector) -> tuple[float, float]:
     """AU and EU of `logits` (K,); `scratch` (K,) is overwritten."""
     total, weighted = _evidence_sums(logits, scratch)
-    return digamma(total + 1.0) - weighted / total, logits.shape[0] / total
+    # Of one class AU is zero, up to a rounding that may fall on either side.
+    return max(0.0, digamma(total + 1.0) - weighted / total), logits.shape[0] / total
 
 
 @kernel("UniTuple(float64, 2)(float64[::1], float64, float64, float64[::1])", twin=uncertainty_gradient_twin)
@@ -156,7 +157,7 @@ def uncertainty_gradient(
             z = max(logits[k], 0.0)
             slope = common - share * (out[k] + (z + 1.0) * trigamma(z + 2.0))
             out[k] = slope if z > 0.0 else 0.0
-    return digamma(total + 1.0) - mean, classes / total
+    return max(0.0, digamma(total + 1.0) - mean), classes / total
 
 
 def softmax_twin(logits: Vector, out: Vector) -> float:

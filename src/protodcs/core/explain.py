@@ -5,7 +5,7 @@ path nothing and cannot disagree with it.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,16 @@ class Explanation:
     best: list[tuple[str, float]]
     evolution: EvolutionStage
 
+    def nothing_kept(self) -> "Explanation":
+        """The same for a frozen engine, which decides likewise and keeps nothing."""
+        frozen = "the engine is frozen, nothing is kept; otherwise: "
+        return replace(
+            self,
+            decision=replace(self.decision, cached=False, evolved=False),
+            cache=replace(self.cache, changed=False, reason=frozen + self.cache.reason),
+            evolution=replace(self.evolution, evolved=False, reason=frozen + self.evolution.reason),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary."""
         stages = ("first_check", "cache", "temporary", "verification", "evolution")
@@ -143,7 +153,7 @@ def explanation(
         temporary=_temporary(config, feature, stepped, decision, scratch),
         verification=_verification(config, after, decision),
         best=[(classes[k], float(scratch.scores[k])) for k in np.argsort(-scratch.scores, kind="stable")[:_SHOWN]],
-        evolution=_evolution(config, before, after, decision),
+        evolution=_evolution(config, before, after, decision, scratch),
     )
 
 
@@ -183,7 +193,7 @@ def _cache(
     elif config.cache_admission != "immediate" and not decision.known:
         reason = f"not offered: admission is '{config.cache_admission}' and the sample is not known"
     elif config.cache_admission == "buffered":
-        reason = "held back until the next refit of the mixture"
+        reason = "held back until the mixture is fitted again" + (", which is now" if decision.cached else "")
     elif not decision.cached:
         reason = f"refused: a cached feature at cosine {nearest[0][0]:.3f} shows the same and is less uncertain"
     elif similar:
@@ -209,7 +219,9 @@ def _temporary(
         )  # fmt: skip
         norm = float(np.linalg.norm(gradient))
         change = decision.openness - decision.openness_first
-        reason = f"one step moves openness by {change:+.5f} and AU from {aleatoric:.5f} to {decision.aleatoric:.5f}"
+        reason = f"one step moves openness by {change:+.5f}"
+        if config.evidence_logits == "text":
+            reason += f" and AU from {aleatoric:.5f} to {decision.aleatoric:.5f}"
     elif decision.trusted:
         reason = "trusted, but the text prototypes are not adapted (text_rate or text_prototypes is off)"
     else:
@@ -243,11 +255,13 @@ def _verification(config: Config, after: Memory, decision: Decision) -> Verifica
             reason += f", by the tail that loses {config.target_false_reject:.1%} of the known"
     else:
         relation = "below" if decision.openness < after.cold_threshold else "not below"
-        reason = f"no mixture yet: openness {decision.openness:.4f} is {relation} {after.cold_threshold:.4f}: {side}"
+        reason = (
+            f"no mixture in force: openness {decision.openness:.4f} is {relation} {after.cold_threshold:.4f}: {side}"
+        )
     return VerificationStage(after.fitted, parts, after.cold_threshold, decision.p_unknown, decision.known, reason)
 
 
-def _evolution(config: Config, before: Memory, after: Memory, decision: Decision) -> EvolutionStage:
+def _evolution(config: Config, before: Memory, after: Memory, decision: Decision, scratch: Scratch) -> EvolutionStage:
     passed = after.passed > before.passed
     threshold: float | None = before.evolution_threshold
     if config.evolution_gate == "quantile":
@@ -261,7 +275,11 @@ def _evolution(config: Config, before: Memory, after: Memory, decision: Decision
         reason = "held back: the sample is not known"
     elif not passed:
         at = "" if threshold is None else f" at {threshold:.5f}"
-        reason = f"held back: the {config.evolution_gate!r} gate{at} did not open for AU {decision.aleatoric:.5f}"
+        measured = f"AU {decision.aleatoric:.5f}"
+        if config.evolution_gate == "entropy":
+            entropy = evidence.softmax(scratch.after / config.temperature, np.empty_like(scratch.after))
+            measured = f"normalised entropy {entropy / np.log(max(len(scratch.after), 2)):.5f}"
+        reason = f"held back: the {config.evolution_gate!r} gate{at} did not open for {measured}"
     else:
         reason = "held back: it passed the gate but was not trusted, so there is no step to take over"
     return EvolutionStage(config.evolution_gate, threshold, passed, decision.evolved, reason)

@@ -55,11 +55,18 @@ def to_unit(values: NDArray[np.floating], out: Row) -> bool:
     total = 0.0
     for i in range(values.shape[0]):
         total += np.float64(values[i]) * np.float64(values[i])
+    scale = 1.0
+    if total == math.inf:  # The squares overflow: try again with the largest value as the unit.
+        for i in range(values.shape[0]):
+            scale = max(scale, abs(np.float64(values[i])))
+        total = 0.0
+        for i in range(values.shape[0]):
+            total += (np.float64(values[i]) / scale) ** 2
     norm = math.sqrt(total)
-    if not (1e-6 < norm < math.inf):
+    if not (1e-6 < norm * scale < math.inf):
         return False
     for i in range(values.shape[0]):
-        out[i] = np.float64(values[i]) / norm
+        out[i] = np.float64(values[i]) / scale / norm
     return True
 
 
@@ -123,7 +130,7 @@ def look_twin(
     best = similarities_twin(prototypes, inverse_norms, feature, cosines)
     openness = 1.0 - float(cosines[best])
     size = push(arrivals, ordered, pushed, openness)
-    return best, openness, quantile(ordered, size, low), quantile(ordered, size, high)
+    return best, openness, float(quantile(ordered, size, low)), float(quantile(ordered, size, high))
 
 
 @kernel(

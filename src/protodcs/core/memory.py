@@ -12,14 +12,19 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import StateError
 from . import alignment, mixture, state
 from .base import Counters, Feature
 from .cache import choose_slot, place, queue_mean
 from .compiled import KERNEL
 from .config import Config
 from .first_check import invert_norms, push, quantile
-from .proof import SCALARS, buffer_size, proven
+from .proof import SCALARS, proven
 from .residual import step_visual
+
+# The arrays of the samples that wait for the next refit, and by how many rows they grow.
+_WAITING = ("buffer", "buffer_class", "buffer_quality")
+_GROWTH = 32
 
 
 class Window:
@@ -76,7 +81,7 @@ class Memory:
     )  # fmt: skip
     # All that a fork shares until it writes.
     _BIG = (
-        "text", "inverse_norms", *_CACHED, "mixture", "buffer", "buffer_class", "buffer_quality",
+        "text", "inverse_norms", *_CACHED, "mixture", *_WAITING,
     )  # fmt: skip
 
     def __init__(self, entry: Feature, config: Config):
@@ -104,10 +109,9 @@ class Memory:
         self.quality_window = Window(config.gate_window)
         self.mixture = np.zeros(mixture.PARAMETERS)
         self.fitted = False
-        waiting = buffer_size(config)
-        self.buffer = np.zeros((waiting, width), dtype=np.float32)
-        self.buffer_class = np.zeros(waiting, dtype=np.int64)
-        self.buffer_quality = np.zeros(waiting)
+        self.buffer = np.zeros((0, width), dtype=np.float32)
+        self.buffer_class = np.zeros(0, dtype=np.int64)
+        self.buffer_quality = np.zeros(0)
         self.buffered = 0
         # Thresholds that move, and counts of what happened.
         self.cold_threshold = config.cold_threshold
@@ -168,7 +172,11 @@ class Memory:
 
     def wait(self, k: int, feature: Feature, uncertainty: float) -> None:
         """Hold a verified sample back until the next refit."""
-        self.own("buffer", "buffer_class", "buffer_quality")
+        self.own(*_WAITING)
+        if self.buffered == len(self.buffer):
+            for name in _WAITING:
+                array = getattr(self, name)
+                setattr(self, name, np.concatenate([array, np.zeros((_GROWTH, *array.shape[1:]), dtype=array.dtype)]))
         self.buffer[self.buffered] = feature
         self.buffer_class[self.buffered] = k
         self.buffer_quality[self.buffered] = uncertainty
@@ -277,9 +285,8 @@ class Memory:
         place[rows] = np.arange(len(rows))
         waiting = np.flatnonzero(place[self.buffer_class[: self.buffered]] >= 0)
         twin.buffered = len(waiting)
-        twin.buffer[: len(waiting)] = self.buffer[waiting]
-        twin.buffer_class[: len(waiting)] = place[self.buffer_class[waiting]]
-        twin.buffer_quality[: len(waiting)] = self.buffer_quality[waiting]
+        twin.buffer, twin.buffer_quality = self.buffer[waiting], self.buffer_quality[waiting]
+        twin.buffer_class = place[self.buffer_class[waiting]]
         twin.rebuild()
         return twin
 
@@ -352,7 +359,10 @@ class Memory:
     def restored(cls, config: Config, counters: Counters, arrays: state.Arrays) -> "Memory":
         """Rebuild an exported memory, checking everything that could be wrong before anything large is made."""
         checked = proven(config, counters, arrays)
-        memory = cls(checked["entry"].copy(), config)
+        try:
+            memory = cls(checked["entry"].copy(), config)
+        except MemoryError:
+            raise StateError("the state asks for queues larger than this machine's memory") from None
         if "text" in checked:
             memory.text = checked["text"].copy()
             invert_norms(memory.text, memory.inverse_norms)
@@ -372,8 +382,8 @@ class Memory:
         for name in ("visual_sum", "normaliser", "applied", "diagonal"):
             getattr(memory, name)[memory.opened] = checked[name]
         memory.mixture[:] = checked["mixture"]
-        for name in ("buffer", "buffer_class", "buffer_quality"):
-            getattr(memory, name)[: len(checked[name])] = checked[name]
+        for name in _WAITING:
+            setattr(memory, name, checked[name].copy())
         memory.buffered = len(checked["buffer"])
         memory.gate_window.restore(checked["gate_window"], memory.learned)
         memory.mixture_window.restore(checked["mixture_window"], memory.learned)

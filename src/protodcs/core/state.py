@@ -103,8 +103,11 @@ def write(path: str | os.PathLike[str], data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(target)
-    except BaseException:
+    except BaseException as problem:
         draft.unlink(missing_ok=True)
+        if isinstance(problem, OSError):
+            reason = problem.strerror or problem
+            raise StateError(f"cannot write the state file {os.fspath(path)!r}: {reason}") from problem
         raise
     _sync_folder(target.parent)
 

@@ -31,7 +31,7 @@ class ZeroShotConfig(BaseModel):
         None, description="A sample is known if its score is at least this. None: every sample counts as known."
     )
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, /, **options: Any) -> None:
         try:
             super().__init__(**options)
         except ValidationError as problem:
