@@ -10,9 +10,9 @@ Every number and every reading of the method is a field of `Config`. A config is
 state carries all of it, resolved.
 
     from protodcs import Config
-    Config.preset("paper")                                  # the letter of the paper
-    Config.preset("default")                                # what we recommend; today it behaves as "paper" does
-    Config.preset("paper", evolution_gate="entropy")        # one option replaced
+    Config.preset("paper")                              # the letter of the paper
+    Config.preset("default")                            # what we recommend; today as "paper"
+    Config.preset("paper", evolution_gate="entropy")    # one option replaced
 
 Where the paper is silent or contradicts itself, both readings are options here, so that they can be run and compared.
 
