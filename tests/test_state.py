@@ -204,6 +204,18 @@ def test_every_snapshot_of_a_stream_with_many_classes_can_be_restored():
             assert ProtoDCS.restore(engine.snapshot()).sequence == step + 1
 
 
+def test_a_real_stream_with_a_thousand_classes_can_be_restored_and_continued_bit_equal(clip_stream):
+    """Beyond some hundred open classes a restore proves a sample of the alignment instead of all of it."""
+    prototypes, features, _ = clip_stream("big")
+    engine, twin = ProtoDCS(prototypes), ProtoDCS(prototypes)
+    for step, feature in enumerate(features[:2500]):
+        assert engine.observe(feature).openness == twin.observe(feature).openness
+        if step % 500 == 499:
+            twin = ProtoDCS.restore(engine.snapshot())
+    assert engine.stats()["open_classes"] > 256
+    assert twin.snapshot() == engine.snapshot()
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_stream_with_a_single_class_can_be_restored(seed):
     prototypes, features, _ = random_stream(classes=1, samples=60, seed=seed)
