@@ -10,7 +10,7 @@ through the normalisation of the text rows: float32, with what the rounding cut 
 of small changes do not wear it away. When one queue changes, only its own row of probabilities does, and a rank-two
 update of `pull` suffices. When a class opens, every row gains a key and shrinks a little: the diagonal and
 `visual_sum` follow exactly, the off-diagonal part of `pull` is refreshed row by row once a row has drifted by
-`DRIFT`. All of it is recomputed in full every `REBUILD_AFTER` updates.
+`allowed_drift`. All of it is recomputed in full every `REBUILD_AFTER` updates.
 """
 
 import math
@@ -31,10 +31,10 @@ REBUILD_AFTER = 1000
 REBUILD_UP_TO = 16
 # How much of a row's probability off the diagonal may be out of date, per open class: the mean over queries divides
 # every error by their number, and a gradient is wanted to its ninth decimal.
-DRIFT = 4e-11
+_DRIFT = 4e-11
 # Beyond so many open classes it may be more: with 876 open on a real stream no element of the gradient is then off by
 # more than 1e-8.
-MANY = 128
+_MANY = 128
 # A correction that is this small a part of what it corrects need not be known better than in single precision, nor a
 # weight that is this small beside that of the class itself.
 _SMALL_DRIFT = 1e-3
@@ -46,6 +46,11 @@ _NEGLIGIBLE = 1e-12
 
 # Queries per pass over the keys: each key row that is read serves this many of them.
 _BLOCK = 4
+
+
+def allowed_drift(classes: int) -> float:
+    """How far a query's row may drift, with so many open classes: relative drift times its share off the diagonal."""
+    return _DRIFT * classes * max(1.0, classes / _MANY)
 
 
 @inner
@@ -307,7 +312,7 @@ def _refresh(
 
 @kernel(
     "void(int64, int64[::1], float32[:,:,::1], int64[::1], float32[:,::1], float64[::1], float32[:,::1], "
-    "float32[:,::1], float64[:,::1], float64[::1], float64[::1], float64[::1], float64)"
+    "float32[:,::1], float64[:,::1], float64[::1], float64[::1], float64[::1], float64, float64)"
 )
 def add_key(
     k: int,
@@ -323,10 +328,13 @@ def add_key(
     applied: Vector,
     diagonal: Vector,
     temperature: float,
+    allowed: float,
 ) -> None:
-    """Class k has just opened: every other open query sees one more key."""
+    """Class k has just opened: every other open query sees one more key.
+
+    Rows that have drifted by more than `allowed` are refreshed.
+    """
     width, classes = prototypes.shape[1], len(opened)
-    allowed = DRIFT * classes * max(1.0, classes / MANY)
     key, query, gathered = np.empty(width), np.empty(width), np.zeros(width)
     # Queries that have drifted: the few by much, whose correction must be exact, and the many by a little.
     far, near = np.empty(classes, dtype=np.int64), np.empty(classes, dtype=np.int64)

@@ -116,27 +116,9 @@ def push(arrivals: Vector, ordered: Vector, pushed: int, value: float) -> int:
     return size + 1
 
 
-def look_twin(
-    prototypes: Matrix,
-    inverse_norms: Vector,
-    feature: Row,
-    cosines: Vector,
-    arrivals: Vector,
-    ordered: Vector,
-    pushed: int,
-    low: float,
-    high: float,
-) -> tuple[int, float, float, float]:
-    best = similarities_twin(prototypes, inverse_norms, feature, cosines)
-    openness = 1.0 - float(cosines[best])
-    size = push(arrivals, ordered, pushed, openness)
-    return best, openness, float(quantile(ordered, size, low)), float(quantile(ordered, size, high))
-
-
 @kernel(
     "Tuple((int64, float64, float64, float64))(float32[:,::1], float64[::1], float32[::1], float64[::1], "
-    "float64[::1], float64[::1], int64, float64, float64)",
-    twin=look_twin,
+    "float64[::1], float64[::1], int64, float64, float64)"
 )
 def look(
     prototypes: Matrix,
@@ -151,6 +133,6 @@ def look(
 ) -> tuple[int, float, float, float]:
     """The first check in one pass: best class, openness, and two quantiles of the window that now includes it."""
     best = similarities(prototypes, inverse_norms, feature, cosines)
-    openness = 1.0 - cosines[best]
+    openness = 1.0 - float(cosines[best])
     size = push(arrivals, ordered, pushed, openness)
-    return best, openness, quantile(ordered, size, low), quantile(ordered, size, high)
+    return best, openness, float(quantile(ordered, size, low)), float(quantile(ordered, size, high))

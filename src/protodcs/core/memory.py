@@ -222,6 +222,7 @@ class Memory:
             alignment.add_key(
                 k, keys, self.cache, self.counts, self.text, self.inverse_norms, self.pull, self.pull_rest,
                 self.visual_sum, self.normaliser, self.applied, self.diagonal, config.alignment_temperature,
+                alignment.allowed_drift(len(keys)),
             )  # fmt: skip
         alignment.change_query(
             k, opens, keys, current, previous, self.text, self.inverse_norms, self.pull, self.pull_rest,

@@ -159,7 +159,7 @@ def _check_alignment(config: Config, checked: state.Arrays) -> None:
 
 def _lags_as_allowed(normaliser: NDArray[np.float64], applied: NDArray[np.float64]) -> bool:
     """The drift that `alignment.add_key` leaves standing, with a little room for rounding."""
-    allowed = alignment.DRIFT * len(applied) * max(1.0, len(applied) / alignment.MANY)
+    allowed = alignment.allowed_drift(len(applied))
     drift = normaliser / applied - 1.0
     return bool((drift > -1e-9).all() and (drift * (1.0 - 1.0 / normaliser) <= 1.01 * allowed + 1e-12).all())
 
