@@ -13,6 +13,18 @@ class InputError(ProtoDCSError, ValueError):
     """A feature, prototype or class name that no engine can use. The engine is unchanged."""
 
 
+class ImageError(InputError):
+    """An image that cannot be used: damaged, hostile, of a kind that is not supported, or not an image at all."""
+
+
+class DataError(ProtoDCSError, LookupError):
+    """A data set that is missing, incomplete or not what its name says."""
+
+
+class EncoderError(ProtoDCSError, ValueError):
+    """A model that is missing, incomplete, or cannot be used as a dual encoder."""
+
+
 class ConfigError(ProtoDCSError, ValueError):
     """An option that does not exist, lies outside its range or contradicts another one."""
 

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.numpy import save as serialise
 
+from ..durable import replace_file
 from ..errors import StateError
 
 Arrays = dict[str, NDArray[Any]]
@@ -95,21 +95,11 @@ def unpack(data: bytes) -> tuple[Header, Arrays]:
 
 def write(path: str | os.PathLike[str], data: bytes) -> None:
     """Replace `path` by `data` in one step: after a crash the old file or the new one is there, never a torn one."""
-    target = Path(path)
-    draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with draft.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(target)
-    except BaseException as problem:
-        draft.unlink(missing_ok=True)
-        if isinstance(problem, OSError):
-            reason = problem.strerror or problem
-            raise StateError(f"cannot write the state file {os.fspath(path)!r}: {reason}") from problem
-        raise
-    _sync_folder(target.parent)
+        replace_file(Path(path), data)
+    except OSError as problem:
+        reason = problem.strerror or problem
+        raise StateError(f"cannot write the state file {os.fspath(path)!r}: {reason}") from problem
 
 
 def read(path: str | os.PathLike[str]) -> bytes:
@@ -118,17 +108,6 @@ def read(path: str | os.PathLike[str]) -> bytes:
         return Path(path).read_bytes()
     except OSError as problem:
         raise StateError(f"cannot read the state file {os.fspath(path)!r}: {problem.strerror or problem}") from problem
-
-
-def _sync_folder(folder: Path) -> None:
-    # Without this a power cut may forget the rename although the file's content is on the disk.
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _hash_span(data: bytes) -> tuple[int, int]:

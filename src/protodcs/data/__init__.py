@@ -1,0 +1,32 @@
+"""Images and where they come from: sources, decoding, corruptions, class names and streams.
+
+>>> from protodcs.data import open_source, decode
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .image import decode
+    from .sets import names, open_source
+    from .source import ImageSource
+
+# Where each public name lives. Nothing is imported before it is asked for: Pillow and pyarrow are optional.
+_HOMES = {
+    "ImageSource": ".source",
+    "decode": ".image",
+    "names": ".sets",
+    "open_source": ".sets",
+}
+
+__all__ = ["ImageSource", "decode", "names", "open_source"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,107 @@
+"""A folder of image files: one sub-folder a class, or images side by side without labels.
+
+The order is that of the relative paths, byte by byte, so it is the same on every machine. Hidden files are skipped.
+Links are followed, but within a class no folder is entered twice, so links in a circle come to an end.
+"""
+
+import os
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import DataError
+from .image import MAX_BYTES, decode
+from .source import Pixels
+from .stored import IMAGE_ENDINGS, FilePath, Labels, StoredImages, named_after, no_such
+from .wordnet import class_words
+
+
+class _Listing(NamedTuple):
+    """The files in order, relative to the folder, and what they show."""
+
+    files: tuple[str, ...]
+    labels: Labels
+    classes: tuple[str, ...]
+
+
+class Folder(StoredImages):
+    """The images of one folder, listed once.
+
+    Args:
+        path: the folder. With sub-folders that hold images, each is a class (at any depth below it); without, the
+            images have no labels. Sub-folders named by WordNet number are classes by their words, where known.
+        name: the name of the set; by default the folder's.
+    """
+
+    def __init__(self, path: FilePath, name: str | None = None):
+        super().__init__(name or named_after(Path(path).resolve()))
+        self.path = Path(path)
+
+    @cached_property
+    def _listing(self) -> _Listing:
+        if not self.path.is_dir():
+            raise no_such(self.path, "folder")
+        files = sorted(_images_below(self.path, "", set()), key=os.fsencode)
+        if not files:
+            raise DataError(f"{self.path}: no image in this folder; looked for {', '.join(sorted(IMAGE_ENDINGS))}")
+        owners = [file.partition("/")[0] if "/" in file else None for file in files]
+        if all(owner is None for owner in owners):
+            return _Listing(tuple(files), np.full(len(files), -1, np.int64), ())
+        if None in owners:
+            stray = files[owners.index(None)]
+            raise DataError(
+                f"{self.path}: {stray!r} lies beside the class folders, so it has no class; move it out, or into one"
+            )
+        classes = sorted({owner for owner in owners if owner is not None}, key=os.fsencode)
+        number = {owner: label for label, owner in enumerate(classes)}
+        labels = np.array([number[owner] for owner in owners if owner is not None], np.int64)
+        return _Listing(tuple(files), labels, class_words(classes, self.path))
+
+    def _find_classes(self) -> tuple[str, ...]:
+        return self._listing.classes
+
+    def _find_labels(self) -> Labels:
+        return self._listing.labels
+
+    def _stored(self) -> Iterator[bytes]:
+        for file in self._listing.files:
+            yield stored_file(self.path / file)
+
+    def _read(self, positions: list[int]) -> list[Pixels]:
+        return [decode(self.path / self._listing.files[position]) for position in positions]
+
+
+def stored_file(path: Path) -> bytes:
+    """The bytes of one image file of a set, within the size that is read at all."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except OSError as problem:
+        raise DataError(f"{path}: this file of the set cannot be read: {problem.strerror}") from None
+    if len(data) > MAX_BYTES:
+        raise DataError(f"{path}: larger than the {MAX_BYTES:,} bytes that are read; no image is")
+    return data
+
+
+def _images_below(folder: Path, relative: str, entered: set[tuple[int, int]]) -> Iterator[str]:
+    try:
+        about = folder.stat()
+        entries = sorted(os.scandir(folder), key=lambda entry: os.fsencode(entry.name))
+    except OSError as problem:
+        raise DataError(f"{folder}: this folder of the set cannot be read: {problem.strerror}") from None
+    identity = about.st_dev, about.st_ino
+    if identity in entered:
+        return
+    entered.add(identity)
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            # Two classes may link to the same folder, so each class keeps its own account.
+            account = entered if relative else set(entered)
+            yield from _images_below(folder / entry.name, f"{relative}{entry.name}/", account)
+        elif entry.is_file() and os.path.splitext(entry.name)[1].lower() in IMAGE_ENDINGS:  # noqa: PTH122
+            yield relative + entry.name

@@ -1,0 +1,93 @@
+"""Class names and prompt templates, as data: one text file each, one entry a line, `#` starts a comment.
+
+`class_names` and `templates` take a name of the files here, the path of a user's own file, or a list.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from ...errors import DataError, InputError
+
+__all__ = ["class_names", "names_of_classes", "names_of_templates", "templates"]
+
+PLACE = "{}"
+
+
+def names_of_classes() -> list[str]:
+    """The lists of class names that come with the package."""
+    return _shipped("names")
+
+
+def names_of_templates() -> list[str]:
+    """The sets of templates that come with the package."""
+    return _shipped("templates")
+
+
+def class_names(which: str | Path | Sequence[str]) -> tuple[str, ...]:
+    """Class names in label order.
+
+    >>> class_names("cifar10")[:3]
+    ('airplane', 'automobile', 'bird')
+    """
+    return _entries(which, "names", _check_names)
+
+
+def templates(which: str | Path | Sequence[str]) -> tuple[str, ...]:
+    """Sentences with one `{}` for the class name.
+
+    >>> templates("photo")
+    ('a photo of a {}.',)
+    """
+    return _entries(which, "templates", _check_templates)
+
+
+def _entries(
+    which: str | Path | Sequence[str], kind: str, check: Callable[[Sequence[str], str], None]
+) -> tuple[str, ...]:
+    if isinstance(which, str | Path):
+        entries = _lines(_text(which, kind))
+        check(entries, f"{which}")
+    else:
+        entries = list(which)
+        check(entries, f"the given {kind}")
+    return tuple(entries)
+
+
+def _text(which: str | Path, kind: str) -> str:
+    shipped = files(__name__) / f"{which}.{kind}.txt"
+    if str(which) in _shipped(kind):
+        return shipped.read_text(encoding="utf-8")
+    try:
+        return Path(which).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        choices = ", ".join(_shipped(kind))
+        raise DataError(f"there are no {kind} {str(which)!r}: choose one of {choices}, or give a text file") from None
+    except (OSError, UnicodeDecodeError) as problem:
+        raise DataError(f"the {kind} {str(which)!r} cannot be read: {problem}") from None
+
+
+def _shipped(kind: str) -> list[str]:
+    ending = f".{kind}.txt"
+    return sorted(file.name.removesuffix(ending) for file in files(__name__).iterdir() if file.name.endswith(ending))
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def _check_names(entries: Sequence[str], where: str) -> None:
+    if not entries or not all(isinstance(entry, str) and entry.strip() for entry in entries):
+        raise InputError(f"{where}: class names must be non-empty strings, at least one")
+    name, times = Counter(entries).most_common(1)[0]
+    if times > 1:
+        raise InputError(f"{where}: class names must differ, and {name!r} stands there {times} times")
+
+
+def _check_templates(entries: Sequence[str], where: str) -> None:
+    if not entries:
+        raise InputError(f"{where}: at least one template is needed, such as 'a photo of a {PLACE}.'")
+    for entry in entries:
+        if not isinstance(entry, str) or entry.count(PLACE) != 1:
+            raise InputError(f"{where}: a template has exactly one {PLACE} for the class name; given: {entry!r}")

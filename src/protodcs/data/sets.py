@@ -1,0 +1,242 @@
+"""The sets that are known by name, and the kinds of files that are known by sight. Nothing is ever downloaded.
+
+One row of `SETS` says where a set may lie below the data folder, who reads it there, and, for whom it is missing,
+where it comes from.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import DataError
+from .source import ImageSource
+
+VARIABLE = "PROTODCS_DATA"
+PATTERN = "<corruption>/<severity>"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file or folder, relative to the data folder, and the reader of what lies there."""
+
+    path: str
+    reader: Callable[[Path, str], ImageSource]
+
+
+@dataclass(frozen=True)
+class KnownSet:
+    """A set that is known by name; with `corrupted`, a family that is named with corruption and severity."""
+
+    name: str
+    places: tuple[Place, ...]
+    origin: str
+    corrupted: bool = False
+
+
+def _parquet(path: Path, name: str) -> ImageSource:
+    from .parquet import Parquet
+
+    return Parquet(path, name)
+
+
+def _cifar(path: Path, name: str) -> ImageSource:
+    from .cifar import Cifar
+
+    return Cifar(path, "test", name)
+
+
+def _cifar_c(path: Path, name: str) -> ImageSource:
+    from .npy import CifarC
+    from .prompts import class_names
+
+    family, corruption, severity = name.split("/")
+    return CifarC(path, corruption, int(severity), name, class_names(family.removesuffix("-c")))
+
+
+def _svhn(path: Path, name: str) -> ImageSource:
+    from .svhn import Svhn
+
+    return Svhn(path, name)
+
+
+def _tiny_imagenet(path: Path, name: str) -> ImageSource:
+    from .tiny_imagenet import TinyImageNetVal
+
+    return TinyImageNetVal(path, name)
+
+
+def _folder(path: Path, name: str) -> ImageSource:
+    from .folder import Folder
+
+    return Folder(path, name)
+
+
+def _folder_of_severity(path: Path, name: str) -> ImageSource:
+    from .folder import Folder
+
+    _, corruption, severity = name.split("/")
+    if not (path / corruption / severity).is_dir():
+        there = sorted(entry.name for entry in path.iterdir() if (entry / severity).is_dir())
+        raise DataError(
+            f"{path}: no corruption {corruption!r} at severity {severity}; there is: {', '.join(there) or 'none'}"
+        )
+    return Folder(path / corruption / severity, name)
+
+
+SETS: tuple[KnownSet, ...] = (
+    KnownSet(
+        "cifar10-test",
+        (Place("cifar10_test.parquet", _parquet), Place("cifar-10-batches-py", _cifar)),
+        "the CIFAR page of Alex Krizhevsky, University of Toronto: the archive 'CIFAR-10 python version', unpacked",
+    ),
+    KnownSet(
+        "cifar100-test",
+        (Place("cifar100_test.parquet", _parquet), Place("cifar-100-python", _cifar)),
+        "the CIFAR page of Alex Krizhevsky, University of Toronto: the archive 'CIFAR-100 python version', unpacked",
+    ),
+    KnownSet(
+        "svhn-test",
+        (
+            Place("svhn_test.parquet", _parquet),
+            Place("svhn/test_32x32.mat", _svhn),
+            Place("SVHN/test_32x32.mat", _svhn),
+            Place("test_32x32.mat", _svhn),
+        ),
+        "the Street View House Numbers page of Stanford University: format 2, cropped digits, test_32x32.mat",
+    ),
+    KnownSet(
+        "tiny-imagenet-val",
+        (Place("tiny_imagenet_val.parquet", _parquet), Place("tiny-imagenet-200/val", _tiny_imagenet)),
+        "the Tiny ImageNet challenge of Stanford's course CS231n: tiny-imagenet-200.zip, unpacked",
+    ),
+    KnownSet(
+        "dtd10-64",
+        (Place("dtd10_64.parquet", _parquet), Place("dtd10-64", _folder)),
+        "the Describable Textures Dataset page of the Visual Geometry Group, Oxford: the first ten classes, "
+        "centre-cropped and scaled to 64 x 64, one folder a class",
+    ),
+    KnownSet(
+        "cifar10-c",
+        (Place("CIFAR-10-C", _cifar_c), Place("cifar-10-c", _cifar_c)),
+        "the robustness project of Dan Hendrycks and Thomas Dietterich, on Zenodo: CIFAR-10-C, unpacked",
+        corrupted=True,
+    ),
+    KnownSet(
+        "cifar100-c",
+        (Place("CIFAR-100-C", _cifar_c), Place("cifar-100-c", _cifar_c)),
+        "the robustness project of Dan Hendrycks and Thomas Dietterich, on Zenodo: CIFAR-100-C, unpacked",
+        corrupted=True,
+    ),
+    KnownSet(
+        "tiny-imagenet-c",
+        (Place("Tiny-ImageNet-C", _folder_of_severity), Place("tiny-imagenet-c", _folder_of_severity)),
+        "the robustness project of Dan Hendrycks and Thomas Dietterich, on Zenodo: Tiny-ImageNet-C, unpacked",
+        corrupted=True,
+    ),
+    KnownSet(
+        "imagenet-c",
+        (Place("ImageNet-C", _folder_of_severity), Place("imagenet-c", _folder_of_severity)),
+        "the robustness project of Dan Hendrycks and Thomas Dietterich, on Zenodo: ImageNet-C, its parts unpacked "
+        "into one folder",
+        corrupted=True,
+    ),
+)
+
+
+def names() -> list[str]:
+    """The sets that `open_source` knows by name.
+
+    >>> names()[0]
+    'cifar10-test'
+    """
+    return [f"{row.name}/{PATTERN}" if row.corrupted else row.name for row in SETS]
+
+
+def open_source(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> ImageSource:
+    """A set of images, by its name or by where it lies.
+
+    Args:
+        name_or_path: a name as `names` lists them, such as "cifar10-test" or "cifar10-c/fog/5"; or the path of a
+            Parquet file, a tar file, a .mat file of SVHN, a folder of images, of CIFAR's batches, or of tar files.
+        root: the folder below which known sets lie; by default the one that PROTODCS_DATA names.
+
+    Raises:
+        DataError: nothing is there, or not what was asked for; the message says where the set comes from.
+    """
+    row = _row_of(name_or_path) if isinstance(name_or_path, str) else None
+    if row is not None:
+        return _open_known(row, str(name_or_path), root)
+    path = Path(name_or_path)
+    if path.is_dir():
+        return _open_folder(path)
+    if path.is_file():
+        return _open_file(path)
+    raise DataError(f"{name_or_path!s}: neither a file or folder nor a known set; known are: {', '.join(names())}")
+
+
+def _row_of(name: str) -> KnownSet | None:
+    family, _, rest = name.partition("/")
+    row = next((row for row in SETS if row.name == family), None)
+    if row is None or (rest and not row.corrupted):
+        return None
+    if row.corrupted:
+        corruption, _, severity = rest.partition("/")
+        # Letters and underscores only: the name of a corruption becomes the name of a file.
+        if not corruption.replace("_", "").isalpha() or severity not in ("1", "2", "3", "4", "5"):
+            raise DataError(f"{name}: wanted: {family}/{PATTERN} such as '{family}/fog/5', severity 1 to 5")
+    return row
+
+
+def _open_known(row: KnownSet, name: str, root: str | os.PathLike[str] | None) -> ImageSource:
+    folder = root if root is not None else os.environ.get(VARIABLE)
+    if folder is None:
+        raise DataError(f"{name}: where the data lies is not known: give root=..., or set {VARIABLE} to the folder")
+    for place in row.places:
+        path = Path(folder) / place.path
+        if path.exists():
+            return place.reader(path, name)
+    looked = ", ".join(place.path for place in row.places)
+    raise DataError(
+        f"{name} is not below {os.fspath(folder)}; looked for: {looked}. Nothing is downloaded for you: take it from "
+        f"{row.origin}; and put it there as {row.places[-1].path}"
+    )
+
+
+def _open_file(path: Path) -> ImageSource:
+    ending = path.suffix.lower()
+    if ending == ".parquet":
+        from .parquet import Parquet
+
+        return Parquet(path)
+    if ending == ".tar" or path.name.lower().endswith((".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")):
+        from .webdataset import WebDataset
+
+        return WebDataset(path)
+    if ending == ".mat":
+        from .svhn import Svhn
+
+        return Svhn(path)
+    if ending == ".npy":
+        raise DataError(f"{path}: one array of a corrupted CIFAR; use protodcs.data.npy.CifarC(folder, corruption, 1)")
+    raise DataError(f"{path}: a file of an unknown kind; wanted: .parquet, .tar or .mat, or a folder of images")
+
+
+def _open_folder(path: Path) -> ImageSource:
+    there = {entry.name for entry in path.iterdir()}
+    if "test_batch" in there or {"test", "meta"} <= there:
+        from .cifar import Cifar
+
+        return Cifar(path)
+    if "val_annotations.txt" in there:
+        from .tiny_imagenet import TinyImageNetVal
+
+        return TinyImageNetVal(path)
+    tars = sorted(name for name in there if name.endswith(".tar"))
+    if tars:
+        from .webdataset import WebDataset
+
+        return WebDataset([path / tar for tar in tars], path.resolve().name)
+    from .folder import Folder
+
+    return Folder(path)
