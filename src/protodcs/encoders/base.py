@@ -1,0 +1,183 @@
+"""What every dual encoder shares: checks, unit length, prototypes of class names, a fingerprint.
+
+A back-end brings two towers and says what its weights are; everything a user calls is built here, once.
+An encoder is stateless: the same image gives the same feature, whatever came before.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..data.image import decode
+from ..data.prompts import PLACE, class_names
+from ..data.prompts import templates as read_templates
+from ..errors import EncoderError, InputError
+from . import prototypes as kept
+from .preprocessing import Preprocessing
+
+Features = NDArray[np.float32]
+# (N, dimension) for preprocessed images (N, 3, height, width); not yet of unit length.
+ImageTower = Callable[[Features], Features]
+
+_SENTENCES_AT_ONCE = 256
+
+
+class TextTower(Protocol):
+    """The side that takes words."""
+
+    def sentences(self, sentences: Sequence[str]) -> Features:
+        """(N, dimension) for sentences; not yet of unit length."""
+        ...
+
+    def names(self, names: Sequence[str], templates: Sequence[str]) -> Features:
+        """(K, dimension) for class names, each put into every template; not yet of unit length."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceTower:
+    """A text tower that knows sentences only: a class is the mean of its sentences' unit features."""
+
+    sentences: Callable[[Sequence[str]], Features]
+
+    def names(self, names: Sequence[str], templates: Sequence[str]) -> Features:
+        """The mean over the templates, each sentence at unit length."""
+        total: Features | None = None
+        for template in templates:
+            filled = [template.replace(PLACE, name) for name in names]
+            rows = np.concatenate([_unit(self.sentences(part)) for part in parts(filled, _SENTENCES_AT_ONCE)])
+            total = rows if total is None else total + rows
+        if total is None:
+            raise EncoderError("no template was given")
+        return total / np.float32(len(templates))
+
+
+class Encoder:
+    """Images and class names to unit features of one space.
+
+    Attributes:
+        name: what the encoder was loaded by.
+        back_end: the library that runs it.
+        preprocessing: what happens to an image before the vision tower sees it; callable on a list of images.
+        image_tower: preprocessed images to features; those of torch carry their `module`.
+        text_tower: sentences and class names to features.
+        dimension: length of a feature.
+        logit_scale: factor on cosines before a softmax, already exponentiated; its inverse is the temperature.
+        weights: SHA-256 of the parameters and of what of the architecture they do not tell.
+        templates: the sentences a class name is put into.
+        batch_size: how many images go through the tower at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        back_end: str,
+        preprocessing: Preprocessing,
+        image_tower: ImageTower,
+        text_tower: TextTower,
+        dimension: int,
+        logit_scale: float,
+        weights: str,
+        templates: str | Sequence[str],
+        batch_size: int,
+    ):
+        if not np.isfinite(logit_scale) or logit_scale <= 0:
+            raise EncoderError(f"{name}: the logit scale is {logit_scale}: a positive number is wanted")
+        if batch_size < 1:
+            raise InputError(f"batch_size must be at least 1; given: {batch_size}")
+        self.name = name
+        self.back_end = back_end
+        self.preprocessing = preprocessing
+        self.image_tower = image_tower
+        self.text_tower = text_tower
+        self.dimension = dimension
+        self.logit_scale = float(logit_scale)
+        self.weights = weights
+        self.templates = read_templates(templates)
+        self.batch_size = batch_size
+
+    def encode(self, images: Iterable[Any]) -> Features:
+        """(N, dimension) float32 unit features of images: paths, bytes, PIL images or arrays."""
+        rows = [self.encode_pixels([decode(image) for image in part]) for part in parts(images, self.batch_size)]
+        return self._joined(rows)
+
+    def encode_pixels(self, images: Sequence[NDArray[np.uint8]]) -> Features:
+        """As `encode`, for images that are RGB uint8 arrays (height, width, 3) already."""
+        return self._joined(
+            [self.encode_fitted(self.preprocessing.fitted(part)) for part in parts(images, self.batch_size)]
+        )
+
+    def encode_fitted(self, batch: NDArray[np.uint8]) -> Features:
+        """As `encode`, for one batch that `preprocessing.fitted` has made."""
+        return self._proven(self.image_tower(self.preprocessing.normalised(batch)))
+
+    def encode_texts(self, sentences: Sequence[str]) -> Features:
+        """(N, dimension) float32 unit features of whole sentences."""
+        if isinstance(sentences, str):
+            raise InputError("encode_texts takes a list of sentences; given: one string")
+        return self._joined(
+            [self._proven(self.text_tower.sentences(part)) for part in parts(sentences, _SENTENCES_AT_ONCE)]
+        )
+
+    def prototypes(self, classes: str | Sequence[str]) -> Features:
+        """(K, dimension) float32: the unit mean, over the templates, of each class name's unit text features."""
+        names = class_names(classes)
+        key = _digest(["prototypes", 1, self.back_end, self.weights, self.templates, names])
+        return kept.remembered(
+            key, (len(names), self.dimension), lambda: self._proven(self.text_tower.names(names, self.templates))
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """Weights, preprocessing and templates, each by its hash; it goes into states and feature files."""
+        return f"{self.image_fingerprint},templates={_digest(self.templates)[:16]}"
+
+    @property
+    def image_fingerprint(self) -> str:
+        """The part of the fingerprint on which image features depend."""
+        return f"weights={self.weights[:32]},preprocessing={self.preprocessing.hash[:16]}"
+
+    def _joined(self, rows: list[Features]) -> Features:
+        return np.concatenate(rows) if rows else np.empty((0, self.dimension), dtype=np.float32)
+
+    def _proven(self, rows: Features) -> Features:
+        if rows.ndim != 2 or rows.shape[1] != self.dimension:
+            raise EncoderError(f"{self.name}: the tower gave {rows.shape}, and (N, {self.dimension}) is wanted")
+        unit = _unit(rows)
+        if not np.all(np.isfinite(unit)):
+            raise EncoderError(
+                f"{self.name}: a feature is zero or not finite: the weights are damaged, or their number type is too "
+                "small for them (load with dtype='float32')"
+            )
+        return unit
+
+    def __repr__(self) -> str:
+        return f"Encoder({self.name!r}, back_end={self.back_end!r}, dimension={self.dimension})"
+
+
+def parts(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """The items in lists of `size`, the last one shorter."""
+    part: list[Any] = []
+    for item in items:
+        part.append(item)
+        if len(part) == size:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def _unit(rows: Features) -> Features:
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        unit: Features = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32, copy=False)
+    return unit
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,56 @@
+"""Prototypes of class names, kept on disk under the hash of all they depend on.
+
+A thousand names in eighty templates are minutes of work on a CPU and never change. A file that is damaged, or cannot be
+written, costs the work again and nothing else.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+
+from ..durable import replace_file
+
+_ARRAY = "prototypes"
+
+
+def folder() -> Path | None:
+    """Where prototypes are kept: `$PROTODCS_CACHE`, else the user's cache folder; None when switched off with ""."""
+    chosen = os.environ.get("PROTODCS_CACHE")
+    if chosen is not None:
+        return Path(chosen) / "prototypes" if chosen else None
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(home) / "protodcs" / "prototypes"
+
+
+def remembered(key: str, shape: tuple[int, int], compute: Callable[[], NDArray[np.float32]]) -> NDArray[np.float32]:
+    """The array kept under `key`, or a new one, which is then kept."""
+    home = folder()
+    if home is None:
+        return compute()
+    file = home / f"{key}.safetensors"
+    array = _read(file, shape)
+    if array is None:
+        array = compute()
+        _keep(file, array)
+    return array
+
+
+def _read(file: Path, shape: tuple[int, int]) -> NDArray[np.float32] | None:
+    try:
+        array: NDArray[np.float32] = load(file.read_bytes())[_ARRAY]
+    except Exception:  # missing, unreadable or damaged: all mean "compute it again"
+        return None
+    whole = array.shape == shape and array.dtype == np.float32 and bool(np.all(np.isfinite(array)))
+    return array if whole else None
+
+
+def _keep(file: Path, array: NDArray[np.float32]) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, save({_ARRAY: np.ascontiguousarray(array)}))
+    except OSError:
+        return

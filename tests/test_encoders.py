@@ -1,0 +1,452 @@
+"""Encoders: parity between back-ends, preprocessing as in transformers, fingerprints, and every way to go wrong."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from protodcs import encoders
+from protodcs.data import open_source
+from protodcs.encoders import Preprocessing
+from protodcs.encoders.base import Encoder
+from protodcs.errors import EncoderError, InputError
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+tiny_models = pytest.importorskip("tiny_models")
+
+SENTENCES = ["a photo of a cat.", "a blurry photo of the dog", "number 7"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("PROTODCS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="session")
+def open_clip_site():
+    """The folder of open_clip and torchvision: apart, since transformers breaks beside a torchvision that fails."""
+    folder = os.environ.get("PROTODCS_OPEN_CLIP")
+    if not folder or not (Path(folder) / "open_clip").is_dir():
+        pytest.skip("PROTODCS_OPEN_CLIP does not name a folder with open_clip and torchvision")
+    return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """A folder with a small CLIP and a small SigLIP."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_models.tiny_clip(folder / "clip")
+    tiny_models.tiny_siglip(folder / "siglip")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def odd_images(data_folder):
+    """200 real images, each cut and stretched to an odd size."""
+    return odd_sized(open_source("tiny-imagenet-val"), 200)
+
+
+def odd_sized(source, count):
+    rng = np.random.default_rng(7)
+    images = []
+    for image in source.read(list(range(0, 40 * count, 40))):
+        width, height = (int(side) for side in rng.integers(19, 401, size=2))
+        images.append(np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC)))
+    return images
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_preprocessing_equals_that_of_transformers_on_200_odd_sizes(kind, tiny, odd_images):
+    processor = transformers.AutoImageProcessor.from_pretrained(tiny / kind)
+    ours = encoders.load(tiny / kind).preprocessing
+    pairs = [
+        (ours([image])[0], processor(Image.fromarray(image), return_tensors="np")["pixel_values"][0])
+        for image in odd_images
+    ]
+    scale = np.array(ours.std, dtype=np.float32)[:, None, None]
+    assert max(float(np.abs((a - b) * scale).max()) for a, b in pairs) <= 1 / 255
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_features_equal_those_of_transformers_called_by_hand(kind, tiny, odd_images):
+    encoder = encoders.load(tiny / kind)
+    model = transformers.AutoModel.from_pretrained(tiny / kind)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny / kind)
+    padding = {"padding": "max_length", "max_length": tiny_models.LENGTH} if kind == "siglip" else {"padding": True}
+    with torch.inference_mode():
+        pixels = torch.from_numpy(encoder.preprocessing(odd_images[:8]))
+        images = model.get_image_features(pixel_values=pixels).pooler_output
+        tokens = tokenizer(SENTENCES, return_tensors="pt", **padding)
+        if kind == "siglip":
+            tokens = {"input_ids": tokens["input_ids"]}
+        texts = model.get_text_features(**tokens).pooler_output
+    assert_close(encoder.encode_pixels(odd_images[:8]), torch.nn.functional.normalize(images, dim=-1))
+    assert_close(encoder.encode_texts(SENTENCES), torch.nn.functional.normalize(texts, dim=-1))
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_an_export_gives_the_same_features_and_the_same_fingerprint(kind, tiny, tmp_path, odd_images):
+    pytest.importorskip("onnxruntime")
+    from protodcs.encoders.export import export
+
+    encoder = encoders.load(tiny / kind)
+    parity = export(encoder, tmp_path / "exported")
+    exported = encoders.load(f"onnx:{tmp_path / 'exported'}")
+    assert max(parity.images, parity.texts) <= 1e-4
+    assert_close(exported.encode_pixels(odd_images[:40]), encoder.encode_pixels(odd_images[:40]))
+    assert_close(exported.encode_texts(SENTENCES), encoder.encode_texts(SENTENCES))
+    assert exported.fingerprint == encoder.fingerprint
+
+
+def test_the_mini_encoder_is_exported_with_a_book_of_names(tmp_path, data_folder, odd_images):
+    pytest.importorskip("onnxruntime")
+    from protodcs.encoders.export import export
+
+    mini = encoders.load("mini")
+    export(mini, tmp_path / "exported", classes="cifar10")
+    exported = encoders.load(f"onnx:{tmp_path / 'exported'}")
+    assert_close(exported.encode_pixels(odd_images[:10]), mini.encode_pixels(odd_images[:10]))
+    assert_close(exported.prototypes(["ship", "cat"]), mini.prototypes(["ship", "cat"]))
+    with pytest.raises(InputError, match="exported without 'sofa'"):
+        exported.prototypes(["sofa"])
+
+
+def test_open_clip_transformers_and_onnx_agree_on_the_same_weights(open_clip_site, tmp_path, odd_images):
+    pytest.importorskip("onnxruntime")
+    from protodcs.encoders.export import export
+
+    vocabulary = open_clip_site / "open_clip" / "bpe_simple_vocab_16e6.txt.gz"
+    model = tiny_models.tiny_clip(tmp_path / "clip", vocabulary=vocabulary)
+    tiny_models.as_open_clip(model, tmp_path / "open_clip")
+    encoder = encoders.load(tmp_path / "clip")
+    export(encoder, tmp_path / "onnx")
+    images = odd_images[:50]
+    theirs = in_open_clip(open_clip_site, f"open_clip:local-dir:{tmp_path / 'open_clip'}", images, tmp_path)
+    assert_close(theirs["features"], encoder.encode_pixels(images))
+    assert_close(theirs["sentences"], encoder.encode_texts(SENTENCES))
+    assert_close(theirs["logit_scale"], encoder.logit_scale)
+    assert np.array_equal(theirs["pixels"], encoder.preprocessing(images))
+    assert_close(encoders.load(f"onnx:{tmp_path / 'onnx'}").encode_pixels(images), theirs["features"])
+
+
+def test_quick_gelu_matters_which_is_why_it_is_checked(open_clip_site, tmp_path, odd_images):
+    vocabulary = open_clip_site / "open_clip" / "bpe_simple_vocab_16e6.txt.gz"
+    model = tiny_models.tiny_clip(tmp_path / "clip", vocabulary=vocabulary)
+    tiny_models.as_open_clip(model, tmp_path / "open_clip", quick_gelu=False)
+    wrong = in_open_clip(open_clip_site, f"open_clip:local-dir:{tmp_path / 'open_clip'}", odd_images[:4], tmp_path)
+    right = encoders.load(tmp_path / "clip").encode_pixels(odd_images[:4])
+    assert np.abs(wrong["features"] - right).max() > 1e-3
+
+
+def in_open_clip(site, name, images, folder):
+    given = {f"image{number}": image for number, image in enumerate(images)}
+    np.savez(folder / "given.npz", images=len(images), sentences=SENTENCES, **given)
+    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    child = [
+        sys.executable,
+        Path(__file__).with_name("with_open_clip.py"),
+        name,
+        folder / "given.npz",
+        folder / "out.npz",
+    ]
+    run = subprocess.run(child, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    return np.load(folder / "out.npz")
+
+
+def assert_close(ours, theirs):
+    assert float(np.abs(np.asarray(ours) - np.asarray(theirs)).max()) <= 1e-4
+
+
+# The mini encoder.
+
+
+def test_the_mini_encoder_gives_its_check_values(data_folder):
+    from safetensors.numpy import load_file
+
+    check = load_file(data_folder / "mini" / "check.safetensors")
+    encoder = encoders.load("mini")
+    images = open_source("cifar10-test").read(check["image_index"].tolist())
+    assert_close(encoder.encode_pixels(images), check["features"])
+    assert_close(encoder.prototypes("cifar10"), check["cifar10_prototypes"])
+
+
+def test_the_mini_encoder_classifies_clean_cifar10_as_its_readme_says(data_folder):
+    encoder = encoders.load("mini", batch_size=500)
+    source = open_source("cifar10-test")
+    part = list(range(0, 10_000, 4))
+    similarity = encoder.encode_pixels(source.read(part)) @ encoder.prototypes("cifar10").T
+    # A quarter of the set: the full table is in docs/results.
+    assert abs(float((similarity.argmax(1) == source.labels[part]).mean()) - 0.885) < 0.015
+
+
+def test_the_mini_encoder_refuses_a_class_it_has_no_embedding_for(data_folder):
+    with pytest.raises(InputError, match="no embedding for 'unicorn'"):
+        encoders.load("mini").prototypes(["cat", "unicorn"])
+
+
+def test_without_its_folder_the_mini_encoder_says_where_it_looks(monkeypatch, tmp_path):
+    monkeypatch.delenv("PROTODCS_DATA", raising=False)
+    with pytest.raises(EncoderError, match="PROTODCS_DATA"):
+        encoders.load("mini")
+    with pytest.raises(EncoderError, match=r"mini\.safetensors"):
+        encoders.load(f"mini:{tmp_path}")
+
+
+# One encoder, whatever the call.
+
+
+def test_a_feature_does_not_depend_on_its_batch(tiny, odd_images):
+    encoder = encoders.load(tiny / "clip", batch_size=7)
+    together = encoder.encode_pixels(odd_images[:20])
+    alone = np.concatenate([encoder.encode_pixels([image]) for image in odd_images[:20]])
+    assert float(np.abs(together - alone).max()) < 1e-5
+
+
+def test_paths_bytes_pictures_and_arrays_are_one_and_the_same(tiny, odd_images, tmp_path):
+    encoder = encoders.load(tiny / "clip")
+    image = odd_images[0]
+    stored = io.BytesIO()
+    Image.fromarray(image).save(stored, "PNG")
+    (tmp_path / "image.png").write_bytes(stored.getvalue())
+    rows = encoder.encode(
+        [image, Image.fromarray(image), stored.getvalue(), tmp_path / "image.png", str(tmp_path / "image.png")]
+    )
+    assert np.abs(rows - rows[0]).max() < 1e-6
+
+
+def test_a_very_long_strip_costs_no_more_memory_than_a_square(tiny):
+    import tracemalloc
+
+    strip = np.zeros((1, 60_000, 3), dtype=np.uint8)
+    preprocessing = encoders.load(tiny / "clip").preprocessing
+    tracemalloc.start()
+    preprocessing([strip])
+    assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
+    tracemalloc.stop()
+
+
+def test_prototypes_are_the_unit_mean_of_unit_sentences(tiny):
+    encoder = encoders.load(tiny / "clip", templates=["a photo of a {}.", "the {}"])
+    by_hand = sum(
+        encoder.encode_texts([template.format(name) for name in ("cat", "dog")]) for template in encoder.templates
+    )
+    by_hand /= np.linalg.norm(by_hand, axis=1, keepdims=True)
+    assert_close(encoder.prototypes(["cat", "dog"]), by_hand)
+
+
+def test_prototypes_are_read_from_the_cache_and_made_again_when_it_is_damaged(tiny, tmp_path, monkeypatch):
+    encoder = encoders.load(tiny / "clip")
+    first = encoder.prototypes(["cat", "dog"])
+    (file,) = (tmp_path / "cache" / "prototypes").iterdir()
+    calls = []
+    names = encoder.text_tower.names
+    monkeypatch.setattr(
+        encoder,
+        "text_tower",
+        type("Counted", (), {"names": staticmethod(lambda *args: calls.append(1) or names(*args))}),
+    )
+    assert np.array_equal(encoder.prototypes(["cat", "dog"]), first)
+    assert not calls
+    file.write_bytes(b"damaged")
+    assert np.array_equal(encoder.prototypes(["cat", "dog"]), first)
+    assert len(calls) == 1
+
+
+def test_the_fingerprint_tells_weights_preprocessing_and_templates_apart(tiny, tmp_path):
+    first = encoders.load(tiny / "clip")
+    again = encoders.load(tiny / "clip")
+    assert first.fingerprint == again.fingerprint
+    other_templates = encoders.load(tiny / "clip", templates="cifar")
+    assert other_templates.fingerprint != first.fingerprint
+    assert other_templates.image_fingerprint == first.image_fingerprint
+    tiny_models.tiny_clip(tmp_path / "gelu", activation="gelu")
+    assert encoders.load(tmp_path / "gelu").weights != first.weights
+    tiny_models.tiny_clip(tmp_path / "seed", seed=3)
+    assert encoders.load(tmp_path / "seed").weights != first.weights
+    half = encoders.load(tiny / "clip", dtype="bfloat16")
+    assert half.weights != first.weights
+
+
+def test_half_precision_is_near(tiny, odd_images):
+    whole, half = (
+        encoders.load(tiny / "clip", dtype=dtype).encode_pixels(odd_images[:6]) for dtype in (None, "bfloat16")
+    )
+    assert 1e-6 < np.abs(whole - half).max() < 0.1
+
+
+# Every way to go wrong.
+
+
+def rewritten(tiny, tmp_path, file, change):
+    import shutil
+
+    folder = shutil.copytree(tiny / "clip", tmp_path / "changed")
+    content = json.loads((folder / file).read_text())
+    change(content)
+    (folder / file).write_text(json.dumps(content))
+    return folder
+
+
+def test_openai_weights_without_quick_gelu_are_refused(tiny, tmp_path):
+    def change(config):
+        config["_name_or_path"] = "openai/clip-vit-base-patch32"
+        config["vision_config"]["hidden_act"] = config["text_config"]["hidden_act"] = "gelu"
+
+    folder = rewritten(tiny, tmp_path, "config.json", change)
+    named_so = folder.rename(tmp_path / "openai")
+    (tmp_path / "openai").rename(tmp_path / "x")
+    (tmp_path / "openai").mkdir()
+    named_so = (tmp_path / "x").rename(tmp_path / "openai" / "clip-vit-tiny")
+    with pytest.raises(EncoderError, match="QuickGELU"):
+        encoders.load(named_so)
+
+
+def test_weights_without_a_logit_scale_are_refused(tiny, tmp_path):
+    folder = without(tiny, tmp_path, ["logit_scale"])
+    with pytest.raises(EncoderError, match="no logit_scale"):
+        encoders.load(folder)
+
+
+def test_weights_that_would_be_random_are_refused(tiny, tmp_path):
+    folder = without(tiny, tmp_path, ["visual_projection.weight", "text_projection.weight"])
+    with pytest.raises(EncoderError, match="would be random"):
+        encoders.load(folder)
+
+
+def without(tiny, tmp_path, names):
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(tiny / "clip", tmp_path / "lacking")
+    kept = {name: tensor for name, tensor in load_file(folder / "model.safetensors").items() if name not in names}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_a_processor_of_another_image_size_is_refused(tiny, tmp_path):
+    def change(settings):
+        settings["size"] = {"shortest_edge": 224}
+        settings["crop_size"] = {"height": 224, "width": 224}
+
+    with pytest.raises(EncoderError, match="224 x 224, and the tower takes 64 x 64"):
+        encoders.load(rewritten(tiny, tmp_path, "preprocessor_config.json", change))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("do_normalize", False, "do_normalize is off"),
+        ("rescale_factor", 1.0, "rescale_factor"),
+        ("size", "large", "size is 'large'"),
+        ("image_std", [0, 0, 0], "divides by"),
+    ],
+)
+def test_a_processor_that_makes_no_sense_is_refused_by_its_setting(key, value, words, tiny, tmp_path):
+    with pytest.raises(EncoderError, match=words):
+        encoders.load(
+            rewritten(tiny, tmp_path, "preprocessor_config.json", lambda settings: settings.update({key: value}))
+        )
+
+
+def test_a_model_of_another_kind_is_refused(tmp_path):
+    transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1).save_pretrained(tmp_path)
+    with pytest.raises(EncoderError, match="type 'vit'"):
+        encoders.load(tmp_path)
+
+
+def test_an_empty_folder_and_an_unknown_name_are_refused_in_words(tmp_path):
+    with pytest.raises(EncoderError, match="cannot be loaded with transformers"):
+        encoders.load(tmp_path)
+
+
+def test_damaged_weights_give_no_feature(tiny, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = without(tiny, tmp_path, [])
+    tensors = load_file(folder / "model.safetensors")
+    tensors["visual_projection.weight"][0, 0] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(EncoderError, match="zero or not finite"):
+        encoders.load(folder).encode_pixels([np.zeros((8, 8, 3), np.uint8)])
+
+
+def test_a_sentence_that_would_be_cut_is_refused(tiny):
+    with pytest.raises(InputError, match="tokens, and the text tower reads"):
+        encoders.load(tiny / "clip").prototypes(["x " * 60])
+
+
+def test_open_clip_without_weights_is_refused():
+    with pytest.raises(EncoderError, match=r"open_clip"):
+        encoders.load("open_clip:ViT-B-32")
+
+
+@pytest.mark.parametrize("given", [{"device": "abacus"}, {"dtype": "int3"}])
+def test_a_device_or_number_type_that_does_not_exist_is_refused(given, tiny):
+    with pytest.raises(EncoderError, match=next(iter(given.values()))):
+        encoders.load(tiny / "clip", **given)
+
+
+def test_a_changed_export_is_refused(tiny, tmp_path):
+    pytest.importorskip("onnxruntime")
+    from protodcs.encoders.export import export
+
+    folder = tmp_path / "exported"
+    export(encoders.load(tiny / "clip"), folder)
+    with pytest.raises(InputError, match="exists already"):
+        export(encoders.load(tiny / "clip"), folder)
+    graph = folder / "image.onnx"
+    whole = graph.read_bytes()
+    graph.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(EncoderError, match="was changed after the export"):
+        encoders.load(f"onnx:{folder}")
+    graph.unlink()
+    with pytest.raises(EncoderError, match=r"holds no 'image\.onnx'"):
+        encoders.load(f"onnx:{folder}")
+    with pytest.raises(EncoderError, match=r"holds no encoder\.json"):
+        encoders.load(f"onnx:{tmp_path}")
+
+
+def test_a_failed_export_leaves_nothing_behind(tiny, tmp_path, monkeypatch):
+    from protodcs.encoders import export as room
+
+    monkeypatch.setattr(room, "TOLERANCE", 0.0)
+    with pytest.raises(EncoderError, match="nothing was written"):
+        room.export(encoders.load(tiny / "clip"), tmp_path / "exported")
+    assert list(tmp_path.glob("*export*")) == list(tmp_path.glob(".*draft*")) == []
+
+
+def test_an_encoder_proves_what_its_towers_give():
+    def build(tower, **changes):
+        settings = {
+            "name": "test",
+            "back_end": "test",
+            "preprocessing": Preprocessing(8, 8, "squash", 8, "bicubic", (0.5,) * 3, (0.5,) * 3),
+            "image_tower": tower,
+            "text_tower": None,
+            "dimension": 4,
+            "logit_scale": 10.0,
+            "weights": "0" * 64,
+            "templates": "photo",
+            "batch_size": 2,
+        }
+        return Encoder(**{**settings, **changes})
+
+    image = np.zeros((5, 9, 3), np.uint8)
+    assert build(lambda pixels: np.ones((len(pixels), 4), np.float32)).encode_pixels([image] * 3).shape == (3, 4)
+    with pytest.raises(EncoderError, match="and \\(N, 4\\) is wanted"):
+        build(lambda pixels: np.ones((len(pixels), 5), np.float32)).encode_pixels([image])
+    with pytest.raises(EncoderError, match="zero or not finite"):
+        build(lambda pixels: np.zeros((len(pixels), 4), np.float32)).encode_pixels([image])
+    with pytest.raises(EncoderError, match="logit scale"):
+        build(None, logit_scale=float("nan"))
+    with pytest.raises(InputError, match="batch_size"):
+        build(None, batch_size=0)
