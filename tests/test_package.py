@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -260,6 +261,13 @@ def test_the_example_script_runs():
         [sys.executable, ROOT / "examples" / "features.py"], capture_output=True, text=True, check=True
     ).stdout
     assert "unknown" in out
+
+
+def test_the_example_with_images_runs(tmp_path, data_folder):
+    script = [sys.executable, ROOT / "examples" / "images.py", tmp_path / "pictures"]
+    out = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    digits, objects = (int(number) for number in re.findall(r"(\d+) of 200", out))
+    assert digits > 5 * objects
 
 
 def test_the_configuration_page_is_up_to_date():

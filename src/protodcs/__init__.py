@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
-    from . import methods
+    from . import data, encoders, errors, methods
+    from .classifier import OpenSetClassifier
     from .core.config import Config
     from .core.decision import Decision, Decisions
     from .core.engine import ProtoDCS
@@ -21,16 +22,29 @@ _HOMES = {
     "Decision": ".core.decision",
     "Decisions": ".core.decision",
     "Explanation": ".core.explain",
+    "OpenSetClassifier": ".classifier",
     "ProtoDCS": ".core.engine",
 }
 
-__all__ = ["Config", "Decision", "Decisions", "Explanation", "ProtoDCS", "__version__", "errors", "methods"]
+__all__ = [
+    "Config",
+    "Decision",
+    "Decisions",
+    "Explanation",
+    "OpenSetClassifier",
+    "ProtoDCS",
+    "__version__",
+    "data",
+    "encoders",
+    "errors",
+    "methods",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name], __name__), name)
-    if name in ("errors", "methods"):
+    if name in ("data", "encoders", "errors", "methods"):
         return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

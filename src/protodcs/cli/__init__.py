@@ -3,7 +3,7 @@
 import typer
 
 from ..version import __version__
-from . import state, warm
+from . import classify, corrupt, export, features, state, stream, warm
 
 app = typer.Typer(
     name="protodcs",
@@ -13,6 +13,11 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 app.add_typer(state.app, name="state")
+app.command("classify")(classify.classify)
+app.command("corrupt")(corrupt.corrupt)
+app.command("export")(export.export)
+app.command("features")(features.features)
+app.command("stream")(stream.stream)
 app.command("warm")(warm.warm)
 
 

@@ -1,0 +1,149 @@
+"""Images in, decisions out: an encoder and a method, joined.
+
+The encoder is stateless and works in batches; the method is stateful and sees one feature after another, in order.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from . import encoders, methods
+from .core import state
+from .core.config import Config
+from .core.decision import Decision
+from .data.image import decode
+from .data.prompts import class_names
+from .encoders import Encoder
+from .encoders.base import parts
+from .errors import ConfigError, ImageError
+from .method import FeatureMethod
+
+
+class OpenSetClassifier:
+    """A classifier over class names that adapts to its stream and says "unknown" when it should.
+
+        classifier = OpenSetClassifier.from_pretrained("openai/clip-vit-base-patch16", classes=["cat", "dog"])
+        decision = classifier("image.jpg")
+
+    Attributes:
+        encoder: images and class names to unit features.
+        engine: the method, with all it has learned; snapshots, statistics and explanations are its own.
+    """
+
+    def __init__(self, encoder: Encoder, engine: FeatureMethod):
+        self.encoder = encoder
+        self.engine = engine
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        classes: str | Sequence[str] | None = None,
+        *,
+        device: str = "auto",
+        dtype: str | None = None,
+        batch_size: int = 32,
+        revision: str | None = None,
+        templates: str | Sequence[str] | None = None,
+        method: str = "protodcs",
+        config: Config | None = None,
+        **options: Any,
+    ) -> Self:
+        """Load an encoder and start a method on its prototypes of `classes`.
+
+        Args:
+            name: an encoder, as `protodcs.encoders.load` takes it.
+            classes: class names, a name of `protodcs.data.prompts` such as "cifar10", or a text file.
+            device: "auto" takes a GPU when there is one.
+            dtype: number type of the encoder; None is float32.
+            batch_size: how many images `stream` encodes at once.
+            revision: of a hub name.
+            templates: the sentences a class name is put into; None is the encoder's own choice.
+            method: a registered method.
+            config: settings of the method "protodcs", taken as they are; None is the default preset at the encoder's
+                own temperature.
+            options: settings of any other method.
+        """
+        encoder = encoders.load(
+            name, device=device, dtype=dtype, batch_size=batch_size, revision=revision, templates=templates
+        )
+        return cls.with_encoder(encoder, classes, method=method, config=config, **options)
+
+    @classmethod
+    def with_encoder(
+        cls,
+        encoder: Encoder,
+        classes: str | Sequence[str] | None,
+        *,
+        method: str = "protodcs",
+        config: Config | None = None,
+        **options: Any,
+    ) -> Self:
+        """As `from_pretrained`, beside an encoder that is loaded already; many classifiers may share one."""
+        if classes is None:
+            raise ConfigError("name the classes: classes=['cat', 'dog'], or a list such as 'cifar10'")
+        names = class_names(classes)
+        if config is not None:
+            if options or method != "protodcs":
+                raise ConfigError(
+                    "config belongs to the method 'protodcs' and stands alone: leave out the other options"
+                )
+            options = config.model_dump()
+        elif method == "protodcs":
+            options = {**Config.preset("default").model_dump(), "temperature": 1 / encoder.logit_scale, **options}
+        engine = methods.create(method, encoder.prototypes(names), names, encoder.fingerprint, **options)
+        return cls(encoder, engine)
+
+    @classmethod
+    def restored(cls, encoder: Encoder, file: str | os.PathLike[str]) -> Self:
+        """Continue from a saved state; one that was learned beside another encoder is refused."""
+        return cls(encoder, methods.restore(state.read(file), encoder.fingerprint))
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The class names, in order."""
+        return self.engine.classes
+
+    def __call__(self, image: Any) -> Decision:
+        """Decide on one image - a path, bytes, a PIL image or an array - and learn from it."""
+        return self.engine.observe(self.encoder.encode([image])[0])
+
+    def stream(self, images: Iterable[Any]) -> Iterator[Decision]:
+        """Decisions on many images, one for each, in order; the encoder takes `batch_size` of them at once.
+
+        An image that cannot be used raises ImageError at its place, after the decisions on all images before it: decode
+        images first, with `protodcs.data.decode`, where a stream has to survive them.
+        """
+        for part in parts(enumerate(images), self.encoder.batch_size):
+            pixels, problem = _decoded(part)
+            for feature in self.encoder.encode_pixels(pixels):
+                yield self.engine.observe(feature)
+            if problem is not None:
+                raise problem
+
+    def add_class(self, name: str) -> None:
+        """Append a class by its name while the stream runs."""
+        self.engine.add_class(name, self.encoder.prototypes([name])[0])
+
+    def remove_class(self, name: str) -> None:
+        """Take a class off the list."""
+        self.engine.remove_class(name)
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Write what was learned; `restored` continues from it."""
+        self.engine.save(file)
+
+    def __repr__(self) -> str:
+        return f"OpenSetClassifier({self.encoder.name!r}, {self.engine.name!r}, {len(self.classes)} classes)"
+
+
+def _decoded(part: Sequence[tuple[int, Any]]) -> tuple[list[Any], ImageError | None]:
+    """The pixels up to the first image that cannot be used, and what is wrong with that one."""
+    pixels: list[Any] = []
+    for number, image in part:
+        try:
+            pixels.append(decode(image))
+        except ImageError as problem:
+            return pixels, ImageError(f"image {number} of the stream: {problem}")
+    return pixels, None

@@ -1,0 +1,187 @@
+"""Run a job: on Ray Data, on this machine or on a cluster, or in a plain loop.
+
+A worker takes a shard, does it and writes it; nothing but shard numbers travels. With a GPU, images are prepared by CPU
+workers and encoded by GPU workers, and Ray moves the fitted images between them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from ..data.source import ImageSource
+from ..data.streams import Manifest
+from ..encoders import Encoder, Preprocessing, load
+from ..errors import EncoderError, UsageError
+from .extract import Preparer, extract
+from .job import Job, Shard, begin, shards
+from .shard import is_done, write_shard
+
+
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """A job with all a worker needs to do it; small enough to be sent to every worker.
+
+    Attributes:
+        folder: where the shards go; every worker must see it under this name.
+        job: what is extracted.
+        manifest: of which images.
+        sources: the manifest's sources, in its order.
+        model: the encoder, as `protodcs.encoders.load` takes it.
+        preprocessing: of that encoder.
+    """
+
+    folder: Path
+    job: Job
+    manifest: Manifest
+    sources: Sequence[ImageSource]
+    model: str
+    preprocessing: Preprocessing
+
+    @classmethod
+    def planned(
+        cls, folder: Path, manifest: Manifest, sources: Sequence[ImageSource], encoder: Encoder, **settings: Any
+    ) -> "Extraction":
+        """An extraction whose job follows from the manifest and the encoder; `settings` are the job's."""
+        by_name = {source.name: source for source in sources}
+        manifest.verify(by_name)
+        job = Job(
+            manifest=manifest.hash,
+            encoder=encoder.fingerprint,
+            dimension=encoder.dimension,
+            logit_scale=encoder.logit_scale,
+            **settings,
+        )
+        ordered = [by_name[origin.name] for origin in manifest.sources]
+        return cls(folder, job, manifest, ordered, encoder.name, encoder.preprocessing)
+
+    def shards(self) -> list[Shard]:
+        """All of the job's shards."""
+        return shards(self.manifest, self.job.shard_size)
+
+    def open(self) -> list[Shard]:
+        """Begin or continue in the folder; returns the shards that are still to do."""
+        begin(self.folder, self.job, self.manifest)
+        for draft in (self.folder / "shards").glob(".*"):
+            draft.unlink()
+        return [shard for shard in self.shards() if not is_done(self.folder, self.job, self.manifest, shard)]
+
+    def preparer(self) -> Preparer:
+        """What turns samples into fitted images."""
+        return Preparer(self.job, self.manifest, self.sources, self.preprocessing)
+
+    def encoder(self, device: str) -> Encoder:
+        """The encoder, proven to be the one the job names."""
+        encoder = load(self.model, device=device)
+        if encoder.fingerprint != self.job.encoder:
+            raise EncoderError(f"{self.model} is another encoder on this worker: {encoder.fingerprint}")
+        return encoder
+
+
+def in_a_loop(extraction: Extraction, todo: Sequence[Shard], device: str = "auto") -> Iterator[Shard]:
+    """Do the shards one after another in this process; yields each when it is done."""
+    preparer, encoder = extraction.preparer(), extraction.encoder(device)
+    for shard in todo:
+        extract(extraction.folder, shard, preparer, encoder)
+        yield shard
+
+
+def on_ray(
+    extraction: Extraction, todo: Sequence[Shard], workers: int | None = None, stages: Literal[1, 2] | None = None
+) -> Iterator[Shard]:
+    """Do the shards on the Ray cluster this process is connected to; yields each when it is done, in any order.
+
+    Args:
+        extraction: the job.
+        todo: its shards that are still to do.
+        workers: how many encode; None is one for each GPU, or for each CPU where there is no GPU.
+        stages: 1 prepares and encodes in the same worker, 2 in workers of their own; None is 2 where there is a GPU.
+    """
+    import ray
+    from ray.data import DataContext
+
+    if not ray.is_initialized():
+        raise UsageError("no Ray cluster is connected: call ray.init() first")
+    DataContext.get_current().enable_progress_bars = False
+    resources = ray.cluster_resources()
+    cpus, gpus = int(resources.get("CPU", 1)), int(resources.get("GPU", 0))
+    # A pool larger than the work would only load more encoders.
+    size = max(1, min(workers or gpus or cpus, len(todo)))
+    shared = ray.put((extraction, list(todo)))
+    data = ray.data.from_items([{"place": place} for place in range(len(todo))], override_num_blocks=max(1, len(todo)))
+    if (stages or (2 if gpus else 1)) == 1:
+        data = _stage(data, _Extract, shared, size, num_cpus=1)
+    else:
+        data = _stage(data, _Prepare, shared, max(1, min(cpus - size, len(todo))), num_cpus=1)
+        data = _stage(data, _Encode, shared, size, **({"num_gpus": 1} if gpus else {"num_cpus": 1}))
+    for batch in data.iter_batches(batch_size=None, prefetch_batches=0):
+        for place in batch["place"]:
+            yield todo[int(place)]
+
+
+def _stage(data: Any, worker: type, shared: Any, size: int, **resources: int) -> Any:
+    from ray.data import ActorPoolStrategy
+
+    return data.map_batches(
+        worker, fn_constructor_args=(shared,), batch_size=1, compute=ActorPoolStrategy(size=size), **resources
+    )
+
+
+class _Extract:
+    """A worker that does a shard from its images to its file."""
+
+    def __init__(self, shared: Any):
+        self.extraction, self.todo = _received(shared)
+        self.preparer = self.extraction.preparer()
+        self.encoder = self.extraction.encoder("cpu")
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        for place in batch["place"]:
+            extract(self.extraction.folder, self.todo[place], self.preparer, self.encoder)
+        return batch
+
+
+class _Prepare:
+    """A worker that only prepares: the fitted images of a shard travel as one row, which Ray never cuts."""
+
+    def __init__(self, shared: Any):
+        extraction, self.todo = _received(shared)
+        self.preparer = extraction.preparer()
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        images = np.concatenate(list(self.preparer.batches(self.todo[batch["place"][0]])))
+        return {"place": batch["place"], "images": images[None]}
+
+
+class _Encode:
+    """A worker that only encodes and writes."""
+
+    def __init__(self, shared: Any):
+        self.extraction, self.todo = _received(shared)
+        self.encoder = self.extraction.encoder("auto")
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        job, manifest = self.extraction.job, self.extraction.manifest
+        images = batch["images"][0]
+        cuts = range(0, len(images), job.batch_size)
+        features = [self.encoder.encode_fitted(images[first : first + job.batch_size]) for first in cuts]
+        write_shard(self.extraction.folder, job, manifest, self.todo[batch["place"][0]], np.concatenate(features))
+        return {"place": batch["place"]}
+
+
+def _received(shared: Any) -> tuple[Extraction, list[Shard]]:
+    import ray
+
+    if not ray.get_gpu_ids():
+        _one_thread()
+    received: tuple[Extraction, list[Shard]] = ray.get(shared)
+    return received
+
+
+def _one_thread() -> None:
+    """Workers are as many as cores: each keeps to one, and the bytes do not depend on how many cores there are."""
+    import torch
+
+    torch.set_num_threads(1)

@@ -1,0 +1,216 @@
+"""The whole way from images to decisions, in a program and on the command line."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from protodcs import Config, OpenSetClassifier, encoders
+from protodcs.data import open_source
+from protodcs.errors import ConfigError, ImageError, StateError
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("PROTODCS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def mini(data_folder):
+    return encoders.load("mini", batch_size=32)
+
+
+@pytest.fixture(scope="module")
+def mixed(data_folder):
+    """200 images, every second one a digit that belongs to no CIFAR-10 class."""
+    known, strange = open_source("cifar10-test").read(range(100)), open_source("svhn-test").read(range(100))
+    return [image for pair in zip(known, strange, strict=True) for image in pair]
+
+
+def test_a_stream_gives_what_its_images_give_one_by_one(mini, mixed):
+    together = list(OpenSetClassifier.with_encoder(mini, "cifar10").stream(mixed))
+    alone = OpenSetClassifier.with_encoder(mini, "cifar10")
+    for decision in together:
+        single = alone(mixed[decision.sequence])
+        assert single.known == decision.known
+        assert single.index == decision.index
+        assert abs(single.openness - decision.openness) < 1e-5
+    assert [decision.sequence for decision in together] == list(range(200))
+
+
+def test_a_stream_is_lazy_and_reads_no_more_than_a_batch_ahead(mini, mixed):
+    taken = []
+
+    def images():
+        for image in mixed:
+            taken.append(1)
+            yield image
+
+    stream = OpenSetClassifier.with_encoder(mini, "cifar10").stream(images())
+    next(stream)
+    assert len(taken) == 32
+
+
+def test_digits_are_called_unknown_more_often_than_objects(mini, mixed):
+    decisions = list(OpenSetClassifier.with_encoder(mini, "cifar10").stream(mixed))[100:]
+    objects, digits = decisions[::2], decisions[1::2]
+    assert sum(d.known for d in objects) > sum(d.known for d in digits) + 20
+    assert all(d.label in open_source("cifar10-test").classes for d in decisions if d.known)
+
+
+def test_the_temperature_is_that_of_the_encoder_unless_a_config_is_given(mini):
+    own = OpenSetClassifier.with_encoder(mini, ["cat", "dog"])
+    assert own.engine.config.temperature == pytest.approx(1 / 21.936, rel=1e-3)
+    given = OpenSetClassifier.with_encoder(mini, ["cat", "dog"], config=Config.preset("paper"))
+    assert given.engine.config.temperature == 0.01
+    with pytest.raises(ConfigError, match="stands alone"):
+        OpenSetClassifier.with_encoder(mini, ["cat"], config=Config(), method="zero_shot")
+    with pytest.raises(ConfigError, match="name the classes"):
+        OpenSetClassifier.with_encoder(mini, None)
+
+
+def test_any_registered_method_can_be_chosen(data_folder, mixed):
+    classifier = OpenSetClassifier.from_pretrained("mini", classes="cifar10", method="zero_shot", score="mcm")
+    assert classifier(mixed[0]).label is not None
+
+
+def test_a_damaged_image_raises_at_its_place_and_nothing_before_it_is_lost(mini, mixed):
+    classifier = OpenSetClassifier.with_encoder(mini, "cifar10")
+    decided = []
+    with pytest.raises(ImageError, match="image 40 of the stream"):
+        decided.extend(classifier.stream([*mixed[:40], b"no image", *mixed[41:]]))
+    assert len(decided) == classifier.engine.sequence == 40
+
+
+def test_a_saved_classifier_goes_on_and_refuses_another_encoder(mini, mixed, tmp_path):
+    classifier = OpenSetClassifier.with_encoder(mini, "cifar10")
+    list(classifier.stream(mixed[:120]))
+    classifier.save(tmp_path / "state")
+    twin = OpenSetClassifier.restored(mini, tmp_path / "state")
+    assert [d.openness for d in twin.stream(mixed[120:])] == [d.openness for d in classifier.stream(mixed[120:])]
+    with pytest.raises(StateError, match="encoder"):
+        OpenSetClassifier.restored(encoders.load("mini", dtype="bfloat16"), tmp_path / "state")
+
+
+def test_classes_are_edited_by_name(mini, mixed):
+    classifier = OpenSetClassifier.with_encoder(mini, ["cat", "dog"])
+    classifier.add_class("ship")
+    classifier.remove_class("cat")
+    assert classifier.classes == ("dog", "ship")
+    ship = open_source("cifar10-test").labels.tolist().index(8)
+    assert classifier.engine.classes[classifier(open_source("cifar10-test").read([ship])[0]).index] == "ship"
+
+
+# The command.
+
+
+@pytest.fixture
+def folder(mixed, tmp_path):
+    place = tmp_path / "images"
+    (place / "more").mkdir(parents=True)
+    for number, image in enumerate(mixed):
+        Image.fromarray(image).save(place / ("more" if number % 3 else ".") / f"{number:03d}.png")
+    (place / "005-broken.jpg").write_bytes(b"<html>not found</html>")
+    (place / "notes.txt").write_text("no image")
+    return place
+
+
+def command(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "protodcs", *map(str, arguments)], capture_output=True, text=True, check=False, **options
+    )
+
+
+def test_classify_writes_a_row_for_every_image_and_a_sheet_of_strangers(folder, tmp_path):
+    out, sheet = tmp_path / "out" / "decisions.csv", tmp_path / "sheet.png"
+    run = command(
+        "classify", folder, "--classes", "cifar10", "--model", "mini", "--out", out, "--sheet", sheet, "--json"
+    )
+    assert run.returncode == 0, run.stderr
+    report = json.loads(run.stdout)
+    with out.open(newline="") as opened:
+        rows = list(csv.DictReader(opened))
+    assert [row["file"] for row in rows] == sorted(row["file"] for row in rows)
+    assert len(rows) == report["images"] == 201
+    assert report["refused"] == 1
+    assert report["known"] + report["unknown"] == 200
+    assert sum(row["known"] == "False" for row in rows) == report["unknown"] > 20
+    (refused,) = (row for row in rows if row["problem"])
+    assert refused["file"] == "005-broken.jpg"
+    with Image.open(sheet) as page:
+        assert page.size[0] > 400
+    again = command("classify", folder, "--classes", "cifar10", "--model", "mini", "--out", out)
+    assert again.returncode == 1
+    assert "--resume" in again.stderr
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_classify_killed_in_its_middle_and_resumed_gives_the_same_file(ending, folder, tmp_path, mixed):
+    for number in range(900):
+        Image.fromarray(mixed[number % 200]).save(folder / f"x{number:04d}.png", compress_level=0)
+    arguments = ("classify", folder, "--classes", "cat,dog,ship", "--model", "mini")
+    whole, cut = tmp_path / f"whole.{ending}", tmp_path / f"cut.{ending}"
+    assert command(*arguments, "--out", whole).returncode == 0
+    child = subprocess.Popen(
+        [sys.executable, "-m", "protodcs", *map(str, arguments), "--out", str(cut)], stderr=subprocess.DEVNULL
+    )
+    state = cut.with_suffix(f".{ending}.state")
+    while not state.exists() and child.poll() is None:
+        time.sleep(0.01)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    assert cut.read_bytes() != whole.read_bytes()
+    # A row that was being written when the lights went out.
+    with cut.open("a") as torn:
+        torn.write("half a r")
+    other = command("classify", folder, "--classes", "cat,dog", "--model", "mini", "--out", cut, "--resume")
+    assert other.returncode == 1
+    assert "other classes" in other.stderr
+    resumed = command(*arguments, "--out", cut, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert cut.read_bytes() == whole.read_bytes()
+    assert state.read_bytes() == whole.with_suffix(f".{ending}.state").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere", "--classes", "a,b"], "not a folder"),
+        (["{images}", "--classes", "cat,cat"], "'cat' stands there 2 times"),
+        (["{images}", "--classes", "cat,unicorn"], "no embedding for 'unicorn'"),
+        (["{images}", "--classes", "no-such-list"], "there are no names"),
+        (["{images}", "--classes", "cat,dog", "--out", "x.xlsx"], "csv or .jsonl"),
+        (["{images}", "--classes", "cat,dog", "--method", "magic"], "there is no method"),
+    ],
+)
+def test_classify_says_what_is_wrong_in_one_line(arguments, words, folder, tmp_path):
+    given = [argument.format(images=folder) for argument in arguments]
+    run = command("classify", *given, "--model", "mini", cwd=tmp_path)
+    assert run.returncode == 1
+    assert words in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_export_prints_its_proof(data_folder, tmp_path):
+    pytest.importorskip("onnxruntime")
+    run = command("export", "mini", tmp_path / "exported", "--classes", "cifar10", "--json")
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["largest_difference"]["images"] <= 1e-4
+    refused = command("export", "mini", tmp_path / "other")
+    assert refused.returncode == 1
+    assert "name the classes" in refused.stderr
+
+
+def test_pixels_of_the_stream_are_never_changed(mini, mixed):
+    before = [image.copy() for image in mixed[:40]]
+    list(OpenSetClassifier.with_encoder(mini, "cifar10").stream(mixed[:40]))
+    assert all(np.array_equal(a, b) for a, b in zip(before, mixed, strict=False))
