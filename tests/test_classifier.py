@@ -153,25 +153,35 @@ def test_classify_writes_a_row_for_every_image_and_a_sheet_of_strangers(folder, 
     assert "--resume" in again.stderr
 
 
-@pytest.mark.parametrize("ending", ["csv", "jsonl"])
-def test_classify_killed_in_its_middle_and_resumed_gives_the_same_file(ending, folder, tmp_path, mixed):
+def many(folder, mixed):
+    """900 more images, some of which cannot be read: among them the last ones of the first checkpoint."""
     for number in range(900):
-        Image.fromarray(mixed[number % 200]).save(folder / f"x{number:04d}.png", compress_level=0)
+        Image.fromarray(mixed[number % 200]).save(folder / f"0{number:04d}.png", compress_level=0)
+    for number in (3, 253, 254, 255, 256, 600):
+        (folder / f"0{number:04d}.png").write_bytes(b"broken")
+
+
+def killed_after_a_checkpoint(arguments, state):
+    """Start the command and kill it when it has made its first checkpoint; its second is still to come."""
+    child = subprocess.Popen([sys.executable, "-m", "protodcs", *map(str, arguments)], stderr=subprocess.DEVNULL)
+    while not state.exists() and child.poll() is None:
+        time.sleep(0.002)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_classify_killed_in_its_middle_and_resumed_gives_the_same_files(ending, folder, tmp_path, mixed):
+    many(folder, mixed)
     arguments = ("classify", folder, "--classes", "cat,dog,ship", "--model", "mini")
     whole, cut = tmp_path / f"whole.{ending}", tmp_path / f"cut.{ending}"
     assert command(*arguments, "--out", whole).returncode == 0
-    child = subprocess.Popen(
-        [sys.executable, "-m", "protodcs", *map(str, arguments), "--out", str(cut)], stderr=subprocess.DEVNULL
-    )
     state = cut.with_suffix(f".{ending}.state")
-    while not state.exists() and child.poll() is None:
-        time.sleep(0.01)
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait()
+    killed_after_a_checkpoint((*arguments, "--out", cut), state)
     assert cut.read_bytes() != whole.read_bytes()
-    # A row that was being written when the lights went out.
-    with cut.open("a") as torn:
-        torn.write("half a r")
+    # A row that was being written when the lights went out, in the middle of a letter.
+    with cut.open("ab") as torn:
+        torn.write("half a r\u00f6w".encode()[:-2])
     other = command("classify", folder, "--classes", "cat,dog", "--model", "mini", "--out", cut, "--resume")
     assert other.returncode == 1
     assert "other classes" in other.stderr
@@ -181,15 +191,60 @@ def test_classify_killed_in_its_middle_and_resumed_gives_the_same_file(ending, f
     assert state.read_bytes() == whole.with_suffix(f".{ending}.state").read_bytes()
 
 
+def test_a_state_that_was_left_behind_is_not_taken_for_one_of_a_new_run(folder, tmp_path):
+    out = tmp_path / "decisions.csv"
+    arguments = ("classify", folder, "--classes", "cat,dog,ship", "--model", "mini", "--out", out)
+    assert command(*arguments).returncode == 0
+    first = out.read_bytes()
+    out.unlink()
+    assert command(*arguments, "--resume").returncode == 0
+    assert out.read_bytes() == first
+
+
+def test_classify_never_writes_over_a_file_of_someone_else(folder, tmp_path):
+    for name in ("mine.csv", "mine.jsonl"):
+        (tmp_path / name).write_text("the only copy of my thesis\n")
+        run = command(
+            "classify", folder, "--classes", "cat,dog", "--model", "mini", "--out", tmp_path / name, "--resume"
+        )
+        assert run.returncode == 1
+        assert (tmp_path / name).read_text() == "the only copy of my thesis\n"
+
+
+def test_file_names_that_are_no_text_are_written_on_one_line(mixed, tmp_path):
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    for name in (b"a\rb.png", b"n\xff.png", b'x,y"z.png', "\u00fc.png".encode(), b"=1+1.png"):
+        Image.fromarray(mixed[0]).save(os.fsencode(folder) + b"/" + name, format="PNG")
+    out = tmp_path / "decisions.csv"
+    arguments = (
+        "classify",
+        folder,
+        "--classes",
+        "cat,dog",
+        "--model",
+        "mini",
+        "--out",
+        out,
+        "--sheet",
+        tmp_path / "s.png",
+    )
+    assert command(*arguments).returncode == 0
+    assert len(out.read_text().splitlines()) == 1 + 5
+    assert command(*arguments, "--resume").returncode == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere", "--classes", "a,b"], "not a folder"),
+        (["nowhere", "--classes", "a,b"], "no such folder"),
         (["{images}", "--classes", "cat,cat"], "'cat' stands there 2 times"),
         (["{images}", "--classes", "cat,unicorn"], "no embedding for 'unicorn'"),
         (["{images}", "--classes", "no-such-list"], "there are no names"),
         (["{images}", "--classes", "cat,dog", "--out", "x.xlsx"], "csv or .jsonl"),
         (["{images}", "--classes", "cat,dog", "--method", "magic"], "there is no method"),
+        (["{images}", "--classes", "cat,dog", "--device", "cuda:7"], "cannot be used"),
+        (["{images}", "--classes", "cat,dog", "--out", "{images}/notes.txt/x.csv"], "notes.txt"),
     ],
 )
 def test_classify_says_what_is_wrong_in_one_line(arguments, words, folder, tmp_path):

@@ -14,7 +14,7 @@ from protodcs.data import open_source
 from protodcs.data.copies import Copies
 from protodcs.data.corruptions import corrupt
 from protodcs.data.crop import centre_crop
-from protodcs.data.npy import CifarC
+from protodcs.data.readers.npy import CifarC
 from protodcs.errors import ConfigError, DataError
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -100,11 +100,78 @@ def test_a_folder_of_other_copies_is_refused(digits, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"corruptions": ["rain"]}, {"severities": [6]}, {"form": "zip"}, {"variant": "best"}, {"family": "mnist"}]
+    "wrong",
+    [
+        {"corruptions": ["rain"]},
+        {"corruptions": []},
+        {"severities": [6]},
+        {"form": "zip"},
+        {"variant": "best"},
+        {"family": "mnist"},
+        {"side": 0},
+    ],
 )
 def test_settings_that_do_not_exist_are_refused(wrong, digits, tmp_path):
     with pytest.raises(ConfigError):
         planned(tmp_path, digits, **wrong)
+
+
+def test_classes_with_strange_names_keep_folders_of_their_own(tmp_path, data_folder):
+    images = np.stack(open_source("cifar10-test").read(range(6)))
+    names = ["c+", "c#", "a/b", "a:b", ".hidden", "50%"]
+
+    class Strange:
+        name, classes, labels, fingerprint = "strange", tuple(names), np.arange(6), "0" * 64
+
+        def __len__(self):
+            return 6
+
+        def read(self, indices):
+            return [images[index] for index in indices]
+
+    written(planned(tmp_path / "copies", Strange(), form="folder", corruptions=["fog"], severities=[1]))
+    source = open_source(tmp_path / "copies" / "fog" / "1")
+    assert len(source) == len(source.classes) == 6
+    assert sorted(source.labels.tolist()) == list(range(6))
+
+
+def test_memory_does_not_grow_with_the_number_of_large_images(tmp_path, data_folder):
+    import tracemalloc
+
+    from protodcs.data.reading import read_corrupted
+
+    class Large:
+        name, classes, labels, fingerprint = "large", (), np.full(60, -1), "0" * 64
+
+        def __len__(self):
+            return 60
+
+        def read(self, indices):
+            return [np.zeros((1500, 2000, 3), dtype=np.uint8) for _ in indices]
+
+    tracemalloc.start()
+    assert sum(1 for _ in read_corrupted(Large(), range(60), None, 0, side=32)) == 60
+    # 60 images of 3 megapixels are 540 MB; about 8 megapixels are held at a time.
+    assert tracemalloc.get_traced_memory()[1] < 100e6
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--severities", "1,x"], "severities are 1 to 5"),
+        (["--severities", "1,"], "severities are 1 to 5"),
+        (["--side", "0"], "side is 8 to 2048"),
+        (["--corruptions", "rain"], "rain"),
+    ],
+)
+def test_corrupt_says_what_is_wrong_in_one_line_and_writes_nothing(arguments, words, digits, tmp_path):
+    command = [sys.executable, "-m", "protodcs", "corrupt", str(digits.path), str(tmp_path / "out"), *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert words in run.stderr
+    assert "Traceback" not in run.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_corrupt_killed_and_resumed_gives_the_same_bytes(digits, tmp_path, data_folder):
@@ -117,6 +184,7 @@ def test_corrupt_killed_and_resumed_gives_the_same_bytes(digits, tmp_path, data_
     whole = subprocess.run(command(tmp_path / "whole", "--workers", "2"), capture_output=True, text=True, check=False)
     assert whole.returncode == 0, whole.stderr[-2000:]
     assert json.loads(whole.stdout)["written"] == 15
+    assert json.loads(whole.stdout)["images"] == 15 * 5 * 40
     child = subprocess.Popen(command(tmp_path / "cut"), stdout=subprocess.DEVNULL, start_new_session=True)
     while child.poll() is None and len(list((tmp_path / "cut").glob("*.npy"))) < 4:
         time.sleep(0.002)
@@ -125,5 +193,8 @@ def test_corrupt_killed_and_resumed_gives_the_same_bytes(digits, tmp_path, data_
     again = subprocess.run(command(tmp_path / "cut"), capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr[-2000:]
     assert 0 < json.loads(again.stdout)["written"] < 15
+    assert {file.name for file in (tmp_path / "whole").iterdir()} == {
+        file.name for file in (tmp_path / "cut").iterdir()
+    }
     for file in (tmp_path / "whole").iterdir():
         assert file.read_bytes() == (tmp_path / "cut" / file.name).read_bytes()

@@ -103,6 +103,11 @@ def test_an_export_gives_the_same_features_and_the_same_fingerprint(kind, tiny, 
     assert_close(exported.encode_pixels(odd_images[:40]), encoder.encode_pixels(odd_images[:40]))
     assert_close(exported.encode_texts(SENTENCES), encoder.encode_texts(SENTENCES))
     assert exported.fingerprint == encoder.fingerprint
+    with pytest.raises(EncoderError, match="abacus"):
+        encoders.load(f"onnx:{tmp_path / 'exported'}", device="abacus")
+    everything = b"".join(file.read_bytes() for file in (tmp_path / "exported").iterdir())
+    for path in (str(tmp_path), str(tiny), str(Path(encoders.__file__).parent), sys.prefix):
+        assert path.encode() not in everything
 
 
 def test_the_mini_encoder_is_exported_with_a_book_of_names(tmp_path, data_folder, odd_images):
@@ -118,17 +123,48 @@ def test_the_mini_encoder_is_exported_with_a_book_of_names(tmp_path, data_folder
         exported.prototypes(["sofa"])
 
 
-def test_open_clip_transformers_and_onnx_agree_on_the_same_weights(open_clip_site, tmp_path, odd_images):
+# open_clip, in a process of its own.
+
+TWO_HEADS = {"image_size": 64, "layers": 3, "width": 64, "head_width": 32, "patch_size": 16}
+
+
+@pytest.fixture(scope="session")
+def in_open_clip(open_clip_site, tmp_path_factory, odd_images):
+    """What open_clip makes of one small CLIP, saved in several ways, and of names it would get wrong."""
+    folder = tmp_path_factory.mktemp("open_clip")
+    vocabulary = open_clip_site / "open_clip" / "bpe_simple_vocab_16e6.txt.gz"
+    model = tiny_models.tiny_clip(folder / "transformers", vocabulary=vocabulary)
+    kinds = {"plain": {}, "own text tower": {"custom_text": True}, "gelu": {"quick_gelu": False}}
+    kinds |= {"two heads": {"vision_cfg": TWO_HEADS}, "no weights": {}, "no logit scale": {}}
+    for kind, settings in kinds.items():
+        tiny_models.as_open_clip(model, folder / kind, **settings)
+    (folder / "no weights" / "open_clip_model.safetensors").unlink()
+    without_tensors(folder / "no logit scale" / "open_clip_model.safetensors", ["logit_scale"])
+    names = {kind: f"open_clip:local-dir:{folder / kind}" for kind in kinds}
+    names |= {name: f"open_clip:{name}" for name in ("ViT-B-32", "ViT-Z-99/openai", "ViT-B-32-quickgelu/laion2b_e16")}
+    images = {f"image{number}": image for number, image in enumerate(odd_images[:50])}
+    np.savez(folder / "given.npz", images=50, sentences=SENTENCES, **images)
+    path = os.pathsep.join([str(open_clip_site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    child = [Path(__file__).with_name("with_open_clip.py"), folder / "given.npz", folder / "out.npz", *names.values()]
+    run = subprocess.run(
+        [sys.executable, *child], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    outcomes = {name: {} for name in names}
+    with np.load(folder / "out.npz") as written:
+        for key, value in written.items():
+            number, _, what = key.partition(".")
+            outcomes[list(names)[int(number)]][what] = value
+    return folder / "transformers", outcomes
+
+
+def test_open_clip_transformers_and_onnx_agree_on_the_same_weights(in_open_clip, tmp_path, odd_images):
     pytest.importorskip("onnxruntime")
     from protodcs.encoders.export import export
 
-    vocabulary = open_clip_site / "open_clip" / "bpe_simple_vocab_16e6.txt.gz"
-    model = tiny_models.tiny_clip(tmp_path / "clip", vocabulary=vocabulary)
-    tiny_models.as_open_clip(model, tmp_path / "open_clip")
-    encoder = encoders.load(tmp_path / "clip")
+    folder, outcomes = in_open_clip
+    encoder, theirs, images = encoders.load(folder), outcomes["plain"], odd_images[:50]
     export(encoder, tmp_path / "onnx")
-    images = odd_images[:50]
-    theirs = in_open_clip(open_clip_site, f"open_clip:local-dir:{tmp_path / 'open_clip'}", images, tmp_path)
     assert_close(theirs["features"], encoder.encode_pixels(images))
     assert_close(theirs["sentences"], encoder.encode_texts(SENTENCES))
     assert_close(theirs["logit_scale"], encoder.logit_scale)
@@ -136,29 +172,32 @@ def test_open_clip_transformers_and_onnx_agree_on_the_same_weights(open_clip_sit
     assert_close(encoders.load(f"onnx:{tmp_path / 'onnx'}").encode_pixels(images), theirs["features"])
 
 
-def test_quick_gelu_matters_which_is_why_it_is_checked(open_clip_site, tmp_path, odd_images):
-    vocabulary = open_clip_site / "open_clip" / "bpe_simple_vocab_16e6.txt.gz"
-    model = tiny_models.tiny_clip(tmp_path / "clip", vocabulary=vocabulary)
-    tiny_models.as_open_clip(model, tmp_path / "open_clip", quick_gelu=False)
-    wrong = in_open_clip(open_clip_site, f"open_clip:local-dir:{tmp_path / 'open_clip'}", odd_images[:4], tmp_path)
-    right = encoders.load(tmp_path / "clip").encode_pixels(odd_images[:4])
-    assert np.abs(wrong["features"] - right).max() > 1e-3
+def test_a_text_tower_of_its_own_in_open_clip_gives_the_same(in_open_clip):
+    _, outcomes = in_open_clip
+    for key in ("features", "sentences"):
+        assert_close(outcomes["plain"][key], outcomes["own text tower"][key])
 
 
-def in_open_clip(site, name, images, folder):
-    given = {f"image{number}": image for number, image in enumerate(images)}
-    np.savez(folder / "given.npz", images=len(images), sentences=SENTENCES, **given)
-    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
-    child = [
-        sys.executable,
-        Path(__file__).with_name("with_open_clip.py"),
-        name,
-        folder / "given.npz",
-        folder / "out.npz",
-    ]
-    run = subprocess.run(child, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr[-2000:]
-    return np.load(folder / "out.npz")
+@pytest.mark.parametrize("kind", ["gelu", "two heads"])
+def test_what_the_weights_do_not_tell_changes_features_and_fingerprint(kind, in_open_clip):
+    _, outcomes = in_open_clip
+    assert np.abs(outcomes["plain"]["features"] - outcomes[kind]["features"]).max() > 1e-3
+    assert str(outcomes["plain"]["fingerprint"]) != str(outcomes[kind]["fingerprint"])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no weights", "cannot be loaded with open_clip"),
+        ("no logit scale", "logit_scale"),
+        ("ViT-B-32", "names no weights"),
+        ("ViT-Z-99/openai", "no architecture 'ViT-Z-99'"),
+        ("ViT-B-32-quickgelu/laion2b_e16", "'laion2b_e16' is not a known tag"),
+    ],
+)
+def test_what_open_clip_would_get_wrong_is_refused(name, words, in_open_clip):
+    _, outcomes = in_open_clip
+    assert words in str(outcomes[name]["refused"])
 
 
 def assert_close(ours, theirs):
@@ -273,6 +312,43 @@ def test_the_fingerprint_tells_weights_preprocessing_and_templates_apart(tiny, t
     assert encoders.load(tmp_path / "seed").weights != first.weights
     half = encoders.load(tiny / "clip", dtype="bfloat16")
     assert half.weights != first.weights
+    assert half.logit_scale == first.logit_scale
+
+
+def test_a_tokenizer_with_two_words_exchanged_is_another_encoder(tiny, tmp_path):
+    def change(content):
+        vocabulary = content["model"]["vocab"]
+        vocabulary["a</w>"], vocabulary["cat</w>"] = vocabulary["cat</w>"], vocabulary["a</w>"]
+
+    changed = rewritten(tiny, tmp_path, "tokenizer.json", change)
+    first, other = encoders.load(tiny / "clip"), encoders.load(changed)
+    assert np.abs(first.prototypes(["cat"]) - other.prototypes(["cat"])).max() > 1e-3
+    assert first.fingerprint != other.fingerprint
+
+
+def test_other_sentence_embeddings_are_another_mini_encoder(data_folder, tmp_path):
+    import shutil
+
+    from safetensors import safe_open
+    from safetensors.numpy import load_file, save_file
+
+    folder = shutil.copytree(data_folder / "mini", tmp_path / "mini")
+    folder.chmod(0o755)
+    file = folder / "sentences.safetensors"
+    file.chmod(0o644)
+    with safe_open(file, "np") as opened:
+        about = opened.metadata()
+    save_file(
+        {name: np.ascontiguousarray(array[::-1]) for name, array in load_file(file).items()}, file, metadata=about
+    )
+    first, other = encoders.load("mini"), encoders.load(f"mini:{folder}")
+    assert first.fingerprint != other.fingerprint
+    assert np.abs(first.prototypes(["cat"]) - other.prototypes(["cat"])).max() > 1e-3
+
+
+def test_a_siglip_whose_common_space_is_wider_than_its_text_is_taken(tmp_path):
+    tiny_models.tiny_siglip(tmp_path / "wide", 96)
+    assert encoders.load(tmp_path / "wide").encode_texts(SENTENCES).shape == (3, 96)
 
 
 def test_half_precision_is_near(tiny, odd_images):
@@ -300,13 +376,8 @@ def test_openai_weights_without_quick_gelu_are_refused(tiny, tmp_path):
         config["_name_or_path"] = "openai/clip-vit-base-patch32"
         config["vision_config"]["hidden_act"] = config["text_config"]["hidden_act"] = "gelu"
 
-    folder = rewritten(tiny, tmp_path, "config.json", change)
-    named_so = folder.rename(tmp_path / "openai")
-    (tmp_path / "openai").rename(tmp_path / "x")
-    (tmp_path / "openai").mkdir()
-    named_so = (tmp_path / "x").rename(tmp_path / "openai" / "clip-vit-tiny")
     with pytest.raises(EncoderError, match="QuickGELU"):
-        encoders.load(named_so)
+        encoders.load(rewritten(tiny, tmp_path, "config.json", change))
 
 
 def test_weights_without_a_logit_scale_are_refused(tiny, tmp_path):
@@ -324,12 +395,16 @@ def test_weights_that_would_be_random_are_refused(tiny, tmp_path):
 def without(tiny, tmp_path, names):
     import shutil
 
+    folder = shutil.copytree(tiny / "clip", tmp_path / "lacking")
+    without_tensors(folder / "model.safetensors", names)
+    return folder
+
+
+def without_tensors(file, names):
     from safetensors.torch import load_file, save_file
 
-    folder = shutil.copytree(tiny / "clip", tmp_path / "lacking")
-    kept = {name: tensor for name, tensor in load_file(folder / "model.safetensors").items() if name not in names}
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
+    kept = {name: tensor for name, tensor in load_file(file).items() if name not in names}
+    save_file(kept, file, metadata={"format": "pt"})
 
 
 def test_a_processor_of_another_image_size_is_refused(tiny, tmp_path):
@@ -347,7 +422,14 @@ def test_a_processor_of_another_image_size_is_refused(tiny, tmp_path):
         ("do_normalize", False, "do_normalize is off"),
         ("rescale_factor", 1.0, "rescale_factor"),
         ("size", "large", "size is 'large'"),
+        ("size", {"height": 0, "width": 64}, "size is"),
+        ("crop_size", None, "crop_size is None"),
+        ("resample", "bicubic", "resample is 'bicubic'"),
+        ("resample", 9, "resample is 9"),
+        ("rescale_factor", None, "rescale_factor is None"),
         ("image_std", [0, 0, 0], "divides by"),
+        ("image_std", [0.5], "three numbers"),
+        ("image_mean", None, "image_mean is None"),
     ],
 )
 def test_a_processor_that_makes_no_sense_is_refused_by_its_setting(key, value, words, tiny, tmp_path):
@@ -363,9 +445,29 @@ def test_a_model_of_another_kind_is_refused(tmp_path):
         encoders.load(tmp_path)
 
 
-def test_an_empty_folder_and_an_unknown_name_are_refused_in_words(tmp_path):
-    with pytest.raises(EncoderError, match="cannot be loaded with transformers"):
-        encoders.load(tmp_path)
+def test_an_empty_folder_and_an_unknown_name_are_refused_in_words(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for name in (tmp_path, "nobody/no-such-model"):
+        with pytest.raises(EncoderError, match="cannot be loaded with transformers"):
+            encoders.load(name)
+
+
+@pytest.mark.parametrize("name", ["mini", "open_clip:ViT-B-32/openai", "onnx:folder"])
+def test_a_revision_is_refused_where_there_are_none(name):
+    with pytest.raises(EncoderError, match="has no revisions"):
+        encoders.load(name, revision="main")
+
+
+def test_a_back_end_that_is_not_installed_says_what_to_install():
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from protodcs import encoders, errors\n"
+        "try: encoders.load('mini')\n"
+        "except errors.EncoderError as problem: print(problem)"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert "needs the package 'torch'" in said
+    assert "pip install" in said
 
 
 def test_damaged_weights_give_no_feature(tiny, tmp_path):
@@ -384,12 +486,7 @@ def test_a_sentence_that_would_be_cut_is_refused(tiny):
         encoders.load(tiny / "clip").prototypes(["x " * 60])
 
 
-def test_open_clip_without_weights_is_refused():
-    with pytest.raises(EncoderError, match=r"open_clip"):
-        encoders.load("open_clip:ViT-B-32")
-
-
-@pytest.mark.parametrize("given", [{"device": "abacus"}, {"dtype": "int3"}])
+@pytest.mark.parametrize("given", [{"device": "abacus"}, {"device": "cuda:63"}, {"dtype": "int3"}])
 def test_a_device_or_number_type_that_does_not_exist_is_refused(given, tiny):
     with pytest.raises(EncoderError, match=next(iter(given.values()))):
         encoders.load(tiny / "clip", **given)

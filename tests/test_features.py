@@ -16,7 +16,7 @@ from protodcs import encoders
 from protodcs.data import open_source
 from protodcs.data.corruptions import STANDARD, corrupt
 from protodcs.data.streams import build
-from protodcs.errors import DataError, EncoderError
+from protodcs.errors import ConfigError, DataError, EncoderError, ImageError, InputError
 from protodcs.features import FeatureStore, run
 from protodcs.features.job import Job, shards
 
@@ -193,7 +193,38 @@ def test_memory_is_bounded_by_a_batch_and_not_by_a_shard(plan, monkeypatch):
         lambda self, indices: largest.append(len(indices)) or read(self, indices),
     )
     done(extraction)
-    assert max(largest) == 10
+    assert 1 < max(largest) <= 10
+
+
+def test_settings_outside_their_range_are_refused_in_words(plan):
+    for wrong in ({"side": 4}, {"number_type": "float64"}, {"shard_size": 0}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            plan("x", **wrong)
+    extraction = plan("loop")
+    done(extraction)
+    with pytest.raises(InputError, match="segments 0 to 1"):
+        FeatureStore(extraction.folder).segment(9)
+
+
+def test_a_run_killed_before_its_job_was_written_goes_on(plan):
+    extraction = plan("loop")
+    extraction.open()
+    (extraction.folder / "job.json").unlink()
+    (extraction.folder / "shards" / ".draft.tmp").touch()
+    assert len(extraction.open()) == 18
+    assert not (extraction.folder / "shards" / ".draft.tmp").exists()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
+def test_what_a_worker_refuses_is_told_in_its_own_words(sources, mini, tmp_path, cluster):
+    (tmp_path / "set" / "cat").mkdir(parents=True)
+    (tmp_path / "set" / "cat" / "broken.png").write_bytes(b"no image")
+    broken = open_source(tmp_path / "set")
+    manifest = build("whole", broken, [], 0, [None])
+    extraction = run.Extraction.planned(tmp_path / "out", manifest, [broken], mini)
+    for stages in (1, 2):
+        with pytest.raises(ImageError, match=r"broken\.png"):
+            list(run.on_ray(extraction, extraction.open(), stages=stages))
 
 
 def test_shards_cover_every_sample_once(plan):
@@ -282,3 +313,24 @@ def test_features_says_what_is_missing_in_one_line(tmp_path, data_folder):
     )
     assert json.loads(plan_.stdout)["shards"] == 150
     assert not (tmp_path / "x").exists()
+
+
+def test_features_of_a_manifest_over_sets_that_have_no_name(small, sources, tmp_path):
+    build("continual", sources[0], [sources[1]], 5, ["fog"], ratio="1/5").save(tmp_path / "stream.txt")
+    given = [
+        "--manifest",
+        str(tmp_path / "stream.txt"),
+        "--unknown",
+        str(small / "svhn_test.parquet"),
+        "--address",
+        "none",
+    ]
+    done_ = subprocess.run(
+        command("out", small / "cifar10_test.parquet", "fog", 100, *given),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done_.returncode == 0, done_.stderr
+    assert FeatureStore(tmp_path / "out").manifest.protocol == "continual"

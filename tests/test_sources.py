@@ -21,17 +21,18 @@ import pytest
 import scipy.io
 from PIL import Image
 
-import protodcs.data.parquet as parquet_reader
+import protodcs.data.readers.parquet as parquet_reader
 from hostile_images import saved
-from protodcs.data import ImageSource, decode, names, open_source, plain_pickle
-from protodcs.data.cifar import Cifar
-from protodcs.data.folder import Folder
-from protodcs.data.npy import CifarC
-from protodcs.data.parquet import Parquet
+from protodcs.data import ImageSource, decode, names, open_source
 from protodcs.data.prompts import class_names
-from protodcs.data.svhn import Svhn
-from protodcs.data.tiny_imagenet import TinyImageNetVal
-from protodcs.data.webdataset import WebDataset
+from protodcs.data.readers import plain_pickle
+from protodcs.data.readers.cifar import Cifar
+from protodcs.data.readers.folder import Folder
+from protodcs.data.readers.npy import CifarC
+from protodcs.data.readers.parquet import Parquet
+from protodcs.data.readers.svhn import Svhn
+from protodcs.data.readers.tiny_imagenet import TinyImageNetVal
+from protodcs.data.readers.webdataset import WebDataset
 from protodcs.errors import DataError, ImageError, InputError
 
 COUNT = 30

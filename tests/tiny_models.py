@@ -49,7 +49,7 @@ def tiny_clip(folder: Path, activation: str = "quick_gelu", seed: int = 0, vocab
     return model
 
 
-def tiny_siglip(folder: Path):
+def tiny_siglip(folder: Path, dimension: int = WIDTH):
     """A SigLIP of transformers with its processor and a tokenizer of the same kind of interface."""
     import transformers
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
@@ -69,12 +69,12 @@ def tiny_siglip(folder: Path):
     torch.manual_seed(1)
     shape = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = transformers.SiglipConfig(
-        vision_config={**shape, "image_size": SIDE, "patch_size": 16},
+        vision_config={**shape, "hidden_size": dimension, "image_size": SIDE, "patch_size": 16},
         text_config={
             **shape,
             "vocab_size": len(tokenizer),
             "max_position_embeddings": LENGTH,
-            "projection_size": WIDTH,
+            "projection_size": dimension,
         },
     )
     model = _awake(transformers.SiglipModel(config))
@@ -83,13 +83,13 @@ def tiny_siglip(folder: Path):
     return model
 
 
-def as_open_clip(model, folder: Path, quick_gelu: bool = True) -> None:
+def as_open_clip(model, folder: Path, **settings) -> None:
     """The same weights in the format of open_clip's local folders."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "model_cfg": {
             "embed_dim": DIMENSION,
-            "quick_gelu": quick_gelu,
+            "quick_gelu": True,
             "vision_cfg": {"image_size": SIDE, "layers": 3, "width": WIDTH, "head_width": WIDTH // 4, "patch_size": 16},
             "text_cfg": {
                 "context_length": LENGTH,
@@ -98,6 +98,7 @@ def as_open_clip(model, folder: Path, quick_gelu: bool = True) -> None:
                 "heads": 2,
                 "layers": 3,
             },
+            **settings,
         },
         "preprocess_cfg": {
             "mean": [0.48145466, 0.4578275, 0.40821073],

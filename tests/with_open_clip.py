@@ -1,4 +1,4 @@
-"""Run in a process of its own: loads an open_clip folder and writes its features for the images and sentences given.
+"""Run in a process of its own: loads open_clip encoders and writes their features for the images and sentences given.
 
 torchvision's compiled operators do not fit every torch build; the two that open_clip's import touches are declared
 here, and none is ever called.
@@ -15,19 +15,31 @@ def main():
     library.define("nms(Tensor boxes, Tensor scores, float threshold) -> Tensor")
     library.define("qnms(Tensor boxes, Tensor scores, float threshold) -> Tensor")
 
-    from protodcs import encoders
-
-    name, given, out = sys.argv[1:]
+    given, out, *names = sys.argv[1:]
     arrays = np.load(given)
-    encoder = encoders.load(name, device="cpu")
     images = [arrays[f"image{number}"] for number in range(int(arrays["images"]))]
-    np.savez(
-        out,
-        features=encoder.encode_pixels(images),
-        sentences=encoder.encode_texts([str(sentence) for sentence in arrays["sentences"]]),
-        pixels=encoder.preprocessing(images),
-        logit_scale=encoder.logit_scale,
-    )
+    sentences = [str(sentence) for sentence in arrays["sentences"]]
+    results = {}
+    for number, name in enumerate(names):
+        results.update({f"{number}.{key}": value for key, value in outcome(name, images, sentences).items()})
+    np.savez(out, **results)
+
+
+def outcome(name, images, sentences):
+    from protodcs import encoders
+    from protodcs.errors import EncoderError
+
+    try:
+        encoder = encoders.load(name, device="cpu")
+    except EncoderError as problem:
+        return {"refused": str(problem)}
+    return {
+        "features": encoder.encode_pixels(images),
+        "sentences": encoder.encode_texts(sentences),
+        "pixels": encoder.preprocessing(images),
+        "logit_scale": encoder.logit_scale,
+        "fingerprint": encoder.fingerprint,
+    }
 
 
 if __name__ == "__main__":

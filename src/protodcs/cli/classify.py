@@ -3,9 +3,10 @@
 import csv
 import io
 import json
+import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,8 @@ from rich.table import Table
 
 from ..durable import replace_file
 from ..errors import ImageError, InputError
-from .screen import console, explained, progress
+from .screen import console, explained, given_classes, progress
 
-_ENDINGS = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"}
 _FIELDS = ("file", "known", "label", "best", "p_unknown", "score", "problem")
 # Results and state are made safe together every so many images; an interrupted run repeats at most these.
 _CHECKPOINT = 256
@@ -41,36 +41,32 @@ def classify(
     """Decide on every image of a folder, in the order of their names: a class of the list, or unknown."""
     from .. import encoders
     from ..classifier import OpenSetClassifier
+    from ..data.readers.folder import image_files
 
     started = time.perf_counter()
-    files, names = _files(folder), _names(classes)
-    results = Results(out)
+    files = {_printable(file): folder / file for file in image_files(folder)}
+    names, results = given_classes(classes), Results(out)
     encoder = encoders.load(model, device=device, batch_size=batch_size)
-    if resume and results.state.exists():
+    if resume and results.can_go_on():
         classifier = OpenSetClassifier.restored(encoder, results.state)
         if (classifier.engine.name, classifier.classes) != (method, names):
-            raise InputError(
-                f"{results.state} was begun with other classes or another method: give the same, or a new --out"
-            )
-        done = results.reopen(classifier.engine.sequence)
-        if results.files() != [file.relative_to(folder).as_posix() for file in files[:done]]:
-            raise InputError(f"the images in {folder} are not those that {out} was begun with: give a new --out")
+            raise InputError(f"{results.state} was begun with other classes or another method: give a new --out")
+        done = results.go_on(classifier.engine.sequence, list(files))
     else:
         classifier = OpenSetClassifier.with_encoder(encoder, names, method=method)
         done = results.start(resume)
     with progress(as_json) as bar:
         task = bar.add_task("images", total=len(files), completed=done)
         for first in range(done, len(files), _CHECKPOINT):
-            part = files[first : first + _CHECKPOINT]
-            for row in _decided(classifier, folder, part):
-                results.add(row)
-                bar.advance(task)
-            results.keep(classifier)
+            part = list(files.items())[first : first + _CHECKPOINT]
+            results.add(_decided(classifier, part))
+            classifier.save(results.state)
+            bar.advance(task, len(part))
     report = _report(results.rows(), time.perf_counter() - started)
     report["result"], report["state"] = str(out), str(results.state)
     if sheet is not None:
         report["sheet"] = str(sheet)
-        _draw(results.rows(), folder, sheet)
+        _draw(results.rows(), files, sheet)
     if as_json:
         typer.echo(json.dumps(report))
     else:
@@ -78,121 +74,114 @@ def classify(
 
 
 class Results:
-    """The result file, row by row, and the state of the classifier beside it."""
+    """The result file, row by row. Beside it lies the state that the classifier had at the last checkpoint.
+
+    A checkpoint writes its rows first and the state second, so the file may be ahead of the state and never behind it.
+    """
 
     def __init__(self, file: Path):
         if file.suffix not in (".csv", ".jsonl"):
             raise InputError(f"the result is written as .csv or .jsonl; given: {file.name!r}")
         self.file = file
         self.state = file.with_suffix(file.suffix + ".state")
-        self._lines: list[str] = []
+
+    def can_go_on(self) -> bool:
+        """Whether an earlier run has come to its first checkpoint."""
+        return self.state.exists() and self.file.exists()
 
     def start(self, resume: bool) -> int:
         """Begin an empty file; returns how many images are done, which is none."""
-        if self.file.exists() and not resume:
+        if self.file.exists() and not (resume and self._is_ours()):
             raise InputError(f"{self.file} exists already: use --resume to go on, or give another file with --out")
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        self._begin_with([])
+        # The state of an earlier run must not be taken for one of this.
+        self.state.unlink(missing_ok=True)
+        replace_file(self.file, self._head())
         return 0
 
-    def reopen(self, decided: int) -> int:
-        """Drop the rows after the last that the state has seen; returns how many images are done."""
+    def go_on(self, decided: int, files: Sequence[str]) -> int:
+        """Drop what came after the checkpoint of the state; returns how many images are done."""
         kept: list[dict[str, Any]] = []
         for row in self.rows():
-            if decided == 0:
+            # Images that could not be read are not counted by the state, but belong to their checkpoint all the same.
+            if decided == 0 and (not row["problem"] or len(kept) % _CHECKPOINT == 0):
                 break
             kept.append(row)
             decided -= not row["problem"]
-        if decided:
-            raise InputError(f"{self.file} has fewer rows than {self.state} has seen: start anew with another --out")
-        self._begin_with(kept)
+        if decided or [row["file"] for row in kept] != list(files[: len(kept)]):
+            raise InputError(f"{self.file} does not fit its state and the images in the folder: give a new --out")
+        replace_file(self.file, self._head() + self._lines(kept))
         return len(kept)
 
-    def files(self) -> list[str]:
-        """The images of the rows."""
-        return [row["file"] for row in self.rows()]
-
-    def _begin_with(self, rows: list[dict[str, Any]]) -> None:
-        head = [dict(zip(_FIELDS, _FIELDS, strict=True))] if self._is_csv else []
-        replace_file(self.file, "".join(self._line(row) for row in head + rows).encode())
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Take a row; `keep` writes it."""
-        self._lines.append(self._line(row))
-
-    def keep(self, classifier: Any) -> None:
-        """Write the rows, then the state that goes with them."""
-        self._flush()
-        classifier.save(self.state)
+    def add(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Append rows, safe on the disk when this returns."""
+        with self.file.open("ab") as opened:
+            opened.write(self._lines(rows))
+            opened.flush()
+            os.fsync(opened.fileno())
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The rows written so far; a half-written last one is left out."""
-        with self.file.open(encoding="utf-8", newline="") as opened:
-            if self._is_csv:
-                yield from (_typed(row) for row in csv.DictReader(opened) if row["problem"] is not None)
-                return
-            for line in opened:
-                if line.endswith("\n"):
-                    yield json.loads(line)
+        whole, newline, _ = self.file.read_bytes().rpartition(b"\n")
+        text = (whole + newline).decode("utf-8")
+        if self._is_csv:
+            yield from (_typed(row) for row in csv.DictReader(io.StringIO(text, newline="")))
+        else:
+            yield from (json.loads(line) for line in text.splitlines())
 
     @property
     def _is_csv(self) -> bool:
         return self.file.suffix == ".csv"
 
-    def _line(self, row: dict[str, Any]) -> str:
+    def _is_ours(self) -> bool:
+        """Whether the file is empty or begins as ours do: what a run leaves that is stopped before a checkpoint."""
+        first = self.file.read_bytes().partition(b"\n")[0]
+        if not first:
+            return True
+        if self._is_csv:
+            return first + b"\n" == self._head()
+        try:
+            return tuple(json.loads(first)) == _FIELDS
+        except (ValueError, TypeError):
+            return False
+
+    def _head(self) -> bytes:
+        return (",".join(_FIELDS) + "\n").encode() if self._is_csv else b""
+
+    def _lines(self, rows: Sequence[dict[str, Any]]) -> bytes:
         if not self._is_csv:
-            return json.dumps(row) + "\n"
+            return "".join(json.dumps(row) + "\n" for row in rows).encode()
         text = io.StringIO()
-        csv.DictWriter(text, _FIELDS, lineterminator="\n").writerow(row)
-        return text.getvalue()
-
-    def _flush(self) -> None:
-        with self.file.open("a", encoding="utf-8") as opened:
-            opened.write("".join(self._lines))
-        self._lines.clear()
+        csv.DictWriter(text, _FIELDS, lineterminator="\n").writerows(rows)
+        return text.getvalue().encode()
 
 
-def _files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder")
-    found = sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in _ENDINGS and not path.name.startswith(".") and path.is_file()
-    )
-    if not found:
-        raise InputError(f"{folder} holds no images: files ending in {', '.join(sorted(_ENDINGS))} are looked for")
-    return found
+def _printable(file: str) -> str:
+    """The name of a file on one line: what is no character, or would break the line, is written as its number."""
+    readable = os.fsencode(file).decode("utf-8", "backslashreplace")
+    return "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in readable)
 
 
-def _names(classes: str) -> tuple[str, ...]:
-    from ..data.prompts import class_names
-
-    if "," in classes:
-        return class_names([name.strip() for name in classes.split(",") if name.strip()])
-    return class_names(classes)
-
-
-def _decided(classifier: Any, folder: Path, files: list[Path]) -> Iterator[dict[str, Any]]:
+def _decided(classifier: Any, files: Sequence[tuple[str, Path]]) -> list[dict[str, Any]]:
     from ..data import decode
 
-    problems: dict[Path, str] = {}
+    problems: dict[str, str] = {}
 
     def usable() -> Iterator[Any]:
-        for file in files:
+        for name, file in files:
             try:
-                yield decode(file)
+                yield decode(file, name)
             except ImageError as problem:
-                problems[file] = str(problem)
+                problems[name] = str(problem)
 
-    decided = iter(list(classifier.stream(usable())))
-    for file in files:
-        name = file.relative_to(folder).as_posix()
-        if file in problems:
-            yield dict.fromkeys(_FIELDS) | {"file": name, "problem": problems[file]}
+    decisions = iter(list(classifier.stream(usable())))
+    rows = []
+    for name, _ in files:
+        if name in problems:
+            rows.append(dict.fromkeys(_FIELDS) | {"file": name, "problem": problems[name]})
             continue
-        decision = next(decided)
-        yield {
+        decision = next(decisions)
+        row = {
             "file": name,
             "known": decision.known,
             "label": decision.label,
@@ -201,6 +190,8 @@ def _decided(classifier: Any, folder: Path, files: list[Path]) -> Iterator[dict[
             "score": round(decision.score, 6),
             "problem": None,
         }
+        rows.append(row)
+    return rows
 
 
 def _typed(row: dict[str, str]) -> dict[str, Any]:
@@ -213,32 +204,30 @@ def _typed(row: dict[str, str]) -> dict[str, Any]:
 
 
 def _report(rows: Iterator[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    labels = Counter("refused" if row["problem"] else row["label"] if row["known"] else "unknown" for row in rows)
-    unknown, refused = labels.pop("unknown", 0), labels.pop("refused", 0)
+    counts = Counter((row["known"], row["label"]) for row in rows)
+    known = Counter({label: count for (is_known, label), count in counts.items() if is_known})
     return {
-        "images": sum(labels.values()) + unknown + refused,
-        "known": sum(labels.values()),
-        "unknown": unknown,
-        "refused": refused,
-        "classes": dict(labels.most_common()),
+        "images": counts.total(),
+        "known": known.total(),
+        "unknown": counts[False, None],
+        "refused": counts[None, None],
+        "classes": dict(known.most_common()),
         "seconds": round(seconds, 2),
     }
 
 
-def _draw(rows: Iterator[dict[str, Any]], folder: Path, sheet: Path) -> None:
+def _draw(rows: Iterator[dict[str, Any]], files: dict[str, Path], sheet: Path) -> None:
     from ..data import decode
     from ..data.sheet import Picture, contact_sheet, save_sheet
 
     unknown = sorted((row for row in rows if row["known"] is False), key=lambda row: (row["score"], row["file"]))
     shown = unknown[:_ON_SHEET]
     pictures = [
-        Picture(decode(folder / row["file"]), row["file"], f"{row['p_unknown']:.2f}, near {row['best']}")
-        for row in shown
+        Picture(decode(files[row["file"]]), row["file"], f"{row['p_unknown']:.2f}, near {row['best']}") for row in shown
     ]
-    counted = f"{len(unknown)} images called unknown" + (
-        f", the {len(shown)} strangest" if len(shown) < len(unknown) else ""
-    )
-    save_sheet(contact_sheet(pictures, f"{counted}; below each: p_unknown and the nearest class"), sheet)
+    all_or_some = f", the {len(shown)} strangest" if len(shown) < len(unknown) else ""
+    title = f"{len(unknown)} images called unknown{all_or_some}; below each: p_unknown and the nearest class"
+    save_sheet(contact_sheet(pictures, title), sheet)
 
 
 def _print(report: dict[str, Any]) -> None:

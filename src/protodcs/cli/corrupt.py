@@ -7,7 +7,8 @@ from pathlib import Path
 
 import typer
 
-from .screen import console, explained, names_given, progress
+from ..errors import InputError
+from .screen import console, explained, given_corruptions, progress
 
 
 @explained
@@ -30,20 +31,33 @@ def corrupt(
     copies = Copies.planned(
         folder=folder,
         source=open_source(source),
-        corruptions=[name for name in names_given(corruptions) if name],
-        severities=[int(level) for level in severities.split(",")],
+        corruptions=[name for name in given_corruptions(corruptions) if name],
+        severities=[_level(level) for level in severities.split(",")],
         form=form,
         family=family,
         variant=variant,
         side=side,
     )
-    todo = copies.open()
+    todo, parts = copies.open(), copies.parts()
     with progress(as_json) as bar, ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        task = bar.add_task("files", total=len(copies.parts()), completed=len(copies.parts()) - len(todo))
-        for done in as_completed([pool.submit(copies.write, part) for part in todo]):
-            done.result()
-            bar.advance(task)
-    report = {"folder": str(folder), "images": len(copies.source) * len(copies.parts()), "written": len(todo)}
-    typer.echo(json.dumps(report)) if as_json else console.print(
-        f"{folder}: {report['images']} images, {len(todo)} parts new"
-    )
+        task = bar.add_task("files", total=len(parts), completed=len(parts) - len(todo))
+        try:
+            for done in as_completed([pool.submit(copies.write, part) for part in todo]):
+                done.result()
+                bar.advance(task)
+        except BaseException:
+            # What has not begun is not waited for.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    images = len(copies.source) * sum(len(part.severities) for part in parts)
+    report = {"folder": str(folder), "images": images, "parts": len(parts), "written": len(todo)}
+    if as_json:
+        typer.echo(json.dumps(report))
+    else:
+        console.print(f"{folder}: {images:,} images in {len(parts)} parts, {len(todo)} of them new")
+
+
+def _level(text: str) -> int:
+    if text.strip() not in ("1", "2", "3", "4", "5"):
+        raise InputError(f"severities are 1 to 5 with commas between; given: {text!r}")
+    return int(text)

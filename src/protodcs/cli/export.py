@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from .screen import console, explained
+from .screen import console, explained, given_classes
 
 
 @explained
@@ -21,10 +21,9 @@ def export(
 ) -> None:
     """Write an encoder as ONNX graphs, and prove that both give the same features."""
     from .. import encoders
-    from ..data.prompts import class_names
     from ..encoders.export import export as write
 
-    names = None if classes is None else class_names(classes.split(",") if "," in classes else classes)
+    names = None if classes is None else given_classes(classes)
     parity = write(encoders.load(model, device="cpu", templates=templates), folder, names)
     if as_json:
         report = {"folder": str(folder), "largest_difference": {"images": parity.images, "texts": parity.texts}}

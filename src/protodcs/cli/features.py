@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from ..errors import InputError
-from .screen import console, explained, names_given, progress
+from .screen import console, explained, given_corruptions, progress
 
 
 @explained
@@ -47,48 +47,56 @@ def features(
     from ..data.streams import Manifest
     from ..features.run import Extraction, in_a_loop, on_ray
 
-    if manifest is not None:
-        plan = Manifest.load(manifest)
-        sources = [open_source(name) for name in dict.fromkeys(origin.name for origin in plan.sources)]
-    else:
-        plan, sources = _whole_sets(known, unknown, corruptions, severity, variant)
-    encoder = encoders.load(model, batch_size=batch_size)
+    sources = [open_source(name) for name in [known, *(unknown or "").split(",")] if name]
+    plan = Manifest.load(manifest) if manifest else _whole_sets(sources, corruptions, severity, variant)
+    # A manifest names its sources; those that are not known by name are given beside it.
+    there = {source.name for source in sources}
+    sources += [
+        open_source(name) for name in dict.fromkeys(origin.name for origin in plan.sources) if name not in there
+    ]
     extraction = Extraction.planned(
-        folder, plan, sources, encoder, shard_size=shard_size, batch_size=batch_size, number_type=number_type, side=side
+        folder,
+        plan,
+        sources,
+        encoders.load(_everywhere(model), batch_size=batch_size),
+        shard_size=shard_size,
+        batch_size=batch_size,
+        number_type=number_type,
+        side=side,
     )
     report: dict[str, Any] = {
         "folder": str(folder),
         "encoder": extraction.job.encoder,
         "manifest": extraction.job.manifest,
+        "samples": len(plan),
     }
     if dry_run:
-        report.update(samples=len(plan), segments=len(plan.segments), shards=len(extraction.shards()))
-        _tell(report, as_json)
+        _tell({**report, "segments": len(plan.segments), "shards": len(extraction.shards())}, as_json)
         return
-    todo = extraction.open()
-    images = sum(shard.last - shard.first for shard in todo)
     started = time.perf_counter()
-    with progress(as_json) as bar:
+    with _cluster(address) as cluster, progress(as_json) as bar:
+        todo = extraction.open()
+        images = sum(shard.last - shard.first for shard in todo)
         task = bar.add_task("images", total=len(plan), completed=len(plan) - images)
-        with _cluster(address) as cluster:
-            done = on_ray(extraction, todo, workers) if cluster else in_a_loop(extraction, todo)
-            for shard in done if todo else ():
-                bar.advance(task, shard.last - shard.first)
-    report.update(samples=len(plan), extracted=images, seconds=round(time.perf_counter() - started, 1))
-    _tell(report, as_json)
+        done = on_ray(extraction, todo, workers) if cluster else in_a_loop(extraction, todo)
+        for shard in done if todo else ():
+            bar.advance(task, shard.last - shard.first)
+    _tell({**report, "extracted": images, "seconds": round(time.perf_counter() - started, 1)}, as_json)
 
 
-def _whole_sets(known: str | None, unknown: str | None, corruptions: str, severity: int, variant: str) -> Any:
-    from ..data import open_source
+def _whole_sets(sources: list[Any], corruptions: str, severity: int, variant: str) -> Any:
     from ..data.streams import build
 
-    if known is None:
+    if not sources:
         raise InputError("say what to extract: --known SET and perhaps --unknown SETS, or --manifest FILE")
-    first = open_source(known)
-    others = [open_source(name) for name in (unknown or "").split(",") if name]
-    wanted = names_given(corruptions)
-    plan = build("whole", first, others, 0, wanted, severity, variant=variant)
-    return plan, [first, *others]
+    return build("whole", sources[0], sources[1:], 0, given_corruptions(corruptions), severity, variant=variant)
+
+
+def _everywhere(model: str) -> str:
+    """The name of a model with the folder in it, if there is one, spelled out: workers may stand elsewhere."""
+    beginning, colon, place = model.rpartition(":")
+    is_folder = model != "mini" and Path(place).is_dir()
+    return f"{beginning}{colon}{Path(place).absolute()}" if is_folder else model
 
 
 @contextmanager
@@ -107,7 +115,11 @@ def _cluster(address: str | None) -> Iterator[bool]:
     mine = not ray.is_initialized()
     if mine:
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-        ray.init(address=address, **quiet) if address else ray.init(include_dashboard=False, **quiet)
+        try:
+            # "local" is a cluster of our own; without it Ray would join whichever runs on this machine.
+            ray.init(address=address, **quiet) if address else ray.init("local", include_dashboard=False, **quiet)
+        except (ConnectionError, ValueError) as problem:
+            raise InputError(f"no Ray cluster at {address!r}: {str(problem).splitlines()[0]}") from None
     try:
         yield True
     finally:

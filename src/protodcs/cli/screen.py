@@ -1,4 +1,4 @@
-"""What commands share: how an error is told, and how progress is shown."""
+"""What commands share: how an error is told, how progress is shown, and how lists are written."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -16,20 +16,29 @@ _aside = Console(stderr=True)
 
 
 def explained(command: Callable[..., None]) -> Callable[..., None]:
-    """Tell one of our errors in its own words and leave with 1; any other is a bug and keeps its traceback."""
+    """Tell a user's mistake in one line and leave with 1; what is left is a bug and keeps its traceback."""
 
     @wraps(command)
     def wrapped(*args: Any, **options: Any) -> None:
         try:
             command(*args, **options)
         except ProtoDCSError as problem:
-            typer.echo(f"error: {problem}", err=True)
-            raise typer.Exit(1) from None
+            _leave(str(problem), 1)
+        except ModuleNotFoundError as missing:
+            if (missing.name or "protodcs").startswith("protodcs"):
+                raise
+            _leave(f"this needs the package {missing.name!r}: pip install 'protodcs[all]', or a smaller extra", 1)
+        except OSError as problem:
+            _leave(f"{problem.filename or 'the operating system'}: {problem.strerror or problem}", 1)
         except KeyboardInterrupt:
-            typer.echo("interrupted; what was written is whole, and the same command with --resume goes on", err=True)
-            raise typer.Exit(130) from None
+            _leave("interrupted; what was written is whole, and the command can go on from there", 130)
 
     return wrapped
+
+
+def _leave(words: str, code: int) -> None:
+    typer.echo(f"error: {words}", err=True)
+    raise typer.Exit(code) from None
 
 
 def progress(quiet: bool) -> Progress:
@@ -46,9 +55,20 @@ def progress(quiet: bool) -> Progress:
     )
 
 
-def names_given(corruptions: str) -> list[str | None]:
+def given_classes(classes: str) -> tuple[str, ...]:
+    """What a user means by a list of classes: names with commas between, a shipped list, or a file."""
+    from ..data.prompts import class_names
+
+    return class_names(_items(classes) if "," in classes else classes)
+
+
+def given_corruptions(corruptions: str) -> list[str | None]:
     """What a user means by a list of corruptions; None stands for clean images."""
     from ..data.corruptions import NAMES, STANDARD
 
     sets: dict[str, list[str | None]] = {"clean": [None], "standard": [*STANDARD], "all": [*NAMES]}
-    return [name for part in corruptions.split(",") for name in sets.get(part.strip(), [part.strip()])]
+    return [name for item in _items(corruptions) for name in sets.get(item, [item])]
+
+
+def _items(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",") if item.strip()]

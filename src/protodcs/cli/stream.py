@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from ..errors import InputError
-from .screen import console, explained, names_given
+from .screen import console, explained, given_corruptions
 
 _OTHERWISE_GIVEN = ("protocol", "known", "unknown", "corruptions", "severity", "variant", "seed", "classes")
 
@@ -35,7 +35,7 @@ def stream(
         open_source(known),
         sources,
         seed,
-        names_given(corruptions),
+        given_corruptions(corruptions),
         severity,
         variant=variant,
         **dict(_pair(text) for text in option),

@@ -5,6 +5,7 @@ it. `folder` is the one of Tiny-ImageNet-C and ImageNet-C: corruption, severity,
 compression is added. A part appears whole or not at all.
 """
 
+import io
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -15,13 +16,15 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from ..durable import replace_file
 from ..errors import ConfigError, DataError
 from .corruptions import FAMILIES, NAMES, VARIANTS, Variant
 from .reading import read_corrupted
 from .source import ImageSource, Pixels
 
 ABOUT = "copies.json"
-_AT_ONCE = 500
+_UNLABELLED = "unlabelled"
+_NOT_IN_NAMES = frozenset('%/\\:*?"<>|')
 # The packages whose arithmetic and codecs the pixels come from.
 _PIXELS_FROM = ("numpy", "opencv-python-headless", "pillow")
 
@@ -61,6 +64,14 @@ class Copies:
         side: int | None,
     ) -> "Copies":
         """The copies a user asks for, after a look at every setting."""
+        if not len(source):
+            raise DataError(f"{source.name} has no images")
+        if side is not None and not 8 <= side <= 2048:
+            raise ConfigError(f"the side is 8 to 2048 pixels; given: {side}")
+        if _UNLABELLED in source.classes:
+            raise DataError(
+                f"{source.name} has a class called {_UNLABELLED!r}, which is where images without a class go"
+            )
         strange = [name for name in corruptions if name not in NAMES]
         if strange or not corruptions:
             raise ConfigError(f"there is no corruption {(strange or [''])[0]!r}: choose from {', '.join(NAMES)}")
@@ -73,7 +84,7 @@ class Copies:
         return cls(
             folder=folder,
             source=source,
-            corruptions=tuple(corruptions),
+            corruptions=tuple(dict.fromkeys(corruptions)),
             severities=tuple(sorted(set(severities))),
             form=cast(Literal["npy", "folder"], form),
             family=family,
@@ -98,9 +109,11 @@ class Copies:
             if self.folder.exists() and any(self.folder.iterdir()):
                 raise DataError(f"{self.folder} is not empty and holds no {ABOUT}: give a new folder")
             self.folder.mkdir(parents=True, exist_ok=True)
-            file.write_text(about, encoding="utf-8")
+            replace_file(file, about.encode())
         if self.form == "npy" and not (self.folder / "labels.npy").exists():
-            np.save(self.folder / "labels.npy", np.tile(self.source.labels, len(self.severities)))
+            labels = io.BytesIO()
+            np.save(labels, np.tile(self.source.labels, len(self.severities)))
+            replace_file(self.folder / "labels.npy", labels.getvalue())
         return [part for part in self.parts() if not self._place(part).exists()]
 
     def write(self, part: Part) -> None:
@@ -134,24 +147,21 @@ class Copies:
             return self.folder / f"{part.corruption}.npy"
         return self.folder / part.corruption / str(part.severities[0])
 
-    def _corrupted(self, part: Part, severity: int) -> Iterator[tuple[int, Pixels]]:
-        for first in range(0, len(self.source), _AT_ONCE):
-            indices = range(first, min(first + _AT_ONCE, len(self.source)))
-            images = read_corrupted(
-                self.source,
-                indices,
-                part.corruption,
-                severity,
-                family=self.family,
-                variant=self.variant,
-                side=self.side,
-            )
-            yield from zip(indices, images, strict=True)
+    def _corrupted(self, part: Part, severity: int) -> Iterator[Pixels]:
+        return read_corrupted(
+            self.source,
+            range(len(self.source)),
+            part.corruption,
+            severity,
+            family=self.family,
+            variant=self.variant,
+            side=self.side,
+        )
 
     def _write_npy(self, part: Part, draft: Path) -> None:
         count, shape = len(self.source), None
         for level, severity in enumerate(part.severities):
-            for index, image in self._corrupted(part, severity):
+            for index, image in enumerate(self._corrupted(part, severity)):
                 if shape is None:
                     shape = image.shape
                     size = (count * len(part.severities), *shape)
@@ -168,14 +178,20 @@ class Copies:
 
         shutil.rmtree(draft, ignore_errors=True)
         labels, classes = self.source.labels, self.source.classes
-        for index, image in self._corrupted(part, part.severities[0]):
-            inside = draft / (_file_name(classes[labels[index]]) if labels[index] >= 0 else "unlabelled")
+        for index, image in enumerate(self._corrupted(part, part.severities[0])):
+            inside = draft / (_file_name(classes[labels[index]]) if labels[index] >= 0 else _UNLABELLED)
             inside.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image).save(inside / f"{index:07d}.png", compress_level=1)
 
 
 def _file_name(class_name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-_. " else "_" for letter in class_name).strip(". ") or "_"
+    """The name of a class as the name of a folder: two classes never share one, none is hidden or leads elsewhere."""
+    letters = [
+        f"%{ord(letter):02X}" if letter in _NOT_IN_NAMES or ord(letter) < 32 else letter for letter in class_name
+    ]
+    if letters[0] == ".":
+        letters[0] = "%2E"
+    return "".join(letters)
 
 
 def _version(package: str) -> str | None:

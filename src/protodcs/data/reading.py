@@ -1,15 +1,19 @@
 """Images of a source as a stream wants them: cropped, then corrupted.
 
-An image comes out the same whoever is read beside it.
+An image comes out the same whoever is read beside it. However large the images are, only a few megapixels of them are
+held at a time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from .corruptions import Variant, corrupt
 from .crop import centre_crop
 from .source import ImageSource, Pixels
+
+# Pixels that are read at once. A single image may have more; then it is read alone.
+_PIXELS_AT_ONCE = 8 << 20
 
 
 def read_corrupted(
@@ -21,27 +25,40 @@ def read_corrupted(
     family: str | None = None,
     variant: Variant = "published",
     side: int | None = None,
+) -> Iterator[Pixels]:
+    """The images at `indices`, in order; a corruption of None leaves them clean, a side crops them to that square."""
+    first, count = 0, 1
+    while first < len(indices):
+        part = indices[first : first + count]
+        images = source.read(part)
+        largest = max(image.shape[0] * image.shape[1] for image in images)
+        if side is not None:
+            images = [centre_crop(image, side) for image in images]
+        if corruption is not None:
+            images = _corrupted(images, corruption, severity, source.name, part, family, variant)
+        yield from images
+        first += count
+        count = max(1, _PIXELS_AT_ONCE // largest)
+
+
+def _corrupted(
+    images: list[Pixels],
+    corruption: str,
+    severity: int,
+    source: str,
+    indices: Sequence[int],
+    family: str | None,
+    variant: Variant,
 ) -> list[Pixels]:
-    """The images at `indices`; a corruption of None leaves them clean, a side crops them to that square first."""
-    images = source.read(indices)
-    if side is not None:
-        images = [centre_crop(image, side) for image in images]
-    if corruption is None:
-        return images
     # Images of one shape are corrupted together, which is faster and changes nothing.
     shapes: dict[tuple[int, ...], list[int]] = {}
     for place, image in enumerate(images):
         shapes.setdefault(image.shape, []).append(place)
+    changed = list(images)
     for places in shapes.values():
-        changed = corrupt(
-            np.stack([images[place] for place in places]),
-            corruption,
-            severity,
-            source=source.name,
-            indices=[indices[place] for place in places],
-            family=family,
-            variant=variant,
-        )
-        for place, image in zip(places, changed, strict=True):
-            images[place] = image
-    return images
+        batch = np.stack([images[place] for place in places])
+        numbers = [indices[place] for place in places]
+        done = corrupt(batch, corruption, severity, source=source, indices=numbers, family=family, variant=variant)
+        for place, image in zip(places, done, strict=True):
+            changed[place] = image
+    return changed

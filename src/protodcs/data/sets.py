@@ -35,45 +35,45 @@ class KnownSet:
 
 
 def _parquet(path: Path, name: str) -> ImageSource:
-    from .parquet import Parquet
+    from .readers.parquet import Parquet
 
     return Parquet(path, name)
 
 
 def _cifar(path: Path, name: str) -> ImageSource:
-    from .cifar import Cifar
+    from .readers.cifar import Cifar
 
     return Cifar(path, "test", name)
 
 
 def _cifar_c(path: Path, name: str) -> ImageSource:
-    from .npy import CifarC
     from .prompts import class_names
+    from .readers.npy import CifarC
 
     family, corruption, severity = name.split("/")
     return CifarC(path, corruption, int(severity), name, class_names(family.removesuffix("-c")))
 
 
 def _svhn(path: Path, name: str) -> ImageSource:
-    from .svhn import Svhn
+    from .readers.svhn import Svhn
 
     return Svhn(path, name)
 
 
 def _tiny_imagenet(path: Path, name: str) -> ImageSource:
-    from .tiny_imagenet import TinyImageNetVal
+    from .readers.tiny_imagenet import TinyImageNetVal
 
     return TinyImageNetVal(path, name)
 
 
 def _folder(path: Path, name: str) -> ImageSource:
-    from .folder import Folder
+    from .readers.folder import Folder
 
     return Folder(path, name)
 
 
 def _folder_of_severity(path: Path, name: str) -> ImageSource:
-    from .folder import Folder
+    from .readers.folder import Folder
 
     _, corruption, severity = name.split("/")
     if not (path / corruption / severity).is_dir():
@@ -167,7 +167,8 @@ def open_source(name_or_path: str | os.PathLike[str], root: str | os.PathLike[st
     row = _row_of(name_or_path) if isinstance(name_or_path, str) else None
     if row is not None:
         return _open_known(row, str(name_or_path), root)
-    path = Path(name_or_path)
+    # Absolute, since a source may be sent to a process that works in another folder.
+    path = Path(name_or_path).absolute()
     if path.is_dir():
         return _open_folder(path)
     if path.is_file():
@@ -193,7 +194,7 @@ def _open_known(row: KnownSet, name: str, root: str | os.PathLike[str] | None) -
     if folder is None:
         raise DataError(f"{name}: where the data lies is not known: give root=..., or set {VARIABLE} to the folder")
     for place in row.places:
-        path = Path(folder) / place.path
+        path = Path(folder).absolute() / place.path
         if path.exists():
             return place.reader(path, name)
     looked = ", ".join(place.path for place in row.places)
@@ -206,37 +207,39 @@ def _open_known(row: KnownSet, name: str, root: str | os.PathLike[str] | None) -
 def _open_file(path: Path) -> ImageSource:
     ending = path.suffix.lower()
     if ending == ".parquet":
-        from .parquet import Parquet
+        from .readers.parquet import Parquet
 
         return Parquet(path)
     if ending == ".tar" or path.name.lower().endswith((".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")):
-        from .webdataset import WebDataset
+        from .readers.webdataset import WebDataset
 
         return WebDataset(path)
     if ending == ".mat":
-        from .svhn import Svhn
+        from .readers.svhn import Svhn
 
         return Svhn(path)
     if ending == ".npy":
-        raise DataError(f"{path}: one array of a corrupted CIFAR; use protodcs.data.npy.CifarC(folder, corruption, 1)")
+        raise DataError(
+            f"{path}: one array of a corrupted CIFAR; use protodcs.data.readers.npy.CifarC(folder, corruption, 1)"
+        )
     raise DataError(f"{path}: a file of an unknown kind; wanted: .parquet, .tar or .mat, or a folder of images")
 
 
 def _open_folder(path: Path) -> ImageSource:
     there = {entry.name for entry in path.iterdir()}
     if "test_batch" in there or {"test", "meta"} <= there:
-        from .cifar import Cifar
+        from .readers.cifar import Cifar
 
         return Cifar(path)
     if "val_annotations.txt" in there:
-        from .tiny_imagenet import TinyImageNetVal
+        from .readers.tiny_imagenet import TinyImageNetVal
 
         return TinyImageNetVal(path)
     tars = sorted(name for name in there if name.endswith(".tar"))
     if tars:
-        from .webdataset import WebDataset
+        from .readers.webdataset import WebDataset
 
         return WebDataset([path / tar for tar in tars], path.resolve().name)
-    from .folder import Folder
+    from .readers.folder import Folder
 
     return Folder(path)

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from .base import Encoder
+from ..errors import EncoderError
+from .base import Encoder, Options
 from .preprocessing import Preprocessing
 
 __all__ = ["Encoder", "Preprocessing", "load"]
@@ -42,8 +43,14 @@ def load(
         templates: a name of `protodcs.data.prompts`, a text file, or a list; None is the encoder's own choice.
     """
     beginning = str(name).partition(":")[0]
-    home = import_module(_BACK_ENDS.get(beginning, _OTHERWISE), __name__)
-    encoder: Encoder = home.load(
-        str(name), device=device, dtype=dtype, batch_size=batch_size, revision=revision, templates=templates
-    )
+    if revision is not None and beginning in _BACK_ENDS:
+        raise EncoderError(f"{beginning} has no revisions: leave revision={revision!r} out")
+    try:
+        home = import_module(_BACK_ENDS.get(beginning, _OTHERWISE), __name__)
+    except ImportError as missing:
+        raise EncoderError(
+            f"the encoder {str(name)!r} needs the package {missing.name!r}: install one of the extras transformers, "
+            "open-clip or onnx, such as pip install 'protodcs[transformers]'"
+        ) from None
+    encoder: Encoder = home.load(str(name), Options(device, dtype, batch_size, revision, templates))
     return encoder

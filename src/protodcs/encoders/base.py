@@ -27,6 +27,17 @@ ImageTower = Callable[[Features], Features]
 _SENTENCES_AT_ONCE = 256
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How an encoder is loaded, whichever back-end loads it; `protodcs.encoders.load` describes each."""
+
+    device: str = "auto"
+    dtype: str | None = None
+    batch_size: int = 32
+    revision: str | None = None
+    templates: str | Sequence[str] | None = None
+
+
 class TextTower(Protocol):
     """The side that takes words."""
 

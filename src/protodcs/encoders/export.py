@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from ..errors import EncoderError, InputError
 from . import onnx
-from .base import Encoder, SentenceTower
+from .base import Encoder, Options, SentenceTower
 from .torch_tower import TorchTower
 from .transformers import TorchTexts
 
@@ -66,7 +66,7 @@ def export(encoder: Encoder, folder: Path, classes: str | Sequence[str] | None =
         about = {**_write_images(encoder, tower, draft), **_write_texts(encoder, draft, classes)}
         files = {file.name: onnx.file_hash(file) for file in sorted(draft.iterdir())}
         (draft / onnx.ABOUT).write_text(onnx.About(**about, files=files).model_dump_json(indent=1), encoding="utf-8")
-        parity = _parity(encoder, onnx.load(f"onnx:{draft}", device="cpu"), classes)
+        parity = _parity(encoder, onnx.load(f"onnx:{draft}", Options(device="cpu")), classes)
         if max(parity.images, parity.texts) > TOLERANCE:
             raise EncoderError(
                 f"the export of {encoder.name} differs by {parity.images:.1e} on images and {parity.texts:.1e} on "
@@ -82,7 +82,7 @@ def _write_images(encoder: Encoder, tower: TorchTower, folder: Path) -> dict[str
     shape = (2, 3, encoder.preprocessing.height, encoder.preprocessing.width)
     _write_graph(_Graph(tower.module, tower.forward), torch.zeros(shape), "pixels", {0: "images"}, folder / onnx.IMAGES)
     return {
-        "name": encoder.name,
+        "name": encoder.name.rstrip("/").rpartition("/")[2],
         "dimension": encoder.dimension,
         "logit_scale": encoder.logit_scale,
         "weights": encoder.weights,
@@ -141,6 +141,21 @@ def _write_graph(
             external_data=False,
             verbose=False,
         )
+    _forget_the_exporter(file)
+
+
+def _forget_the_exporter(file: Path) -> None:
+    """Take out what the exporter notes at each node: stack traces, with the paths of this machine."""
+    import onnx as format_
+
+    model = format_.load(file)
+    graph = model.graph
+    nodes = [node for holder in (graph, *model.functions) for node in holder.node]
+    values = [*graph.input, *graph.output, *graph.value_info, *graph.initializer]
+    for part in (model, graph, *model.functions, *nodes, *values):
+        part.doc_string = ""
+        del part.metadata_props[:]
+    format_.save(model, file)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ..errors import EncoderError, InputError
-from .base import Encoder
+from .base import Encoder, Options
 from .preprocessing import Preprocessing
 from .torch_tower import TorchTower, chosen_device, chosen_type, to_numpy, weights_hash
 
@@ -93,20 +93,12 @@ class MiniTexts:
         return to_numpy(rows @ self.projection.T)
 
 
-def load(
-    name: str,
-    *,
-    device: str = "auto",
-    dtype: str | None = None,
-    batch_size: int = 32,
-    revision: str | None = None,
-    templates: str | Sequence[str] | None = None,
-) -> Encoder:
+def load(name: str, options: Options) -> Encoder:
     """The mini encoder; `name` is "mini", or "mini:" and the folder of its files."""
     folder = _folder(name)
     tensors, _ = _tensors(folder / "mini.safetensors")
     sentences, about = _tensors(folder / "sentences.safetensors")
-    place, number_type = chosen_device(device), chosen_type(dtype)
+    place, number_type = chosen_device(options.device), chosen_type(options.dtype)
     module = MiniVision()
     _fill(module, tensors, folder)
     # The layout in which convolutions on a CPU are fastest; the values are the same.
@@ -126,9 +118,9 @@ def load(
         text_tower=MiniTexts(tensors["text.projection.weight"], embeddings, own),
         dimension=256,
         logit_scale=float(tensors["logit_scale"][0]),
-        weights=weights_hash(tensors, {"mini": 1, "dtype": str(number_type)}),
-        templates=templates or own,
-        batch_size=batch_size,
+        weights=weights_hash({**tensors, **sentences}, {"mini": 1, "dtype": str(number_type), "names": about}),
+        templates=options.templates or own,
+        batch_size=options.batch_size,
     )
 
 

@@ -6,6 +6,7 @@ is a graph with its tokenizer, or a book of class names whose prototypes were ma
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from ..errors import EncoderError, InputError
-from .base import Encoder, Features, SentenceTower, TextTower
+from .base import Encoder, Features, Options, SentenceTower, TextTower
 from .preprocessing import Preprocessing
 
 SCHEMA = 1
@@ -47,32 +48,24 @@ class About(BaseModel):
     files: dict[str, str]
 
 
-def load(
-    name: str,
-    *,
-    device: str = "auto",
-    dtype: str | None = None,
-    batch_size: int = 32,
-    revision: str | None = None,
-    templates: str | Sequence[str] | None = None,
-) -> Encoder:
+def load(name: str, options: Options) -> Encoder:
     """An exported encoder; `name` is "onnx:" and its folder."""
-    if dtype not in (None, "float32"):
-        raise EncoderError(f"an exported encoder runs in float32; given: dtype={dtype!r}")
+    if options.dtype not in (None, "float32"):
+        raise EncoderError(f"an exported encoder runs in float32; given: dtype={options.dtype!r}")
     folder = Path(name.removeprefix("onnx:"))
     about = _about(folder)
-    images = _session(folder / IMAGES, device)
+    images = _session(folder / IMAGES, options.device)
     return Encoder(
         name=name,
         back_end="onnx",
         preprocessing=_preprocessing(folder, about),
         image_tower=lambda pixels: images.run(None, {"pixels": pixels})[0],
-        text_tower=_text_tower(folder, about, device),
+        text_tower=_text_tower(folder, about, options.device),
         dimension=about.dimension,
         logit_scale=about.logit_scale,
         weights=about.weights,
-        templates=templates or about.templates,
-        batch_size=batch_size,
+        templates=options.templates or about.templates,
+        batch_size=options.batch_size,
     )
 
 
@@ -126,12 +119,17 @@ def _session(file: Path, device: str) -> Any:
         import onnxruntime
     except ImportError:
         raise EncoderError("an exported encoder needs ONNX Runtime: pip install 'protodcs[onnx]'") from None
+    if device not in ("auto", "cpu", "cuda"):
+        raise EncoderError(f"device {device!r} cannot be used by an exported encoder: use 'auto', 'cpu' or 'cuda'")
     there = onnxruntime.get_available_providers()
     gpu = [provider for provider in ("CUDAExecutionProvider",) if provider in there and device in ("auto", "cuda")]
     if device == "cuda" and not gpu:
         raise EncoderError("device 'cuda' was asked for, and this ONNX Runtime has no CUDA: install onnxruntime-gpu")
+    options = onnxruntime.SessionOptions()
+    # ONNX Runtime does not look at the variable by which every other library here, and Ray, limits threads.
+    options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS") or 0)
     try:
-        return onnxruntime.InferenceSession(file, providers=[*gpu, "CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(file, options, providers=[*gpu, "CPUExecutionProvider"])
     except Exception as problem:  # the runtime has its own family of errors, none of them public
         raise EncoderError(f"{file} cannot be run: {problem}") from None
 

@@ -3,7 +3,7 @@
 QuickGELU follows the weights, not the name of the architecture: the usual way to lose points with OpenAI's weights.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,50 +11,83 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import EncoderError, InputError
-from .base import Encoder, SentenceTower
+from .base import Encoder, Options, SentenceTower
 from .preprocessing import Preprocessing
-from .torch_tower import TorchTower, chosen_device, chosen_type, to_numpy, weights_hash
+from .torch_tower import PROBES, TorchTower, chosen_device, chosen_type, to_numpy, weights_hash
 
 
-def load(
-    name: str,
-    *,
-    device: str = "auto",
-    dtype: str | None = None,
-    batch_size: int = 32,
-    revision: str | None = None,
-    templates: str | Sequence[str] | None = None,
-) -> Encoder:
+def load(name: str, options: Options) -> Encoder:
     """A dual encoder of open_clip; `name` starts with "open_clip:"."""
     try:
         import open_clip
     except ImportError:
         raise EncoderError("this model needs open_clip: pip install 'protodcs[open-clip]'") from None
 
-    place, number_type = chosen_device(device), chosen_type(dtype)
+    place, number_type = chosen_device(options.device), chosen_type(options.dtype)
     architecture, tag = _parts(name.removeprefix("open_clip:"))
     quick = bool(tag) and _wants_quick_gelu(open_clip, name, architecture, tag)
     try:
-        model = open_clip.create_model(architecture, pretrained=tag or None, force_quick_gelu=quick, device="cpu")
+        model = open_clip.create_model(
+            architecture, pretrained=tag or None, force_quick_gelu=quick, require_pretrained=True, device="cpu"
+        )
         tokenizer = open_clip.get_tokenizer(architecture)
     except Exception as problem:  # open_clip raises what its many loaders raise
-        raise EncoderError(f"{name!r} cannot be loaded with open_clip: {_shortened(problem)}") from problem
+        reason = " ".join(str(problem).split())[:400] or type(problem).__name__
+        raise EncoderError(f"{name!r} cannot be loaded with open_clip: {reason}") from problem
+    logit_scale = float(model.logit_scale.detach().float().exp())
     model = model.eval().requires_grad_(False).to(place, number_type)
-    activations = sorted({type(part).__name__ for part in model.modules() if "GELU" in type(part).__name__})
+    texts = _Texts(model, tokenizer, place)
+    told = {"type": "open_clip", "silent": _silent(model), "tokens": tokenizer(list(PROBES)).tolist()}
     return Encoder(
         name=name,
         back_end="open_clip",
         preprocessing=_preprocessing(name, model.visual.preprocess_cfg),
         image_tower=TorchTower(model.visual, model.encode_image, place, number_type),
-        text_tower=SentenceTower(_texts(model, tokenizer, place)),
-        dimension=int(model.text_projection.shape[-1])
-        if hasattr(model, "text_projection")
-        else model.visual.output_dim,
-        logit_scale=float(model.logit_scale.detach().float().exp()),
-        weights=weights_hash(model.state_dict(), {"type": "open_clip", "activations": activations}),
-        templates=templates or "photo",
-        batch_size=batch_size,
+        text_tower=SentenceTower(texts),
+        # Where the width stands in the model differs from one kind of text tower to the next: ask the tower.
+        dimension=texts(PROBES[:1]).shape[1],
+        logit_scale=logit_scale,
+        weights=weights_hash(model.state_dict(), told),
+        templates=options.templates or "photo",
+        batch_size=options.batch_size,
     )
+
+
+class _Texts:
+    """Sentences to features; a sentence that open_clip would cut without a word is refused."""
+
+    def __init__(self, model: Any, tokenizer: Any, place: torch.device):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.place = place
+
+    def __call__(self, sentences: Sequence[str]) -> NDArray[np.float32]:
+        """(N, dimension) for sentences."""
+        tokens = self.tokenizer(list(sentences))
+        for sentence in sentences:
+            if self._length(sentence) > tokens.shape[1]:
+                raise InputError(
+                    f"{sentence!r} has {self._length(sentence)} tokens, and the text tower reads {tokens.shape[1]}: "
+                    "use a shorter class name"
+                )
+        with torch.inference_mode():
+            return to_numpy(self.model.encode_text(tokens.to(self.place)))
+
+    def _length(self, sentence: str) -> int:
+        wrapped = getattr(self.tokenizer, "tokenizer", None)
+        if wrapped is not None:
+            return len(wrapped(sentence)["input_ids"])
+        # Its own tokenizer adds a start and an end.
+        return len(self.tokenizer.encode(sentence)) + 2
+
+
+def _silent(model: Any) -> list[Any]:
+    """What the weights do not tell, part by part: activations, numbers of heads, the small numbers in norms."""
+    told: list[Any] = []
+    for part in model.modules():
+        activation = type(part).__name__ if "GELU" in type(part).__name__ else None
+        told.append([activation, getattr(part, "num_heads", None), getattr(part, "eps", None)])
+    return [entry for entry in told if entry != [None, None, None]]
 
 
 def _parts(name: str) -> tuple[str, str]:
@@ -70,16 +103,9 @@ def _parts(name: str) -> tuple[str, str]:
 
 
 def _wants_quick_gelu(open_clip: Any, name: str, architecture: str, tag: str) -> bool:
-    config = open_clip.get_model_config(architecture)
-    if config is None:
+    if open_clip.get_model_config(architecture) is None:
         raise EncoderError(f"{name}: open_clip has no architecture {architecture!r}: see open_clip.list_models()")
-    wanted = bool(open_clip.get_pretrained_cfg(architecture, tag).get("quick_gelu", tag == "openai"))
-    if config.get("quick_gelu", False) and not wanted and open_clip.get_pretrained_cfg(architecture, tag):
-        raise EncoderError(
-            f"{name}: these weights were trained without QuickGELU: use the architecture "
-            f"{architecture.removesuffix('-quickgelu')!r}"
-        )
-    return wanted
+    return bool(open_clip.get_pretrained_cfg(architecture, tag).get("quick_gelu", tag == "openai"))
 
 
 def _preprocessing(name: str, settings: dict[str, Any]) -> Preprocessing:
@@ -97,20 +123,3 @@ def _preprocessing(name: str, settings: dict[str, Any]) -> Preprocessing:
         tuple(settings["mean"]),
         tuple(settings["std"]),
     )
-
-
-def _texts(model: Any, tokenizer: Any, place: torch.device) -> Callable[[Sequence[str]], NDArray[np.float32]]:
-    def features(sentences: Sequence[str]) -> NDArray[np.float32]:
-        tokens = tokenizer(list(sentences))
-        # open_clip cuts a long sentence without a word; a row that is full to its last place may have been cut.
-        full = (tokens[:, -1] != 0).nonzero().flatten().tolist()
-        if full and getattr(tokenizer, "pad_token_id", 0) == 0 and model.context_length == tokens.shape[1]:
-            raise InputError(f"{sentences[full[0]]!r} is longer than the text tower reads: use a shorter class name")
-        with torch.inference_mode():
-            return to_numpy(model.encode_text(tokens.to(place)))
-
-    return features
-
-
-def _shortened(problem: Exception) -> str:
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:300]

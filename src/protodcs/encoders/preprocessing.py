@@ -63,24 +63,33 @@ class Preprocessing:
         for step in ("do_resize", "do_rescale", "do_normalize"):
             if not settings.get(step, True):
                 raise EncoderError(f"the processor's {step} is off: CLIP and SigLIP towers need it")
-        if abs(settings.get("rescale_factor", 1 / 255) - 1 / 255) > 1e-9:
-            raise EncoderError(f"the processor's rescale_factor is {settings['rescale_factor']}: 1/255 is wanted")
-        size = settings.get("size", {"shortest_edge": 224})
-        resampling = _RESAMPLING[int(settings.get("resample", 3))]
-        mean, std = (tuple(float(value) for value in settings[key]) for key in ("image_mean", "image_std"))
-        if "shortest_edge" not in _edges(size):
-            height, width = _edges(size)["height"], _edges(size)["width"]
-            return cls(height, width, "squash", min(height, width), resampling, mean, std)  # type: ignore[arg-type]
-        shortest = _edges(size)["shortest_edge"]
-        crop = _edges(settings.get("crop_size", shortest), square=True)
+        factor = _number(settings, "rescale_factor", 1 / 255)
+        if abs(factor - 1 / 255) > 1e-9:
+            raise EncoderError(f"the processor's rescale_factor is {factor}: 1/255 is wanted")
+        filters = int(_number(settings, "resample", 3))
+        if not 0 <= filters < len(_RESAMPLING):
+            raise EncoderError(
+                f"the processor's resample is {filters}: a number from 0 to 5 is wanted, as Pillow counts"
+            )
+        colours = _RESAMPLING[filters], _three(settings, "image_mean"), _three(settings, "image_std")
+        size = _edges(settings.get("size"), "size")
+        if "shortest_edge" not in size:
+            return cls(size["height"], size["width"], "squash", min(size.values()), *colours)
         if not settings.get("do_center_crop", True):
             raise EncoderError("the processor scales the shorter side but does not crop: no tower takes such images")
-        return cls(crop["height"], crop["width"], "shortest", shortest, resampling, mean, std)  # type: ignore[arg-type]
+        crop = _edges(settings.get("crop_size", size), "crop_size")
+        height, width = (crop.get(side, crop.get("shortest_edge", 0)) for side in ("height", "width"))
+        return cls(height, width, "shortest", size["shortest_edge"], *colours)
 
     @property
     def hash(self) -> str:
         """SHA-256 of the settings."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of a fitted image: height, width, 3."""
+        return self.height, self.width, 3
 
     def __call__(self, images: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
         """(N, 3, height, width) float32 for RGB images (height, width, 3) of any size."""
@@ -88,9 +97,9 @@ class Preprocessing:
 
     def fitted(self, images: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
         """(N, height, width, 3): the images, resized and cropped; the part that is work for a CPU."""
-        batch = np.empty((len(images), self.height, self.width, 3), dtype=np.uint8)
+        batch = np.empty((len(images), *self.shape), dtype=np.uint8)
         for row, image in zip(batch, images, strict=True):
-            row[:] = self._fitted(image)
+            row[:] = self.fit(image)
         return batch
 
     def normalised(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -100,7 +109,8 @@ class Preprocessing:
         scaled /= np.array(self.std, dtype=np.float32)
         return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))
 
-    def _fitted(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def fit(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """One image (height, width, 3) of any size, resized and cropped."""
         if self.resize == "squash":
             return self._resampled(image, self.height, self.width)
         image = without_ends(image)
@@ -117,11 +127,31 @@ class Preprocessing:
         return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling[self.resampling.upper()]))
 
 
-def _edges(size: Any, square: bool = False) -> dict[str, int]:
-    if isinstance(size, int):
-        return {"height": size, "width": size} if square else {"shortest_edge": size}
-    if isinstance(size, Mapping) and ({"height", "width"} <= set(size) or "shortest_edge" in size):
-        if square and "shortest_edge" in size:
-            return {"height": int(size["shortest_edge"]), "width": int(size["shortest_edge"])}
-        return {key: int(value) for key, value in size.items() if key in ("height", "width", "shortest_edge") and value}
-    raise EncoderError(f"the processor's size is {size!r}: a height and width, or a shortest_edge, is wanted")
+def _edges(size: Any, key: str) -> dict[str, int]:
+    """A size as transformers writes it: one number, a shortest edge, or height and width."""
+    given = {"shortest_edge": size} if isinstance(size, int) else size
+    if isinstance(given, Mapping):
+        sides = {name: value for name, value in given.items() if isinstance(value, int) and value > 0}
+        for names in (("height", "width"), ("shortest_edge",)):
+            if set(names) <= set(sides):
+                return {name: sides[name] for name in names}
+    raise EncoderError(f"the processor's {key} is {size!r}: a height and width, or a shortest_edge, is wanted")
+
+
+def _number(settings: Mapping[str, Any], key: str, default: float) -> float:
+    value = settings.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise EncoderError(f"the processor's {key} is {value!r}: a number is wanted")
+    return float(value)
+
+
+def _three(settings: Mapping[str, Any], key: str) -> tuple[float, float, float]:
+    value = settings.get(key)
+    if (
+        not isinstance(value, list | tuple)
+        or len(value) != 3
+        or not all(isinstance(part, int | float) for part in value)
+    ):
+        raise EncoderError(f"the processor's {key} is {value!r}: three numbers are wanted, one for each colour")
+    red, green, blue = value
+    return float(red), float(green), float(blue)

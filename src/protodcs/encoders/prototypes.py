@@ -22,8 +22,11 @@ def folder() -> Path | None:
     chosen = os.environ.get("PROTODCS_CACHE")
     if chosen is not None:
         return Path(chosen) / "prototypes" if chosen else None
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(home) / "protodcs" / "prototypes"
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user without a home, as in some containers
+        return None
+    return home / "protodcs" / "prototypes"
 
 
 def remembered(key: str, shape: tuple[int, int], compute: Callable[[], NDArray[np.float32]]) -> NDArray[np.float32]:

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from ..errors import EncoderError
 
+# Sentences whose tokens stand for a tokenizer in the hash of an encoder.
+PROBES = ("a photo of a cat.", "An origami of 2 Golden-Retrievers, unrecognisable!", "le d\u00e9j\u00e0 vu")
+
 _TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -24,9 +27,12 @@ def chosen_device(device: str) -> torch.device:
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
-        return torch.device(device)
-    except RuntimeError:
-        raise EncoderError(f"device {device!r} is not one torch knows: use 'auto', 'cpu' or 'cuda'") from None
+        place = torch.device(device)
+        torch.empty(1, device=place)
+    except (RuntimeError, AssertionError, NotImplementedError) as problem:
+        reason = str(problem).partition("\n")[0]
+        raise EncoderError(f"device {device!r} cannot be used: {reason}; use 'auto', 'cpu' or 'cuda'") from None
+    return place
 
 
 def chosen_type(dtype: str | None) -> torch.dtype:

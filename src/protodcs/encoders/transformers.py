@@ -11,27 +11,25 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import EncoderError, InputError
-from .base import Encoder, SentenceTower
+from .base import Encoder, Options, SentenceTower
 from .preprocessing import Preprocessing
-from .torch_tower import TorchTower, chosen_device, chosen_type, to_numpy, weights_hash
+from .torch_tower import PROBES, TorchTower, chosen_device, chosen_type, to_numpy, weights_hash
 
 # What a model type's processor does where its file is silent, and how its tokenizer pads.
-_CLIP = {"size": {"shortest_edge": 224}, "crop_size": 224, "resample": 3}
+_CLIP = {
+    "size": {"shortest_edge": 224},
+    "crop_size": {"height": 224, "width": 224},
+    "resample": 3,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
 _SIGLIP = {"size": {"height": 224, "width": 224}, "resample": 3, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 _PROCESSORS: dict[str, dict[str, Any]] = {"clip": _CLIP, "siglip": _SIGLIP}
 # Settings that change the features and do not show in the weights.
 _SILENT = ("hidden_act", "num_attention_heads", "patch_size", "image_size", "layer_norm_eps")
 
 
-def load(
-    name: str,
-    *,
-    device: str = "auto",
-    dtype: str | None = None,
-    batch_size: int = 32,
-    revision: str | None = None,
-    templates: str | Sequence[str] | None = None,
-) -> Encoder:
+def load(name: str, options: Options) -> Encoder:
     """A dual encoder by its hub name or folder."""
     try:
         import transformers
@@ -39,10 +37,11 @@ def load(
     except ImportError:
         raise EncoderError("this model needs transformers: pip install 'protodcs[transformers]'") from None
 
-    place, number_type = chosen_device(device), chosen_type(dtype)
+    place, number_type, revision = chosen_device(options.device), chosen_type(options.dtype), options.revision
     try:
         config = transformers.AutoConfig.from_pretrained(name, revision=revision)
-        _check_config(name, config)
+        written, _ = transformers.PretrainedConfig.get_config_dict(name, revision=revision)
+        _check_config(f"{name} {written.get('_name_or_path', '')}".strip(), config)
         model, report = transformers.AutoModel.from_pretrained(name, revision=revision, output_loading_info=True)
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, revision=revision)
         settings, _ = ImageProcessingMixin.get_image_processor_dict(name, revision=revision)
@@ -61,6 +60,8 @@ def load(
             f"{name}: the processor makes images of {preprocessing.width} x {preprocessing.height}, and the tower "
             f"takes {side} x {side}: the folder mixes files of two models"
         )
+    # Read before the cast: in half precision the temperature itself would be another one.
+    logit_scale = float(model.logit_scale.detach().float().exp())
     model = model.eval().requires_grad_(False).to(place, number_type)
     texts = TorchTexts(model, tokenizer, config.text_config.max_position_embeddings, config.model_type == "siglip")
     return Encoder(
@@ -75,10 +76,10 @@ def load(
         ),
         text_tower=SentenceTower(texts),
         dimension=_dimension(config),
-        logit_scale=float(model.logit_scale.detach().float().exp()),
-        weights=weights_hash(model.state_dict(), _architecture(config)),
-        templates=templates or "photo",
-        batch_size=batch_size,
+        logit_scale=logit_scale,
+        weights=weights_hash(model.state_dict(), {**_architecture(config), "tokens": _tokens(tokenizer)}),
+        templates=options.templates or "photo",
+        batch_size=options.batch_size,
     )
 
 
@@ -123,8 +124,7 @@ def _check_config(name: str, config: Any) -> None:
             "wanted"
         )
     activations = {config.vision_config.hidden_act, config.text_config.hidden_act}
-    origin = f"{name} {getattr(config, '_name_or_path', '')}"
-    if "openai/clip" in origin and activations != {"quick_gelu"}:
+    if "openai/clip" in name and activations != {"quick_gelu"}:
         raise EncoderError(
             f"{name}: OpenAI's weights were trained with QuickGELU, and the configuration says "
             f"{', '.join(sorted(activations))}, which silently costs several points of accuracy: set hidden_act to "
@@ -153,14 +153,21 @@ def _pooled(output: Any) -> torch.Tensor:
 
 
 def _dimension(config: Any) -> int:
-    # SigLIP has no projection: its text width is the width of the common space.
-    return int(config.projection_dim if config.model_type == "clip" else config.text_config.hidden_size)
+    if config.model_type == "clip":
+        return int(config.projection_dim)
+    # In SigLIP the text tower's head leads to the common space, whose width is that of the text unless told.
+    return int(getattr(config.text_config, "projection_size", None) or config.text_config.hidden_size)
 
 
 def _architecture(config: Any) -> dict[str, Any]:
     sides = {"vision": config.vision_config, "text": config.text_config}
     told = {f"{side}.{key}": getattr(part, key, None) for side, part in sides.items() for key in _SILENT}
     return {"type": config.model_type, **told}
+
+
+def _tokens(tokenizer: Any) -> list[Any]:
+    """What tells two tokenizers apart, in every version of their library: the vocabulary, and how sentences are cut."""
+    return [sorted(tokenizer.get_vocab().items()), tokenizer(list(PROBES), verbose=False)["input_ids"]]
 
 
 def _first_line(problem: Exception) -> str:

@@ -29,28 +29,31 @@ class Preparer:
         self.preprocessing = preprocessing
 
     def batches(self, shard: Shard) -> Iterator[NDArray[np.uint8]]:
-        """Fitted images, `batch_size` at a time."""
+        """Fitted images (n, height, width, 3), `batch_size` at a time."""
         for first in range(shard.first, shard.last, self.job.batch_size):
-            yield self.preprocessing.fitted(self._images(shard, first, min(first + self.job.batch_size, shard.last)))
+            yield self._fitted(shard, slice(first, min(first + self.job.batch_size, shard.last)))
 
-    def _images(self, shard: Shard, first: int, last: int) -> list[Pixels]:
-        segment = self.manifest.segments[shard.segment]
-        numbers, indices = self.manifest.source[first:last], self.manifest.index[first:last]
-        images: list[Pixels] = [np.empty(0, dtype=np.uint8)] * (last - first)
+    def _fitted(self, shard: Shard, rows: slice) -> NDArray[np.uint8]:
+        numbers, indices = self.manifest.source[rows], self.manifest.index[rows]
+        fitted = np.empty((len(numbers), *self.preprocessing.shape), dtype=np.uint8)
         for number in np.unique(numbers):
             places = np.flatnonzero(numbers == number)
-            found = read_corrupted(
-                self.sources[number],
-                indices[places].tolist(),
-                segment.corruption,
-                segment.severity,
-                family=segment.family,
-                variant=cast(Variant, segment.variant),
-                side=self.job.side,
-            )
-            for place, image in zip(places, found, strict=True):
-                images[place] = image
-        return images
+            images = self._images(shard, self.sources[number], indices[places].tolist())
+            for place, image in zip(places, images, strict=True):
+                fitted[place] = self.preprocessing.fit(image)
+        return fitted
+
+    def _images(self, shard: Shard, source: ImageSource, indices: list[int]) -> Iterator[Pixels]:
+        segment = self.manifest.segments[shard.segment]
+        return read_corrupted(
+            source,
+            indices,
+            segment.corruption,
+            segment.severity,
+            family=segment.family,
+            variant=cast(Variant, segment.variant),
+            side=self.job.side,
+        )
 
 
 def extract(folder: Path, shard: Shard, preparer: Preparer, encoder: Encoder) -> None:

@@ -68,7 +68,8 @@ def begin(folder: Path, job: Job, manifest: Manifest) -> None:
         if file.read_bytes() != job.to_bytes():
             raise DataError(f"{folder} holds features of another job, see its {JOB}: give another folder")
         return
-    if folder.exists() and any(folder.iterdir()):
+    # A run may have been killed between its first file and the job's own.
+    if folder.exists() and not {entry.name for entry in folder.iterdir()} <= {MANIFEST, SHARDS}:
         raise DataError(f"{folder} is not empty and holds no {JOB}: give a new folder")
     (folder / SHARDS).mkdir(parents=True, exist_ok=True)
     manifest.save(folder / MANIFEST)

@@ -4,19 +4,22 @@ A worker takes a shard, does it and writes it; nothing but shard numbers travels
 workers and encoded by GPU workers, and Ray moves the fitted images between them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
 
+from .. import errors
 from ..data.source import ImageSource
 from ..data.streams import Manifest
 from ..encoders import Encoder, Preprocessing, load
-from ..errors import EncoderError, UsageError
+from ..errors import ConfigError, EncoderError, UsageError
 from .extract import Preparer, extract
-from .job import Job, Shard, begin, shards
+from .job import SHARDS, Job, Shard, begin, shards
 from .shard import is_done, write_shard
 
 
@@ -47,15 +50,19 @@ class Extraction:
         """An extraction whose job follows from the manifest and the encoder; `settings` are the job's."""
         by_name = {source.name: source for source in sources}
         manifest.verify(by_name)
-        job = Job(
-            manifest=manifest.hash,
-            encoder=encoder.fingerprint,
-            dimension=encoder.dimension,
-            logit_scale=encoder.logit_scale,
-            **settings,
-        )
+        try:
+            job = Job(
+                manifest=manifest.hash,
+                encoder=encoder.fingerprint,
+                dimension=encoder.dimension,
+                logit_scale=encoder.logit_scale,
+                **settings,
+            )
+        except ValidationError as problem:
+            first = problem.errors()[0]
+            raise ConfigError(f"{first['loc'][0]} is {first['input']!r}: {first['msg']}") from None
         ordered = [by_name[origin.name] for origin in manifest.sources]
-        return cls(folder, job, manifest, ordered, encoder.name, encoder.preprocessing)
+        return cls(folder.absolute(), job, manifest, ordered, encoder.name, encoder.preprocessing)
 
     def shards(self) -> list[Shard]:
         """All of the job's shards."""
@@ -64,7 +71,7 @@ class Extraction:
     def open(self) -> list[Shard]:
         """Begin or continue in the folder; returns the shards that are still to do."""
         begin(self.folder, self.job, self.manifest)
-        for draft in (self.folder / "shards").glob(".*"):
+        for draft in (self.folder / SHARDS).glob(".*.tmp"):
             draft.unlink()
         return [shard for shard in self.shards() if not is_done(self.folder, self.job, self.manifest, shard)]
 
@@ -117,7 +124,9 @@ def on_ray(
         data = _stage(data, _Prepare, shared, max(1, min(cpus - size, len(todo))), num_cpus=1)
         data = _stage(data, _Encode, shared, size, **({"num_gpus": 1} if gpus else {"num_cpus": 1}))
     for batch in data.iter_batches(batch_size=None, prefetch_batches=0):
-        for place in batch["place"]:
+        for place, kind, words in zip(batch["place"], batch["kind"], batch["words"], strict=True):
+            if kind:
+                raise getattr(errors, kind)(words)
             yield todo[int(place)]
 
 
@@ -138,9 +147,8 @@ class _Extract:
         self.encoder = self.extraction.encoder("cpu")
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        for place in batch["place"]:
-            extract(self.extraction.folder, self.todo[place], self.preparer, self.encoder)
-        return batch
+        shard = self.todo[batch["place"][0]]
+        return _told(batch, lambda: extract(self.extraction.folder, shard, self.preparer, self.encoder))
 
 
 class _Prepare:
@@ -151,8 +159,9 @@ class _Prepare:
         self.preparer = extraction.preparer()
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        images = np.concatenate(list(self.preparer.batches(self.todo[batch["place"][0]])))
-        return {"place": batch["place"], "images": images[None]}
+        images = [np.empty((0, *self.preparer.preprocessing.shape), dtype=np.uint8)]
+        told = _told(batch, lambda: images.extend(self.preparer.batches(self.todo[batch["place"][0]])))
+        return {**told, "images": np.concatenate(images)[None]}
 
 
 class _Encode:
@@ -163,25 +172,40 @@ class _Encode:
         self.encoder = self.extraction.encoder("auto")
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        job, manifest = self.extraction.job, self.extraction.manifest
-        images = batch["images"][0]
+        images = batch.pop("images")[0]
+        if batch["kind"][0]:
+            return batch
+        return _told(batch, lambda: self._write(self.todo[batch["place"][0]], images))
+
+    def _write(self, shard: Shard, images: NDArray[np.uint8]) -> None:
+        job = self.extraction.job
         cuts = range(0, len(images), job.batch_size)
         features = [self.encoder.encode_fitted(images[first : first + job.batch_size]) for first in cuts]
-        write_shard(self.extraction.folder, job, manifest, self.todo[batch["place"][0]], np.concatenate(features))
-        return {"place": batch["place"]}
+        write_shard(self.extraction.folder, job, self.extraction.manifest, shard, np.concatenate(features))
+
+
+def _told(batch: dict[str, Any], work: Callable[[], None]) -> dict[str, Any]:
+    """Do the work on a shard; one of our errors comes back as words, since Ray would bury it under its own."""
+    kind, words = "", ""
+    try:
+        work()
+    except errors.ProtoDCSError as problem:
+        kind, words = type(problem).__name__, str(problem)
+    return {"place": batch["place"], "kind": np.array([kind]), "words": np.array([words])}
 
 
 def _received(shared: Any) -> tuple[Extraction, list[Shard]]:
     import ray
 
-    if not ray.get_gpu_ids():
-        _one_thread()
+    _one_thread()
     received: tuple[Extraction, list[Shard]] = ray.get(shared)
     return received
 
 
 def _one_thread() -> None:
     """Workers are as many as cores: each keeps to one, and the bytes do not depend on how many cores there are."""
-    import torch
-
+    try:
+        import torch
+    except ImportError:  # an exported encoder needs none; its runtime takes the limit that Ray has set
+        return
     torch.set_num_threads(1)

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.streams import Manifest
-from ..errors import DataError
+from ..data.streams import Manifest, Segment
+from ..errors import DataError, InputError
 from .job import read_job, shards
 from .shard import is_done, read_features
 
@@ -32,13 +32,15 @@ class FeatureStore:
 
     def segment(self, number: int) -> NDArray[np.float32]:
         """(n, d) features of one segment of the store's own manifest, in its order."""
+        if not 0 <= number < len(self.manifest.segments):
+            raise InputError(f"the stream has the segments 0 to {len(self.manifest.segments) - 1}; asked for: {number}")
         parts = [part for part in self._shards if part.segment == number]
         return np.concatenate([read_features(self.folder, self.job, part) for part in parts])
 
     def gather(self, manifest: Manifest, number: int) -> NDArray[np.float32]:
         """(n, d) features of segment `number` of another manifest over the same sources, in that one's order."""
         wanted = manifest.segments[number]
-        rows = slice(wanted.start, wanted.start + wanted.length)
+        rows = wanted.rows
         own = [place for place, segment in enumerate(self.manifest.segments) if _alike(segment, wanted)]
         if not own:
             raise DataError(
@@ -54,7 +56,7 @@ class FeatureStore:
     def _places(self, number: int, manifest: Manifest) -> NDArray[np.int64]:
         """Where the image `index` of the other manifest's source stands in the segment; -1 where it does not."""
         segment = self.manifest.segments[number]
-        rows = slice(segment.start, segment.start + segment.length)
+        rows = segment.rows
         places = np.full((len(manifest.sources), max(origin.size for origin in manifest.sources)), -1, dtype=np.int64)
         for here, own in enumerate(self.manifest.sources):
             inside = np.flatnonzero(self.manifest.source[rows] == here)
@@ -64,6 +66,6 @@ class FeatureStore:
         return places
 
 
-def _alike(own: object, wanted: object) -> bool:
+def _alike(own: Segment, wanted: Segment) -> bool:
     keys = ("corruption", "severity", "family", "variant")
     return all(getattr(own, key) == getattr(wanted, key) for key in keys)

@@ -60,7 +60,8 @@ def _text(which: str | Path, kind: str) -> str:
     if str(which) in _shipped(kind):
         return shipped.read_text(encoding="utf-8")
     try:
-        return Path(which).read_text(encoding="utf-8")
+        # An editor may have put a mark of the byte order in front.
+        return Path(which).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         choices = ", ".join(_shipped(kind))
         raise DataError(f"there are no {kind} {str(which)!r}: choose one of {choices}, or give a text file") from None

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ...errors import DataError
 
 # SVHN's largest file has 1.3 GB.
 MAX_BYTES = 2**31

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, InputError
-from .source import Pixels
+from ...errors import DataError, InputError
+from ..source import Pixels
 
 Labels = NDArray[np.int64]
 FilePath = str | os.PathLike[str]

@@ -13,9 +13,9 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from ..errors import DataError
-from .image import MAX_BYTES, decode
-from .source import Pixels
+from ...errors import DataError
+from ..image import MAX_BYTES, decode
+from ..source import Pixels
 from .stored import IMAGE_ENDINGS, FilePath, Labels, StoredImages, named_after, no_such
 
 _BLOCK = 512

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import DataError
-from .image import MAX_BYTES, decode
-from .source import Pixels
+from ...errors import DataError
+from ..image import MAX_BYTES, decode
+from ..source import Pixels
 from .stored import IMAGE_ENDINGS, FilePath, Labels, StoredImages, named_after, no_such
 from .wordnet import class_words
 
@@ -42,11 +42,7 @@ class Folder(StoredImages):
 
     @cached_property
     def _listing(self) -> _Listing:
-        if not self.path.is_dir():
-            raise no_such(self.path, "folder")
-        files = sorted(_images_below(self.path, "", set()), key=os.fsencode)
-        if not files:
-            raise DataError(f"{self.path}: no image in this folder; looked for {', '.join(sorted(IMAGE_ENDINGS))}")
+        files = image_files(self.path)
         owners = [file.partition("/")[0] if "/" in file else None for file in files]
         if all(owner is None for owner in owners):
             return _Listing(tuple(files), np.full(len(files), -1, np.int64), ())
@@ -72,6 +68,16 @@ class Folder(StoredImages):
 
     def _read(self, positions: list[int]) -> list[Pixels]:
         return [decode(self.path / self._listing.files[position]) for position in positions]
+
+
+def image_files(folder: Path) -> list[str]:
+    """The image files at any depth below a folder, relative to it, in order; at least one."""
+    if not folder.is_dir():
+        raise no_such(folder, "folder")
+    files = sorted(_images_below(folder, "", set()), key=os.fsencode)
+    if not files:
+        raise DataError(f"{folder}: no image in this folder; looked for {', '.join(sorted(IMAGE_ENDINGS))}")
+    return files
 
 
 def stored_file(path: Path) -> bytes:

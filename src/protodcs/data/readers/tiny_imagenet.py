@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import DataError
+from ...errors import DataError
+from ..image import decode
+from ..source import Pixels
 from .folder import stored_file
-from .image import decode
-from .source import Pixels
 from .stored import FilePath, Labels, StoredImages, no_such
 from .wordnet import class_words
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import DataError
+from ...errors import DataError
+from ..source import Pixels
 from .matlab import read_arrays
-from .source import Pixels
 from .stored import FilePath, Labels, StoredImages, named_after, no_such
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, InputError
-from .source import Pixels
+from ...errors import DataError, InputError
+from ..source import Pixels
 from .stored import FilePath, Labels, StoredImages, no_such
 
 SEVERITIES = 5

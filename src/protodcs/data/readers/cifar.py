@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ..errors import DataError, InputError
+from ...errors import DataError, InputError
+from ..source import Pixels
 from . import plain_pickle
-from .source import Pixels
 from .stored import FilePath, Labels, StoredImages, named_after, no_such
 
 # The training file of CIFAR-100, the largest, has 155 MB.
@@ -67,7 +67,7 @@ class Cifar(StoredImages):
         return _Content(images, np.concatenate([batch.labels for batch in batches]))
 
     def _find_classes(self) -> tuple[str, ...]:
-        from .prompts import class_names
+        from ..prompts import class_names
 
         return class_names(self._family)
 

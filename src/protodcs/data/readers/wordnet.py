@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from .prompts import class_names
+from ..prompts import class_names
 
 # The lists that come with Tiny-ImageNet and ImageNet: a number, white space, names separated by commas.
 WORD_LISTS = ("words.txt", "LOC_synset_mapping.txt", "synset_words.txt")

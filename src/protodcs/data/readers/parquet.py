@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import DataError, ImageError
-from .image import decode
-from .source import Pixels
+from ...errors import DataError, ImageError
+from ..image import decode
+from ..source import Pixels
 from .stored import FilePath, Labels, StoredImages, named_after, no_such
 
 try:
