@@ -22,7 +22,8 @@ import torch
 from protodcs import encoders
 from protodcs.data import open_source
 from protodcs.data.streams import build
-from protodcs.features.run import Extraction, in_a_loop, on_ray
+from protodcs.features.on_ray import on_ray
+from protodcs.features.run import Extraction, in_a_loop
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"

@@ -22,7 +22,8 @@ from protodcs.data import open_source
 from protodcs.data.corruptions import STANDARD
 from protodcs.data.streams import build
 from protodcs.features import FeatureStore
-from protodcs.features.run import Extraction, on_ray
+from protodcs.features.on_ray import on_ray
+from protodcs.features.run import Extraction
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 # Known set, its class names, set of strangers.

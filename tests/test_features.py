@@ -19,6 +19,7 @@ from protodcs.data.streams import build
 from protodcs.errors import ConfigError, DataError, EncoderError, ImageError, InputError
 from protodcs.features import FeatureStore, run
 from protodcs.features.job import Job, shards
+from protodcs.features.on_ray import on_ray
 
 pytest.importorskip("torch")
 ray = pytest.importorskip("ray")
@@ -81,8 +82,8 @@ def done(extraction, how=run.in_a_loop, **options):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 def test_ray_writes_the_bytes_that_a_plain_loop_writes(plan, cluster):
     in_a_loop = done(plan("loop"))
-    assert done(plan("one stage"), run.on_ray) == in_a_loop
-    assert done(plan("two stages"), run.on_ray, stages=2, workers=2) == in_a_loop
+    assert done(plan("one stage"), on_ray) == in_a_loop
+    assert done(plan("two stages"), on_ray, stages=2, workers=2) == in_a_loop
     # 330 and 170 images make 9 shards of 60 in each of the two segments.
     assert len(in_a_loop) == 18 + 2
 
@@ -224,7 +225,7 @@ def test_what_a_worker_refuses_is_told_in_its_own_words(sources, mini, tmp_path,
     extraction = run.Extraction.planned(tmp_path / "out", manifest, [broken], mini)
     for stages in (1, 2):
         with pytest.raises(ImageError, match=r"broken\.png"):
-            list(run.on_ray(extraction, extraction.open(), stages=stages))
+            list(on_ray(extraction, extraction.open(), stages=stages))
 
 
 def test_shards_cover_every_sample_once(plan):

@@ -45,7 +45,8 @@ def features(
     from .. import encoders
     from ..data import open_source
     from ..data.streams import Manifest
-    from ..features.run import Extraction, in_a_loop, on_ray
+    from ..features.on_ray import on_ray
+    from ..features.run import Extraction, in_a_loop
 
     sources = [open_source(name) for name in [known, *(unknown or "").split(",")] if name]
     plan = Manifest.load(manifest) if manifest else _whole_sets(sources, corruptions, severity, variant)
