@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
-    from . import data, encoders, errors, methods
+    from . import data, encoders, errors, methods, metrics
     from .classifier import OpenSetClassifier
     from .core.config import Config
     from .core.decision import Decision, Decisions
@@ -26,6 +26,8 @@ _HOMES = {
     "ProtoDCS": ".core.engine",
 }
 
+_ROOMS = ("data", "encoders", "errors", "methods", "metrics")
+
 __all__ = [
     "Config",
     "Decision",
@@ -38,13 +40,14 @@ __all__ = [
     "encoders",
     "errors",
     "methods",
+    "metrics",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name], __name__), name)
-    if name in ("data", "encoders", "errors", "methods"):
+    if name in _ROOMS:
         return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -10,7 +10,7 @@ class ProtoDCSError(Exception):
 
 
 class InputError(ProtoDCSError, ValueError):
-    """A feature, prototype or class name that no engine can use. The engine is unchanged."""
+    """A feature, prototype, class name or array that no engine, encoder or metric can use. Nothing has changed."""
 
 
 class ImageError(InputError):
