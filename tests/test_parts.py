@@ -346,3 +346,16 @@ def test_one_step_from_zero_is_bounded_by_the_rate():
     unit = prototypes * norms[:, None]
     assert np.abs(moved - unit).max() <= 2e-3 * max(1, norms.max())
     assert not math.isclose(np.abs(moved - unit).max(), 0)
+
+
+def test_a_softmax_has_the_same_bits_wherever_its_arrays_lie():
+    rng = np.random.default_rng(0)
+    for classes in (1, 2, 3, 5, 7, 12, 15, 31):
+        logits = rng.normal(size=classes) * 4
+        outcomes = set()
+        for gap in range(40):
+            room = np.zeros(2 * classes + gap)
+            near, out = room[:classes], room[classes + gap :]
+            near[:] = logits
+            outcomes.add((evidence.softmax(near, out), out.tobytes()))
+        assert len(outcomes) == 1

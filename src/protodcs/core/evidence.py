@@ -173,13 +173,17 @@ def softmax(logits: Vector, out: Vector) -> float:
     """Write the softmax of `logits` (K,) into `out` (K,); returns its entropy in nats."""
     classes = logits.shape[0]
     top = _largest(logits)
-    total = 0.0
+    # No loop both writes and sums. The compiler would guard such a loop by the distance between the two arrays, and sum
+    # in another order where they happen to lie close together: equal input must give equal bits wherever it lies.
     for k in range(classes):
         out[k] = math.exp(logits[k] - top)
+    total = 0.0
+    for k in range(classes):
         total += out[k]
-    mean = 0.0
     for k in range(classes):
         out[k] /= total
+    mean = 0.0
+    for k in range(classes):
         mean += out[k] * (logits[k] - top)
     return math.log(total) - mean
 
