@@ -29,6 +29,8 @@ VARIANTS = {name: (name, {}) for name in FEATURE_METHODS} | {
     "protodcs, fused": ("protodcs", {"evidence_logits": "fused", "mixture_start": 20, "mixture_period": 7}),
     "protodcs, raw": ("protodcs", {"evolution_norm": "raw", "evolution_gate": "entropy", "alignment_keys": "all"}),
     "zero_shot, energy": ("zero_shot", {"score": "energy", "threshold": 20.0}),
+    "tda, warm": ("tda", {"temperature": 0.05, "entropy_base": "published"}),
+    "adand, early": ("adand", {"queue_length": 16, "warmup": 3}),
 }
 FIELDS = (
     "known", "index", "p_unknown", "openness", "openness_first", "score",

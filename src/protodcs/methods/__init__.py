@@ -22,6 +22,11 @@ __all__ = ["REGISTER", "create", "names", "restore"]
 REGISTER = Register()
 REGISTER.add("protodcs", "protodcs.core.engine:ProtoDCS")
 REGISTER.add("zero_shot", "protodcs.methods.zero_shot:ZeroShot")
+REGISTER.add("tda", "protodcs.methods.tda:TDA")
+REGISTER.add("online_gaussian", "protodcs.methods.online_gaussian:OnlineGaussian")
+REGISTER.add("rosita_gate", "protodcs.methods.rosita_gate:RositaGate")
+REGISTER.add("dpe", "protodcs.methods.dpe:DPE")
+REGISTER.add("adand", "protodcs.methods.adand:AdaND")
 
 
 def names() -> list[str]:

@@ -1,0 +1,330 @@
+"""AdaND: a small detector on the image feature learns to tell known from unknown, taught by the zero-shot classifier.
+
+The zero-shot score and a threshold that follows the stream label each sample; a two-way linear head is trained on the
+labels, with noise features mixed in as certain unknowns, and decides once it has seen enough. The class is always the
+zero-shot one, and the labels never come from the head: it must not teach itself.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..core import evidence, state
+from ..core.base import Capabilities, Counters, Feature, FeatureMethod, counter, required
+from ..core.compiled import kernel
+from ..core.config import in_words
+from ..core.decision import Decision
+from ..core.first_check import invert_norms, similarities
+from ..core.memory import Window
+from ..errors import StateError
+from .rosita_gate import best_split
+
+Vector = NDArray[np.float64]
+Labels = NDArray[np.int64]
+
+# Adam as it is always used.
+_MOMENTUM = 0.9
+_MEMORY = 0.999
+_EPSILON = 1e-8
+# No step of Adam with these is longer than this many times its rate (Cauchy-Schwarz on the two moments gives 7.3).
+_LONGEST_STEP = 10.0
+_COUNTERS = ("sequence", "learned", "known")
+_SUMS = ("unknown", "skipped")
+
+
+class AdaNDConfig(BaseModel):
+    """The settings of AdaND."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    label_score: Literal["softmax", "max"] = Field(
+        "softmax", description="The zero-shot score that labels samples: largest probability, or largest cosine."
+    )
+    temperature: float = Field(0.01, ge=0.001, le=100, description="tau: softmax temperature of 'softmax'.")
+    window: int = Field(512, ge=2, le=100_000, description="N_q: how many recent scores set the threshold. Samples.")
+    step: float = Field(0.01, ge=1e-4, le=0.5, description="Thresholds tried are 0, step, 2 step, ... below 1.")
+    queue_length: int = Field(64, ge=1, le=4096, description="L: labelled features per training step of the head.")
+    warmup: int = Field(
+        10, ge=0, le=10**6, description="N: the zero-shot decision stands until the head has taken so many steps."
+    )
+    noise_period: int = Field(
+        8, ge=0, le=10**6, description="M: a noise feature joins the queue after every so many samples; 0 for none."
+    )
+    rate: float = Field(5e-4, ge=0, le=1, description="lr: learning rate of Adam.")
+    feature_length: float = Field(
+        10.0,
+        gt=0,
+        le=1000,
+        description="Length that features have for the head. The paper's head sees raw image features, and those of "
+        "CLIP ViT-B are about this long.",
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="Which noise is drawn.")
+
+    def __init__(self, /, **options: Any) -> None:
+        try:
+            super().__init__(**options)
+        except ValidationError as problem:
+            raise in_words(problem) from None
+
+
+def _margin_twin(weights: Vector, feature: Feature, length: float) -> float:
+    return float(length * (weights[:-1] * feature).sum() + weights[-1])
+
+
+@kernel("float64(float64[::1], float32[::1], float64)", twin=_margin_twin)
+def margin(weights: Vector, feature: Feature, length: float) -> float:
+    """The head's logit of 'known' for a unit feature (d,); that of 'unknown' is its negative.
+
+    Both rows of the two-way head start at zero, and their gradients are opposite, so Adam keeps them opposite: one row
+    of `weights` (d + 1,), the bias last, is the whole head.
+    """
+    dot = 0.0
+    for i in range(feature.shape[0]):
+        dot += weights[i] * feature[i]
+    return length * dot + float(weights[feature.shape[0]])
+
+
+def _gradient_twin(weights: Vector, queue: Feature, labels: Labels, length: float, out: Vector) -> None:
+    for feature, label in zip(queue, labels, strict=True):
+        error = 0.5 * (1.0 + math.tanh(_margin_twin(weights, feature, length))) - label
+        out[:-1] += error * length / len(queue) * feature
+        out[-1] += error / len(queue)
+
+
+@kernel("void(float64[::1], float32[:,::1], int64[::1], float64, float64[::1])", twin=_gradient_twin)
+def add_gradient(weights: Vector, queue: Feature, labels: Labels, length: float, out: Vector) -> None:
+    """Add to `out` (d + 1,) the gradient of the mean cross-entropy over `queue` (L, d); a label is 1 for known."""
+    count, width = queue.shape
+    for item in range(count):
+        # The probability of 'known' of two opposite logits a and -a is (1 + tanh a) / 2.
+        error = (0.5 * (1.0 + math.tanh(margin(weights, queue[item], length))) - labels[item]) / count
+        for i in range(width):
+            out[i] += error * length * queue[item, i]
+        out[width] += error
+
+
+def noise(seed: int, place: int, width: int) -> Feature:
+    """A random direction, the same whenever it is asked for: no generator is kept."""
+    generator = np.random.Generator(np.random.Philox(key=np.array([seed, place], dtype=np.uint64)))
+    row = generator.standard_normal(width)
+    unit: Feature = (row / np.sqrt((row * row).sum())).astype(np.float32)
+    return unit
+
+
+class Memory:
+    """The prototypes, recent scores, the queue of labelled features, and the head with the moments of Adam."""
+
+    def __init__(self, entry: Feature, config: AdaNDConfig):
+        width = entry.shape[1]
+        self.config = config
+        self.entry = entry
+        self.inverse_norms = np.empty(len(entry))
+        invert_norms(entry, self.inverse_norms)
+        self.window = Window(config.window)
+        self.queue = np.zeros((config.queue_length, width), dtype=np.float32)
+        self.labels = np.zeros(config.queue_length, dtype=np.int64)
+        self.queued = 0
+        self.weights, self.first, self.second = np.zeros((3, width + 1))
+        self.steps = 0
+        self.sequence = 0
+        self.learned = 0
+        self.known = 0
+
+    def fork(self) -> Self:
+        """A copy to advance; the prototypes are shared."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin.window = self.window.fork()
+        for name in ("queue", "labels", "weights", "first", "second"):
+            setattr(twin, name, getattr(self, name).copy())
+        return twin
+
+    def learn(self, feature: Feature, known: bool) -> None:
+        """Queue a labelled sample, and noise if it is due."""
+        self.learned += 1
+        self._enqueue(feature, known)
+        period = self.config.noise_period
+        if period and self.learned % period == 0:
+            self._enqueue(noise(self.config.seed, self.learned, len(feature)), False)
+
+    def _enqueue(self, feature: Feature, known: bool) -> None:
+        self.queue[self.queued] = feature
+        self.labels[self.queued] = known
+        self.queued += 1
+        if self.queued == self.config.queue_length:
+            self.queued = 0
+            self._train()
+
+    def _train(self) -> None:
+        """One step of Adam on the full queue."""
+        gradient = np.zeros_like(self.weights)
+        add_gradient(self.weights, self.queue, self.labels, self.config.feature_length, gradient)
+        self.steps += 1
+        self.first = _MOMENTUM * self.first + (1.0 - _MOMENTUM) * gradient
+        self.second = _MEMORY * self.second + (1.0 - _MEMORY) * gradient * gradient
+        mean = self.first / (1.0 - _MOMENTUM**self.steps)
+        size = np.sqrt(self.second / (1.0 - _MEMORY**self.steps))
+        self.weights = self.weights - self.config.rate * mean / (size + _EPSILON)
+
+    def export(self) -> tuple[Counters, state.Arrays]:
+        """All there is; how often the head was trained follows from the number of samples."""
+        counters: Counters = {name: getattr(self, name) for name in _COUNTERS}
+        # Sums that a broken state would contradict.
+        counters |= {"unknown": self.learned - self.known, "skipped": self.sequence - self.learned}
+        return counters, {
+            "entry": self.entry,
+            "window": self.window.arrivals[: self.window.size],
+            "queue": self.queue[: self.queued],
+            "labels": self.labels[: self.queued],
+            "weights": self.weights,
+            "first": self.first,
+            "second": self.second,
+        }
+
+
+class AdaND(FeatureMethod):
+    """Nearest prototype by cosine; known or unknown by a head that is trained on the stream.
+
+    `score` is the head's logit of 'known' from the first sample on, although until the warm-up is over the zero-shot
+    decision stands; `p_unknown` is 0 or 1 until then, and the head's probability afterwards. Each sample is decided
+    before the head learns from it.
+    """
+
+    name: ClassVar[str] = "adand"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        batch_invariant=True, rotation_invariant=False, editable_classes=True, cost="scoring"
+    )
+    config_type = AdaNDConfig
+    config: AdaNDConfig
+    _memory: Memory
+
+    def __init__(
+        self,
+        prototypes: NDArray[np.floating],
+        classes: Sequence[str] | None = None,
+        config: AdaNDConfig | None = None,
+        encoder: str | None = None,
+    ):
+        super().__init__(prototypes, classes, config or AdaNDConfig(), encoder)
+
+    def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
+        cosines = np.empty(len(self.classes))
+        index = similarities(memory.entry, memory.inverse_norms, feature, cosines)
+        openness = 1.0 - float(cosines[index])
+        aleatoric, epistemic = evidence.uncertainty(cosines, np.empty_like(cosines))
+        label = self._label(memory, self._score(cosines))
+        logit = float(margin(memory.weights, feature, self.config.feature_length))
+        known, p_unknown = label, 0.0 if label else 1.0
+        if memory.steps >= self.config.warmup:
+            known, p_unknown = logit >= 0.0, 0.5 * (1.0 - math.tanh(logit))
+        memory.learn(feature, label)
+        memory.known += known
+        sequence = memory.sequence
+        memory.sequence += 1
+        return Decision(
+            known=known,
+            index=index,
+            label=self.classes[index] if known else None,
+            p_unknown=p_unknown,
+            openness=openness,
+            openness_first=openness,
+            score=logit,
+            scores=cosines.astype(np.float32) if scores else None,
+            aleatoric=aleatoric,
+            epistemic=epistemic,
+            trusted=False,
+            cached=False,
+            evolved=False,
+            sequence=sequence,
+        )
+
+    def _score(self, cosines: Vector) -> float:
+        """The zero-shot score that the label comes from."""
+        top = float(cosines.max())
+        if self.config.label_score == "max":
+            return top
+        return 1.0 / float(np.exp((cosines - top) / self.config.temperature).sum())
+
+    def _label(self, memory: Memory, score: float) -> bool:
+        """Whether the zero-shot classifier, with the threshold of the recent scores, calls the sample known."""
+        memory.window.push(score)
+        return score >= float(best_split(memory.window.ordered, memory.window.size, self.config.step)[0])
+
+    def _with_classes(self, memory: Memory, kept: NDArray[np.int64], added: Feature) -> Memory:
+        # What the head and the window know of the old list stays; they follow the new labels and scores.
+        twin = memory.fork()
+        twin.entry = np.concatenate([memory.entry[kept], added])
+        twin.inverse_norms = np.empty(len(twin.entry))
+        invert_norms(twin.entry, twin.inverse_norms)
+        return twin
+
+    def _new_memory(self, entry: Feature) -> Memory:
+        return Memory(entry, self.config)
+
+    def _restored_memory(self, counters: Counters, arrays: state.Arrays) -> Memory:
+        steps, queued = _proven(self.config, counters, arrays)
+        try:
+            memory = Memory(arrays["entry"].copy(), self.config)
+        except MemoryError:
+            raise StateError("the state asks for a queue larger than this machine's memory") from None
+        for name in _COUNTERS:
+            setattr(memory, name, counters[name])
+        memory.steps, memory.queued = steps, queued
+        memory.window.restore(arrays["window"], memory.learned)
+        memory.queue[:queued], memory.labels[:queued] = arrays["queue"], arrays["labels"]
+        for name in ("weights", "first", "second"):
+            getattr(memory, name)[:] = arrays[name]
+        return memory
+
+    def _entry(self, memory: Memory) -> Feature:
+        return memory.entry
+
+    def stats(self) -> dict[str, Any]:
+        """Numbers for monitoring, JSON-ready."""
+        memory, window = self._memory, self._memory.window
+        threshold = best_split(window.ordered, window.size, self.config.step)[0] if window.size else None
+        return {
+            **super().stats(),
+            "known": memory.known,
+            "unknown": memory.learned - memory.known,
+            "steps": memory.steps,
+            "warm": memory.steps >= self.config.warmup,
+            "threshold": threshold,
+        }
+
+
+def _proven(config: AdaNDConfig, counters: Counters, arrays: state.Arrays) -> tuple[int, int]:
+    """Prove that `export` could have written the state; how often the head was trained, and how much is queued."""
+    expected = {"entry", "window", "queue", "labels", "weights", "first", "second"}
+    if set(arrays) != expected or set(counters) != {*_COUNTERS, *_SUMS}:
+        raise StateError(f"the state's arrays are {sorted(arrays)[:20]}, they must be {sorted(expected)}")
+    sequence = counter(counters, "sequence", high=2**62)
+    learned = counter(counters, "learned", high=sequence)
+    known = counter(counters, "known", high=learned)
+    if learned + counter(counters, "skipped") != sequence or known + counter(counters, "unknown") != learned:
+        raise StateError("the state's known, unknown and skipped samples do not add up to all samples")
+    came = learned + (learned // config.noise_period if config.noise_period else 0)
+    steps, queued = divmod(came, config.queue_length)
+    width = required(arrays, "entry", np.float32, (None, None)).shape[1]
+    required(arrays, "queue", np.float32, (queued, width))
+    for name in ("entry", "queue"):
+        if not (np.abs(np.einsum("kd,kd->k", arrays[name], arrays[name]) - 1.0) < 1e-5).all():
+            raise StateError(f"the state's array {name!r} has rows that are not of length one")
+    length, reach = config.feature_length, _LONGEST_STEP * config.rate * steps
+    # An element of a gradient is at most as large as a feature is long, or one for the bias.
+    largest = max(length, 1.0) if steps else 0.0
+    for name, shape, kind, low, high in (
+        ("window", min(learned, config.window), np.float64, -1.001, 1.001),
+        ("labels", queued, np.int64, 0, 1),
+        ("weights", width + 1, np.float64, -reach, reach),
+        ("first", width + 1, np.float64, -largest, largest),
+        ("second", width + 1, np.float64, 0.0, largest**2),
+    ):
+        array = required(arrays, name, kind, (shape,))
+        if not ((array >= low) & (array <= high)).all():
+            raise StateError(f"the state's array {name!r} has values outside {low} to {high}")
+    return steps, queued

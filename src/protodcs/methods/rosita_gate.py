@@ -1,0 +1,231 @@
+"""The gate of ROSITA over frozen features: known and unknown are told apart by a threshold that follows the stream.
+
+The score is the largest cosine. Of a grid of thresholds the one is taken that splits the most recent scores, this one
+included, into two groups of least variance (the rule of Otsu). The rest of ROSITA trains the image encoder and has no
+place here: the prototypes never move, so class and score are those of the zero-shot classifier.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..core import evidence, state
+from ..core.base import Capabilities, Counters, Feature, FeatureMethod, counter, required
+from ..core.compiled import kernel
+from ..core.config import in_words
+from ..core.decision import Decision
+from ..core.first_check import invert_norms, similarities
+from ..core.memory import Window
+from ..errors import StateError
+
+Vector = NDArray[np.float64]
+
+# The mean of equal scores may be off by its rounding, which must not make any of them reliable.
+_ROUNDING = 1e-12
+_COUNTERS = ("sequence", "learned", "known", "reliable_known", "reliable_unknown")
+_SUMS = ("unknown", "skipped")
+
+
+class RositaGateConfig(BaseModel):
+    """The settings of the gate."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    window: int = Field(512, ge=2, le=100_000, description="N_s: how many recent scores set the threshold. Samples.")
+    step: float = Field(
+        0.01, ge=1e-4, le=0.5, description="Thresholds tried are 0, step, 2 step, ... below 1. In units of the cosine."
+    )
+
+    def __init__(self, /, **options: Any) -> None:
+        try:
+            super().__init__(**options)
+        except ValidationError as problem:
+            raise in_words(problem) from None
+
+
+def _best_split_twin(ordered: Vector, size: int, step: float) -> tuple[float, float, float]:
+    values = ordered[:size]
+    sums, squares = np.cumsum(values), np.cumsum(values * values)
+    grid = np.arange(math.ceil(1.0 / step)) * step
+    below = np.searchsorted(values, grid)
+    split = np.flatnonzero((below > 0) & (below < size))
+    if not len(split):
+        return 0.0, -math.inf, math.inf
+    low, high = below[split], size - below[split]
+    low_sum, high_sum = sums[low - 1], sums[-1] - sums[low - 1]
+    spread = squares[-1] - low_sum**2 / low - high_sum**2 / high
+    best = int(spread.argmin())
+    return float(grid[split[best]]), float(low_sum[best] / low[best]), float(high_sum[best] / high[best])
+
+
+@kernel("UniTuple(float64, 3)(float64[::1], int64, float64)", twin=_best_split_twin, strict=True)
+def best_split(ordered: Vector, size: int, step: float) -> tuple[float, float, float]:
+    """The threshold of least variance within the groups, and the means of the groups below it and from it upwards.
+
+    `ordered` holds `size` ascending scores. Of equally good thresholds the lowest is taken. Where none leaves a score
+    on either side the threshold is 0 and the means are infinite, so that nothing lies beyond them.
+    """
+    total, squares = 0.0, 0.0
+    for i in range(size):
+        total += ordered[i]
+        squares += ordered[i] * ordered[i]
+    threshold, low_mean, high_mean = 0.0, -math.inf, math.inf
+    least, below, low_sum = math.inf, 0, 0.0
+    for place in range(int(math.ceil(1.0 / step))):
+        candidate = place * step
+        while below < size and ordered[below] < candidate:
+            low_sum += ordered[below]
+            below += 1
+        if below == 0:
+            continue
+        if below == size:
+            break
+        high_sum = total - low_sum
+        spread = squares - low_sum * low_sum / below - high_sum * high_sum / (size - below)
+        if spread < least:
+            least, threshold = spread, candidate
+            low_mean, high_mean = low_sum / below, high_sum / (size - below)
+    return threshold, low_mean, high_mean
+
+
+class Memory:
+    """The prototypes, the recent scores, and counts of what was decided."""
+
+    def __init__(self, entry: Feature, window: int):
+        self.entry = entry
+        self.inverse_norms = np.empty(len(entry))
+        invert_norms(entry, self.inverse_norms)
+        self.window = Window(window)
+        self.sequence = 0
+        self.learned = 0
+        self.known = 0
+        self.reliable_known = 0
+        self.reliable_unknown = 0
+
+    def fork(self) -> Self:
+        """A copy to advance; the prototypes are shared."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin.window = self.window.fork()
+        return twin
+
+    def export(self) -> tuple[Counters, state.Arrays]:
+        """All there is, the scores in their ring."""
+        counters: Counters = {name: getattr(self, name) for name in _COUNTERS}
+        # Sums that a broken state would contradict.
+        counters |= {"unknown": self.learned - self.known, "skipped": self.sequence - self.learned}
+        return counters, {"entry": self.entry, "window": self.window.arrivals[: self.window.size]}
+
+
+class RositaGate(FeatureMethod):
+    """Nearest prototype by cosine; known if the cosine reaches the threshold of the recent scores.
+
+    `trusted` marks what ROSITA calls a reliable known sample: its score lies above the mean of the upper group.
+    """
+
+    name: ClassVar[str] = "rosita_gate"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        batch_invariant=True, rotation_invariant=True, editable_classes=True, cost="scoring"
+    )
+    config_type = RositaGateConfig
+    config: RositaGateConfig
+    _memory: Memory
+
+    def __init__(
+        self,
+        prototypes: NDArray[np.floating],
+        classes: Sequence[str] | None = None,
+        config: RositaGateConfig | None = None,
+        encoder: str | None = None,
+    ):
+        super().__init__(prototypes, classes, config or RositaGateConfig(), encoder)
+
+    def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
+        cosines = np.empty(len(self.classes))
+        index = similarities(memory.entry, memory.inverse_norms, feature, cosines)
+        score = float(cosines[index])
+        aleatoric, epistemic = evidence.uncertainty(cosines, np.empty_like(cosines))
+        threshold, low_mean, high_mean = self._score(memory, score)
+        known = score >= threshold
+        trusted = score > high_mean + _ROUNDING
+        sequence = memory.sequence
+        memory.sequence += 1
+        memory.learned += 1
+        memory.known += known
+        memory.reliable_known += trusted
+        memory.reliable_unknown += score < low_mean - _ROUNDING
+        return Decision(
+            known=known,
+            index=index,
+            label=self.classes[index] if known else None,
+            p_unknown=0.0 if known else 1.0,
+            openness=1.0 - score,
+            openness_first=1.0 - score,
+            score=score,
+            scores=cosines.astype(np.float32) if scores else None,
+            aleatoric=aleatoric,
+            epistemic=epistemic,
+            trusted=trusted,
+            cached=False,
+            evolved=False,
+            sequence=sequence,
+        )
+
+    def _score(self, memory: Memory, score: float) -> tuple[float, float, float]:
+        """Take the score into the window; the threshold and the means of the two groups that result."""
+        memory.window.push(score)
+        split: tuple[float, float, float] = best_split(memory.window.ordered, memory.window.size, self.config.step)
+        return split
+
+    def _with_classes(self, memory: Memory, kept: NDArray[np.int64], added: Feature) -> Memory:
+        # Scores of the old list stay in the window: they leave it as new ones come.
+        twin = memory.fork()
+        twin.entry = np.concatenate([memory.entry[kept], added])
+        twin.inverse_norms = np.empty(len(twin.entry))
+        invert_norms(twin.entry, twin.inverse_norms)
+        return twin
+
+    def _new_memory(self, entry: Feature) -> Memory:
+        return Memory(entry, self.config.window)
+
+    def _restored_memory(self, counters: Counters, arrays: state.Arrays) -> Memory:
+        if set(arrays) != {"entry", "window"} or set(counters) != {*_COUNTERS, *_SUMS}:
+            raise StateError(f"a state of this gate holds 'entry' and 'window'; given: {sorted(arrays)[:10]}")
+        sequence = counter(counters, "sequence", high=2**62)
+        learned = counter(counters, "learned", high=sequence)
+        known = counter(counters, "known", high=learned)
+        if learned + counter(counters, "skipped") != sequence or known + counter(counters, "unknown") != learned:
+            raise StateError("the state's known, unknown and skipped samples do not add up to all samples")
+        for name in ("reliable_known", "reliable_unknown"):
+            counter(counters, name, high=learned)
+        entry = required(arrays, "entry", np.float32, (None, None))
+        if not (np.abs(np.einsum("kd,kd->k", entry, entry) - 1.0) < 1e-5).all():
+            raise StateError("the state's prototypes are not of length one")
+        window = required(arrays, "window", np.float64, (min(learned, self.config.window),))
+        if not (np.abs(window) < 1.001).all():
+            raise StateError("the state's scores are cosines, they must lie from -1 to 1")
+        memory = Memory(entry.copy(), self.config.window)
+        memory.window.restore(window, learned)
+        for name in _COUNTERS:
+            setattr(memory, name, counters[name])
+        return memory
+
+    def _entry(self, memory: Memory) -> Feature:
+        return memory.entry
+
+    def stats(self) -> dict[str, Any]:
+        """Numbers for monitoring, JSON-ready."""
+        memory, window = self._memory, self._memory.window
+        threshold = best_split(window.ordered, window.size, self.config.step)[0] if window.size else None
+        return {
+            **super().stats(),
+            "known": memory.known,
+            "unknown": memory.learned - memory.known,
+            "reliable_known": memory.reliable_known,
+            "reliable_unknown": memory.reliable_unknown,
+            "threshold": threshold,
+        }
