@@ -45,14 +45,14 @@ class AdaNDConfig(BaseModel):
         "softmax", description="The zero-shot score that labels samples: largest probability, or largest cosine."
     )
     temperature: float = Field(0.01, ge=0.001, le=100, description="tau: softmax temperature of 'softmax'.")
-    window: int = Field(512, ge=2, le=100_000, description="N_q: how many recent scores set the threshold. Samples.")
+    window: int = Field(512, ge=2, le=100_000, description="How many recent scores set the threshold. Samples.")
     step: float = Field(0.01, ge=1e-4, le=0.5, description="Thresholds tried are 0, step, 2 step, ... below 1.")
-    queue_length: int = Field(64, ge=1, le=4096, description="L: labelled features per training step of the head.")
+    queue_length: int = Field(64, ge=1, le=4096, description="Labelled features per training step of the head.")
     warmup: int = Field(
-        10, ge=0, le=10**6, description="N: the zero-shot decision stands until the head has taken so many steps."
+        10, ge=0, le=10**6, description="The zero-shot decision stands until the head has taken so many steps."
     )
     noise_period: int = Field(
-        8, ge=0, le=10**6, description="M: a noise feature joins the queue after every so many samples; 0 for none."
+        8, ge=0, le=10**6, description="A noise feature joins the queue after every so many samples; 0 for none."
     )
     rate: float = Field(5e-4, ge=0, le=1, description="lr: learning rate of Adam.")
     feature_length: float = Field(
@@ -60,7 +60,7 @@ class AdaNDConfig(BaseModel):
         gt=0,
         le=1000,
         description="Length that features have for the head. The paper's head sees raw image features, and those of "
-        "CLIP ViT-B are about this long.",
+        "CLIP are of about this size.",
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Which noise is drawn.")
 

@@ -35,7 +35,7 @@ class RositaGateConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    window: int = Field(512, ge=2, le=100_000, description="N_s: how many recent scores set the threshold. Samples.")
+    window: int = Field(512, ge=2, le=100_000, description="How many recent scores set the threshold. Samples.")
     step: float = Field(
         0.01, ge=1e-4, le=0.5, description="Thresholds tried are 0, step, 2 step, ... below 1. In units of the cosine."
     )
