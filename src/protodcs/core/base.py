@@ -83,10 +83,12 @@ class FeatureMethod(ABC):
     def __init__(
         self,
         prototypes: NDArray[np.floating],
-        classes: Sequence[str] | None,
-        config: BaseModel,
-        encoder: str | None,
+        classes: Sequence[str] | None = None,
+        config: BaseModel | None = None,
+        encoder: str | None = None,
     ):
+        if config is None:
+            config = self.config_type()
         if not isinstance(config, self.config_type):
             raise ConfigError(f"config must be a {self.config_type.__name__}; given: {type(config).__name__}")
         ensure_compiled()
@@ -407,6 +409,22 @@ def counter(counters: Mapping[str, Any], name: str, low: int = 0, high: int | No
     if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
         raise StateError(f"the state's counter {name!r} is {value!r}, it must be a whole number from {low} to {high}")
     return value
+
+
+def decided(counters: Mapping[str, Any]) -> tuple[int, int, int]:
+    """How many samples a state has seen, learned from and called known; with the rest of each they add up."""
+    sequence = counter(counters, "sequence", high=2**62)
+    learned = counter(counters, "learned", high=sequence)
+    known = counter(counters, "known", high=learned)
+    if learned + counter(counters, "skipped") != sequence or known + counter(counters, "unknown") != learned:
+        raise StateError("the state's known, unknown and skipped samples do not add up to all samples")
+    return sequence, learned, known
+
+
+def check_unit(rows: Feature, name: str) -> None:
+    """Refuse rows of a state that are not of length one; they are float32, so to about seven digits."""
+    if not (np.abs(np.einsum("kd,kd->k", rows, rows) - 1.0) < 1e-5).all():
+        raise StateError(f"the state's array {name!r} has rows that are not of length one")
 
 
 def _nothing_kept(decision: Decision) -> Decision:

@@ -13,7 +13,19 @@ from ..errors import ConfigError
 Preset = Literal["paper", "default"]
 
 
-class Config(BaseModel):
+class Settings(BaseModel):
+    """The settings of a method: never changed, no unknown options, and mistakes told in one of our errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def __init__(self, /, **options: Any) -> None:
+        try:
+            super().__init__(**options)
+        except ValidationError as problem:
+            raise in_words(problem) from None
+
+
+class Config(Settings):
     """The resolved settings of one engine. Frozen: make another one to change it.
 
     >>> Config.preset("paper").trust_quantile
@@ -21,8 +33,6 @@ class Config(BaseModel):
     >>> Config.preset("paper", evolution_gate="entropy").evolution_gate
     'entropy'
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # First check: openness and its two gates.
     first_check: bool = Field(
@@ -153,12 +163,6 @@ class Config(BaseModel):
     evolution_norm: Literal["unit", "raw"] = Field(
         "unit", description="Renormalise the text prototypes after each evolution, or keep the mean as it is (DPE)."
     )
-
-    def __init__(self, /, **options: Any) -> None:
-        try:
-            super().__init__(**options)
-        except ValidationError as problem:
-            raise in_words(problem) from None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

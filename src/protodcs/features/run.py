@@ -7,10 +7,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ..core.config import in_words
 from ..data.source import ImageSource
 from ..data.streams import Manifest
 from ..encoders import Encoder, Preprocessing, load
-from ..errors import ConfigError, EncoderError
+from ..errors import EncoderError
 from .extract import Preparer, extract
 from .job import SHARDS, Job, Shard, begin, shards
 from .shard import is_done
@@ -52,8 +53,7 @@ class Extraction:
                 **settings,
             )
         except ValidationError as problem:
-            first = problem.errors()[0]
-            raise ConfigError(f"{first['loc'][0]} is {first['input']!r}: {first['msg']}") from None
+            raise in_words(problem) from None
         ordered = [by_name[origin.name] for origin in manifest.sources]
         return cls(folder.absolute(), job, manifest, ordered, encoder.name, encoder.preprocessing)
 

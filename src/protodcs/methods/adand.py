@@ -6,17 +6,16 @@ zero-shot one, and the labels never come from the head: it must not teach itself
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from ..core import evidence, state
-from ..core.base import Capabilities, Counters, Feature, FeatureMethod, counter, required
+from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, decided, required
 from ..core.compiled import kernel
-from ..core.config import in_words
+from ..core.config import Settings
 from ..core.decision import Decision
 from ..core.first_check import invert_norms, similarities
 from ..core.memory import Window
@@ -36,10 +35,8 @@ _COUNTERS = ("sequence", "learned", "known")
 _SUMS = ("unknown", "skipped")
 
 
-class AdaNDConfig(BaseModel):
+class AdaNDConfig(Settings):
     """The settings of AdaND."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     label_score: Literal["softmax", "max"] = Field(
         "softmax", description="The zero-shot score that labels samples: largest probability, or largest cosine."
@@ -63,12 +60,6 @@ class AdaNDConfig(BaseModel):
         "CLIP are of about this size.",
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Which noise is drawn.")
-
-    def __init__(self, /, **options: Any) -> None:
-        try:
-            super().__init__(**options)
-        except ValidationError as problem:
-            raise in_words(problem) from None
 
 
 def _margin_twin(weights: Vector, feature: Feature, length: float) -> float:
@@ -202,15 +193,6 @@ class AdaND(FeatureMethod):
     config: AdaNDConfig
     _memory: Memory
 
-    def __init__(
-        self,
-        prototypes: NDArray[np.floating],
-        classes: Sequence[str] | None = None,
-        config: AdaNDConfig | None = None,
-        encoder: str | None = None,
-    ):
-        super().__init__(prototypes, classes, config or AdaNDConfig(), encoder)
-
     def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
         cosines = np.empty(len(self.classes))
         index = similarities(memory.entry, memory.inverse_norms, feature, cosines)
@@ -302,18 +284,13 @@ def _proven(config: AdaNDConfig, counters: Counters, arrays: state.Arrays) -> tu
     expected = {"entry", "window", "queue", "labels", "weights", "first", "second"}
     if set(arrays) != expected or set(counters) != {*_COUNTERS, *_SUMS}:
         raise StateError(f"the state's arrays are {sorted(arrays)[:20]}, they must be {sorted(expected)}")
-    sequence = counter(counters, "sequence", high=2**62)
-    learned = counter(counters, "learned", high=sequence)
-    known = counter(counters, "known", high=learned)
-    if learned + counter(counters, "skipped") != sequence or known + counter(counters, "unknown") != learned:
-        raise StateError("the state's known, unknown and skipped samples do not add up to all samples")
+    _, learned, _ = decided(counters)
     came = learned + (learned // config.noise_period if config.noise_period else 0)
     steps, queued = divmod(came, config.queue_length)
     width = required(arrays, "entry", np.float32, (None, None)).shape[1]
     required(arrays, "queue", np.float32, (queued, width))
     for name in ("entry", "queue"):
-        if not (np.abs(np.einsum("kd,kd->k", arrays[name], arrays[name]) - 1.0) < 1e-5).all():
-            raise StateError(f"the state's array {name!r} has rows that are not of length one")
+        check_unit(arrays[name], name)
     length, reach = config.feature_length, _LONGEST_STEP * config.rate * steps
     # An element of a gradient is at most as large as a feature is long, or one for the bias.
     largest = max(length, 1.0) if steps else 0.0

@@ -7,17 +7,16 @@ whatever comes is learned from, which is how it was published.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from ..core import alignment, evidence, state
-from ..core.base import Capabilities, Counters, Feature, FeatureMethod, counter, required
+from ..core.base import Capabilities, Counters, Feature, FeatureMethod, counter, decided, required
 from ..core.cache import place, queue_mean
-from ..core.config import in_words
+from ..core.config import Settings
 from ..core.decision import Decision
 from ..core.evolution import evolve
 from ..core.first_check import invert_norms, similarities
@@ -34,10 +33,8 @@ _LEARNED = (
 )  # fmt: skip
 
 
-class DPEConfig(BaseModel):
+class DPEConfig(Settings):
     """The settings of DPE; the defaults are those of ImageNet."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     temperature: float = Field(0.01, ge=0.001, le=100, description="tau: temperature of the text logits.")
     cache_size: int = Field(3, ge=1, le=64, description="M: features kept per class, those of lowest entropy.")
@@ -62,12 +59,6 @@ class DPEConfig(BaseModel):
     threshold: float | None = Field(
         None, description="A sample is known if its score is at least this. None: every sample counts as known."
     )
-
-    def __init__(self, /, **options: Any) -> None:
-        try:
-            super().__init__(**options)
-        except ValidationError as problem:
-            raise in_words(problem) from None
 
 
 class Memory:
@@ -245,15 +236,6 @@ class DPE(FeatureMethod):
     config: DPEConfig
     _memory: Memory
 
-    def __init__(
-        self,
-        prototypes: NDArray[np.floating],
-        classes: Sequence[str] | None = None,
-        config: DPEConfig | None = None,
-        encoder: str | None = None,
-    ):
-        super().__init__(prototypes, classes, config or DPEConfig(), encoder)
-
     def _resize(self, classes: tuple[str, ...], width: int) -> None:
         super()._resize(classes, width)
         self._adapted = np.zeros((len(classes), width), dtype=np.float32)
@@ -398,11 +380,7 @@ def _proven(config: DPEConfig, counters: Counters, arrays: state.Arrays) -> stat
         raise StateError(
             f"the state's counters are {sorted(counters)[:20]}, they must be {sorted((*_COUNTERS, *_SUMS))}"
         )
-    sequence = counter(counters, "sequence", high=2**62)
-    learned = counter(counters, "learned", high=sequence)
-    known = counter(counters, "known", high=learned)
-    if learned + counter(counters, "skipped") != sequence or known + counter(counters, "unknown") != learned:
-        raise StateError("the state's known, unknown and skipped samples do not add up to all samples")
+    _, learned, _ = decided(counters)
     for name in ("cached", "evolved"):
         counter(counters, name, high=learned)
     evolved, cached = counter(counters, "evolved"), counter(counters, "cached")

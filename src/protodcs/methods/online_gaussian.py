@@ -7,20 +7,20 @@ unknown samples move the means too. The prototypes are never written to.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from ..core import evidence, state
-from ..core.base import Capabilities, Counters, Feature, FeatureMethod, counter, required
+from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, counter, required
 from ..core.compiled import kernel
-from ..core.config import in_words
+from ..core.config import Settings
 from ..core.decision import Decision
 from ..core.first_check import invert_norms, similarities
 from ..errors import StateError
+from .familiarity import Score, familiarity
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -33,10 +33,8 @@ _NEGLIGIBLE = 1e-9
 _TOLERANCE = 1e-5
 
 
-class OnlineGaussianConfig(BaseModel):
+class OnlineGaussianConfig(Settings):
     """The settings of the online Gaussian classifier."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     gaussian_weight: float = Field(
         0.02, ge=0, le=1000, description="alpha: logits = f P / tau + alpha * Gaussian log-likelihood and prior."
@@ -58,7 +56,7 @@ class OnlineGaussianConfig(BaseModel):
         description="gamma, the class shares of the E-step: of the frozen classifier, which cannot run away, of the "
         "Gaussians alone, or of the final logits.",
     )
-    score: Literal["max", "softmax", "mcm", "energy"] = Field(
+    score: Score = Field(
         "softmax",
         description="The familiarity that is reported, of the final logits: the largest times the temperature, its "
         "softmax probability, that at temperature 1, or the free energy.",
@@ -67,12 +65,6 @@ class OnlineGaussianConfig(BaseModel):
     threshold: float | None = Field(
         None, description="A sample is known if its score is at least this. None: every sample counts as known."
     )
-
-    def __init__(self, /, **options: Any) -> None:
-        try:
-            super().__init__(**options)
-        except ValidationError as problem:
-            raise in_words(problem) from None
 
 
 def discriminate_twin(means: Matrix, counts: Vector, precision: Vector, feature: Feature, out: Vector) -> None:
@@ -189,18 +181,8 @@ class OnlineGaussian(FeatureMethod):
     config: OnlineGaussianConfig
     _memory: Memory
 
-    def __init__(
-        self,
-        prototypes: NDArray[np.floating],
-        classes: Sequence[str] | None = None,
-        config: OnlineGaussianConfig | None = None,
-        encoder: str | None = None,
-    ):
-        super().__init__(prototypes, classes, config or OnlineGaussianConfig(), encoder)
-
     def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
         config = self.config
-        # One block: compiled loops choose their path, hence their rounding, by how far apart arrays lie in memory.
         cosines, shares, text, gaussian, logits = np.empty((5, len(self.classes)))
         first = similarities(memory.entry, memory.inverse_norms, feature, cosines)
         aleatoric, epistemic = evidence.uncertainty(cosines, np.empty_like(cosines))
@@ -250,12 +232,7 @@ class OnlineGaussian(FeatureMethod):
             memory.variance[:] = memory.variance.mean()
 
     def _score(self, logits: Vector) -> float:
-        top = float(logits.max())
-        if self.config.score == "max":
-            return top * self.config.temperature
-        scale = self.config.temperature if self.config.score == "mcm" else 1.0
-        partition = float(np.exp((logits - top) * scale).sum())
-        return math.log(partition) + top if self.config.score == "energy" else 1.0 / partition
+        return familiarity(logits, self.config.temperature, self.config.score)
 
     def _with_classes(self, memory: Memory, kept: NDArray[np.int64], added: Feature) -> Memory:
         twin = Memory(np.concatenate([memory.entry[kept], added]), self.config)
@@ -274,8 +251,7 @@ class OnlineGaussian(FeatureMethod):
                 f"given: {sorted(arrays)[:10]} and the counters {sorted(counters)[:10]}"
             )
         entry = required(arrays, "entry", np.float32, (None, None))
-        if not (np.abs(np.einsum("kd,kd->k", entry, entry) - 1.0) < 1e-5).all():
-            raise StateError("the state's prototypes are not of length one")
+        check_unit(entry, "entry")
         classes, width = entry.shape
         required(arrays, "means", np.float64, (classes, width))
         required(arrays, "counts", np.float64, (classes,))

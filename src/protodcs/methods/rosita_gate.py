@@ -6,17 +6,16 @@ place here: the prototypes never move, so class and score are those of the zero-
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from ..core import evidence, state
-from ..core.base import Capabilities, Counters, Feature, FeatureMethod, counter, required
+from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, counter, decided, required
 from ..core.compiled import kernel
-from ..core.config import in_words
+from ..core.config import Settings
 from ..core.decision import Decision
 from ..core.first_check import invert_norms, similarities
 from ..core.memory import Window
@@ -30,21 +29,13 @@ _COUNTERS = ("sequence", "learned", "known", "reliable_known", "reliable_unknown
 _SUMS = ("unknown", "skipped")
 
 
-class RositaGateConfig(BaseModel):
+class RositaGateConfig(Settings):
     """The settings of the gate."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     window: int = Field(512, ge=2, le=100_000, description="How many recent scores set the threshold. Samples.")
     step: float = Field(
         0.01, ge=1e-4, le=0.5, description="Thresholds tried are 0, step, 2 step, ... below 1. In units of the cosine."
     )
-
-    def __init__(self, /, **options: Any) -> None:
-        try:
-            super().__init__(**options)
-        except ValidationError as problem:
-            raise in_words(problem) from None
 
 
 def _best_split_twin(ordered: Vector, size: int, step: float) -> tuple[float, float, float]:
@@ -135,15 +126,6 @@ class RositaGate(FeatureMethod):
     config: RositaGateConfig
     _memory: Memory
 
-    def __init__(
-        self,
-        prototypes: NDArray[np.floating],
-        classes: Sequence[str] | None = None,
-        config: RositaGateConfig | None = None,
-        encoder: str | None = None,
-    ):
-        super().__init__(prototypes, classes, config or RositaGateConfig(), encoder)
-
     def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
         cosines = np.empty(len(self.classes))
         index = similarities(memory.entry, memory.inverse_norms, feature, cosines)
@@ -195,16 +177,11 @@ class RositaGate(FeatureMethod):
     def _restored_memory(self, counters: Counters, arrays: state.Arrays) -> Memory:
         if set(arrays) != {"entry", "window"} or set(counters) != {*_COUNTERS, *_SUMS}:
             raise StateError(f"a state of this gate holds 'entry' and 'window'; given: {sorted(arrays)[:10]}")
-        sequence = counter(counters, "sequence", high=2**62)
-        learned = counter(counters, "learned", high=sequence)
-        known = counter(counters, "known", high=learned)
-        if learned + counter(counters, "skipped") != sequence or known + counter(counters, "unknown") != learned:
-            raise StateError("the state's known, unknown and skipped samples do not add up to all samples")
+        _, learned, _ = decided(counters)
         for name in ("reliable_known", "reliable_unknown"):
             counter(counters, name, high=learned)
         entry = required(arrays, "entry", np.float32, (None, None))
-        if not (np.abs(np.einsum("kd,kd->k", entry, entry) - 1.0) < 1e-5).all():
-            raise StateError("the state's prototypes are not of length one")
+        check_unit(entry, "entry")
         window = required(arrays, "window", np.float64, (min(learned, self.config.window),))
         if not (np.abs(window) < 1.001).all():
             raise StateError("the state's scores are cosines, they must lie from -1 to 1")

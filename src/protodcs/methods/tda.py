@@ -7,29 +7,27 @@ score is given. The prototypes are never written to.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from ..core import evidence, state
-from ..core.base import Capabilities, Counters, Feature, FeatureMethod, counter, required
+from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, counter, required
 from ..core.compiled import kernel
-from ..core.config import in_words
+from ..core.config import Settings
 from ..core.decision import Decision
 from ..core.first_check import invert_norms, similarities
 from ..errors import StateError
+from .familiarity import Score, familiarity
 
 Vector = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
 
-class TDAConfig(BaseModel):
+class TDAConfig(Settings):
     """The settings of TDA; the defaults are the published ones for ImageNet."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     positive_size: int = Field(3, ge=0, le=64, description="Features per class in the positive cache; 0: none.")
     positive_weight: float = Field(2.0, ge=0, le=1000, description="alpha of the positive cache, in logits.")
@@ -50,7 +48,7 @@ class TDAConfig(BaseModel):
         0.03, ge=0.01, lt=1, description="p_l: a negative key stands for the classes more probable than this."
     )
     mask_high: float = Field(1.0, gt=0, le=1, description="p_u: and less probable than this.")
-    score: Literal["max", "softmax", "mcm", "energy"] = Field(
+    score: Score = Field(
         "softmax",
         description="The familiarity that is reported, of the final logits: the largest times the temperature, its "
         "softmax probability, that at temperature 1, or the free energy.",
@@ -59,12 +57,6 @@ class TDAConfig(BaseModel):
     threshold: float | None = Field(
         None, description="A sample is known if its score is at least this. None: every sample counts as known."
     )
-
-    def __init__(self, /, **options: Any) -> None:
-        try:
-            super().__init__(**options)
-        except ValidationError as problem:
-            raise in_words(problem) from None
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> Self:
@@ -198,7 +190,7 @@ class Queues:
         # Within a key the classes ascend; key * K + class then ascends over the whole array.
         if not ((masks >= 0) & (masks < classes)).all() or not (np.diff(key * classes + masks) > 0).all():
             raise StateError(f"the state's {name} keys stand for classes that are not there, or not in order")
-        _check_unit(features, name)
+        check_unit(features, name)
         filled = np.arange(size) < counts[:, None]
         self.counts[:] = counts
         self.features[filled], self.entropies[filled], self.lengths[filled] = features, entropies, lengths
@@ -250,18 +242,8 @@ class TDA(FeatureMethod):
     config: TDAConfig
     _memory: Memory
 
-    def __init__(
-        self,
-        prototypes: NDArray[np.floating],
-        classes: Sequence[str] | None = None,
-        config: TDAConfig | None = None,
-        encoder: str | None = None,
-    ):
-        super().__init__(prototypes, classes, config or TDAConfig(), encoder)
-
     def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
         config = self.config
-        # One block: compiled loops choose their path, hence their rounding, by how far apart arrays lie in memory.
         cosines, probabilities, logits = np.empty((3, len(self.classes)))
         first = similarities(memory.entry, memory.inverse_norms, feature, cosines)
         aleatoric, epistemic = evidence.uncertainty(cosines, np.empty_like(cosines))
@@ -309,12 +291,7 @@ class TDA(FeatureMethod):
         return math.log2(classes) if self.config.entropy_base == "published" else math.log(classes)
 
     def _score(self, logits: Vector) -> float:
-        top = float(logits.max())
-        if self.config.score == "max":
-            return top * self.config.temperature
-        scale = self.config.temperature if self.config.score == "mcm" else 1.0
-        partition = float(np.exp((logits - top) * scale).sum())
-        return math.log(partition) + top if self.config.score == "energy" else 1.0 / partition
+        return familiarity(logits, self.config.temperature, self.config.score)
 
     def _with_classes(self, memory: Memory, kept: Whole, added: Feature) -> Memory:
         twin = memory.fork()
@@ -330,7 +307,7 @@ class TDA(FeatureMethod):
 
     def _restored_memory(self, counters: Counters, arrays: state.Arrays) -> Memory:
         entry = required(arrays, "entry", np.float32, (None, None))
-        _check_unit(entry, "entry")
+        check_unit(entry, "entry")
         try:
             memory = Memory(entry.copy(), self.config)
         except MemoryError:
@@ -372,9 +349,3 @@ class TDA(FeatureMethod):
             "positive_changes": memory.positive.changes,
             "negative_changes": memory.negative.changes,
         }
-
-
-def _check_unit(rows: Feature, name: str) -> None:
-    # Unit rows are rounded to float32: their squared length is one to about seven digits.
-    if not (np.abs(np.einsum("kd,kd->k", rows, rows) - 1.0) < 1e-5).all():
-        raise StateError(f"the state's array {name!r} has rows that are not of length one")

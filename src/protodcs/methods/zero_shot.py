@@ -5,37 +5,28 @@ temperature of CLIP, the same at temperature 1 (MCM), and the free energy.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from ..core import evidence, state
-from ..core.base import Capabilities, Counters, Feature, FeatureMethod, counter, required
-from ..core.config import in_words
+from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, counter, required
+from ..core.config import Settings
 from ..core.decision import Decision
 from ..core.first_check import invert_norms, similarities
 from ..errors import StateError
 
 
-class ZeroShotConfig(BaseModel):
+class ZeroShotConfig(Settings):
     """The settings of the zero-shot classifier."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     score: Literal["max", "softmax", "mcm", "energy"] = Field("max", description="The familiarity that is reported.")
     temperature: float = Field(0.01, gt=0, le=100, description="Softmax temperature of 'softmax' and 'energy'.")
     threshold: float | None = Field(
         None, description="A sample is known if its score is at least this. None: every sample counts as known."
     )
-
-    def __init__(self, /, **options: Any) -> None:
-        try:
-            super().__init__(**options)
-        except ValidationError as problem:
-            raise in_words(problem) from None
 
 
 class Memory:
@@ -69,15 +60,6 @@ class ZeroShot(FeatureMethod):
     config_type = ZeroShotConfig
     config: ZeroShotConfig
     _memory: Memory
-
-    def __init__(
-        self,
-        prototypes: NDArray[np.floating],
-        classes: Sequence[str] | None = None,
-        config: ZeroShotConfig | None = None,
-        encoder: str | None = None,
-    ):
-        super().__init__(prototypes, classes, config or ZeroShotConfig(), encoder)
 
     def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
         cosines = np.empty(len(self.classes))
@@ -126,8 +108,7 @@ class ZeroShot(FeatureMethod):
         if set(arrays) != {"entry"} or set(counters) != {"sequence", "known"}:
             raise StateError(f"a zero-shot state holds only its prototypes; given: {sorted(arrays)[:10]}")
         entry = required(arrays, "entry", np.float32, (None, None))
-        if not (np.abs(np.einsum("kd,kd->k", entry, entry) - 1.0) < 1e-5).all():
-            raise StateError("the state's prototypes are not of length one")
+        check_unit(entry, "entry")
         memory = Memory(entry.copy())
         memory.sequence = counter(counters, "sequence", high=2**62)
         memory.known = counter(counters, "known", high=memory.sequence)
