@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from ..errors import ConfigError, InputError, StateError, UsageError
 from ..version import __version__
-from . import state
+from . import evidence, state
 from .compiled import KERNEL, ensure_compiled
 from .decision import Decision, Decisions
 from .first_check import to_unit
@@ -74,6 +74,8 @@ class FeatureMethod(ABC):
     name: ClassVar[str]
     capabilities: ClassVar[Capabilities]
     config_type: ClassVar[type[BaseModel]]
+    # What `Decision.score` is, in words, for each choice of the option `score`; "" where there is no such option.
+    score_names: ClassVar[Mapping[str, str]]
 
     config: BaseModel
     classes: tuple[str, ...]
@@ -133,6 +135,42 @@ class FeatureMethod(ABC):
         """A memory that keeps the classes `kept`, followed by the new unit prototypes `added`."""
         raise UsageError(f"the classes of the method {self.name!r} cannot be edited while a stream runs")
 
+    def _decision(
+        self,
+        index: int,
+        cosines: NDArray[np.float64],
+        scores: NDArray[np.floating] | None,
+        *,
+        score: float,
+        sequence: int,
+        known: bool = True,
+        p_unknown: float | None = None,
+        trusted: bool = False,
+        cached: bool = False,
+    ) -> Decision:
+        """The decision for class `index`, for a method that takes no step of its own on the text prototypes.
+
+        Openness and uncertainty are those of the text cosines (K,); `scores` (K,) are the final ones, None where not
+        asked for; p_unknown, if None, is sure of `known`.
+        """
+        aleatoric, epistemic = evidence.uncertainty(cosines, np.empty_like(cosines))
+        return Decision(
+            known=known,
+            index=index,
+            label=self.classes[index] if known else None,
+            p_unknown=1.0 - known if p_unknown is None else p_unknown,
+            openness=1.0 - float(cosines[index]),
+            openness_first=1.0 - float(cosines.max()),
+            score=score,
+            scores=None if scores is None else scores.astype(np.float32),
+            aleatoric=aleatoric,
+            epistemic=epistemic,
+            trusted=trusted,
+            cached=cached,
+            evolved=False,
+            sequence=sequence,
+        )
+
     def stats(self) -> dict[str, Any]:
         """Numbers for monitoring, JSON-ready."""
         return {"method": self.name, "classes": len(self.classes), "frozen": self.frozen, "sequence": self.sequence}
@@ -148,6 +186,15 @@ class FeatureMethod(ABC):
     def dimension(self) -> int:
         """Length of a feature."""
         return len(self._feature)
+
+    @property
+    def score_name(self) -> str:
+        """What `Decision.score` is, in words."""
+        return self.score_names[getattr(self.config, "score", "")]
+
+    def probabilities(self, scores: NDArray[np.floating]) -> NDArray[np.float64]:
+        """(N, K) class probabilities for the `scores` of decisions: their softmax at the method's temperature."""
+        return softmax_rows(np.asarray(scores, dtype=np.float64) / getattr(self.config, "temperature", 1.0))
 
     def observe(self, feature: NDArray[np.floating]) -> Decision:
         """Decide on one feature (d,) and learn from it."""
@@ -419,6 +466,12 @@ def decided(counters: Mapping[str, Any]) -> tuple[int, int, int]:
     if learned + counter(counters, "skipped") != sequence or known + counter(counters, "unknown") != learned:
         raise StateError("the state's known, unknown and skipped samples do not add up to all samples")
     return sequence, learned, known
+
+
+def softmax_rows(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Row by row, for (N, K) logits."""
+    powers: NDArray[np.float64] = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
 
 
 def check_unit(rows: Feature, name: str) -> None:

@@ -5,7 +5,7 @@ the file of its name.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from . import evidence, mixture, state
-from .base import Capabilities, Counters, Feature, FeatureMethod
+from .base import Capabilities, Counters, Feature, FeatureMethod, softmax_rows
 from .config import Config
 from .decision import Decision
 from .evolution import evolve
@@ -65,6 +65,9 @@ class ProtoDCS(FeatureMethod):
         batch_invariant=True, rotation_invariant=False, editable_classes=True, cost="prototypes"
     )
     config_type = Config
+    score_names: ClassVar[Mapping[str, str]] = {
+        "openness": "1 - openness", "openness_first": "1 - first openness", "posterior": "1 - p(unknown)",
+    }  # fmt: skip
     config: Config
     _memory: Memory
 
@@ -87,6 +90,14 @@ class ProtoDCS(FeatureMethod):
     ) -> "ProtoDCS":
         """An engine from a preset's name and loose options."""
         return cls(prototypes, classes, Config.preset(options.pop("preset", "default"), **options), encoder)
+
+    def probabilities(self, scores: NDArray[np.floating]) -> NDArray[np.float64]:
+        """(N, K) class probabilities for the `scores` of decisions: their softmax, or their share of all scores."""
+        values = np.asarray(scores, dtype=np.float64)
+        if self.config.prediction_scale == "logit":
+            return softmax_rows(values)
+        total = values.sum(axis=1, keepdims=True)
+        return np.divide(values, total, out=np.full_like(values, 1.0 / values.shape[1]), where=total > 0)
 
     # Algorithm 1.
 

@@ -40,21 +40,31 @@ class FeatureStore:
     def gather(self, manifest: Manifest, number: int) -> NDArray[np.float32]:
         """(n, d) features of segment `number` of another manifest over the same sources, in that one's order."""
         wanted = manifest.segments[number]
-        rows = wanted.rows
-        own = [place for place, segment in enumerate(self.manifest.segments) if _alike(segment, wanted)]
-        if not own:
+        own = self._alike(wanted)
+        if own is None:
             raise DataError(
                 f"{self.folder} has no features under {wanted.corruption or 'no corruption'}, severity "
                 f"{wanted.severity}: extract them with `protodcs features`"
             )
-        features, place = self.segment(own[0]), self._places(own[0], manifest)
-        at = place[manifest.source[rows], manifest.index[rows]]
+        features, at = self.segment(own), self._places(own, manifest, wanted)
         if np.any(at < 0):
             raise DataError(f"{self.folder} has no features for {int((at < 0).sum())} of the {len(at)} images wanted")
         return features[at]
 
-    def _places(self, number: int, manifest: Manifest) -> NDArray[np.int64]:
-        """Where the image `index` of the other manifest's source stands in the segment; -1 where it does not."""
+    def covers(self, manifest: Manifest, number: int) -> bool:
+        """Whether `gather` has every feature of segment `number` of another manifest."""
+        wanted = manifest.segments[number]
+        own = self._alike(wanted)
+        return own is not None and bool(np.all(self._places(own, manifest, wanted) >= 0))
+
+    def _alike(self, wanted: Segment) -> int | None:
+        """The number of the store's segment under the same conditions."""
+        keys = ("corruption", "severity", "family", "variant")
+        same = (all(getattr(own, key) == getattr(wanted, key) for key in keys) for own in self.manifest.segments)
+        return next((number for number, alike in enumerate(same) if alike), None)
+
+    def _places(self, number: int, manifest: Manifest, wanted: Segment) -> NDArray[np.int64]:
+        """Where each sample of the other manifest's segment stands in segment `number`; -1 where it does not."""
         segment = self.manifest.segments[number]
         rows = segment.rows
         places = np.full((len(manifest.sources), max(origin.size for origin in manifest.sources)), -1, dtype=np.int64)
@@ -63,9 +73,4 @@ class FeatureStore:
             for there, other in enumerate(manifest.sources):
                 if own.fingerprint == other.fingerprint and own.name == other.name:
                     places[there, self.manifest.index[rows][inside]] = inside
-        return places
-
-
-def _alike(own: Segment, wanted: Segment) -> bool:
-    keys = ("corruption", "severity", "family", "variant")
-    return all(getattr(own, key) == getattr(wanted, key) for key in keys)
+        return places[manifest.source[wanted.rows], manifest.index[wanted.rows]]

@@ -6,13 +6,14 @@ zero-shot one, and the labels never come from the head: it must not teach itself
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ..core import evidence, state
+from ..core import state
 from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, decided, required
 from ..core.compiled import kernel
 from ..core.config import Settings
@@ -190,14 +191,13 @@ class AdaND(FeatureMethod):
         batch_invariant=True, rotation_invariant=False, editable_classes=True, cost="scoring"
     )
     config_type = AdaNDConfig
+    score_names: ClassVar[Mapping[str, str]] = {"": "logit of the head"}
     config: AdaNDConfig
     _memory: Memory
 
     def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
         cosines = np.empty(len(self.classes))
         index = similarities(memory.entry, memory.inverse_norms, feature, cosines)
-        openness = 1.0 - float(cosines[index])
-        aleatoric, epistemic = evidence.uncertainty(cosines, np.empty_like(cosines))
         label = self._label(memory, self._score(cosines))
         logit = float(margin(memory.weights, feature, self.config.feature_length))
         known, p_unknown = label, 0.0 if label else 1.0
@@ -205,23 +205,15 @@ class AdaND(FeatureMethod):
             known, p_unknown = logit >= 0.0, 0.5 * (1.0 - math.tanh(logit))
         memory.learn(feature, label)
         memory.known += known
-        sequence = memory.sequence
         memory.sequence += 1
-        return Decision(
-            known=known,
-            index=index,
-            label=self.classes[index] if known else None,
-            p_unknown=p_unknown,
-            openness=openness,
-            openness_first=openness,
+        return self._decision(
+            index,
+            cosines,
+            cosines if scores else None,
             score=logit,
-            scores=cosines.astype(np.float32) if scores else None,
-            aleatoric=aleatoric,
-            epistemic=epistemic,
-            trusted=False,
-            cached=False,
-            evolved=False,
-            sequence=sequence,
+            sequence=memory.sequence - 1,
+            known=known,
+            p_unknown=p_unknown,
         )
 
     def _score(self, cosines: Vector) -> float:

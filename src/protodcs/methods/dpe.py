@@ -7,6 +7,7 @@ whatever comes is learned from, which is how it was published.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ..core import alignment, evidence, state
-from ..core.base import Capabilities, Counters, Feature, FeatureMethod, counter, decided, required
+from ..core.base import Capabilities, Counters, Feature, FeatureMethod, counter, decided, required, softmax_rows
 from ..core.cache import place, queue_mean
 from ..core.config import Settings
 from ..core.decision import Decision
@@ -159,7 +160,9 @@ class Memory:
         for row, k in enumerate(opened):
             queue_mean(self.cache[k], self.counts[k], visual[row])
         every, text_sum, visual_sum = np.arange(len(opened)), np.empty_like(text), np.empty_like(text)
-        alignment.contrast(
+        # By matrix products, ten times as fast at a thousand classes as the fixed-order kernel that ProtoDCS needs
+        # once in a thousand updates, and DPE after nearly every sample.
+        alignment.contrast_twin(
             visual, text, every, every, self.config.alignment_temperature, visual_sum, text_sum,
             *np.empty((2, len(opened))),
         )  # fmt: skip
@@ -233,6 +236,7 @@ class DPE(FeatureMethod):
         batch_invariant=True, rotation_invariant=False, editable_classes=True, cost="prototypes"
     )
     config_type = DPEConfig
+    score_names: ClassVar[Mapping[str, str]] = {"logit": "max logit", "softmax": "softmax", "max": "max cosine"}
     config: DPEConfig
     _memory: Memory
 
@@ -321,6 +325,10 @@ class DPE(FeatureMethod):
         if self.config.score == "max":
             return float(moved.max())
         return float((final.logits if self.config.score == "logit" else final.probabilities).max())
+
+    def probabilities(self, scores: NDArray[np.floating]) -> NDArray[np.float64]:
+        """(N, K) class probabilities for the `scores` of decisions, which are logits."""
+        return softmax_rows(np.asarray(scores, dtype=np.float64))
 
     def _with_classes(self, memory: Memory, kept: NDArray[np.int64], added: Feature) -> Memory:
         return memory.with_classes(kept, added)

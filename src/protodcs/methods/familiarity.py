@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Score = Literal["max", "softmax", "mcm", "energy"]
+# What tables call those that do not depend on what a logit is.
+PROBABLE = {"softmax": "softmax", "mcm": "MCM", "energy": "energy"}
 
 
 def familiarity(logits: NDArray[np.float64], temperature: float, score: Score) -> float:

@@ -7,6 +7,7 @@ unknown samples move the means too. The prototypes are never written to.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -20,7 +21,7 @@ from ..core.config import Settings
 from ..core.decision import Decision
 from ..core.first_check import invert_norms, similarities
 from ..errors import StateError
-from .familiarity import Score, familiarity
+from .familiarity import PROBABLE, Score, familiarity
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -178,14 +179,14 @@ class OnlineGaussian(FeatureMethod):
         batch_invariant=True, rotation_invariant=False, editable_classes=True, cost="prototypes"
     )
     config_type = OnlineGaussianConfig
+    score_names: ClassVar[Mapping[str, str]] = {"max": "max logit", **PROBABLE}
     config: OnlineGaussianConfig
     _memory: Memory
 
     def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
         config = self.config
         cosines, shares, text, gaussian, logits = np.empty((5, len(self.classes)))
-        first = similarities(memory.entry, memory.inverse_norms, feature, cosines)
-        aleatoric, epistemic = evidence.uncertainty(cosines, np.empty_like(cosines))
+        similarities(memory.entry, memory.inverse_norms, feature, cosines)
         np.divide(cosines, config.temperature, out=text)
         discriminate(memory.means, memory.counts, self._precision(memory), feature, gaussian)
         np.add(text, config.gaussian_weight * gaussian, out=logits)
@@ -196,26 +197,11 @@ class OnlineGaussian(FeatureMethod):
         if config.responsibility != "zero_shot":
             evidence.softmax(gaussian if config.responsibility == "gaussian" else logits, shares)
         self._learn(memory, feature, shares, weight)
-        sequence = memory.sequence
         memory.sequence += 1
         memory.known += known
-        return Decision(
-            known=known,
-            index=index,
-            label=self.classes[index] if known else None,
-            p_unknown=0.0 if known else 1.0,
-            openness=1.0 - float(cosines[index]),
-            openness_first=1.0 - float(cosines[first]),
-            score=score,
-            # Times the temperature: without the Gaussians these are the cosines, as zero-shot gives them.
-            scores=(logits * config.temperature).astype(np.float32) if scores else None,
-            aleatoric=aleatoric,
-            epistemic=epistemic,
-            trusted=False,
-            cached=False,
-            evolved=False,
-            sequence=sequence,
-        )
+        # Times the temperature: without the Gaussians these are the cosines, as zero-shot gives them.
+        final = logits * config.temperature if scores else None
+        return self._decision(index, cosines, final, score=score, sequence=memory.sequence - 1, known=known)
 
     def _precision(self, memory: Memory) -> Vector:
         """The diagonal of the inverse of Sigma."""

@@ -6,13 +6,14 @@ place here: the prototypes never move, so class and score are those of the zero-
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ..core import evidence, state
+from ..core import state
 from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, counter, decided, required
 from ..core.compiled import kernel
 from ..core.config import Settings
@@ -35,6 +36,9 @@ class RositaGateConfig(Settings):
     window: int = Field(512, ge=2, le=100_000, description="How many recent scores set the threshold. Samples.")
     step: float = Field(
         0.01, ge=1e-4, le=0.5, description="Thresholds tried are 0, step, 2 step, ... below 1. In units of the cosine."
+    )
+    temperature: float = Field(
+        0.01, gt=0, le=100, description="tau, of the class probabilities; the gate itself looks at cosines."
     )
 
 
@@ -123,6 +127,7 @@ class RositaGate(FeatureMethod):
         batch_invariant=True, rotation_invariant=True, editable_classes=True, cost="scoring"
     )
     config_type = RositaGateConfig
+    score_names: ClassVar[Mapping[str, str]] = {"": "max cosine"}
     config: RositaGateConfig
     _memory: Memory
 
@@ -130,31 +135,22 @@ class RositaGate(FeatureMethod):
         cosines = np.empty(len(self.classes))
         index = similarities(memory.entry, memory.inverse_norms, feature, cosines)
         score = float(cosines[index])
-        aleatoric, epistemic = evidence.uncertainty(cosines, np.empty_like(cosines))
         threshold, low_mean, high_mean = self._score(memory, score)
         known = score >= threshold
         trusted = score > high_mean + _ROUNDING
-        sequence = memory.sequence
         memory.sequence += 1
         memory.learned += 1
         memory.known += known
         memory.reliable_known += trusted
         memory.reliable_unknown += score < low_mean - _ROUNDING
-        return Decision(
-            known=known,
-            index=index,
-            label=self.classes[index] if known else None,
-            p_unknown=0.0 if known else 1.0,
-            openness=1.0 - score,
-            openness_first=1.0 - score,
+        return self._decision(
+            index,
+            cosines,
+            cosines if scores else None,
             score=score,
-            scores=cosines.astype(np.float32) if scores else None,
-            aleatoric=aleatoric,
-            epistemic=epistemic,
+            sequence=memory.sequence - 1,
+            known=known,
             trusted=trusted,
-            cached=False,
-            evolved=False,
-            sequence=sequence,
         )
 
     def _score(self, memory: Memory, score: float) -> tuple[float, float, float]:

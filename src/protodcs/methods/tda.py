@@ -7,6 +7,7 @@ score is given. The prototypes are never written to.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -20,7 +21,7 @@ from ..core.config import Settings
 from ..core.decision import Decision
 from ..core.first_check import invert_norms, similarities
 from ..errors import StateError
-from .familiarity import Score, familiarity
+from .familiarity import PROBABLE, Score, familiarity
 
 Vector = NDArray[np.float64]
 Whole = NDArray[np.int64]
@@ -239,6 +240,7 @@ class TDA(FeatureMethod):
         batch_invariant=True, rotation_invariant=True, editable_classes=True, cost="scoring"
     )
     config_type = TDAConfig
+    score_names: ClassVar[Mapping[str, str]] = {"max": "max logit", **PROBABLE}
     config: TDAConfig
     _memory: Memory
 
@@ -246,7 +248,6 @@ class TDA(FeatureMethod):
         config = self.config
         cosines, probabilities, logits = np.empty((3, len(self.classes)))
         first = similarities(memory.entry, memory.inverse_norms, feature, cosines)
-        aleatoric, epistemic = evidence.uncertainty(cosines, np.empty_like(cosines))
         np.divide(cosines, config.temperature, out=logits)
         entropy = evidence.softmax(logits, probabilities) / self._largest_entropy()
         cached = self._learn(memory, feature, first, entropy, probabilities)
@@ -255,25 +256,12 @@ class TDA(FeatureMethod):
         index = int(logits.argmax())
         score = self._score(logits)
         known = config.threshold is None or score >= config.threshold
-        sequence = memory.sequence
         memory.sequence += 1
         memory.known += known
-        return Decision(
-            known=known,
-            index=index,
-            label=self.classes[index] if known else None,
-            p_unknown=0.0 if known else 1.0,
-            openness=1.0 - float(cosines[index]),
-            openness_first=1.0 - float(cosines[first]),
-            score=score,
-            # Times the temperature: with empty caches these are the cosines, as zero-shot gives them.
-            scores=(logits * config.temperature).astype(np.float32) if scores else None,
-            aleatoric=aleatoric,
-            epistemic=epistemic,
-            trusted=False,
-            cached=cached,
-            evolved=False,
-            sequence=sequence,
+        # Times the temperature: with empty caches these are the cosines, as zero-shot gives them.
+        final = logits * config.temperature if scores else None
+        return self._decision(
+            index, cosines, final, score=score, sequence=memory.sequence - 1, known=known, cached=cached
         )
 
     def _learn(self, memory: Memory, feature: Feature, first: int, entropy: float, probabilities: Vector) -> bool:

@@ -5,18 +5,20 @@ temperature of CLIP, the same at temperature 1 (MCM), and the free energy.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ..core import evidence, state
+from ..core import state
 from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, counter, required
 from ..core.config import Settings
 from ..core.decision import Decision
 from ..core.first_check import invert_norms, similarities
 from ..errors import StateError
+from .familiarity import PROBABLE
 
 
 class ZeroShotConfig(Settings):
@@ -58,41 +60,26 @@ class ZeroShot(FeatureMethod):
         batch_invariant=True, rotation_invariant=True, editable_classes=True, cost="scoring"
     )
     config_type = ZeroShotConfig
+    score_names: ClassVar[Mapping[str, str]] = {"max": "max cosine", **PROBABLE}
     config: ZeroShotConfig
     _memory: Memory
 
     def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
         cosines = np.empty(len(self.classes))
         index = similarities(memory.entry, memory.inverse_norms, feature, cosines)
-        openness = 1.0 - float(cosines[index])
-        aleatoric, epistemic = evidence.uncertainty(cosines, np.empty_like(cosines))
-        score = self._score(cosines, openness)
+        score = self._score(cosines)
         known = self.config.threshold is None or score >= self.config.threshold
-        sequence = memory.sequence
         memory.sequence += 1
         memory.known += known
-        return Decision(
-            known=known,
-            index=index,
-            label=self.classes[index] if known else None,
-            p_unknown=0.0 if known else 1.0,
-            openness=openness,
-            openness_first=openness,
-            score=score,
-            scores=cosines.astype(np.float32) if scores else None,
-            aleatoric=aleatoric,
-            epistemic=epistemic,
-            trusted=False,
-            cached=False,
-            evolved=False,
-            sequence=sequence,
+        return self._decision(
+            index, cosines, cosines if scores else None, score=score, sequence=memory.sequence - 1, known=known
         )
 
-    def _score(self, cosines: NDArray[np.float64], openness: float) -> float:
-        if self.config.score == "max":
-            return 1.0 - openness
-        temperature = 1.0 if self.config.score == "mcm" else self.config.temperature
+    def _score(self, cosines: NDArray[np.float64]) -> float:
         top = float(cosines.max())
+        if self.config.score == "max":
+            return 1.0 - (1.0 - top)  # 1 - openness, to the bit
+        temperature = 1.0 if self.config.score == "mcm" else self.config.temperature
         partition = float(np.exp((cosines - top) / temperature).sum())
         return math.log(partition) + top / temperature if self.config.score == "energy" else 1.0 / partition
 
