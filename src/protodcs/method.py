@@ -5,9 +5,13 @@ cut every `batch_size` from the stream's start. Benchmarks, services and contrac
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from .core.base import Capabilities, FeatureMethod
 from .core.decision import Decisions
@@ -17,16 +21,48 @@ __all__ = ["Capabilities", "FeatureMethod", "ImageMethod", "Register"]
 
 
 class ImageMethod(ABC):
-    """The contract of a method that adapts the encoder itself and therefore needs images."""
+    """The contract of a method that adapts the encoder itself and therefore needs images.
+
+    Attributes:
+        name: as registered.
+        capabilities: what it promises.
+        kind: what it adapts, the tower of "images" or that of "texts".
+        config_type: of its settings, of which `batch_size` is always one.
+        config: the settings.
+        classes: the class names, in order.
+    """
 
     name: ClassVar[str]
     capabilities: ClassVar[Capabilities]
+    kind: ClassVar[Literal["images", "texts"]]
+    config_type: ClassVar[type[BaseModel]]
 
-    batch_size: int
+    config: BaseModel
+    classes: tuple[str, ...]
 
     @abstractmethod
-    def observe_batch(self, images: Any) -> Decisions:
-        """Decide on the next batch of the stream and learn from it; all but the last have `batch_size` images."""
+    def __init__(self, encoder: Any, classes: Sequence[str], config: BaseModel | None = None): ...
+
+    @property
+    @abstractmethod
+    def batch_size(self) -> int:
+        """How many images the stream is cut into, from its start."""
+
+    @property
+    @abstractmethod
+    def score_name(self) -> str:
+        """What `Decisions.score` is, in words."""
+
+    @abstractmethod
+    def observe_batch(self, images: Sequence[NDArray[np.uint8]]) -> Decisions:
+        """Decide on the next RGB images (height, width, 3) of the stream and learn from them; `scores` are given.
+
+        All batches but the last have `batch_size` images.
+        """
+
+    @abstractmethod
+    def probabilities(self, scores: NDArray[np.floating]) -> NDArray[np.float64]:
+        """(N, K) class probabilities for the `scores` of decisions."""
 
     @abstractmethod
     def reset(self) -> None:

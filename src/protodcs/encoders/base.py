@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,12 @@ from numpy.typing import NDArray
 from ..data.image import decode
 from ..data.prompts import PLACE, class_names
 from ..data.prompts import templates as read_templates
-from ..errors import EncoderError, InputError
+from ..errors import EncoderError, InputError, UsageError
 from . import prototypes as kept
 from .preprocessing import Preprocessing
+
+if TYPE_CHECKING:
+    from .prompting import Prompts
 
 Features = NDArray[np.float32]
 # (N, dimension) for preprocessed images (N, 3, height, width); not yet of unit length.
@@ -66,6 +69,17 @@ class SentenceTower:
         if total is None:
             raise EncoderError("no template was given")
         return total / np.float32(len(templates))
+
+    def prompts(self, names: Sequence[str], words: str = "a photo of a") -> "Prompts":
+        """Class features as a differentiable function of the vectors in place of `words`."""
+        make = getattr(self.sentences, "prompts", None)
+        if make is None:
+            raise UsageError(
+                "this encoder's text tower has no gradient, so its prompts cannot be tuned: load the model with "
+                "transformers or open_clip"
+            )
+        tuned: Prompts = make(names, words)
+        return tuned
 
 
 class Encoder:

