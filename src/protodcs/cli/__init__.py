@@ -3,7 +3,7 @@
 import typer
 
 from ..version import __version__
-from . import classify, corrupt, export, features, state, stream, warm
+from . import bench, classify, corrupt, export, features, report, state, stream, warm
 
 app = typer.Typer(
     name="protodcs",
@@ -12,11 +12,13 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
+app.add_typer(bench.app, name="bench")
 app.add_typer(state.app, name="state")
 app.command("classify")(classify.classify)
 app.command("corrupt")(corrupt.corrupt)
 app.command("export")(export.export)
 app.command("features")(features.features)
+app.command("report")(report.report)
 app.command("stream")(stream.stream)
 app.command("warm")(warm.warm)
 

@@ -1,0 +1,56 @@
+"""A method of one's own, in one file: zero-shot whose score is centred on what each class usually gets.
+
+In a grid it is the method `own_method:Centred`; `python own_method.py` tries it on made-up features.
+"""
+
+from typing import ClassVar
+
+import numpy as np
+
+from protodcs.core.base import Capabilities, FeatureMethod, counter, required
+from protodcs.core.config import Settings
+
+
+class CentredConfig(Settings):
+    rate: float = 0.01
+    temperature: float = 0.01
+
+
+class Memory:
+    def __init__(self, entry, mean=0.0, sequence=0):
+        self.entry, self.sequence = entry, sequence
+        self.mean = np.zeros(len(entry)) + mean
+
+    def fork(self):
+        return Memory(self.entry, self.mean, self.sequence)
+
+    def export(self):
+        return {"sequence": self.sequence}, {"entry": self.entry, "mean": self.mean}
+
+
+class Centred(FeatureMethod):
+    name = "centred"
+    capabilities = Capabilities(batch_invariant=True, rotation_invariant=True, editable_classes=False, cost="scoring")
+    config_type = CentredConfig
+    score_names: ClassVar = {"": "centred max cosine"}
+
+    def _advance(self, memory, feature, scores):
+        cosines = memory.entry.astype(np.float64) @ feature
+        best, score = int(cosines.argmax()), float((cosines - memory.mean).max())
+        memory.mean += self.config.rate * (cosines - memory.mean)
+        memory.sequence += 1
+        return self._decision(best, cosines, cosines if scores else None, score=score, sequence=memory.sequence - 1)
+
+    def _new_memory(self, entry):
+        return Memory(entry)
+
+    def _restored_memory(self, counters, arrays):
+        entry = required(arrays, "entry", np.float32, (len(self.classes), None))
+        return Memory(entry, required(arrays, "mean", np.float64, (len(entry),)), counter(counters, "sequence"))
+
+    def _entry(self, memory):
+        return memory.entry
+
+
+if __name__ == "__main__":
+    print(Centred(np.eye(3, 8)).observe(np.arange(8.0) - 2.0))

@@ -1,0 +1,186 @@
+"""Rows grouped for comparison: who entered which stream, what came out over the seeds, who is best.
+
+It compares only what is comparable: the same stream, protocol, segment and encoder, seed by seed. It reads rows and
+never runs a method.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from .rows import MEAN, POOLED, Row
+from .statistics import Estimate, estimate, paired
+
+BASELINE, OURS = "zero_shot", "protodcs"
+SECONDS_PER_THOUSAND = "seconds_per_1000"
+
+
+class Metric(NamedTuple):
+    """A column of a table: the key in rows, its short name, and what is better: 1 more, -1 less, 0 neither."""
+
+    key: str
+    short: str
+    better: int
+
+
+ACC = Metric("known_accuracy", "Acc", 1)
+AUROC = Metric("auroc", "AUROC", 1)
+FPR = Metric("fpr95_known_positive", "FPR95", -1)
+OSCR = Metric("oscr", "OSCR", 1)
+MAIN = (ACC, AUROC, FPR, OSCR)
+MORE = (
+    Metric("h_score_accuracy_auroc", "H (Acc, AUROC)", 1),
+    Metric("h_score_accepted_recall", "H (decisions)", 1),
+    Metric("coverage", "Coverage", 0),
+    Metric("unknown_recall", "Unknown recall", 0),
+    Metric("accepted_accuracy", "Accepted acc", 0),
+    Metric("ece", "ECE", -1),
+)
+
+
+class Place(NamedTuple):
+    """Where methods meet: an encoder's stream under a protocol."""
+
+    stream: str
+    protocol: str
+    encoder: str
+
+    @property
+    def title(self) -> str:
+        """In headings."""
+        return f"{self.stream}, {self.protocol}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method under one label at one place, over all seeds."""
+
+    method: str
+    label: str
+    rows: tuple[Row, ...]
+
+    @property
+    def first(self) -> Row:
+        """Any row, for what they all share."""
+        return self.rows[0]
+
+    def values(self, key: str, segment: str) -> dict[int, float]:
+        """The figure of each seed; empty if the segment was not run."""
+        if key == SECONDS_PER_THOUSAND:
+            return self._seconds()
+        return {row["seed"]: _number(row[key]) for row in self.rows if row["segment"] == segment}
+
+    def estimate(self, key: str, segment: str) -> Estimate:
+        """Its mean over seeds."""
+        return estimate(list(self.values(key, segment).values()))
+
+    def _seconds(self) -> dict[int, float]:
+        """Per thousand samples. Only the pooled row knows the seconds and the samples of the same whole cell."""
+        found = {}
+        for row in self.rows:
+            samples = row["known_samples"] + row["unknown_samples"]
+            if row["segment"] == POOLED and samples:
+                found[row["seed"]] = 1000 * _number(row["seconds"]) / samples
+        return found
+
+
+@dataclass(frozen=True)
+class Contest:
+    """All entries at one place."""
+
+    place: Place
+    entries: tuple[Entry, ...]
+
+    @cached_property
+    def segments(self) -> list[str]:
+        """The corruptions in the order of the stream, without the averages."""
+        found = {
+            row["segment"]: row["position"] for entry in self.entries for row in entry.rows if row["position"] >= 0
+        }
+        return sorted(found, key=lambda segment: (found[segment], segment))
+
+    @property
+    def averages(self) -> list[str]:
+        """Both averages, or one of them where the stream has one segment and they are the same."""
+        return [MEAN, POOLED] if len(self.segments) > 1 else [POOLED]
+
+    @property
+    def seeds(self) -> list[int]:
+        """All seeds of all entries."""
+        return sorted({row["seed"] for entry in self.entries for row in entry.rows})
+
+    def baseline(self, segment: str) -> Entry | None:
+        """The zero-shot entry that others are measured against: of several scores the one with the best AUROC."""
+        return best([entry for entry in self.entries if entry.method == BASELINE], AUROC, segment)
+
+    def best_peer(self, metric: Metric, segment: str) -> Entry | None:
+        """The best entry that is not ours; zero-shot counts only where there is nothing else."""
+        others = [entry for entry in self.entries if entry.method != OURS]
+        peers = [entry for entry in others if entry.method != BASELINE]
+        return best(peers or others, metric, segment)
+
+    def bold(self, metric: Metric, segment: str) -> set[str]:
+        """Labels of the best entry and of those it does not beat.
+
+        Nothing is bold where the best has no interval: one seed proves nothing. An entry ties with the best if the
+        interval of their paired difference holds zero.
+        """
+        top = best(self.entries, metric, segment)
+        if top is None or not top.estimate(metric.key, segment).has_interval:
+            return set()
+        values = top.values(metric.key, segment)
+        ties = (e for e in self.entries if paired(e.values(metric.key, segment), values).holds(0.0))
+        return {top.label, *(entry.label for entry in ties)}
+
+
+def best(entries: Iterable[Entry], metric: Metric, segment: str) -> Entry | None:
+    """The entry with the best mean; None if no mean can be said or the metric has no better side."""
+    said = [e for e in entries if metric.better and not math.isnan(e.estimate(metric.key, segment).mean)]
+    return max(said, key=lambda e: metric.better * e.estimate(metric.key, segment).mean, default=None)
+
+
+def contests(rows: Sequence[Row]) -> list[Contest]:
+    """Rows by place and label. A label that means two configurations at one place is told apart by what differs."""
+    places: dict[Place, dict[tuple[str, str, str], list[Row]]] = {}
+    for row in distinct(rows):
+        place = Place(row["stream"], row["protocol"], row["encoder"])
+        places.setdefault(place, {}).setdefault((row["method"], row["label"], row["config"]), []).append(row)
+    return [Contest(place, tuple(_entries(places[place]))) for place in sorted(places)]
+
+
+def distinct(rows: Iterable[Row]) -> list[Row]:
+    """Each cell once under each label, though it may lie in two folders."""
+    found: dict[tuple[str, str, str], Row] = {}
+    for row in rows:
+        found.setdefault((row["cell"], row["label"], row["segment"]), row)
+    return list(found.values())
+
+
+def in_order(method: str, label: str) -> tuple[int, str, str]:
+    """Sorts the baseline first and ours last, as the paper's tables do."""
+    return {BASELINE: 0, OURS: 2}.get(method, 1), method, label
+
+
+def _entries(found: dict[tuple[str, str, str], list[Row]]) -> list[Entry]:
+    labels = [label for _, label, _ in found]
+    entries = []
+    for (method, label, config), rows in found.items():
+        shown = label if labels.count(label) == 1 else f"{label} ({_difference(config, label, found) or method})"
+        ordered = sorted(rows, key=lambda row: (row["seed"], row["position"], row["cell"]))
+        entries.append(Entry(method, shown, tuple(ordered)))
+    return sorted(entries, key=lambda entry: in_order(entry.method, entry.label))
+
+
+def _difference(config: str, label: str, found: dict[tuple[str, str, str], list[Row]]) -> str:
+    """The settings that set one of several configurations under the same label apart."""
+    mine = json.loads(config)
+    others = [json.loads(other) for _, name, other in found if name == label and other != config]
+    apart = sorted(key for key, value in mine.items() if any(other.get(key) != value for other in others))
+    return ", ".join(f"{key} {mine[key]}" for key in apart)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)

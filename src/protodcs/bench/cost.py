@@ -1,0 +1,73 @@
+"""What a grid will cost, before it is run: a little of each method on made-up data of the right shape, measured.
+
+An estimate: real streams fill caches and open gates that noise does not, and other work slows a machine.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..data.prompts import class_names
+from ..method import FeatureMethod, ImageMethod
+from .cells import Cell
+from .grid import ImageStream
+from .streams import encoder
+
+_SECONDS = 0.3
+_MOST = 512
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds a sample of one method on one stream, measured over `measured` samples."""
+
+    seconds: float
+    measured: int
+
+
+def estimates(cells: Iterable[Cell]) -> dict[tuple[str, str], Estimate]:
+    """Of every method on every stream, by the titles of both; one measurement serves all seeds and protocols."""
+    found: dict[tuple[str, str], Estimate] = {}
+    for cell in cells:
+        key = cell.task.entrant.title, cell.task.stream.name
+        if key not in found:
+            found[key] = _features(cell) if cell.task.entrant.sees == "features" else _images(cell)
+    return found
+
+
+def _features(cell: Cell) -> Estimate:
+    chance = np.random.default_rng(0)
+    prototypes = chance.normal(size=(cell.classes, cell.dimension)).astype(np.float32)
+    prototypes /= np.linalg.norm(prototypes, axis=1, keepdims=True)
+    near = prototypes[chance.integers(cell.classes, size=_MOST)]
+    # As far from their prototypes as images are: a cosine of about 0.3.
+    features = near + chance.normal(size=near.shape).astype(np.float32) * np.float32(3 / np.sqrt(cell.dimension))
+    kind = cell.task.entrant.implementation
+    assert issubclass(kind, FeatureMethod)
+    engine = kind(prototypes, None, cell.task.entrant.config(cell.temperature))
+    engine.observe_many(features[:8])
+    start, done = time.perf_counter(), 8
+    while done < _MOST and time.perf_counter() - start < _SECONDS:
+        engine.observe_many(features[done : done + 8], scores=True)
+        done += 8
+    return Estimate((time.perf_counter() - start) / (done - 8), done - 8)
+
+
+def _images(cell: Cell) -> Estimate:
+    words = cell.task.stream
+    assert isinstance(words, ImageStream)
+    tower = encoder(words.encoder)
+    kind = cell.task.entrant.implementation
+    assert issubclass(kind, ImageMethod)
+    method = kind(tower, class_names(words.classes), cell.task.entrant.config(cell.temperature))
+    chance = np.random.default_rng(0)
+    height, width, _ = tower.preprocessing.shape
+    batch = list(chance.integers(256, size=(method.batch_size, height, width, 3), dtype=np.uint8))
+    start = time.perf_counter()
+    method.observe_batch(batch)
+    seconds = (time.perf_counter() - start) / len(batch)
+    method.reset()
+    getattr(method, "close", lambda: None)()
+    return Estimate(seconds, len(batch))

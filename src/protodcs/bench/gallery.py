@@ -1,0 +1,204 @@
+"""Which figures a report shows, and what is written under each: what is seen, of which data, and how to make it again.
+
+A caption names the stream, the encoder, the methods, the seed and the commands; it describes and never praises.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from . import figures
+from .comparison import AUROC, OSCR, OURS, Contest, in_order
+from .summaries import encoder_words, encoders, place_slug, slug
+from .traces import Trace
+
+# A reader can tell so many lines apart.
+_MOST_LINES = 7
+_TRACED = "its grid asks for no trace of {who}: add `trace: true` to the method there and run it again"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure with its words."""
+
+    name: str
+    title: str
+    caption: str
+    figure: Figure
+
+
+def bench_command(grid: str) -> str:
+    """How the results of a grid were made."""
+    return f"protodcs bench run grids/{grid}.yaml --out results/{grid}"
+
+
+def pictures(contests: Sequence[Contest], traces: Sequence[Trace], command: str) -> Iterator[Picture]:
+    """All figures that the results allow, drawn one by one."""
+    if contests:
+        yield _scatter(contests, command)
+    yield _landscape(command)
+    for contest in contests:
+        if len(contest.segments) > 1:
+            yield from _along(contest, command)
+    for place in _places(traces):
+        yield from _traced(place, command)
+
+
+def missing(contests: Sequence[Contest], traces: Sequence[Trace]) -> list[str]:
+    """Figures that could not be drawn, and what would fill them."""
+    if not traces:
+        return ["No trace was kept, so there is no figure sample by sample: " + _TRACED.format(who="any method") + "."]
+    ours = {_where(trace) for trace in traces if trace.about["method"] == OURS}
+    told = []
+    for place in _places(traces):
+        if _where(place[0]) not in ours:
+            who = f"ProtoDCS on {place[0].about['stream']}, {place[0].about['protocol']}"
+            told.append(f"No map of the cache and no openness for {who}: " + _TRACED.format(who="ProtoDCS") + ".")
+    return told
+
+
+def _scatter(contests: Sequence[Contest], command: str) -> Picture:
+    grids = dict.fromkeys(e.first["grid"] for contest in contests for e in contest.entries)
+    caption = (
+        "Accuracy on known samples against AUROC; the upper right is better. Bars: 95 % intervals over seeds, where "
+        f"there are several. Axes differ between panels. {' '.join(encoders(contests))} {_made(grids, command)}"
+    )
+    return Picture("accuracy-auroc", "Accuracy and separation", caption, figures.accuracy_against_auroc(contests))
+
+
+def _landscape(command: str) -> Picture:
+    caption = (
+        "Uncertainty over a sphere with three classes (stars), computed by the functions of the core; light is low, "
+        "dark is high. The entropy of the softmax is low almost everywhere, also far from every class (cross); "
+        "evidence is more uncertain there, moves within a narrow range, and is lowest between the classes. No data, no "
+        f"encoder, no seed: a drawing of the two formulas. Made by: {command}"
+    )
+    return Picture("uncertainty-landscape", "What entropy and evidence call uncertain", caption, figures.landscape())
+
+
+def _along(contest: Contest, command: str) -> Iterator[Picture]:
+    first = contest.entries[0].first
+    data = _data(first["stream"], first["protocol"], first["known"], first["unknown"], contest.place.encoder)
+    seeds = ", ".join(str(seed) for seed in contest.seeds)
+    made = f"{data} Seeds {seeds}. {_made(dict.fromkeys(e.first['grid'] for e in contest.entries), command)}"
+    yield Picture(
+        f"corruptions-{place_slug(contest)}",
+        f"AUROC by corruption: {contest.place.title}",
+        f"AUROC in percent of every method under every corruption, mean over seeds; brighter is better. {made}",
+        figures.corruption_map(contest, AUROC),
+    )
+    yield Picture(
+        f"time-{place_slug(contest)}",
+        f"OSCR along the stream: {contest.place.title}",
+        f"OSCR in percent, corruption after corruption in the order of the stream. Bars: 95 % intervals. {made}",
+        figures.over_time(contest, OSCR),
+    )
+
+
+def _traced(traces: list[Trace], command: str) -> Iterator[Picture]:
+    """The figures of one stream, sample by sample."""
+    about = traces[0].about
+    where = f"{about['stream']}, {about['protocol']}"
+    name = slug(" ".join(_where(traces[0])))
+    sure = [trace for trace in traces if np.isfinite(trace.arrays["confidence"]).all()]
+    if sure:
+        yield Picture(
+            f"confidence-{name}",
+            f"Confidence: {where}",
+            "How confident each method is, on known samples (hatched) and on unknown ones (dashed); each histogram "
+            f"sums to one. {_told(sure, command)}",
+            figures.confidence_distribution(sure),
+        )
+        yield Picture(
+            f"reliability-{name}",
+            f"Reliability: {where}",
+            "Accuracy against confidence on known samples in 15 bins; above the dotted line a method is more often "
+            f"right than it says. Hollow: less than {figures.FEW} samples. {_told(sure, command)}",
+            figures.reliability_diagram(sure),
+        )
+    certain = [trace for trace in traces if np.isfinite(trace.arrays["entropy"]).all()]
+    if certain:
+        yield Picture(
+            f"accuracy-uncertainty-{name}",
+            f"Accuracy among the most certain: {where}",
+            "Samples enter from the most to the least certain, by entropy, and for ProtoDCS also by AU; the higher the "
+            f"curve starts, the better the uncertainty ranks. {_told(certain, command)}",
+            figures.accuracy_uncertainty(certain),
+        )
+    yield Picture(
+        f"cold-start-{name}",
+        f"The first thousand samples: {where}",
+        "Accuracy and AUROC of the last 100 samples (fewer at the start) while the stream begins; the dashed vertical "
+        "line is where the mixture is first fitted. Windows of 100 are noisy: expect swings of several points. "
+        + _told(traces, command),
+        figures.cold_start(traces),
+    )
+    for trace in traces:
+        if trace.about["method"] == OURS:
+            yield from _inside(trace, where, command)
+
+
+def _inside(trace: Trace, where: str, command: str) -> Iterator[Picture]:
+    """What only ProtoDCS has: a mixture and a visual cache."""
+    arrays, told = trace.arrays, _told([trace], command)
+    name = slug(" ".join((*_where(trace), trace.about["label"])))
+    if {"window", "mixture"} <= arrays.keys() and len(arrays["window"]):
+        yield Picture(
+            f"openness-{name}",
+            f"Openness and the mixture: {where}",
+            "Left: openness of all samples after the temporary prototypes. Right: the window the mixture sees at the "
+            f"end of the stream, its two weighted densities and the boundary between known and unknown. {told}",
+            figures.openness(trace),
+        )
+    if len(arrays.get("cache_early", ())) + len(arrays.get("cache_late", ())) >= 3 and "cache_early" in arrays:
+        yield Picture(
+            f"cache-{name}",
+            f"The visual cache, early and late: {where}",
+            "t-SNE of the features in the cache of at most ten classes, both times on one map, so that places can be "
+            f"compared; distances between far groups mean nothing. {told}",
+            figures.cache_map(trace),
+        )
+
+
+def _places(traces: Sequence[Trace]) -> list[list[Trace]]:
+    """Traces by stream, each at its lowest seed, each configuration once."""
+    places: dict[tuple[str, ...], dict[tuple[str, str], Trace]] = {}
+    for trace in sorted(traces, key=lambda trace: (trace.about["seed"], *in_order(*_who(trace)))):
+        found = places.setdefault(_where(trace), {})
+        first = next(iter(found.values()), trace)
+        if first.about["seed"] == trace.about["seed"]:
+            found.setdefault((trace.about["method"], trace.about["config"]), trace)
+    chosen = [_chosen(list(places[place].values())) for place in sorted(places)]
+    return [sorted(some, key=lambda trace: in_order(*_who(trace))) for some in chosen]
+
+
+def _chosen(traces: list[Trace]) -> list[Trace]:
+    """As many as can be told apart: ours and zero-shot before the others."""
+    return sorted(traces, key=lambda trace: in_order(*_who(trace))[0] == 1)[:_MOST_LINES]
+
+
+def _who(trace: Trace) -> tuple[str, str]:
+    return trace.about["method"], trace.about["label"]
+
+
+def _where(trace: Trace) -> tuple[str, str, str]:
+    return trace.about["stream"], trace.about["protocol"], trace.about["encoder"]
+
+
+def _told(traces: Sequence[Trace], command: str) -> str:
+    about = traces[0].about
+    data = _data(about["stream"], about["protocol"], about["known"], about["unknown"], about["encoder"])
+    names = ", ".join(trace.about["label"] for trace in traces)
+    grids = dict.fromkeys(trace.about["grid"] for trace in traces)
+    return f"{data} Methods: {names}. Seed {about['seed']}. {_made(grids, command)}"
+
+
+def _data(stream: str, protocol: str, known: str, unknown: str, encoder: str) -> str:
+    sets = f"known {known}, unknown {unknown or 'none'}"
+    return f"Data: {stream}, protocol {protocol}, {sets}. Encoder: {encoder_words(encoder)}."
+
+
+def _made(grids: dict[str, None], command: str) -> str:
+    return "Made by: " + "; ".join([*(bench_command(grid) for grid in grids), command])

@@ -1,0 +1,192 @@
+"""What a benchmark is made of, as data: methods x streams x seeds, read from YAML and checked whole.
+
+Nothing here reads an image or runs a method; a mistake in a grid is told before any work begins.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from ..core.config import Config, in_words
+from ..data.streams import protocols
+from ..errors import ConfigError, ProtoDCSError
+from ..method import FeatureMethod, ImageMethod
+from ..methods import REGISTER, images
+from . import pack
+
+SEEDS = [0, 1, 2, 3, 4]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ImageStream(_Part):
+    """A stream made from sets of images under corruptions."""
+
+    name: str = Field(min_length=1, max_length=80, description="In tables.")
+    encoder: str = Field("mini", description="As `protodcs.encoders.load` takes it.")
+    known: str = Field(description="Set of known images, as `protodcs.data.open_source` takes it.")
+    unknown: list[str] = Field(default=[], description="Sets of unknown images.")
+    classes: str = Field(description="Prompts of the known classes: a list of `protodcs.data.prompts`, or a file.")
+    protocols: list[str] = Field(["continual"], min_length=1)
+    corruptions: Literal["standard", "clean"] | list[str] = Field("standard")
+    severity: int = Field(5, ge=1, le=5)
+    options: dict[str, Any] = Field({}, description="Options of the protocol, such as known_count.")
+
+    @field_validator("protocols")
+    @classmethod
+    def _there(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if name not in protocols():
+                raise ValueError(f"there is no protocol {name!r}: choose one of {', '.join(protocols())}")
+        return names
+
+
+class PackStream(_Part):
+    """A stream of real CLIP features: known ImageNet classes against another set."""
+
+    pack: str = Field(description="One of the six streams of `protodcs.bench.pack`.")
+    split: Literal["all", "tune", "judge"] = Field("all", description="Choose parameters on one, judge on the other.")
+
+    @field_validator("pack")
+    @classmethod
+    def _there(cls, name: str) -> str:
+        if name not in pack.STREAMS:
+            raise ValueError(f"there is no stream {name!r} of CLIP features: choose one of {', '.join(pack.STREAMS)}")
+        return name
+
+    @property
+    def name(self) -> str:
+        """In tables."""
+        return self.pack if self.split == "all" else f"{self.pack} ({self.split})"
+
+    @property
+    def protocols(self) -> list[str]:
+        """It has one segment: nothing to reset."""
+        return ["shuffled"]
+
+
+class Entrant(_Part):
+    """A method with its options."""
+
+    method: str = Field(description="A registered name, or module:Class.")
+    label: str = Field("", max_length=80, description="In tables; empty: the name of the method.")
+    options: dict[str, Any] = {}
+    trace: bool = Field(False, description="Keep what it does sample by sample, for figures; on the first seed.")
+
+    @model_validator(mode="after")
+    def _valid(self) -> Self:
+        """Refuse an unknown method, or options it does not take."""
+        try:
+            self.config()
+        except (ProtoDCSError, TypeError) as problem:
+            raise ValueError(f"{self.title}: {problem}") from None
+        return self
+
+    @property
+    def title(self) -> str:
+        """What tables call it."""
+        return self.label or self.method
+
+    @property
+    def implementation(self) -> type[FeatureMethod] | type[ImageMethod]:
+        """Its class: a registered one, or that which `module:Class` names."""
+        for register in (REGISTER, images.REGISTER):
+            if self.method in register:
+                return register[self.method]
+        module, colon, name = self.method.partition(":")
+        if not colon:
+            known = ", ".join([*REGISTER, *images.REGISTER])
+            raise ConfigError(f"there is no method {self.method!r}: choose one of {known}, or write module:Class")
+        try:
+            found = getattr(import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as problem:
+            raise ConfigError(f"the method {self.method!r} cannot be imported: {problem}") from None
+        if not (isinstance(found, type) and issubclass(found, FeatureMethod | ImageMethod)):
+            raise ConfigError(f"{self.method!r} is neither a FeatureMethod nor an ImageMethod")
+        return found
+
+    @property
+    def sees(self) -> Literal["features", "images"]:
+        """What it takes."""
+        return "features" if issubclass(self.implementation, FeatureMethod) else "images"
+
+    def config(self, temperature: float | None = None) -> BaseModel:
+        """Its settings, resolved; a temperature is that of the encoder, and taken unless the grid names another."""
+        options = dict(self.options)
+        kind = self.implementation.config_type
+        if temperature is not None and "temperature" in kind.model_fields:
+            options.setdefault("temperature", temperature)
+        if issubclass(kind, Config):
+            return kind.preset(options.pop("preset", "paper"), **options)
+        return kind(**options)
+
+
+class Grid(_Part):
+    """Methods x streams x seeds."""
+
+    name: str = Field(pattern="^[a-z0-9][a-z0-9-]{0,60}$")
+    seeds: list[int] = Field(SEEDS, min_length=1, description="Each is an order of the stream.")
+    streams: list[ImageStream | PackStream] = Field(min_length=1)
+    methods: list[Entrant] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        for kind, named in (("streams", self.streams), ("methods", self.methods)):
+            titles = [entry.name if not isinstance(entry, Entrant) else entry.title for entry in named]
+            twice = sorted({title for title in titles if titles.count(title) > 1})
+            if twice:
+                raise ValueError(f"two {kind} are called {twice[0]!r}: give each a name of its own")
+        if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
+            raise ValueError(f"seeds are whole numbers from 0, each once; given: {self.seeds}")
+        for stream in self.streams:
+            strange = [entrant.title for entrant in self.methods if entrant.sees == "images"]
+            if isinstance(stream, PackStream) and strange:
+                raise ValueError(f"{strange[0]} needs images, and {stream.name!r} is a stream of features")
+        return self
+
+    def tasks(self) -> Iterator["Task"]:
+        """Every cell that is to be run; the cheap order for a reader: all methods of one stream, seed after seed."""
+        for stream in self.streams:
+            for protocol in stream.protocols:
+                for seed in self.seeds:
+                    for entrant in self.methods:
+                        yield Task(self.name, entrant, stream, protocol, seed, entrant.trace and seed == self.seeds[0])
+
+
+@dataclass(frozen=True)
+class Task:
+    """One cell of a grid, before anything is known about its data."""
+
+    grid: str
+    entrant: Entrant
+    stream: ImageStream | PackStream
+    protocol: str
+    seed: int
+    trace: bool
+
+
+def load(file: str | Path, encoder: str | None = None) -> Grid:
+    """The grid of a YAML file; `encoder` replaces that of every stream of images."""
+    try:
+        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigError(f"the grid {str(file)!r} cannot be read: {problem}") from None
+    except yaml.YAMLError as problem:
+        raise ConfigError(f"{file} is not YAML: {' '.join(str(problem).split())}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} is not a grid: name, streams and methods are wanted")
+    if encoder is not None:
+        for stream in content.get("streams") or []:
+            if isinstance(stream, dict) and "pack" not in stream:
+                stream["encoder"] = encoder
+    try:
+        return Grid(**content)
+    except ValidationError as problem:
+        raise ConfigError(f"{file}: {in_words(problem)}") from None

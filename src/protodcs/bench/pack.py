@@ -1,0 +1,108 @@
+"""Six streams of real CLIP ViT-B/32 features: known ImageNet classes against unknown images of other sets.
+
+The features lie in one file under `$PROTODCS_DATA`; they are probably means over augmented views of training images, so
+they serve to compare methods with each other and must never be quoted as ImageNet results.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from ..errors import DataError
+
+FILE = "clip_vitb32_features.safetensors"
+ENCODER = "CLIP ViT-B/32 feature pack"
+TEMPERATURE = 0.01
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Which classes are known, and who the strangers are."""
+
+    known: int
+    unknown: tuple[str, ...]  # empty: the other ImageNet classes
+    most: int | None  # unknown samples, drawn; None: all
+
+
+STREAMS = {
+    "dtd": Recipe(100, ("dtd",), None),
+    "ucf": Recipe(100, ("ucf101",), 2000),
+    "flowers": Recipe(200, ("oxford_flowers",), None),
+    "sun": Recipe(100, ("sun397",), 2000),
+    "near": Recipe(100, (), 1800),
+    "big": Recipe(1000, ("dtd", "ucf101"), None),
+}
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A stream: unit prototypes (K, d), unit features (N, d), labels (N,) with -1 for unknown, and its hash."""
+
+    prototypes: NDArray[np.float32]
+    features: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    hash: str
+
+
+@lru_cache(maxsize=1)
+def _content(folder: str) -> tuple[dict[str, NDArray[np.float16]], str]:
+    file = Path(folder) / FILE
+    try:
+        return load_file(file), hashlib.sha256(file.read_bytes()).hexdigest()
+    except (OSError, SafetensorError) as problem:
+        raise DataError(f"the streams of CLIP features need {FILE} in the folder $PROTODCS_DATA: {problem}") from None
+
+
+def fingerprint() -> str:
+    """Of the features, as an encoder has one."""
+    return f"pack={_content(os.environ.get('PROTODCS_DATA', '.'))[1][:32]}"
+
+
+def stream(name: str, seed: int, split: str = "all") -> Packed:
+    """One of the six streams. The seed draws the known classes, the strangers and the order.
+
+    The split "tune" has the even ImageNet classes, the even unknown classes and the validation features, "judge" the
+    odd ones and the test features: choose parameters on one, judge on the other.
+    """
+    recipe = STREAMS[name]
+    content, digest = _content(os.environ.get("PROTODCS_DATA", "."))
+    chance = np.random.default_rng(seed)
+    pool = np.arange(1000) if split == "all" else np.arange(split == "judge", 1000, 2)
+    if len(pool) < recipe.known:
+        raise DataError(f"the stream {name!r} needs {recipe.known} known classes, its split {split!r} has {len(pool)}")
+    known = chance.permutation(pool)[: recipe.known]
+    place = np.full(1000, -1)
+    place[known] = np.arange(recipe.known)
+    labels = content["imagenet_y"].astype(int)
+    inside = place[labels] >= 0
+    if recipe.unknown:
+        strangers = np.concatenate([_strangers(content, other, split) for other in recipe.unknown])
+    else:
+        strangers = content["imagenet_x"][~inside & np.isin(labels, pool)].astype(np.float32)
+    if recipe.most:
+        strangers = strangers[chance.permutation(len(strangers))[: recipe.most]]
+    features = np.concatenate([content["imagenet_x"][inside].astype(np.float32), strangers])
+    truth = np.concatenate([place[labels[inside]], np.full(len(strangers), -1)])
+    order = chance.permutation(len(features))
+    told = hashlib.sha256(f"pack {digest} {name} {split} {seed}".encode())
+    told.update(truth[order].astype("<i8").tobytes())
+    text = content["text_imagenet1000"].astype(np.float32)
+    return Packed(_unit(text[known]), _unit(features[order]), truth[order].astype(np.int64), told.hexdigest())
+
+
+def _strangers(content: dict[str, NDArray[np.float16]], name: str, split: str) -> NDArray[np.float32]:
+    part = "val" if split == "tune" or f"{name}_test_x" not in content else "test"
+    rows, classes = content[f"{name}_{part}_x"].astype(np.float32), content[f"{name}_{part}_y"].astype(int)
+    return rows if split == "all" else rows[classes % 2 == (split == "judge")]
+
+
+def _unit(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    unit: NDArray[np.float32] = rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12)
+    return unit

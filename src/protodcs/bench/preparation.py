@@ -1,0 +1,70 @@
+"""The features that a grid needs, before its cells run: found in a folder of features, or extracted into it.
+
+A store serves a stream if it holds every image of it, under every corruption, from the same encoder. What is missing is
+extracted once for all seeds and protocols, and an interrupted extraction goes on where it stopped.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..data.streams import Manifest, Segment
+from ..errors import DataError
+from ..features import FeatureStore
+from ..features.run import Extraction, in_a_loop
+from . import streams
+from .grid import ImageStream
+
+Report = Callable[[str, int, int], None]
+
+
+def store_for(words: ImageStream, manifests: Sequence[Manifest], folder: Path, report: Report) -> Path:
+    """A store that serves these manifests of one stream, all of them."""
+    wanted = union(manifests)
+    encoder = streams.encoder(words.encoder)
+    for candidate in sorted(path.parent for path in folder.glob("*/job.json")):
+        if _serves(candidate, wanted, encoder.image_fingerprint):
+            return candidate
+    home = folder / f"{words.encoder.partition(':')[0].replace('/', '-')}-{wanted.hash[:12]}"
+    sources = [streams.source(name) for name in (words.known, *words.unknown)]
+    extraction = Extraction.planned(home, wanted, sources, encoder)
+    todo, total = extraction.open(), len(wanted)
+    done = total - sum(shard.last - shard.first for shard in todo)
+    for shard in in_a_loop(extraction, todo) if todo else ():
+        done += shard.last - shard.first
+        report(words.name, done, total)
+    return home
+
+
+def union(manifests: Sequence[Manifest]) -> Manifest:
+    """A manifest of every image that any of these has, once, by condition, source and place."""
+    first = manifests[0]
+    if any(other.sources != first.sources or other.classes != first.classes for other in manifests):
+        raise DataError("the streams to be extracted together come from different sources")
+    needed: dict[Segment, list[NDArray[np.int64]]] = {}
+    for manifest in manifests:
+        columns = np.stack([manifest.source, manifest.index, manifest.label], axis=1)
+        for segment in manifest.segments:
+            # What does not depend on the order of a stream: its conditions.
+            needed.setdefault(replace(segment, start=0, length=1, reset=False), []).append(columns[segment.rows])
+    segments, parts, start = [], [], 0
+    for conditions, wanted in needed.items():
+        part = np.unique(np.concatenate(wanted), axis=0)
+        segments.append(replace(conditions, start=start, length=len(part)))
+        parts.append(part)
+        start += len(part)
+    source, index, label = np.concatenate(parts).T
+    return Manifest("union", {}, 0, first.classes, first.sources, tuple(segments), source, index, label)
+
+
+def _serves(folder: Path, wanted: Manifest, fingerprint: str) -> bool:
+    try:
+        store = FeatureStore(folder)
+    except DataError:
+        return False
+    if not store.job.encoder.startswith(f"{fingerprint},"):
+        return False
+    return all(store.covers(wanted, number) for number in range(len(wanted.segments)))

@@ -1,0 +1,331 @@
+"""The paper's Tables I to IX, and what came out here beside them.
+
+The published figures are facts kept as data in `published.json`. Those that contradict themselves are cited with that
+remark; none is ever mended, and a table that was not run says so instead of showing something else.
+"""
+
+import json
+import math
+import string
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from .comparison import BASELINE, MAIN, SECONDS_PER_THOUSAND, Contest, Entry, Metric
+from .rows import MEAN, POOLED
+from .statistics import Estimate, estimate
+from .summaries import encoder_words
+from .tables import Cell, Number, Share, Table, percent
+
+# Three figures rounded to hundredths may miss a bound that their exact values keep.
+_ROUNDING = 0.02
+_HEADS = {
+    "acc": "Acc ↑",
+    "auroc": "AUROC ↑",
+    "fpr95": "FPR95 ↓",
+    "oscr": "OSCR ↑",
+    "throughput": "Samples / s ↑",
+    "latency": "ms / sample ↓",
+    "memory": "MB ↓",
+}
+_PLAIN = {"throughput": 2, "latency": 2, "memory": 0}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A published row: its name, the labels or methods that stand for it here, and its figures as printed."""
+
+    name: str
+    ours: tuple[str, ...]
+    figures: tuple[float, ...]
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A published table, or one data set of it.
+
+    Attributes:
+        key: names it among all.
+        number: in the paper, Roman.
+        title, encoder, columns: what it shows.
+        rows: its lines.
+        grid: what would run it.
+        known, unknown: how the sets of its streams begin here; empty: any.
+        only_encoder: whether it means one encoder and no other.
+        missing: why it was not run, where that is known.
+        remarks: what to know before citing it.
+    """
+
+    key: str
+    number: str
+    title: str
+    encoder: str
+    columns: tuple[str, ...]
+    rows: tuple[Line, ...]
+    grid: str
+    known: str = ""
+    unknown: str = ""
+    only_encoder: bool = False
+    missing: str = ""
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> str:
+        """What would fill it."""
+        name = self.grid.removeprefix("grids/").removesuffix(".yaml")
+        return f"protodcs bench run {self.grid} --out results/{name}"
+
+    @property
+    def is_ablation(self) -> bool:
+        """Whether its rows are variants of one method."""
+        return self.grid.startswith("grids/ablation-")
+
+
+@lru_cache(maxsize=1)
+def tables() -> tuple[Printed, ...]:
+    """All published tables, in the paper's order."""
+    content = json.loads(files(__package__).joinpath("published.json").read_text(encoding="utf-8"))
+    return tuple(_printed(words) for words in content["tables"])
+
+
+def _printed(words: dict[str, Any]) -> Printed:
+    rows = tuple(
+        Line(row["name"], tuple(row["ours"]), tuple(row["figures"]), row.get("remark", "")) for row in words["rows"]
+    )
+    return Printed(**{**words, "columns": tuple(words["columns"]), "remarks": tuple(words["remarks"]), "rows": rows})
+
+
+def ablation_labels() -> set[str]:
+    """The labels under which grids run the rows of the ablations."""
+    return {label for table in tables() if table.is_ablation for line in table.rows for label in line.ours}
+
+
+def without_ablations(contests: Iterable[Contest]) -> list[Contest]:
+    """What belongs into comparisons of methods: everything but the variants that the ablations try."""
+    variants = ablation_labels()
+    kept = (replace(c, entries=tuple(e for e in c.entries if e.label not in variants)) for c in contests)
+    return [contest for contest in kept if contest.entries]
+
+
+def impossible(table: Printed, line: Line) -> str:
+    """Why the figures of a line cannot all be right, or an empty text.
+
+    OSCR lies between Acc + AUROC - 1 and Acc, for any scores and on any average over data sets; an average is the mean
+    of what it averages.
+    """
+    figures = dict(zip(table.columns, line.figures, strict=True))
+    if {"acc", "auroc", "oscr"} <= figures.keys():
+        low = figures["acc"] + figures["auroc"] - 100
+        if figures["oscr"] > figures["acc"] + _ROUNDING:
+            return f"{line.name}: cannot be. OSCR {figures['oscr']:.2f} is above Acc {figures['acc']:.2f}."
+        if figures["oscr"] < low - _ROUNDING:
+            return f"{line.name}: cannot be. OSCR {figures['oscr']:.2f} is below Acc + AUROC - 100 = {low:.2f}."
+    if "Average" in figures:
+        others = [value for name, value in figures.items() if name != "Average"]
+        mean = math.fsum(others) / len(others)
+        if abs(mean - figures["Average"]) > _ROUNDING:
+            return f"{line.name}: the mean of its five figures is {mean:.2f}, not {figures['Average']:.2f}."
+    return ""
+
+
+def beside(table: Printed, contests: Sequence[Contest]) -> Table:
+    """A published table with what was run here at its side."""
+    met = _met(table, contests)
+    lines = _Lines(table)
+    rows = [lines.row(line, met) for line in table.rows]
+    if met and not table.is_ablation:
+        rows += lines.unprinted(met)
+    width = len(table.columns)
+    groups = [("", 1), (f"published, {table.encoder}", width)]
+    heads = ["Method", *(_HEADS.get(column, f"{column} ↑") for column in table.columns)]
+    for contest in met:
+        metrics = _columns(table)
+        groups.append((_title(contest), len(metrics)))
+        heads += [_HEADS[name] for name in metrics]
+    if not met:
+        groups.append(("", 1))
+        heads.append("Here")
+    return Table(
+        f"table-{table.key.lower()}",
+        f"Table {table.number}: {table.title}",
+        heads,
+        rows,
+        [*_notes(table, met), *_twins(table, met), *lines.notes],
+        groups,
+    )
+
+
+def _twins(table: Printed, met: Sequence[Contest]) -> list[str]:
+    """Variants of an ablation that print alike though their settings differ: a reader would suspect a mix-up."""
+    notes = []
+    for contest in met if table.is_ablation else ():
+        alike: dict[tuple[str, ...], list[Entry]] = {}
+        for entry in contest.entries:
+            printed = tuple(str(percent(cell)) for cell in _ours(table, contest, entry))
+            alike.setdefault(printed, []).append(entry)
+        for entries in alike.values():
+            if len({entry.first["config"] for entry in entries}) > 1:
+                names = " / ".join(entry.label for entry in entries)
+                notes.append(f"{contest.place.title}: alike to the printed digit, yet runs of their own: {names}.")
+    return notes
+
+
+def _met(table: Printed, contests: Sequence[Contest]) -> list[Contest]:
+    """The contests that show what a published table shows; of an ablation only the entries that try it."""
+    if table.is_ablation:
+        labels = {label for line in table.rows for label in line.ours}
+        tried = (replace(c, entries=tuple(e for e in c.entries if e.label in labels)) for c in contests)
+        # The full method alone belongs to another ablation's grid.
+        return [contest for contest in tried if len(contest.entries) > 1]
+    methods = without_ablations(contests)
+    if not table.known:
+        return methods if table.key == "IX" else []
+    return [contest for contest in methods if _suits(table, contest)]
+
+
+def _suits(table: Printed, contest: Contest) -> bool:
+    first = contest.entries[0].first
+    known, unknown = _bare(first["known"]), _bare(first["unknown"])
+    rest = known.removeprefix(table.known)
+    # CIFAR-100 begins like CIFAR-10.
+    right_sets = rest != known and not rest[:1].isdigit() and table.unknown in unknown
+    apart = [other.encoder.split()[-1] for other in tables() if other.only_encoder]
+    encoder = contest.place.encoder
+    if table.only_encoder:
+        return right_sets and _bare(table.encoder.split()[-1]) in _bare(encoder)
+    return right_sets and not any(_bare(name) in _bare(encoder) for name in apart)
+
+
+def _columns(table: Printed) -> tuple[str, ...]:
+    """What is shown of our side: what the paper shows, and beside a lone accuracy the AUROC."""
+    return ("acc", "auroc") if table.columns == ("acc",) else table.columns
+
+
+def _title(contest: Contest) -> str:
+    return f"here: {contest.place.title}, {encoder_words(contest.place.encoder)}"
+
+
+class _Lines:
+    """Rows of one table as they are made, with their footnotes in order."""
+
+    def __init__(self, table: Printed):
+        self.table = table
+        self.notes: list[str] = []
+        self.used: set[tuple[int, str]] = set()
+
+    def row(self, line: Line, met: Sequence[Contest]) -> list[Cell]:
+        """A published line, and ours beside it."""
+        mark = self._mark(impossible(self.table, line))
+        last = len(line.figures) - 1
+        row: list[Cell] = [line.name]
+        for place, (column, value) in enumerate(zip(self.table.columns, line.figures, strict=True)):
+            row.append(_as_printed(column, value, mark if place == last else ""))
+        if not met:
+            return [*row, line.remark or "not run"]
+        labels = []
+        for place, contest in enumerate(met):
+            entry = _stand_in(line, contest)
+            if entry:
+                self.used.add((place, entry.label))
+                labels.append(entry.label)
+            row += _ours(self.table, contest, entry)
+        others = [label for label in dict.fromkeys(labels) if _bare(label) != _bare(line.name)]
+        if others and not self.table.is_ablation:
+            row[0] = f"{line.name}; here: {' / '.join(others)}"
+        if line.remark:
+            self.notes.append(f"{line.name}: {line.remark}.")
+        return row
+
+    def unprinted(self, met: Sequence[Contest]) -> list[list[Cell]]:
+        """Entries of ours that the paper has no line for."""
+        labels = dict.fromkeys(
+            e.label for place, c in enumerate(met) for e in c.entries if (place, e.label) not in self.used
+        )
+        rows = []
+        for label in labels:
+            row: list[Cell] = [label, *[""] * len(self.table.columns)]
+            for place, contest in enumerate(met):
+                found = [e for e in contest.entries if e.label == label and (place, label) not in self.used]
+                row += _ours(self.table, contest, found[0] if found else None)
+            rows.append(row)
+        return rows
+
+    def _mark(self, why: str) -> str:
+        if not why:
+            return ""
+        mark = string.ascii_lowercase[len(self.notes)]
+        self.notes.append(f"{mark}: {why}")
+        return mark
+
+
+def _stand_in(line: Line, contest: Contest) -> Entry | None:
+    """The entry that runs a published line.
+
+    Of several the one whose label says 'paper', the best score of zero-shot, or the first.
+    """
+    names = {_bare(name) for name in (line.name, *line.ours)}
+    found = [e for e in contest.entries if _bare(e.label) in names] if line.ours else []
+    found = found or [e for e in contest.entries if _bare(e.method) in names]
+    if len(found) > 1 and found[0].method == BASELINE:
+        return contest.baseline(contest.averages[0])
+    said = [e for e in found if "paper" in e.label.lower()]
+    return next(iter(said or found), None)
+
+
+def _ours(table: Printed, contest: Contest, entry: Entry | None) -> list[Cell]:
+    columns = _columns(table)
+    if entry is None:
+        return [""] * len(columns)
+    if "throughput" in columns:
+        return _efficiency(entry)
+    segment = contest.averages[0]
+    metrics: dict[str, Metric] = dict(zip(("acc", "auroc", "fpr95", "oscr"), MAIN, strict=True))
+    return [
+        Share(entry.estimate(metrics[name].key, segment), entry.label in contest.bold(metrics[name], segment))
+        for name in columns
+    ]
+
+
+def _efficiency(entry: Entry) -> list[Cell]:
+    seconds = entry.estimate(SECONDS_PER_THOUSAND, POOLED).mean
+    memory = estimate(list(entry.values("peak_memory_mb", POOLED).values())).mean
+    return [Number(1000 / seconds if seconds > 0 else math.nan, 1), Number(seconds, 3), Number(memory, 0)]
+
+
+def _as_printed(column: str, value: float, mark: str) -> Cell:
+    if column in _PLAIN:
+        return Number(value, _PLAIN[column], mark)
+    return Share(Estimate(round(value / 100, 6), math.nan, math.nan, 1), note=mark)
+
+
+def _notes(table: Printed, met: Sequence[Contest]) -> list[str]:
+    notes = []
+    if not met:
+        why = f": {table.missing}" if table.missing else ""
+        notes.append(f"Not run{why}. To run it: {table.command}")
+    else:
+        notes.append(
+            "Published figures: as printed in the paper, without intervals. A dash: not run, or cannot be said."
+        )
+        if "throughput" not in table.columns:
+            averages = dict.fromkeys("mean over corruptions" if MEAN in c.averages else "one segment" for c in met)
+            notes.append(f"Here: {', '.join(averages)}; ± half of the 95 % interval over seeds.")
+        strange = [c for c in met if _bare(table.encoder.split()[-1]) not in _bare(c.place.encoder)]
+        if strange or table.is_ablation:
+            other = "Other data than the paper's" if table.is_ablation else "Another encoder than the paper's"
+            notes.append(
+                f"{other}: compare the rows with each other, not the levels with the published ones. With the paper's "
+                f"encoder: {_paper_command(table)}"
+            )
+    return [*notes, *table.remarks]
+
+
+def _paper_command(table: Printed) -> str:
+    return table.command if not table.is_ablation else f"{table.command} --encoder open_clip:ViT-B-16/openai"
+
+
+def _bare(text: str) -> str:
+    return "".join(sign for sign in text.lower() if sign.isalnum())

@@ -1,0 +1,104 @@
+"""What one result is: the columns of a row, and how rows are kept in Parquet files.
+
+A row says all that its figures depend on. Two runs of a cell give the same row but for the columns in `MEASURED`.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..durable import replace_file
+from ..errors import DataError
+
+Row = dict[str, Any]
+
+# What was run.
+IDENTITY = {
+    "grid": pa.string(),  # name of the grid
+    "cell": pa.string(),  # hash of method, configuration, stream and seed
+    "method": pa.string(),  # registered name
+    "label": pa.string(),  # name in tables
+    "kind": pa.string(),  # "features", "images" or "texts": what the method looks at, or adapts
+    "config": pa.string(),  # JSON, every setting resolved
+    "score": pa.string(),  # what AUROC, FPR and OSCR are computed from
+    "stream": pa.string(),
+    "known": pa.string(),  # set of known images
+    "unknown": pa.string(),  # sets of unknown images
+    "protocol": pa.string(),
+    "seed": pa.int64(),
+    "segment": pa.string(),  # a corruption, "clean", MEAN or POOLED
+    "position": pa.int64(),  # place of the segment in its stream; -1 for MEAN, -2 for POOLED
+    "encoder": pa.string(),
+    "fingerprint": pa.string(),  # of the encoder
+    "manifest": pa.string(),  # SHA-256 of the stream
+    "classes": pa.int64(),
+    "dimension": pa.int64(),
+}
+# What came out: shares from 0 to 1, NaN where it cannot be said. The keys of `metrics.summary`.
+FIGURES = {
+    name: pa.float64()
+    for name in (
+        "known_samples",
+        "unknown_samples",
+        "known_accuracy",
+        "known_accuracy_with_rejection",
+        "accepted_accuracy",
+        "accepted_precision",
+        "coverage",
+        "false_reject",
+        "unknown_recall",
+        "auroc",
+        "fpr95_known_positive",
+        "fpr95_unknown_positive",
+        "aupr_known_positive",
+        "aupr_unknown_positive",
+        "oscr",
+        "h_score_accuracy_auroc",
+        "h_score_accepted_recall",
+        "ece",
+        "area_under_accuracy_uncertainty",
+    )
+}
+# What no two runs share.
+MEASURED = {
+    "seconds": pa.float64(),  # of the segment, without reading; of the whole cell in MEAN and POOLED
+    "peak_memory_mb": pa.float64(),  # of the worker while the cell ran
+    "versions": pa.string(),  # JSON
+    "machine": pa.string(),
+    "started": pa.string(),  # UTC
+}
+SCHEMA = pa.schema(list((IDENTITY | FIGURES | MEASURED).items()))
+
+# Over the segments of a stream: the mean of their figures, and the figures of all their samples together.
+MEAN, POOLED = "mean", "pooled"
+
+
+def write(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows in one step."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(list(rows), schema=SCHEMA), sink)
+    replace_file(file, sink.getvalue().to_pybytes())
+
+
+def read(file: Path) -> list[Row]:
+    """The rows of a file."""
+    try:
+        table = pq.read_table(file)
+    except (OSError, pa.ArrowInvalid) as problem:
+        raise DataError(f"{file} is not a file of results: {problem}") from None
+    if table.schema != SCHEMA:
+        raise DataError(f"{file} has other columns than this protodcs writes: run its cell again")
+    rows: list[Row] = table.to_pylist()
+    return rows
+
+
+def read_folder(folder: Path) -> list[Row]:
+    """All rows of a folder of results, in a fixed order."""
+    files = sorted((folder / "cells").glob("*.parquet"))
+    if not files:
+        raise DataError(f"{folder} holds no results: `protodcs bench run` writes them")
+    rows = [row for file in files for row in read(file)]
+    return sorted(rows, key=lambda row: (row["stream"], row["protocol"], row["method"], row["label"], row["cell"]))

@@ -1,0 +1,202 @@
+"""A grid, executed: every cell that has no result yet, through joblib, on this machine or on a Ray cluster.
+
+A cell that is done is a file, written in one step by the worker that ran it. So a run can be stopped at any moment and
+started again, and a worker that dies costs the cell it was at. On a cluster all workers must see the folder of results.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
+from typing import Any
+
+from joblib import Parallel, delayed, parallel_config
+from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+from ..data.streams import Manifest
+from ..errors import ProtoDCSError, UsageError
+from . import rows, streams, traces
+from .cells import Cell, Outcome
+from .cells import run as run_cell
+from .grid import Grid, ImageStream, Task
+from .preparation import Report, store_for
+
+# Runs one cell in a worker; says which, and what went wrong.
+Attempt = Callable[[Path, Cell, dict[str, str]], tuple[Cell, str]]
+
+# A machine that kills workers again and again, for want of memory for example, will not stop doing so.
+_MOST_DEATHS = 3
+# How often the files of results are looked at while Ray works. Seconds.
+_GLANCE = 0.5
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A cell that raised one of our errors: told, and left out."""
+
+    cell: Cell
+    words: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All cells of a grid, and the folder of results."""
+
+    folder: Path
+    cells: list[Cell]
+    manifests: dict[str, list[Manifest]]  # by name of the stream
+
+    def file(self, cell: Cell) -> Path:
+        """Where the rows of a cell are."""
+        return self.folder / "cells" / f"{cell.id}.parquet"
+
+    def trace(self, cell: Cell) -> Path:
+        """Where its trace is."""
+        return self.folder / "traces" / f"{cell.id}.safetensors"
+
+    def is_done(self, cell: Cell) -> bool:
+        """Whether a cell has its rows, and its trace if it was asked for."""
+        return self.file(cell).exists() and (not cell.task.trace or self.trace(cell).exists())
+
+    def todo(self) -> list[Cell]:
+        """The cells without a result."""
+        return [cell for cell in self.cells if not self.is_done(cell)]
+
+
+def planned(grid: Grid, folder: Path) -> Plan:
+    """Every cell of a grid, with the hashes of its stream and encoder."""
+    known: dict[tuple[str, str, int], Cell] = {}
+    manifests: dict[str, list[Manifest]] = {}
+    cells = []
+    for task in grid.tasks():
+        key = task.stream.name, task.protocol, task.seed
+        if key not in known:
+            known[key] = _described(task, manifests)
+        cells.append(replace(known[key], task=task))
+    return Plan(folder, cells, manifests)
+
+
+def _described(task: Task, manifests: dict[str, list[Manifest]]) -> Cell:
+    stream = streams.opened(task.stream, task.protocol, task.seed)
+    if isinstance(stream, streams.Imaged):
+        manifests.setdefault(task.stream.name, []).append(stream.manifest)
+    classes, dimension = stream.prototypes.shape
+    samples = sum(len(part.labels) for part in stream.parts)
+    return Cell(task, stream.hash, stream.fingerprint, stream.temperature, samples, classes, dimension)
+
+
+def prepared(plan: Plan, features: Path, report: Report) -> list[Cell]:
+    """The cells that are still to do, each with the store that it needs."""
+    stores: dict[str, Path] = {}
+    ready = []
+    for cell in plan.todo():
+        words = cell.task.stream
+        if isinstance(words, ImageStream) and cell.task.entrant.sees == "features":
+            if words.name not in stores:
+                stores[words.name] = store_for(words, plan.manifests[words.name], features, report)
+            cell = replace(cell, store=stores[words.name].absolute())
+        ready.append(cell)
+    return ready
+
+
+def execute(plan: Plan, cells: Sequence[Cell], jobs: int, ray: bool) -> Iterator[Cell | Failure]:
+    """Run cells; yields each when its result is kept, in any order."""
+    if ray:
+        yield from _on_ray(plan, cells, jobs)
+        return
+    left, deaths = {cell.id: cell for cell in cells}, 0
+    while left:
+        try:
+            for cell, words in _work(_attempt, plan, list(left.values()), jobs, return_as="generator_unordered"):
+                del left[cell.id]
+                yield Failure(cell, words) if words else cell
+        except TerminatedWorkerError:
+            # Whoever was at work beside the one that died is lost too; what is kept is kept.
+            deaths += 1
+            if deaths == _MOST_DEATHS:
+                raise UsageError(
+                    f"workers were killed {deaths} times, probably for want of memory: run again with fewer --jobs"
+                ) from None
+            left = {cell.id: cell for cell in left.values() if not plan.is_done(cell)}
+
+
+def _on_ray(plan: Plan, cells: Sequence[Cell], jobs: int) -> Iterator[Cell | Failure]:
+    """As `execute`: Ray's back-end returns all results at its end, so a thread waits for it and we watch the files."""
+    from ray.util.joblib import register_ray
+
+    register_ray()
+    ended: Queue[list[tuple[Cell, str]] | BaseException] = Queue()
+
+    def wait() -> None:
+        try:
+            # The back-end's own actors only wait: what they wait for can be done again if its worker dies.
+            with parallel_config(backend="ray", ray_remote_args={"num_cpus": 0}):
+                ended.put(_work(_attempt_as_task, plan, list(cells), jobs))
+        except BaseException as problem:  # whatever it is, the one who waits must hear of it
+            ended.put(problem)
+
+    Thread(target=wait, daemon=True).start()
+    waiting = {cell.id: cell for cell in cells}
+    outcome: list[tuple[Cell, str]] | BaseException | None = None
+    while outcome is None:
+        with suppress(Empty):
+            outcome = ended.get(timeout=_GLANCE)
+        for cell in [cell for cell in waiting.values() if plan.is_done(cell)]:
+            del waiting[cell.id]
+            yield cell
+    if isinstance(outcome, BaseException):
+        raise outcome
+    yield from (Failure(cell, words) for cell, words in outcome if words)
+
+
+def _work(attempt: Attempt, plan: Plan, cells: list[Cell], jobs: int, **options: Any) -> Any:
+    workers = Parallel(n_jobs=jobs, batch_size=1, pre_dispatch="2*n_jobs", **options)
+    return workers(delayed(attempt)(plan.folder.absolute(), cell, dict(_environment())) for cell in cells)
+
+
+def _attempt_as_task(folder: Path, cell: Cell, environment: dict[str, str]) -> tuple[Cell, str]:
+    """Run one cell as a task of Ray, which starts it anew elsewhere when its worker dies."""
+    import ray
+
+    task = ray.remote(_attempt).options(num_cpus=1, max_retries=_MOST_DEATHS)
+    done: tuple[Cell, str] = ray.get(task.remote(folder, cell, environment))
+    return done
+
+
+def _attempt(folder: Path, cell: Cell, environment: dict[str, str]) -> tuple[Cell, str]:
+    """Run one cell in a worker and keep what comes of it; an error of ours comes back as words, a bug is raised."""
+    os.environ.update(environment)
+    _one_thread()
+    try:
+        _keep(Plan(folder, [], {}), cell, run_cell(cell))
+    except ProtoDCSError as problem:
+        return cell, f"{type(problem).__name__}: {problem}"
+    return cell, ""
+
+
+def _environment() -> Iterator[tuple[str, str]]:
+    """What a worker elsewhere must know of this process to find the same data."""
+    for name in ("PROTODCS_DATA", "PROTODCS_CACHE"):
+        if name in os.environ:
+            yield name, os.environ[name]
+
+
+def _one_thread() -> None:
+    """Workers are as many as cores: each keeps to one thread."""
+    try:
+        import torch
+    except ImportError:
+        return
+    torch.set_num_threads(1)
+
+
+def _keep(plan: Plan, cell: Cell, outcome: Outcome) -> None:
+    for file in (plan.file(cell), plan.trace(cell)):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    # The trace first: a cell counts as done when its rows are there.
+    if outcome.trace is not None:
+        traces.write(plan.trace(cell), outcome.trace)
+    rows.write(plan.file(cell), outcome.rows)

@@ -1,0 +1,187 @@
+"""A stream of a grid, ready to be run: its segments one after another, as features or as images.
+
+A worker builds its stream anew from the grid's words; the hash proves that it is the planned one. At most one segment
+is in memory.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import encoders
+from ..data import open_source
+from ..data.corruptions import STANDARD, Variant
+from ..data.prompts import class_names
+from ..data.reading import read_corrupted
+from ..data.source import ImageSource, Pixels
+from ..data.streams import Manifest, build
+from ..encoders import Encoder
+from ..errors import DataError
+from ..features import FeatureStore
+from . import pack
+from .grid import ImageStream, PackStream
+
+Features = NDArray[np.float32]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A segment: its title, whether adaptation starts afresh before it, and its labels, -1 for unknown."""
+
+    title: str
+    reset: bool
+    labels: Labels
+
+
+class Stream(Protocol):
+    """What a cell needs to know of its stream."""
+
+    parts: Sequence[Part]
+    classes: tuple[str, ...]
+    known: str
+    unknown: str
+    encoder: str
+    fingerprint: str
+    temperature: float
+    hash: str
+
+    @property
+    def prototypes(self) -> Features:
+        """(K, d), of unit length."""
+        ...
+
+    def features(self, number: int) -> Features:
+        """(n, d) features of one segment."""
+        ...
+
+
+class Packed:
+    """A stream of CLIP features."""
+
+    def __init__(self, words: PackStream, seed: int):
+        content = pack.stream(words.pack, seed, words.split)
+        recipe = pack.STREAMS[words.pack]
+        self.prototypes = content.prototypes
+        self.classes = tuple(str(number) for number in range(len(content.prototypes)))
+        self.known = f"{len(self.classes)} ImageNet classes"
+        self.unknown = " + ".join(recipe.unknown) or "other ImageNet classes"
+        self.encoder, self.fingerprint, self.temperature = pack.ENCODER, pack.fingerprint(), pack.TEMPERATURE
+        self.hash = content.hash
+        self.parts = [Part("clean", False, content.labels)]
+        self._features = content.features
+
+    def features(self, number: int) -> Features:
+        """All of them: there is one segment."""
+        return self._features
+
+
+class Imaged:
+    """A stream over sets of images; its features come from a store, its images from the sets."""
+
+    def __init__(self, words: ImageStream, protocol: str, seed: int, store: Path | None = None):
+        self.words = words
+        self.sources = _sources(words)
+        self.manifest = manifest(words, protocol, seed)
+        self.classes = class_names(words.classes)
+        self.known, self.unknown = words.known, " + ".join(words.unknown)
+        self.hash = self.manifest.hash
+        self.parts = [
+            Part(segment.corruption or "clean", segment.reset, self.manifest.label[segment.rows])
+            for segment in self.manifest.segments
+        ]
+        self._store = store
+        loaded = encoder(words.encoder)
+        self.encoder, self.fingerprint = words.encoder, loaded.fingerprint
+        self.temperature = 1.0 / loaded.logit_scale
+        if len(self.classes) != len(self.manifest.classes):
+            raise DataError(
+                f"{words.name}: the prompts {words.classes!r} have {len(self.classes)} names, and {words.known!r} has "
+                f"{len(self.manifest.classes)} classes"
+            )
+
+    @cached_property
+    def prototypes(self) -> Features:
+        """(K, d), of unit length."""
+        return encoder(self.words.encoder).prototypes(self.words.classes)
+
+    def features(self, number: int) -> Features:
+        """(n, d) features of one segment, from the store."""
+        if self._store is None:
+            raise DataError(f"{self.words.name}: no features were prepared for this stream")
+        return _opened(self._store).gather(self.manifest, number)
+
+    def images(self, number: int, batch_size: int) -> Iterator[list[Pixels]]:
+        """The images of one segment, a batch at a time, from its start."""
+        segment = self.manifest.segments[number]
+        sources = [self.sources[origin.name] for origin in self.manifest.sources]
+        for first in range(segment.start, segment.start + segment.length, batch_size):
+            rows = slice(first, min(first + batch_size, segment.start + segment.length))
+            origin, index = self.manifest.source[rows], self.manifest.index[rows]
+            batch: list[Pixels] = [np.empty(0, np.uint8)] * len(origin)
+            for place in np.unique(origin):
+                at = np.flatnonzero(origin == place)
+                images = read_corrupted(
+                    sources[place],
+                    index[at].tolist(),
+                    segment.corruption,
+                    segment.severity,
+                    family=segment.family,
+                    variant=cast(Variant, segment.variant),
+                )
+                for spot, image in zip(at, images, strict=True):
+                    batch[spot] = image
+            yield batch
+
+
+def opened(words: ImageStream | PackStream, protocol: str, seed: int, store: Path | None = None) -> Packed | Imaged:
+    """The stream that a grid means by these words."""
+    return Packed(words, seed) if isinstance(words, PackStream) else Imaged(words, protocol, seed, store)
+
+
+def manifest(words: ImageStream, protocol: str, seed: int) -> Manifest:
+    """Which images come, in which order, under which corruption."""
+    sources = _sources(words)
+    return build(
+        protocol,
+        sources[words.known],
+        [sources[name] for name in words.unknown],
+        seed,
+        conditions(words),
+        words.severity,
+        **words.options,
+    )
+
+
+def conditions(words: ImageStream) -> list[str | None]:
+    """The corruptions of a stream, in order; None for clean images."""
+    named: dict[str, list[str | None]] = {"standard": [*STANDARD], "clean": [None]}
+    if isinstance(words.corruptions, str):
+        return named[words.corruptions]
+    return [None if name == "clean" else name for name in words.corruptions]
+
+
+@lru_cache(maxsize=4)
+def encoder(name: str) -> Encoder:
+    """The encoder, loaded once a process; whoever adapts it gives its parameters back."""
+    return encoders.load(name, device="auto")
+
+
+@lru_cache(maxsize=16)
+def source(name: str) -> ImageSource:
+    """A set of images, opened once a process."""
+    return open_source(name)
+
+
+def _sources(words: ImageStream) -> dict[str, ImageSource]:
+    return {name: source(name) for name in (words.known, *words.unknown)}
+
+
+@lru_cache(maxsize=4)
+def _opened(folder: Path) -> FeatureStore:
+    return FeatureStore(folder)

@@ -1,0 +1,263 @@
+"""The tables of what was run here: overviews, one table for each stream, corruptions, differences, and the two CSVs.
+
+It only arranges what `comparison` says; what is best, and whether that may be said, is decided there.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from .comparison import ACC, AUROC, FPR, MAIN, MORE, OSCR, OURS, SECONDS_PER_THOUSAND, Contest, Entry, Metric, distinct
+from .rows import FIGURES, MEAN, POOLED, Row
+from .statistics import paired
+from .tables import Cell, Number, Share, Table, write_csv
+
+AVERAGES = {MEAN: "mean over corruptions", POOLED: "all samples pooled"}
+# The first names are those of the paper's tables; the rest are called as in the rows.
+CSV_NAMES = {ACC.key: "acc", AUROC.key: "auroc", FPR.key: "fpr95", OSCR.key: "oscr"}
+_RULE = (
+    "Percent; mean over seeds ± half of the 95 % interval (Student's t). Bold: the best, and all whose paired "
+    "difference from it has an interval that holds zero; nothing is bold without an interval."
+)
+_POINTS = (
+    "Percentage points; mean over seeds ± half of the 95 % interval of the difference on the same stream and seed. "
+    "Bold: the whole interval lies on the better side of zero."
+)
+_ONE_SEED = "One seed: no interval can be given, and nothing is bold."
+
+
+def overview(contests: Sequence[Contest], metric: Metric, segment: str) -> Table:
+    """Methods x streams of one figure."""
+    labels = list(dict.fromkeys(entry.label for contest in contests for entry in contest.entries))
+    best = [contest.bold(metric, segment) for contest in contests]
+    rows: list[list[Cell]] = []
+    for label in labels:
+        row: list[Cell] = [label]
+        for contest, bold in zip(contests, best, strict=True):
+            found = [entry for entry in contest.entries if entry.label == label]
+            row.append(_share(found[0], metric, segment, label in bold) if found else "")
+        rows.append(row)
+    return Table(
+        f"main-{slug(metric.short)}-{segment}",
+        f"{arrowed(metric)} on every stream, {AVERAGES[segment]} of the stream",
+        ["Method", *(contest.place.title for contest in contests)],
+        rows,
+        [*_seed_notes(contests), *encoders(contests)],
+    )
+
+
+def stream_table(contest: Contest, segment: str) -> Table:
+    """All figures of all methods at one place."""
+    metrics = (*MAIN, *MORE)
+    best = {metric: contest.bold(metric, segment) for metric in metrics}
+    rows: list[list[Cell]] = []
+    for entry in contest.entries:
+        figures = [_share(entry, metric, segment, entry.label in best[metric]) for metric in metrics]
+        seconds = Number(entry.estimate(SECONDS_PER_THOUSAND, segment).mean, 3)
+        rows.append([entry.label, *figures, entry.first["score"], seconds, str(len(_seeds(entry)))])
+    return Table(
+        f"stream-{place_slug(contest)}-{segment}",
+        f"{contest.place.title}: {AVERAGES[segment]}"
+        if len(contest.segments) > 1
+        else f"{contest.place.title}: all samples",
+        ["Method", *(arrowed(metric) for metric in metrics), "Score", "s / 1000", "Seeds"],
+        rows,
+        [
+            *_seed_notes([contest]),
+            f"Known: {contest.entries[0].first['known']}. Unknown: {contest.entries[0].first['unknown'] or 'none'}. "
+            f"Encoder: {encoder_words(contest.place.encoder)}.",
+            "Score: what AUROC, FPR95 and OSCR are computed from. s / 1000: seconds for a thousand samples, without "
+            "reading features or images.",
+        ],
+    )
+
+
+def corruption_table(contest: Contest, metric: Metric) -> Table:
+    """Methods x corruptions of one figure."""
+    segments = contest.segments
+    best = {segment: contest.bold(metric, segment) for segment in segments}
+    rows: list[list[Cell]] = [
+        [e.label, *(_share(e, metric, segment, e.label in best[segment]) for segment in segments)]
+        for e in contest.entries
+    ]
+    return Table(
+        f"corruptions-{place_slug(contest)}-{slug(metric.short)}",
+        f"{contest.place.title}: {arrowed(metric)} by corruption",
+        ["Method", *segments],
+        rows,
+        [*_seed_notes([contest]), *encoders([contest])],
+    )
+
+
+def differences(contest: Contest, segment: str) -> Table | None:
+    """Every entry against zero-shot, and ours against the best peer, seed by seed; None without a baseline."""
+    baseline = contest.baseline(segment)
+    if baseline is None:
+        return None
+    rows: list[list[Cell]] = [
+        [entry.label, baseline.label, *(_difference(entry, baseline, metric, segment) for metric in MAIN)]
+        for entry in contest.entries
+        if entry is not baseline
+    ]
+    notes = list[str]()
+    for entry in contest.entries:
+        if entry.method == OURS:
+            row, note = _against_peers(contest, entry, segment)
+            rows.append(row)
+            notes.append(note)
+    where = AVERAGES[segment] if len(contest.segments) > 1 else "all samples"
+    return Table(
+        f"differences-{place_slug(contest)}-{segment}",
+        f"{contest.place.title}: paired differences in points, {where}",
+        ["Method", "less", *(arrowed(metric) for metric in MAIN)],
+        rows,
+        [
+            _POINTS,
+            *_lonely(rows),
+            *dict.fromkeys(notes),
+        ],
+    )
+
+
+def headline(contests: Sequence[Contest]) -> Table:
+    """Ours against zero-shot and against the best peer, on every stream."""
+    rows: list[list[Cell]] = []
+    notes = []
+    for contest in contests:
+        segment, baseline = contest.averages[0], contest.baseline(contest.averages[0])
+        for entry in contest.entries:
+            if entry.method != OURS:
+                continue
+            row: list[Cell] = [f"{contest.place.title}: {entry.label}"]
+            for metric in MAIN:
+                row.append(_difference(entry, baseline, metric, segment) if baseline else "")
+            against, note = _against_peers(contest, entry, segment)
+            rows.append([*row, *against[2:]])
+            notes.append(f"{contest.place.title}: zero-shot is {baseline.label if baseline else 'missing'}. {note}")
+    heads = [arrowed(metric) for metric in MAIN]
+    return Table(
+        "main-differences",
+        "ProtoDCS less zero-shot, and less the best peer",
+        ["Stream and method", *heads, *heads],
+        rows,
+        [
+            _POINTS,
+            *_lonely(rows),
+            "Of several zero-shot scores the one with the best AUROC is taken.",
+            *dict.fromkeys(notes),
+        ],
+        [("", 1), ("less zero-shot", len(MAIN)), ("less the best peer", len(MAIN))],
+    )
+
+
+def _lonely(rows: Iterable[Sequence[Cell]]) -> list[str]:
+    shares = (cell for row in rows for cell in row if isinstance(cell, Share))
+    return ["Differences without ± come from one common seed."] if any(share.of.seeds == 1 for share in shares) else []
+
+
+def _against_peers(contest: Contest, entry: Entry, segment: str) -> tuple[list[Cell], str]:
+    peers = {metric: contest.best_peer(metric, segment) for metric in MAIN}
+    row: list[Cell] = [entry.label, "best peer"]
+    row += [_difference(entry, peer, metric, segment) if peer else "" for metric, peer in peers.items()]
+    named = ", ".join(f"{metric.short} {peer.label}" for metric, peer in peers.items() if peer)
+    return row, f"The best peer by its mean: {named or 'none was run'}."
+
+
+def _difference(entry: Entry, other: Entry, metric: Metric, segment: str) -> Share:
+    of = paired(entry.values(metric.key, segment), other.values(metric.key, segment))
+    wins = of.has_interval and (of.low > 0 if metric.better > 0 else of.high < 0)
+    return Share(of, bold=wins, signed=True)
+
+
+def long_csv(rows: Iterable[Row]) -> str:
+    """Every row: one line for each cell and segment, shares from 0 to 1."""
+    identity = [
+        "method", "label", "stream", "protocol", "segment", "seed", "score", "encoder", "manifest", "known", "unknown",
+        "grid", "cell", "kind", "config", "fingerprint", "classes", "dimension",
+    ]  # fmt: skip
+    measured = ["seconds", "peak_memory_mb", "started"]
+    columns = [*identity[:6], *(CSV_NAMES.get(name, name) for name in FIGURES), *identity[6:], *measured]
+    keys = [*identity[:6], *FIGURES, *identity[6:], *measured]
+    ordered = sorted(
+        distinct(rows), key=lambda row: (*(str(row[k]) for k in identity[:4]), row["seed"], row["position"])
+    )
+    return write_csv(columns, ([_plain(row[key]) for key in keys] for row in ordered))
+
+
+def summary_csv(contests: Iterable[Contest]) -> str:
+    """Means over seeds with the ends of their intervals, shares from 0 to 1."""
+    keys = [key for key in FIGURES if not key.endswith("_samples")]
+    columns = ["method", "label", "stream", "protocol", "segment", "seeds"]
+    for key in keys:
+        name = CSV_NAMES.get(key, key)
+        columns += [name, f"{name}_low", f"{name}_high"]
+    columns += [SECONDS_PER_THOUSAND, "score", "encoder", "manifest", "config"]
+    return write_csv(columns, _summary_lines(contests, keys))
+
+
+def _summary_lines(contests: Iterable[Contest], keys: list[str]) -> Iterator[list[object]]:
+    for contest in contests:
+        for entry in contest.entries:
+            for segment in [*contest.segments, MEAN, POOLED]:
+                line: list[object] = [entry.method, entry.label, *contest.place[:2], segment, len(_seeds(entry))]
+                for key in keys:
+                    of = entry.estimate(key, segment)
+                    line += [_plain(of.mean), _plain(of.low), _plain(of.high)]
+                manifests = " ".join(sorted({row["manifest"] for row in entry.rows}))
+                line += [_plain(entry.estimate(SECONDS_PER_THOUSAND, segment).mean), entry.first["score"]]
+                yield [*line, contest.place.encoder, manifests, entry.first["config"]]
+
+
+def arrowed(metric: Metric) -> str:
+    """Its short name, and which way is better."""
+    return metric.short + {1: " ↑", -1: " ↓", 0: ""}[metric.better]
+
+
+def encoder_words(encoder: str) -> str:
+    """An encoder in words that promise no more than it is.
+
+    >>> encoder_words("mini")
+    'the mini encoder (mini; not CLIP)'
+    """
+    return f"the mini encoder ({encoder}; not CLIP)" if "mini" in encoder.lower() else encoder
+
+
+def encoders(contests: Iterable[Contest]) -> list[str]:
+    """One sentence for each encoder: whose streams these are."""
+    found: dict[str, list[str]] = {}
+    for contest in contests:
+        found.setdefault(contest.place.encoder, []).append(contest.place.stream)
+    return [f"{', '.join(dict.fromkeys(names))}: {encoder_words(encoder)}." for encoder, names in found.items()]
+
+
+def slug(text: str) -> str:
+    """Text as part of a file name.
+
+    >>> slug("CIFAR-10, reset")
+    'cifar-10-reset'
+    """
+    return re.sub("[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
+
+
+def place_slug(contest: Contest) -> str:
+    """A place as part of a file name."""
+    return slug(" ".join(contest.place))
+
+
+def _share(entry: Entry, metric: Metric, segment: str, bold: bool) -> Share:
+    return Share(entry.estimate(metric.key, segment), bold)
+
+
+def _seeds(entry: Entry) -> set[int]:
+    return {row["seed"] for row in entry.rows}
+
+
+def _seed_notes(contests: Sequence[Contest]) -> list[str]:
+    counts = {len(_seeds(entry)) for contest in contests for entry in contest.entries}
+    if counts == {1}:
+        return ["Percent. " + _ONE_SEED]
+    return [_RULE, *(["Figures without ± come from one seed."] if 1 in counts else [])]
+
+
+def _plain(value: object) -> object:
+    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value

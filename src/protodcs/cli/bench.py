@@ -1,0 +1,150 @@
+"""`protodcs bench`: run a grid of methods, streams and seeds, and keep its results."""
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.table import Table
+
+from ..errors import ConfigError, InputError
+from .screen import console, explained, progress
+
+if TYPE_CHECKING:
+    from ..bench.run import Plan
+
+app = typer.Typer(help="Benchmarks: every method on the same streams.", no_args_is_help=True)
+
+
+@app.command()
+@explained
+def run(
+    grid: Path = typer.Argument(..., help="A grid: YAML with name, streams, methods and seeds."),
+    out: Path = typer.Option(..., help="Folder of results; a run into the same folder goes on where it stopped."),
+    features: Path | None = typer.Option(None, help="Folder of features, shared by grids. Default: OUT/features."),
+    encoder: str | None = typer.Option(None, help="Use this encoder for every stream of images."),
+    only: list[str] = typer.Option([], help="Only these methods, by name or label; may be repeated."),
+    seeds: int | None = typer.Option(None, min=1, help="Only so many of the grid's seeds."),
+    jobs: int = typer.Option(-1, help="Cells at once; -1: as many as cores."),
+    ray: str | None = typer.Option(None, help="Run on Ray: 'local', or the address of a cluster."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print the plan and what it will cost, and stop."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON, without progress."),
+) -> None:
+    """Run every cell of a grid that has no result yet."""
+    from ..bench import grid as grids
+    from ..bench.run import Failure, execute, planned, prepared
+
+    chosen = _chosen(grids.load(grid, encoder), only, seeds)
+    plan = planned(chosen, out)
+    if dry_run:
+        _tell_plan(plan, jobs, as_json)
+        return
+    started, failures = time.perf_counter(), []
+    with _cluster(ray), progress(as_json) as bar:
+        extraction = bar.add_task("features", total=None, visible=False)
+        cells = prepared(
+            plan,
+            features or out / "features",
+            lambda name, done, total: bar.update(
+                extraction, description=f"features of {name}", completed=done, total=total, visible=True
+            ),
+        )
+        bar.update(extraction, visible=False)
+        # The bar counts samples: cells differ by a factor of a thousand.
+        task = bar.add_task("samples", total=sum(cell.samples for cell in cells))
+        for done in execute(plan, cells, jobs, ray is not None) if cells else ():
+            if isinstance(done, Failure):
+                failures.append(done)
+                bar.console.print(f"[red]failed[/red] {done.cell.task.entrant.title}: {done.words}", highlight=False)
+            else:
+                bar.update(
+                    task, advance=done.samples, description=f"{done.task.entrant.title}, {done.task.stream.name}"
+                )
+    report = {
+        "grid": chosen.name,
+        "cells": len(plan.cells),
+        "run": len(cells) - len(failures),
+        "failed": len(failures),
+        "seconds": round(time.perf_counter() - started, 1),
+        "results": str(out),
+    }
+    if as_json:
+        typer.echo(json.dumps(report))
+    else:
+        console.print(*(f"{key}: {value}" for key, value in report.items()), sep="\n", highlight=False)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _chosen(grid: Any, only: list[str], seeds: int | None) -> Any:
+    methods = [entry for entry in grid.methods if not only or {entry.method, entry.title} & set(only)]
+    strange = sorted(set(only) - {name for entry in grid.methods for name in (entry.method, entry.title)})
+    if strange:
+        raise ConfigError(f"the grid has no method {strange[0]!r}; it has {', '.join(e.title for e in grid.methods)}")
+    return grid.model_copy(update={"methods": methods, "seeds": grid.seeds[:seeds]})
+
+
+def _tell_plan(plan: "Plan", jobs: int, as_json: bool) -> None:
+    from joblib import effective_n_jobs
+
+    from ..bench.cost import estimates
+
+    todo = plan.todo()
+    cost = estimates(todo)
+    rows: Counter[tuple[str, str, str]] = Counter()
+    for cell in todo:
+        rows[cell.task.entrant.title, cell.task.stream.name, cell.task.protocol] += cell.samples
+    entries: list[dict[str, Any]] = [
+        {
+            "method": method,
+            "stream": stream,
+            "protocol": protocol,
+            "samples": samples,
+            "seconds": round(samples * cost[method, stream].seconds, 3),
+        }
+        for (method, stream, protocol), samples in rows.items()
+    ]
+    total = sum(entry["seconds"] for entry in entries)
+    workers = effective_n_jobs(jobs)
+    if as_json:
+        summary = {"cells": len(plan.cells), "todo": len(todo), "seconds": round(total, 1), "workers": workers}
+        typer.echo(json.dumps({**summary, "plan": entries}))
+        return
+    table = Table("method", "stream", "protocol", "samples", "seconds")
+    for entry in entries:
+        table.add_row(*(f"{value:,.1f}" if isinstance(value, float) else str(value) for value in entry.values()))
+    console.print(table)
+    console.print(
+        f"{len(todo)} of {len(plan.cells)} cells to do: about {total:,.0f} seconds of work, {total / workers:,.0f} on "
+        f"{workers} workers, without extracting features. Measured on noise just now: an estimate.",
+        highlight=False,
+    )
+
+
+@contextmanager
+def _cluster(address: str | None) -> Iterator[None]:
+    """Be connected to Ray, if it is wanted, for as long as the work takes."""
+    if address is None:
+        yield
+        return
+    try:
+        import ray
+    except ImportError:
+        raise InputError("--ray needs Ray: pip install 'protodcs[ray]'") from None
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    mine = not ray.is_initialized()
+    if mine:
+        try:
+            ray.init(address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, ValueError) as problem:
+            raise InputError(f"no Ray cluster at {address!r}: {str(problem).splitlines()[0]}") from None
+    try:
+        yield
+    finally:
+        if mine:
+            ray.shutdown()

@@ -1,0 +1,30 @@
+"""`protodcs report`: one page, tables and figures from folders of results."""
+
+import json
+from pathlib import Path
+
+import typer
+
+from .screen import console, explained
+
+
+@explained
+def report(
+    folders: list[Path] = typer.Argument(..., help="Folders of results, written by `protodcs bench run`."),
+    out: Path = typer.Option(..., help="Folder for report.html, tables/ and figures/; made if it is not there."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object for a program."),
+) -> None:
+    """Write a self-contained HTML page, LaTeX, Markdown and CSV tables, and PNG and SVG figures."""
+    from ..bench.report import write_report
+
+    page = write_report(folders, out)
+    told = {
+        "report": str(page),
+        "bytes": page.stat().st_size,
+        "tables": len({file.stem for file in (out / "tables").iterdir()}),
+        "figures": len({file.stem for file in (out / "figures").iterdir()}),
+    }
+    if as_json:
+        typer.echo(json.dumps(told))
+    else:
+        console.print(*(f"{key}: {value}" for key, value in told.items()), sep="\n", highlight=False)

@@ -1,0 +1,409 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from protodcs import ProtoDCS, metrics
+from protodcs.bench import cells, grid, pack, preparation, rows, run, streams, traces
+from protodcs.cli import app
+from protodcs.errors import ConfigError, DataError
+
+PACKED = {"pack": "dtd"}
+PIXELS = {
+    "name": "few",
+    "known": "cifar10-test",
+    "unknown": ["svhn-test"],
+    "classes": "cifar10",
+    "protocols": ["continual", "reset"],
+    "corruptions": ["fog", "snow"],
+    "options": {"known_count": 30, "unknown_count": 20},
+}
+PLAIN = {"method": "zero_shot", "label": "plain"}
+
+
+def words(**changes):
+    return {"name": "test", "seeds": [0], "streams": [PACKED], "methods": [PLAIN], **changes}
+
+
+def written(folder, **changes):
+    file = folder / "grid.yaml"
+    file.write_text(yaml.safe_dump(words(**changes)))
+    return file
+
+
+def done(folder):
+    """All rows of a folder, without what no two runs share."""
+    return [{name: row[name] for name in row if name not in rows.MEASURED} for row in rows.read_folder(folder)]
+
+
+def same(first, second):
+    """Whether rows are equal; unlike ==, this takes NaN for equal to itself."""
+    return json.dumps(first) == json.dumps(second)
+
+
+@pytest.fixture
+def command(data_folder):
+    def invoke(*arguments):
+        return CliRunner().invoke(app, ["bench", "run", *map(str, arguments)])
+
+    return invoke
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory):
+    """One folder of features for all tests here."""
+    return tmp_path_factory.mktemp("features")
+
+
+# Grids.
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"methods": [{"method": "nobody"}]}, "there is no method 'nobody'"),
+        ({"methods": [{"method": "tda", "options": {"sharpness": 3}}]}, "sharpness"),
+        ({"methods": [{"method": "protodcs", "options": {"preset": "none"}}]}, "no preset 'none'"),
+        ({"methods": [{"method": "tent", "options": {"speed": 3}}]}, "speed"),
+        ({"methods": [PLAIN, PLAIN]}, "two methods are called 'plain'"),
+        ({"methods": [{"method": "tent"}]}, "needs images"),
+        ({"streams": [{"pack": "cats"}]}, "no stream 'cats'"),
+        ({"streams": [{**PIXELS, "protocols": ["backwards"]}]}, "no protocol 'backwards'"),
+        ({"streams": [PIXELS, PIXELS]}, "two streams are called 'few'"),
+        ({"seeds": [1, 1]}, "each once"),
+        ({"seeds": []}, "seeds"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_a_mistake_in_a_grid_is_told_before_any_work(tmp_path, changes, told):
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        grid.load(written(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("text", ["- a\n- b", "name: [", "\x00"])
+def test_a_file_that_is_no_grid_is_refused(tmp_path, text):
+    file = tmp_path / "grid.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError):
+        grid.load(file)
+
+
+@pytest.mark.parametrize("file", sorted((Path(__file__).parent.parent / "grids").glob("*.yaml")), ids=lambda f: f.stem)
+def test_every_grid_that_ships_is_valid(file):
+    assert grid.load(file).name == file.stem
+
+
+def test_the_temperature_is_that_of_the_encoder_unless_the_grid_names_another():
+    assert grid.Entrant(method="tda").config(0.25).temperature == 0.25
+    assert grid.Entrant(method="tda", options={"temperature": 0.5}).config(0.25).temperature == 0.5
+    assert grid.Entrant(method="protodcs").config(0.25).temperature == 0.25
+
+
+def test_a_method_of_ones_own_is_one_file(command, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "examples")
+    file = written(tmp_path, methods=[PLAIN, {"method": "own_method:Centred"}])
+    result = command(file, "--out", tmp_path / "out", "--jobs", 1, "--json")
+    assert result.exit_code == 0, result.output
+    found = {row["method"]: row for row in done(tmp_path / "out") if row["segment"] == rows.MEAN}
+    assert found["own_method:Centred"]["score"] == "centred max cosine"
+    assert found["own_method:Centred"]["known_accuracy"] == found["zero_shot"]["known_accuracy"]
+    assert found["own_method:Centred"]["auroc"] != found["zero_shot"]["auroc"]
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [("os:system", "neither"), ("nowhere:Class", "cannot be imported"), ("own_method:Nothing", "cannot be imported")],
+)
+def test_what_is_no_method_is_refused(tmp_path, monkeypatch, method, told):
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "examples")
+    with pytest.raises(ConfigError, match=told):
+        grid.load(written(tmp_path, methods=[{"method": method}]))
+
+
+# Streams of CLIP features.
+
+
+@pytest.mark.parametrize("name", pack.STREAMS)
+@pytest.mark.parametrize("split", ["all", "tune", "judge"])
+def test_the_streams_of_clip_features_are_the_defined_ones(clip_stream, name, split):
+    if name == "big" and split != "all":
+        with pytest.raises(DataError, match="1000 known classes"):
+            pack.stream(name, 3, split)
+        return
+    ours = pack.stream(name, 3, split)
+    prototypes, samples, labels = clip_stream(name, 3, split)
+    np.testing.assert_array_equal(ours.labels, labels)
+    np.testing.assert_allclose(ours.prototypes, prototypes, atol=1e-7)
+    np.testing.assert_allclose(ours.features, samples, atol=1e-7)
+    assert ours.hash != pack.stream(name, 4, split).hash
+
+
+# Cells.
+
+
+def outcome(tmp_path, **changes):
+    plan = run.planned(grid.Grid(**words(**changes)), tmp_path)
+    return [cells.run(cell) for cell in plan.cells]
+
+
+@pytest.mark.parametrize("score", ["max", "softmax", "mcm", "energy"])
+def test_a_zero_shot_row_is_the_closed_form(data_folder, tmp_path, score):
+    (result,) = outcome(tmp_path, methods=[{"method": "zero_shot", "options": {"score": score}}])
+    stream = pack.stream("dtd", 0)
+    cosines = stream.features.astype(np.float64) @ stream.prototypes.T.astype(np.float64)
+    top = cosines.max(axis=1)
+    scaled = np.exp(100 * (cosines - top[:, None])).sum(axis=1)
+    familiar = {
+        "max": top,
+        "softmax": 1 / scaled,
+        "mcm": 1 / np.exp(cosines - top[:, None]).sum(axis=1),
+        "energy": np.log(scaled) + 100 * top,
+    }[score]
+    known = stream.labels >= 0
+    correct = (cosines.argmax(axis=1) == stream.labels)[known]
+    row = result.rows[0]
+    assert row["known_accuracy"] == pytest.approx(correct.mean(), abs=1e-12)
+    assert row["auroc"] == pytest.approx(metrics.auroc(familiar[known], familiar[~known]), abs=1e-5)
+    assert row["oscr"] == pytest.approx(metrics.oscr(familiar[known], correct, familiar[~known]), abs=1e-5)
+    assert row["ece"] == pytest.approx(metrics.ece((1 / scaled)[known], correct), abs=2e-3)
+
+
+def test_mean_and_pooled_rows_follow_from_the_segments(data_folder, tmp_path, features):
+    plan = run.planned(grid.Grid(**words(streams=[PIXELS], methods=[{**PLAIN, "trace": True}])), tmp_path)
+    cell = run.prepared(plan, features, lambda *_: None)[0]
+    result = cells.run(cell)
+    *parts, mean, pooled = result.rows
+    assert [row["segment"] for row in result.rows] == ["fog", "snow", rows.MEAN, rows.POOLED]
+    assert mean["auroc"] == pytest.approx((parts[0]["auroc"] + parts[1]["auroc"]) / 2)
+    score, known = result.trace.arrays["score"], result.trace.arrays["label"] >= 0
+    assert pooled["auroc"] == pytest.approx(metrics.auroc(score[known], score[~known]))
+    assert pooled["known_samples"] == 60
+    for row in result.rows:
+        assert row["known_accuracy"] + row["auroc"] - 1 <= row["oscr"] + 1e-12
+        assert row["oscr"] <= row["known_accuracy"] + 1e-12
+
+
+def test_a_frozen_models_oscr_does_not_depend_on_the_ratio_and_the_legacy_slice_does(data_folder):
+    stream = pack.stream("dtd", 0)
+    cosines = stream.features @ stream.prototypes.T
+    score, known = cosines.max(axis=1).astype(float), stream.labels >= 0
+    correct = (cosines.argmax(axis=1) == stream.labels)[known]
+    inside, outside = score[known][:600], score[~known][:1600]
+    correct = correct[:600]
+    true, legacy = [], []
+    for step in (8, 4, 2, 1):  # every so manieth unknown sample, in order of score: the same distribution
+        some = np.sort(outside)[step // 2 :: step]
+        true.append(metrics.oscr(inside, correct, some))
+        legacy.append(metrics.oscr_legacy(inside, correct, some))
+    assert np.ptp(true) < 0.005
+    assert np.ptp(legacy) > 10 * np.ptp(true)
+
+
+@pytest.mark.parametrize("protocol", ["continual", "reset"])
+def test_segments_are_reset_only_where_the_protocol_says_so(data_folder, tmp_path, features, protocol):
+    stream = {**PIXELS, "protocols": [protocol], "corruptions": ["fog", "fog"]}
+    plan = run.planned(grid.Grid(**words(streams=[stream], methods=[{"method": "protodcs", "trace": True}])), tmp_path)
+    (cell,) = run.prepared(plan, features, lambda *_: None)
+    arrays = cells.run(cell).trace.arrays
+    second = arrays["segment"] == 1
+    alone = streams.opened(cell.task.stream, protocol, 0, cell.store)
+    engine = ProtoDCS(alone.prototypes, None, cell.task.entrant.config(cell.temperature))
+    fresh = engine.observe_many(alone.features(1))
+    assert np.array_equal(arrays["openness"][second], fresh.openness) == (protocol == "reset")
+
+
+def test_a_trace_holds_what_figures_need(data_folder, tmp_path):
+    (result,) = outcome(tmp_path, methods=[{"method": "protodcs", "trace": True}])
+    trace = result.trace
+    file = tmp_path / "trace"
+    traces.write(file, trace)
+    again = traces.read(file)
+    assert again.about == json.loads(json.dumps(trace.about))
+    assert again.about["first_fit"] == 100
+    assert 0 < len(again.arrays["cache_early"]) < len(again.arrays["cache_late"])
+    assert len(again.arrays["cache_late"]) == len(again.arrays["cache_late_class"])
+    assert again.arrays["mixture"].shape == (2, 3)
+    assert again.arrays["mixture"][0, 1] < again.arrays["mixture"][1, 1]
+    assert np.all(np.diff(again.arrays["cache_late_class"]) >= 0)
+    (tmp_path / "trace").write_bytes(b"nothing")
+    with pytest.raises(DataError):
+        traces.read(file)
+
+
+# Preparation.
+
+
+def test_a_store_that_covers_a_stream_is_found_and_one_that_does_not_is_not(data_folder, tmp_path):
+    wide = grid.ImageStream(**PIXELS)
+    narrow = wide.model_copy(update={"corruptions": ["snow"]})
+    other = wide.model_copy(update={"options": {"known_count": 40, "unknown_count": 20}})
+    seen = []
+
+    def store(stream):
+        manifests = [streams.manifest(stream, protocol, 0) for protocol in stream.protocols]
+        return preparation.store_for(stream, manifests, tmp_path, lambda *step: seen.append(step))
+
+    first = store(wide)
+    assert seen[-1] == ("few", 100, 100)
+    assert store(wide) == first
+    assert store(narrow) == first
+    assert store(other) != first
+
+
+def test_a_union_holds_every_image_once(data_folder):
+    stream = grid.ImageStream(**PIXELS)
+    both = [streams.manifest(stream, "continual", seed) for seed in (0, 1)]
+    union = preparation.union(both)
+    for number, segment in enumerate(union.segments):
+        wanted = {
+            (int(source), int(index))
+            for manifest in both
+            for source, index in zip(
+                manifest.source[manifest.segments[number].rows],
+                manifest.index[manifest.segments[number].rows],
+                strict=True,
+            )
+        }
+        found = list(zip(union.source[segment.rows].tolist(), union.index[segment.rows].tolist(), strict=True))
+        assert len(found) == len(wanted)
+        assert set(found) == wanted
+
+
+# Runs.
+
+
+def test_a_run_that_was_stopped_goes_on_and_equals_one_that_was_not(command, tmp_path, features):
+    file = written(tmp_path, seeds=[0, 1], streams=[PACKED, PIXELS], methods=[PLAIN, {"method": "tda", "trace": True}])
+    options = "--jobs", 1, "--json", "--features", features
+    first = command(file, "--out", tmp_path / "whole", *options)
+    assert first.exit_code == 0, first.output
+    assert json.loads(first.output)["run"] == 12
+    command(file, "--out", tmp_path / "parts", "--only", "plain", *options)
+    command(file, "--out", tmp_path / "parts", "--seeds", 1, *options)
+    next((tmp_path / "parts" / "traces").iterdir()).unlink()
+    rest = command(file, "--out", tmp_path / "parts", *options)
+    assert 0 < json.loads(rest.output)["run"] < 12
+    assert same(done(tmp_path / "whole"), done(tmp_path / "parts"))
+    assert json.loads(command(file, "--out", tmp_path / "whole", *options).output)["run"] == 0
+
+
+def test_a_killed_run_goes_on_and_equals_one_that_was_not(command, tmp_path):
+    methods = [{"method": "dpe", "label": str(size), "options": {"cache_size": size}} for size in (1, 2, 3)]
+    file = written(tmp_path, methods=methods)
+    arguments = [sys.executable, "-m", "protodcs", "bench", "run", file, "--out", tmp_path / "killed", "--jobs", "1"]
+    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        wait_for(lambda: list((tmp_path / "killed").glob("cells/*.parquet")))
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert json.loads(command(file, "--out", tmp_path / "killed", "--jobs", 1, "--json").output)["run"] in (1, 2)
+    command(file, "--out", tmp_path / "whole", "--jobs", 1, "--json")
+    assert same(done(tmp_path / "killed"), done(tmp_path / "whole"))
+
+
+def wait_for(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
+
+
+def test_a_cell_that_cannot_run_is_told_and_costs_no_other(command, tmp_path, monkeypatch):
+    attempt = cells.run
+
+    def refuse(cell):
+        if cell.task.entrant.method == "tda":
+            raise DataError("this one never works")
+        return attempt(cell)
+
+    monkeypatch.setattr(run, "run_cell", refuse)
+    file = written(tmp_path, methods=[{"method": "tda"}, PLAIN])
+    result = command(file, "--out", tmp_path / "out", "--jobs", 1)
+    assert result.exit_code == 1
+    assert "this one never works" in result.output
+    assert {row["label"] for row in done(tmp_path / "out")} == {"plain"}
+
+
+def test_a_dry_run_tells_the_plan_and_its_cost_and_runs_nothing(command, tmp_path):
+    file = written(tmp_path, methods=[PLAIN, {"method": "dpe"}], streams=[PACKED, {**PIXELS, "protocols": ["reset"]}])
+    result = command(file, "--out", tmp_path / "out", "--dry-run", "--json")
+    told = json.loads(result.output)
+    assert (told["cells"], told["todo"]) == (4, 4)
+    assert all(entry["seconds"] > 0 for entry in told["plan"])
+    assert not (tmp_path / "out").exists()
+    assert "4 of 4 cells to do" in " ".join(command(file, "--out", tmp_path / "out", "--dry-run").output.split())
+
+
+def test_an_unknown_method_to_run_alone_is_told(command, tmp_path):
+    result = command(written(tmp_path), "--out", tmp_path / "out", "--only", "nobody")
+    assert result.exit_code == 1
+    assert "no method 'nobody'" in result.output
+
+
+def test_damaged_results_are_told_by_their_file(tmp_path):
+    with pytest.raises(DataError, match="holds no results"):
+        rows.read_folder(tmp_path)
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells" / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"a\.parquet"):
+        rows.read_folder(tmp_path)
+
+
+# Workers.
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+SLOW = [{"method": "dpe", "label": str(size), "options": {"cache_size": size}} for size in (1, 2, 3, 4)]
+
+
+def test_ray_gives_the_same_rows_and_a_killed_worker_costs_only_its_cell(cluster, data_folder, tmp_path, features):
+    plan = run.planned(grid.Grid(**words(streams=[PACKED, PIXELS], methods=[PLAIN, *SLOW])), tmp_path / "ray")
+    todo = run.prepared(plan, features, lambda *_: None)
+    work = run.execute(plan, todo, 2, ray=True)
+    finished = [next(work)]
+    wait_for(lambda: _workers("ray::_attempt"))
+    _workers("ray::_attempt")[0].kill()
+    finished += list(work)
+    assert {cell.id for cell in finished} == {cell.id for cell in todo}
+    assert len(finished) == len(todo)
+    here = run.planned(grid.Grid(**words(streams=[PACKED, PIXELS], methods=[PLAIN, *SLOW])), tmp_path / "here")
+    assert list(run.execute(here, run.prepared(here, features, lambda *_: None), 1, ray=False))
+    assert same(done(tmp_path / "ray"), done(tmp_path / "here"))
+
+
+def _workers(title):
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if process.info["cmdline"] and process.info["cmdline"][0].startswith(title):
+            found.append(process)
+    return found
+
+
+def test_a_killed_local_worker_is_replaced(data_folder, tmp_path):
+    plan = run.planned(grid.Grid(**words(methods=SLOW)), tmp_path)
+    work = run.execute(plan, plan.todo(), 2, ray=False)
+    finished = [next(work)]
+    mine = psutil.Process()
+    loky = [child for child in mine.children(recursive=True) if "LokyProcess" in " ".join(child.cmdline())]
+    loky[0].kill()
+    finished += list(work)
+    assert {cell.id for cell in finished} <= {cell.id for cell in plan.cells}
+    assert plan.todo() == []

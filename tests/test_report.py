@@ -1,0 +1,564 @@
+import csv
+import io
+import math
+import re
+import warnings
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from sklearn.manifold import TSNE, trustworthiness
+
+from made_results import rows_of, trace_of, write_folder
+from protodcs import metrics
+from protodcs.bench import figures, published, summaries
+from protodcs.bench.comparison import ACC, AUROC, MAIN, OSCR, contests
+from protodcs.bench.drawing import style, texts, to_png, to_svg
+from protodcs.bench.embedding import MOST_POINTS, tsne
+from protodcs.bench.gallery import missing, pictures
+from protodcs.bench.report import write_report
+from protodcs.bench.rows import MEAN, POOLED
+from protodcs.bench.statistics import Estimate, estimate
+from protodcs.bench.tables import Number, Share, Table, escape_latex, to_csv, to_html, to_latex, to_markdown
+from protodcs.core.config import Config
+from protodcs.errors import DataError, InputError
+
+GRIDS = Path(__file__).parent.parent / "grids"
+ABLATIONS = sorted(GRIDS.glob("ablation-*.yaml"))
+NASTY = "<script>alert(1)</script> & a_b | 50 % {x}"
+SEGMENTS = ("gaussian_noise", "fog")
+
+
+def some_rows(label="TDA", **options):
+    return [
+        *rows_of("zero-shot", [0.70, 0.72, 0.71], "zero_shot", auroc=[0.8, 0.82, 0.81], **options),
+        *rows_of(label, [0.72, 0.73, 0.74], "tda", auroc=[0.7, 0.7, 0.7], **options),
+        *rows_of("ProtoDCS (paper)", [0.75, 0.76, 0.78], "protodcs", auroc=[0.9, 0.91, 0.9], **options),
+    ]
+
+
+def cifar_rows(**options):
+    words = {"stream": "CIFAR-10-C + SVHN-C", "protocol": "continual", "encoder": "mini", "known": "cifar10-test"}
+    return some_rows(**{**words, "unknown": "svhn-test", "segments": SEGMENTS, **options})
+
+
+def read_csv(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def table_of(cell, note="a note"):
+    return Table("name", NASTY, ["Method", "Acc ↑"], [[NASTY, cell]], [note])
+
+
+# Tables.
+
+
+def test_tables_show_percent_and_csv_shows_shares():
+    table = table_of(Share(estimate([0.5, 0.7])))
+    assert "60.00 ± 127.06" in to_markdown(table)
+    (line,) = read_csv(to_csv(table))
+    assert float(line["Acc"]) == pytest.approx(0.6)
+    assert float(line["Acc high"]) == pytest.approx(0.6 + 1.27062, abs=1e-5)
+
+
+def test_a_figure_that_cannot_be_said_is_a_dash_and_an_empty_field():
+    table = table_of(Share(Estimate(math.nan, math.nan, math.nan, 2)))
+    assert to_markdown(table).splitlines()[4].endswith("| - |")
+    assert "<td>-</td>" in to_html(table)
+    assert read_csv(to_csv(table))[0]["Acc"] == ""
+    assert "<td>-</td>" in to_html(table_of(Number(math.nan)))
+
+
+def test_bold_is_bold_in_every_face():
+    table = table_of(Share(estimate([0.5, 0.5]), bold=True))
+    assert "**50.00 ± 0.00**" in to_markdown(table)
+    assert r"\textbf{50.00$\,\pm\,0.00$}" in to_latex(table)
+    assert "<strong>50.00" in to_html(table)
+
+
+def test_a_difference_carries_its_sign_and_zero_has_none_to_lose():
+    assert "+1.00" in to_markdown(table_of(Share(estimate([0.01]), signed=True)))
+    assert "+0.00" in to_markdown(table_of(Share(estimate([-1e-9]), signed=True)))
+
+
+def test_latex_prints_every_sign_as_it_stands():
+    assert escape_latex("a_b & 5 % {x} $ # ~ ^ \\") == (
+        r"a\_b \& 5 \% \{x\} \$ \# \textasciitilde{} \textasciicircum{} \textbackslash{}"
+    )
+    # Outside of commands nothing special is left bare.
+    bare = re.sub(r"\\[a-zA-Z]+(\{\})?|\\[&%$#_{}\\]", "", escape_latex(NASTY))
+    assert not set(bare) & set("&%$#_{}~^\\<>")
+
+
+def test_latex_rows_have_as_many_cells_as_columns():
+    text = to_latex(summaries.stream_table(contests(some_rows(label="a & b"))[0], POOLED))
+    body = text.split("\\midrule")[1].split("\\bottomrule")[0]
+    columns = re.search(r"begin\{tabular\}\{(l r*|lr*)\}", text)[1]
+    for line in body.strip().splitlines():
+        assert len(re.findall(r"(?<!\\)&", line)) == len(columns) - 1
+
+
+def test_html_escapes_whatever_a_label_says():
+    text = to_html(table_of(NASTY, note=NASTY))
+    assert "<script>" not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_markdown_keeps_its_columns_whatever_a_label_says():
+    lines = to_markdown(table_of(NASTY)).splitlines()
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines[2:5]}) == 1
+
+
+def test_the_csv_of_seeds_has_every_row_and_the_columns_people_look_for():
+    rows = some_rows()
+    lines = read_csv(summaries.long_csv(rows + rows))
+    assert len(lines) == len(rows)
+    wanted = {"method", "stream", "protocol", "seed", "acc", "auroc", "fpr95", "oscr", "score", "encoder", "manifest"}
+    assert wanted <= lines[0].keys()
+    ours = [line for line in lines if line["method"] == "protodcs" and line["segment"] == POOLED]
+    assert [float(line["acc"]) for line in ours] == [0.75, 0.76, 0.78]
+
+
+def test_the_summary_csv_has_means_and_both_ends():
+    lines = read_csv(summaries.summary_csv(contests(some_rows())))
+    (line,) = [line for line in lines if line["method"] == "protodcs" and line["segment"] == MEAN]
+    of = estimate([0.75, 0.76, 0.78])
+    assert [float(line[name]) for name in ("acc", "acc_low", "acc_high")] == [of.mean, of.low, of.high]
+    assert {"score", "encoder", "manifest", "seeds", "auroc", "fpr95", "oscr"} <= line.keys()
+    assert float(line["seconds_per_1000"]) == pytest.approx(2.0)
+
+
+def test_one_seed_is_called_one_seed():
+    (contest,) = contests(rows_of("alone", [0.5]))
+    table = summaries.stream_table(contest, POOLED)
+    assert any("One seed" in note for note in table.notes)
+    assert "±" not in to_markdown(table).split("One seed")[0]
+
+
+def test_differences_name_the_baseline_and_the_best_peer():
+    (contest,) = contests(some_rows())
+    table = summaries.differences(contest, POOLED)
+    rows = {(row[0], row[1]): row for row in table.rows}
+    ours = rows["ProtoDCS (paper)", "zero-shot"]
+    assert ours[2].of.mean == pytest.approx((0.05 + 0.04 + 0.07) / 3)
+    assert rows["ProtoDCS (paper)", "best peer"][2].of.mean == pytest.approx((0.03 + 0.03 + 0.04) / 3)
+    assert ours[2].bold
+    assert any("Acc TDA" in note for note in table.notes)
+
+
+def test_both_averages_are_shown_where_a_stream_has_several_corruptions():
+    (clean,), (shifted,) = contests(some_rows()), contests(cifar_rows())
+    assert clean.averages == [POOLED]
+    assert shifted.averages == [MEAN, POOLED]
+    assert summaries.corruption_table(shifted, ACC).columns == ["Method", *SEGMENTS]
+
+
+# The paper's tables.
+
+
+def test_every_published_line_has_as_many_figures_as_its_table_has_columns():
+    assert {table.number for table in published.tables()} == {"I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX"}
+    for table in published.tables():
+        assert {len(line.figures) for line in table.rows} == {len(table.columns)}, table.key
+
+
+def test_impossible_figures_are_found_by_the_bounds_and_told():
+    told = {(t.key, line.name) for t in published.tables() for line in t.rows if published.impossible(t, line)}
+    # The first four are named in the paper's own tables as OSCR above Acc, or far below Acc + AUROC - 1.
+    assert told >= {("I-cifar10", "TDA"), ("I-cifar100", "TDA"), ("II", "TDA"), ("I-cifar10", "CLIP (ViT)")}
+    for table in published.tables():
+        for line in table.rows:
+            figures_of = dict(zip(table.columns, line.figures, strict=True))
+            if "oscr" in figures_of:
+                low, high = figures_of["acc"] + figures_of["auroc"] - 100, figures_of["acc"]
+                assert ((table.key, line.name) in told) == (not low - 0.02 <= figures_of["oscr"] <= high + 0.02)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_real_oscr_keeps_the_bounds_that_published_figures_break(seed):
+    rng = np.random.default_rng(seed)
+    inside, outside, right = rng.normal(0.5, 1, 60), rng.normal(0, 1, 40), rng.random(60) < 0.6
+    accuracy, separation, oscr = right.mean(), metrics.auroc(inside, outside), metrics.oscr(inside, right, outside)
+    assert accuracy + separation - 1 - 1e-12 <= oscr <= accuracy + 1e-12
+
+
+def test_a_published_table_shows_impossible_figures_with_a_footnote():
+    table = next(t for t in published.tables() if t.key == "I-cifar10")
+    shown = published.beside(table, contests(cifar_rows()))
+    line = next(row for row in shown.rows if row[0] == "TDA")
+    mark = line[4].note
+    assert mark
+    assert any(note.startswith(f"{mark}: TDA: cannot be") for note in shown.notes)
+    assert line[4].of.mean == pytest.approx(0.5848)
+    assert line[5].of.mean == pytest.approx(0.73)
+
+
+def test_our_rows_beside_table_one_are_called_by_their_encoder():
+    table = next(t for t in published.tables() if t.key == "I-cifar10")
+    shown = published.beside(table, contests(cifar_rows()))
+    assert any("mini encoder" in text and "not CLIP" in text for text, _ in shown.groups)
+    assert any("Another encoder" in note for note in shown.notes)
+
+
+def test_rows_of_another_set_or_encoder_stay_away_from_a_published_table():
+    by_key = {table.key: table for table in published.tables()}
+    ten, residual = contests(cifar_rows()), contests(cifar_rows(encoder="open_clip:RN50/openai"))
+    hundred = contests(cifar_rows(known="cifar100-test"))
+    for key, given, there in [
+        ("I-cifar10", ten, True), ("I-cifar10", hundred, False), ("I-cifar100", hundred, True),
+        ("II", ten, False), ("II", residual, True), ("I-cifar10", residual, False), ("III", ten, False),
+        ("VIII", ten, False), ("IX", ten, True),
+    ]:  # fmt: skip
+        assert ("Here" not in published.beside(by_key[key], given).columns) == there, key
+
+
+def test_a_table_that_was_not_run_says_so_and_how_to_run_it():
+    for table in published.tables():
+        shown = published.beside(table, [])
+        assert any(note.startswith("Not run") and "protodcs bench run grids/" in note for note in shown.notes)
+        assert shown.columns[-1] == "Here"
+    natural = published.beside(next(t for t in published.tables() if t.key == "VIII"), [])
+    (line,) = [row for row in natural.rows if row[0] == "DiffTPT"]
+    assert line[-1] == "left out: needs images from a diffusion model"
+    assert any("DiffTPT: the mean of its five figures is 62.58" in note for note in natural.notes)
+
+
+def test_the_table_of_efficiency_shows_samples_a_second():
+    table = next(t for t in published.tables() if t.key == "IX")
+    shown = published.beside(table, contests(some_rows()))
+    ours = next(row for row in shown.rows if row[0].startswith("ProtoDCS"))
+    # 100 samples in 0.2 seconds, 300 megabytes.
+    assert [cell.value for cell in ours[4:7]] == pytest.approx([500, 2, 300])
+
+
+@pytest.mark.parametrize("file", ABLATIONS, ids=lambda file: file.stem)
+def test_every_line_of_an_ablation_has_an_entry_that_the_settings_accept(file):
+    grid = yaml.safe_load(file.read_text())
+    assert grid["name"] == file.stem
+    labels = set()
+    for entry in grid["methods"]:
+        options = dict(entry["options"])
+        labels.add(entry["label"])
+        config, paper = Config.preset(options.pop("preset"), **options), Config.preset("paper")
+        # Nothing but what the label names differs from the published method, and something does.
+        assert (config == paper) == (entry["label"] == "full")
+    (table,) = [t for t in published.tables() if t.grid == f"grids/{file.name}"]
+    assert labels == {label for line in table.rows for label in line.ours}
+
+
+def test_there_are_four_ablations():
+    assert len(ABLATIONS) == 4
+
+
+def test_ablations_meet_their_published_lines_and_stay_out_of_the_main_tables():
+    rows = rows_of("full", [0.5, 0.52], "protodcs") + rows_of("loss: entropy", [0.4, 0.41], "protodcs")
+    everything = contests(rows + some_rows())
+    table = next(t for t in published.tables() if t.key == "IV")
+    shown = published.beside(table, everything)
+    assert shown.rows[0][5].of.mean == pytest.approx(0.405)
+    assert shown.rows[-1][5].of.mean == pytest.approx(0.51)
+    assert shown.rows[1][5] == ""
+    (kept,) = published.without_ablations(everything)
+    assert {entry.label for entry in kept.entries} == {"zero-shot", "TDA", "ProtoDCS (paper)"}
+
+
+def test_variants_that_print_alike_are_named_only_if_their_settings_differ():
+    table = next(t for t in published.tables() if t.key == "IV")
+
+    def notes(config):
+        rows = rows_of("full", [0.5, 0.52], "protodcs", config={"a": 1})
+        rows += rows_of("loss: entropy", [0.5, 0.52], "protodcs", config=config)
+        rows += rows_of("loss: no AU", [0.6, 0.62], "protodcs", config={"a": 3})
+        return [note for note in published.beside(table, contests(rows)).notes if "alike" in note]
+
+    (told,) = notes({"a": 2})
+    assert "full / loss: entropy." in told
+    assert not notes({"a": 1})
+
+
+# Figures.
+
+
+def test_the_scatter_draws_every_method_where_its_means_are():
+    found = contests(some_rows())
+    figure = figures.accuracy_against_auroc(found)
+    drawn = {
+        tuple(np.round(line.get_xydata()[0], 6)) for line in figure.axes[0].lines if line.get_marker() not in ("|", "_")
+    }
+    wanted = {
+        (round(100 * e.estimate(ACC.key, POOLED).mean, 6), round(100 * e.estimate(AUROC.key, POOLED).mean, 6))
+        for e in found[0].entries
+    }
+    assert wanted <= drawn
+    assert {"zero-shot", "TDA", "ProtoDCS (paper)"} <= set(texts(figure))
+
+
+def test_styles_differ_by_shape_and_not_by_colour_alone():
+    looks = [style(place) for place in range(11)]
+    assert len({look.marker for look in looks}) == 11
+    assert len({(look.marker, look.colour) for look in map(style, range(77))}) == 77
+
+
+def test_evidence_is_more_uncertain_far_from_all_classes_and_entropy_is_not():
+    figure = figures.landscape()
+    entropy, evidence = (panel.images[0].get_array() for panel in figure.axes[:2])
+    span = figure.axes[0].images[0].get_extent()[1]
+
+    def at(surface, x, y):
+        size = surface.shape[0] - 1
+        return surface[round((y + span) / (2 * span) * size), round((x + span) / (2 * span) * size)]
+
+    far, prototype = figures._FAR, (0.0, 50.0)
+    assert at(evidence, *far) > at(evidence, *prototype) + 0.1
+    assert at(entropy, *far) == pytest.approx(at(entropy, *prototype), abs=1e-3)
+
+
+def test_the_map_of_the_cache_shows_every_feature_of_its_classes_once():
+    trace = trace_of("ours", "protodcs")
+    figure = figures.cache_map(trace)
+    counts = [sum(len(line.get_xdata()) for line in panel.lines) for panel in figure.axes]
+    assert counts == [12, 20]
+
+
+def test_histograms_of_confidence_sum_to_one():
+    figure = figures.confidence_distribution([trace_of("a"), trace_of("b", seed=1)])
+    for panel in figure.axes:
+        assert len(panel.patches) == 2
+        for patch in panel.patches:
+            corners = patch.get_xy()
+            tops = corners[corners[:, 1] > 0]
+            # Each bar of a step outline has its height at both of its corners.
+            assert tops[:, 1].sum() / 2 == pytest.approx(1.0)
+
+
+def test_the_reliability_diagram_draws_what_metrics_say():
+    trace = trace_of("a")
+    known = trace.arrays["label"] >= 0
+    right = (trace.arrays["index"] == trace.arrays["label"])[known]
+    table = metrics.reliability(trace.arrays["confidence"][known], right)
+    figure = figures.reliability_diagram([trace])
+    np.testing.assert_allclose(figure.axes[0].lines[1].get_ydata(), table.accuracy[table.count > 0])
+    assert any("ECE" in text for text in texts(figure))
+
+
+def test_the_curve_of_accuracy_ends_at_the_plain_accuracy():
+    trace = trace_of("ours", "protodcs")
+    right = trace.arrays["index"] == trace.arrays["label"]
+    known = trace.arrays["label"] >= 0
+    left, both = figures.accuracy_uncertainty([trace]).axes
+    assert len(left.lines) == 2
+    for line in left.lines:
+        assert line.get_ydata()[-1] == pytest.approx(right[known].mean())
+    for line in both.lines:
+        assert line.get_ydata()[-1] == pytest.approx(right.mean())
+
+
+def test_the_cold_start_is_the_accuracy_of_each_window_and_marks_the_first_fit():
+    trace = trace_of("ours", "protodcs")
+    ends, accuracy, _ = figures.rolling(trace, first=300, window=100)
+    place = int(np.flatnonzero(ends == 250)[0])
+    labels, index = trace.arrays["label"][150:250], trace.arrays["index"][150:250]
+    assert accuracy[place] == pytest.approx((labels == index)[labels >= 0].mean())
+    assert ends[-1] == 300
+    figure = figures.cold_start([trace])
+    assert any(list(line.get_xdata()) == [100, 100] for line in figure.axes[0].lines)
+    assert "first fit" in texts(figure)
+
+
+def test_the_openness_figure_draws_both_densities_and_the_boundary_between_them():
+    figure = figures.openness(trace_of("ours", "protodcs"))
+    labels = [line.get_label() for line in figure.axes[1].lines]
+    assert labels[:2] == ["mixture: known", "mixture: unknown"]
+    # Two equal components meet halfway between their means.
+    assert labels[2] == "boundary 0.700"
+
+
+def test_the_openness_figure_draws_no_mixture_that_was_never_fitted():
+    trace = trace_of("ours", "protodcs")
+    trace.arrays["mixture"] = np.zeros((2, 3))
+    assert not figures.openness(trace).axes[1].lines
+
+
+def test_the_map_of_corruptions_writes_every_number():
+    (contest,) = contests(cifar_rows())
+    written = [text.get_text() for text in figures.corruption_map(contest, AUROC).axes[0].texts]
+    assert written == ["81"] * 2 + ["70"] * 2 + ["90"] * 2
+    lines = figures.over_time(contest, OSCR).axes[0]
+    assert [text.get_text() for text in lines.get_xticklabels()] == ["gaussian noise", "fog"]
+
+
+def test_every_picture_draws_without_a_warning_and_says_what_it_is():
+    traces = [trace_of("zero-shot"), trace_of("ProtoDCS (paper)", "protodcs", seed=1)]
+    traces += [trace_of("zero-shot", stream="CIFAR-10-C + SVHN-C", encoder="mini")]
+    names = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for picture in pictures(contests(some_rows() + cifar_rows()), traces, "protodcs report a --out b"):
+            assert to_png(picture.figure).startswith(b"\x89PNG")
+            assert b"<svg" in to_svg(picture.figure)[:600]
+            names.append(picture.name)
+            assert "protodcs report a --out b" in picture.caption
+            if "landscape" not in picture.name:
+                assert "protodcs bench run grids/made-up.yaml" in picture.caption
+                assert "CLIP ViT-B/32 feature pack" in picture.caption or "mini encoder" in picture.caption
+            if "mini" in picture.name:
+                assert "not CLIP" in picture.caption
+                assert not any("CLIP" in text for text in texts(picture.figure))
+    kinds = {name.split("-")[0] for name in names}
+    assert kinds == {
+        "accuracy", "uncertainty", "corruptions", "time", "confidence", "reliability", "cold", "openness", "cache"
+    }  # fmt: skip
+    assert len(set(names)) == len(names)
+    assert any("CIFAR-10-C" in words for words in missing([], traces))
+
+
+def test_figures_of_equal_input_are_equal_to_the_byte():
+    first, second = (figures.cold_start([trace_of("a")]) for _ in range(2))
+    assert to_png(first) == to_png(second)
+    assert to_svg(first) == to_svg(second)
+
+
+# The map.
+
+
+@pytest.mark.parametrize("spread", [0.3, 1.0])
+def test_the_map_keeps_neighbours_as_well_as_sklearn_does(spread):
+    rng = np.random.default_rng(3)
+    points = np.repeat(rng.normal(size=(8, 24)), 15, axis=0) + spread * rng.normal(size=(120, 24))
+    theirs = TSNE(init="pca", random_state=0, method="exact", perplexity=30).fit_transform(points)
+    ours = tsne(points)
+    assert trustworthiness(points, ours, n_neighbors=7) > trustworthiness(points, theirs, n_neighbors=7) - 0.03
+
+
+def test_the_map_is_the_same_every_time_and_bears_twins():
+    points = np.repeat(np.random.default_rng(0).normal(size=(6, 5)), 3, axis=0)
+    first = tsne(points)
+    assert np.isfinite(first).all()
+    assert (first == tsne(points)).all()
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (MOST_POINTS + 1, 2), (5,)])
+def test_a_map_of_too_few_or_too_many_points_is_refused(shape):
+    with pytest.raises(InputError, match="a map needs"):
+        tsne(np.ones(shape))
+
+
+# The page.
+
+
+class Page(HTMLParser):
+    """Checks that every element is closed in turn, and gathers what the page refers to."""
+
+    EMPTY = frozenset({"meta", "img", "br", "link"})
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.links, self.ids, self.tags, self.text = [], [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        attrs = dict(attrs)
+        self.links += [attrs[name] for name in ("href", "src") if name in attrs]
+        self.ids += [attrs["id"]] if "id" in attrs else []
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    traces = [trace_of("zero-shot"), trace_of("ProtoDCS (paper)", "protodcs", seed=1)]
+    one = write_folder(folder / "clip", some_rows(label=NASTY), traces)
+    two = write_folder(folder / "mini", cifar_rows())
+    return write_report([one, two], folder / "out"), [one, two]
+
+
+def test_the_page_stands_alone(report):
+    file, _ = report
+    text = file.read_text()
+    page = Page()
+    page.feed(text)
+    page.close()
+    assert not page.open
+    assert not re.search(r"https?://", text)
+    assert all(link.startswith(("#", "data:image/png;base64,")) for link in page.links)
+    assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
+    assert len(set(page.ids)) == len(page.ids)
+    assert not {"script", "link", "iframe"} & set(page.tags)
+    assert "<script>" not in text
+
+
+def test_the_page_says_what_was_run_and_what_was_not(report):
+    page = Page()
+    page.feed(report[0].read_text())
+    text = " ".join(page.text)
+    for words in (
+        "protodcs bench run grids/made-up.yaml", "manifest0", "protodcs 0.1", "not CLIP", "Not run",
+        "grids/clip-rn50.yaml", "grids/ablation-loss.yaml", "prefers-color-scheme",
+    ):  # fmt: skip
+        assert words in text, words
+
+
+def test_every_table_lies_beside_the_page_in_three_formats(report):
+    tables = report[0].parent / "tables"
+    stems = {file.stem for file in tables.glob("*.md")}
+    assert stems >= {f"table-{t.key.lower()}" for t in published.tables()} | {
+        f"main-{m.short.lower()}-mean" for m in MAIN
+    }
+    for ending in ("csv", "tex"):
+        assert {file.stem for file in tables.glob(f"*.{ending}")} - {"results", "summary"} == stems
+    assert len(read_csv((tables / "results.csv").read_text())) == len(some_rows()) + len(cifar_rows())
+    pictures_made = {file.stem for file in (report[0].parent / "figures").glob("*.png")}
+    assert pictures_made == {file.stem for file in (report[0].parent / "figures").glob("*.svg")}
+    assert "accuracy-auroc" in pictures_made
+
+
+def test_the_same_folders_give_the_same_bytes_and_no_path_of_this_computer(report):
+    file, folders = report
+    before = file.read_bytes()
+    assert str(file.parent).encode() not in before
+    again = write_report(folders, file.parent)
+    assert again.read_bytes() == before
+
+
+def test_a_report_of_ablations_alone_says_how_to_fill_the_rest(tmp_path):
+    rows = rows_of("full", [0.5], "protodcs") + rows_of("loss: entropy", [0.4], "protodcs")
+    text = write_report([write_folder(tmp_path / "a", rows)], tmp_path / "out").read_text()
+    assert "Nothing but ablations was run" in text
+    assert "No trace was kept" in text
+
+
+def test_a_folder_without_results_is_refused_by_name(tmp_path):
+    with pytest.raises(DataError, match="holds no results"):
+        write_report([tmp_path], tmp_path / "out")
+    with pytest.raises(DataError, match="at least one folder"):
+        write_report([], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_tells_a_program_what_it_wrote(tmp_path):
+    import json
+
+    import typer
+    from typer.testing import CliRunner
+
+    from protodcs.cli.report import report as command
+
+    app = typer.Typer()
+    app.command()(command)
+    folder = write_folder(tmp_path / "results", rows_of("tda", [0.5]))
+    done = CliRunner().invoke(app, [str(folder), "--out", str(tmp_path / "out"), "--json"])
+    told = json.loads(done.stdout)
+    assert Path(told["report"]).stat().st_size == told["bytes"]
+    assert told["tables"] > 10
+    failed = CliRunner().invoke(app, [str(tmp_path), "--out", str(tmp_path / "out")])
+    assert failed.exit_code == 1
+    assert "holds no results" in failed.stderr
