@@ -32,7 +32,7 @@ def rows_of(
             "grid": grid, "method": method, "label": label, "kind": "features", "config": json.dumps(config or {}),
             "score": "max cosine", "stream": stream, "known": known, "unknown": unknown, "protocol": protocol,
             "seed": seed, "encoder": encoder, "fingerprint": "weights=1", "manifest": f"manifest{seed}", "classes": 10,
-            "dimension": 4,
+            "dimension": 4, "prompts": "0123456789abcdef",
         }  # fmt: skip
         cell = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:20]
         given = {name: values[seed] for name, values in figures.items()}
@@ -41,6 +41,7 @@ def rows_of(
         measured = {
             "seconds": 0.2, "peak_memory_mb": 300.0, "versions": '{"protodcs": "0.1"}', "machine": "x86_64 Linux",
             "started": f"2026-01-0{seed + 1}T00:00:00+00:00",
+            "command": f"protodcs bench run grids/{grid}.yaml --out results",
         }  # fmt: skip
         places = [*enumerate(segments), (-1, MEAN), (-2, POOLED)]
         found += [
@@ -69,6 +70,7 @@ def trace_of(label, method="zero_shot", samples=400, seed=0, stream="dtd", encod
         if key in row_files.IDENTITY and key not in ("segment", "position")
     }
     about |= {"temperature": 0.01, "segments": ["clean"], "first_fit": None}
+    about["command"] = "protodcs bench run grids/made-up.yaml --out results"
     if method == "protodcs":
         about["first_fit"] = 100
         arrays |= {

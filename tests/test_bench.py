@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from protodcs import ProtoDCS, metrics
 from protodcs.bench import cells, grid, pack, preparation, rows, run, streams, traces
 from protodcs.cli import app
 from protodcs.errors import ConfigError, DataError
+from protodcs.features.run import Extraction, in_a_loop
 
 PACKED = {"pack": "dtd"}
 PIXELS = {
@@ -80,17 +82,20 @@ def features(tmp_path_factory):
         ({"streams": [{"pack": "cats"}]}, "no stream 'cats'"),
         ({"streams": [{**PIXELS, "protocols": ["backwards"]}]}, "no protocol 'backwards'"),
         ({"streams": [PIXELS, PIXELS]}, "two streams are called 'few'"),
+        ({"streams": [{**PIXELS, "protocols": ["reset", "reset"]}]}, "each protocol once"),
+        ({"streams": 5}, "streams"),
         ({"seeds": [1, 1]}, "each once"),
         ({"seeds": []}, "seeds"),
         ({"more": 1}, "more"),
     ],
 )
 def test_a_mistake_in_a_grid_is_told_before_any_work(tmp_path, changes, told):
-    with pytest.raises(ConfigError, match=re.escape(told)):
-        grid.load(written(tmp_path, **changes))
+    for encoder in (None, "mini"):
+        with pytest.raises(ConfigError, match=re.escape(told)):
+            grid.load(written(tmp_path, **changes), encoder)
 
 
-@pytest.mark.parametrize("text", ["- a\n- b", "name: [", "\x00"])
+@pytest.mark.parametrize("text", ["- a\n- b", "name: [", "\x00", "1: 2"])
 def test_a_file_that_is_no_grid_is_refused(tmp_path, text):
     file = tmp_path / "grid.yaml"
     file.write_text(text)
@@ -98,9 +103,11 @@ def test_a_file_that_is_no_grid_is_refused(tmp_path, text):
         grid.load(file)
 
 
-@pytest.mark.parametrize("file", sorted((Path(__file__).parent.parent / "grids").glob("*.yaml")), ids=lambda f: f.stem)
-def test_every_grid_that_ships_is_valid(file):
-    assert grid.load(file).name == file.stem
+def test_every_grid_that_ships_is_valid():
+    files = list((Path(__file__).parent.parent / "grids").glob("*.yaml"))
+    assert files
+    for file in files:
+        assert grid.load(file).name == file.stem
 
 
 def test_the_temperature_is_that_of_the_encoder_unless_the_grid_names_another():
@@ -180,7 +187,7 @@ def test_a_zero_shot_row_is_the_closed_form(data_folder, tmp_path, score):
 
 def test_mean_and_pooled_rows_follow_from_the_segments(data_folder, tmp_path, features):
     plan = run.planned(grid.Grid(**words(streams=[PIXELS], methods=[{**PLAIN, "trace": True}])), tmp_path)
-    cell = run.prepared(plan, features, lambda *_: None)[0]
+    cell = run.prepared(plan, features, in_a_loop, lambda *_: None)[0]
     result = cells.run(cell)
     *parts, mean, pooled = result.rows
     assert [row["segment"] for row in result.rows] == ["fog", "snow", rows.MEAN, rows.POOLED]
@@ -213,7 +220,7 @@ def test_a_frozen_models_oscr_does_not_depend_on_the_ratio_and_the_legacy_slice_
 def test_segments_are_reset_only_where_the_protocol_says_so(data_folder, tmp_path, features, protocol):
     stream = {**PIXELS, "protocols": [protocol], "corruptions": ["fog", "fog"]}
     plan = run.planned(grid.Grid(**words(streams=[stream], methods=[{"method": "protodcs", "trace": True}])), tmp_path)
-    (cell,) = run.prepared(plan, features, lambda *_: None)
+    (cell,) = run.prepared(plan, features, in_a_loop, lambda *_: None)
     arrays = cells.run(cell).trace.arrays
     second = arrays["segment"] == 1
     alone = streams.opened(cell.task.stream, protocol, 0, cell.store)
@@ -240,6 +247,55 @@ def test_a_trace_holds_what_figures_need(data_folder, tmp_path):
         traces.read(file)
 
 
+def test_a_corruption_that_comes_again_has_a_name_of_its_own(data_folder):
+    stream = streams.opened(grid.ImageStream(**{**PIXELS, "corruptions": ["fog", "snow", "fog"]}), "continual", 0)
+    assert [part.title for part in stream.parts] == ["fog", "snow", "fog (2)"]
+
+
+def test_a_cell_is_another_one_under_other_prompts(data_folder, tmp_path):
+    names = tmp_path / "names.txt"
+    names.write_text("\n".join(reversed(streams.class_names("cifar10"))))
+    ids = set()
+    for classes in ("cifar10", str(names)):
+        (cell, _) = run.planned(grid.Grid(**words(streams=[{**PIXELS, "classes": classes}])), tmp_path).cells
+        ids.add(cell.id)
+    assert len(ids) == 2
+
+
+def test_a_worker_that_sees_other_data_refuses(data_folder, tmp_path):
+    (cell,) = run.planned(grid.Grid(**words()), tmp_path).cells
+    for part in ("manifest", "fingerprint", "prompts"):
+        with pytest.raises(DataError, match=part):
+            cells.run(replace(cell, **{part: "0"}))
+
+
+IMAGES = [
+    {"method": "tent", "label": "frozen", "options": {"batch_size": 1, "rate": 0, "score": "max"}},
+    {"method": "tent", "options": {"batch_size": 16}},
+    {"method": "rosita"},
+]
+
+
+def test_methods_over_images_run_in_cells_and_leave_the_encoder_as_it_was(data_folder, tmp_path, features):
+    plan = run.planned(grid.Grid(**words(streams=[PIXELS], methods=[*IMAGES, PLAIN])), tmp_path)
+    before = {name: value.clone() for name, value in streams.encoder("mini").image_tower.module.state_dict().items()}
+    found = [cells.run(cell).rows for cell in run.prepared(plan, features, in_a_loop, lambda *_: None)]
+    again = [cells.run(cell).rows for cell in reversed(plan.cells) if cell.task.entrant.sees == "images"][::-1]
+    after = streams.encoder("mini").image_tower.module.state_dict()
+    assert all(value.equal(after[name]) for name, value in before.items())
+    taken = {(rows_[0]["label"], rows_[0]["protocol"]): rows_ for rows_ in found}
+    repeated = {(rows_[0]["label"], rows_[0]["protocol"]): rows_ for rows_ in again}
+    for key, theirs in repeated.items():
+        assert [row["oscr"] for row in theirs] == [row["oscr"] for row in taken[key]]
+    assert {rows_[0]["kind"] for rows_ in found} == {"images", "features"}
+    for protocol in ("continual", "reset"):
+        # Without a step and one image at a time, the tower is the frozen one.
+        for adapted, plain in zip(taken["frozen", protocol], taken["plain", protocol], strict=True):
+            assert adapted["known_accuracy"] == plain["known_accuracy"]
+            assert adapted["auroc"] == pytest.approx(plain["auroc"], abs=1e-3)
+        assert taken["tent", protocol][0]["oscr"] != taken["plain", protocol][0]["oscr"]
+
+
 # Preparation.
 
 
@@ -251,9 +307,15 @@ def test_a_store_that_covers_a_stream_is_found_and_one_that_does_not_is_not(data
 
     def store(stream):
         manifests = [streams.manifest(stream, protocol, 0) for protocol in stream.protocols]
-        return preparation.store_for(stream, manifests, tmp_path, lambda *step: seen.append(step))
+        return preparation.store_for(stream, manifests, tmp_path, in_a_loop, lambda *step: seen.append(step))
 
+    manifest = preparation.union([streams.manifest(wide, protocol, 0) for protocol in wide.protocols])
+    sources = [streams.source(name) for name in (wide.known, *wide.unknown)]
+    for name, settings in (("cropped", {"side": 24}), ("rounded", {"number_type": "float16"})):
+        job = Extraction.planned(tmp_path / name, manifest, sources, streams.encoder("mini"), **settings)
+        assert len(list(in_a_loop(job, job.open()))) > 0
     first = store(wide)
+    assert first.name not in ("cropped", "rounded")
     assert seen[-1] == ("few", 100, 100)
     assert store(wide) == first
     assert store(narrow) == first
@@ -310,6 +372,35 @@ def test_a_killed_run_goes_on_and_equals_one_that_was_not(command, tmp_path):
     assert json.loads(command(file, "--out", tmp_path / "killed", "--jobs", 1, "--json").output)["run"] in (1, 2)
     command(file, "--out", tmp_path / "whole", "--jobs", 1, "--json")
     assert same(done(tmp_path / "killed"), done(tmp_path / "whole"))
+
+
+def test_a_damaged_result_and_one_of_changed_code_are_made_anew(command, tmp_path, monkeypatch):
+    module = tmp_path / "changing.py"
+    text = (Path(__file__).parent.parent / "examples" / "own_method.py").read_text()
+    module.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    file = written(tmp_path, methods=[{"method": "changing:Centred"}])
+    options = "--out", tmp_path / "out", "--jobs", 1, "--json"
+    assert json.loads(command(file, *options).output)["run"] == 1
+    (kept,) = (tmp_path / "out" / "cells").iterdir()
+    kept.write_bytes(b"PAR1")
+    assert json.loads(command(file, *options).output)["run"] == 1
+    assert json.loads(command(file, *options).output)["run"] == 0
+    module.write_text(text + "# changed\n")
+    assert json.loads(command(file, *options).output)["run"] == 1
+
+
+def test_rows_name_the_command_without_a_path_of_the_machine(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path)
+    command("grid.yaml", "--out", tmp_path / "out", "--seeds", 1, "--jobs", 1)
+    assert {row["command"] for row in rows.read_folder(tmp_path / "out")} == {
+        "protodcs bench run grid.yaml --out out --seeds 1"
+    }
+
+
+def test_no_jobs_are_refused(command, tmp_path):
+    assert "--jobs 0" in command(written(tmp_path), "--out", tmp_path / "out", "--jobs", 0).output
 
 
 def wait_for(condition, seconds=120):
@@ -375,17 +466,32 @@ SLOW = [{"method": "dpe", "label": str(size), "options": {"cache_size": size}} f
 
 
 def test_ray_gives_the_same_rows_and_a_killed_worker_costs_only_its_cell(cluster, data_folder, tmp_path, features):
-    plan = run.planned(grid.Grid(**words(streams=[PACKED, PIXELS], methods=[PLAIN, *SLOW])), tmp_path / "ray")
-    todo = run.prepared(plan, features, lambda *_: None)
-    work = run.execute(plan, todo, 2, ray=True)
+    methods = [{"method": "zero_shot", "label": "plain"}, *SLOW]
+    plan = run.planned(grid.Grid(**words(streams=[PACKED], methods=methods)), tmp_path / "ray")
+    todo = run.prepared(plan, features, in_a_loop, lambda *_: None)
+    work = run.execute(plan, todo, run.on_ray(2))
     finished = [next(work)]
     wait_for(lambda: _workers("ray::_attempt"))
     _workers("ray::_attempt")[0].kill()
+    finished.append(next(work))
+    wait_for(lambda: _workers("ray::PoolActor.run_batch"))
+    _workers("ray::PoolActor.run_batch")[0].kill()
     finished += list(work)
     assert {cell.id for cell in finished} == {cell.id for cell in todo}
     assert len(finished) == len(todo)
-    here = run.planned(grid.Grid(**words(streams=[PACKED, PIXELS], methods=[PLAIN, *SLOW])), tmp_path / "here")
-    assert list(run.execute(here, run.prepared(here, features, lambda *_: None), 1, ray=False))
+    here = run.planned(grid.Grid(**words(streams=[PACKED], methods=methods)), tmp_path / "here")
+    assert list(run.execute(here, run.prepared(here, features, in_a_loop, lambda *_: None), run.on_this_machine(1)))
+    assert same(done(tmp_path / "ray"), done(tmp_path / "here"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
+def test_methods_over_images_give_the_same_rows_on_ray(cluster, command, tmp_path, features):
+    few = {**PIXELS, "protocols": ["continual"], "corruptions": ["fog"]}
+    file = written(tmp_path, streams=[few], methods=[*IMAGES, PLAIN])
+    options = "--jobs", 2, "--features", features
+    result = command(file, "--out", tmp_path / "ray", "--ray", "auto", *options)
+    assert result.exit_code == 0, result.output
+    command(file, "--out", tmp_path / "here", "--jobs", 1, "--features", features)
     assert same(done(tmp_path / "ray"), done(tmp_path / "here"))
 
 
@@ -399,7 +505,7 @@ def _workers(title):
 
 def test_a_killed_local_worker_is_replaced(data_folder, tmp_path):
     plan = run.planned(grid.Grid(**words(methods=SLOW)), tmp_path)
-    work = run.execute(plan, plan.todo(), 2, ray=False)
+    work = run.execute(plan, plan.todo(), run.on_this_machine(2))
     finished = [next(work)]
     mine = psutil.Process()
     loky = [child for child in mine.children(recursive=True) if "LokyProcess" in " ".join(child.cmdline())]

@@ -10,6 +10,7 @@ from made_results import rows_of
 from protodcs.bench.comparison import ACC, AUROC, FPR, contests
 from protodcs.bench.rows import POOLED
 from protodcs.bench.statistics import estimate, paired, student_quantile, student_share
+from protodcs.errors import DataError
 
 
 @pytest.mark.parametrize("freedom", [*range(1, 12), 29, 30, 200])
@@ -114,3 +115,17 @@ def test_an_unsaid_figure_is_never_best():
     unsaid = rows_of("unsaid", [0.5, 0.5], auroc=[math.nan, math.nan])
     said = rows_of("said", [0.5, 0.5], auroc=[0.1, 0.2])
     assert _contest(unsaid, said).bold(AUROC, POOLED) == {"said"}
+
+
+def test_who_is_best_is_said_over_the_seeds_that_all_have():
+    steady, lucky = rows_of("steady", [0.9, 0.9, 0.1, 0.1]), rows_of("lucky", [0.8, 0.8])
+    contest = _contest(steady, lucky)
+    assert contest.common == [0, 1]
+    assert contest.best(contest.entries, ACC, POOLED).label == "steady"
+    assert contest.bold(ACC, POOLED) == {"steady"}
+
+
+def test_two_streams_under_one_name_are_refused():
+    changed = [{**row, "manifest": "another"} for row in rows_of("b", [0.5])]
+    with pytest.raises(DataError, match="two different streams are called 'dtd, shuffled' at seed 0"):
+        contests(rows_of("a", [0.5]) + changed)

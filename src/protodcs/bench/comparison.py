@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from ..errors import DataError
 from .rows import MEAN, POOLED, Row
 from .statistics import Estimate, estimate, paired
 
@@ -114,13 +115,29 @@ class Contest:
 
     def baseline(self, segment: str) -> Entry | None:
         """The zero-shot entry that others are measured against: of several scores the one with the best AUROC."""
-        return best([entry for entry in self.entries if entry.method == BASELINE], AUROC, segment)
+        return self.best([entry for entry in self.entries if entry.method == BASELINE], AUROC, segment)
+
+    @cached_property
+    def common(self) -> list[int]:
+        """The seeds that every entry has: who is best is said over these alone."""
+        every = [{row["seed"] for row in entry.rows} for entry in self.entries]
+        return sorted(set.intersection(*every)) if every else []
 
     def best_peer(self, metric: Metric, segment: str) -> Entry | None:
         """The best entry that is not ours; zero-shot counts only where there is nothing else."""
         others = [entry for entry in self.entries if entry.method != OURS]
         peers = [entry for entry in others if entry.method != BASELINE]
-        return best(peers or others, metric, segment)
+        return self.best(peers or others, metric, segment)
+
+    def best(self, entries: Iterable[Entry], metric: Metric, segment: str) -> Entry | None:
+        """The entry with the best mean; None if no mean can be said or the metric has no better side."""
+        means = [(entry, self._mean(entry, metric, segment)) for entry in entries if metric.better]
+        said = [(entry, mean) for entry, mean in means if not math.isnan(mean)]
+        return max(said, key=lambda pair: metric.better * pair[1], default=(None,))[0]
+
+    def _mean(self, entry: Entry, metric: Metric, segment: str) -> float:
+        values = entry.values(metric.key, segment)
+        return estimate([value for seed, value in values.items() if seed in self.common]).mean
 
     def bold(self, metric: Metric, segment: str) -> set[str]:
         """Labels of the best entry and of those it does not beat.
@@ -128,7 +145,7 @@ class Contest:
         Nothing is bold where the best has no interval: one seed proves nothing. An entry ties with the best if the
         interval of their paired difference holds zero.
         """
-        top = best(self.entries, metric, segment)
+        top = self.best(self.entries, metric, segment)
         if top is None or not top.estimate(metric.key, segment).has_interval:
             return set()
         values = top.values(metric.key, segment)
@@ -136,19 +153,26 @@ class Contest:
         return {top.label, *(entry.label for entry in ties)}
 
 
-def best(entries: Iterable[Entry], metric: Metric, segment: str) -> Entry | None:
-    """The entry with the best mean; None if no mean can be said or the metric has no better side."""
-    said = [e for e in entries if metric.better and not math.isnan(e.estimate(metric.key, segment).mean)]
-    return max(said, key=lambda e: metric.better * e.estimate(metric.key, segment).mean, default=None)
-
-
 def contests(rows: Sequence[Row]) -> list[Contest]:
     """Rows by place and label. A label that means two configurations at one place is told apart by what differs."""
     places: dict[Place, dict[tuple[str, str, str], list[Row]]] = {}
+    met: dict[tuple[Place, int], str] = {}
     for row in distinct(rows):
         place = Place(row["stream"], row["protocol"], row["encoder"])
+        _check_one(row, place, met)
         places.setdefault(place, {}).setdefault((row["method"], row["label"], row["config"]), []).append(row)
     return [Contest(place, tuple(_entries(places[place]))) for place in sorted(places)]
+
+
+def _check_one(row: Row, place: Place, met: dict[tuple[Place, int], str]) -> None:
+    """Refuse two streams under one name: their figures must not be compared."""
+    proof = f"manifest {row['manifest'][:12]}, {row['fingerprint']}, prompts {row['prompts']}"
+    first = met.setdefault((place, row["seed"]), proof)
+    if proof != first:
+        raise DataError(
+            f"two different streams are called {place.title!r} at seed {row['seed']}: {first}; and {proof}. A grid was "
+            "changed between two runs: give each its own folder, and report them apart"
+        )
 
 
 def distinct(rows: Iterable[Row]) -> list[Row]:

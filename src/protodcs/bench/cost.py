@@ -20,16 +20,16 @@ _MOST = 512
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Cost:
     """Seconds a sample of one method on one stream, measured over `measured` samples."""
 
     seconds: float
     measured: int
 
 
-def estimates(cells: Iterable[Cell]) -> dict[tuple[str, str], Estimate]:
+def estimates(cells: Iterable[Cell]) -> dict[tuple[str, str], Cost]:
     """Of every method on every stream, by the titles of both; one measurement serves all seeds and protocols."""
-    found: dict[tuple[str, str], Estimate] = {}
+    found: dict[tuple[str, str], Cost] = {}
     for cell in cells:
         key = cell.task.entrant.title, cell.task.stream.name
         if key not in found:
@@ -37,7 +37,7 @@ def estimates(cells: Iterable[Cell]) -> dict[tuple[str, str], Estimate]:
     return found
 
 
-def _features(cell: Cell) -> Estimate:
+def _features(cell: Cell) -> Cost:
     chance = np.random.default_rng(0)
     prototypes = chance.normal(size=(cell.classes, cell.dimension)).astype(np.float32)
     prototypes /= np.linalg.norm(prototypes, axis=1, keepdims=True)
@@ -52,10 +52,10 @@ def _features(cell: Cell) -> Estimate:
     while done < _MOST and time.perf_counter() - start < _SECONDS:
         engine.observe_many(features[done : done + 8], scores=True)
         done += 8
-    return Estimate((time.perf_counter() - start) / (done - 8), done - 8)
+    return Cost((time.perf_counter() - start) / (done - 8), done - 8)
 
 
-def _images(cell: Cell) -> Estimate:
+def _images(cell: Cell) -> Cost:
     words = cell.task.stream
     assert isinstance(words, ImageStream)
     tower = encoder(words.encoder)
@@ -68,6 +68,5 @@ def _images(cell: Cell) -> Estimate:
     start = time.perf_counter()
     method.observe_batch(batch)
     seconds = (time.perf_counter() - start) / len(batch)
-    method.reset()
-    getattr(method, "close", lambda: None)()
-    return Estimate(seconds, len(batch))
+    method.close()
+    return Cost(seconds, len(batch))

@@ -3,7 +3,7 @@
 A caption names the stream, the encoder, the methods, the seed and the commands; it describes and never praises.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,11 +27,6 @@ class Picture:
     title: str
     caption: str
     figure: Figure
-
-
-def bench_command(grid: str) -> str:
-    """How the results of a grid were made."""
-    return f"protodcs bench run grids/{grid}.yaml --out results/{grid}"
 
 
 def pictures(contests: Sequence[Contest], traces: Sequence[Trace], command: str) -> Iterator[Picture]:
@@ -60,10 +55,10 @@ def missing(contests: Sequence[Contest], traces: Sequence[Trace]) -> list[str]:
 
 
 def _scatter(contests: Sequence[Contest], command: str) -> Picture:
-    grids = dict.fromkeys(e.first["grid"] for contest in contests for e in contest.entries)
+    runs = dict.fromkeys(e.first["command"] for contest in contests for e in contest.entries)
     caption = (
         "Accuracy on known samples against AUROC; the upper right is better. Bars: 95 % intervals over seeds, where "
-        f"there are several. Axes differ between panels. {' '.join(encoders(contests))} {_made(grids, command)}"
+        f"there are several. Axes differ between panels. {' '.join(encoders(contests))} {_made(runs, command)}"
     )
     return Picture("accuracy-auroc", "Accuracy and separation", caption, figures.accuracy_against_auroc(contests))
 
@@ -82,7 +77,7 @@ def _along(contest: Contest, command: str) -> Iterator[Picture]:
     first = contest.entries[0].first
     data = _data(first["stream"], first["protocol"], first["known"], first["unknown"], contest.place.encoder)
     seeds = ", ".join(str(seed) for seed in contest.seeds)
-    made = f"{data} Seeds {seeds}. {_made(dict.fromkeys(e.first['grid'] for e in contest.entries), command)}"
+    made = f"{data} Seeds {seeds}. {_made(dict.fromkeys(e.first['command'] for e in contest.entries), command)}"
     yield Picture(
         f"corruptions-{place_slug(contest)}",
         f"AUROC by corruption: {contest.place.title}",
@@ -191,8 +186,8 @@ def _told(traces: Sequence[Trace], command: str) -> str:
     about = traces[0].about
     data = _data(about["stream"], about["protocol"], about["known"], about["unknown"], about["encoder"])
     names = ", ".join(trace.about["label"] for trace in traces)
-    grids = dict.fromkeys(trace.about["grid"] for trace in traces)
-    return f"{data} Methods: {names}. Seed {about['seed']}. {_made(grids, command)}"
+    runs = dict.fromkeys(trace.about["command"] for trace in traces)
+    return f"{data} Methods: {names}. Seed {about['seed']}. {_made(runs, command)}"
 
 
 def _data(stream: str, protocol: str, known: str, unknown: str, encoder: str) -> str:
@@ -200,5 +195,5 @@ def _data(stream: str, protocol: str, known: str, unknown: str, encoder: str) ->
     return f"Data: {stream}, protocol {protocol}, {sets}. Encoder: {encoder_words(encoder)}."
 
 
-def _made(grids: dict[str, None], command: str) -> str:
-    return "Made by: " + "; ".join([*(bench_command(grid) for grid in grids), command])
+def _made(runs: Iterable[str], command: str) -> str:
+    return "Made by: " + "; ".join([*(run for run in runs if run), command])

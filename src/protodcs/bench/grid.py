@@ -3,6 +3,8 @@
 Nothing here reads an image or runs a method; a mistake in a grid is told before any work begins.
 """
 
+import hashlib
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -42,6 +44,8 @@ class ImageStream(_Part):
     @field_validator("protocols")
     @classmethod
     def _there(cls, names: list[str]) -> list[str]:
+        if len(set(names)) < len(names):
+            raise ValueError(f"each protocol once; given: {names}")
         for name in names:
             if name not in protocols():
                 raise ValueError(f"there is no protocol {name!r}: choose one of {', '.join(protocols())}")
@@ -111,6 +115,14 @@ class Entrant(_Part):
         if not (isinstance(found, type) and issubclass(found, FeatureMethod | ImageMethod)):
             raise ConfigError(f"{self.method!r} is neither a FeatureMethod nor an ImageMethod")
         return found
+
+    @property
+    def source(self) -> str:
+        """Hash of the file of a method of one's own, whose results must not outlive a change; else empty."""
+        if ":" not in self.method:
+            return ""
+        file = inspect.getsourcefile(self.implementation)
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
 
     @property
     def sees(self) -> Literal["features", "images"]:
@@ -183,10 +195,11 @@ def load(file: str | Path, encoder: str | None = None) -> Grid:
     if not isinstance(content, dict):
         raise ConfigError(f"{file} is not a grid: name, streams and methods are wanted")
     if encoder is not None:
-        for stream in content.get("streams") or []:
+        listed = content.get("streams")
+        for stream in listed if isinstance(listed, list) else []:
             if isinstance(stream, dict) and "pack" not in stream:
                 stream["encoder"] = encoder
     try:
-        return Grid(**content)
+        return Grid.model_validate(content)
     except ValidationError as problem:
         raise ConfigError(f"{file}: {in_words(problem)}") from None

@@ -4,7 +4,7 @@ A store serves a stream if it holds every image of it, under every corruption, f
 extracted once for all seeds and protocols, and an interrupted extraction goes on where it stopped.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,15 +14,21 @@ from numpy.typing import NDArray
 from ..data.streams import Manifest, Segment
 from ..errors import DataError
 from ..features import FeatureStore
-from ..features.run import Extraction, in_a_loop
+from ..features.job import Shard
+from ..features.run import Extraction
 from . import streams
 from .grid import ImageStream
 
+# Told the name of the stream, how many images are done, and how many there are.
 Report = Callable[[str, int, int], None]
+# Does shards of a job, and yields each when it is done: `in_a_loop`, or `on_ray`.
+Extract = Callable[[Extraction, Sequence[Shard]], Iterable[Shard]]
 
 
-def store_for(words: ImageStream, manifests: Sequence[Manifest], folder: Path, report: Report) -> Path:
-    """A store that serves these manifests of one stream, all of them."""
+def store_for(
+    words: ImageStream, manifests: Sequence[Manifest], folder: Path, extract: Extract, report: Report
+) -> Path:
+    """A store that serves these manifests of one stream, all of them; extracted now if there is none."""
     wanted = union(manifests)
     encoder = streams.encoder(words.encoder)
     for candidate in sorted(path.parent for path in folder.glob("*/job.json")):
@@ -33,7 +39,7 @@ def store_for(words: ImageStream, manifests: Sequence[Manifest], folder: Path, r
     extraction = Extraction.planned(home, wanted, sources, encoder)
     todo, total = extraction.open(), len(wanted)
     done = total - sum(shard.last - shard.first for shard in todo)
-    for shard in in_a_loop(extraction, todo) if todo else ():
+    for shard in extract(extraction, todo) if todo else ():
         done += shard.last - shard.first
         report(words.name, done, total)
     return home
@@ -65,6 +71,8 @@ def _serves(folder: Path, wanted: Manifest, fingerprint: str) -> bool:
         store = FeatureStore(folder)
     except DataError:
         return False
-    if not store.job.encoder.startswith(f"{fingerprint},"):
+    # Features of cropped images, or rounded ones, are other features.
+    plain = store.job.side is None and store.job.number_type == "float32"
+    if not plain or not store.job.encoder.startswith(f"{fingerprint},"):
         return False
     return all(store.covers(wanted, number) for number in range(len(wanted.segments)))

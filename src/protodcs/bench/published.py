@@ -256,9 +256,19 @@ class _Lines:
     def _mark(self, why: str) -> str:
         if not why:
             return ""
-        mark = string.ascii_lowercase[len(self.notes)]
+        mark = _letters(len(self.notes))
         self.notes.append(f"{mark}: {why}")
         return mark
+
+
+def _letters(number: int) -> str:
+    """A to z, then aa, ab, and so on.
+
+    >>> [_letters(number) for number in (0, 25, 26, 27)]
+    ['a', 'z', 'aa', 'ab']
+    """
+    rest, last = divmod(number, 26)
+    return (_letters(rest - 1) if rest else "") + string.ascii_lowercase[last]
 
 
 def _stand_in(line: Line, contest: Contest) -> Entry | None:

@@ -6,6 +6,7 @@ path of this computer enters.
 
 import json
 import math
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -13,12 +14,14 @@ from ..durable import replace_file
 from ..errors import DataError
 from . import drawing, page, published, rows, summaries, traces
 from .comparison import MAIN, Contest, contests, distinct
-from .gallery import bench_command, missing, pictures
+from .gallery import missing, pictures
 from .page import Section
 from .rows import MEAN, Row
 from .summaries import encoder_words
 from .tables import Table, to_csv, to_html, to_latex, to_markdown
 from .traces import Trace
+
+_EXAMPLE = "protodcs bench run grids/clip-features.yaml --out results"
 
 
 def write_report(folders: Sequence[Path], out: Path) -> Path:
@@ -35,7 +38,7 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
     for folder in (out, out / "tables", out / "figures"):
         folder.mkdir(parents=True, exist_ok=True)
     everything = contests(found)
-    command = f"protodcs report {' '.join(folder.resolve().name for folder in folders)} --out {out.resolve().name}"
+    command = shlex.join(["protodcs", "report", *map(_shown, folders), "--out", _shown(out)])
     writer = _Writer(out)
     compared = published.without_ablations(everything)
     sections = [
@@ -50,6 +53,11 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
     writer.file("tables/summary.csv", summaries.summary_csv(everything).encode())
     lead = "Open-set test-time adaptation: every method on the same streams, sample by sample in the same order."
     return writer.file("report.html", page.page("ProtoDCS benchmark report", lead, sections).encode())
+
+
+def _shown(path: Path) -> str:
+    """A folder as it was given; of one that is given from the root on, the last part."""
+    return path.name if path.is_absolute() else path.as_posix()
 
 
 class _Writer:
@@ -75,12 +83,13 @@ def _front(found: Sequence[Row], command: str) -> list[str]:
     # Averages carry the seconds of their whole cell: one of them for each.
     seconds = math.fsum(row["seconds"] or 0.0 for row in distinct(found) if row["segment"] == MEAN)
     started = sorted(row["started"] for row in cells.values())
-    grids = sorted({row["grid"] for row in found})
+    runs = sorted({row["command"] for row in found if row["command"]})
     streams = dict.fromkeys(
         f"{r['stream']} ({r['protocol']}): {r['known']} known, {r['unknown'] or 'nothing'} unknown" for r in found
     )
     pairs = [
-        ("Grids", "; ".join(f"`{bench_command(grid)}`" for grid in grids)),
+        ("Grids", "; ".join(sorted({row["grid"] for row in found}))),
+        ("Runs", "; ".join(f"`{run}`" for run in runs) or "not recorded"),
         ("This page", f"`{command}`"),
         ("Encoders", "; ".join(sorted({encoder_words(row["encoder"]) for row in found}))),
         ("Streams", "; ".join(streams)),
@@ -107,7 +116,7 @@ def _versions(words: str | None) -> str:
 
 def _main(writer: _Writer, compared: Sequence[Contest]) -> list[str]:
     if not compared:
-        return [page.paragraph(f"Nothing but ablations was run. To fill this: `{bench_command('clip-features')}`")]
+        return [page.paragraph(f"Nothing but ablations was run. To fill this: `{_EXAMPLE}`")]
     parts = [writer.table(summaries.overview(compared, metric, MEAN)) for metric in MAIN]
     headline = summaries.headline(compared)
     return [*parts, writer.table(headline)] if headline.rows else parts
@@ -125,7 +134,7 @@ def _streams(writer: _Writer, compared: Sequence[Contest]) -> list[str]:
         if len(contest.segments) > 1:
             inside = [writer.table(summaries.corruption_table(contest, metric)) for metric in MAIN]
             parts.append(page.folded("Corruption by corruption", inside))
-    return parts or [page.paragraph(f"No stream was run. To fill this: `{bench_command('clip-features')}`")]
+    return parts or [page.paragraph(f"No stream was run. To fill this: `{_EXAMPLE}`")]
 
 
 def _paper(writer: _Writer, everything: Sequence[Contest]) -> list[str]:

@@ -1,6 +1,6 @@
 """What one result is: the columns of a row, and how rows are kept in Parquet files.
 
-A row says all that its figures depend on. Two runs of a cell give the same row but for the columns in `MEASURED`.
+A row names all that its figures depend on. Two runs of a cell give the same row but for the columns in `MEASURED`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,6 +33,7 @@ IDENTITY = {
     "position": pa.int64(),  # place of the segment in its stream; -1 for MEAN, -2 for POOLED
     "encoder": pa.string(),
     "fingerprint": pa.string(),  # of the encoder
+    "prompts": pa.string(),  # hash of the class names that prototypes are made of
     "manifest": pa.string(),  # SHA-256 of the stream
     "classes": pa.int64(),
     "dimension": pa.int64(),
@@ -67,8 +68,9 @@ MEASURED = {
     "seconds": pa.float64(),  # of the segment, without reading; of the whole cell in MEAN and POOLED
     "peak_memory_mb": pa.float64(),  # of the worker while the cell ran
     "versions": pa.string(),  # JSON
-    "machine": pa.string(),
+    "machine": pa.string(),  # kind of processor, system, device of the encoder
     "started": pa.string(),  # UTC
+    "command": pa.string(),  # that ran it
 }
 SCHEMA = pa.schema(list((IDENTITY | FIGURES | MEASURED).items()))
 
@@ -93,6 +95,15 @@ def read(file: Path) -> list[Row]:
         raise DataError(f"{file} has other columns than this protodcs writes: run its cell again")
     rows: list[Row] = table.to_pylist()
     return rows
+
+
+def is_whole(file: Path) -> bool:
+    """Whether this is a file of results as this version writes them."""
+    try:
+        schema: pa.Schema = pq.read_schema(file)
+    except (OSError, pa.ArrowInvalid):
+        return False
+    return schema == SCHEMA
 
 
 def read_folder(folder: Path) -> list[Row]:

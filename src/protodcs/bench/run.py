@@ -15,6 +15,7 @@ from typing import Any
 
 from joblib import Parallel, delayed, parallel_config
 from joblib.externals.loky.process_executor import TerminatedWorkerError
+from threadpoolctl import threadpool_limits
 
 from ..data.streams import Manifest
 from ..errors import ProtoDCSError, UsageError
@@ -22,7 +23,7 @@ from . import rows, streams, traces
 from .cells import Cell, Outcome
 from .cells import run as run_cell
 from .grid import Grid, ImageStream, Task
-from .preparation import Report, store_for
+from .preparation import Extract, Report, store_for
 
 # Runs one cell in a worker; says which, and what went wrong.
 Attempt = Callable[[Path, Cell, dict[str, str]], tuple[Cell, str]]
@@ -31,6 +32,10 @@ Attempt = Callable[[Path, Cell, dict[str, str]], tuple[Cell, str]]
 _MOST_DEATHS = 3
 # How often the files of results are looked at while Ray works. Seconds.
 _GLANCE = 0.5
+
+
+class WorkerDiedError(Exception):
+    """A worker was killed; what it and its neighbours were at is to be done again."""
 
 
 @dataclass(frozen=True)
@@ -58,16 +63,16 @@ class Plan:
         return self.folder / "traces" / f"{cell.id}.safetensors"
 
     def is_done(self, cell: Cell) -> bool:
-        """Whether a cell has its rows, and its trace if it was asked for."""
-        return self.file(cell).exists() and (not cell.task.trace or self.trace(cell).exists())
+        """Whether a cell has its rows, and its trace if it was asked for, as this version writes them."""
+        return rows.is_whole(self.file(cell)) and (not cell.task.trace or traces.is_whole(self.trace(cell)))
 
     def todo(self) -> list[Cell]:
         """The cells without a result."""
         return [cell for cell in self.cells if not self.is_done(cell)]
 
 
-def planned(grid: Grid, folder: Path) -> Plan:
-    """Every cell of a grid, with the hashes of its stream and encoder."""
+def planned(grid: Grid, folder: Path, command: str = "") -> Plan:
+    """Every cell of a grid, with the hashes of its stream and encoder; the command is what rows will name."""
     known: dict[tuple[str, str, int], Cell] = {}
     manifests: dict[str, list[Manifest]] = {}
     cells = []
@@ -75,7 +80,7 @@ def planned(grid: Grid, folder: Path) -> Plan:
         key = task.stream.name, task.protocol, task.seed
         if key not in known:
             known[key] = _described(task, manifests)
-        cells.append(replace(known[key], task=task))
+        cells.append(replace(known[key], task=task, command=command))
     return Plan(folder, cells, manifests)
 
 
@@ -85,74 +90,104 @@ def _described(task: Task, manifests: dict[str, list[Manifest]]) -> Cell:
         manifests.setdefault(task.stream.name, []).append(stream.manifest)
     classes, dimension = stream.prototypes.shape
     samples = sum(len(part.labels) for part in stream.parts)
-    return Cell(task, stream.hash, stream.fingerprint, stream.temperature, samples, classes, dimension)
+    proof = stream.hash, stream.fingerprint, stream.prompts
+    return Cell(task, *proof, stream.temperature, samples, classes, dimension)
 
 
-def prepared(plan: Plan, features: Path, report: Report) -> list[Cell]:
-    """The cells that are still to do, each with the store that it needs."""
+def prepared(plan: Plan, features: Path, extract: Extract, report: Report) -> list[Cell]:
+    """The cells that are still to do, each with the store that it needs; what is missing is extracted."""
     stores: dict[str, Path] = {}
     ready = []
     for cell in plan.todo():
         words = cell.task.stream
         if isinstance(words, ImageStream) and cell.task.entrant.sees == "features":
             if words.name not in stores:
-                stores[words.name] = store_for(words, plan.manifests[words.name], features, report)
+                stores[words.name] = store_for(words, plan.manifests[words.name], features, extract, report)
             cell = replace(cell, store=stores[words.name].absolute())
         ready.append(cell)
     return ready
 
 
-def execute(plan: Plan, cells: Sequence[Cell], jobs: int, ray: bool) -> Iterator[Cell | Failure]:
-    """Run cells; yields each when its result is kept, in any order."""
-    if ray:
-        yield from _on_ray(plan, cells, jobs)
-        return
+# Runs cells somewhere, and yields each when its result is kept; raises WorkerDiedError.
+Workers = Callable[[Plan, Sequence[Cell]], Iterator[Cell | Failure]]
+
+
+def execute(plan: Plan, cells: Sequence[Cell], workers: Workers) -> Iterator[Cell | Failure]:
+    """Run cells; yields each when its result is kept, in any order. A worker that dies is replaced."""
     left, deaths = {cell.id: cell for cell in cells}, 0
     while left:
         try:
-            for cell, words in _work(_attempt, plan, list(left.values()), jobs, return_as="generator_unordered"):
+            for done in workers(plan, list(left.values())):
+                cell = done.cell if isinstance(done, Failure) else done
                 del left[cell.id]
-                yield Failure(cell, words) if words else cell
-        except TerminatedWorkerError:
-            # Whoever was at work beside the one that died is lost too; what is kept is kept.
+                deaths = 0
+                yield done
+        except WorkerDiedError:
             deaths += 1
             if deaths == _MOST_DEATHS:
+                names = ", ".join(sorted({cell.task.entrant.title for cell in left.values()}))
                 raise UsageError(
-                    f"workers were killed {deaths} times, probably for want of memory: run again with fewer --jobs"
+                    f"workers were killed {deaths} times without a result between, probably for want of memory; still "
+                    f"to do: {names}. Run again with fewer --jobs"
                 ) from None
-            left = {cell.id: cell for cell in left.values() if not plan.is_done(cell)}
 
 
-def _on_ray(plan: Plan, cells: Sequence[Cell], jobs: int) -> Iterator[Cell | Failure]:
-    """As `execute`: Ray's back-end returns all results at its end, so a thread waits for it and we watch the files."""
+def on_this_machine(jobs: int) -> Workers:
+    """Workers that are processes here; one job needs none but this one."""
+
+    def work(plan: Plan, cells: Sequence[Cell]) -> Iterator[Cell | Failure]:
+        told = set()
+        try:
+            with parallel_config(backend="loky", inner_max_num_threads=1):
+                for cell, words in _work(_attempt, plan, cells, jobs, return_as="generator_unordered"):
+                    told.add(cell.id)
+                    yield Failure(cell, words) if words else cell
+        except TerminatedWorkerError:
+            # Whoever was at work beside the one that died is lost too; what is kept is kept.
+            yield from (cell for cell in cells if cell.id not in told and plan.is_done(cell))
+            raise WorkerDiedError from None
+
+    return work
+
+
+def on_ray(jobs: int) -> Workers:
+    """Workers of the Ray cluster that this process is connected to."""
+    from ray.exceptions import RayError
     from ray.util.joblib import register_ray
 
     register_ray()
-    ended: Queue[list[tuple[Cell, str]] | BaseException] = Queue()
 
-    def wait() -> None:
-        try:
-            # The back-end's own actors only wait: what they wait for can be done again if its worker dies.
-            with parallel_config(backend="ray", ray_remote_args={"num_cpus": 0}):
-                ended.put(_work(_attempt_as_task, plan, list(cells), jobs))
-        except BaseException as problem:  # whatever it is, the one who waits must hear of it
-            ended.put(problem)
+    def work(plan: Plan, cells: Sequence[Cell]) -> Iterator[Cell | Failure]:
+        # The back-end returns all results at its end: a thread waits for that, and we watch the files.
+        ended: Queue[list[tuple[Cell, str]] | BaseException] = Queue()
+        Thread(target=_wait, args=(ended, plan, cells, jobs), daemon=True).start()
+        waiting = {cell.id: cell for cell in cells}
+        outcome: list[tuple[Cell, str]] | BaseException | None = None
+        while outcome is None:
+            with suppress(Empty):
+                outcome = ended.get(timeout=_GLANCE)
+            for cell in [cell for cell in waiting.values() if plan.is_done(cell)]:
+                del waiting[cell.id]
+                yield cell
+        if isinstance(outcome, RayError):
+            raise WorkerDiedError from outcome
+        if isinstance(outcome, BaseException):
+            raise outcome
+        yield from (Failure(cell, words) for cell, words in outcome if words)
 
-    Thread(target=wait, daemon=True).start()
-    waiting = {cell.id: cell for cell in cells}
-    outcome: list[tuple[Cell, str]] | BaseException | None = None
-    while outcome is None:
-        with suppress(Empty):
-            outcome = ended.get(timeout=_GLANCE)
-        for cell in [cell for cell in waiting.values() if plan.is_done(cell)]:
-            del waiting[cell.id]
-            yield cell
-    if isinstance(outcome, BaseException):
-        raise outcome
-    yield from (Failure(cell, words) for cell, words in outcome if words)
+    return work
 
 
-def _work(attempt: Attempt, plan: Plan, cells: list[Cell], jobs: int, **options: Any) -> Any:
+def _wait(ended: Queue[Any], plan: Plan, cells: Sequence[Cell], jobs: int) -> None:
+    try:
+        # The back-end's own actors only wait: what they wait for is done again elsewhere if its worker dies.
+        with parallel_config(backend="ray", ray_remote_args={"num_cpus": 0}):
+            ended.put(_work(_attempt_as_task, plan, cells, jobs))
+    except BaseException as problem:  # whatever it is, the one who waits must hear of it
+        ended.put(problem)
+
+
+def _work(attempt: Attempt, plan: Plan, cells: Sequence[Cell], jobs: int, **options: Any) -> Any:
     workers = Parallel(n_jobs=jobs, batch_size=1, pre_dispatch="2*n_jobs", **options)
     return workers(delayed(attempt)(plan.folder.absolute(), cell, dict(_environment())) for cell in cells)
 
@@ -171,7 +206,9 @@ def _attempt(folder: Path, cell: Cell, environment: dict[str, str]) -> tuple[Cel
     os.environ.update(environment)
     _one_thread()
     try:
-        _keep(Plan(folder, [], {}), cell, run_cell(cell))
+        # Workers are as many as cores; and the bits of a matrix product may depend on the number of threads.
+        with threadpool_limits(1):
+            _keep(Plan(folder, [], {}), cell, run_cell(cell))
     except ProtoDCSError as problem:
         return cell, f"{type(problem).__name__}: {problem}"
     return cell, ""
@@ -185,7 +222,6 @@ def _environment() -> Iterator[tuple[str, str]]:
 
 
 def _one_thread() -> None:
-    """Workers are as many as cores: each keeps to one thread."""
     try:
         import torch
     except ImportError:
@@ -196,7 +232,7 @@ def _one_thread() -> None:
 def _keep(plan: Plan, cell: Cell, outcome: Outcome) -> None:
     for file in (plan.file(cell), plan.trace(cell)):
         file.parent.mkdir(parents=True, exist_ok=True)
-    # The trace first: a cell counts as done when its rows are there.
+    # The trace first: whoever finds the rows finds it too.
     if outcome.trace is not None:
         traces.write(plan.trace(cell), outcome.trace)
     rows.write(plan.file(cell), outcome.rows)

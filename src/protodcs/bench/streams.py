@@ -4,6 +4,9 @@ A worker builds its stream anew from the grid's words; the hash proves that it i
 is in memory.
 """
 
+import hashlib
+import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -50,6 +53,7 @@ class Stream(Protocol):
     fingerprint: str
     temperature: float
     hash: str
+    prompts: str
 
     @property
     def prototypes(self) -> Features:
@@ -72,7 +76,8 @@ class Packed:
         self.known = f"{len(self.classes)} ImageNet classes"
         self.unknown = " + ".join(recipe.unknown) or "other ImageNet classes"
         self.encoder, self.fingerprint, self.temperature = pack.ENCODER, pack.fingerprint(), pack.TEMPERATURE
-        self.hash = content.hash
+        self.hash, self.prompts = content.hash, _digest(self.classes)
+        self.device = ""
         self.parts = [Part("clean", False, content.labels)]
         self._features = content.features
 
@@ -90,14 +95,15 @@ class Imaged:
         self.manifest = manifest(words, protocol, seed)
         self.classes = class_names(words.classes)
         self.known, self.unknown = words.known, " + ".join(words.unknown)
-        self.hash = self.manifest.hash
+        self.hash, self.prompts = self.manifest.hash, _digest(self.classes)
         self.parts = [
-            Part(segment.corruption or "clean", segment.reset, self.manifest.label[segment.rows])
-            for segment in self.manifest.segments
+            Part(title, segment.reset, self.manifest.label[segment.rows])
+            for title, segment in zip(_titles(self.manifest), self.manifest.segments, strict=True)
         ]
         self._store = store
         loaded = encoder(words.encoder)
         self.encoder, self.fingerprint = words.encoder, loaded.fingerprint
+        self.device = str(getattr(loaded.image_tower, "device", ""))
         self.temperature = 1.0 / loaded.logit_scale
         if len(self.classes) != len(self.manifest.classes):
             raise DataError(
@@ -180,6 +186,19 @@ def source(name: str) -> ImageSource:
 
 def _sources(words: ImageStream) -> dict[str, ImageSource]:
     return {name: source(name) for name in (words.known, *words.unknown)}
+
+
+def _titles(manifest: Manifest) -> Iterator[str]:
+    """The corruptions, with a number where the stream meets one again."""
+    met: Counter[str] = Counter()
+    for segment in manifest.segments:
+        title = segment.corruption or "clean"
+        met[title] += 1
+        yield title if met[title] == 1 else f"{title} ({met[title]})"
+
+
+def _digest(names: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps(list(names)).encode()).hexdigest()[:16]
 
 
 @lru_cache(maxsize=4)

@@ -40,10 +40,19 @@ def overview(contests: Sequence[Contest], metric: Metric, segment: str) -> Table
     return Table(
         f"main-{slug(metric.short)}-{segment}",
         f"{arrowed(metric)} on every stream, {AVERAGES[segment]} of the stream",
-        ["Method", *(contest.place.title for contest in contests)],
+        ["Method", *_heads(contests)],
         rows,
         [*_seed_notes(contests), *encoders(contests)],
     )
+
+
+def _heads(contests: Sequence[Contest]) -> list[str]:
+    """The titles of places, with the encoder where two encoders saw the same stream."""
+    titles = [contest.place.title for contest in contests]
+    return [
+        title if titles.count(title) == 1 else f"{title}, {contest.place.encoder}"
+        for title, contest in zip(titles, contests, strict=True)
+    ]
 
 
 def stream_table(contest: Contest, segment: str) -> Table:
@@ -256,7 +265,11 @@ def _seed_notes(contests: Sequence[Contest]) -> list[str]:
     counts = {len(_seeds(entry)) for contest in contests for entry in contest.entries}
     if counts == {1}:
         return ["Percent. " + _ONE_SEED]
-    return [_RULE, *(["Figures without ± come from one seed."] if 1 in counts else [])]
+    notes = [_RULE, *(["Figures without ± come from one seed."] if 1 in counts else [])]
+    uneven = [c.place.title for c in contests if any(_seeds(entry) != set(c.common) for entry in c.entries)]
+    if uneven:
+        notes.append(f"Not all methods have all seeds on {', '.join(uneven)}: bold is said over those they share.")
+    return notes
 
 
 def _plain(value: object) -> object:

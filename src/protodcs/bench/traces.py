@@ -22,8 +22,9 @@ class Trace:
     """One cell, sample by sample.
 
     Attributes:
-        about: the cell's identity (the columns `rows.IDENTITY` without segment and position), its "temperature", its
-            "segments" (titles in order), and "first_fit": the sequence at which the mixture was first fitted, or None.
+        about: the cell's identity (the columns `rows.IDENTITY` without segment and position), the "command" that ran
+            it, its "temperature", its "segments" (titles in order), and "first_fit": the sequence at which the mixture
+            was first fitted, or None where it was not.
         arrays: by name, each (N,): label (-1 unknown), segment (place in "segments"), index, known, score, openness,
             openness_first, p_unknown, aleatoric, epistemic, confidence, entropy (nats, of the class probabilities),
             trusted, cached, evolved. Of ProtoDCS also: cache_early and cache_late (M, d) features in the visual cache
@@ -50,6 +51,15 @@ def read(file: Path) -> Trace:
             return Trace(about, {name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
     except (OSError, SafetensorError, KeyError, ValueError) as problem:
         raise DataError(f"{file} is not a trace of `protodcs bench run`: {problem}") from None
+
+
+def is_whole(file: Path) -> bool:
+    """Whether this is a trace."""
+    try:
+        with safe_open(file, "np") as opened:
+            return "about" in (opened.metadata() or {})
+    except (OSError, SafetensorError):
+        return False
 
 
 def read_folder(folder: Path) -> list[Trace]:

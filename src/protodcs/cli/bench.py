@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from ..errors import ConfigError, InputError
 from .screen import console, explained, progress
 
 if TYPE_CHECKING:
+    from ..bench.grid import Grid
     from ..bench.run import Plan
 
 app = typer.Typer(help="Benchmarks: every method on the same streams.", no_args_is_help=True)
@@ -37,10 +39,14 @@ def run(
 ) -> None:
     """Run every cell of a grid that has no result yet."""
     from ..bench import grid as grids
-    from ..bench.run import Failure, execute, planned, prepared
+    from ..bench.run import Failure, execute, on_ray, on_this_machine, planned, prepared
+    from ..features.on_ray import on_ray as extract_on_ray
+    from ..features.run import in_a_loop
 
+    if jobs == 0:
+        raise InputError("--jobs 0 would do nothing: give a number of workers, or -1 for as many as cores")
     chosen = _chosen(grids.load(grid, encoder), only, seeds)
-    plan = planned(chosen, out)
+    plan = planned(chosen, out, _command(grid, out, encoder, only, seeds))
     if dry_run:
         _tell_plan(plan, jobs, as_json)
         return
@@ -50,6 +56,7 @@ def run(
         cells = prepared(
             plan,
             features or out / "features",
+            extract_on_ray if ray else in_a_loop,
             lambda name, done, total: bar.update(
                 extraction, description=f"features of {name}", completed=done, total=total, visible=True
             ),
@@ -57,7 +64,7 @@ def run(
         bar.update(extraction, visible=False)
         # The bar counts samples: cells differ by a factor of a thousand.
         task = bar.add_task("samples", total=sum(cell.samples for cell in cells))
-        for done in execute(plan, cells, jobs, ray is not None) if cells else ():
+        for done in execute(plan, cells, (on_ray if ray else on_this_machine)(jobs)):
             if isinstance(done, Failure):
                 failures.append(done)
                 bar.console.print(f"[red]failed[/red] {done.cell.task.entrant.title}: {done.words}", highlight=False)
@@ -81,12 +88,26 @@ def run(
         raise typer.Exit(1)
 
 
-def _chosen(grid: Any, only: list[str], seeds: int | None) -> Any:
+def _chosen(grid: "Grid", only: list[str], seeds: int | None) -> "Grid":
     methods = [entry for entry in grid.methods if not only or {entry.method, entry.title} & set(only)]
     strange = sorted(set(only) - {name for entry in grid.methods for name in (entry.method, entry.title)})
     if strange:
         raise ConfigError(f"the grid has no method {strange[0]!r}; it has {', '.join(e.title for e in grid.methods)}")
     return grid.model_copy(update={"methods": methods, "seeds": grid.seeds[:seeds]})
+
+
+def _command(grid: Path, out: Path, encoder: str | None, only: list[str], seeds: int | None) -> str:
+    """What the results depend on of this command; a path outside of this folder is told by its last part alone."""
+    words = ["protodcs", "bench", "run", _inside(grid), "--out", _inside(out)]
+    words += ["--encoder", encoder] if encoder else []
+    words += [part for name in only for part in ("--only", name)]
+    words += ["--seeds", str(seeds)] if seeds else []
+    return shlex.join(words)
+
+
+def _inside(path: Path) -> str:
+    here = path.absolute()
+    return here.relative_to(Path.cwd()).as_posix() if here.is_relative_to(Path.cwd()) else here.name
 
 
 def _tell_plan(plan: "Plan", jobs: int, as_json: bool) -> None:
@@ -121,7 +142,7 @@ def _tell_plan(plan: "Plan", jobs: int, as_json: bool) -> None:
     console.print(table)
     console.print(
         f"{len(todo)} of {len(plan.cells)} cells to do: about {total:,.0f} seconds of work, {total / workers:,.0f} on "
-        f"{workers} workers, without extracting features. Measured on noise just now: an estimate.",
+        f"{workers} workers of this machine, without extracting features. Measured on noise just now: an estimate.",
         highlight=False,
     )
 

@@ -73,6 +73,7 @@ class FeatureMethod(ABC):
 
     name: ClassVar[str]
     capabilities: ClassVar[Capabilities]
+    kind: ClassVar[Literal["features"]] = "features"
     config_type: ClassVar[type[BaseModel]]
     # What `Decision.score` is, in words, for each choice of the option `score`; "" where there is no such option.
     score_names: ClassVar[Mapping[str, str]]

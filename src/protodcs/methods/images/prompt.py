@@ -17,22 +17,20 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from ...core.base import described
 from ...core.compiled import ensure_compiled
 from ...core.config import Settings
 from ...core.decision import Decisions
 from ...data.prompts import class_names
-from ...errors import ConfigError, EncoderError, InputError, UsageError
+from ...errors import ConfigError, EncoderError, UsageError
 from ...method import ImageMethod
 from ..familiarity import PROBABLE, Score, familiarity
 from .answer import Answer, Vector, softmax, to_decisions
+from .batch import IN_USE, TORN, check_images
 from .tower import descend
 from .tower_method import to_array
 from .views import random_views
 
 Pixels = NDArray[np.uint8]
-
-_IN_USE = "this method is in use by another thread: give each stream a method and an encoder of its own"
 
 
 class PromptSettings(Settings):
@@ -162,10 +160,10 @@ class PromptMethod(ImageMethod):
         """Tune the prompt on the next images of the stream and decide on them."""
         check_images(images, self.batch_size)
         if not self._busy.acquire(blocking=False):
-            raise UsageError(_IN_USE)
+            raise UsageError(IN_USE)
         try:
             if not self._whole:
-                raise UsageError("this method was interrupted while it learned from a batch: reset it")
+                raise UsageError(TORN)
             # The caller may have switched gradients off, which is no business of ours.
             with torch.inference_mode(False), torch.enable_grad():
                 views = torch.stack([self._views(image, self._sequence + place) for place, image in enumerate(images)])
@@ -202,7 +200,7 @@ class PromptMethod(ImageMethod):
     def reset(self) -> None:
         """Back to the words and to the start of the stream; the encoder was never changed."""
         if not self._busy.acquire(blocking=False):
-            raise UsageError(_IN_USE)
+            raise UsageError(IN_USE)
         try:
             self._forget()
         finally:
@@ -326,19 +324,6 @@ def prompts_of(encoder: Encoder, classes: Sequence[str], words: str) -> Prompts:
         )
     prompts: Prompts = make(classes, words)
     return prompts
-
-
-def check_images(images: Sequence[Pixels], batch_size: int) -> None:
-    """Refuse what is not a batch of RGB images, before anything is computed."""
-    if not 0 < len(images) <= batch_size:
-        raise InputError(
-            f"a batch has 1 to batch_size = {batch_size} images; given: {len(images)}: cut the stream into batches of "
-            "that size, or choose another batch_size"
-        )
-    for image in images:
-        rgb = isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3
-        if not rgb or not image.size:
-            raise InputError(f"an image must be a uint8 array (height, width, 3); given: {described(image)}")
 
 
 def log_probabilities(views: Tensor, features: Tensor, temperature: float) -> Tensor:

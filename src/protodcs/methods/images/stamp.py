@@ -128,7 +128,7 @@ class STAMP(TowerMethod):
     def _begin(self) -> None:
         margin, rate, period = next(values for most, values in _BY_CLASSES if len(self.classes) <= most)
         config = self.config
-        self._margin = config.margin or margin
+        self._margin = margin if config.margin is None else config.margin
         self._rate = rate if config.rate is None else config.rate
         self._period = config.period or period
         self._optimizer = torch.optim.SGD(self._tower.parameters, lr=self._rate, momentum=config.momentum)

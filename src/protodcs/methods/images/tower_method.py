@@ -16,19 +16,17 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from ...core.base import described
 from ...core.compiled import ensure_compiled
 from ...core.config import Settings
 from ...core.decision import Decisions
 from ...data.prompts import class_names
-from ...errors import ConfigError, EncoderError, InputError, UsageError
+from ...errors import ConfigError, EncoderError, UsageError
 from ...method import Capabilities, ImageMethod
 from ..familiarity import PROBABLE, Score, familiarity
 from .answer import Answer, Matrix, Vector, softmax, to_decisions
+from .batch import IN_USE, TORN, check_images
 from .tower import AdaptedTower, TowerEncoder, descend, gradients
 
-_IN_USE = "this method is in use by another thread: give each stream a method and an encoder of its own"
-_TORN = "this method was interrupted while it learned from a batch: reset it"
 _CLOSED = "this method is closed, and its encoder was given back: make a new one"
 
 
@@ -108,7 +106,7 @@ class TowerMethod(ImageMethod):
     def observe_batch(self, images: Sequence[NDArray[np.uint8]]) -> Decisions:
         """Decide on the next RGB images (height, width, 3) of the stream and learn from them."""
         if not self._busy.acquire(blocking=False):
-            raise UsageError(_IN_USE)
+            raise UsageError(IN_USE)
         try:
             self._check(images)
             batch = self._encoder.preprocessing.fitted(images)
@@ -131,7 +129,7 @@ class TowerMethod(ImageMethod):
         if self._tower.closed:
             raise UsageError(_CLOSED)
         if not self._busy.acquire(blocking=False):
-            raise UsageError(_IN_USE)
+            raise UsageError(IN_USE)
         try:
             self._tower.restore()
             self._forget()
@@ -230,17 +228,8 @@ class TowerMethod(ImageMethod):
         if self._tower.closed:
             raise UsageError(_CLOSED)
         if not self._whole:
-            raise UsageError(_TORN)
-        if not 0 < len(images) <= self.config.batch_size:
-            raise InputError(
-                f"a batch has 1 to batch_size = {self.config.batch_size} images; given: {len(images)}: cut the stream "
-                "into batches of that size, or choose another batch_size"
-            )
-        for image in images:
-            if not (isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.size):
-                raise InputError(f"an image must be a uint8 array (height, width, 3); given: {described(image)}")
-            if image.shape[2] != 3:
-                raise InputError(f"an image must be RGB, (height, width, 3); given: {described(image)}")
+            raise UsageError(TORN)
+        check_images(images, self.config.batch_size)
 
 
 def to_array(rows: Tensor) -> Matrix:
