@@ -1,7 +1,7 @@
 """Copy what a report says into the documentation: `python scripts/publish_results.py REPORT`.
 
-REPORT is the folder that `protodcs report` wrote. Tables go to docs/results/benchmark as CSV and Markdown, a few figures
-as PNG. `results.csv` keeps the averages of every seed; single corruptions are in `summary.csv`, over seeds.
+REPORT is the folder that `protodcs report` wrote. Tables go to docs/results/benchmark as CSV and Markdown, a few
+figures as PNG. `results.csv` keeps the averages of every seed; single corruptions are in `summary.csv`, over seeds.
 """
 
 import csv
@@ -16,6 +16,7 @@ SHOWN = ("cifar-10-c-svhn-c-continual", "dtd-shuffled")
 
 
 def main(report: Path) -> None:
+    """Replace what the documentation holds by what this report says."""
     shutil.rmtree(PLACE, ignore_errors=True)
     PLACE.mkdir(parents=True)
     for table in sorted((report / "tables").iterdir()):
