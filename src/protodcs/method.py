@@ -5,17 +5,18 @@ cut every `batch_size` from the stream's start. Benchmarks, services and contrac
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel
 
-from .core.base import Capabilities, FeatureMethod
+from .core.base import Capabilities, FeatureMethod, softmax_rows
+from .core.compiled import ensure_compiled
 from .core.decision import Decisions
-from .errors import UnknownMethodError
+from .data.prompts import class_names
+from .errors import ConfigError, UnknownMethodError
 
 __all__ = ["Capabilities", "FeatureMethod", "ImageMethod", "Register"]
 
@@ -27,31 +28,47 @@ class ImageMethod(ABC):
         name: as registered.
         capabilities: what it promises.
         kind: what it adapts, the tower of "images" or that of "texts".
-        config_type: of its settings, of which `batch_size` is always one.
+        config_type: of its settings, of which `batch_size` and `temperature` are always two.
+        score_names: what `Decisions.score` is, in words, for each choice of the option `score`; "" without that option.
         config: the settings.
         classes: the class names, in order.
+        temperature: of the softmax over cosines.
     """
 
     name: ClassVar[str]
     capabilities: ClassVar[Capabilities]
     kind: ClassVar[Literal["images", "texts"]]
-    config_type: ClassVar[type[BaseModel]]
+    config_type: ClassVar[type[Any]]
+    score_names: ClassVar[Mapping[str, str]]
 
-    config: BaseModel
+    config: Any
     classes: tuple[str, ...]
+    temperature: float
 
-    @abstractmethod
-    def __init__(self, encoder: Any, classes: Sequence[str], config: BaseModel | None = None): ...
+    def __init__(self, encoder: Any, classes: Sequence[str], config: Any = None):
+        if config is None:
+            config = self.config_type()
+        if not isinstance(config, self.config_type):
+            raise ConfigError(f"config must be a {self.config_type.__name__}; given: {type(config).__name__}")
+        ensure_compiled()
+        self.config = config
+        self.classes = class_names(classes)
+        self.temperature = config.temperature or 1.0 / encoder.logit_scale
+
+    @classmethod
+    def from_options(cls, encoder: Any, classes: Sequence[str], **options: Any) -> Self:
+        """A method from loose options, as `create` passes them."""
+        return cls(encoder, classes, cls.config_type(**options))
 
     @property
-    @abstractmethod
     def batch_size(self) -> int:
         """How many images the stream is cut into, from its start."""
+        return int(self.config.batch_size)
 
     @property
-    @abstractmethod
     def score_name(self) -> str:
         """What `Decisions.score` is, in words."""
+        return self.score_names[getattr(self.config, "score", "")]
 
     @abstractmethod
     def observe_batch(self, images: Sequence[NDArray[np.uint8]]) -> Decisions:
@@ -60,9 +77,9 @@ class ImageMethod(ABC):
         All batches but the last of a segment of the stream have `batch_size` images.
         """
 
-    @abstractmethod
     def probabilities(self, scores: NDArray[np.floating]) -> NDArray[np.float64]:
-        """(N, K) class probabilities for the `scores` of decisions."""
+        """(N, K) class probabilities for the `scores` of decisions: their softmax at the method's temperature."""
+        return softmax_rows(np.asarray(scores, dtype=np.float64) / self.temperature)
 
     @abstractmethod
     def reset(self) -> None:

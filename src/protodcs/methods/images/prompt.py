@@ -9,7 +9,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -17,14 +17,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from ...core.compiled import ensure_compiled
 from ...core.config import Settings
 from ...core.decision import Decisions
-from ...data.prompts import class_names
-from ...errors import ConfigError, EncoderError, UsageError
+from ...errors import EncoderError, UsageError
 from ...method import ImageMethod
 from ..familiarity import PROBABLE, Score, familiarity
-from .answer import Answer, Vector, softmax, to_decisions
+from .answer import Answer, Vector, to_decisions
 from .batch import IN_USE, TORN, check_images
 from .tower import descend
 from .tower_method import to_array
@@ -119,37 +117,15 @@ class PromptMethod(ImageMethod):
     config: PromptSettings
 
     def __init__(self, encoder: Encoder, classes: Sequence[str], config: PromptSettings | None = None):
-        if config is None:
-            config = self.config_type()
-        if not isinstance(config, self.config_type):
-            raise ConfigError(f"config must be a {self.config_type.__name__}; given: {type(config).__name__}")
-        ensure_compiled()
-        self.config = config
-        self.classes = class_names(classes)
+        super().__init__(encoder, classes, config)
         self._encoder = encoder
-        self.temperature = config.temperature or 1.0 / encoder.logit_scale
-        self._prompts = prompts_of(encoder, self.classes, config.words)
+        self._prompts = prompts_of(encoder, self.classes, self.config.words)
         self._busy = threading.Lock()
         self._forget()
-
-    @classmethod
-    def from_options(cls, encoder: Encoder, classes: Sequence[str], **options: Any) -> Self:
-        """A method from loose options, as `create` passes them."""
-        return cls(encoder, classes, cls.config_type(**options))
 
     @abstractmethod
     def _adapt(self, views: Tensor) -> Answer:
         """Tune on unit features (N, views, dimension), and answer for the plain view of each image, the first."""
-
-    @property
-    def batch_size(self) -> int:
-        """How many images the stream is cut into, from its start."""
-        return self.config.batch_size
-
-    @property
-    def score_name(self) -> str:
-        """What `Decisions.score` is, in words."""
-        return self.score_names[self.config.score]
 
     @property
     def sequence(self) -> int:
@@ -179,10 +155,6 @@ class PromptMethod(ImageMethod):
             return decisions
         finally:
             self._busy.release()
-
-    def probabilities(self, scores: NDArray[np.floating]) -> NDArray[np.float64]:
-        """(N, K): the softmax of the cosines at the method's temperature."""
-        return softmax(scores, self.temperature)
 
     def stats(self) -> dict[str, Any]:
         """Numbers for monitoring, JSON-ready; `loss` is that of the last image or batch before its first step."""

@@ -8,7 +8,7 @@ set back to what it was, and answers once more.
 import threading
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from ...core.compiled import ensure_compiled
 from ...core.config import Settings
 from ...core.decision import Decisions
-from ...data.prompts import class_names
-from ...errors import ConfigError, EncoderError, UsageError
+from ...errors import EncoderError, UsageError
 from ...method import Capabilities, ImageMethod
 from ..familiarity import PROBABLE, Score, familiarity
-from .answer import Answer, Matrix, Vector, softmax, to_decisions
+from .answer import Answer, Matrix, Vector, to_decisions
 from .batch import IN_USE, TORN, check_images
 from .tower import AdaptedTower, TowerEncoder, descend, gradients
 
@@ -56,23 +54,11 @@ class TowerMethod(ImageMethod):
     config: TowerSettings
 
     def __init__(self, encoder: TowerEncoder, classes: Sequence[str], config: TowerSettings | None = None):
-        if config is None:
-            config = self.config_type()
-        if not isinstance(config, self.config_type):
-            raise ConfigError(f"config must be a {self.config_type.__name__}; given: {type(config).__name__}")
-        ensure_compiled()
-        self.config = config
-        self.classes = class_names(classes)
-        self.temperature = config.temperature or 1.0 / encoder.logit_scale
+        super().__init__(encoder, classes, config)
         self._encoder = encoder
-        self._tower = AdaptedTower(encoder, self.classes, getattr(config, "skip_top", 0.0))
+        self._tower = AdaptedTower(encoder, self.classes, getattr(self.config, "skip_top", 0.0))
         self._busy = threading.Lock()
         self._forget()
-
-    @classmethod
-    def from_options(cls, encoder: TowerEncoder, classes: Sequence[str], **options: Any) -> Self:
-        """A method with these options of its configuration."""
-        return cls(encoder, classes, cls.config_type(**options))
 
     # What a method implements.
 
@@ -88,20 +74,6 @@ class TowerMethod(ImageMethod):
     _loss: float | None
 
     # What a user calls.
-
-    @property
-    def batch_size(self) -> int:
-        """How many images the stream is cut into, from its start."""
-        return self.config.batch_size
-
-    @property
-    def score_name(self) -> str:
-        """What `Decisions.score` is, in words."""
-        return self.score_names[getattr(self.config, "score", "")]
-
-    def probabilities(self, scores: NDArray[np.floating]) -> NDArray[np.float64]:
-        """(N, K) class probabilities for the `scores` of decisions."""
-        return softmax(scores, self.temperature)
 
     def observe_batch(self, images: Sequence[NDArray[np.uint8]]) -> Decisions:
         """Decide on the next RGB images (height, width, 3) of the stream and learn from them."""
