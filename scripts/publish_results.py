@@ -1,36 +1,57 @@
-"""Copy what a report says into the documentation: `python scripts/publish_results.py REPORT`.
+"""Copy what a report says into the documentation: `python scripts/publish_results.py REPORT NAME`.
 
-REPORT is the folder that `protodcs report` wrote. Tables go to docs/results/benchmark as CSV and Markdown, a few
-figures as PNG. `results.csv` keeps the averages of every seed; single corruptions are in `summary.csv`, over seeds.
+REPORT is the folder that `protodcs report` wrote. The main tables, those of the streams and those of the paper that
+were run go to docs/results/NAME as CSV and Markdown, a few figures as PNG. `results.csv` keeps the averages of every
+seed; single corruptions are in `summary.csv`, over seeds; both with six digits.
 """
 
 import csv
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-PLACE = Path(__file__).parent.parent / "docs" / "results" / "benchmark"
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
 AVERAGES = ("mean", "pooled")
+TABLES = ("main-", "stream-", "table-")
 # Of every kind of figure the ones of these streams; all are in the report itself.
 SHOWN = ("cifar-10-c-svhn-c-continual", "dtd-shuffled")
+EVERYWHERE = ("accuracy-auroc", "uncertainty-landscape")
 
 
-def main(report: Path) -> None:
+def main(report: Path, place: Path) -> None:
     """Replace what the documentation holds by what this report says."""
-    shutil.rmtree(PLACE, ignore_errors=True)
-    PLACE.mkdir(parents=True)
-    for table in sorted((report / "tables").iterdir()):
-        if table.suffix in (".csv", ".md") and table.name != "results.csv":
-            shutil.copyfile(table, PLACE / table.name)
-    with (report / "tables" / "results.csv").open(newline="") as source, (PLACE / "results.csv").open("w") as target:
-        rows = csv.DictReader(source)
-        writer = csv.DictWriter(target, rows.fieldnames or [], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(row for row in rows if row["segment"] in AVERAGES)
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    for table in sorted((report / "tables").glob("*.md")):
+        if table.name.startswith(TABLES) and "\n- Not run" not in table.read_text():
+            for file in (table, table.with_suffix(".csv")):
+                shutil.copyfile(file, place / file.name)
+    shorten(report / "tables" / "results.csv", place / "results.csv", lambda row: row["segment"] in AVERAGES)
+    # The settings of every method are in the other file.
+    shorten(report / "tables" / "summary.csv", place / "summary.csv", lambda row: row.pop("config"))
     for figure in sorted((report / "figures").glob("*.png")):
-        if figure.stem in ("accuracy-auroc", "uncertainty-landscape") or any(name in figure.stem for name in SHOWN):
-            shutil.copyfile(figure, PLACE / figure.name)
+        if figure.stem in EVERYWHERE or any(name in figure.stem for name in SHOWN):
+            shutil.copyfile(figure, place / figure.name)
+
+
+def shorten(source: Path, target: Path, keep: Callable[[dict[str, str]], object]) -> None:
+    """Copy the rows that are to be kept, with numbers of six digits."""
+    with source.open(newline="") as given:
+        rows = [row for row in csv.DictReader(given) if keep(row)]
+    with target.open("w") as taken:
+        writer = csv.DictWriter(taken, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: short(value) for name, value in row.items()} for row in rows)
+
+
+def short(value: str) -> str:
+    """A number with six digits; whatever else as it is."""
+    try:
+        return f"{float(value):.6g}" if "." in value else value
+    except ValueError:
+        return value
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), RESULTS / sys.argv[2])
