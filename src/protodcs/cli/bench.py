@@ -1,12 +1,10 @@
 """`protodcs bench`: run a grid of methods, streams and seeds, and keep its results."""
 
 import json
-import logging
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +12,8 @@ import typer
 from rich.table import Table
 
 from ..errors import ConfigError, InputError
-from .screen import console, explained, progress
+from .cluster import connected
+from .screen import console, explained, progress, tell
 
 if TYPE_CHECKING:
     from ..bench.grid import Grid
@@ -51,7 +50,7 @@ def run(
         _tell_plan(plan, jobs, as_json)
         return
     started, failures = time.perf_counter(), []
-    with _cluster(ray), progress(as_json) as bar:
+    with connected(ray, "leave out --ray") if ray else nullcontext(), progress(as_json) as bar:
         extraction = bar.add_task("features", total=None, visible=False)
         cells = prepared(
             plan,
@@ -80,10 +79,7 @@ def run(
         "seconds": round(time.perf_counter() - started, 1),
         "results": str(out),
     }
-    if as_json:
-        typer.echo(json.dumps(report))
-    else:
-        console.print(*(f"{key}: {value}" for key, value in report.items()), sep="\n", highlight=False)
+    tell(report, as_json)
     if failures:
         raise typer.Exit(1)
 
@@ -126,7 +122,7 @@ def _tell_plan(plan: "Plan", jobs: int, as_json: bool) -> None:
             "stream": stream,
             "protocol": protocol,
             "samples": samples,
-            "seconds": round(samples * cost[method, stream].seconds, 3),
+            "seconds": round(samples * cost[method, stream], 3),
         }
         for (method, stream, protocol), samples in rows.items()
     ]
@@ -145,27 +141,3 @@ def _tell_plan(plan: "Plan", jobs: int, as_json: bool) -> None:
         f"{workers} workers of this machine, without extracting features. Measured on noise just now: an estimate.",
         highlight=False,
     )
-
-
-@contextmanager
-def _cluster(address: str | None) -> Iterator[None]:
-    """Be connected to Ray, if it is wanted, for as long as the work takes."""
-    if address is None:
-        yield
-        return
-    try:
-        import ray
-    except ImportError:
-        raise InputError("--ray needs Ray: pip install 'protodcs[ray]'") from None
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    mine = not ray.is_initialized()
-    if mine:
-        try:
-            ray.init(address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        except (ConnectionError, ValueError) as problem:
-            raise InputError(f"no Ray cluster at {address!r}: {str(problem).splitlines()[0]}") from None
-    try:
-        yield
-    finally:
-        if mine:
-            ray.shutdown()

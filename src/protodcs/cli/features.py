@@ -1,17 +1,15 @@
 """`protodcs features`: every image of a stream through an encoder, into Parquet shards."""
 
-import json
-import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from ..errors import InputError
-from .screen import console, explained, given_corruptions, progress
+from .cluster import connected
+from .screen import explained, given_corruptions, progress, tell
 
 
 @explained
@@ -72,17 +70,19 @@ def features(
         "samples": len(plan),
     }
     if dry_run:
-        _tell({**report, "segments": len(plan.segments), "shards": len(extraction.shards())}, as_json)
+        tell({**report, "segments": len(plan.segments), "shards": len(extraction.shards())}, as_json)
         return
     started = time.perf_counter()
-    with _cluster(address) as cluster, progress(as_json) as bar:
+    on_cluster = address != "none"
+    ray = connected(address or "local", "use --address none for a plain loop") if on_cluster else nullcontext()
+    with ray, progress(as_json) as bar:
         todo = extraction.open()
         images = sum(shard.last - shard.first for shard in todo)
         task = bar.add_task("images", total=len(plan), completed=len(plan) - images)
-        done = on_ray(extraction, todo, workers) if cluster else in_a_loop(extraction, todo)
+        done = on_ray(extraction, todo, workers) if on_cluster else in_a_loop(extraction, todo)
         for shard in done if todo else ():
             bar.advance(task, shard.last - shard.first)
-    _tell({**report, "extracted": images, "seconds": round(time.perf_counter() - started, 1)}, as_json)
+    tell({**report, "extracted": images, "seconds": round(time.perf_counter() - started, 1)}, as_json)
 
 
 def _whole_sets(sources: list[Any], corruptions: str, severity: int, variant: str) -> Any:
@@ -98,39 +98,3 @@ def _everywhere(model: str) -> str:
     beginning, colon, place = model.rpartition(":")
     is_folder = model != "mini" and Path(place).is_dir()
     return f"{beginning}{colon}{Path(place).absolute()}" if is_folder else model
-
-
-@contextmanager
-def _cluster(address: str | None) -> Iterator[bool]:
-    """Connect to Ray for as long as the work takes; gives False where no Ray is wanted."""
-    if address == "none":
-        yield False
-        return
-    try:
-        import ray
-    except ImportError:
-        raise InputError(
-            "this needs Ray: pip install 'protodcs[ray]', or use --address none for a plain loop"
-        ) from None
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
-    mine = not ray.is_initialized()
-    if mine:
-        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-        try:
-            # "local" is a cluster of our own; without it Ray would join whichever runs on this machine.
-            ray.init(address=address, **quiet) if address else ray.init("local", include_dashboard=False, **quiet)
-        except (ConnectionError, ValueError) as problem:
-            raise InputError(f"no Ray cluster at {address!r}: {str(problem).splitlines()[0]}") from None
-    try:
-        yield True
-    finally:
-        if mine:
-            ray.shutdown()
-
-
-def _tell(report: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(report))
-        return
-    for key, value in report.items():
-        console.print(f"{key.replace('_', ' ')}: {value}")

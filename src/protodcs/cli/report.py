@@ -1,11 +1,10 @@
 """`protodcs report`: one page, tables and figures from folders of results."""
 
-import json
 from pathlib import Path
 
 import typer
 
-from .screen import console, explained
+from .screen import explained, tell
 
 
 @explained
@@ -24,7 +23,4 @@ def report(
         "tables": len({file.stem for file in (out / "tables").iterdir()}),
         "figures": len({file.stem for file in (out / "figures").iterdir()}),
     }
-    if as_json:
-        typer.echo(json.dumps(told))
-    else:
-        console.print(*(f"{key}: {value}" for key, value in told.items()), sep="\n", highlight=False)
+    tell(told, as_json)

@@ -1,6 +1,7 @@
 """What commands share: how an error is told, how progress is shown, and how lists are written."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
@@ -39,6 +40,15 @@ def explained(command: Callable[..., None]) -> Callable[..., None]:
 def _leave(words: str, code: int) -> None:
     typer.echo(f"error: {words}", err=True)
     raise typer.Exit(code) from None
+
+
+def tell(report: Mapping[str, Any], as_json: bool) -> None:
+    """What a command did: a line for each thing, or one JSON object for a program."""
+    if as_json:
+        typer.echo(json.dumps(report))
+        return
+    for key, value in report.items():
+        console.print(f"{key.replace('_', ' ')}: {value}", highlight=False)
 
 
 def progress(quiet: bool) -> Progress:

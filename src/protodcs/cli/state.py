@@ -75,6 +75,8 @@ def _print(report: dict[str, Any]) -> None:
                 f"weight {part['weight']:.3f}, mean {part['mean']:.4f}, variance {part['variance']:.2e}"
             )
         stats["mixture, separation"] = mixture["separation"]
+    for key in [key for key, value in stats.items() if isinstance(value, dict)]:
+        stats |= {f"{key}, {part}": value for part, value in stats.pop(key).items()}
     console.print(_table("What happened", {key.replace("_", " "): _number(value) for key, value in stats.items()}))
     console.print(_table("Configuration", {key: str(value) for key, value in report["config"].items()}))
 

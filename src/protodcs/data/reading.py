@@ -5,15 +5,40 @@ held at a time.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import numpy as np
 
 from .corruptions import Variant, corrupt
 from .crop import centre_crop
 from .source import ImageSource, Pixels
+from .streams import Manifest
 
 # Pixels that are read at once. A single image may have more; then it is read alone.
 _PIXELS_AT_ONCE = 8 << 20
+
+
+def read_samples(
+    manifest: Manifest, number: int, rows: slice, sources: Sequence[ImageSource], side: int | None = None
+) -> Iterator[tuple[int, Pixels]]:
+    """The images of some samples of segment `number`, each with its place among `rows`, source after source.
+
+    `sources` are those of the manifest, in its order.
+    """
+    segment = manifest.segments[number]
+    source, index = manifest.source[rows], manifest.index[rows]
+    for one in np.unique(source):
+        places = np.flatnonzero(source == one)
+        images = read_corrupted(
+            sources[one],
+            index[places].tolist(),
+            segment.corruption,
+            segment.severity,
+            family=segment.family,
+            variant=cast(Variant, segment.variant),
+            side=side,
+        )
+        yield from zip(places.tolist(), images, strict=True)
 
 
 def read_corrupted(

@@ -5,14 +5,12 @@ Workers hold everything a shard needs and share nothing: any of them may do any 
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.corruptions import Variant
-from ..data.reading import read_corrupted
-from ..data.source import ImageSource, Pixels
+from ..data.reading import read_samples
+from ..data.source import ImageSource
 from ..data.streams import Manifest
 from ..encoders import Encoder, Preprocessing
 from .job import Job, Shard
@@ -34,26 +32,10 @@ class Preparer:
             yield self._fitted(shard, slice(first, min(first + self.job.batch_size, shard.last)))
 
     def _fitted(self, shard: Shard, rows: slice) -> NDArray[np.uint8]:
-        numbers, indices = self.manifest.source[rows], self.manifest.index[rows]
-        fitted = np.empty((len(numbers), *self.preprocessing.shape), dtype=np.uint8)
-        for number in np.unique(numbers):
-            places = np.flatnonzero(numbers == number)
-            images = self._images(shard, self.sources[number], indices[places].tolist())
-            for place, image in zip(places, images, strict=True):
-                fitted[place] = self.preprocessing.fit(image)
+        fitted = np.empty((rows.stop - rows.start, *self.preprocessing.shape), dtype=np.uint8)
+        for place, image in read_samples(self.manifest, shard.segment, rows, self.sources, self.job.side):
+            fitted[place] = self.preprocessing.fit(image)
         return fitted
-
-    def _images(self, shard: Shard, source: ImageSource, indices: list[int]) -> Iterator[Pixels]:
-        segment = self.manifest.segments[shard.segment]
-        return read_corrupted(
-            source,
-            indices,
-            segment.corruption,
-            segment.severity,
-            family=segment.family,
-            variant=cast(Variant, segment.variant),
-            side=self.job.side,
-        )
 
 
 def extract(folder: Path, shard: Shard, preparer: Preparer, encoder: Encoder) -> None:

@@ -18,8 +18,7 @@ from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_un
 from ..core.compiled import kernel
 from ..core.config import Settings
 from ..core.decision import Decision
-from ..core.first_check import invert_norms, similarities
-from ..core.memory import Window
+from ..core.first_check import Window, inverse_norms, similarities
 from ..errors import StateError
 from .rosita_gate import best_split
 
@@ -114,8 +113,7 @@ class Memory:
         width = entry.shape[1]
         self.config = config
         self.entry = entry
-        self.inverse_norms = np.empty(len(entry))
-        invert_norms(entry, self.inverse_norms)
+        self.inverse_norms = inverse_norms(entry)
         self.window = Window(config.window)
         self.queue = np.zeros((config.queue_length, width), dtype=np.float32)
         self.labels = np.zeros(config.queue_length, dtype=np.int64)
@@ -232,8 +230,7 @@ class AdaND(FeatureMethod):
         # What the head and the window know of the old list stays; they follow the new labels and scores.
         twin = memory.fork()
         twin.entry = np.concatenate([memory.entry[kept], added])
-        twin.inverse_norms = np.empty(len(twin.entry))
-        invert_norms(twin.entry, twin.inverse_norms)
+        twin.inverse_norms = inverse_norms(twin.entry)
         return twin
 
     def _new_memory(self, entry: Feature) -> Memory:

@@ -20,7 +20,7 @@ from ..core.cache import place, queue_mean
 from ..core.config import Settings
 from ..core.decision import Decision
 from ..core.evolution import evolve
-from ..core.first_check import invert_norms, similarities
+from ..core.first_check import inverse_norms, invert_norms, similarities
 from ..core.residual import rescore, step_visual
 from ..errors import StateError
 
@@ -77,8 +77,7 @@ class Memory:
         self.config = config
         self.entry = entry
         self.text = entry.copy()
-        self.inverse_norms = np.empty(classes)
-        invert_norms(entry, self.inverse_norms)
+        self.inverse_norms = inverse_norms(entry)
         self.cache = np.zeros((classes, config.cache_size, width), dtype=np.float32)
         self.quality = np.zeros((classes, config.cache_size))
         self.counts = np.zeros(classes, dtype=np.int64)

@@ -19,7 +19,7 @@ from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_un
 from ..core.compiled import kernel
 from ..core.config import Settings
 from ..core.decision import Decision
-from ..core.first_check import invert_norms, similarities
+from ..core.first_check import inverse_norms, similarities
 from ..errors import StateError
 from .familiarity import PROBABLE, Score, familiarity
 
@@ -143,8 +143,7 @@ class Memory:
     def __init__(self, entry: Feature, config: OnlineGaussianConfig):
         classes, width = entry.shape
         self.entry = entry
-        self.inverse_norms = np.empty(classes)
-        invert_norms(entry, self.inverse_norms)
+        self.inverse_norms = inverse_norms(entry)
         self.means = entry.astype(np.float64)
         self.counts = np.full(classes, config.prior_count)
         self.variance = np.full(width, config.variance / width)

@@ -18,8 +18,7 @@ from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_un
 from ..core.compiled import kernel
 from ..core.config import Settings
 from ..core.decision import Decision
-from ..core.first_check import invert_norms, similarities
-from ..core.memory import Window
+from ..core.first_check import Window, inverse_norms, similarities
 from ..errors import StateError
 
 Vector = NDArray[np.float64]
@@ -92,8 +91,7 @@ class Memory:
 
     def __init__(self, entry: Feature, window: int):
         self.entry = entry
-        self.inverse_norms = np.empty(len(entry))
-        invert_norms(entry, self.inverse_norms)
+        self.inverse_norms = inverse_norms(entry)
         self.window = Window(window)
         self.sequence = 0
         self.learned = 0
@@ -163,8 +161,7 @@ class RositaGate(FeatureMethod):
         # Scores of the old list stay in the window: they leave it as new ones come.
         twin = memory.fork()
         twin.entry = np.concatenate([memory.entry[kept], added])
-        twin.inverse_norms = np.empty(len(twin.entry))
-        invert_norms(twin.entry, twin.inverse_norms)
+        twin.inverse_norms = inverse_norms(twin.entry)
         return twin
 
     def _new_memory(self, entry: Feature) -> Memory:

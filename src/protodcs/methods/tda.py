@@ -19,7 +19,7 @@ from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_un
 from ..core.compiled import kernel
 from ..core.config import Settings
 from ..core.decision import Decision
-from ..core.first_check import invert_norms, similarities
+from ..core.first_check import inverse_norms, similarities
 from ..errors import StateError
 from .familiarity import PROBABLE, Score, familiarity
 
@@ -205,8 +205,7 @@ class Memory:
     def __init__(self, entry: Feature, config: TDAConfig):
         classes, width = entry.shape
         self.entry = entry
-        self.inverse_norms = np.empty(classes)
-        invert_norms(entry, self.inverse_norms)
+        self.inverse_norms = inverse_norms(entry)
         self.positive = Queues(classes, config.positive_size, width, 1)
         # So many classes at most can each be more probable than mask_low.
         self.negative = Queues(classes, config.negative_size, width, math.ceil(1.0 / config.mask_low))
@@ -284,8 +283,7 @@ class TDA(FeatureMethod):
     def _with_classes(self, memory: Memory, kept: Whole, added: Feature) -> Memory:
         twin = memory.fork()
         twin.entry = np.concatenate([memory.entry[kept], added])
-        twin.inverse_norms = np.empty(len(twin.entry))
-        invert_norms(twin.entry, twin.inverse_norms)
+        twin.inverse_norms = inverse_norms(twin.entry)
         twin.positive = memory.positive.with_classes(kept, len(added))
         twin.negative = memory.negative.with_classes(kept, len(added))
         return twin

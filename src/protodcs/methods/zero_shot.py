@@ -16,7 +16,7 @@ from ..core import state
 from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, counter, required
 from ..core.config import Settings
 from ..core.decision import Decision
-from ..core.first_check import invert_norms, similarities
+from ..core.first_check import inverse_norms, similarities
 from ..errors import StateError
 from .familiarity import PROBABLE
 
@@ -36,8 +36,7 @@ class Memory:
 
     def __init__(self, entry: Feature):
         self.entry = entry
-        self.inverse_norms = np.empty(len(entry))
-        invert_norms(entry, self.inverse_norms)
+        self.inverse_norms = inverse_norms(entry)
         self.sequence = 0
         self.known = 0
 

@@ -24,7 +24,7 @@ from ...method import ImageMethod
 from ..familiarity import PROBABLE, Score, familiarity
 from .answer import Answer, Vector, to_decisions
 from .batch import IN_USE, TORN, check_images
-from .tower import descend
+from .tower import descend, entropy
 from .tower_method import to_array
 from .views import random_views
 
@@ -301,11 +301,6 @@ def prompts_of(encoder: Encoder, classes: Sequence[str], words: str) -> Prompts:
 def log_probabilities(views: Tensor, features: Tensor, temperature: float) -> Tensor:
     """(..., K) for unit views (..., dimension) beside unit class features."""
     return torch.log_softmax(views @ features.T / temperature, dim=-1)
-
-
-def entropy(log_probabilities: Tensor) -> Tensor:
-    """(...) in nats, for (..., K)."""
-    return -(log_probabilities.exp() * log_probabilities).sum(dim=-1)
 
 
 def averaged(log_probabilities: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
+from ...core.base import entropy_rows
 from .answer import Answer, Matrix, Vector, log_scores, softmax
 from .tower import climbed, entropies, gradients
 from .tower_method import TowerMethod, TowerSettings, to_array
@@ -143,7 +144,7 @@ class STAMP(TowerMethod):
             cosines = self._tower.cosines(pixels)
         mean = self._mean_prediction(batch, to_array(cosines))
         labels = mean.argmax(axis=1)
-        entropy = entropies_of(mean)
+        entropy = entropy_rows(mean)
         admitted = (labels == source) & (entropy < self._margin * math.log(len(self.classes)))
         self._memory.take(batch[admitted], labels[admitted])
         self._admitted += int(admitted.sum())
@@ -186,7 +187,7 @@ class STAMP(TowerMethod):
     def _familiarity(self, cosines: Matrix) -> Vector:
         probabilities = softmax(cosines, self.temperature)
         if self.config.score == "entropy":
-            return -entropies_of(probabilities)
+            return -entropy_rows(probabilities)
         best: Vector = (probabilities if self.config.score == "softmax" else cosines).max(axis=1)
         return best
 
@@ -199,10 +200,3 @@ def self_weighted(entropy: Tensor) -> Tensor:
     """The mean of entropies (n,), each weighed by exp(-entropy); the weights, mean one, are not differentiated."""
     weights = torch.softmax(-entropy.detach(), dim=0) * len(entropy)
     return (weights * entropy).mean()
-
-
-def entropies_of(probabilities: Matrix) -> Vector:
-    """(N,) in nats, of probabilities (N, K)."""
-    logs = np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
-    entropy: Vector = -(probabilities * logs).sum(axis=1)
-    return entropy

@@ -216,10 +216,14 @@ def climbed(parameters: Sequence[Tensor], slopes: Sequence[Tensor], radius: floa
         _copy(parameters, here)
 
 
+def entropy(log_probabilities: Tensor) -> Tensor:
+    """(...) in nats, for (..., K)."""
+    return -(log_probabilities.exp() * log_probabilities).sum(dim=-1)
+
+
 def entropies(logits: Tensor) -> Tensor:
     """(N,) in nats, of the softmax of logits (N, K)."""
-    logs = torch.log_softmax(logits, dim=1)
-    return -(logs.exp() * logs).sum(dim=1)
+    return entropy(torch.log_softmax(logits, dim=1))
 
 
 def entropy_of_mean(logits: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ...core.base import Capabilities
 from .answer import Answer
-from .prompt import PromptMethod, PromptSettings, averaged, entropy, log_probabilities
+from .prompt import PromptMethod, PromptSettings, averaged, log_probabilities
+from .tower import entropy
 
 
 class TPTConfig(PromptSettings):

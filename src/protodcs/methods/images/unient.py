@@ -19,6 +19,8 @@ from .answer import Answer, Vector
 from .tower import entropies, entropy_of_mean
 from .tower_method import TowerMethod, TowerSettings, to_array
 
+Weighting = Literal["split", "posterior"]
+
 # scikit-learn's defaults, with which the method was published.
 _TOLERANCE, _ITERATIONS, _FLOOR = 1e-3, 100, 1e-6
 # Two Gaussians have five parameters; below this many samples the batch says nothing about them.
@@ -31,7 +33,7 @@ class UniEntConfig(TowerSettings):
     """The settings of UniEnt."""
 
     rate: float = Field(1e-3, ge=0, le=1, description="lr of Adam, as published for CIFAR; one step per batch.")
-    weighting: Literal["split", "posterior"] = Field(
+    weighting: Weighting = Field(
         "split",
         description="UniEnt takes the mean entropy of each side of the mixture; UniEnt+ ('posterior') weighs every "
         "sample of the batch by its posterior of either side.",
@@ -92,16 +94,9 @@ class UniEnt(TowerMethod):
 
     def _objective(self, logits: Tensor, unknown: Vector) -> Tensor:
         """The loss for logits (N, K) and posteriors (N,) of 'unknown'."""
-        config, entropy = self.config, entropies(logits)
-        posterior = torch.from_numpy(unknown).to(entropy)
-        if config.weighting == "posterior":
-            known_part = ((1.0 - posterior) * entropy).mean()
-            unknown_part = (posterior * entropy).mean()
-        else:
-            strange = posterior >= 0.5
-            known_part, unknown_part = _mean_of(entropy, ~strange), _mean_of(entropy, strange)
-        diversity = config.diversity_weight * entropy_of_mean(logits)
-        return known_part - config.unknown_weight * unknown_part - diversity
+        posterior = torch.from_numpy(unknown)
+        apart = separation(entropies(logits), posterior, self.config.weighting, self.config.unknown_weight)
+        return apart - self.config.diversity_weight * entropy_of_mean(logits)
 
     def stats(self) -> dict[str, Any]:
         """Numbers for monitoring, JSON-ready; `failed_mixtures` counts batches that were all taken as known."""
@@ -118,6 +113,17 @@ def batch_posteriors(openness: Vector, least_weight: float) -> Vector | None:
     if not mixture.fit(np.sort(scaled), len(scaled), _TOLERANCE, _ITERATIONS, _FLOOR, least_weight, parameters):
         return None
     return np.array([mixture.posterior(parameters, value) for value in scaled])
+
+
+def separation(entropy: Tensor, unknown: Tensor, weighting: Weighting, unknown_weight: float) -> Tensor:
+    """The entropy (N,) of known samples less a multiple of that of unknown ones, by posteriors (N,) of 'unknown'."""
+    posterior = unknown.to(entropy)
+    if weighting == "posterior":
+        known_part, unknown_part = ((1.0 - posterior) * entropy).mean(), (posterior * entropy).mean()
+    else:
+        strange = posterior >= 0.5
+        known_part, unknown_part = _mean_of(entropy, ~strange), _mean_of(entropy, strange)
+    return known_part - unknown_weight * unknown_part
 
 
 def _mean_of(values: Tensor, chosen: Tensor) -> Tensor:

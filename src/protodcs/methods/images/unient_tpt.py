@@ -8,7 +8,7 @@ mixture can be trusted, the whole batch counts as known.
 """
 
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,9 +18,10 @@ from torch import Tensor
 from ...core.base import Capabilities
 from ..familiarity import Score
 from .answer import Answer, Vector
-from .prompt import PromptMethod, PromptSettings, averaged, confident, entropy, log_probabilities
+from .prompt import PromptMethod, PromptSettings, averaged, confident, log_probabilities
+from .tower import entropy
 from .tower_method import to_array
-from .unient import batch_posteriors
+from .unient import Weighting, batch_posteriors, separation
 
 
 class UniEntTPTConfig(PromptSettings):
@@ -28,7 +29,7 @@ class UniEntTPTConfig(PromptSettings):
 
     batch_size: int = Field(64, ge=1, le=4096, description="Images that are split, learned from and decided at once.")
     episodic: bool = Field(False, description="Start every batch from the words again, as TPT does with every image.")
-    weighting: Literal["split", "posterior"] = Field(
+    weighting: Weighting = Field(
         "split",
         description="UniEnt takes the mean entropy of each side of the mixture; UniEnt+ ('posterior') weighs every "
         "image of the batch by its posterior of either side.",
@@ -98,14 +99,5 @@ class UniEntTPT(PromptMethod):
     def _objective(self, views: Tensor, unknown: Tensor, features: Tensor) -> Tensor:
         """The loss of confident views (N, n, dimension) of a batch, with posteriors (N,) of 'unknown'."""
         logs = averaged(log_probabilities(views, features, self.temperature))
-        uncertainty, posterior = entropy(logs), unknown.to(logs)
-        if self.config.weighting == "posterior":
-            known_part = ((1.0 - posterior) * uncertainty).mean()
-            unknown_part = (posterior * uncertainty).mean()
-        else:
-            strange = (posterior >= 0.5).to(logs)
-            # A side without images adds nothing.
-            known_part = ((1.0 - strange) * uncertainty).sum() / (1.0 - strange).sum().clamp_min(1.0)
-            unknown_part = (strange * uncertainty).sum() / strange.sum().clamp_min(1.0)
-        diversity = self.config.diversity_weight * entropy(averaged(logs))
-        return known_part - self.config.unknown_weight * unknown_part - diversity
+        apart = separation(entropy(logs), unknown, self.config.weighting, self.config.unknown_weight)
+        return apart - self.config.diversity_weight * entropy(averaged(logs))
