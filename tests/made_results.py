@@ -7,7 +7,7 @@ import numpy as np
 
 from protodcs.bench import rows as row_files
 from protodcs.bench import traces as trace_files
-from protodcs.bench.rows import FIGURES, MEAN, POOLED
+from protodcs.bench.rows import FIGURES, GATHERED
 from protodcs.bench.traces import Trace
 
 
@@ -23,11 +23,13 @@ def rows_of(
     segments=("clean",),
     grid="made-up",
     config=None,
+    first_seed=0,
     **figures,
 ):
     """Rows of one label: `accuracy` and every other figure is a list, one value for each seed."""
     found = []
-    for seed, value in enumerate(accuracy):
+    for place, value in enumerate(accuracy):
+        seed = first_seed + place
         identity = {
             "grid": grid, "method": method, "label": label, "kind": "features", "config": json.dumps(config or {}),
             "score": "max cosine", "stream": stream, "known": known, "unknown": unknown, "protocol": protocol,
@@ -35,15 +37,15 @@ def rows_of(
             "dimension": 4, "prompts": "0123456789abcdef",
         }  # fmt: skip
         cell = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:20]
-        given = {name: values[seed] for name, values in figures.items()}
+        given = {name: values[place] for name, values in figures.items()}
         numbers = {**dict.fromkeys(FIGURES, 0.5), "known_samples": 40.0, "unknown_samples": 60.0}
         numbers |= {"known_accuracy": value, **given}
         measured = {
             "seconds": 0.2, "peak_memory_mb": 300.0, "versions": '{"protodcs": "0.1"}', "machine": "x86_64 Linux",
-            "started": f"2026-01-0{seed + 1}T00:00:00+00:00",
+            "started": f"2026-01-{seed + 1:02}T00:00:00+00:00",
             "command": f"protodcs bench run grids/{grid}.yaml --out results",
         }  # fmt: skip
-        places = [*enumerate(segments), (-1, MEAN), (-2, POOLED)]
+        places = [*enumerate(segments), *((at, name) for name, at in GATHERED.items())]
         found += [
             {**identity, "cell": cell, **numbers, **measured, "segment": name, "position": at} for at, name in places
         ]

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import re
@@ -6,16 +7,18 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import psutil
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from typer.testing import CliRunner
 
-from protodcs import ProtoDCS, metrics
-from protodcs.bench import cells, grid, pack, preparation, rows, run, streams, traces
+from protodcs import Config, ProtoDCS, methods, metrics
+from protodcs.bench import cells, figures, grid, pack, preparation, rows, run, streams, traces
 from protodcs.cli import app
 from protodcs.errors import ConfigError, DataError
 from protodcs.features.run import Extraction, in_a_loop
@@ -80,6 +83,12 @@ def features(tmp_path_factory):
         ({"methods": [PLAIN, PLAIN]}, "two methods are called 'plain'"),
         ({"methods": [{"method": "tent"}]}, "needs images"),
         ({"streams": [{"pack": "cats"}]}, "no stream 'cats'"),
+        ({"streams": [{"pack": "dtd", "unknown": "11/10"}]}, "a fraction from '0' to '1'"),
+        ({"streams": [{"pack": "dtd", "unknown": "1/0"}]}, "a fraction from '0' to '1'"),
+        ({"streams": [{"pack": "dtd", "unknown": "1e999999999"}]}, "a fraction from '0' to '1'"),
+        ({"streams": [{"pack": "dtd", "unknown": "half"}]}, "a fraction from '0' to '1'"),
+        ({"streams": [{"pack": "dtd", "unknown": "1/2"}, {"pack": "dtd", "unknown": "2/4"}]}, "two streams are called"),
+        ({"streams": [{"pack": "dtd", "order": "backwards"}]}, "order"),
         ({"streams": [{**PIXELS, "protocols": ["backwards"]}]}, "no protocol 'backwards'"),
         ({"streams": [PIXELS, PIXELS]}, "two streams are called 'few'"),
         ({"streams": [{**PIXELS, "protocols": ["reset", "reset"]}]}, "each protocol once"),
@@ -108,6 +117,18 @@ def test_every_grid_that_ships_is_valid():
     assert files
     for file in files:
         assert grid.load(file).name == file.stem
+
+
+def test_every_grid_that_ships_says_which_preset_of_protodcs_it_runs():
+    for file in (Path(__file__).parent.parent / "grids").glob("*.yaml"):
+        ours = [entrant for entrant in grid.load(file).methods if entrant.method == "protodcs"]
+        assert all("preset" in entrant.options for entrant in ours), file.name
+
+
+def test_protodcs_without_a_preset_is_the_one_that_create_gives():
+    created = methods.create("protodcs", np.eye(2, 4)).config
+    assert grid.Entrant(method="protodcs").config() == created == Config.preset("default")
+    assert grid.Entrant(method="protodcs", options={"preset": "paper"}).config() == Config.preset("paper")
 
 
 def test_the_temperature_is_that_of_the_encoder_unless_the_grid_names_another():
@@ -155,6 +176,87 @@ def test_the_streams_of_clip_features_are_the_defined_ones(clip_stream, name, sp
     assert ours.hash != pack.stream(name, 4, split).hash
 
 
+def test_streams_without_the_newer_options_have_the_names_and_hashes_they_always_had(data_folder):
+    digest = pack.fingerprint().removeprefix("pack=")
+    for split, name in (("all", "dtd"), ("judge", "dtd (judge)")):
+        words = grid.PackStream(pack="dtd", split=split)
+        stream = streams.opened(words, "shuffled", 3)
+        whole = hashlib.sha256((Path(data_folder) / pack.FILE).read_bytes()).hexdigest()
+        assert whole.startswith(digest)
+        told = hashlib.sha256(f"pack {whole} dtd {split} 3".encode() + stream.parts[0].labels.astype("<i8").tobytes())
+        assert (words.name, words.protocols, stream.hash) == (name, ["shuffled"], told.hexdigest())
+
+
+@pytest.mark.parametrize("share", ["0", "1/10", "1/2", "9/10", "1"])
+@pytest.mark.parametrize("order", pack.ORDERS)
+def test_a_share_of_unknown_samples_is_met_exactly_with_as_many_samples_of_the_stream_as_can_be(
+    data_folder, share, order
+):
+    whole, some = pack.stream("near", 3, "tune"), pack.stream("near", 3, "tune", share, order)
+    labels, strange = whole.labels, some.labels < 0
+    assert Fraction(int(strange.sum()), len(strange)) == Fraction(share)
+    for kind in (True, False):
+        taken = some.features[strange == kind]
+        first = whole.features[(labels < 0) == kind][: len(taken)]
+        assert sorted(row.tobytes() for row in taken) == sorted(row.tobytes() for row in first)
+    # As many as there are: one part more of both kinds would take a sample that is not there.
+    known_part, unknown_part = Fraction(share).denominator - Fraction(share).numerator, Fraction(share).numerator
+    left = (labels >= 0).sum() - (~strange).sum() < known_part, (labels < 0).sum() - strange.sum() < unknown_part
+    assert any(left)
+
+
+@pytest.mark.parametrize("share", ["1/10", "1/2", "9/10"])
+def test_a_share_of_unknown_samples_is_met_from_the_beginning_to_the_end(data_folder, share):
+    found = np.concatenate([pack.stream("near", seed, "tune", share).labels < 0 for seed in range(8)])
+    place = np.concatenate([np.linspace(0, 1, len(found) // 8) for _ in range(8)])
+    wanted = float(Fraction(share))
+    for part in range(4):
+        some = found[(place >= part / 4) & (place <= (part + 1) / 4)]
+        # Five standard deviations.
+        assert abs(some.mean() - wanted) < 5 * (wanted * (1 - wanted) / len(some)) ** 0.5
+
+
+@pytest.mark.parametrize("unknown", [0, 1, 999, 1000, 1001, 2500])
+def test_bursts_are_of_a_thousand_and_lie_evenly_between_known_samples(unknown):
+    strange = np.random.default_rng(unknown).permutation(np.arange(700 + unknown) < unknown)
+    order = pack.bursts(strange)
+    assert sorted(order.tolist()) == list(range(len(strange)))
+    edges = np.flatnonzero(np.diff(strange[order].astype(int), prepend=0, append=0))
+    lengths = np.diff(edges)[::2].tolist()
+    count = -(-unknown // 1000)
+    assert lengths == [min(1000, unknown - 1000 * number) for number in range(count)]
+    calm = [first - last for first, last in zip(edges[::2], [0, *edges[1::2]], strict=False)]
+    assert all(abs(length - 700 / (count + 1)) <= 1 for length in calm)
+
+
+def test_a_sorted_stream_has_its_unknown_samples_at_its_end(data_folder):
+    labels = pack.stream("dtd", 0, "tune", order="sorted").labels
+    assert (np.diff((labels < 0).astype(int)) >= 0).all()
+    assert sorted(labels.tolist()) == sorted(pack.stream("dtd", 0, "tune").labels.tolist())
+
+
+def test_every_share_and_order_is_a_stream_with_a_name_and_a_hash_of_its_own(data_folder):
+    described = {
+        (words.name, words.protocols[0], streams.opened(words, words.protocols[0], 0).hash)
+        for order in pack.ORDERS
+        for share in (None, "0", "1/2", "1")
+        for words in [grid.PackStream(pack="dtd", split="tune", unknown=share, order=order)]
+    }
+    for part in (0, 2):
+        assert len({words[part] for words in described}) == 12
+    assert ("dtd (tune, 1/2 unknown, bursts)", "bursts") in {words[:2] for words in described}
+
+
+def test_a_share_that_a_stream_cannot_hold_is_refused(data_folder):
+    with pytest.raises(DataError, match=r"too few for a share of 1/9999"):
+        pack.stream("dtd", 0, "tune", "1/9999")
+
+
+def test_a_stream_without_unknown_samples_names_no_unknown_set(data_folder):
+    assert streams.opened(grid.PackStream(pack="dtd", unknown="0"), "shuffled", 0).unknown == ""
+    assert streams.opened(grid.PackStream(pack="dtd"), "shuffled", 0).unknown == "dtd"
+
+
 # Cells.
 
 
@@ -189,15 +291,41 @@ def test_mean_and_pooled_rows_follow_from_the_segments(data_folder, tmp_path, fe
     plan = run.planned(grid.Grid(**words(streams=[PIXELS], methods=[{**PLAIN, "trace": True}])), tmp_path)
     cell = run.prepared(plan, features, in_a_loop, lambda *_: None)[0]
     result = cells.run(cell)
-    *parts, mean, pooled = result.rows
-    assert [row["segment"] for row in result.rows] == ["fog", "snow", rows.MEAN, rows.POOLED]
+    *parts, mean, pooled, _, _ = result.rows
+    assert [row["segment"] for row in result.rows] == ["fog", "snow", *rows.GATHERED]
     assert mean["auroc"] == pytest.approx((parts[0]["auroc"] + parts[1]["auroc"]) / 2)
     score, known = result.trace.arrays["score"], result.trace.arrays["label"] >= 0
     assert pooled["auroc"] == pytest.approx(metrics.auroc(score[known], score[~known]))
     assert pooled["known_samples"] == 60
-    for row in result.rows:
+    for row in [*parts, mean, pooled]:
         assert row["known_accuracy"] + row["auroc"] - 1 <= row["oscr"] + 1e-12
         assert row["oscr"] <= row["known_accuracy"] + 1e-12
+
+
+@pytest.mark.parametrize("protocol", ["continual", "reset"])
+def test_the_first_and_the_late_samples_count_from_the_start_or_the_last_reset(
+    data_folder, tmp_path, features, protocol
+):
+    counts = {"known_count": 310, "unknown_count": 210}
+    stream = {**PIXELS, "name": "some", "protocols": [protocol], "corruptions": ["fog", "snow"], "options": counts}
+    plan = run.planned(grid.Grid(**words(streams=[stream], methods=[{**PLAIN, "trace": True}])), tmp_path)
+    (cell,) = run.prepared(plan, features, in_a_loop, lambda *_: None)
+    result = cells.run(cell)
+    place = np.concatenate([np.arange(520), np.arange(520) + (520 if protocol == "continual" else 0)])
+    arrays = result.trace.arrays
+    for row, which in zip(result.rows[-2:], (place < 100, place >= 500), strict=True):
+        known, score = arrays["label"][which] >= 0, arrays["score"][which]
+        assert (row["known_samples"], row["unknown_samples"]) == (known.sum(), (~known).sum())
+        assert row["auroc"] == metrics.auroc(score[known], score[~known])
+    assert [(row["segment"], row["position"]) for row in result.rows[-2:]] == [(rows.FIRST, -3), (rows.LATER, -4)]
+
+
+def test_figures_of_late_samples_are_unsaid_where_a_stream_ends_before(data_folder, tmp_path, features):
+    plan = run.planned(grid.Grid(**words(streams=[PIXELS])), tmp_path)
+    cell = run.prepared(plan, features, in_a_loop, lambda *_: None)[0]
+    late = cells.run(cell).rows[-1]
+    assert (late["segment"], late["known_samples"], late["unknown_samples"]) == (rows.LATER, 0, 0)
+    assert all(np.isnan(late[name]) for name in rows.FIGURES if not name.endswith("_samples"))
 
 
 def test_a_frozen_models_oscr_does_not_depend_on_the_ratio_and_the_legacy_slice_does(data_folder):
@@ -226,11 +354,11 @@ def test_segments_are_reset_only_where_the_protocol_says_so(data_folder, tmp_pat
     alone = streams.opened(cell.task.stream, protocol, 0, cell.store)
     engine = ProtoDCS(alone.prototypes, None, cell.task.entrant.config(cell.temperature))
     fresh = engine.observe_many(alone.features(1))
-    assert np.array_equal(arrays["openness"][second], fresh.openness) == (protocol == "reset")
+    assert np.array_equal(arrays["score"][second], fresh.score) == (protocol == "reset")
 
 
 def test_a_trace_holds_what_figures_need(data_folder, tmp_path):
-    (result,) = outcome(tmp_path, methods=[{"method": "protodcs", "trace": True}])
+    (result,) = outcome(tmp_path, methods=[{"method": "protodcs", "options": {"preset": "paper"}, "trace": True}])
     trace = result.trace
     file = tmp_path / "trace"
     traces.write(file, trace)
@@ -245,6 +373,32 @@ def test_a_trace_holds_what_figures_need(data_folder, tmp_path):
     (tmp_path / "trace").write_bytes(b"nothing")
     with pytest.raises(DataError):
         traces.read(file)
+
+
+def test_a_trace_of_a_verification_by_the_stream_holds_the_mixture_over_its_scores(data_folder, tmp_path):
+    plan = run.planned(
+        grid.Grid(**words(streams=[{"pack": "dtd", "split": "tune"}], methods=[{"method": "protodcs", "trace": True}])),
+        tmp_path,
+    )
+    (cell,) = plan.cells
+    trace = cells.run(cell).trace
+    score, config = trace.arrays["score"], cell.task.entrant.config(cell.temperature)
+    np.testing.assert_array_equal(trace.arrays["window"], -score[-config.mixture_window :])
+    stream = pack.stream("dtd", 0, "tune")
+    engine = ProtoDCS(stream.prototypes, None, config)
+    fitted = []
+    for row in stream.features:
+        engine.observe(row)
+        fitted.append(engine.stats()["mixture"] is not None)
+    assert trace.about["first_fit"] == (fitted.index(True) + 1 if any(fitted) else None)
+    parts = trace.arrays["mixture"]
+    assert parts.shape == (2, 3)
+    told = engine.stats()["mixture"]
+    assert (told is None) == (not parts.any())
+    if told is not None:
+        assert parts[0, 1] < parts[1, 1]
+    assert figures.judged(trace)[0] == "strangeness by the stream"
+    assert figures.openness(trace).axes[0].get_xlabel() == "strangeness by the stream"
 
 
 def test_a_corruption_that_comes_again_has_a_name_of_its_own(data_folder):
@@ -286,11 +440,11 @@ def test_methods_over_images_run_in_cells_and_leave_the_encoder_as_it_was(data_f
     taken = {(rows_[0]["label"], rows_[0]["protocol"]): rows_ for rows_ in found}
     repeated = {(rows_[0]["label"], rows_[0]["protocol"]): rows_ for rows_ in again}
     for key, theirs in repeated.items():
-        assert [row["oscr"] for row in theirs] == [row["oscr"] for row in taken[key]]
+        assert same([row["oscr"] for row in theirs], [row["oscr"] for row in taken[key]])
     assert {rows_[0]["kind"] for rows_ in found} == {"images", "features"}
     for protocol in ("continual", "reset"):
-        # Without a step and one image at a time, the tower is the frozen one.
-        for adapted, plain in zip(taken["frozen", protocol], taken["plain", protocol], strict=True):
+        # Without a step and one image at a time, the tower is the frozen one. Of late samples, the last row, are none.
+        for adapted, plain in zip(taken["frozen", protocol][:-1], taken["plain", protocol][:-1], strict=True):
             assert adapted["known_accuracy"] == plain["known_accuracy"]
             assert adapted["auroc"] == pytest.approx(plain["auroc"], abs=1e-3)
         assert taken["tent", protocol][0]["oscr"] != taken["plain", protocol][0]["oscr"]
@@ -440,6 +594,20 @@ def test_an_unknown_method_to_run_alone_is_told(command, tmp_path):
     result = command(written(tmp_path), "--out", tmp_path / "out", "--only", "nobody")
     assert result.exit_code == 1
     assert "no method 'nobody'" in result.output
+
+
+def test_results_of_an_older_version_are_read_with_the_newer_figures_unsaid(command, tmp_path):
+    command(written(tmp_path), "--out", tmp_path / "out", "--jobs", 1)
+    (file,) = (tmp_path / "out" / "cells").iterdir()
+    table = pq.read_table(file)
+    pq.write_table(table.drop_columns(["balanced_accuracy"]), file)
+    (before, after) = table.to_pylist(), rows.read(file)
+    assert all(np.isnan(row.pop("balanced_accuracy")) for row in after)
+    assert same([{name: row[name] for name in row if name != "balanced_accuracy"} for row in before], after)
+    assert not rows.is_whole(file)
+    pq.write_table(table.drop_columns(["auroc"]), file)
+    with pytest.raises(DataError, match="other columns"):
+        rows.read(file)
 
 
 def test_damaged_results_are_told_by_their_file(tmp_path):

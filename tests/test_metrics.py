@@ -342,6 +342,23 @@ def test_each_share_of_the_accuracy_family_counts_what_its_name_says(case):
     assert same(metrics.coverage(accepted), ratio(taken, rows))
     assert same(metrics.false_reject(labels, accepted), ratio([row for row in known if not row[2]], known))
     assert same(metrics.unknown_recall(labels, accepted), ratio([row for row in unknown if not row[2]], unknown))
+    refused = [row for row in unknown if not row[2]]
+    sides = [ratio(taken_known, known), ratio(refused, unknown)]
+    assert same(metrics.balanced_accuracy(labels, accepted), sum(sides) / 2)
+
+
+@MANY
+@given(decided(), st.integers(2, 4))
+def test_balanced_accuracy_does_not_move_with_the_ratio_and_one_answer_for_all_gives_one_half(case, times):
+    labels, _, accepted, _ = case
+    if len(set(labels >= 0)) < 2:
+        assert math.isnan(metrics.balanced_accuracy(labels, accepted))
+        return
+    repeats = np.where(labels < 0, times, 1)
+    more = metrics.balanced_accuracy(np.repeat(labels, repeats), np.repeat(accepted, repeats))
+    assert same(more, metrics.balanced_accuracy(labels, accepted))
+    for answer in (True, False):
+        assert metrics.balanced_accuracy(labels, np.full(len(labels), answer)) == 0.5
 
 
 def test_rejection_costs_accuracy_but_not_among_the_accepted():
@@ -512,6 +529,7 @@ def test_the_summary_has_the_same_keys_for_every_stream_and_the_figures_of_the_s
         "known_accuracy": accuracy,
         "known_accuracy_with_rejection": with_rejection,
         "unknown_recall": recall,
+        "balanced_accuracy": metrics.balanced_accuracy(labels, accepted),
         "coverage": metrics.coverage(accepted),
         "auroc": auroc,
         "oscr": metrics.oscr(inside, correct, outside),

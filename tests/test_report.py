@@ -19,7 +19,7 @@ from protodcs.bench.drawing import style, texts, to_png, to_svg
 from protodcs.bench.embedding import MOST_POINTS, tsne
 from protodcs.bench.gallery import missing, pictures
 from protodcs.bench.report import write_report
-from protodcs.bench.rows import MEAN, POOLED
+from protodcs.bench.rows import GATHERED, MEAN, POOLED
 from protodcs.bench.statistics import Estimate, estimate
 from protodcs.bench.tables import Number, Share, Table, escape_latex, to_csv, to_html, to_latex, to_markdown
 from protodcs.core.config import Config
@@ -153,6 +153,17 @@ def test_both_averages_are_shown_where_a_stream_has_several_corruptions():
     assert clean.averages == [POOLED]
     assert shifted.averages == [MEAN, POOLED]
     assert summaries.corruption_table(shifted, ACC).columns == ["Method", *SEGMENTS]
+
+
+def test_rows_by_the_place_of_samples_enter_no_table_and_no_figure_of_corruptions():
+    (contest,) = contests(cifar_rows())
+    assert {row["segment"] for entry in contest.entries for row in entry.rows} == {*SEGMENTS, *GATHERED}
+    assert contest.segments == list(SEGMENTS)
+    assert {line["segment"] for line in read_csv(summaries.summary_csv([contest]))} == {*SEGMENTS, MEAN, POOLED}
+    ticks = [tick.get_text() for tick in figures.corruption_map(contest, AUROC).axes[0].get_xticklabels()]
+    assert ticks == [name.replace("_", " ") for name in SEGMENTS]
+    (line, *_) = contest.entries
+    assert line.estimate("seconds_per_1000", POOLED).mean == pytest.approx(2.0)
 
 
 # The paper's tables.

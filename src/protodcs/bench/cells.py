@@ -10,10 +10,11 @@ import math
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,15 @@ from numpy.typing import NDArray
 
 from .. import metrics
 from ..core import state
+from ..core.base import entropy_rows
 from ..core.decision import Decisions
 from ..core.engine import ProtoDCS
 from ..errors import DataError
 from ..method import FeatureMethod, ImageMethod
 from ..version import __version__
 from .grid import Task
-from .rows import FIGURES, MEAN, POOLED, Row
-from .streams import Imaged, Packed, encoder, opened
+from .rows import FIGURES, FIRST, FIRST_SAMPLES, GATHERED, LATER, LATER_SAMPLES, MEAN, POOLED, Row
+from .streams import Imaged, Packed, Part, encoder, opened
 from .traces import Trace
 
 # Decisions are Python objects for a moment: so many at a time.
@@ -73,7 +75,7 @@ class Cell:
     store: Path | None = None
     command: str = ""
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Hash of method, settings, stream, order, encoder and version: where a result is found again."""
         task = self.task
@@ -115,6 +117,7 @@ def run(cell: Cell) -> Outcome:
         "command": cell.command,
     }
     rows = _rows([part.title for part in stream.parts], parts, seconds)
+    rows += _by_place(_joined(parts), _places(stream.parts))
     return Outcome([{**identity, **measured, **row} for row in rows], trace)
 
 
@@ -135,9 +138,13 @@ def _through(stream: Packed | Imaged, runner: "_Features | _Images") -> tuple[li
     for number, part in enumerate(stream.parts):
         if part.reset and number:
             runner.method.reset()
-        columns, took = runner.segment(number)
-        columns["label"] = part.labels
-        parts.append(columns)
+        gathered, took = [], 0.0
+        for samples in runner.samples(number):
+            start = time.perf_counter()
+            decisions = runner.observe(samples)
+            took += time.perf_counter() - start
+            gathered.append(_columns(decisions, runner.method))
+        parts.append({**_joined(gathered), "label": part.labels})
         seconds.append(took)
     return parts, seconds
 
@@ -152,31 +159,34 @@ class _Features:
         self.method = kind(stream.prototypes, stream.classes, config, stream.fingerprint)
         self.first_fit: int | None = None
         self.early: Columns = {}
-        # Where a mixture is fitted first, if it can be.
-        self._start = self.method.config.mixture_start if isinstance(self.method, ProtoDCS) else 0
+        self._watched = self.method if cell.task.trace and isinstance(self.method, ProtoDCS) else None
 
-    def segment(self, number: int) -> tuple[Columns, float]:
-        features, gathered, seconds = self.stream.features(number), [], 0.0
-        for rows in self._pieces(len(features)):
-            start = time.perf_counter()
-            decisions = self.method.observe_many(features[rows], scores=True)
-            seconds += time.perf_counter() - start
-            gathered.append(_columns(decisions, self.method))
-            if self._start and self.method.sequence == self._start and not self.early:
-                self.early = cached(self.method, "early")
-                self.first_fit = self._start if self.method.stats()["fits"] else None
-        return {name: np.concatenate([piece[name] for piece in gathered]) for name in gathered[0]}, seconds
-
-    def _pieces(self, length: int) -> Iterator[slice]:
-        """The rows of a segment, cut where the first mixture is fitted, so that the cache can be looked at then."""
-        cut = self._start - self.method.sequence
-        first = 0
-        while first < length:
-            last = min(length, first + _AT_ONCE)
-            if first < cut < last:
-                last = cut
-            yield slice(first, last)
+    def samples(self, number: int) -> Iterator[Any]:
+        """The features of a segment, cut wherever a first mixture may be fitted if a trace is to tell of it."""
+        features, first = self.stream.features(number), 0
+        while first < len(features):
+            last = min(first + self._until_fit(), len(features))
+            yield features[first:last]
             first = last
+            if self._watched is not None:
+                self._look(self._watched)
+
+    def _until_fit(self) -> int:
+        """How many samples may come at once before a mixture has to be looked for."""
+        if self._watched is None or self.first_fit is not None:
+            return _AT_ONCE
+        config, since = self._watched.config, self._watched.sequence - self._watched.config.mixture_start
+        return min(_AT_ONCE, -since if since < 0 else config.mixture_period - since % config.mixture_period)
+
+    def _look(self, engine: ProtoDCS) -> None:
+        """Keep the cache as it is when the mixture can first be fitted, and when it first was."""
+        if engine.sequence >= engine.config.mixture_start and not self.early:
+            self.early = _cached(engine, "early")
+        if self.first_fit is None and engine.stats()["mixture"] is not None:
+            self.first_fit = engine.sequence
+
+    def observe(self, samples: Any) -> Decisions:
+        return self.method.observe_many(samples, scores=True)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -185,24 +195,19 @@ class _Features:
 class _Images:
     """Runs a method over images."""
 
-    first_fit = None
-
     def __init__(self, cell: Cell, stream: Packed | Imaged):
         assert isinstance(stream, Imaged)  # a grid that says otherwise is refused when it is read
         self.stream = stream
-        self.early: Columns = {}
         kind, config = cell.task.entrant.implementation, cell.task.entrant.config(cell.temperature)
         assert issubclass(kind, ImageMethod)
         self.method = kind(encoder(stream.words.encoder), stream.classes, config)
 
-    def segment(self, number: int) -> tuple[Columns, float]:
-        gathered, seconds = [], 0.0
-        for batch in self.stream.images(number, self.method.batch_size):
-            start = time.perf_counter()
-            decisions = self.method.observe_batch(batch)
-            seconds += time.perf_counter() - start
-            gathered.append(_columns(decisions, self.method))
-        return {name: np.concatenate([piece[name] for piece in gathered]) for name in gathered[0]}, seconds
+    def samples(self, number: int) -> Iterator[Any]:
+        """The images of a segment, a batch at a time."""
+        return self.stream.images(number, self.method.batch_size)
+
+    def observe(self, samples: Any) -> Decisions:
+        return self.method.observe_batch(samples)
 
     def close(self) -> None:
         """Give the encoder back as it was."""
@@ -214,8 +219,12 @@ def _columns(decisions: Decisions, method: FeatureMethod | ImageMethod) -> Colum
     assert decisions.scores is not None  # asked for
     probabilities = method.probabilities(decisions.scores)
     columns["confidence"] = probabilities.max(axis=1)
-    columns["entropy"] = -(probabilities * np.log(np.maximum(probabilities, 1e-300))).sum(axis=1)
+    columns["entropy"] = entropy_rows(probabilities)
     return columns
+
+
+def _joined(pieces: list[Columns]) -> Columns:
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 def _rows(titles: list[str], parts: list[Columns], seconds: list[float]) -> list[Row]:
@@ -225,11 +234,35 @@ def _rows(titles: list[str], parts: list[Columns], seconds: list[float]) -> list
         for place, (title, columns, took) in enumerate(zip(titles, parts, seconds, strict=True))
     ]
     mean = {name: float(np.mean([row[name] for row in rows])) for name in FIGURES}
-    pooled = _figures({name: np.concatenate([columns[name] for columns in parts]) for name in parts[0]})
+    pooled = _figures(_joined(parts))
     total = math.fsum(seconds)
-    rows.append({"segment": MEAN, "position": -1, "seconds": total, **mean})
-    rows.append({"segment": POOLED, "position": -2, "seconds": total, **pooled})
+    rows.append({"segment": MEAN, "position": GATHERED[MEAN], "seconds": total, **mean})
+    rows.append({"segment": POOLED, "position": GATHERED[POOLED], "seconds": total, **pooled})
     return rows
+
+
+def _by_place(columns: Columns, place: NDArray[np.int64]) -> list[Row]:
+    """The figures of the samples that came first, and of those that came late; seconds are not measured so finely."""
+    taken = {FIRST: place < FIRST_SAMPLES, LATER: place >= LATER_SAMPLES}
+    return [
+        {
+            "segment": name,
+            "position": GATHERED[name],
+            "seconds": math.nan,
+            **_figures({column: values[which] for column, values in columns.items()}),
+        }
+        for name, which in taken.items()
+    ]
+
+
+def _places(parts: Sequence[Part]) -> NDArray[np.int64]:
+    """How many samples came before each one since the start or the last reset."""
+    places, seen = [], 0
+    for part in parts:
+        seen = 0 if part.reset else seen
+        places.append(np.arange(seen, seen + len(part.labels)))
+        seen += len(part.labels)
+    return np.concatenate(places)
 
 
 def _figures(columns: Columns) -> dict[str, float]:
@@ -268,30 +301,37 @@ def _identity(cell: Cell, stream: Packed | Imaged, method: FeatureMethod | Image
 
 
 def _trace(words: Row, stream: Packed | Imaged, runner: _Features | _Images, parts: list[Columns]) -> Trace:
-    arrays = {name: np.concatenate([columns[name] for columns in parts]) for name in parts[0]}
+    arrays = _joined(parts)
     arrays["segment"] = np.repeat(np.arange(len(parts)), [len(columns["label"]) for columns in parts])
-    if isinstance(runner.method, ProtoDCS):
-        arrays |= runner.early | cached(runner.method, "late") | _mixture(runner.method)
+    first_fit = None
+    if isinstance(runner, _Features) and isinstance(runner.method, ProtoDCS):
+        arrays |= runner.early | _cached(runner.method, "late")
+        _, held = state.unpack(runner.method.snapshot())
+        arrays |= _mixture(held, arrays["score"])
         arrays["prototypes"] = stream.prototypes
+        first_fit = runner.first_fit
     about = {
         **words,
         "temperature": stream.temperature,
         "segments": [part.title for part in stream.parts],
-        "first_fit": runner.first_fit,
+        "first_fit": first_fit,
     }
     return Trace(about, arrays)
 
 
-def cached(engine: FeatureMethod, when: str) -> Columns:
+def _mixture(held: Mapping[str, NDArray[Any]], score: NDArray[Any]) -> Columns:
+    """What the mixture of an engine saw last, and its components; by the stream these are of strangeness, -score."""
+    if "stream_modes" not in held:
+        return {"window": held["mixture_window"], "mixture": held["mixture"].reshape(2, 3)}
+    first = len(score) - len(held["stream_history"])
+    return {"window": -score[first:], "mixture": held["stream_modes"].reshape(2, 3)}
+
+
+def _cached(engine: ProtoDCS, when: str) -> Columns:
     """The features in the visual cache of an engine, with their classes."""
     _, arrays = state.unpack(engine.snapshot())
     owners = np.repeat(np.arange(len(arrays["counts"])), arrays["counts"])
     return {f"cache_{when}": arrays["cache"], f"cache_{when}_class": owners}
-
-
-def _mixture(engine: ProtoDCS) -> Columns:
-    _, arrays = state.unpack(engine.snapshot())
-    return {"window": arrays["mixture_window"], "mixture": arrays["mixture"].reshape(2, 3)}
 
 
 def _versions() -> Mapping[str, str]:

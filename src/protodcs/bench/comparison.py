@@ -32,11 +32,13 @@ AUROC = Metric("auroc", "AUROC", 1)
 FPR = Metric("fpr95_known_positive", "FPR95", -1)
 OSCR = Metric("oscr", "OSCR", 1)
 MAIN = (ACC, AUROC, FPR, OSCR)
+BALANCED = Metric("balanced_accuracy", "Balanced acc", 1)
 MORE = (
     Metric("h_score_accuracy_auroc", "H (Acc, AUROC)", 1),
     Metric("h_score_accepted_recall", "H (decisions)", 1),
     Metric("coverage", "Coverage", 0),
     Metric("unknown_recall", "Unknown recall", 0),
+    BALANCED,
     Metric("accepted_accuracy", "Accepted acc", 0),
     Metric("ece", "ECE", -1),
 )

@@ -4,6 +4,7 @@ Every figure of merit drawn comes from a row, from a trace or from `metrics`; th
 nothing is smoothed. Titles name streams as the grid does and never call another encoder CLIP.
 """
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -294,20 +295,28 @@ def rolling(trace: Trace, first: int, window: int) -> tuple[NDArray[np.int64], F
 
 
 def openness(trace: Trace) -> Figure:
-    """Openness of all known and unknown samples, and of the last window with the fitted mixture and its boundary."""
-    values, known = trace.arrays["openness"], trace.arrays["label"] >= 0
+    """Strangeness of all known and unknown samples, and of the last window with the fitted mixture and its boundary."""
+    name, values = judged(trace)
+    known = trace.arrays["label"] >= 0
     last = min(len(trace.arrays["window"]), len(values))
     edges = np.linspace(values.min(), max(values.max(), values.min() + 1e-6), 41)
     with settings():
         figure, axes = panels(1, 2, 8.2, 3.5, sharex=True)
         _two_sides(axes[0], values[known], values[~known], edges)
-        axes[0].set(title=f"all {len(values):,} samples", xlabel="openness S'", ylabel="share of samples")
+        axes[0].set(title=f"all {len(values):,} samples", xlabel=name, ylabel="share of samples")
         axes[0].legend()
         _window(axes[1], values[-last:], known[-last:], edges[::2])
         _densities(axes[1], trace.arrays["mixture"].astype(np.float64), edges, last)
-        axes[1].set(title=f"the last {last} samples, and the mixture", xlabel="openness S'", ylabel="samples")
+        axes[1].set(title=f"the last {last} samples, and the mixture", xlabel=name, ylabel="samples")
         axes[1].legend(fontsize=7.5)
     return figure
+
+
+def judged(trace: Trace) -> tuple[str, Floats]:
+    """What the mixture of a trace is fitted to, by name: openness, or where the stream verifies, -familiarity."""
+    if json.loads(trace.about["config"]).get("verify_by") == "stream":
+        return "strangeness by the stream", -trace.arrays["score"]
+    return "openness S'", trace.arrays["openness"]
 
 
 def _window(panel: Axes, values: Floats, known: NDArray[np.bool_], edges: Floats) -> None:

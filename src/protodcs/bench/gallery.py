@@ -143,8 +143,9 @@ def _inside(trace: Trace, where: str, command: str) -> Iterator[Picture]:
         yield Picture(
             f"openness-{name}",
             f"Openness and the mixture: {where}",
-            "Left: openness of all samples after the temporary prototypes. Right: the window the mixture sees at the "
-            f"end of the stream, its two weighted densities and the boundary between known and unknown. {told}",
+            f"Left: {figures.judged(trace)[0]} of all samples, as the mixture judges them. Right: the window the "
+            "mixture sees at the end of the stream, its two weighted densities and the boundary between known and "
+            f"unknown. {told}",
             figures.openness(trace),
         )
     if len(arrays.get("cache_early", ())) + len(arrays.get("cache_late", ())) >= 3 and "cache_early" in arrays:

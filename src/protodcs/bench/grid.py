@@ -5,14 +5,25 @@ Nothing here reads an image or runs a method; a mistake in a grid is told before
 
 import hashlib
 import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from ..core.config import Config, in_words
 from ..data.streams import protocols
@@ -57,6 +68,10 @@ class PackStream(_Part):
 
     pack: str = Field(description="One of the six streams of `protodcs.bench.pack`.")
     split: Literal["all", "tune", "judge"] = Field("all", description="Choose parameters on one, judge on the other.")
+    unknown: str | None = Field(None, description="Share of unknown samples, as a fraction; None: as the recipe gives.")
+    order: Literal["shuffled", "bursts", "sorted"] = Field(
+        "shuffled", description="Or the unknown ones in bursts of 1,000, or after all known ones."
+    )
 
     @field_validator("pack")
     @classmethod
@@ -65,15 +80,30 @@ class PackStream(_Part):
             raise ValueError(f"there is no stream {name!r} of CLIP features: choose one of {', '.join(pack.STREAMS)}")
         return name
 
+    @field_validator("unknown")
+    @classmethod
+    def _share(cls, share: str | None) -> str | None:
+        """In lowest terms: one stream must not have two names."""
+        if share is None:
+            return None
+        told = f"a share is a fraction from '0' to '1', such as '9/10'; given: {share[:20]!r}"
+        # Short numbers alone: a fraction such as 1e999999999 would be computed for hours.
+        if not re.fullmatch("[0-9]{1,4}(/0*[1-9][0-9]{0,3})?", share) or Fraction(share) > 1:
+            raise ValueError(told)
+        return str(Fraction(share))
+
     @property
     def name(self) -> str:
         """In tables."""
-        return self.pack if self.split == "all" else f"{self.pack} ({self.split})"
+        words: list[str] = [self.split] if self.split != "all" else []
+        words += [f"{self.unknown} unknown"] if self.unknown is not None else []
+        words += [self.order] if self.order != pack.SHUFFLED else []
+        return f"{self.pack} ({', '.join(words)})" if words else self.pack
 
     @property
     def protocols(self) -> list[str]:
-        """It has one segment: nothing to reset."""
-        return ["shuffled"]
+        """Its order: it has one segment, and nothing to reset."""
+        return [self.order]
 
 
 class Entrant(_Part):
@@ -136,8 +166,17 @@ class Entrant(_Part):
         if temperature is not None and "temperature" in kind.model_fields:
             options.setdefault("temperature", temperature)
         if issubclass(kind, Config):
-            return kind.preset(options.pop("preset", "paper"), **options)
+            return kind.preset(options.pop("preset", "default"), **options)
         return kind(**options)
+
+
+def _kind(words: object) -> str:
+    """Which of the two a stream is meant to be, so that a mistake in it is told in the words of that kind alone."""
+    named = "pack" in words if isinstance(words, dict) else isinstance(words, PackStream)
+    return "features" if named else "images"
+
+
+Stream = Annotated[Annotated[ImageStream, Tag("images")] | Annotated[PackStream, Tag("features")], Discriminator(_kind)]
 
 
 class Grid(_Part):
@@ -145,7 +184,7 @@ class Grid(_Part):
 
     name: str = Field(pattern="^[a-z0-9][a-z0-9-]{0,60}$")
     seeds: list[int] = Field(SEEDS, min_length=1, description="Each is an order of the stream.")
-    streams: list[ImageStream | PackStream] = Field(min_length=1)
+    streams: list[Stream] = Field(min_length=1)
     methods: list[Entrant] = Field(min_length=1)
 
     @model_validator(mode="after")

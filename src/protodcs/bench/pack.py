@@ -6,7 +6,9 @@ they serve to compare methods with each other and must never be quoted as ImageN
 
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,6 +22,12 @@ from ..errors import DataError
 FILE = "clip_vitb32_features.safetensors"
 ENCODER = "CLIP ViT-B/32 feature pack"
 TEMPERATURE = 0.01
+SHUFFLED = "shuffled"
+# Unknown samples in a row.
+BURST = 1000
+
+Flags = NDArray[np.bool_]
+Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -65,11 +73,18 @@ def fingerprint() -> str:
     return f"pack={_content(os.environ.get('PROTODCS_DATA', '.'))[1][:32]}"
 
 
-def stream(name: str, seed: int, split: str = "all") -> Packed:
+def stream(name: str, seed: int, split: str = "all", unknown: str | None = None, order: str = SHUFFLED) -> Packed:
     """One of the six streams. The seed draws the known classes, the strangers and the order.
 
     The split "tune" has the even ImageNet classes, the even unknown classes and the validation features, "judge" the
     odd ones and the test features: choose parameters on one, judge on the other.
+
+    Args:
+        name: one of `STREAMS`.
+        seed: of all that is drawn.
+        split: "all", "tune" or "judge".
+        unknown: the share of unknown samples, a fraction such as "9/10"; None: as the recipe gives.
+        order: one of `ORDERS`.
     """
     recipe = STREAMS[name]
     content, digest = _content(os.environ.get("PROTODCS_DATA", "."))
@@ -90,11 +105,68 @@ def stream(name: str, seed: int, split: str = "all") -> Packed:
         strangers = strangers[chance.permutation(len(strangers))[: recipe.most]]
     features = np.concatenate([content["imagenet_x"][inside].astype(np.float32), strangers])
     truth = np.concatenate([place[labels[inside]], np.full(len(strangers), -1)])
-    order = chance.permutation(len(features))
-    told = hashlib.sha256(f"pack {digest} {name} {split} {seed}".encode())
-    told.update(truth[order].astype("<i8").tobytes())
+    chosen = chance.permutation(len(features))
+    if unknown is not None:
+        chosen = chosen[in_proportion(truth[chosen] < 0, Fraction(unknown))]
+        # The kind that is cut short comes early in what is left: it has to be mixed again.
+        chosen = chosen[chance.permutation(len(chosen))]
+    chosen = chosen[ORDERS[order](truth[chosen] < 0)]
+    words = f"pack {digest} {name} {split} {seed}"
+    # What a stream was called before there was a choice, it is called still.
+    words += f" unknown={unknown} order={order}" if (unknown, order) != (None, SHUFFLED) else ""
+    told = hashlib.sha256(words.encode())
+    told.update(truth[chosen].astype("<i8").tobytes())
     text = content["text_imagenet1000"].astype(np.float32)
-    return Packed(_unit(text[known]), _unit(features[order]), truth[order].astype(np.int64), told.hexdigest())
+    return Packed(_unit(text[known]), _unit(features[chosen]), truth[chosen].astype(np.int64), told.hexdigest())
+
+
+def in_proportion(strange: Flags, share: Fraction) -> Places:
+    """The places of as many samples as can be taken so that `share` of them is strange: exactly, and none twice.
+
+    They are the first of either kind, which in a shuffled stream are as good as drawn; more always contain the fewer.
+
+    >>> in_proportion(np.array([False, True, True, False, True]), Fraction(1, 2))
+    array([0, 1, 2, 3])
+    """
+    known, unknown = np.flatnonzero(~strange), np.flatnonzero(strange)
+    one_part, other_part = share.denominator - share.numerator, share.numerator
+    parts = min(len(some) // part for some, part in ((known, one_part), (unknown, other_part)) if part)
+    if parts == 0:
+        raise DataError(
+            f"{len(known)} known and {len(unknown)} unknown samples are too few for a share of {share}: take another"
+        )
+    return np.sort(np.concatenate([known[: parts * one_part], unknown[: parts * other_part]]))
+
+
+def shuffled(strange: Flags) -> Places:
+    """As they come."""
+    return np.arange(len(strange))
+
+
+def bursts(strange: Flags) -> Places:
+    """The strange ones in bursts of `BURST` in a row, the last one shorter, evenly between the others.
+
+    >>> bursts(np.array([False, True, False, True]))
+    array([0, 1, 3, 2])
+    """
+    known, unknown = np.flatnonzero(~strange), np.flatnonzero(strange)
+    several = np.split(unknown, np.arange(BURST, len(unknown), BURST))
+    calm = np.array_split(known, len(several) + 1)
+    pieces = [piece for pair in zip(calm, several, strict=False) for piece in pair]
+    return np.concatenate([*pieces, calm[-1]])
+
+
+def known_first(strange: Flags) -> Places:
+    """All known ones, then all strange ones: the worst for whoever thinks that what comes is mixed.
+
+    >>> known_first(np.array([True, False, True, False]))
+    array([1, 3, 0, 2])
+    """
+    return np.argsort(strange, kind="stable")
+
+
+# Whoever orders the samples of a shuffled stream is told which are strange, and says in which order they come.
+ORDERS: dict[str, Callable[[Flags], Places]] = {SHUFFLED: shuffled, "bursts": bursts, "sorted": known_first}
 
 
 def _strangers(content: dict[str, NDArray[np.float16]], name: str, split: str) -> NDArray[np.float32]:

@@ -3,6 +3,7 @@
 A row names all that its figures depend on. Two runs of a cell give the same row but for the columns in `MEASURED`.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,8 @@ IDENTITY = {
     "unknown": pa.string(),  # sets of unknown images
     "protocol": pa.string(),
     "seed": pa.int64(),
-    "segment": pa.string(),  # a corruption, "clean", MEAN or POOLED
-    "position": pa.int64(),  # place of the segment in its stream; -1 for MEAN, -2 for POOLED
+    "segment": pa.string(),  # a corruption, "clean", or one of GATHERED
+    "position": pa.int64(),  # place of the segment in its stream; below zero for GATHERED
     "encoder": pa.string(),
     "fingerprint": pa.string(),  # of the encoder
     "prompts": pa.string(),  # hash of the class names that prototypes are made of
@@ -51,6 +52,7 @@ FIGURES = {
         "coverage",
         "false_reject",
         "unknown_recall",
+        "balanced_accuracy",
         "auroc",
         "fpr95_known_positive",
         "fpr95_unknown_positive",
@@ -65,7 +67,7 @@ FIGURES = {
 }
 # What no two runs share.
 MEASURED = {
-    "seconds": pa.float64(),  # of the segment, without reading; of the whole cell in MEAN and POOLED
+    "seconds": pa.float64(),  # of the segment, without reading; of the whole cell in MEAN and POOLED; else NaN
     "peak_memory_mb": pa.float64(),  # of the worker while the cell ran
     "versions": pa.string(),  # JSON
     "machine": pa.string(),  # kind of processor, system, device of the encoder
@@ -74,8 +76,14 @@ MEASURED = {
 }
 SCHEMA = pa.schema(list((IDENTITY | FIGURES | MEASURED).items()))
 
-# Over the segments of a stream: the mean of their figures, and the figures of all their samples together.
-MEAN, POOLED = "mean", "pooled"
+# Over the segments of a stream: the mean of their figures, and the figures of all their samples together; and those of
+# the samples that came first after the start or a reset, and of those that came when a method had long settled.
+MEAN, POOLED, FIRST, LATER = "mean", "pooled", "first 100", "after 500"
+FIRST_SAMPLES, LATER_SAMPLES = 100, 500
+# Their positions, all below zero: whoever wants corruptions takes the rows from zero up.
+GATHERED = {MEAN: -1, POOLED: -2, FIRST: -3, LATER: -4}
+# Figures that older files do not have: they are read as NaN, and run anew when their grid is.
+_YOUNGER = ("balanced_accuracy",)
 
 
 def write(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -91,10 +99,20 @@ def read(file: Path) -> list[Row]:
         table = pq.read_table(file)
     except (OSError, pa.ArrowInvalid) as problem:
         raise DataError(f"{file} is not a file of results: {problem}") from None
+    table = _grown(table)
     if table.schema != SCHEMA:
         raise DataError(f"{file} has other columns than this protodcs writes: run its cell again")
     rows: list[Row] = table.to_pylist()
     return rows
+
+
+def _grown(table: pa.Table) -> pa.Table:
+    """A table with the figures that were not there when it was written, unsaid."""
+    for name in _YOUNGER:
+        if name not in table.column_names:
+            place = min(SCHEMA.get_field_index(name), table.num_columns)
+            table = table.add_column(place, SCHEMA.field(name), pa.array([math.nan] * len(table), pa.float64()))
+    return table
 
 
 def is_whole(file: Path) -> bool:

@@ -11,16 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import encoders
 from ..data import open_source
-from ..data.corruptions import STANDARD, Variant
+from ..data.corruptions import STANDARD
 from ..data.prompts import class_names
-from ..data.reading import read_corrupted
+from ..data.reading import read_samples
 from ..data.source import ImageSource, Pixels
 from ..data.streams import Manifest, build
 from ..encoders import Encoder
@@ -42,39 +41,17 @@ class Part:
     labels: Labels
 
 
-class Stream(Protocol):
-    """What a cell needs to know of its stream."""
-
-    parts: Sequence[Part]
-    classes: tuple[str, ...]
-    known: str
-    unknown: str
-    encoder: str
-    fingerprint: str
-    temperature: float
-    hash: str
-    prompts: str
-
-    @property
-    def prototypes(self) -> Features:
-        """(K, d), of unit length."""
-        ...
-
-    def features(self, number: int) -> Features:
-        """(n, d) features of one segment."""
-        ...
-
-
 class Packed:
     """A stream of CLIP features."""
 
     def __init__(self, words: PackStream, seed: int):
-        content = pack.stream(words.pack, seed, words.split)
+        content = pack.stream(words.pack, seed, words.split, words.unknown, words.order)
         recipe = pack.STREAMS[words.pack]
         self.prototypes = content.prototypes
         self.classes = tuple(str(number) for number in range(len(content.prototypes)))
         self.known = f"{len(self.classes)} ImageNet classes"
-        self.unknown = " + ".join(recipe.unknown) or "other ImageNet classes"
+        strangers = " + ".join(recipe.unknown) or "other ImageNet classes"
+        self.unknown = strangers if (content.labels < 0).any() else ""
         self.encoder, self.fingerprint, self.temperature = pack.ENCODER, pack.fingerprint(), pack.TEMPERATURE
         self.hash, self.prompts = content.hash, _digest(self.classes)
         self.device = ""
@@ -128,21 +105,8 @@ class Imaged:
         sources = [self.sources[origin.name] for origin in self.manifest.sources]
         for first in range(segment.start, segment.start + segment.length, batch_size):
             rows = slice(first, min(first + batch_size, segment.start + segment.length))
-            origin, index = self.manifest.source[rows], self.manifest.index[rows]
-            batch: list[Pixels] = [np.empty(0, np.uint8)] * len(origin)
-            for place in np.unique(origin):
-                at = np.flatnonzero(origin == place)
-                images = read_corrupted(
-                    sources[place],
-                    index[at].tolist(),
-                    segment.corruption,
-                    segment.severity,
-                    family=segment.family,
-                    variant=cast(Variant, segment.variant),
-                )
-                for spot, image in zip(at, images, strict=True):
-                    batch[spot] = image
-            yield batch
+            images = dict(read_samples(self.manifest, number, rows, sources))
+            yield [images[place] for place in range(len(images))]
 
 
 def opened(words: ImageStream | PackStream, protocol: str, seed: int, store: Path | None = None) -> Packed | Imaged:

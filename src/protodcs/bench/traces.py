@@ -28,9 +28,9 @@ class Trace:
         arrays: by name, each (N,): label (-1 unknown), segment (place in "segments"), index, known, score, openness,
             openness_first, p_unknown, aleatoric, epistemic, confidence, entropy (nats, of the class probabilities),
             trusted, cached, evolved. Of ProtoDCS also: cache_early and cache_late (M, d) features in the visual cache
-            when the mixture was first fitted and at the end, cache_early_class and cache_late_class (M,), window (W,)
-            the last values of openness, mixture (2, 3) weight, mean, variance of its components, known first;
-            prototypes (K, d).
+            when a mixture could first be fitted and at the end, cache_early_class and cache_late_class (M,); window
+            (W,) the last values of openness (of -score where the stream verifies), mixture (2, 3) weight, mean,
+            variance of its components, known first; prototypes (K, d).
     """
 
     about: dict[str, Any]

@@ -12,6 +12,7 @@ Scores grow with familiarity, labels are -1 for unknown, all shares lie in 0 to 
 from .accuracy import (
     accepted_accuracy,
     accepted_precision,
+    balanced_accuracy,
     coverage,
     false_reject,
     known_accuracy,
@@ -32,6 +33,7 @@ __all__ = [
     "area_under_accuracy_uncertainty",
     "aupr",
     "auroc",
+    "balanced_accuracy",
     "coverage",
     "ece",
     "false_reject",

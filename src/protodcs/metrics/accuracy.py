@@ -95,6 +95,18 @@ def unknown_recall(labels: Classes, accepted: Flags) -> float:
     return _share(~accepted, labels < 0)
 
 
+def balanced_accuracy(labels: Classes, accepted: Flags) -> float:
+    """How well known and unknown are told apart: the mean of 1 - `false_reject` and `unknown_recall`.
+
+    Unlike the share of right decisions it does not move with the ratio of known to unknown. To accept everything, or
+    nothing, gives one half; NaN where either side is missing.
+
+    >>> balanced_accuracy(np.array([0, 1, -1]), np.array([True, False, False]))
+    0.75
+    """
+    return (1.0 - false_reject(labels, accepted) + unknown_recall(labels, accepted)) / 2
+
+
 def _share(wanted: Flags, among: Flags) -> float:
     total = int(np.count_nonzero(among))
     return int(np.count_nonzero(wanted & among)) / total if total else math.nan

@@ -9,6 +9,7 @@ from . import checking
 from .accuracy import (
     accepted_accuracy,
     accepted_precision,
+    balanced_accuracy,
     coverage,
     false_reject,
     known_accuracy,
@@ -66,6 +67,7 @@ def summary(
         "coverage": coverage(accepted),
         "false_reject": false_reject(labels, accepted),
         "unknown_recall": recall,
+        "balanced_accuracy": balanced_accuracy(labels, accepted),
         "auroc": separation,
         "fpr95_known_positive": fpr_at_tpr(inside, outside, 0.95, positive="known"),
         "fpr95_unknown_positive": fpr_at_tpr(inside, outside, 0.95, positive="unknown"),
