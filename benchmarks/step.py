@@ -50,9 +50,9 @@ def stream(classes):
 
 def measure(classes, oracle_type):
     prototypes, features = stream(classes)
-    engine = ProtoDCS(prototypes, config=Config.preset("paper"))
+    engine, default = (ProtoDCS(prototypes, config=Config.preset(name)) for name in ("paper", "default"))
     oracle = oracle_type(engine._memory.text, engine.config)
-    observe, bare, slow, paths = [], [], [], []
+    observe, by_default, bare, slow, paths = [], [], [], [], []
     for first in range(0, len(features), BLOCK):
         block = features[first : first + BLOCK]
         for feature in block:
@@ -61,10 +61,13 @@ def measure(classes, oracle_type):
             opens = len(engine._memory.opened) > opened
             observe.append(seconds)
             paths.append(3 if opens else 2 if decision.cached else 1 if decision.trusted else 0)
+        by_default += [timed(default.observe, feature)[0] for feature in block]
         bare += [timed(prototypes.__matmul__, feature)[0] for feature in block]
         if len(slow) < STREAMS[classes][1]:
             slow += [timed(oracle.step, feature)[0] for feature in block]
-    return summary(classes, np.array(observe), np.array(bare), np.array(slow), np.array(paths))
+    sizes = {"paper_bytes": len(engine.snapshot()), "default_bytes": len(default.snapshot())}
+    times = (np.array(values) for values in (observe, by_default, bare, slow))
+    return summary(classes, *times, np.array(paths)) | sizes
 
 
 def timed(function, argument):
@@ -73,7 +76,7 @@ def timed(function, argument):
     return time.perf_counter() - start, result
 
 
-def summary(classes, observe, bare, slow, paths):
+def summary(classes, observe, by_default, bare, slow, paths):
     settled = paths < 3
     rows = {
         name: {
@@ -92,6 +95,12 @@ def summary(classes, observe, bare, slow, paths):
         "observe_us": 1e6 * float(observe.mean()),
         "ratio": float(observe.sum() / bare.sum()),
         "ratio_once_open": float(observe[settled].sum() / bare[settled].sum()),
+        "default_us": 1e6 * float(by_default.mean()),
+        "default_p50_us": 1e6 * float(np.median(by_default)),
+        "default_p99_us": 1e6 * float(np.quantile(by_default, 0.99)),
+        "default_ratio": float(by_default.sum() / bare.sum()),
+        "default_over_paper": float(by_default.sum() / observe.sum()),
+        "default_over_paper_once_open": float(by_default[settled].sum() / observe[settled].sum()),
         "oracle_us": 1e6 * float(slow.mean()),
         "oracle_over_observe": float(slow.mean() / observe[: len(slow)].mean()),
         "paths": rows,
@@ -117,7 +126,28 @@ def as_markdown(rows):
             f"| {row['observe_us']:.1f} us | {row['ratio']:.1f} | {row['ratio_once_open']:.1f} "
             f"| {row['oracle_over_observe']:.0f} |"
         )
-    lines += ["", "By path, in microseconds:", "", "| K | path | samples | p50 | p99 |", "|---|---|---|---|---|"]
+    lines += [
+        "",
+        "The `default` preset on the same samples of the same run, and what a state of either weighs at the end:",
+        "",
+        "| K | observe | p50 | p99 | over `prototypes @ feature` | over `paper` | over `paper` once open "
+        "| state, `paper` | state, `default` |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['classes']} | {row['default_us']:.1f} us | {row['default_p50_us']:.0f} us "
+            f"| {row['default_p99_us']:.0f} us | {row['default_ratio']:.1f} | {row['default_over_paper']:.2f} "
+            f"| {row['default_over_paper_once_open']:.2f} | {row['paper_bytes'] / 1e6:.2f} MB "
+            f"| {row['default_bytes'] / 1e6:.2f} MB |"
+        )
+    lines += [
+        "",
+        "By path of the `paper` preset, in microseconds:",
+        "",
+        "| K | path | samples | p50 | p99 |",
+        "|---|---|---|---|---|",
+    ]
     for row in rows:
         for name, path in row["paths"].items():
             lines.append(

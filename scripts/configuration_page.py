@@ -11,13 +11,14 @@ state carries all of it, resolved.
 
     from protodcs import Config
     Config.preset("paper")                              # the letter of the paper
-    Config.preset("default")                            # what we recommend; today as "paper"
+    Config.preset("default")                            # what we recommend
     Config.preset("paper", evolution_gate="entropy")    # one option replaced
 
 Where the paper is silent or contradicts itself, both readings are options here, so that they can be run and compared.
+`Config()` is the preset `paper`; the preset `default` has the same value where none is given for it.
 
-| option | default | range | meaning |
-|---|---|---|---|
+| option | `paper` | `default` | range | meaning |
+|---|---|---|---|---|
 """
 
 
@@ -38,5 +39,8 @@ def values(field):
 
 if __name__ == "__main__":
     print(INTRODUCTION, end="")
+    recommended = Config.preset("default")
     for name, field in Config.model_fields.items():
-        print(f"| `{name}` | `{field.default}` | {values(field)} | {field.description} |")
+        chosen = getattr(recommended, name)
+        other = "" if chosen == field.default else f"`{chosen}`"
+        print(f"| `{name}` | `{field.default}` | {other} | {values(field)} | {field.description} |")

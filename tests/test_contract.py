@@ -11,23 +11,40 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import random_stream
-from protodcs import Config, methods
+from protodcs import methods
 from protodcs.core.base import FeatureMethod
 from protodcs.errors import InputError, UnknownMethodError, UsageError
 
 FEATURE_METHODS = [name for name in methods.names() if issubclass(methods.REGISTER[name], FeatureMethod)]
 # Readings of the method that keep more state than the presets do.
+PAPER = {"preset": "paper"}
 VARIANTS = {name: (name, {}) for name in FEATURE_METHODS} | {
+    "protodcs, paper": ("protodcs", PAPER),
     "protodcs, evolving": (
         "protodcs",
-        {"evolution_gate": "entropy", "cache_admission": "verified", "evolution_prior": 1},
+        {**PAPER, "evolution_gate": "entropy", "cache_admission": "verified", "evolution_prior": 1},
     ),
     "protodcs, buffered": (
         "protodcs",
-        {"cache_admission": "buffered", "evolution_gate": "quantile", "mixture_period": 30},
+        {**PAPER, "cache_admission": "buffered", "evolution_gate": "quantile", "mixture_period": 30},
     ),
-    "protodcs, fused": ("protodcs", {"evidence_logits": "fused", "mixture_start": 20, "mixture_period": 7}),
-    "protodcs, raw": ("protodcs", {"evolution_norm": "raw", "evolution_gate": "entropy", "alignment_keys": "all"}),
+    "protodcs, fused": ("protodcs", {**PAPER, "evidence_logits": "fused", "mixture_start": 20, "mixture_period": 7}),
+    "protodcs, raw": (
+        "protodcs",
+        {**PAPER, "evolution_norm": "raw", "evolution_gate": "entropy", "alignment_keys": "all"},
+    ),
+    "protodcs, everything": (
+        "protodcs",
+        {
+            "text_rate": 2.5e-4,
+            "visual_prototypes": True,
+            "cache_admission": "verified",
+            "evolution_gate": "entropy",
+            "target_false_reject": 0.05,
+            "mixture_start": 20,
+            "mixture_period": 7,
+        },
+    ),
     "zero_shot, energy": ("zero_shot", {"score": "energy", "threshold": 20.0}),
     "tda, warm": ("tda", {"temperature": 0.05, "entropy_base": "published"}),
     "adand, early": ("adand", {"queue_length": 16, "warmup": 3}),
@@ -431,10 +448,3 @@ def test_zero_shot_scores_equal_their_closed_forms(score):
 def test_an_unknown_method_is_named_with_the_known_ones():
     with pytest.raises(UnknownMethodError, match="protodcs, zero_shot"):
         methods.create("nonsense", np.eye(2, 4))
-
-
-def test_the_presets_behave_alike_today():
-    prototypes, features, _ = random_stream(samples=150)
-    first, second = (methods.create("protodcs", prototypes, preset=name) for name in ("paper", "default"))
-    np.testing.assert_array_equal(first.observe_many(features).openness, second.observe_many(features).openness)
-    assert Config.preset("paper") == Config.preset("default")

@@ -16,7 +16,7 @@ from protodcs import Config, ProtoDCS
 from protodcs.core import alignment, evidence, evolution, first_check, mixture, prediction, residual
 from protodcs.core.cache import choose_slot, queue_mean
 from protodcs.core.compiled import ensure_compiled
-from protodcs.core.memory import Window
+from protodcs.core.first_check import Window
 
 ensure_compiled()
 
@@ -175,7 +175,7 @@ def test_a_fit_that_does_not_converge_is_not_used():
 
 def test_after_a_failed_fit_the_last_boundary_decides():
     prototypes, features, _ = random_stream(samples=200, seed=3)
-    engine = ProtoDCS(prototypes)
+    engine = ProtoDCS(prototypes, config=Config.preset("paper"))
     engine.observe_many(features[:100])
     boundary = engine.stats()["cold_threshold"]
     assert engine.stats()["fits"] == 1

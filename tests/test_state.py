@@ -91,7 +91,8 @@ def test_the_first_schema_can_still_be_read():
     """A file written by the first release; it must load for as long as this project lives."""
     engine = methods.restore((GOLDEN / "schema-1.safetensors").read_bytes())
     prototypes, features, _ = random_stream(classes=5, width=16, samples=230, seed=21)
-    fresh = methods.create("protodcs", prototypes, evolution_gate="entropy", cache_admission="buffered")
+    paper = Config.preset("paper", evolution_gate="entropy", cache_admission="buffered")
+    fresh = ProtoDCS(prototypes, config=paper)
     fresh.observe_many(features[:200])
     assert engine.sequence == 200
     for feature in features[200:]:
@@ -207,7 +208,8 @@ def test_every_snapshot_of_a_stream_with_many_classes_can_be_restored():
 def test_a_real_stream_with_a_thousand_classes_can_be_restored_and_continued_bit_equal(clip_stream):
     """Beyond some hundred open classes a restore proves a sample of the alignment instead of all of it."""
     prototypes, features, _ = clip_stream("big")
-    engine, twin = ProtoDCS(prototypes), ProtoDCS(prototypes)
+    paper = Config.preset("paper")
+    engine, twin = ProtoDCS(prototypes, config=paper), ProtoDCS(prototypes, config=paper)
     for step, feature in enumerate(features[:2500]):
         assert engine.observe(feature).openness == twin.observe(feature).openness
         if step % 500 == 499:
@@ -367,6 +369,9 @@ def config(outer, inner, body, filled, rng):
         "nonsense": [1],
         "self": [1],
     }
+    if inner["config"]["verify_by"] == "stream":
+        # Recent samples are kept in the history, of which the mixture's window is any part.
+        bad |= {"history": [600, 10**9], "mixture_window": [None]}
     name = rng.choice(list(bad))
     inner["config"][name] = bad[name][rng.integers(len(bad[name]))]
 
@@ -389,7 +394,8 @@ def header_type(outer, inner, body, filled, rng):
 
 def scale(outer, inner, body, filled, rng):
     """All numbers of an array twice as large: features that are no longer unit, sums that contradict their queues."""
-    names = [n for n in ("entry", "text", "cache", "pull", "visual_sum", "diagonal") if n in filled]
+    scaled = ("entry", "text", "cache", "pull", "visual_sum", "diagonal", "stream_strangers", "stream_familiars")
+    names = [n for n in scaled if n in filled]
     # A single open class has nothing to be told apart from: its sums are zero, and twice that is right.
     names = [n for n in names if any(body[slice(*outer[n]["data_offsets"])])]
     name = rng.choice(names)
@@ -417,12 +423,14 @@ BREAKS = {
 
 @pytest.fixture(scope="module")
 def victims():
-    options = (
+    readings = (
         {},
         {"evolution_gate": "entropy", "cache_admission": "buffered"},
         {"evolution_gate": "quantile", "alignment_keys": "all", "evolution_norm": "raw"},
         {"alignment_direction": "text-to-visual"},
     )
+    options = [{"preset": "paper", **reading} for reading in readings]
+    options += [{}, {"visual_prototypes": True, "target_false_reject": 0.05}]
     return [trained(**chosen)[0].snapshot() for chosen in options]
 
 

@@ -451,11 +451,26 @@ def required(arrays: Mapping[str, NDArray[Any]], name: str, dtype: type, shape: 
     return array
 
 
+def within(array: NDArray[Any], name: str, low: float, high: float) -> NDArray[Any]:
+    """The array of a state, if all its values lie from `low` to `high`."""
+    if not ((array >= low) & (array <= high)).all():
+        raise StateError(f"the state's array {name!r} has values outside {low} to {high}")
+    return array
+
+
 def counter(counters: Mapping[str, Any], name: str, low: int = 0, high: int | None = None) -> int:
     """A whole number of a state within its range."""
     value = counters.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
         raise StateError(f"the state's counter {name!r} is {value!r}, it must be a whole number from {low} to {high}")
+    return value
+
+
+def truth(counters: Mapping[str, Any], name: str) -> bool:
+    """A yes or no of a state."""
+    value = counters.get(name)
+    if not isinstance(value, bool):
+        raise StateError(f"the state's {name!r} is {value!r}, it must be true or false")
     return value
 
 
@@ -473,6 +488,13 @@ def softmax_rows(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     """Row by row, for (N, K) logits."""
     powers: NDArray[np.float64] = np.exp(logits - logits.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)
+
+
+def entropy_rows(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(N,) in nats, for (N, K) probabilities; of one that is zero the term is zero."""
+    logs = np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
+    entropy: NDArray[np.float64] = -(probabilities * logs).sum(axis=1)
+    return entropy
 
 
 def check_unit(rows: Feature, name: str) -> None:

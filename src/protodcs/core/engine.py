@@ -12,9 +12,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ..errors import InputError, UsageError
 from . import evidence, mixture, state
 from .base import Capabilities, Counters, Feature, FeatureMethod, softmax_rows
+from .bias import Bias
 from .config import Config
 from .decision import Decision
 from .evolution import evolve
@@ -24,6 +25,7 @@ from .memory import Memory
 from .prediction import affinities, conclude, text_probabilities
 from .residual import rescore, step_visual
 from .scratch import Scratch
+from .verification import confidence
 
 
 class FirstCheck(NamedTuple):
@@ -67,6 +69,7 @@ class ProtoDCS(FeatureMethod):
     config_type = Config
     score_names: ClassVar[Mapping[str, str]] = {
         "openness": "1 - openness", "openness_first": "1 - first openness", "posterior": "1 - p(unknown)",
+        "familiarity": "familiarity by the stream",
     }  # fmt: skip
     config: Config
     _memory: Memory
@@ -107,11 +110,15 @@ class ProtoDCS(FeatureMethod):
 
         openness = self._temporary_prototypes(memory, feature, first)
 
-        p_unknown, known = self._verify(memory, first, openness)
+        p_unknown, known, score = self._verify(memory, feature, first, openness)
 
         final = self._predict(memory)
+        if memory.bias is not None:
+            self._learn_bias(memory.bias, final.best, p_unknown)
         evolved = known and self._evolve(memory, feature, first, final)
         cached |= self._admit_verified(memory, feature, first, known)
+        if memory.verification is not None:
+            memory.verification.learn(feature, self._scratch.before)
 
         sequence = memory.sequence
         memory.sequence += 1
@@ -125,7 +132,7 @@ class ProtoDCS(FeatureMethod):
             p_unknown,
             openness,
             first.openness,
-            self._score(first.openness, openness, p_unknown),
+            score,
             self._scratch.scores.astype(np.float32) if scores else None,
             final.aleatoric,
             final.epistemic,
@@ -166,15 +173,16 @@ class ProtoDCS(FeatureMethod):
         """Leave the adapted cosines in `after` and the affinities in `affinity`; returns S'."""
         config, scratch = self.config, self._scratch
         visual = memory.visual
-        if config.evidence_logits == "fused":
+        fused = config.evidence_logits == "fused"
+        stepped = first.trusted and config.text_prototypes and config.text_rate > 0
+        if fused:
             self._affinities(memory, feature, visual)
         openness = first.openness
-        if first.trusted:
+        if stepped or (first.trusted and fused):
             self._loss_slopes()
-            visual = memory.adapted
-            if config.evidence_logits == "fused":
-                visual = self._fused_visual_step(memory, feature)
-        if first.trusted and config.text_prototypes and config.text_rate > 0:
+        if first.trusted:
+            visual = self._fused_visual_step(memory, feature) if fused else memory.adapted
+        if stepped:
             best = rescore(
                 memory.text, memory.inverse_norms, memory.pull, memory.pull_scale, feature, scratch.before,
                 scratch.slopes, config.text_rate, config.step_epsilon, scratch.after,
@@ -231,7 +239,20 @@ class ProtoDCS(FeatureMethod):
 
     # Stage 3: final verification.
 
-    def _verify(self, memory: Memory, first: FirstCheck, openness: float) -> tuple[float, bool]:
+    def _verify(
+        self, memory: Memory, feature: Feature, first: FirstCheck, openness: float
+    ) -> tuple[float, bool, float]:
+        """P(unknown), whether the sample counts as known, and the score."""
+        if memory.verification is None:
+            p_unknown, known = self._verify_by_openness(memory, first, openness)
+            return p_unknown, known, self._score(first.openness, openness, p_unknown)
+        verdict = memory.verification.decide(feature, self._scratch.before, first.best)
+        score = verdict.familiarity
+        if self.config.score != "familiarity":
+            score = self._score(first.openness, openness, verdict.p_unknown)
+        return verdict.p_unknown, verdict.known, score
+
+    def _verify_by_openness(self, memory: Memory, first: FirstCheck, openness: float) -> tuple[float, bool]:
         """P(unknown), and whether the sample counts as known."""
         config = self.config
         memory.mixture_window.push(openness)
@@ -290,9 +311,16 @@ class ProtoDCS(FeatureMethod):
             return final
         if config.prediction_scale == "logit":
             np.add(scratch.logits, scratch.affinity, out=scratch.scores)
+        if memory.bias is not None:
+            scratch.scores += memory.bias.logits
         if not config.text_prototypes and len(memory.opened):
             np.copyto(scratch.scores, scratch.affinity)
         return final._replace(best=int(scratch.scores.argmax()))
+
+    def _learn_bias(self, bias: Bias, best: int, p_unknown: float) -> None:
+        """Teach the class bias with the sample's cosines, and with how probable its class is under it."""
+        scores = self._scratch.scores
+        bias.learn(self._scratch.before, best, confidence(scores, best, 1.0), p_unknown)
 
     def _evolve(self, memory: Memory, feature: Feature, first: FirstCheck, final: Prediction) -> bool:
         """Move the text prototypes if a known sample passes the quality gate; True if they moved."""
@@ -359,19 +387,30 @@ class ProtoDCS(FeatureMethod):
             return why.nothing_kept() if self.frozen else why
 
     def calibrate(self, features: NDArray[np.floating]) -> bool:
-        """Set the cold-start threshold from unlabelled features (N, d) of the stream to come, known and unknown mixed.
+        """Prepare for a stream from unlabelled features (N, d) like those to come, known and unknown mixed.
 
-        The threshold becomes the boundary of a mixture fitted to their openness; nothing else is learned. Returns
-        False, and changes nothing, where no usable mixture fits them.
+        Verification by the stream learns from them as from samples, without counting them, and returns whether it now
+        tells two kinds of samples apart. By openness, only the cold-start threshold moves, to the boundary of a mixture
+        fitted to them; False, and nothing changed, where none fits.
         """
         with self._alone():
+            if self.frozen:
+                raise UsageError("a frozen engine learns nothing: unfreeze it before it is calibrated")
             rows = self._checked_many(features)
             if len(rows) < 4:
                 raise InputError(f"calibration needs at least 4 features; given: {len(rows)}")
             memory, cosines = self._memory, self._scratch.before
             openness = np.empty(len(rows))
+            self._whole = False
             for i, row in enumerate(rows):
-                openness[i] = 1.0 - cosines[similarities(memory.text, memory.inverse_norms, row, cosines)]
+                best = similarities(memory.text, memory.inverse_norms, row, cosines)
+                openness[i] = 1.0 - cosines[best]
+                if memory.verification is not None:
+                    memory.verification.decide(row, cosines, best)
+                    memory.verification.learn(row, cosines)
+            self._whole = True
+            if memory.verification is not None:
+                return memory.verification.modes.fitted
             parameters = np.zeros(mixture.PARAMETERS)
             fitted = self._fit(np.sort(openness), len(openness), parameters)
             if fitted:

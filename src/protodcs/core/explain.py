@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 
 from . import evidence
+from .background import NO_LEVEL
 from .base import Feature
 from .config import Config
 from .decision import Decision
 from .memory import Memory
 from .residual import text_gradient
 from .scratch import Scratch
+from .trust import JUDGED, SIGNALS, TEXT
+from .verification import Verification
 
 _SHOWN = 5
 
@@ -62,8 +65,29 @@ class TemporaryStage:
 
 
 @dataclass(frozen=True, slots=True)
+class FamiliarityStage:
+    """What each voice says, how well it tells the stream's tails apart (None: not measured) and how much it counts.
+
+    `text` is the familiarity by the text alone, `level` what noise would reach, `familiarity` all voices together.
+    """
+
+    text: float
+    level: float
+    signals: dict[str, float]
+    separation: dict[str, float | None]
+    weights: dict[str, float]
+    strangers: int
+    familiars: int
+    familiarity: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class VerificationStage:
-    """The mixture and the posterior; `mixture` lists (weight, mean, variance) of known and unknown."""
+    """The mixture and the posterior; `mixture` lists (weight, mean, variance) of known and unknown.
+
+    They are over openness, or with `verify_by="stream"` over minus the familiarity; so is the boundary.
+    """
 
     fitted: bool
     mixture: list[tuple[float, float, float]] | None
@@ -86,14 +110,19 @@ class EvolutionStage:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What each stage would do with one feature. `print` it for sentences, `to_dict` it for a program."""
+    """What each stage would do with one feature. `print` it for sentences, `to_dict` it for a program.
+
+    `best` lists the best classes with their scores, `bias` is what the class bias adds to the first of them.
+    """
 
     decision: Decision
     first_check: FirstCheckStage
     cache: CacheStage
     temporary: TemporaryStage
+    familiarity: FamiliarityStage | None
     verification: VerificationStage
     best: list[tuple[str, float]]
+    bias: float | None
     evolution: EvolutionStage
 
     def nothing_kept(self) -> "Explanation":
@@ -112,23 +141,28 @@ class Explanation:
         return {
             "decision": self.decision.to_dict(),
             **{stage: asdict(getattr(self, stage)) for stage in stages},
+            "familiarity": None if self.familiarity is None else asdict(self.familiarity),
             "best": self.best,
+            "bias": self.bias,
         }
 
     def __str__(self) -> str:
         answer = f"known: {self.decision.label}" if self.decision.known else "unknown"
         best = ", ".join(f"{name} {value:.3f}" for name, value in self.best)
-        return "\n".join(
-            (
-                f"Decision      {answer} (p_unknown {self.decision.p_unknown:.3f})",
-                f"First check   {self.first_check.reason}",
-                f"Cache         {self.cache.reason}",
-                f"Temporary     {self.temporary.reason}",
-                f"Verification  {self.verification.reason}",
-                f"Prediction    {best}",
-                f"Evolution     {self.evolution.reason}",
-            )
-        )
+        if self.bias is not None:
+            best += f"; the class bias of {self.best[0][0]} is {self.bias:+.3f}"
+        lines = [
+            f"Decision      {answer} (p_unknown {self.decision.p_unknown:.3f})",
+            f"First check   {self.first_check.reason}",
+            f"Cache         {self.cache.reason}",
+            f"Temporary     {self.temporary.reason}",
+            f"Verification  {self.verification.reason}",
+            f"Prediction    {best}",
+            f"Evolution     {self.evolution.reason}",
+        ]
+        if self.familiarity is not None:
+            lines.insert(4, f"Familiarity   {self.familiarity.reason}")
+        return "\n".join(lines)
 
 
 def explanation(
@@ -151,8 +185,10 @@ def explanation(
         first_check=first,
         cache=_cache(config, classes[predicted], predicted, feature, before, decision, first),
         temporary=_temporary(config, feature, stepped, decision, scratch),
+        familiarity=None if after.verification is None else _familiarity(after.verification),
         verification=_verification(config, after, decision),
         best=[(classes[k], float(scratch.scores[k])) for k in np.argsort(-scratch.scores, kind="stable")[:_SHOWN]],
+        bias=None if before.bias is None else float(before.bias.logits[decision.index]),
         evolution=_evolution(config, before, after, decision, scratch),
     )
 
@@ -239,7 +275,47 @@ def _temporary(
     )
 
 
+def _familiarity(after: Verification) -> FamiliarityStage:
+    trust, (strangers, familiars) = after.trust, after.recall.held
+    voices = SIGNALS[1:]
+    signals = dict(zip(voices, after.signals[1:], strict=True))
+    weights = dict(zip(voices, trust.weights.tolist()[1:], strict=True))
+    separation = {voice: trust.separation[i + 1] if voice in JUDGED else None for i, voice in enumerate(voices)}
+    text, level = after.signals[TEXT], after.background.level
+    familiarity = after.familiarity
+    heard = [f"{voice} {signals[voice]:+.2f} (weight {weights[voice]:.2f})" for voice in voices if weights[voice] > 0]
+    reason = f"text {text:.2f}"
+    if level > NO_LEVEL:
+        reason += f", {text / level:.2f} times what noise reaches"
+    if heard:
+        reason += f"; with {', '.join(heard)} it is {familiarity:.2f}"
+    elif after.config.recalls:
+        reason += "; the memories are not trusted yet"
+    return FamiliarityStage(text, level, signals, separation, weights, strangers, familiars, familiarity, reason)
+
+
+def _verification_by_stream(after: Verification, decision: Decision) -> VerificationStage:
+    modes, crowd, boundary = after.modes, after.cold.crowd, after.boundary
+    side, parts = "known" if decision.known else "unknown", None
+    if modes.fitted:
+        known, unknown = modes.parameters[:3].tolist(), modes.parameters[3:].tolist()
+        parts = [tuple(known), tuple(unknown)]
+        reason = f"two kinds are proven, around {-known[1]:.2f} and around {-unknown[1]:.2f}"
+    elif crowd.strange:
+        reason = "the stream looks like strangers alone, so the text's score decides"
+    elif crowd.alarm > 0:
+        reason = "two kinds are not proven, but the less familiar half piles up on few classes"
+    else:
+        reason = "two kinds are not proven"
+    reason += f"; the cut lies at {-boundary:.2f}: {side}"
+    if after.targeted:
+        reason += f", by the cut that loses {after.config.target_false_reject:.1%} of the known"
+    return VerificationStage(modes.fitted, parts, boundary, decision.p_unknown, decision.known, reason)
+
+
 def _verification(config: Config, after: Memory, decision: Decision) -> VerificationStage:
+    if after.verification is not None:
+        return _verification_by_stream(after.verification, decision)
     parts = None
     side = "known" if decision.known else "unknown"
     if not config.verification:

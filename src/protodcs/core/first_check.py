@@ -4,6 +4,7 @@ Openness is `S = 1 - max cosine`. The gates are quantiles of a sliding window of
 included. A window keeps its values twice, in order of arrival and in order of size, so a quantile costs no sorting.
 """
 
+import copy
 import math
 
 import numpy as np
@@ -47,6 +48,13 @@ def invert_norms(rows: Matrix, out: Vector) -> None:
         for i in range(rows.shape[1]):
             total += np.float64(rows[k, i]) * np.float64(rows[k, i])
         out[k] = 1.0 / math.sqrt(total)
+
+
+def inverse_norms(rows: Matrix) -> Vector:
+    """1 / ||row|| of each row of `rows` (K, d): (K,) float64."""
+    out: Vector = np.empty(len(rows))
+    invert_norms(rows, out)
+    return out
 
 
 @kernel("boolean(float32[::1], float32[::1])", "boolean(float64[::1], float32[::1])")
@@ -136,3 +144,33 @@ def look(
     openness = 1.0 - float(cosines[best])
     size = push(arrivals, ordered, pushed, openness)
     return best, openness, float(quantile(ordered, size, low)), float(quantile(ordered, size, high))
+
+
+class Window:
+    """The most recent values of a number, by arrival and by size."""
+
+    def __init__(self, capacity: int):
+        self.arrivals = np.zeros(capacity)
+        self.ordered = np.zeros(capacity)
+        self.pushed = 0
+
+    @property
+    def size(self) -> int:
+        return min(self.pushed, len(self.arrivals))
+
+    def push(self, value: float) -> None:
+        push(self.arrivals, self.ordered, self.pushed, value)
+        self.pushed += 1
+
+    def quantile(self, share: float) -> float:
+        return quantile(self.ordered, self.size, share)
+
+    def fork(self) -> "Window":
+        twin = copy.copy(self)
+        twin.arrivals, twin.ordered = self.arrivals.copy(), self.ordered.copy()
+        return twin
+
+    def restore(self, values: NDArray[np.float64], pushed: int) -> None:
+        self.arrivals[: len(values)] = values
+        self.ordered[: len(values)] = np.sort(values)
+        self.pushed = pushed

@@ -6,7 +6,6 @@ prototypes, projected gradients, ordered windows) is not exported.
 """
 
 import copy
-import math
 from typing import Any, Self
 
 import numpy as np
@@ -14,47 +13,21 @@ from numpy.typing import NDArray
 
 from ..errors import StateError
 from . import alignment, mixture, state
-from .base import Counters, Feature
+from .base import Counters, Feature, counter
+from .bias import Bias
 from .cache import choose_slot, place, queue_mean
 from .compiled import KERNEL
 from .config import Config
-from .first_check import invert_norms, push, quantile
+from .first_check import Window, inverse_norms, invert_norms
 from .proof import SCALARS, proven
 from .residual import step_visual
+from .verification import Verification
 
 # The arrays of the samples that wait for the next refit, and by how many rows they grow.
 _WAITING = ("buffer", "buffer_class", "buffer_quality")
 _GROWTH = 32
-
-
-class Window:
-    """The most recent values of a number, by arrival and by size."""
-
-    def __init__(self, capacity: int):
-        self.arrivals = np.zeros(capacity)
-        self.ordered = np.zeros(capacity)
-        self.pushed = 0
-
-    @property
-    def size(self) -> int:
-        return min(self.pushed, len(self.arrivals))
-
-    def push(self, value: float) -> None:
-        push(self.arrivals, self.ordered, self.pushed, value)
-        self.pushed += 1
-
-    def quantile(self, share: float) -> float:
-        return quantile(self.ordered, self.size, share)
-
-    def fork(self) -> "Window":
-        twin = copy.copy(self)
-        twin.arrivals, twin.ordered = self.arrivals.copy(), self.ordered.copy()
-        return twin
-
-    def restore(self, values: NDArray[np.float64], pushed: int) -> None:
-        self.arrivals[: len(values)] = values
-        self.ordered[: len(values)] = np.sort(values)
-        self.pushed = pushed
+# What the names of the verification's and the class bias's numbers and arrays begin with in a state.
+_STREAM, _BIAS = "stream_", "bias_"
 
 
 class Memory:
@@ -84,13 +57,14 @@ class Memory:
         "text", "inverse_norms", *_CACHED, "mixture", *_WAITING,
     )  # fmt: skip
 
-    def __init__(self, entry: Feature, config: Config):
+    def __init__(
+        self, entry: Feature, config: Config, verification: Verification | None = None, bias: Bias | None = None
+    ):
         classes, width = entry.shape
         self.config = config
         self.entry = entry
         self.text = entry
-        self.inverse_norms = np.empty(classes)
-        invert_norms(entry, self.inverse_norms)
+        self.inverse_norms = inverse_norms(entry)
         self.cache = np.zeros((classes, config.cache_size, width), dtype=np.float32)
         self.quality = np.zeros((classes, config.cache_size))
         self.counts = np.zeros(classes, dtype=np.int64)
@@ -109,6 +83,12 @@ class Memory:
         self.quality_window = Window(config.gate_window)
         self.mixture = np.zeros(mixture.PARAMETERS)
         self.fitted = False
+        self.verification = verification
+        if verification is None and config.verify_by == "stream":
+            self.verification = Verification(entry, config)
+        self.bias = bias
+        if bias is None and biased(config, classes):
+            self.bias = Bias(entry, config.temperature)
         self.buffer = np.zeros((0, width), dtype=np.float32)
         self.buffer_class = np.zeros(0, dtype=np.int64)
         self.buffer_quality = np.zeros(0)
@@ -135,6 +115,10 @@ class Memory:
         twin._shared = frozenset(self._BIG)
         for name in ("gate_window", "mixture_window", "quality_window"):
             setattr(twin, name, getattr(self, name).fork())
+        if self.verification is not None:
+            twin.verification = self.verification.fork()
+        if self.bias is not None:
+            twin.bias = self.bias.fork()
         return twin
 
     def own(self, *names: str) -> None:
@@ -272,7 +256,12 @@ class Memory:
             tail[:] = fill
             return np.concatenate([array[rows], tail])
 
-        twin = Memory(kept(self.entry, added), self.config)
+        entry = kept(self.entry, added)
+        verification = None if self.verification is None else self.verification.with_classes(entry, rows)
+        bias = None
+        if self.bias is not None and biased(self.config, len(entry)):
+            bias = self.bias.with_classes(entry, rows)
+        twin = Memory(entry, self.config, verification, bias)
         if self.evolved:
             twin.text = kept(self.text, added)
             invert_norms(twin.text, twin.inverse_norms)
@@ -294,8 +283,10 @@ class Memory:
     def stats(self) -> dict[str, Any]:
         """What a person watching the stream wants to know."""
         gate, config = self.gate_window, self.config
-        weight, mean, variance, other_weight, other_mean, other_variance = (float(x) for x in self.mixture)
         drift = 1.0 - np.einsum("kd,kd->k", self.entry, self.text) * self.inverse_norms if self.evolved else np.zeros(1)
+        watched = {} if self.verification is None else self.verification.stats()
+        if self.bias is not None:
+            watched |= {"geometry": self.bias.beta, "largest_bias": float(np.abs(self.bias.logits).max())}
         return {
             "learned": self.learned,
             "known": self.known,
@@ -314,15 +305,10 @@ class Memory:
             "cold_threshold": self.cold_threshold,
             "fits": self.fits,
             "failed_fits": self.failed_fits,
-            "mixture": {
-                "known": {"weight": weight, "mean": mean, "variance": variance},
-                "unknown": {"weight": other_weight, "mean": other_mean, "variance": other_variance},
-                "separation": (other_mean - mean) / math.sqrt(0.5 * (variance + other_variance)),
-            }
-            if self.fitted
-            else None,
+            "mixture": mixture.described(self.mixture) if self.fitted else None,
             "text_drift_mean": float(drift.mean()),
             "text_drift_max": float(drift.max()),
+            **watched,
         }
 
     # Export and restore.
@@ -354,16 +340,36 @@ class Memory:
         counters["confirmed"] = self.quality_window.pushed
         counters["unknown"] = self.learned - self.known
         counters["skipped"] = self.sequence - self.learned
+        if self.verification is not None:
+            own_counters, own_arrays = self.verification.export()
+            counters |= {_STREAM + name: value for name, value in own_counters.items()}
+            arrays |= {_STREAM + name: array for name, array in own_arrays.items()}
+        if self.bias is not None:
+            arrays |= {_BIAS + name: array for name, array in self.bias.export().items()}
         return counters, arrays
 
     @classmethod
     def restored(cls, config: Config, counters: Counters, arrays: state.Arrays) -> "Memory":
         """Rebuild an exported memory, checking everything that could be wrong before anything large is made."""
+        counters, by_stream = _parted(counters, _STREAM)
+        arrays, of_stream = _parted(arrays, _STREAM)
+        arrays, of_bias = _parted(arrays, _BIAS)
         checked = proven(config, counters, arrays)
+        entry, verification, bias = checked["entry"].copy(), None, None
+        if (by_stream or of_stream) and config.verify_by != "stream":
+            raise StateError("the state holds a verification by the stream that its settings do not ask for")
+        if of_bias and not biased(config, len(entry)):
+            raise StateError("the state holds a class bias that its settings do not ask for")
         try:
-            memory = cls(checked["entry"].copy(), config)
+            if config.verify_by == "stream":
+                verification = Verification.restored(entry, config, by_stream, of_stream)
+                if verification.seen < counter(counters, "learned"):
+                    raise StateError("the state's verification has seen fewer samples than were learned from")
+            if biased(config, len(entry)):
+                bias = Bias.restored(entry, config.temperature, of_bias)
+            memory = cls(entry, config, verification, bias)
         except MemoryError:
-            raise StateError("the state asks for queues larger than this machine's memory") from None
+            raise StateError("the state asks for more than this machine's memory holds") from None
         if "text" in checked:
             memory.text = checked["text"].copy()
             invert_norms(memory.text, memory.inverse_norms)
@@ -387,7 +393,18 @@ class Memory:
             setattr(memory, name, checked[name].copy())
         memory.buffered = len(checked["buffer"])
         memory.gate_window.restore(checked["gate_window"], memory.learned)
-        memory.mixture_window.restore(checked["mixture_window"], memory.learned)
+        memory.mixture_window.restore(checked["mixture_window"], memory.learned if verification is None else 0)
         memory.quality_window.restore(checked["quality_window"], int(counters["confirmed"] or 0))
         memory._step_visual(memory.opened)
         return memory
+
+
+def biased(config: Config, classes: int) -> bool:
+    """Whether a memory of so many classes has a class bias: it takes two others to tell one's own."""
+    return config.class_bias and 3 <= classes <= config.class_bias_limit
+
+
+def _parted(named: dict[str, Any], prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What does not begin with the prefix, and what does, without it."""
+    own = {name: value for name, value in named.items() if not name.startswith(prefix)}
+    return own, {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}

@@ -6,10 +6,12 @@ engine falls back to a plain threshold. Component 0 is known, component 1, the o
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import StateError
 from .compiled import inner, kernel
 
 Vector = NDArray[np.float64]
@@ -19,6 +21,8 @@ PARAMETERS = 6
 _HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 # Bisection halves the bracket each time; sixty halvings reach the last bit of any openness difference.
 _BISECTIONS = 60
+# A component of a state must be wide enough to divide by.
+_LEAST_VARIANCE = 1e-280
 
 
 @inner
@@ -58,9 +62,15 @@ def _describe(ordered: Vector, start: int, stop: int, size: int, floor: float, o
 
 
 @inner
+def _log_height(part: Vector) -> float:
+    """log(weight * normal density) at the mean."""
+    return math.log(part[0]) - _HALF_LOG_TAU - 0.5 * math.log(part[2])
+
+
+@inner
 def _log_density(value: float, part: Vector) -> float:
     """log(weight * normal density)."""
-    return math.log(part[0]) - _HALF_LOG_TAU - 0.5 * math.log(part[2]) - 0.5 * (value - part[1]) ** 2 / part[2]
+    return _log_height(part) - 0.5 * (value - part[1]) ** 2 / part[2]
 
 
 @inner
@@ -98,11 +108,15 @@ def fit(
         total, total_square = 0.0, 0.0
         # Moments are taken around the window's middle: openness varies by hundredths around 0.7.
         centre = 0.5 * (out[1] + out[4])
+        known_height, unknown_height = _log_height(out[:3]), _log_height(out[3:])
+        known_slope, unknown_slope = 0.5 / out[2], 0.5 / out[5]
         for i in range(size):
-            known, unknown = _log_density(ordered[i], out[:3]), _log_density(ordered[i], out[3:])
-            top = max(known, unknown)
-            likelihood += top + math.log(math.exp(known - top) + math.exp(unknown - top))
-            share = _sigmoid(unknown - known)
+            known = known_height - known_slope * (ordered[i] - out[1]) ** 2
+            unknown = unknown_height - unknown_slope * (ordered[i] - out[4]) ** 2
+            # The likelihood and the share of the unknown part from one power: e to the minus distance of the two.
+            power = math.exp(-abs(unknown - known))
+            likelihood += max(known, unknown) + math.log1p(power)
+            share = 1.0 / (1.0 + power) if unknown >= known else power / (1.0 + power)
             x = ordered[i] - centre
             weight += share
             first += share * x
@@ -150,3 +164,44 @@ def boundary(parameters: Vector) -> float:
         else:
             high = middle
     return 0.5 * (low + high)
+
+
+@kernel("float64(float64[::1], float64[::1])")
+def likelihood(parameters: Vector, values: Vector) -> float:
+    """Mean log-likelihood of `values` under a fitted mixture, in nats."""
+    total = 0.0
+    for i in range(values.shape[0]):
+        known, unknown = _log_density(values[i], parameters[:3]), _log_density(values[i], parameters[3:])
+        top = max(known, unknown)
+        total += top + math.log(math.exp(known - top) + math.exp(unknown - top))
+    return total / values.shape[0]
+
+
+@kernel("void(float64[::1], float64[::1], float64[::1])")
+def posteriors(parameters: Vector, values: Vector, out: Vector) -> None:
+    """P(unknown) of each of `values` under a fitted mixture into `out`."""
+    for i in range(values.shape[0]):
+        out[i] = _sigmoid(_log_odds(values[i], parameters))
+
+
+def described(parameters: Vector) -> dict[str, Any]:
+    """A fitted mixture in names, JSON-ready."""
+    weight, mean, variance, other_weight, other_mean, other_variance = parameters.tolist()
+    return {
+        "known": {"weight": weight, "mean": mean, "variance": variance},
+        "unknown": {"weight": other_weight, "mean": other_mean, "variance": other_variance},
+        "separation": (other_mean - mean) / math.sqrt(0.5 * (variance + other_variance)),
+    }
+
+
+def check(parameters: Vector, fitted: bool, low: float, high: float) -> None:
+    """Refuse parameters of a state that no fit to values from `low` to `high` could have left."""
+    if not fitted:
+        if parameters.any():
+            raise StateError("the state holds parameters of a mixture that it says is not fitted")
+        return
+    weights, means, variances = parameters[[0, 3]], parameters[[1, 4]], parameters[[2, 5]]
+    possible = low <= means[0] <= means[1] <= high and (variances > _LEAST_VARIANCE).all()
+    widest = ((high - low) / 2.0) ** 2
+    if not (possible and (variances <= widest).all() and (weights > 0).all() and abs(weights.sum() - 1) < 1e-9):
+        raise StateError("the state's mixture is none: weights, means or variances are impossible")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import StateError
 from . import alignment, mixture, state
-from .base import Counters, counter, required
+from .base import Counters, check_unit, counter, required, within
 from .cache import queue_mean
 from .config import Config
 from .first_check import invert_norms
@@ -65,42 +65,42 @@ def proven(config: Config, counters: Counters, arrays: state.Arrays) -> state.Ar
         return checked[name]
 
     classes, width = take("entry", np.float32, None, None).shape
-    _check_unit(checked["entry"], "entry")
+    check_unit(checked["entry"], "entry")
     if evolved:
         take("text", np.float32, classes, width)
         if config.evolution_norm == "unit":
-            _check_unit(checked["text"], "text")
+            check_unit(checked["text"], "text")
         else:
             # A mean of unit vectors is no longer than they are, and one of zero length would have no direction.
-            _check_range(_squares(checked["text"]), "text", 1e-12, 1.0 + _UNIT_TOLERANCE)
+            within(_squares(checked["text"]), "text", 1e-12, 1.0 + _UNIT_TOLERANCE)
     counts = take("counts", np.int64, classes)
     if not ((counts >= 0) & (counts <= config.cache_size)).all():
         raise StateError(f"the state's queues must hold 0 to {config.cache_size} features each")
     total, opened = int(counts.sum()), int(np.count_nonzero(counts))
     if total > counter(counters, "cached"):
         raise StateError(f"the state's queues hold {total} features, more than ever entered them")
-    _check_unit(take("cache", np.float32, total, width), "cache")
-    _check_range(take("quality", np.float64, total), "quality", 0.0, 1e6)
+    check_unit(take("cache", np.float32, total, width), "cache")
+    within(take("quality", np.float64, total), "quality", 0.0, 1e6)
     for name in ("pull", "pull_rest"):
         take(name, np.float32, classes if config.alignment_keys == "all" else opened, width)
     take("visual_sum", np.float64, opened, width)
     for name in ("normaliser", "applied"):
-        _check_range(take(name, np.float64, opened), name, 1.0 - 1e-9, math.inf)
-    _check_range(take("diagonal", np.float64, opened), "diagonal", -1.001, 1.001)
+        within(take(name, np.float64, opened), name, 1.0 - 1e-9, math.inf)
+    within(take("diagonal", np.float64, opened), "diagonal", -1.001, 1.001)
     for name, capacity, pushed in (
         ("gate_window", config.gate_window, learned),
-        ("mixture_window", config.mixture_window, learned),
+        ("mixture_window", config.mixture_window, 0 if config.verify_by == "stream" else learned),
     ):
-        _check_range(take(name, np.float64, min(capacity, pushed)), name, -0.001, 2.001)
+        within(take(name, np.float64, min(capacity, pushed)), name, -0.001, 2.001)
     confirmed = counter(counters, "confirmed")
-    _check_range(take("quality_window", np.float64, min(config.gate_window, confirmed)), "quality_window", 0.0, 1e6)
-    _check_mixture(take("mixture", np.float64, mixture.PARAMETERS), bool(counters["fitted"]))
+    within(take("quality_window", np.float64, min(config.gate_window, confirmed)), "quality_window", 0.0, 1e6)
+    mixture.check(take("mixture", np.float64, mixture.PARAMETERS), bool(counters["fitted"]), -0.001, 2.001)
     waiting = len(take("buffer", np.float32, None, width))
     if waiting > since_flush(config, learned):
         raise StateError(f"the state's buffer holds {waiting} samples, more than came since it was last emptied")
-    _check_unit(checked["buffer"], "buffer")
-    _check_range(take("buffer_class", np.int64, waiting), "buffer_class", 0, classes - 1)
-    _check_range(take("buffer_quality", np.float64, waiting), "buffer_quality", 0.0, 1e6)
+    check_unit(checked["buffer"], "buffer")
+    within(take("buffer_class", np.int64, waiting), "buffer_class", 0, classes - 1)
+    within(take("buffer_quality", np.float64, waiting), "buffer_quality", 0.0, 1e6)
     if found:
         raise StateError(f"the state holds arrays that do not belong there: {sorted(found)[:10]}")
     if opened:
@@ -190,28 +190,6 @@ def _check_counters(config: Config, counters: Counters) -> None:
             raise StateError(f"the state's {name} is {value!r}, it must lie from 0 to {high}")
 
 
-def _check_range(array: NDArray[Any], name: str, low: float, high: float) -> None:
-    if not ((array >= low) & (array <= high)).all():
-        raise StateError(f"the state's array {name!r} has values outside {low} to {high}")
-
-
 def _squares(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     squares: NDArray[np.float32] = np.einsum("kd,kd->k", rows, rows)
     return squares
-
-
-def _check_unit(rows: NDArray[np.float32], name: str) -> None:
-    if not (np.abs(_squares(rows) - 1.0) < _UNIT_TOLERANCE).all():
-        raise StateError(f"the state's array {name!r} has rows that are not of length one")
-
-
-def _check_mixture(parameters: NDArray[np.float64], fitted: bool) -> None:
-    if not fitted:
-        if parameters.any():
-            raise StateError("the state holds parameters of a mixture that it says is not fitted")
-        return
-    weights, means, variances = parameters[[0, 3]], parameters[[1, 4]], parameters[[2, 5]]
-    # Openness lies from 0 to 2, so its means do too, and its variances are at most 1.
-    possible = means[0] <= means[1] and (np.abs(means - 1) < 1.001).all() and (variances > 0).all()
-    if not (possible and (variances < 1.001).all() and (weights > 0).all() and abs(weights.sum() - 1) < 1e-9):
-        raise StateError("the state's mixture is none: weights, means or variances are impossible")

@@ -1,0 +1,195 @@
+"""Two memories of the stream: samples that the text found strangest, and samples it found most familiar.
+
+A new sample is compared with both. Features are kept less the stream's running mean and of unit length, so that what
+all of the stream shares, its shift, says nothing. Admission is by the text's familiarity alone, never by an answer that
+these memories took part in: they cannot confirm themselves.
+"""
+
+import copy
+import math
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import state
+from .base import check_unit, required, within
+from .compiled import kernel
+from .config import Config
+
+Vector = NDArray[np.float64]
+Row = NDArray[np.float32]
+Matrix = NDArray[np.float32]
+
+# The running mean of the features remembers about so many samples.
+_MEAN_HORIZON = 1000
+# With fewer rows in either memory a comparison says nothing.
+_LEAST_ROWS = 5
+_SHORTEST = 1e-6
+
+
+def centre_twin(feature: Row, mean: Vector, out: Row) -> None:
+    """The same without numba."""
+    gap = feature - mean
+    length = math.sqrt(float(gap @ gap))
+    out[:] = gap / length if length > _SHORTEST else 0.0
+
+
+@kernel("void(float32[::1], float64[::1], float32[::1])", twin=centre_twin)
+def centre(feature: Row, mean: Vector, out: Row) -> None:
+    """The unit direction of `feature` less `mean` into `out` (d,); zero where nothing is left."""
+    total = 0.0
+    for i in range(feature.shape[0]):
+        total += (feature[i] - mean[i]) ** 2
+    length = math.sqrt(total)
+    scale = 1.0 / length if length > _SHORTEST else 0.0
+    for i in range(feature.shape[0]):
+        out[i] = (feature[i] - mean[i]) * scale
+
+
+def follow_twin(mean: Vector, feature: Row, rate: float) -> None:
+    """The same without numba."""
+    mean += rate * (feature - mean)
+
+
+@kernel("void(float64[::1], float32[::1], float64)", twin=follow_twin)
+def follow(mean: Vector, feature: Row, rate: float) -> None:
+    """Move `mean` (d,) towards `feature`."""
+    for i in range(mean.shape[0]):
+        mean[i] += rate * (feature[i] - mean[i])
+
+
+def nearest_twin(rows: Matrix, held: int, feature: Row, cosines: Vector, best: Vector) -> tuple[float, float]:
+    """The same without numba."""
+    count = min(held, len(best))
+    largest = np.sort((rows[:held] @ feature).astype(np.float64))[::-1][:count]
+    return float(largest[0]), float(largest.mean())
+
+
+@kernel("Tuple((float64, float64))(float32[:,::1], int64, float32[::1], float64[::1], float64[::1])", twin=nearest_twin)
+def nearest(rows: Matrix, held: int, feature: Row, cosines: Vector, best: Vector) -> tuple[float, float]:
+    """The largest cosine of `feature` with the first `held` rows, and the mean of the largest few.
+
+    `cosines` and `best` are work space; the length of the latter is how many the few are.
+    """
+    whole = held - held % 4
+    # Four rows at a time: they share the loads of the feature, and their sums do not wait for each other.
+    for row in range(0, whole, 4):
+        one, two, three, four = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
+        for i in range(feature.shape[0]):
+            one += rows[row, i] * feature[i]
+            two += rows[row + 1, i] * feature[i]
+            three += rows[row + 2, i] * feature[i]
+            four += rows[row + 3, i] * feature[i]
+        cosines[row], cosines[row + 1], cosines[row + 2], cosines[row + 3] = one, two, three, four
+    for row in range(whole, held):
+        dot = np.float32(0.0)
+        for i in range(feature.shape[0]):
+            dot += rows[row, i] * feature[i]
+        cosines[row] = dot
+    few = best.shape[0]
+    best[:] = -2.0
+    for row in range(held):
+        if cosines[row] > best[0]:
+            at = 0
+            while at + 1 < few and best[at + 1] < cosines[row]:
+                best[at] = best[at + 1]
+                at += 1
+            best[at] = cosines[row]
+    total, count = 0.0, min(held, few)
+    for i in range(few - count, few):
+        total += best[i]
+    return best[few - 1], total / count
+
+
+class Likeness(NamedTuple):
+    """What the two memories say of a sample: higher is more familiar."""
+
+    contrast: float
+    stranger: float
+
+
+class Recall:
+    """The two memories.
+
+    Attributes:
+        mean: (d,) float64, the running mean of all features.
+        strangers, familiars: (S, d) and (F, d) float32, the last centred features of each kind.
+        strangers_seen, familiars_seen: how many ever entered.
+        ready: whether both hold enough to compare with.
+    """
+
+    def __init__(self, width: int, config: Config):
+        self.config = config
+        self.mean = np.zeros(width)
+        self.strangers = np.zeros((config.strangers, width), dtype=np.float32)
+        self.familiars = np.zeros((config.familiars, width), dtype=np.float32)
+        self.strangers_seen = 0
+        self.familiars_seen = 0
+        self.centred = np.zeros(width, dtype=np.float32)
+        self.ready = False
+        self._best = np.zeros(config.nearest)
+        self._cosines = np.zeros(max(config.strangers, config.familiars))
+        self._shared = False
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """How many strangers and familiars are remembered."""
+        return min(self.strangers_seen, len(self.strangers)), min(self.familiars_seen, len(self.familiars))
+
+    def look(self, feature: Row) -> Likeness:
+        """Compare a feature with both memories; its centred form stays in `centred`."""
+        centre(feature, self.mean, self.centred)
+        if not self.ready:
+            return Likeness(0.0, 0.0)
+        strangers, familiars = self.held
+        closest, strange = nearest(self.strangers, strangers, self.centred, self._cosines, self._best)
+        _, familiar = nearest(self.familiars, familiars, self.centred, self._cosines, self._best)
+        return Likeness(familiar - strange, -closest)
+
+    def learn(self, feature: Row, sample: int) -> None:
+        """Let the running mean take in the feature of sample number `sample`, from 1."""
+        follow(self.mean, feature, 1.0 / min(sample, _MEAN_HORIZON))
+
+    def admit(self, familiar: bool) -> None:
+        """Remember the centred feature of the last look, if it has a direction."""
+        if not self.centred.any():
+            return
+        if self._shared:
+            self.strangers, self.familiars, self._shared = self.strangers.copy(), self.familiars.copy(), False
+        if familiar:
+            self.familiars[self.familiars_seen % len(self.familiars)] = self.centred
+            self.familiars_seen += 1
+        else:
+            self.strangers[self.strangers_seen % len(self.strangers)] = self.centred
+            self.strangers_seen += 1
+        self.ready = min(self.held) >= _LEAST_ROWS
+
+    def fork(self) -> Self:
+        """A copy that shares the two memories until one of them grows."""
+        twin = copy.copy(self)
+        twin.mean, twin.centred = self.mean.copy(), self.centred.copy()
+        twin._shared = True
+        return twin
+
+    def export(self) -> state.Arrays:
+        strangers, familiars = self.held
+        return {
+            "mean": self.mean,
+            "strangers": self.strangers[:strangers],
+            "familiars": self.familiars[:familiars],
+            "entered": np.array([self.strangers_seen, self.familiars_seen], dtype=np.int64),
+        }
+
+    @classmethod
+    def restored(cls, width: int, config: Config, arrays: state.Arrays, seen: int) -> Self:
+        recall = cls(width, config)
+        entered = within(required(arrays, "entered", np.int64, (2,)), "entered", 0, seen)
+        recall.strangers_seen, recall.familiars_seen = int(entered[0]), int(entered[1])
+        recall.mean = within(required(arrays, "mean", np.float64, (width,)), "mean", -1.001, 1.001).copy()
+        for name, held in zip(("strangers", "familiars"), recall.held, strict=True):
+            rows = required(arrays, name, np.float32, (held, width))
+            check_unit(rows, name)
+            getattr(recall, name)[:held] = rows
+        recall.ready = min(recall.held) >= _LEAST_ROWS
+        return recall

@@ -1,0 +1,138 @@
+"""How much each signal beside the text is worth on this stream, measured and not assumed.
+
+Where strangers resemble each other the memories tell them better than the text does; where they do not, the memories
+mislead. So a signal counts only as far as it tells the two tails of the text's own familiarity apart, on samples that
+it had not yet learned from. Each is put on the text's scale by the same two tails, which no share of strangers moves.
+"""
+
+import copy
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import state
+from .base import required, within
+from .config import Config
+
+Vector = NDArray[np.float64]
+Signals = tuple[float, float, float, float]
+
+# The signals of a sample, in order; the text's is the one the others are measured by.
+SIGNALS = ("text", "head", "contrast", "stranger")
+TEXT, HEAD, CONTRAST, STRANGER = range(4)
+# The signals that have to earn their weight.
+JUDGED = ("head", "contrast")
+# Samples of each tail that are remembered, and how many it takes to judge.
+_RING = 128
+_LEAST = 16
+_NARROWEST = 1e-3
+# The nearest stranger's spread is not measured between the tails: on a stuck camera it would vanish.
+_NARROWEST_STRANGER = 0.05
+# No signal of a state is larger.
+_MOST = 1e9
+
+
+class Trust:
+    """Scale and weight of every signal.
+
+    Attributes:
+        rings: (2, 4, 128) float64, the signals of the last samples of the strange and of the familiar tail.
+        entered: (2,) int64, how many samples of each tail ever came.
+        places, scales: (4,) float64, where a signal's middle lies and how far its tails lie from it.
+        weights: (4,) float64, how much of each standardised signal is added to the text's.
+        separation: (4,) float64, the AUROC of each between the tails; one half where not measured.
+
+    A sample's familiarity is linear in its signals: `slopes` (4,) and `offset` say how.
+    """
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.rings = np.zeros((2, len(SIGNALS), _RING))
+        self.entered = np.zeros(2, dtype=np.int64)
+        self.places = np.zeros(len(SIGNALS))
+        self.scales = np.ones(len(SIGNALS))
+        self.weights = np.zeros(len(SIGNALS))
+        self.separation = np.full(len(SIGNALS), 0.5)
+        self._mix()
+
+    def combine(self, signals: Signals) -> float:
+        """The familiarity of a sample with these signals, on the scale of the text's."""
+        text, head, contrast, stranger = signals
+        _, by_head, by_contrast, by_stranger = self.slopes
+        return text + by_head * head + by_contrast * contrast + by_stranger * stranger + self.offset
+
+    def combine_many(self, signals: Vector) -> Vector:
+        """The same for rows (n, 4)."""
+        familiarity: Vector = signals @ np.array(self.slopes) + self.offset
+        return familiarity
+
+    def learn(self, signals: Signals, familiar: bool) -> None:
+        """Remember the signals (4,) of a sample in a tail of the text's familiarity, taken before it was learned."""
+        side = int(familiar)
+        self.rings[side, :, self.entered[side] % _RING] = signals
+        self.entered[side] += 1
+
+    def weigh(self, stranger_spread: float) -> None:
+        """Measure scales and weights anew. `stranger_spread` is the spread of that signal over all samples."""
+        config = self.config
+        held = np.minimum(self.entered, _RING)
+        if held.min() < _LEAST:
+            return
+        strange, familiar = self.rings[0, :, : held[0]], self.rings[1, :, : held[1]]
+        low, high = strange.mean(axis=1), familiar.mean(axis=1)
+        self.places, self.scales = 0.5 * (low + high), np.maximum(0.5 * (high - low), _NARROWEST)
+        self.scales[STRANGER] = max(stranger_spread, _NARROWEST_STRANGER)
+        for signal in (HEAD, CONTRAST):
+            self.separation[signal] = _auroc(familiar[signal], strange[signal])
+        faith = np.ones(len(SIGNALS))
+        if config.trust:
+            reach = config.trust_ceiling - config.trust_floor
+            faith = np.clip((self.separation - config.trust_floor) / reach, 0.0, 1.0)
+            # Nearest neighbours flatter themselves: a sample's own burst may be in the memory. They follow the head.
+            if config.head_weight > 0:
+                faith[CONTRAST] = min(faith[CONTRAST], faith[HEAD])
+            # A small voice that never harmed; it is the only one left where the head is not trusted.
+            faith[STRANGER] = 1.0
+        self.weights = faith * (0.0, config.head_weight, config.contrast_weight, config.stranger_weight)
+        self._mix()
+
+    def _mix(self) -> None:
+        """Slopes and offset from places, scales and weights."""
+        slopes = self.weights * self.scales[TEXT] / self.scales
+        self.offset = -float(slopes @ self.places)
+        slopes[TEXT] = 1.0
+        self.slopes: Signals = tuple(slopes.tolist())
+
+    def fork(self) -> Self:
+        twin = copy.copy(self)
+        twin.rings, twin.entered, twin.separation = self.rings.copy(), self.entered.copy(), self.separation.copy()
+        return twin
+
+    def export(self) -> state.Arrays:
+        return {
+            "rings": self.rings,
+            "ring_entered": self.entered,
+            "signal_scales": np.stack([self.places, self.scales, self.weights, self.separation]),
+        }
+
+    @classmethod
+    def restored(cls, config: Config, arrays: state.Arrays, seen: int) -> Self:
+        trust = cls(config)
+        trust.rings = within(required(arrays, "rings", np.float64, trust.rings.shape), "rings", -_MOST, _MOST).copy()
+        trust.entered = within(required(arrays, "ring_entered", np.int64, (2,)), "ring_entered", 0, seen).copy()
+        scales = required(arrays, "signal_scales", np.float64, (4, len(SIGNALS)))
+        within(scales[0], "signal_scales", -_MOST, _MOST)
+        within(scales[1], "signal_scales", _NARROWEST, _MOST)
+        within(scales[2], "signal_scales", 0.0, 100.0)
+        within(scales[3], "signal_scales", 0.0, 1.0)
+        trust.places, trust.scales, trust.weights, trust.separation = scales.copy()
+        trust._mix()
+        return trust
+
+
+def _auroc(higher: Vector, lower: Vector) -> float:
+    """How often a value of `higher` lies above one of `lower`; a tie counts one half."""
+    ordered = np.sort(lower)
+    above = np.searchsorted(ordered, higher, "left") + np.searchsorted(ordered, higher, "right")
+    return float(above.mean() / (2 * len(lower)))

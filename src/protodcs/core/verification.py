@@ -1,0 +1,329 @@
+"""Final verification by the stream: the text's familiarity first, then what the stream itself has shown.
+
+Puts the parts together, in order: `background` scores a sample by the text, `recall` and `head` compare it with
+strangers and familiar samples seen before, `trust` weighs their voices, `concentration` looks at the classes, `modes`
+or else `cold` decides. A sample is decided first and learned from after, and what may be learned is chosen by the
+text's score alone.
+"""
+
+import copy
+import math
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import StateError
+from . import mixture, state
+from .background import NO_LEVEL, Background
+from .base import Counters, Feature, counter, required, truth, within
+from .cold import FEWEST_CLASSES, Cold
+from .compiled import kernel
+from .concentration import Crowd, crowd, median
+from .config import Config
+from .first_check import Window
+from .head import Head
+from .modes import STRANGEST, Modes
+from .recall import Recall
+from .target import cut_between_modes, cut_within_one_mode
+from .trust import SIGNALS, STRANGER, TEXT, Signals, Trust
+
+Vector = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+# No tail is told from so few samples.
+_FIRST = 20
+# The tails of the text's familiarity: at most these shares of recent samples, and of the side they stand for.
+_STRANGE_TAIL, _FAMILIAR_TAIL, _SIDE_SHARE = 0.3, 0.2, 0.6
+# A stranger lies below so many levels of noise, a familiar sample above.
+_DIVIDE = 1.5
+# With so many samples that the memories spoke of, those of before are left out.
+_ENOUGH = 64
+# In place of a predicted class that was removed.
+_GONE = -1
+# Scores that spread less are all the same, and have no scale to follow.
+_NARROWEST = 1e-6
+
+
+def confidence_twin(cosines: Vector, best: int, temperature: float) -> float:
+    """The same without numba."""
+    return float(1.0 / np.exp((cosines - cosines[best]) / temperature).sum())
+
+
+@kernel("float64(float64[::1], int64, float64)", twin=confidence_twin)
+def confidence(cosines: Vector, best: int, temperature: float) -> float:
+    """The softmax probability of the class `best`."""
+    total = 0.0
+    for k in range(cosines.shape[0]):
+        total += math.exp((cosines[k] - cosines[best]) / temperature)
+    return 1.0 / total
+
+
+class Verdict(NamedTuple):
+    """What verification found."""
+
+    familiarity: float
+    p_unknown: float
+    known: bool
+
+
+class Verification:
+    """All that the stream has taught about known and unknown.
+
+    Attributes:
+        history: (H, 4) float64, the signals of recent samples; slot n mod H holds sample n.
+        predicted, confidences: (H,) int64 and float64, their best classes by the text and how probable those were.
+        text: the text's familiarity of the same samples, by size.
+        seen: how many samples were learned from.
+        silent: before so many samples the memories had nothing to say.
+        cut: strangeness beyond which `target_false_reject` calls a sample unknown, once `weighed`.
+    """
+
+    def __init__(self, entry: Feature, config: Config, background: Background | None = None):
+        self.config = config
+        self.background = Background(entry, config) if background is None else background
+        self.recall = Recall(entry.shape[1], config)
+        self.head = Head(entry.shape[1], config)
+        self.trust = Trust(config)
+        self.modes = Modes(config)
+        self.cold = Cold()
+        self.history = np.zeros((config.history, len(SIGNALS)))
+        self.predicted = np.zeros(config.history, dtype=np.int64)
+        self.confidences = np.zeros(config.history)
+        self.text = Window(config.history)
+        self.seen = 0
+        self.silent = 0
+        self.cut = 0.0
+        self.weighed = False
+        self.signals: Signals = (0.0, 0.0, 0.0, 0.0)
+
+    def decide(self, feature: Feature, cosines: Vector, best: int) -> Verdict:
+        """Look at a sample by its unit feature (d,), its cosines (K,) with the text prototypes and the best of them."""
+        text = self.background.look(cosines)
+        sure = confidence(cosines, best, self.config.temperature)
+        self.signals = (text, *self._recalled(feature))
+        slot = self.seen % len(self.history)
+        self.history[slot], self.predicted[slot], self.confidences[slot] = self.signals, best, sure
+        self.text.push(text)
+        self.cold.look(text, sure)
+        if self._due:
+            self._weigh()
+        return self._verdict(self.familiarity, text)
+
+    def learn(self, feature: Feature, cosines: Vector) -> None:
+        """Learn from the sample that was just decided."""
+        familiar = self._side()
+        self.background.learn(cosines)
+        self.seen += 1
+        if not self.config.recalls:
+            return
+        self.recall.learn(feature, self.seen)
+        if familiar is not None:
+            if self.recall.ready:
+                self.trust.learn(self.signals, familiar)
+            self.recall.admit(familiar)
+        if self.recall.ready:
+            self.head.learn(self.recall, self.seen)
+
+    @property
+    def familiarity(self) -> float:
+        """Of the sample that was last looked at, by all voices."""
+        return self.trust.combine(self.signals) if self.silent <= self.seen else self.signals[TEXT]
+
+    @property
+    def boundary(self) -> float:
+        """The strangeness that divides known from unknown now; where all look like strangers, that of the text."""
+        threshold = self.config.unknown_threshold
+        if self.targeted:
+            return self.cut
+        if self.modes.fitted:
+            return self.modes.boundary(threshold)
+        return self.cold.boundary(self._cold_level, threshold)
+
+    @property
+    def _cold_level(self) -> float:
+        return self.background.level if len(self.background.seen) >= FEWEST_CLASSES else NO_LEVEL
+
+    @property
+    def targeted(self) -> bool:
+        """Whether the cut of `target_false_reject` is in force."""
+        return self.config.target_false_reject is not None and self.weighed
+
+    @property
+    def _due(self) -> bool:
+        """Whether the sample being decided is one at which everything is weighed anew."""
+        since = self.seen + 1 - self.config.mixture_start
+        return since >= 0 and since % self.config.mixture_period == 0
+
+    def _recalled(self, feature: Feature) -> tuple[float, float, float]:
+        """What head, contrast and nearest stranger say; zeros while there is nothing to compare with."""
+        if not self.config.recalls:
+            return 0.0, 0.0, 0.0
+        contrast, stranger = self.recall.look(feature)
+        if not self.recall.ready:
+            self.silent = self.seen + 1
+            return 0.0, 0.0, 0.0
+        return self.head.look(self.recall.centred), contrast, stranger
+
+    def _verdict(self, familiarity: float, text: float) -> Verdict:
+        if self.modes.fitted:
+            p_unknown = self.modes.posterior(-familiarity)
+        else:
+            p_unknown = self.cold.posterior(-familiarity, text, self._cold_level)
+        if not self.targeted:
+            return Verdict(familiarity, p_unknown, p_unknown < self.config.unknown_threshold)
+        by_text = self.cold.crowd.strange and not self.modes.fitted
+        return Verdict(familiarity, p_unknown, -(text if by_text else familiarity) <= self.cut)
+
+    def _side(self) -> bool | None:
+        """Whether the sample lies in the familiar tail of the text's score, in the strange one, or in none (None)."""
+        if self.seen < _FIRST:
+            return None
+        familiarity, share = self.signals[TEXT], self.modes.share
+        if familiarity <= _DIVIDE * self.background.level:
+            return False if familiarity <= self.text.quantile(min(_STRANGE_TAIL, _SIDE_SHARE * share)) else None
+        tail = min(_FAMILIAR_TAIL, _SIDE_SHARE * (1.0 - share))
+        return True if familiarity >= self.text.quantile(1.0 - tail) else None
+
+    # Every so many samples.
+
+    def _weigh(self) -> None:
+        """Measure the signals against the tails, and look for two kinds in recent samples."""
+        slots, spoken = self._recent()
+        rows, last = self.history[slots], slice(-self.config.mixture_window, None)
+        before = self._strangeness(rows, spoken)
+        heard = rows[last, STRANGER][spoken[last]]
+        self.trust.weigh(float(heard.std()) if len(heard) else 0.0)
+        strangeness = self._strangeness(rows, spoken)
+        self._follow(before[last], strangeness[last])
+        text, sure = rows[last, TEXT], self.confidences[slots[last]]
+        kept = _mostly(spoken, 2 * _ENOUGH)
+        seen = self._crowd(strangeness[kept], slots[kept], text, sure)
+        kept = _mostly(spoken[last], _ENOUGH)
+        self._settle(strangeness[last][kept], text[kept], float(sure[kept].mean()), seen)
+
+    def _recent(self) -> tuple[NDArray[np.int64], Flags]:
+        """Slots of recent samples in order of arrival, and of which of them the memories had something to say."""
+        numbers = np.arange(max(0, self.seen + 1 - len(self.history)), self.seen + 1)
+        return numbers % len(self.history), numbers >= self.silent
+
+    def _strangeness(self, rows: Vector, spoken: Flags) -> Vector:
+        return -np.where(spoken, self.trust.combine_many(rows), rows[:, TEXT])
+
+    def _follow(self, before: Vector, after: Vector) -> None:
+        """Carry the mixture and the cut over to the scores' new scale."""
+        if min(before.std(), after.std()) < _NARROWEST:
+            return
+        slope = float(after.std() / before.std())
+        offset = float(after.mean() - slope * before.mean())
+        self.modes.rescale(slope, offset)
+        self.cut = slope * self.cut + offset
+
+    def _crowd(self, strangeness: Vector, slots: NDArray[np.int64], text: Vector, sure: Vector) -> Crowd:
+        classes, there = len(self.background.seen), self.predicted[slots] != _GONE
+        if not self.config.concentration or classes < FEWEST_CLASSES or not there.any():
+            return Crowd()
+        height = median(text) / self.background.level
+        return crowd(-strangeness[there], self.predicted[slots][there], classes, height, float(sure.mean()))
+
+    def _settle(self, strangeness: Vector, text: Vector, sure: float, seen: Crowd) -> None:
+        """Decide anew how to decide."""
+        level, target = self.background.level, self.config.target_false_reject
+        proven = self.modes.weigh(strangeness, text, level, len(self.background.seen), seen)
+        self.cold.weigh(strangeness, text, sure, self._cold_level, seen)
+        self.weighed = True
+        if target is None:
+            return
+        if proven:
+            self.cut = cut_between_modes(strangeness, self.modes.parameters, target)
+        elif not self.modes.fitted:
+            self.cut = cut_within_one_mode(strangeness, self.cold, level, target)
+
+    # Copies, classes, export.
+
+    def fork(self) -> Self:
+        twin = copy.copy(self)
+        for name in ("background", "recall", "head", "trust", "modes", "cold", "text"):
+            setattr(twin, name, getattr(self, name).fork())
+        for name in ("history", "predicted", "confidences"):
+            setattr(twin, name, getattr(self, name).copy())
+        return twin
+
+    def with_classes(self, entry: Feature, kept: NDArray[np.int64]) -> "Verification":
+        """The same for the prototypes `entry`, of which the first are the classes `kept` and the others new."""
+        twin = copy.copy(self)
+        twin.background = self.background.with_classes(entry, kept)
+        # Samples of a class that is gone say nothing about how the others are filled.
+        places = np.full(len(self.background.seen) + 1, _GONE)
+        places[kept] = np.arange(len(kept))
+        twin.predicted = places[self.predicted]
+        return twin
+
+    def export(self) -> tuple[Counters, state.Arrays]:
+        held = self.text.size
+        arrays: state.Arrays = {
+            "history": self.history[:held],
+            "predicted": self.predicted[:held],
+            "confidences": self.confidences[:held],
+            "rules": np.array([self.modes.share, self.cut]),
+        }
+        for part in (self.background, self.recall, self.head, self.trust, self.modes, self.cold):
+            arrays |= part.export()
+        counters: Counters = {name: getattr(self, name) for name in ("seen", "silent", "weighed")}
+        return counters | {name: getattr(self.modes, name) for name in Modes.SCALARS}, arrays
+
+    @classmethod
+    def restored(cls, entry: Feature, config: Config, counters: Counters, arrays: state.Arrays) -> Self:
+        """Rebuild what was exported; raises StateError on anything that cannot have been."""
+        expected = {"seen", "silent", "weighed", *Modes.SCALARS}
+        if set(counters) != expected:
+            raise StateError(f"the state's verification has {sorted(counters)[:20]}, it must have {sorted(expected)}")
+        width, seen = entry.shape[1], counter(counters, "seen", high=2**56)
+        verification = cls(entry, config, Background.restored(entry, config, arrays))
+        verification.recall = Recall.restored(width, config, arrays, seen)
+        verification.head = Head.restored(width, config, arrays)
+        verification.trust = Trust.restored(config, arrays, seen)
+        verification.modes = Modes.restored(config, counters, arrays)
+        verification.cold = Cold.restored(arrays)
+        verification.silent = counter(counters, "silent", high=seen)
+        verification.weighed = truth(counters, "weighed")
+        verification.seen = seen
+        held = min(seen, config.history)
+        history = within(
+            required(arrays, "history", np.float64, (held, len(SIGNALS))), "history", -STRANGEST, STRANGEST
+        )
+        verification.history[:held] = history
+        verification.text.restore(history[:, TEXT], seen)
+        predicted = required(arrays, "predicted", np.int64, (held,))
+        verification.predicted[:held] = within(predicted, "predicted", _GONE, len(entry) - 1)
+        confidences = required(arrays, "confidences", np.float64, (held,))
+        verification.confidences[:held] = within(confidences, "confidences", 0.0, 1.0 + 1e-9)
+        rules = required(arrays, "rules", np.float64, (2,))
+        verification.modes.share = float(within(rules[:1], "rules", 0.0, 1.0)[0])
+        verification.cut = float(within(rules[1:], "rules", -STRANGEST, STRANGEST)[0])
+        if set(arrays) != set(verification.export()[1]):
+            raise StateError(f"the state holds arrays that do not belong there: {sorted(arrays)[:20]}")
+        return verification
+
+    def stats(self) -> dict[str, Any]:
+        """What a person watching the stream wants to know."""
+        strangers, familiars = self.recall.held
+        trust = self.trust
+        return {
+            "level": self.background.level,
+            "strangers": strangers,
+            "familiars": familiars,
+            "separation": dict(zip(SIGNALS[1:-1], trust.separation.tolist()[1:-1], strict=True)),
+            "weights": dict(zip(SIGNALS[1:], trust.weights.tolist()[1:], strict=True)),
+            "share_unknown": self.modes.share,
+            "fits": self.modes.fits,
+            "failed_fits": self.modes.failed_fits,
+            "cold_threshold": None,
+            "crowd": self.cold.crowd._asdict(),
+            "mixture": mixture.described(self.modes.parameters) if self.modes.fitted else None,
+        }
+
+
+def _mostly(spoken: Flags, enough: int) -> Flags:
+    """The samples that the memories spoke of where there are enough of them, else all."""
+    return spoken if np.count_nonzero(spoken) >= enough else np.ones(len(spoken), dtype=bool)
