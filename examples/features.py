@@ -6,10 +6,10 @@ are not on the list, and half way through the stream a shift sets in.
 
 import numpy as np
 
-from protodcs import Config, ProtoDCS
+from protodcs import ProtoDCS
 
 rng = np.random.default_rng(0)
-names = ["cat", "dog", "fox", "owl"]
+names = ["cat", "dog", "elk", "fox", "hen", "owl"]
 width, samples = 64, 1000
 
 
@@ -27,7 +27,7 @@ content = np.where(labels[:, None] < 0, strange[rng.integers(20, size=samples)],
 features = image_cone + 0.3 * text_cone + 0.5 * content + 0.3 * directions(samples)
 features[samples // 2 :] += 0.3 * shift
 
-engine = ProtoDCS(prototypes, classes=names, config=Config.preset("paper"))
+engine = ProtoDCS(prototypes, classes=names)
 right = 0
 for step, (feature, label) in enumerate(zip(features, labels, strict=True)):
     decision = engine.observe(feature)
