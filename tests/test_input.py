@@ -188,8 +188,9 @@ def test_errors_are_also_the_builtin_ones():
 
 def test_calibration_sets_the_cold_threshold_and_nothing_else():
     prototypes, features, labels = random_stream(width=WIDTH, samples=600, unknown=0.5, seed=1)
-    engine = ProtoDCS(prototypes)
-    cold = ProtoDCS(prototypes).observe_many(features[:90])
+    paper = Config.preset("paper")
+    engine = ProtoDCS(prototypes, config=paper)
+    cold = ProtoDCS(prototypes, config=paper).observe_many(features[:90])
     assert engine.calibrate(features[100:])
     assert engine.stats()["cold_threshold"] != 0.7
     warm = engine.observe_many(features[:90])

@@ -307,7 +307,7 @@ def _trace(words: Row, stream: Packed | Imaged, runner: _Features | _Images, par
     if isinstance(runner, _Features) and isinstance(runner.method, ProtoDCS):
         arrays |= runner.early | _cached(runner.method, "late")
         _, held = state.unpack(runner.method.snapshot())
-        arrays |= _mixture(held, arrays["score"])
+        arrays |= _mixture(held, runner.method.config.mixture_window, arrays["score"])
         arrays["prototypes"] = stream.prototypes
         first_fit = runner.first_fit
     about = {
@@ -319,12 +319,11 @@ def _trace(words: Row, stream: Packed | Imaged, runner: _Features | _Images, par
     return Trace(about, arrays)
 
 
-def _mixture(held: Mapping[str, NDArray[Any]], score: NDArray[Any]) -> Columns:
+def _mixture(held: Mapping[str, NDArray[Any]], window: int, score: NDArray[Any]) -> Columns:
     """What the mixture of an engine saw last, and its components; by the stream these are of strangeness, -score."""
     if "stream_modes" not in held:
         return {"window": held["mixture_window"], "mixture": held["mixture"].reshape(2, 3)}
-    first = len(score) - len(held["stream_history"])
-    return {"window": -score[first:], "mixture": held["stream_modes"].reshape(2, 3)}
+    return {"window": -score[-window:], "mixture": held["stream_modes"].reshape(2, 3)}
 
 
 def _cached(engine: ProtoDCS, when: str) -> Columns:

@@ -178,7 +178,7 @@ class ProtoDCS(FeatureMethod):
         if fused:
             self._affinities(memory, feature, visual)
         openness = first.openness
-        if stepped or (first.trusted and fused):
+        if first.trusted and (config.text_rate > 0 or fused):
             self._loss_slopes()
         if first.trusted:
             visual = self._fused_visual_step(memory, feature) if fused else memory.adapted
