@@ -33,6 +33,12 @@ def clip_stream(data_folder):
     return module.stream
 
 
+def unit(rows):
+    """Rows of length one, in float64."""
+    rows = np.asarray(rows, dtype=np.float64)
+    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+
+
 def random_stream(classes=7, width=32, samples=300, seed=0, unknown=0.4):
     """A stream shaped like CLIP's: texts in one narrow cone, images in another, classes a little apart in both."""
     rng = np.random.default_rng(seed)

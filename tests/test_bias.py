@@ -5,34 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import unit
 from protodcs import Config, ProtoDCS
 from protodcs.core.bias import Bias
 from protodcs.core.compiled import ensure_compiled
 from protodcs.errors import ConfigError
+from stream_oracle import fitted_bias
 
 ensure_compiled()
-
-
-def unit(rows):
-    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
-
-
-def slow(likeness, rows, counts, temperature):
-    """The model fitted plainly: weighted means of every column, after the part that likeness explains."""
-    weights = counts / (counts + 10.0)
-    classes = len(counts)
-    off = ~np.eye(classes, dtype=bool)
-    beta = max((weights[:, None] * rows * likeness)[off].sum() / (weights[:, None] * likeness**2)[off].sum(), 0.0)
-    left = rows - beta * likeness
-    moved = np.array([np.average(left[off[:, k], k], weights=weights[off[:, k]]) for k in range(classes)])
-    others = np.array([weights[off[:, k]].sum() for k in range(classes)])
-    misfit = (weights[:, None] * left**2)[off].sum() - (others * moved**2).sum()
-    heard = np.count_nonzero(counts)
-    misfit *= heard / (heard - 1) / others.sum()
-    error = np.mean([(weights[off[:, k]] ** 2).sum() / others[k] ** 2 for k in range(classes)])
-    moved = moved - moved.mean()
-    known = max(0.0, 1.0 - misfit * error / (moved.var(ddof=1) + 1e-12))
-    return -known * min(1.25, max(0.0, beta**2 - 0.1)) * moved / temperature
 
 
 @given(st.integers(3, 12), st.integers(0, 10))
@@ -44,7 +24,9 @@ def test_the_running_sums_give_what_a_fit_from_scratch_gives(classes, seed):
         best = int(chance.integers(classes))
         cosines = (entry @ unit(entry[best] + 0.2 * chance.normal(size=16))).astype(np.float64)
         bias.learn(cosines, best, float(chance.uniform(0.3, 1.0)), 0.0)
-    np.testing.assert_allclose(bias.logits, slow(bias.likeness, bias.rows, bias.vectors[0], 0.05), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(
+        bias.logits, fitted_bias(bias.likeness, bias.rows, bias.vectors[0], 0.05), rtol=1e-6, atol=1e-9
+    )
     assert not np.diag(bias.rows).any()
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from conftest import random_stream
+from conftest import random_stream, unit
 from protodcs import methods
 from protodcs.core import state
 from protodcs.errors import ConfigError, StateError
@@ -20,11 +20,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def unit(rows):
-    rows = rows.astype(np.float64)
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
 class Reference:

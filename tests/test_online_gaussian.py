@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from conftest import random_stream
+from conftest import random_stream, unit
 from protodcs import methods
 from protodcs.core import state
 from protodcs.errors import ConfigError, StateError
@@ -14,11 +14,6 @@ from protodcs.metrics import auroc, known_accuracy
 
 # The Gaussians are heard, and the random stream is unsure enough to share samples between classes.
 LOUD = {"temperature": 0.05, "gaussian_weight": 0.2, "entropy_penalty": 0.5, "prior_count": 2.0}
-
-
-def unit(rows):
-    rows = np.asarray(rows, dtype=np.float64)
-    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 
 
 def softmax(logits):

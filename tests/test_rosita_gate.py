@@ -3,16 +3,11 @@
 import numpy as np
 import pytest
 
-from conftest import random_stream
+from conftest import random_stream, unit
 from protodcs import methods
 from protodcs.core import state
 from protodcs.errors import ConfigError, StateError
 from protodcs.methods import rosita_gate
-
-
-def unit(rows):
-    rows = rows.astype(np.float64)
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
 def plain_split(scores, step):

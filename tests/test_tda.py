@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from conftest import random_stream
+from conftest import random_stream, unit
 from protodcs import methods
 from protodcs.core import state
 from protodcs.errors import ConfigError, StateError
@@ -14,11 +14,6 @@ from protodcs.metrics import auroc, known_accuracy
 
 # The random stream is surer of itself than CLIP; at this temperature both caches fill.
 WARM = {"temperature": 0.05}
-
-
-def unit(rows):
-    rows = np.asarray(rows, dtype=np.float64)
-    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 
 
 def offer(queue, item, size):

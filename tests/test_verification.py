@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from conftest import random_stream
+from conftest import random_stream, unit
 from protodcs import Config, ProtoDCS
 from protodcs.core import background, head, recall
 from protodcs.core.cold import Cold
@@ -30,10 +30,6 @@ ensure_compiled()
 
 DEFAULT = Config.preset("default")
 EVENLESS = Crowd()
-
-
-def unit(rows):
-    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 
 
 # The background.

@@ -175,8 +175,7 @@ class _Features:
         """How many samples may come at once before a mixture has to be looked for."""
         if self._watched is None or self.first_fit is not None:
             return _AT_ONCE
-        config, since = self._watched.config, self._watched.sequence - self._watched.config.mixture_start
-        return min(_AT_ONCE, -since if since < 0 else config.mixture_period - since % config.mixture_period)
+        return min(_AT_ONCE, self._watched.config.until_refit(self._watched.sequence))
 
     def _look(self, engine: ProtoDCS) -> None:
         """Keep the cache as it is when the mixture can first be fitted, and when it first was."""

@@ -273,6 +273,12 @@ class Config(Settings):
         """Whether memories of strangers and familiar samples are asked at all."""
         return self.head_weight + self.contrast_weight + self.stranger_weight > 0
 
+    def until_refit(self, learned: int) -> int:
+        """How many samples after the first `learned` ones come until the mixture is fitted, that sample included."""
+        if learned < self.mixture_start:
+            return self.mixture_start - learned
+        return self.mixture_period - (learned - self.mixture_start) % self.mixture_period
+
     @classmethod
     def preset(cls, name: Preset = "default", **options: Any) -> Self:
         """A named starting point with some options replaced.

@@ -270,8 +270,7 @@ class ProtoDCS(FeatureMethod):
 
     def _refit_due(self, memory: Memory) -> bool:
         """Whether the sample that is being decided is one at which the mixture is fitted anew."""
-        since = memory.learned + 1 - self.config.mixture_start
-        return since >= 0 and since % self.config.mixture_period == 0
+        return self.config.until_refit(memory.learned) == 1
 
     def _refit(self, memory: Memory) -> None:
         memory.own("mixture")

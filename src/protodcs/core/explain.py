@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import evidence
 from .background import NO_LEVEL
@@ -18,7 +19,7 @@ from .decision import Decision
 from .memory import Memory
 from .residual import text_gradient
 from .scratch import Scratch
-from .trust import JUDGED, SIGNALS, TEXT
+from .trust import TEXT
 from .verification import Verification
 
 _SHOWN = 5
@@ -276,14 +277,12 @@ def _temporary(
 
 
 def _familiarity(after: Verification) -> FamiliarityStage:
-    trust, (strangers, familiars) = after.trust, after.recall.held
-    voices = SIGNALS[1:]
-    signals = dict(zip(voices, after.signals[1:], strict=True))
-    weights = dict(zip(voices, trust.weights.tolist()[1:], strict=True))
-    separation = {voice: trust.separation[i + 1] if voice in JUDGED else None for i, voice in enumerate(voices)}
+    weights, measured, (strangers, familiars) = after.trust.voices(), after.trust.separations(), after.recall.held
+    signals = dict(zip(weights, after.signals[1:], strict=True))
+    separation = {voice: measured.get(voice) for voice in weights}
     text, level = after.signals[TEXT], after.background.level
     familiarity = after.familiarity
-    heard = [f"{voice} {signals[voice]:+.2f} (weight {weights[voice]:.2f})" for voice in voices if weights[voice] > 0]
+    heard = [f"{voice} {signals[voice]:+.2f} (weight {weights[voice]:.2f})" for voice in weights if weights[voice] > 0]
     reason = f"text {text:.2f}"
     if level > NO_LEVEL:
         reason += f", {text / level:.2f} times what noise reaches"
@@ -294,12 +293,17 @@ def _familiarity(after: Verification) -> FamiliarityStage:
     return FamiliarityStage(text, level, signals, separation, weights, strangers, familiars, familiarity, reason)
 
 
+def _parts(parameters: NDArray[np.float64]) -> list[tuple[float, float, float]]:
+    """(weight, mean, variance) of the known and of the unknown component."""
+    weight, mean, variance, other_weight, other_mean, other_variance = parameters.tolist()
+    return [(weight, mean, variance), (other_weight, other_mean, other_variance)]
+
+
 def _verification_by_stream(after: Verification, decision: Decision) -> VerificationStage:
     modes, crowd, boundary = after.modes, after.cold.crowd, after.boundary
     side, parts = "known" if decision.known else "unknown", None
     if modes.fitted:
-        known, unknown = modes.parameters[:3].tolist(), modes.parameters[3:].tolist()
-        parts = [tuple(known), tuple(unknown)]
+        known, unknown = parts = _parts(modes.parameters)
         reason = f"two kinds are proven, around {-known[1]:.2f} and around {-unknown[1]:.2f}"
     elif crowd.strange:
         reason = "the stream looks like strangers alone, so the text's score decides"
@@ -321,8 +325,7 @@ def _verification(config: Config, after: Memory, decision: Decision) -> Verifica
     if not config.verification:
         reason = f"switched off: {'trusted' if decision.trusted else 'not trusted'} by the first check means {side}"
     elif after.fitted:
-        known, unknown = after.mixture[:3].tolist(), after.mixture[3:].tolist()
-        parts = [tuple(known), tuple(unknown)]
+        known, unknown = parts = _parts(after.mixture)
         reason = (
             f"openness {decision.openness:.4f} between means {known[1]:.4f} (known) and {unknown[1]:.4f} (unknown) "
             f"gives p_unknown {decision.p_unknown:.3f}: {side}"

@@ -194,14 +194,13 @@ def described(parameters: Vector) -> dict[str, Any]:
     }
 
 
-def check(parameters: Vector, fitted: bool, low: float, high: float) -> None:
-    """Refuse parameters of a state that no fit to values from `low` to `high` could have left."""
+def check(parameters: Vector, fitted: bool, reach: tuple[float, float], widest: float) -> None:
+    """Refuse parameters of a state that no fit could have left: means within `reach`, variances below `widest`."""
     if not fitted:
         if parameters.any():
             raise StateError("the state holds parameters of a mixture that it says is not fitted")
         return
     weights, means, variances = parameters[[0, 3]], parameters[[1, 4]], parameters[[2, 5]]
-    possible = low <= means[0] <= means[1] <= high and (variances > _LEAST_VARIANCE).all()
-    widest = ((high - low) / 2.0) ** 2
-    if not (possible and (variances <= widest).all() and (weights > 0).all() and abs(weights.sum() - 1) < 1e-9):
+    possible = reach[0] < means[0] <= means[1] < reach[1] and (variances > _LEAST_VARIANCE).all()
+    if not (possible and (variances < widest).all() and (weights > 0).all() and abs(weights.sum() - 1) < 1e-9):
         raise StateError("the state's mixture is none: weights, means or variances are impossible")

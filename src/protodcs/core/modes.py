@@ -153,7 +153,7 @@ class Modes:
         for name in ("proofs", "unproven", "fits", "failed_fits"):
             setattr(modes, name, counter(counters, name, high=2**62))
         modes.parameters = required(arrays, "modes", np.float64, (mixture.PARAMETERS,)).copy()
-        mixture.check(modes.parameters, modes.fitted, -STRANGEST, STRANGEST)
+        mixture.check(modes.parameters, modes.fitted, (-STRANGEST, STRANGEST), STRANGEST * STRANGEST)
         return modes
 
 

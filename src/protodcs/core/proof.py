@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import StateError
 from . import alignment, mixture, state
-from .base import Counters, check_unit, counter, required, within
+from .base import Counters, check_unit, counter, required, truth, within
 from .cache import queue_mean
 from .config import Config
 from .first_check import invert_norms
@@ -46,7 +46,7 @@ def since_flush(config: Config, learned: int) -> int:
     """How many samples came since the buffer was last emptied, which happens with each fit of the mixture."""
     if config.cache_admission != "buffered":
         return 0
-    return learned if learned < config.mixture_start else (learned - config.mixture_start) % config.mixture_period
+    return learned if learned < config.mixture_start else config.mixture_period - config.until_refit(learned)
 
 
 def proven(config: Config, counters: Counters, arrays: state.Arrays) -> state.Arrays:
@@ -94,7 +94,7 @@ def proven(config: Config, counters: Counters, arrays: state.Arrays) -> state.Ar
         within(take(name, np.float64, min(capacity, pushed)), name, -0.001, 2.001)
     confirmed = counter(counters, "confirmed")
     within(take("quality_window", np.float64, min(config.gate_window, confirmed)), "quality_window", 0.0, 1e6)
-    mixture.check(take("mixture", np.float64, mixture.PARAMETERS), bool(counters["fitted"]), -0.001, 2.001)
+    mixture.check(take("mixture", np.float64, mixture.PARAMETERS), bool(counters["fitted"]), (-0.001, 2.001), 1.001)
     waiting = len(take("buffer", np.float32, None, width))
     if waiting > since_flush(config, learned):
         raise StateError(f"the state's buffer holds {waiting} samples, more than came since it was last emptied")
@@ -179,9 +179,7 @@ def _check_counters(config: Config, counters: Counters) -> None:
     counter(counters, "evolved", high=counter(counters, "passed", high=known))
     counter(counters, "confirmed", high=known)
     counter(counters, "alignment_updates", high=alignment.REBUILD_AFTER - 1)
-    if not isinstance(counters["fitted"], bool):
-        raise StateError("the state does not say whether its mixture is fitted")
-    if counters["fitted"] and not counters["fits"]:
+    if truth(counters, "fitted") and not counters["fits"]:
         raise StateError("the state has a mixture that was never fitted")
     for name, high in (("cold_threshold", 2.001), ("evolution_threshold", 1e6)):
         value = counters[name]

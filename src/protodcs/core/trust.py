@@ -22,7 +22,7 @@ Signals = tuple[float, float, float, float]
 SIGNALS = ("text", "head", "contrast", "stranger")
 TEXT, HEAD, CONTRAST, STRANGER = range(4)
 # The signals that have to earn their weight.
-JUDGED = ("head", "contrast")
+_JUDGED = (HEAD, CONTRAST)
 # Samples of each tail that are remembered, and how many it takes to judge.
 _RING = 128
 _LEAST = 16
@@ -83,7 +83,7 @@ class Trust:
         low, high = strange.mean(axis=1), familiar.mean(axis=1)
         self.places, self.scales = 0.5 * (low + high), np.maximum(0.5 * (high - low), _NARROWEST)
         self.scales[STRANGER] = max(stranger_spread, _NARROWEST_STRANGER)
-        for signal in (HEAD, CONTRAST):
+        for signal in _JUDGED:
             self.separation[signal] = _auroc(familiar[signal], strange[signal])
         faith = np.ones(len(SIGNALS))
         if config.trust:
@@ -103,6 +103,14 @@ class Trust:
         self.offset = -float(slopes @ self.places)
         slopes[TEXT] = 1.0
         self.slopes: Signals = tuple(slopes.tolist())
+
+    def voices(self) -> dict[str, float]:
+        """The weight of every signal beside the text's, by name."""
+        return dict(zip(SIGNALS[HEAD:], self.weights.tolist()[HEAD:], strict=True))
+
+    def separations(self) -> dict[str, float]:
+        """The AUROC between the tails of every signal that has to earn its weight, by name."""
+        return {SIGNALS[signal]: float(self.separation[signal]) for signal in _JUDGED}
 
     def fork(self) -> Self:
         twin = copy.copy(self)

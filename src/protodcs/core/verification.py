@@ -106,7 +106,7 @@ class Verification:
         self.history[slot], self.predicted[slot], self.confidences[slot] = self.signals, best, sure
         self.text.push(text)
         self.cold.look(text, sure)
-        if self._due:
+        if self.config.until_refit(self.seen) == 1:
             self._weigh()
         return self._verdict(self.familiarity, text)
 
@@ -148,12 +148,6 @@ class Verification:
     def targeted(self) -> bool:
         """Whether the cut of `target_false_reject` is in force."""
         return self.config.target_false_reject is not None and self.weighed
-
-    @property
-    def _due(self) -> bool:
-        """Whether the sample being decided is one at which everything is weighed anew."""
-        since = self.seen + 1 - self.config.mixture_start
-        return since >= 0 and since % self.config.mixture_period == 0
 
     def _recalled(self, feature: Feature) -> tuple[float, float, float]:
         """What head, contrast and nearest stranger say; zeros while there is nothing to compare with."""
@@ -308,13 +302,12 @@ class Verification:
     def stats(self) -> dict[str, Any]:
         """What a person watching the stream wants to know."""
         strangers, familiars = self.recall.held
-        trust = self.trust
         return {
             "level": self.background.level,
             "strangers": strangers,
             "familiars": familiars,
-            "separation": dict(zip(SIGNALS[1:-1], trust.separation.tolist()[1:-1], strict=True)),
-            "weights": dict(zip(SIGNALS[1:], trust.weights.tolist()[1:], strict=True)),
+            "separation": self.trust.separations(),
+            "weights": self.trust.voices(),
             "share_unknown": self.modes.share,
             "fits": self.modes.fits,
             "failed_fits": self.modes.failed_fits,
