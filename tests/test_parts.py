@@ -13,7 +13,7 @@ from sklearn.mixture import GaussianMixture
 from conftest import random_stream
 from oracle import best_split
 from protodcs import Config, ProtoDCS
-from protodcs.core import alignment, evidence, evolution, first_check, mixture, prediction, residual
+from protodcs.core import alignment, evidence, evolution, exponential, first_check, mixture, prediction, residual
 from protodcs.core.cache import choose_slot, queue_mean
 from protodcs.core.compiled import ensure_compiled
 from protodcs.core.first_check import Window
@@ -22,6 +22,21 @@ ensure_compiled()
 
 finite = st.floats(-1, 1, allow_nan=False)
 logits = arrays(np.float64, st.integers(1, 40), elements=finite)
+
+
+# Powers.
+
+
+@given(arrays(np.float64, st.integers(1, 40), elements=st.floats(exponential.LEAST, exponential.MOST)))
+def test_powers_of_e_are_those_of_numpy_up_to_the_rounding_of_their_argument(x):
+    got = np.array([exponential.power_of_e(value) for value in x])
+    np.testing.assert_allclose(got, np.exp(x), rtol=4e-14)
+    np.testing.assert_allclose(got[np.abs(x) < 1], np.exp(x[np.abs(x) < 1]), rtol=1e-15)
+
+
+def test_powers_beyond_the_range_of_numbers_stop_at_its_ends():
+    assert exponential.power_of_e(-1e9) == exponential.power_of_e(exponential.LEAST) > 0
+    assert exponential.power_of_e(1e9) == exponential.power_of_e(exponential.MOST) < math.inf
 
 
 # Evidence.
@@ -276,10 +291,13 @@ def test_kernels_equal_their_twins(seed):
     np.testing.assert_allclose(norms, twin, rtol=1e-12)
 
     for epsilon in (1e-8, 1e-3):
-        got, wanted = np.empty(classes), np.empty(classes)
-        residual.rescore(prototypes, norms, pull, scale, feature, cosines, slopes, 2.5e-4, epsilon, got)
-        residual.rescore_twin(prototypes, norms, pull, scale, feature, cosines, slopes, 2.5e-4, epsilon, wanted)
-        np.testing.assert_allclose(got, wanted, atol=1e-6)
+        for some in (np.arange(classes), np.flatnonzero(rng.integers(0, 2, classes))):
+            got, wanted = np.zeros(classes), np.zeros(classes)
+            step = (some, prototypes, norms, pull, scale, feature, cosines, slopes, 2.5e-4, epsilon)
+            residual.rescore(*step, got)
+            residual.rescore_twin(*step, wanted)
+            np.testing.assert_allclose(got, wanted, atol=1e-6)
+            assert not got[np.setdiff1d(np.arange(classes), some)].any()
         for unit in (True, False):
             moved, twin_moved = prototypes.copy(), prototypes.copy()
             step = (pull, scale, feature, cosines, slopes, 2.5e-4, epsilon, 0.25, unit)
@@ -287,8 +305,7 @@ def test_kernels_equal_their_twins(seed):
             evolution.evolve_twin(twin_moved, norms, *step)
             np.testing.assert_allclose(moved, twin_moved, atol=1e-6)
 
-    counts = rng.integers(0, 2, classes)
-    rows = np.flatnonzero(counts)
+    rows = np.flatnonzero(rng.integers(0, 2, classes))
     visual = (prototypes * norms[:, None]).astype(np.float32)
     lengths, sums = rng.uniform(0.5, 1, classes), rng.normal(size=(classes, width)) * 0.1
     outs = np.zeros((2, classes, width), dtype=np.float32)
@@ -298,8 +315,8 @@ def test_kernels_equal_their_twins(seed):
     np.testing.assert_allclose(outs[0], outs[1], atol=1e-6)
 
     got, wanted = np.zeros((2, classes)), np.zeros((2, classes))
-    prediction.affinities(visual, counts, feature, 0.5, 9.5, *got)
-    prediction.affinities_twin(visual, counts, feature, 0.5, 9.5, *wanted)
+    prediction.affinities(rows, visual, feature, 0.5, 9.5, *got)
+    prediction.affinities_twin(rows, visual, feature, 0.5, 9.5, *wanted)
     np.testing.assert_allclose(got, wanted, atol=1e-6)
 
     queries, keys = (rng.normal(size=(classes, width)) for _ in range(2))

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from .cache import queue_mean
 from .compiled import inner, kernel
+from .exponential import power_of_e
 
 Vector = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -161,6 +162,30 @@ def contrast(
             for i in range(width):
                 query_sum[m, i] = sums[b, i] - keys[m, i]
                 key_sum[m, i] -= block[b, i]
+
+
+def sums_in_full(
+    prototypes: Matrix,
+    inverse_norms: Vector,
+    directions: Wide,
+    asked: Counts,
+    direction: str,
+    temperature: float,
+) -> tuple[Wide, Wide, Vector, Vector]:
+    """The sums by text and by visual row, the normalisers and the diagonal, computed from nothing.
+
+    For the keys' text rows `prototypes` (M, d) and the unit `directions` (M, d) of their queues, of which those at
+    `asked` are compared with all.
+    """
+    text = prototypes * inverse_norms[:, None]
+    text_sum, visual_sum = np.zeros_like(text), np.zeros_like(text)
+    normaliser, diagonal = np.ones(len(text)), np.ones(len(text))
+    every = np.arange(len(text))
+    if direction == "visual-to-text":
+        contrast(directions, text, asked, every, temperature, visual_sum, text_sum, normaliser, diagonal)
+    else:
+        contrast(text, directions, asked, every, temperature, text_sum, visual_sum, normaliser, diagonal)
+    return text_sum, visual_sum, normaliser, diagonal
 
 
 @inner
@@ -379,6 +404,56 @@ def add_key(
     )  # fmt: skip
 
 
+@kernel("void(int64[::1], float64[::1], float64[::1], float32[:,::1], float64[::1], float64[::1], float64[::1])")
+def _both_cosines(
+    rows: Counts,
+    current: Vector,
+    previous: Vector,
+    prototypes: Matrix,
+    inverse_norms: Vector,
+    cosines: Vector,
+    cosines_before: Vector,
+) -> None:
+    """Cosines of the text `rows` with two unit directions, in single precision."""
+    one, two = current.astype(np.float32), previous.astype(np.float32)
+    whole = len(rows) - len(rows) % 2
+    # Two rows at a time: they share the loads of the directions, and four sums do not wait for each other.
+    for at in range(0, whole, 2):
+        j, k = rows[at], rows[at + 1]
+        by_one, by_two, also_by_one, also_by_two = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
+        for i in range(one.shape[0]):
+            by_one += prototypes[j, i] * one[i]
+            by_two += prototypes[j, i] * two[i]
+            also_by_one += prototypes[k, i] * one[i]
+            also_by_two += prototypes[k, i] * two[i]
+        cosines[j], cosines_before[j] = by_one * inverse_norms[j], by_two * inverse_norms[j]
+        cosines[k], cosines_before[k] = also_by_one * inverse_norms[k], also_by_two * inverse_norms[k]
+    for at in range(whole, len(rows)):
+        j = rows[at]
+        by_one, by_two = np.float32(0.0), np.float32(0.0)
+        for i in range(one.shape[0]):
+            by_one += prototypes[j, i] * one[i]
+            by_two += prototypes[j, i] * two[i]
+        cosines[j], cosines_before[j] = by_one * inverse_norms[j], by_two * inverse_norms[j]
+
+
+@kernel("void(int64[::1], float64[::1], float32[:,::1], float64[::1], float64[::1])")
+def _weighted_sum(rows: Counts, weights: Vector, prototypes: Matrix, inverse_norms: Vector, out: Vector) -> None:
+    """The sum of the unit text `rows` by their `weights` (K,) into `out` (d,)."""
+    light = np.zeros(out.shape[0], dtype=np.float32)
+    out[:] = 0.0
+    for j in rows:
+        weight = weights[j] * inverse_norms[j]
+        if weight > 1.0:  # Another class is nearer than the query's own: such a weight can exceed single precision.
+            _add(out, weight, prototypes[j])
+        elif weight > _NEGLIGIBLE:
+            short = np.float32(weight)
+            for i in range(out.shape[0]):
+                light[i] += short * prototypes[j, i]
+    for i in range(out.shape[0]):
+        out[i] += light[i]
+
+
 @kernel(
     "void(int64, boolean, int64[::1], float64[::1], float64[::1], float32[:,::1], float64[::1], float32[:,::1], "
     "float32[:,::1], float64[:,::1], float64[::1], float64[::1], float64[::1], float64)"
@@ -402,47 +477,36 @@ def change_query(
     """The direction of queue k has changed from `previous` to `current` (d,), or begun: bring everything up to date."""
     width = prototypes.shape[1]
     own = _dot(prototypes[k], current) * inverse_norms[k]
-    short, short_before = current.astype(np.float32), previous.astype(np.float32)
-    rest, heavy, cosines = np.zeros(width, dtype=np.float32), np.zeros(width), np.zeros(prototypes.shape[0])
+    cosines, cosines_before = np.zeros(prototypes.shape[0]), np.zeros(prototypes.shape[0])
     gain, loss, back = np.zeros(prototypes.shape[0]), np.zeros(prototypes.shape[0]), np.zeros(prototypes.shape[0])
+    _both_cosines(keys, current, previous, prototypes, inverse_norms, cosines, cosines_before)
+    for j in range(prototypes.shape[0]):
+        gain[j] = power_of_e((cosines[j] - own) / temperature)
+        loss[j] = power_of_e((cosines_before[j] - diagonal[k]) / temperature)
     rest_weight = 0.0
     for j in keys:
         if j == k:
             continue
-        after, before = np.float32(0.0), np.float32(0.0)
-        for i in range(width):
-            after += prototypes[j, i] * short[i]
-            before += prototypes[j, i] * short_before[i]
-        similarity, similarity_before = after * inverse_norms[j], before * inverse_norms[j]
-        gain[j] = math.exp((similarity - own) / temperature)
-        loss[j] = 0.0 if opened else math.exp((similarity_before - diagonal[k]) / temperature)
         # The temperature magnifies the rounding of a similarity; where the result has weight it is taken exactly.
         if gain[j] > _SMALL_WEIGHT:
-            similarity = _dot(prototypes[j], current) * inverse_norms[j]
-            gain[j] = math.exp((similarity - own) / temperature)
-        if loss[j] > _SMALL_WEIGHT:
-            similarity_before = _dot(prototypes[j], previous) * inverse_norms[j]
-            loss[j] = math.exp((similarity_before - diagonal[k]) / temperature)
+            cosines[j] = _dot(prototypes[j], current) * inverse_norms[j]
+            gain[j] = math.exp((cosines[j] - own) / temperature)
+        if loss[j] > _SMALL_WEIGHT and not opened:
+            cosines_before[j] = _dot(prototypes[j], previous) * inverse_norms[j]
+            loss[j] = math.exp((cosines_before[j] - diagonal[k]) / temperature)
+        loss[j] = 0.0 if opened else loss[j] / applied[k]
         rest_weight += gain[j]
-        loss[j] /= applied[k]
-        # Completed below, when the sum of the weights is known.
-        back[j] = loss[j] * similarity_before
-        cosines[j] = similarity
-        if gain[j] > 1.0:  # Another class is nearer than the query's own: such a weight can exceed single precision.
-            _add(heavy, gain[j] * inverse_norms[j], prototypes[j])
-        else:
-            weight = np.float32(gain[j] * inverse_norms[j])
-            for i in range(width):
-                rest[i] += weight * prototypes[j, i]
+    gain[k] = 0.0
+    _weighted_sum(keys, gain, prototypes, inverse_norms, visual_sum[k])
     total = 1.0 + rest_weight
     for j in keys:
         gain[j] /= total
-        back[j] = gain[j] * cosines[j] - back[j]
+        back[j] = gain[j] * cosines[j] - loss[j] * cosines_before[j]
     gain[k] = 1.0 / total - 1.0
     loss[k] = 0.0 if opened else 1.0 / normaliser[k] - 1.0
     back[k] = gain[k] * own - loss[k] * diagonal[k]
     for i in range(width):
-        visual_sum[k, i] = (rest[i] + heavy[i] - rest_weight * (prototypes[k, i] * inverse_norms[k])) / total
+        visual_sum[k, i] = (visual_sum[k, i] - rest_weight * (prototypes[k, i] * inverse_norms[k])) / total
     normaliser[k] = total
     applied[k] = total
     diagonal[k] = own

@@ -93,6 +93,22 @@ def stand_out(cosines: Vector, seen: Vector, moments: Moments, prior: float, poo
     return best_raw, best_centred
 
 
+@kernel("float64(float64[::1], float64[::1], float64)")
+def noise_level(chance: Vector, pool: Vector, centred_weight: float) -> float:
+    """N: the familiarity that noise would have. Other classes' cosines give its width; own classes widen it."""
+    raw, centred = chance[0] * math.sqrt(pool[_RAW]), chance[1] * math.sqrt(pool[_CENTRED])
+    return max((1.0 - centred_weight) * raw + centred_weight * centred, NO_LEVEL)
+
+
+@kernel("float64(float64[::1], float64[::1], float64[:,::1], float64, float64[::1], float64)")
+def stand_by_text(
+    cosines: Vector, seen: Vector, moments: Moments, prior: float, pool: Vector, centred_weight: float
+) -> float:
+    """T: the familiarity of a sample with these `cosines` (K,), of which `pool` takes note."""
+    raw, centred = stand_out(cosines, seen, moments, prior, pool)
+    return (1.0 - centred_weight) * raw + centred_weight * centred
+
+
 def blend_in_twin(cosines: Vector, seen: Vector, moments: Moments, horizon: float) -> None:
     """The same without numba."""
     seen += 1.0
@@ -166,26 +182,13 @@ class Background:
         self.chance = chance(entry) if by_chance is None else by_chance
         self.level = self._level()
 
-    def look(self, cosines: Vector) -> float:
-        """T: the familiarity of a sample with these cosines (K,)."""
-        prior = self.config.background_prior if self.config.background else math.inf
-        raw, centred = stand_out(cosines, self.seen, self.moments, prior, self.pool)
-        self.level = self._level()
-        return self._blend(raw, centred)
+    @property
+    def prior(self) -> float:
+        """How many samples of all classes together a class's own ones count against."""
+        return self.config.background_prior if self.config.background else math.inf
 
     def _level(self) -> float:
-        """Other classes' cosines give the width of noise; own classes widen it."""
-        raw, centred = self.chance.tolist()
-        _, _, _, raw_squares, centred_squares = self.pool.tolist()
-        return max(self._blend(raw * math.sqrt(raw_squares), centred * math.sqrt(centred_squares)), NO_LEVEL)
-
-    def learn(self, cosines: Vector) -> None:
-        """Take the sample in, whatever it was decided to be."""
-        blend_in(cosines, self.seen, self.moments, self.config.background_horizon)
-
-    def _blend(self, raw: float, centred: float) -> float:
-        weight = self.config.centred_weight
-        return (1.0 - weight) * raw + weight * centred
+        return float(noise_level(self.chance, self.pool, self.config.centred_weight))
 
     def fork(self) -> Self:
         twin = copy.copy(self)

@@ -29,6 +29,7 @@ Counters = dict[str, int | float | bool | None]
 
 _TORN = "this engine was interrupted while it learned from a sample: restore it from a snapshot, or reset it"
 _IN_USE = "this engine is in use by another thread: give each stream its own engine, or call it from one thread"
+_SINGLE = np.dtype(np.float32)
 # float16 is widened, which loses nothing; the kernels take the other two as they are.
 _WORKING_TYPE: dict[np.dtype[Any], np.dtype[Any]] = {
     np.dtype(np.float16): np.dtype(np.float32),
@@ -199,7 +200,7 @@ class FeatureMethod(ABC):
 
     def observe(self, feature: NDArray[np.floating]) -> Decision:
         """Decide on one feature (d,) and learn from it."""
-        if not self._busy.acquire(blocking=False):
+        if not self._busy.acquire(False):
             raise UsageError(_IN_USE)
         try:
             if not self._whole:
@@ -346,7 +347,7 @@ class FeatureMethod(ABC):
     @contextmanager
     def _alone(self, torn: bool = False) -> Iterator[None]:
         """Be the only caller; `torn` says that a memory torn by an interruption will do."""
-        if not self._busy.acquire(blocking=False):
+        if not self._busy.acquire(False):
             raise UsageError(_IN_USE)
         try:
             if not (self._whole or torn):
@@ -356,6 +357,17 @@ class FeatureMethod(ABC):
             self._busy.release()
 
     def _checked(self, feature: Any) -> Feature:
+        # What nearly everybody gives; the kernel says by a TypeError that it is laid out otherwise.
+        if type(feature) is np.ndarray and feature.dtype is _SINGLE and feature.shape == self._feature.shape:
+            try:
+                if to_unit(feature, self._feature):
+                    return self._feature
+            except TypeError:
+                pass
+        return self._checked_in_words(feature)
+
+    def _checked_in_words(self, feature: Any) -> Feature:
+        """The same for any kind of array, with an error that says what was given."""
         if not is_plain(feature) or feature.ndim != 1 or feature.shape[0] != len(self._feature):
             raise InputError(
                 f"a feature must be a numpy array of shape ({self.dimension},); given: {described(feature)}"

@@ -48,21 +48,16 @@ class Cold:
     """The cut.
 
     Attributes:
-        sums: over all samples: how many, the text's familiarity, its square, the confidence.
+        sums: (4,) float64, over all samples: how many, the text's familiarity, its square, the confidence.
         crowd: what the classes told when they were last looked at.
         cut: strangeness beyond which a sample is unknown, once `settled`.
     """
 
     def __init__(self) -> None:
-        self.sums = [0.0, 0.0, 0.0, 0.0]
+        self.sums = np.zeros(4)
         self.crowd = Crowd()
         self.cut = 0.0
         self.settled = False
-
-    def look(self, text: float, confidence: float) -> None:
-        """Take a sample in, by the text's familiarity and its confidence."""
-        count, total, squares, sure = self.sums
-        self.sums = [count + 1.0, total + text, squares + text * text, sure + confidence]
 
     def posterior(self, strangeness: float, text: float, level: float) -> float:
         """P(unknown)."""
@@ -100,7 +95,7 @@ class Cold:
         """In familiarity, from the sums alone; without a level of noise there is none."""
         if level <= NO_LEVEL:
             return -STRANGEST
-        count, total, squares, confidence = self.sums
+        count, total, squares, confidence = self.sums.tolist()
         spread = 0.5 * sum(_SPREAD)
         if count >= _SPREAD_SAMPLES:
             mean = total / count
@@ -111,7 +106,9 @@ class Cold:
         return level * min(cut, _MOST + _MOST_PER_CONFIDENCE * confidence / max(count, 1.0))
 
     def fork(self) -> Self:
-        return copy.copy(self)
+        twin = copy.copy(self)
+        twin.sums = self.sums.copy()
+        return twin
 
     def export(self) -> state.Arrays:
         return {"cold": np.array([*self.sums, self.cut, self.settled, *self.crowd], dtype=np.float64)}
@@ -123,7 +120,7 @@ class Cold:
         within(values[:4], "cold", -1e18, 1e18)
         within(values[4:5], "cold", -STRANGEST, STRANGEST)
         within(values[5:], "cold", 0.0, 1.0)
-        cold.sums, cold.cut, cold.settled = values[:4].tolist(), float(values[4]), bool(values[5])
+        cold.sums, cold.cut, cold.settled = values[:4].copy(), float(values[4]), bool(values[5])
         alarm, crowded, strange, even, runs = values[6:].tolist()
         cold.crowd = Crowd(alarm, crowded, bool(strange), bool(even), bool(runs))
         return cold

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .compiled import kernel
+
 Vector = NDArray[np.float64]
 Classes = NDArray[np.int64]
 
@@ -56,16 +58,33 @@ class _Spread(NamedTuple):
     expected: float
 
 
+@kernel("float64(float64[::1], int64[::1], float64, int64[::1], int64[::1])")
+def count(familiarity: Vector, predicted: Classes, middle: float, below: Classes, above: Classes) -> float:
+    """How often each class was predicted, below and above the `middle` familiarity, into `below` and `above` (K,).
+
+    Returns the share of samples whose class is that of the one before.
+    """
+    repeated = 0
+    for i in range(predicted.shape[0]):
+        k = predicted[i]
+        if familiarity[i] < middle:
+            below[k] += 1
+        else:
+            above[k] += 1
+        if i > 0:
+            repeated += k == predicted[i - 1]
+    return repeated / max(predicted.shape[0] - 1, 1)
+
+
 def crowd(familiarity: Vector, predicted: Classes, classes: int, height: float, confidence: float) -> Crowd:
     """What the `predicted` classes of samples with this `familiarity` (n,) in order of arrival tell.
 
     `height` is the median familiarity by the text in levels of noise, `confidence` the mean softmax probability of the
     best class.
     """
-    low = familiarity < median(familiarity)
-    below = np.bincount(predicted[low], minlength=classes)
-    above = np.bincount(predicted[~low], minlength=classes)
-    if _in_runs(predicted, (below + above) / len(predicted)):
+    below, above = np.zeros(classes, dtype=np.int64), np.zeros(classes, dtype=np.int64)
+    repeated = count(familiarity, predicted, median(familiarity), below, above)
+    if _in_runs(repeated, (below + above) / len(predicted)):
         return Crowd(runs=True)
     lower, upper, whole = (_spread(counts, classes) for counts in (below, above, below + above))
     ratio = lower.concentration / upper.concentration
@@ -97,13 +116,10 @@ def _spread(counts: Classes, classes: int) -> _Spread:
     return _Spread((found + _PAIRS) / scale, math.sqrt(found + _PAIRS) / scale, expected)
 
 
-def _in_runs(predicted: Classes, shares: Vector) -> bool:
-    """Whether a class follows itself much more often than its share explains."""
+def _in_runs(repeated: float, shares: Vector) -> bool:
+    """Whether a class follows itself, in a share `repeated` of all steps, much more often than its share explains."""
     chance = float(shares @ shares)
-    if len(predicted) < 2 or chance >= 1.0:
-        return False
-    repeated = float((predicted[1:] == predicted[:-1]).mean())
-    return (repeated - chance) / (1.0 - chance) > _RUN
+    return chance < 1.0 and (repeated - chance) / (1.0 - chance) > _RUN
 
 
 def _ramp(value: float, low: float, high: float) -> float:

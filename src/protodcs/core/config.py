@@ -96,6 +96,20 @@ class Config(Settings):
         1e-8, ge=1e-12, le=1, description="AdamW eps: 1e-8 makes the first step a sign step, DPE's 1e-3 a scaled one."
     )
 
+    candidates: int = Field(
+        1024,
+        ge=1,
+        le=10_000_000,
+        description="M: how many classes, those most similar to the sample, a step works on where there are very many. "
+        "Every class is scored in any case; with as many candidates as classes the step is exact.",
+    )
+    candidates_above: int = Field(
+        10_000,
+        ge=1,
+        le=10_000_000,
+        description="How many classes are very many: up to here a step works on all of them.",
+    )
+
     # Final verification: the mixture.
     verification: bool = Field(
         True, description="Decide by the mixture. Off: known means trusted by the first check (ablation 'Verify')."

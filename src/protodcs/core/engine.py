@@ -11,13 +11,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from ..errors import InputError, UsageError
 from . import evidence, mixture, state
 from .base import Capabilities, Counters, Feature, FeatureMethod, softmax_rows
 from .bias import Bias
 from .config import Config
-from .decision import Decision
+from .decision import Decision, decided
 from .evolution import evolve
 from .explain import Explanation, explanation
 from .first_check import invert_norms, look, similarities
@@ -25,6 +26,7 @@ from .memory import Memory
 from .prediction import affinities, conclude, text_probabilities
 from .residual import rescore, step_visual
 from .scratch import Scratch
+from .step import predict_by_text, step_and_predict
 from .verification import confidence
 
 
@@ -108,11 +110,10 @@ class ProtoDCS(FeatureMethod):
         first = self._first_check(memory, feature)
         cached = self._admit_at_once(memory, feature, first)
 
-        openness = self._temporary_prototypes(memory, feature, first)
+        openness, final = self._adapt_and_predict(memory, feature, first)
 
         p_unknown, known, score = self._verify(memory, feature, first, openness)
 
-        final = self._predict(memory)
         if memory.bias is not None:
             self._learn_bias(memory.bias, final.best, p_unknown)
         evolved = known and self._evolve(memory, feature, first, final)
@@ -125,7 +126,7 @@ class ProtoDCS(FeatureMethod):
         memory.learned += 1
         memory.known += known
         memory.trusted += first.trusted
-        return Decision(
+        return decided(
             known,
             final.best,
             self.classes[final.best] if known else None,
@@ -167,7 +168,31 @@ class ProtoDCS(FeatureMethod):
         immediate = first.confident and self.config.cache_admission == "immediate"
         return immediate and memory.offer(first.best, feature, first.quality)
 
-    # Stage 2: temporary prototypes.
+    # Stage 2: temporary prototypes, and the prediction under them, which the verification has no part in.
+
+    def _adapt_and_predict(self, memory: Memory, feature: Feature, first: FirstCheck) -> tuple[float, Prediction]:
+        """S' and the prediction, in one call for the readings that the two presets take."""
+        config, scratch = self.config, self._scratch
+        if self._by_text_alone:
+            bias = scratch.affinity if memory.bias is None else memory.bias.logits
+            found = predict_by_text(
+                scratch.before, bias, config.temperature, scratch.after, scratch.logits, scratch.probabilities,
+                scratch.scores,
+            )  # fmt: skip
+            return first.openness, Prediction(*found)
+        if not self._in_one_call:
+            openness = self._temporary_prototypes(memory, feature, first)
+            return openness, self._predict(memory)
+        rows, opened = self._candidates(memory)
+        openness, best, aleatoric, epistemic, entropy = step_and_predict(
+            rows if first.trusted and config.text_rate > 0 else scratch.none, config.aleatoric_weight,
+            config.epistemic_weight, memory.text, memory.inverse_norms, memory.pull, memory.pull_scale, feature,
+            scratch.before, scratch.slopes, config.text_rate, config.step_epsilon, scratch.after, opened,
+            memory.adapted if first.trusted else memory.visual, config.affinity_weight, config.affinity_sharpness,
+            scratch.visual, scratch.affinity, config.temperature, scratch.logits, scratch.probabilities,
+            scratch.scores,
+        )  # fmt: skip
+        return openness, Prediction(best, aleatoric, epistemic, entropy)
 
     def _temporary_prototypes(self, memory: Memory, feature: Feature, first: FirstCheck) -> float:
         """Leave the adapted cosines in `after` and the affinities in `affinity`; returns S'."""
@@ -182,26 +207,30 @@ class ProtoDCS(FeatureMethod):
             self._loss_slopes()
         if first.trusted:
             visual = self._fused_visual_step(memory, feature) if fused else memory.adapted
+        np.copyto(scratch.after, scratch.before)
         if stepped:
-            best = rescore(
-                memory.text, memory.inverse_norms, memory.pull, memory.pull_scale, feature, scratch.before,
-                scratch.slopes, config.text_rate, config.step_epsilon, scratch.after,
+            rescore(
+                self._candidates(memory)[0], memory.text, memory.inverse_norms, memory.pull, memory.pull_scale, feature,
+                scratch.before, scratch.slopes, config.text_rate, config.step_epsilon, scratch.after,
             )  # fmt: skip
-            openness = 1.0 - float(scratch.after[best])
-        else:
-            np.copyto(scratch.after, scratch.before)
+            openness = 1.0 - float(scratch.after.max())
         self._affinities(memory, feature, visual)
         return openness
 
+    def _candidates(self, memory: Memory) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The classes that a step moves, and those whose visual prototypes count: all, or the nearest of very many."""
+        scratch, most = self._scratch, self.config.candidates
+        if len(scratch.every) <= max(most, self.config.candidates_above):
+            return scratch.every, memory.opened
+        nearest = np.sort(np.argpartition(scratch.before, -most)[-most:])
+        return nearest, nearest[memory.counts[nearest] > 0]
+
     def _affinities(self, memory: Memory, feature: Feature, visual: NDArray[np.float32]) -> None:
         config, scratch = self.config, self._scratch
-        if len(memory.opened):
-            affinities(
-                visual, memory.counts, feature, config.affinity_weight, config.affinity_sharpness, scratch.visual,
-                scratch.affinity,
-            )  # fmt: skip
-        else:
-            scratch.affinity[:] = 0.0
+        affinities(
+            self._candidates(memory)[1], visual, feature, config.affinity_weight, config.affinity_sharpness,
+            scratch.visual, scratch.affinity,
+        )  # fmt: skip
 
     def _loss_slopes(self) -> None:
         """The loss's derivative by each text cosine, and with fused evidence by each visual one."""
@@ -254,16 +283,20 @@ class ProtoDCS(FeatureMethod):
 
     def _verify_by_openness(self, memory: Memory, first: FirstCheck, openness: float) -> tuple[float, bool]:
         """P(unknown), and whether the sample counts as known."""
-        config = self.config
-        memory.mixture_window.push(openness)
-        if not config.verification:
-            return (0.0, True) if first.trusted else (1.0, False)
-        if self._refit_due(memory):
-            self._refit(memory)
-        if not memory.fitted:
-            p_unknown = 1.0 if openness >= memory.cold_threshold else 0.0
-            return p_unknown, p_unknown < config.unknown_threshold
-        p_unknown = mixture.posterior(memory.mixture, openness)
+        config, window = self.config, memory.mixture_window
+        if memory.fitted and config.verification and not self._refit_due(memory):
+            p_unknown = mixture.take_in(window.arrivals, window.ordered, window.pushed, memory.mixture, openness)
+            window.pushed += 1
+        else:
+            window.push(openness)
+            if not config.verification:
+                return (0.0, True) if first.trusted else (1.0, False)
+            if self._refit_due(memory):
+                self._refit(memory)
+            if not memory.fitted:
+                p_unknown = 1.0 if openness >= memory.cold_threshold else 0.0
+                return p_unknown, p_unknown < config.unknown_threshold
+            p_unknown = mixture.posterior(memory.mixture, openness)
         if config.target_false_reject is None:
             return p_unknown, p_unknown < config.unknown_threshold
         return p_unknown, openness < self._tail(memory)
@@ -430,6 +463,14 @@ class ProtoDCS(FeatureMethod):
             config.mixture_weight, parameters,
         )  # fmt: skip
         return bool(fitted)
+
+    def _assume(self, config: BaseModel, encoder: str | None, frozen: bool) -> None:
+        super()._assume(config, encoder, frozen)
+        chosen = self.config
+        plain = chosen.text_prototypes and chosen.evidence_logits == "text"
+        self._in_one_call = plain and chosen.uncertainty == "evidence" and chosen.prediction_scale == "probability"
+        still = chosen.text_rate == 0 and not chosen.visual_prototypes
+        self._by_text_alone = plain and still and chosen.prediction_scale == "logit"
 
     def _resize(self, classes: tuple[str, ...], width: int) -> None:
         super()._resize(classes, width)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .compiled import inner, kernel
+from .exponential import power_of_e
 
 Vector = NDArray[np.float64]
 
@@ -176,7 +177,7 @@ def softmax(logits: Vector, out: Vector) -> float:
     # No loop both writes and sums. The compiler would guard such a loop by the distance between the two arrays, and sum
     # in another order where they happen to lie close together: equal input must give equal bits wherever it lies.
     for k in range(classes):
-        out[k] = math.exp(logits[k] - top)
+        out[k] = power_of_e(logits[k] - top)
     total = 0.0
     for k in range(classes):
         total += out[k]

@@ -73,8 +73,13 @@ def to_unit(values: NDArray[np.floating], out: Row) -> bool:
     norm = math.sqrt(total)
     if not (1e-6 < norm * scale < math.inf):
         return False
-    for i in range(values.shape[0]):
-        out[i] = np.float64(values[i]) / scale / norm
+    inverse = 1.0 / norm
+    if scale == 1.0:
+        for i in range(values.shape[0]):
+            out[i] = np.float64(values[i]) * inverse
+    else:
+        for i in range(values.shape[0]):
+            out[i] = np.float64(values[i]) / scale * inverse
     return True
 
 
@@ -103,6 +108,18 @@ def quantile(ordered: Vector, size: int, share: float) -> float:
     if fraction >= 0.5:
         return ordered[low + 1] - step * (1.0 - fraction)
     return ordered[low] + step * fraction
+
+
+@kernel("UniTuple(float64, 2)(float64[::1])")
+def mean_and_deviation(values: Vector) -> tuple[float, float]:
+    """Mean and standard deviation of some values."""
+    total, squares = 0.0, 0.0
+    for i in range(values.shape[0]):
+        total += values[i]
+    mean = total / values.shape[0]
+    for i in range(values.shape[0]):
+        squares += (values[i] - mean) ** 2
+    return mean, math.sqrt(squares / values.shape[0])
 
 
 @kernel("int64(float64[::1], float64[::1], int64, float64)")

@@ -21,6 +21,7 @@ from .config import Config
 from .first_check import Window, inverse_norms, invert_norms
 from .proof import SCALARS, proven
 from .residual import step_visual
+from .step import renew_queue
 from .verification import Verification
 
 # The arrays of the samples that wait for the next refit, and by how many rows they grow.
@@ -143,6 +144,9 @@ class Memory:
         if slot < 0:
             return False
         self.own(*self._CACHED)
+        if self.counts[k] and self._follows():
+            self._renew(k, slot, feature, uncertainty)
+            return True
         previous, current = np.empty((2, len(feature)))
         opens = place(
             k, slot, feature, uncertainty, self.cache, self.quality, self.counts, self.visual, self.lengths,
@@ -153,6 +157,18 @@ class Memory:
         self.cached += 1
         self._realign(k, opens, previous, current)
         return True
+
+    def _renew(self, k: int, slot: int, feature: Feature, uncertainty: float) -> None:
+        """Put a feature into a queue that is open already."""
+        config = self.config
+        renew_queue(
+            k, slot, feature, uncertainty, self.cache, self.quality, self.counts, self.visual, self.lengths,
+            self._keys(), self.text, self.inverse_norms, self.pull, self.pull_rest, self.visual_sum, self.normaliser,
+            self.applied, self.diagonal, config.alignment_temperature, self.pull_scale, config.visual_rate,
+            config.step_epsilon, self.adapted,
+        )  # fmt: skip
+        self.cached += 1
+        self.alignment_updates += 1
 
     def wait(self, k: int, feature: Feature, uncertainty: float) -> None:
         """Hold a verified sample back until the next refit."""
@@ -189,18 +205,21 @@ class Memory:
         """The classes whose text row the alignment compares with."""
         return np.arange(len(self.counts)) if self.config.alignment_keys == "all" else self.opened
 
+    def _follows(self) -> bool:
+        """Whether the alignment may follow the next change of a queue, or must be computed in full."""
+        return (
+            self.alignment_updates + 1 < alignment.REBUILD_AFTER
+            and self.config.alignment_direction == "visual-to-text"
+            and KERNEL == "numba"
+        )
+
     def _realign(self, k: int, opens: bool, previous: NDArray[np.float64], current: NDArray[np.float64]) -> None:
         """Queue k has changed its direction: bring the alignment up to date."""
-        self.alignment_updates += 1
         config = self.config
-        if (
-            self.alignment_updates >= alignment.REBUILD_AFTER
-            or (opens and len(self.opened) <= alignment.REBUILD_UP_TO)
-            or config.alignment_direction == "text-to-visual"
-            or KERNEL == "numpy"
-        ):
+        if not self._follows() or (opens and len(self.opened) <= alignment.REBUILD_UP_TO):
             self.rebuild()
             return
+        self.alignment_updates += 1
         keys = self._keys()
         if opens and config.alignment_keys == "open":
             alignment.add_key(
@@ -219,25 +238,22 @@ class Memory:
         """Compute the alignment in full: after an evolution, a class edit, and every so many updates."""
         self.own("pull", "pull_rest", "visual_sum", "normaliser", "applied", "diagonal", "adapted")
         self.alignment_updates = 0
-        text, visual = self.text * self.inverse_norms[:, None], self._directions()
-        text_sum = np.zeros_like(text)
-        forward = self.config.alignment_direction == "visual-to-text"
-        queries, query_sum = (visual, self.visual_sum) if forward else (text, text_sum)
-        keys, key_sum = (text, text_sum) if forward else (visual, self.visual_sum)
-        alignment.contrast(
-            queries, keys, self.opened, self._keys(), self.config.alignment_temperature,
-            query_sum, key_sum, self.normaliser, self.diagonal,
-        )  # fmt: skip
+        keys, opened = self._keys(), self.opened
+        own = opened if len(keys) == len(self.counts) else np.arange(len(opened))  # Where each open class's key stands.
+        prototypes, norms = np.ascontiguousarray(self.text[keys]), np.ascontiguousarray(self.inverse_norms[keys])
+        directions = np.zeros(prototypes.shape)
+        for row, k in zip(own, opened, strict=True):
+            queue_mean(self.cache[k], self.counts[k], directions[row])
+        text_sum, visual_sum, normaliser, diagonal = alignment.sums_in_full(
+            prototypes, norms, directions, own, self.config.alignment_direction, self.config.alignment_temperature
+        )
+        self.visual_sum[opened] = visual_sum[own]
+        self.normaliser[opened], self.diagonal[opened] = normaliser[own], diagonal[own]
         self.applied[:] = self.normaliser
-        alignment.project(self._keys(), text_sum, self.text, self.inverse_norms, self.pull, self.pull_rest)
-        self._step_visual(self.opened)
-
-    def _directions(self) -> NDArray[np.float64]:
-        """P_v in float64, zero where a queue is empty."""
-        directions = np.zeros(self.visual.shape)
-        for k in self.opened:
-            queue_mean(self.cache[k], self.counts[k], directions[k])
-        return directions
+        pull, rest = np.zeros_like(prototypes), np.zeros_like(prototypes)
+        alignment.project(np.arange(len(keys)), text_sum, prototypes, norms, pull, rest)
+        self.pull[keys], self.pull_rest[keys] = pull, rest
+        self._step_visual(opened)
 
     def _step_visual(self, rows: NDArray[np.int64]) -> None:
         none = np.zeros(len(self.counts))

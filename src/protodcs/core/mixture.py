@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from ..errors import StateError
 from .compiled import inner, kernel
+from .exponential import power_of_e
+from .first_check import push
 
 Vector = NDArray[np.float64]
 
@@ -21,6 +23,8 @@ PARAMETERS = 6
 _HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 # Bisection halves the bracket each time; sixty halvings reach the last bit of any openness difference.
 _BISECTIONS = 60
+# Factors up to two whose product is still a number.
+_FACTORS = 512
 # A component of a state must be wide enough to divide by.
 _LEAST_VARIANCE = 1e-280
 
@@ -110,19 +114,24 @@ def fit(
         centre = 0.5 * (out[1] + out[4])
         known_height, unknown_height = _log_height(out[:3]), _log_height(out[3:])
         known_slope, unknown_slope = 0.5 / out[2], 0.5 / out[5]
-        for i in range(size):
-            known = known_height - known_slope * (ordered[i] - out[1]) ** 2
-            unknown = unknown_height - unknown_slope * (ordered[i] - out[4]) ** 2
-            # The likelihood and the share of the unknown part from one power: e to the minus distance of the two.
-            power = math.exp(-abs(unknown - known))
-            likelihood += max(known, unknown) + math.log1p(power)
-            share = 1.0 / (1.0 + power) if unknown >= known else power / (1.0 + power)
-            x = ordered[i] - centre
-            weight += share
-            first += share * x
-            second += share * x * x
-            total += x
-            total_square += x * x
+        # The logarithms of many small factors are taken at once, of their product: a factor is at most two.
+        for first_of in range(0, size, _FACTORS):
+            product = 1.0
+            for i in range(first_of, min(first_of + _FACTORS, size)):
+                known = known_height - known_slope * (ordered[i] - out[1]) ** 2
+                unknown = unknown_height - unknown_slope * (ordered[i] - out[4]) ** 2
+                # The likelihood and the share of the unknown part from one power: e to the minus distance of the two.
+                power = power_of_e(-abs(unknown - known))
+                likelihood += max(known, unknown)
+                product *= 1.0 + power
+                share = (1.0 if unknown >= known else power) / (1.0 + power)
+                x = ordered[i] - centre
+                weight += share
+                first += share * x
+                second += share * x * x
+                total += x
+                total_square += x * x
+            likelihood += math.log(product)
         rest = size - weight
         if not (weight > 0.0 and rest > 0.0):
             return False
@@ -151,6 +160,13 @@ def posterior(parameters: Vector, value: float) -> float:
     return _sigmoid(_log_odds(value, parameters))
 
 
+@kernel("float64(float64[::1], float64[::1], int64, float64[::1], float64)")
+def take_in(arrivals: Vector, ordered: Vector, pushed: int, parameters: Vector, value: float) -> float:
+    """Add `value` to the window behind the mixture, see `first_check.push`, and return its posterior."""
+    push(arrivals, ordered, pushed, value)
+    return posterior(parameters, value)
+
+
 @kernel("float64(float64[::1])")
 def boundary(parameters: Vector) -> float:
     """The openness between the two means where the posterior crosses one half, else their midpoint."""
@@ -170,18 +186,26 @@ def boundary(parameters: Vector) -> float:
 def likelihood(parameters: Vector, values: Vector) -> float:
     """Mean log-likelihood of `values` under a fitted mixture, in nats."""
     total = 0.0
-    for i in range(values.shape[0]):
-        known, unknown = _log_density(values[i], parameters[:3]), _log_density(values[i], parameters[3:])
-        top = max(known, unknown)
-        total += top + math.log(math.exp(known - top) + math.exp(unknown - top))
+    known_height, unknown_height = _log_height(parameters[:3]), _log_height(parameters[3:])
+    for first in range(0, values.shape[0], _FACTORS):
+        product = 1.0
+        for i in range(first, min(first + _FACTORS, values.shape[0])):
+            known = known_height - 0.5 * (values[i] - parameters[1]) ** 2 / parameters[2]
+            unknown = unknown_height - 0.5 * (values[i] - parameters[4]) ** 2 / parameters[5]
+            total += max(known, unknown)
+            product *= 1.0 + power_of_e(-abs(unknown - known))
+        total += math.log(product)
     return total / values.shape[0]
 
 
 @kernel("void(float64[::1], float64[::1], float64[::1])")
 def posteriors(parameters: Vector, values: Vector, out: Vector) -> None:
     """P(unknown) of each of `values` under a fitted mixture into `out`."""
+    known_height, unknown_height = _log_height(parameters[:3]), _log_height(parameters[3:])
     for i in range(values.shape[0]):
-        out[i] = _sigmoid(_log_odds(values[i], parameters))
+        known = known_height - 0.5 * (values[i] - parameters[1]) ** 2 / parameters[2]
+        unknown = unknown_height - 0.5 * (values[i] - parameters[4]) ** 2 / parameters[5]
+        out[i] = 1.0 / (1.0 + power_of_e(known - unknown))
 
 
 def described(parameters: Vector) -> dict[str, Any]:

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from . import mixture, state
 from .base import Counters, counter, required, truth
+from .compiled import kernel
 from .concentration import Crowd
 from .config import Config
+from .first_check import mean_and_deviation
 
 Vector = NDArray[np.float64]
 
@@ -48,6 +50,33 @@ _BISECTIONS = 60
 STRANGEST = 1e9
 
 
+@kernel("float64(float64[::1], float64)")
+def monotone(parameters: Vector, strangeness: float) -> float:
+    """P(unknown) by a mixture, with its weights tempered, and as at the nearer mean beyond the two means."""
+    x = min(max(strangeness, parameters[1]), parameters[4])
+    odds = (
+        _PRIOR_POWER * math.log(parameters[3] / parameters[0])
+        - 0.5 * math.log(parameters[5] / parameters[2])
+        - 0.5 * (x - parameters[4]) ** 2 / parameters[5]
+        + 0.5 * (x - parameters[1]) ** 2 / parameters[2]
+    )
+    return 1.0 / (1.0 + math.exp(min(-odds, 700.0)))
+
+
+@kernel("UniTuple(float64, 2)(float64[::1], float64[::1], float64[::1])")
+def text_means(parameters: Vector, strangeness: Vector, text: Vector) -> tuple[float, float]:
+    """The mean familiarity by the text of the unknown and of the known component; of all where nothing fits."""
+    shares = np.full(text.shape[0], 0.5)
+    if parameters[2] > 0.0 and parameters[5] > 0.0:
+        mixture.posteriors(parameters, strangeness, shares)
+    unknown, known, weight = 0.0, 0.0, 0.0
+    for i in range(text.shape[0]):
+        unknown += shares[i] * text[i]
+        known += (1.0 - shares[i]) * text[i]
+        weight += shares[i]
+    return unknown / weight, known / (text.shape[0] - weight)
+
+
 class Modes:
     """What is known of the two kinds of samples.
 
@@ -73,14 +102,7 @@ class Modes:
 
     def posterior(self, strangeness: float) -> float:
         """P(unknown) by the mixture; it grows with strangeness and is flat beyond the two means."""
-        weight, mean, variance, other_weight, other_mean, other_variance = self.parameters.tolist()
-        x = min(max(strangeness, mean), other_mean)
-        return sigmoid(
-            _PRIOR_POWER * math.log(other_weight / weight)
-            - 0.5 * math.log(other_variance / variance)
-            - 0.5 * (x - other_mean) ** 2 / other_variance
-            + 0.5 * (x - mean) ** 2 / variance
-        )
+        return float(monotone(self.parameters, strangeness))
 
     def boundary(self, threshold: float) -> float:
         """The strangeness at which P(unknown) reaches a threshold, or the mean of the strangers."""
@@ -97,7 +119,7 @@ class Modes:
         """
         parameters = np.zeros(mixture.PARAMETERS)
         fitted, apart = self._fit(strangeness, _GAIN_IF_EVEN if crowd.even else _GAIN, parameters)
-        strange, familiar = self._text_means(parameters, strangeness, text)
+        strange, familiar = text_means(parameters, strangeness, text)
         limit = level * min(_STRANGE_MOST, _STRANGE + _STRANGE_BY_CLASSES * math.log(classes))
         proven = apart and strange <= limit and familiar >= _FAMILIAR * level if self.config.proof else fitted
         self.proofs = self.proofs + 1 if proven else 0
@@ -117,29 +139,25 @@ class Modes:
     def rescale(self, slope: float, offset: float) -> None:
         """Follow a change of the scores' scale: strangeness x becomes slope * x + offset."""
         if self.fitted:
-            self.parameters = self.parameters * np.tile((1.0, slope, slope * slope), 2)
-            self.parameters[[1, 4]] += offset
-            self.parameters[[2, 5]] = np.maximum(self.parameters[[2, 5]], _LEAST_VARIANCE)
+            weight, mean, variance, other_weight, other_mean, other_variance = self.parameters.tolist()
+            self.parameters = np.array(
+                [
+                    weight, slope * mean + offset, max(slope * slope * variance, _LEAST_VARIANCE),
+                    other_weight, slope * other_mean + offset, max(slope * slope * other_variance, _LEAST_VARIANCE),
+                ]
+            )  # fmt: skip
 
     def fork(self) -> Self:
         return copy.copy(self)
 
     def _fit(self, strangeness: Vector, least_gain: float, out: Vector) -> tuple[bool, bool]:
         """Fit two components; whether they fit at all, and whether they are apart and likelier than one."""
-        ordered, variance = np.sort(strangeness), float(strangeness.var()) + 1e-9
+        ordered, variance = np.sort(strangeness), mean_and_deviation(strangeness)[1] ** 2 + 1e-9
         if not mixture.fit(ordered, len(ordered), _TOLERANCE, _ITERATIONS, _NARROWEST * variance, _LEAST_WEIGHT, out):
             return False, False
         gain = mixture.likelihood(out, ordered) + 0.5 * math.log(2.0 * math.pi * variance) + 0.5
         apart = (out[4] - out[1]) / math.sqrt(0.5 * (out[2] + out[5]))
         return True, bool(apart >= _SEPARATION and gain >= least_gain and gain * len(ordered) >= _EVIDENCE)
-
-    def _text_means(self, parameters: Vector, strangeness: Vector, text: Vector) -> tuple[float, float]:
-        """The mean familiarity by the text of the unknown and of the known component."""
-        if not (parameters[2] > 0.0 and parameters[5] > 0.0):
-            return float(text.mean()), float(text.mean())
-        shares = np.empty(len(text))
-        mixture.posteriors(parameters, strangeness, shares)
-        return float(shares @ text / shares.sum()), float((1.0 - shares) @ text / (1.0 - shares).sum())
 
     # Export.
 

@@ -1,12 +1,11 @@
 """The final prediction: text similarity and visual affinity together (equations 9 and 10)."""
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
 from .compiled import kernel
 from .evidence import softmax, softmax_twin, uncertainty, uncertainty_twin
+from .exponential import power_of_e
 
 Vector = NDArray[np.float64]
 Row = NDArray[np.float32]
@@ -14,45 +13,45 @@ Matrix = NDArray[np.float32]
 
 
 def affinities_twin(
-    rows: Matrix,
-    counts: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    visual: Matrix,
     feature: Row,
     weight: float,
     sharpness: float,
     cosines: Vector,
     out: Vector,
 ) -> None:
-    cosines[:] = np.where(counts > 0, rows @ feature, 0.0)
-    out[:] = np.where(counts > 0, weight * np.exp(-sharpness * (1.0 - cosines)), 0.0)
+    cosines[:], out[:] = 0.0, 0.0
+    cosines[rows] = visual[rows] @ feature
+    out[rows] = weight * np.exp(-sharpness * (1.0 - cosines[rows]))
 
 
 @kernel(
-    "void(float32[:,::1], int64[::1], float32[::1], float64, float64, float64[::1], float64[::1])",
+    "void(int64[::1], float32[:,::1], float32[::1], float64, float64, float64[::1], float64[::1])",
     twin=affinities_twin,
 )
 def affinities(
-    rows: Matrix,
-    counts: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    visual: Matrix,
     feature: Row,
     weight: float,
     sharpness: float,
     cosines: Vector,
     out: Vector,
 ) -> None:
-    """`weight * exp(-sharpness (1 - cosine))` with the visual prototypes `rows` (K, d) into `out` (K,).
+    """`weight * exp(-sharpness (1 - cosine))` with the visual prototypes `rows` of `visual` (K, d) into `out` (K,).
 
-    A class whose queue is empty has cosine and affinity 0.
+    Every other class has cosine and affinity 0.
     """
-    for k in range(rows.shape[0]):
-        cosines[k], out[k] = 0.0, 0.0
-        if counts[k] > 0:
-            dot = np.float32(0.0)
-            for i in range(feature.shape[0]):
-                dot += rows[k, i] * feature[i]
-            cosines[k] = dot
-    for k in range(rows.shape[0]):
-        if counts[k] > 0:
-            out[k] = weight * math.exp(-sharpness * (1.0 - cosines[k]))
+    cosines[:] = 0.0
+    out[:] = 0.0
+    for k in rows:
+        dot = np.float32(0.0)
+        for i in range(feature.shape[0]):
+            dot += visual[k, i] * feature[i]
+        cosines[k] = dot
+    for k in rows:
+        out[k] = weight * power_of_e(-sharpness * (1.0 - cosines[k]))
 
 
 def text_probabilities_twin(cosines: Vector, temperature: float, logits: Vector, out: Vector) -> float:

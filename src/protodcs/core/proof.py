@@ -123,19 +123,15 @@ def _check_alignment(config: Config, checked: state.Arrays) -> None:
     prototypes = np.ascontiguousarray(checked.get("text", checked["entry"])[keys])
     inverse_norms = np.empty(len(keys))
     invert_norms(prototypes, inverse_norms)
-    text = prototypes * inverse_norms[:, None]
-    visual = np.zeros_like(text)
+    visual = np.zeros(prototypes.shape)
     queues = np.split(checked["cache"], np.cumsum(counts[opened])[:-1])
     for row, queue in zip(own, queues, strict=True):
         queue_mean(np.ascontiguousarray(queue), len(queue), visual[row])
     forward = config.alignment_direction == "visual-to-text"
-    every = np.arange(len(keys))
     asked = np.ascontiguousarray(own[:: math.ceil(len(own) * len(keys) / _PROVEN_PAIRS)])
-    text_sum, visual_sum, normaliser, diagonal = np.zeros_like(text), np.zeros_like(text), *np.ones((2, len(keys)))
-    alignment.contrast(
-        visual if forward else text, text if forward else visual, asked, every, config.alignment_temperature,
-        visual_sum if forward else text_sum, text_sum if forward else visual_sum, normaliser, diagonal,
-    )  # fmt: skip
+    text_sum, visual_sum, normaliser, diagonal = alignment.sums_in_full(
+        prototypes, inverse_norms, visual, asked, config.alignment_direction, config.alignment_temperature
+    )
     stored = np.searchsorted(own, asked)
     whole = len(asked) == len(own)
     same = (
@@ -148,10 +144,10 @@ def _check_alignment(config: Config, checked: state.Arrays) -> None:
     pull = checked["pull"] + checked["pull_rest"].astype(np.float64)
     if whole:
         right, rest = np.zeros_like(prototypes), np.zeros_like(prototypes)
-        alignment.project(every, text_sum, prototypes, inverse_norms, right, rest)
+        alignment.project(np.arange(len(keys)), text_sum, prototypes, inverse_norms, right, rest)
         same = same and _close(pull, right)
     else:
-        same = same and bool(np.abs(np.einsum("kd,kd->k", pull, text)).max() <= _DRIFT_TOLERANCE)
+        same = same and bool(np.abs(np.einsum("kd,kd->k", pull, prototypes) * inverse_norms).max() <= _DRIFT_TOLERANCE)
         same = same and bool(np.abs(pull).max() <= len(own) * inverse_norms.max())
     if not same or not _close(checked["pull_rest"], np.zeros_like(pull)):
         raise StateError("the state's alignment sums contradict its queues and prototypes")

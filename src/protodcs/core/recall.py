@@ -7,7 +7,7 @@ these memories took part in: they cannot confirm themselves.
 
 import copy
 import math
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,9 @@ Row = NDArray[np.float32]
 Matrix = NDArray[np.float32]
 
 # The running mean of the features remembers about so many samples.
-_MEAN_HORIZON = 1000
+MEAN_HORIZON = 1000
 # With fewer rows in either memory a comparison says nothing.
-_LEAST_ROWS = 5
+LEAST_ROWS = 5
 _SHORTEST = 1e-6
 
 
@@ -102,13 +102,6 @@ def nearest(rows: Matrix, held: int, feature: Row, cosines: Vector, best: Vector
     return best[few - 1], total / count
 
 
-class Likeness(NamedTuple):
-    """What the two memories say of a sample: higher is more familiar."""
-
-    contrast: float
-    stranger: float
-
-
 class Recall:
     """The two memories.
 
@@ -116,7 +109,9 @@ class Recall:
         mean: (d,) float64, the running mean of all features.
         strangers, familiars: (S, d) and (F, d) float32, the last centred features of each kind.
         strangers_seen, familiars_seen: how many ever entered.
+        centred: (d,) float32, the sample at hand less the mean, of unit length.
         ready: whether both hold enough to compare with.
+        best, cosines: work space of a comparison.
     """
 
     def __init__(self, width: int, config: Config):
@@ -128,8 +123,8 @@ class Recall:
         self.familiars_seen = 0
         self.centred = np.zeros(width, dtype=np.float32)
         self.ready = False
-        self._best = np.zeros(config.nearest)
-        self._cosines = np.zeros(max(config.strangers, config.familiars))
+        self.best = np.zeros(config.nearest)
+        self.cosines = np.zeros(max(config.strangers, config.familiars))
         self._shared = False
 
     @property
@@ -137,23 +132,9 @@ class Recall:
         """How many strangers and familiars are remembered."""
         return min(self.strangers_seen, len(self.strangers)), min(self.familiars_seen, len(self.familiars))
 
-    def look(self, feature: Row) -> Likeness:
-        """Compare a feature with both memories; its centred form stays in `centred`."""
-        centre(feature, self.mean, self.centred)
-        if not self.ready:
-            return Likeness(0.0, 0.0)
-        strangers, familiars = self.held
-        closest, strange = nearest(self.strangers, strangers, self.centred, self._cosines, self._best)
-        _, familiar = nearest(self.familiars, familiars, self.centred, self._cosines, self._best)
-        return Likeness(familiar - strange, -closest)
-
-    def learn(self, feature: Row, sample: int) -> None:
-        """Let the running mean take in the feature of sample number `sample`, from 1."""
-        follow(self.mean, feature, 1.0 / min(sample, _MEAN_HORIZON))
-
     def admit(self, familiar: bool) -> None:
         """Remember the centred feature of the last look, if it has a direction."""
-        if not self.centred.any():
+        if not (self.centred[0] or self.centred.any()):
             return
         if self._shared:
             self.strangers, self.familiars, self._shared = self.strangers.copy(), self.familiars.copy(), False
@@ -163,7 +144,7 @@ class Recall:
         else:
             self.strangers[self.strangers_seen % len(self.strangers)] = self.centred
             self.strangers_seen += 1
-        self.ready = min(self.held) >= _LEAST_ROWS
+        self.ready = min(self.held) >= LEAST_ROWS
 
     def fork(self) -> Self:
         """A copy that shares the two memories until one of them grows."""
@@ -191,5 +172,5 @@ class Recall:
             rows = required(arrays, name, np.float32, (held, width))
             check_unit(rows, name)
             getattr(recall, name)[:held] = rows
-        recall.ready = min(recall.held) >= _LEAST_ROWS
+        recall.ready = min(recall.held) >= LEAST_ROWS
         return recall

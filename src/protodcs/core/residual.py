@@ -34,6 +34,7 @@ def text_gradient_twin(
 
 
 def rescore_twin(
+    rows: NDArray[np.int64],
     prototypes: Matrix,
     inverse_norms: Vector,
     pull: Matrix,
@@ -44,12 +45,14 @@ def rescore_twin(
     rate: float,
     epsilon: float,
     out: Vector,
-) -> int:
-    gradient = np.empty_like(prototypes)
-    text_gradient_twin(prototypes, inverse_norms, pull, scale, feature, cosines, slopes, gradient)
-    moved = prototypes - np.float32(rate) * gradient / (np.abs(gradient) + np.float32(epsilon))
-    out[:] = (moved @ feature) / np.linalg.norm(moved, axis=1)
-    return int(out.argmax())
+) -> None:
+    chosen = prototypes[rows]
+    gradient = np.empty_like(chosen)
+    text_gradient_twin(
+        chosen, inverse_norms[rows], pull[rows], scale, feature, cosines[rows], slopes[rows], gradient
+    )  # fmt: skip
+    moved = chosen - np.float32(rate) * gradient / (np.abs(gradient) + np.float32(epsilon))
+    out[rows] = (moved @ feature) / np.linalg.norm(moved, axis=1)
 
 
 @inner
@@ -99,11 +102,12 @@ def text_gradient(
 
 
 @kernel(
-    "int64(float32[:,::1], float64[::1], float32[:,::1], float64, float32[::1], float64[::1], float64[::1], "
-    "float64, float64, float64[::1])",
+    "void(int64[::1], float32[:,::1], float64[::1], float32[:,::1], float64, float32[::1], float64[::1], "
+    "float64[::1], float64, float64, float64[::1])",
     twin=rescore_twin,
 )
 def rescore(
+    rows: NDArray[np.int64],
     prototypes: Matrix,
     inverse_norms: Vector,
     pull: Matrix,
@@ -114,13 +118,12 @@ def rescore(
     rate: float,
     epsilon: float,
     out: Vector,
-) -> int:
-    """Cosine of `feature` with every text prototype after the step, into `out` (K,); returns the lowest best index.
+) -> None:
+    """Cosine of `feature` with the text prototypes `rows` after the step, into `out` (K,).
 
     `cosines` (K,) are those before the step, `slopes` (K,) the loss's derivative by each of them.
     """
-    best = 0
-    for k in range(prototypes.shape[0]):
+    for k in rows:
         toward = np.float32(slopes[k] * inverse_norms[k])
         along = np.float32(slopes[k] * cosines[k] * inverse_norms[k] * inverse_norms[k])
         dot, square = np.float32(0.0), np.float32(0.0)
@@ -130,9 +133,6 @@ def rescore(
             dot += moved * feature[i]
             square += moved * moved
         out[k] = dot / math.sqrt(np.float64(square))
-        if out[k] > out[best]:
-            best = k
-    return best
 
 
 def step_visual_twin(

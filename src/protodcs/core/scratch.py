@@ -12,6 +12,7 @@ class Scratch:
         visual, affinity: visual cosines and affinities.
         logits, probabilities: of the step at hand.
         scores: the final prediction.
+        every, none: the numbers of all classes, and of none.
         adapted: (K, d) float32, P'_v of one sample; allocated when the evidence is fused.
     """
 
@@ -25,4 +26,6 @@ class Scratch:
         self.logits = np.empty(classes)
         self.probabilities = np.empty(classes)
         self.scores = np.empty(classes)
+        self.every = np.arange(classes)
+        self.none = self.every[:0]
         self.adapted = np.empty((0, width), dtype=np.float32)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from . import state
 from .base import required, within
+from .compiled import inner, kernel
 from .config import Config
 
 Vector = NDArray[np.float64]
@@ -31,6 +32,29 @@ _NARROWEST = 1e-3
 _NARROWEST_STRANGER = 0.05
 # No signal of a state is larger.
 _MOST = 1e9
+
+
+@inner
+def _auroc(higher: Vector, lower: Vector) -> float:
+    """How often a value of `higher` lies above one of `lower`; a tie counts one half."""
+    twice = 0
+    for i in range(higher.shape[0]):
+        for j in range(lower.shape[0]):
+            twice += int(higher[i] > lower[j]) + int(higher[i] >= lower[j])
+    return twice / (2.0 * higher.shape[0] * lower.shape[0])
+
+
+@kernel("void(float64[:,:,::1], int64, int64, float64[::1], float64[::1], float64[::1])")
+def measure(
+    rings: NDArray[np.float64], strange: int, familiar: int, places: Vector, scales: Vector, separation: Vector
+) -> None:
+    """Places, scales and separation of the signals, from the first so many samples of either tail."""
+    for signal in range(rings.shape[1]):
+        lower, higher = rings[0, signal, :strange], rings[1, signal, :familiar]
+        low, high = lower.mean(), higher.mean()
+        places[signal], scales[signal] = 0.5 * (low + high), max(0.5 * (high - low), _NARROWEST)
+        if signal == HEAD or signal == CONTRAST:
+            separation[signal] = _auroc(higher, lower)
 
 
 class Trust:
@@ -62,15 +86,12 @@ class Trust:
         _, by_head, by_contrast, by_stranger = self.slopes
         return text + by_head * head + by_contrast * contrast + by_stranger * stranger + self.offset
 
-    def combine_many(self, signals: Vector) -> Vector:
-        """The same for rows (n, 4)."""
-        familiarity: Vector = signals @ np.array(self.slopes) + self.offset
-        return familiarity
-
     def learn(self, signals: Signals, familiar: bool) -> None:
         """Remember the signals (4,) of a sample in a tail of the text's familiarity, taken before it was learned."""
         side = int(familiar)
-        self.rings[side, :, self.entered[side] % _RING] = signals
+        ring, slot = self.rings[side], int(self.entered[side]) % _RING
+        for signal, value in enumerate(signals):
+            ring[signal, slot] = value
         self.entered[side] += 1
 
     def weigh(self, stranger_spread: float) -> None:
@@ -79,22 +100,18 @@ class Trust:
         held = np.minimum(self.entered, _RING)
         if held.min() < _LEAST:
             return
-        strange, familiar = self.rings[0, :, : held[0]], self.rings[1, :, : held[1]]
-        low, high = strange.mean(axis=1), familiar.mean(axis=1)
-        self.places, self.scales = 0.5 * (low + high), np.maximum(0.5 * (high - low), _NARROWEST)
+        measure(self.rings, held[0], held[1], self.places, self.scales, self.separation)
         self.scales[STRANGER] = max(stranger_spread, _NARROWEST_STRANGER)
-        for signal in _JUDGED:
-            self.separation[signal] = _auroc(familiar[signal], strange[signal])
-        faith = np.ones(len(SIGNALS))
+        faith = [1.0] * len(SIGNALS)
         if config.trust:
             reach = config.trust_ceiling - config.trust_floor
-            faith = np.clip((self.separation - config.trust_floor) / reach, 0.0, 1.0)
+            for signal in _JUDGED:
+                faith[signal] = min(1.0, max(0.0, (self.separation[signal] - config.trust_floor) / reach))
             # Nearest neighbours flatter themselves: a sample's own burst may be in the memory. They follow the head.
             if config.head_weight > 0:
                 faith[CONTRAST] = min(faith[CONTRAST], faith[HEAD])
-            # A small voice that never harmed; it is the only one left where the head is not trusted.
-            faith[STRANGER] = 1.0
-        self.weights = faith * (0.0, config.head_weight, config.contrast_weight, config.stranger_weight)
+            # The nearest stranger's small voice never harmed; it is the only one left where the head is not trusted.
+        self.weights = np.array(faith) * (0.0, config.head_weight, config.contrast_weight, config.stranger_weight)
         self._mix()
 
     def _mix(self) -> None:
@@ -114,7 +131,8 @@ class Trust:
 
     def fork(self) -> Self:
         twin = copy.copy(self)
-        twin.rings, twin.entered, twin.separation = self.rings.copy(), self.entered.copy(), self.separation.copy()
+        for name in ("rings", "entered", "places", "scales", "separation"):
+            setattr(twin, name, getattr(self, name).copy())
         return twin
 
     def export(self) -> state.Arrays:
@@ -137,10 +155,3 @@ class Trust:
         trust.places, trust.scales, trust.weights, trust.separation = scales.copy()
         trust._mix()
         return trust
-
-
-def _auroc(higher: Vector, lower: Vector) -> float:
-    """How often a value of `higher` lies above one of `lower`; a tie counts one half."""
-    ordered = np.sort(lower)
-    above = np.searchsorted(ordered, higher, "left") + np.searchsorted(ordered, higher, "right")
-    return float(above.mean() / (2 * len(lower)))

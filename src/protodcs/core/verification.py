@@ -7,7 +7,6 @@ text's score alone.
 """
 
 import copy
-import math
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -15,21 +14,23 @@ from numpy.typing import NDArray
 
 from ..errors import StateError
 from . import mixture, state
-from .background import NO_LEVEL, Background
+from .background import NO_LEVEL, Background, blend_in, noise_level, stand_by_text
 from .base import Counters, Feature, counter, required, truth, within
 from .cold import FEWEST_CLASSES, Cold
 from .compiled import kernel
 from .concentration import Crowd, crowd, median
 from .config import Config
-from .first_check import Window
-from .head import Head
+from .exponential import power_of_e
+from .first_check import Window, mean_and_deviation, push
+from .head import Head, logit, replay
 from .modes import STRANGEST, Modes
-from .recall import Recall
+from .recall import LEAST_ROWS, MEAN_HORIZON, Recall, centre, follow, nearest
 from .target import cut_between_modes, cut_within_one_mode
-from .trust import SIGNALS, STRANGER, TEXT, Signals, Trust
+from .trust import CONTRAST, HEAD, SIGNALS, STRANGER, TEXT, Signals, Trust
 
 Vector = NDArray[np.float64]
-Flags = NDArray[np.bool_]
+Row = NDArray[np.float32]
+Classes = NDArray[np.int64]
 
 # No tail is told from so few samples.
 _FIRST = 20
@@ -55,8 +56,116 @@ def confidence(cosines: Vector, best: int, temperature: float) -> float:
     """The softmax probability of the class `best`."""
     total = 0.0
     for k in range(cosines.shape[0]):
-        total += math.exp((cosines[k] - cosines[best]) / temperature)
+        total += power_of_e((cosines[k] - cosines[best]) / temperature)
     return 1.0 / total
+
+
+@kernel(
+    "UniTuple(float64, 5)(float32[::1], float64[::1], int64, float64, float64[::1], float64[:,::1], float64, "
+    "float64[::1], float64, float64[::1], int64, int64, float64[::1], float32[::1], float32[:,::1], float32[:,::1], "
+    "float64[::1], float64[::1], float64[::1], int64, float64[:,::1], int64[::1], float64[::1], float64[::1], "
+    "float64[::1], int64, float64[::1])"
+)
+def look(
+    feature: Row,
+    cosines: Vector,
+    best: int,
+    temperature: float,
+    seen: Vector,
+    moments: Vector,
+    prior: float,
+    pool: Vector,
+    centred_weight: float,
+    chance: Vector,
+    held: int,
+    kept: int,
+    mean: Vector,
+    centred: Row,
+    strangers: NDArray[np.float32],
+    familiars: NDArray[np.float32],
+    compared: Vector,
+    few: Vector,
+    weights: Vector,
+    slot: int,
+    history: Vector,
+    predicted: Classes,
+    confidences: Vector,
+    arrivals: Vector,
+    ordered: Vector,
+    pushed: int,
+    sums: Vector,
+) -> tuple[float, float, float, float, float]:
+    """The four signals of a sample and the level of noise; the history, the window and the sums take note of it.
+
+    Everything stands in the parts, in their order; the first `held` strangers and `kept` familiars are compared with.
+    """
+    text = stand_by_text(cosines, seen, moments, prior, pool, centred_weight)
+    sure = confidence(cosines, best, temperature)
+    head, contrast, stranger = 0.0, 0.0, 0.0
+    centre(feature, mean, centred)
+    if min(held, kept) >= LEAST_ROWS:
+        closest, strange = nearest(strangers, held, centred, compared, few)
+        _, familiar = nearest(familiars, kept, centred, compared, few)
+        head, contrast, stranger = logit(weights, centred), familiar - strange, -closest
+    history[slot, TEXT], history[slot, HEAD] = text, head
+    history[slot, CONTRAST], history[slot, STRANGER] = contrast, stranger
+    predicted[slot], confidences[slot] = best, sure
+    push(arrivals, ordered, pushed, text)
+    sums[0] += 1.0
+    sums[1] += text
+    sums[2] += text * text
+    sums[3] += sure
+    return text, head, contrast, stranger, noise_level(chance, pool, centred_weight)
+
+
+@kernel(
+    "void(float64[::1], float64[::1], float64[:,::1], float64, float32[::1], float64[::1], float64, boolean, "
+    "float64[::1], float32[:,::1], int64, float32[:,::1], int64, int64, int64, float64, float64)"
+)
+def take_in(
+    cosines: Vector,
+    seen: Vector,
+    moments: Vector,
+    horizon: float,
+    feature: Row,
+    mean: Vector,
+    mean_rate: float,
+    replays: bool,
+    weights: Vector,
+    strangers: NDArray[np.float32],
+    held: int,
+    familiars: NDArray[np.float32],
+    kept: int,
+    start: int,
+    steps: int,
+    rate: float,
+    decay: float,
+) -> None:
+    """Let the background, the running mean and the head learn from a sample."""
+    blend_in(cosines, seen, moments, horizon)
+    follow(mean, feature, mean_rate)
+    if replays:
+        replay(weights, strangers, held, familiars, kept, start, steps, rate, decay)
+
+
+@kernel("void(float64[:,::1], int64, int64, int64, float64[::1], float64, float64[::1])")
+def strange_in_order(
+    history: Vector, seen: int, count: int, silent: int, slopes: Vector, offset: float, out: Vector
+) -> None:
+    """Strangeness of the last `count` samples up to number `seen` into `out`, in order of arrival.
+
+    `slopes` (4,) and `offset` make familiarity of signals; before sample `silent` only the text had something to say.
+    """
+    size = history.shape[0]
+    for at in range(count):
+        number = seen + 1 - count + at
+        row = history[number % size]
+        familiarity = row[TEXT]
+        if number >= silent:
+            familiarity = offset
+            for signal in range(row.shape[0]):
+                familiarity += slopes[signal] * row[signal]
+        out[at] = -familiarity
 
 
 class Verdict(NamedTuple):
@@ -99,31 +208,39 @@ class Verification:
 
     def decide(self, feature: Feature, cosines: Vector, best: int) -> Verdict:
         """Look at a sample by its unit feature (d,), its cosines (K,) with the text prototypes and the best of them."""
-        text = self.background.look(cosines)
-        sure = confidence(cosines, best, self.config.temperature)
-        self.signals = (text, *self._recalled(feature))
-        slot = self.seen % len(self.history)
-        self.history[slot], self.predicted[slot], self.confidences[slot] = self.signals, best, sure
-        self.text.push(text)
-        self.cold.look(text, sure)
-        if self.config.until_refit(self.seen) == 1:
+        config, background, recall, window = self.config, self.background, self.recall, self.text
+        text, head, contrast, stranger, level = look(
+            feature, cosines, best, config.temperature, background.seen, background.moments, background.prior,
+            background.pool, config.centred_weight, background.chance, *recall.held, recall.mean, recall.centred,
+            recall.strangers, recall.familiars, recall.cosines, recall.best, self.head.weights,
+            self.seen % len(self.history), self.history, self.predicted, self.confidences, window.arrivals,
+            window.ordered, window.pushed, self.cold.sums,
+        )  # fmt: skip
+        window.pushed += 1
+        background.level = float(level)
+        self.signals = (float(text), float(head), float(contrast), float(stranger))
+        if not recall.ready and config.recalls:
+            self.silent = self.seen + 1
+        if config.until_refit(self.seen) == 1:
             self._weigh()
-        return self._verdict(self.familiarity, text)
+        return self._verdict(self.familiarity, self.signals[TEXT])
 
     def learn(self, feature: Feature, cosines: Vector) -> None:
         """Learn from the sample that was just decided."""
-        familiar = self._side()
-        self.background.learn(cosines)
+        config, background, recall = self.config, self.background, self.recall
+        familiar = self._side() if config.recalls else None
         self.seen += 1
-        if not self.config.recalls:
-            return
-        self.recall.learn(feature, self.seen)
         if familiar is not None:
-            if self.recall.ready:
+            if recall.ready:
                 self.trust.learn(self.signals, familiar)
-            self.recall.admit(familiar)
-        if self.recall.ready:
-            self.head.learn(self.recall, self.seen)
+            recall.admit(familiar)
+        held, kept = recall.held
+        take_in(
+            cosines, background.seen, background.moments, config.background_horizon, feature, recall.mean,
+            1.0 / min(self.seen, MEAN_HORIZON), recall.ready, self.head.weights, recall.strangers, held,
+            recall.familiars, kept, config.head_steps * self.seen, config.head_steps, config.head_rate,
+            config.head_decay,
+        )  # fmt: skip
 
     @property
     def familiarity(self) -> float:
@@ -149,16 +266,6 @@ class Verification:
         """Whether the cut of `target_false_reject` is in force."""
         return self.config.target_false_reject is not None and self.weighed
 
-    def _recalled(self, feature: Feature) -> tuple[float, float, float]:
-        """What head, contrast and nearest stranger say; zeros while there is nothing to compare with."""
-        if not self.config.recalls:
-            return 0.0, 0.0, 0.0
-        contrast, stranger = self.recall.look(feature)
-        if not self.recall.ready:
-            self.silent = self.seen + 1
-            return 0.0, 0.0, 0.0
-        return self.head.look(self.recall.centred), contrast, stranger
-
     def _verdict(self, familiarity: float, text: float) -> Verdict:
         if self.modes.fitted:
             p_unknown = self.modes.posterior(-familiarity)
@@ -183,42 +290,55 @@ class Verification:
 
     def _weigh(self) -> None:
         """Measure the signals against the tails, and look for two kinds in recent samples."""
-        slots, spoken = self._recent()
-        rows, last = self.history[slots], slice(-self.config.mixture_window, None)
-        before = self._strangeness(rows, spoken)
-        heard = rows[last, STRANGER][spoken[last]]
-        self.trust.weigh(float(heard.std()) if len(heard) else 0.0)
-        strangeness = self._strangeness(rows, spoken)
-        self._follow(before[last], strangeness[last])
-        text, sure = rows[last, TEXT], self.confidences[slots[last]]
-        kept = _mostly(spoken, 2 * _ENOUGH)
-        seen = self._crowd(strangeness[kept], slots[kept], text, sure)
-        kept = _mostly(spoken[last], _ENOUGH)
-        self._settle(strangeness[last][kept], text[kept], float(sure[kept].mean()), seen)
+        every = min(self.seen + 1, len(self.history))
+        count = min(every, self.config.mixture_window)
+        slots = self._slots(count)
+        before = self._strangeness(count)
+        spoken = min(count, self.seen + 1 - self.silent)
+        self.trust.weigh(mean_and_deviation(self.history[slots[count - spoken :], STRANGER])[1] if spoken else 0.0)
+        strangeness = self._strangeness(every)
+        self._follow(before, strangeness[-count:])
+        text, sure = self.history[slots, TEXT], self.confidences[slots]
+        seen = self._crowd(strangeness[-self._mostly(every, 2 * _ENOUGH) :], text, sure)
+        kept = self._mostly(count, _ENOUGH)
+        self._settle(strangeness[-kept:], text[-kept:], mean_and_deviation(sure[-kept:])[0], seen)
 
-    def _recent(self) -> tuple[NDArray[np.int64], Flags]:
-        """Slots of recent samples in order of arrival, and of which of them the memories had something to say."""
-        numbers = np.arange(max(0, self.seen + 1 - len(self.history)), self.seen + 1)
-        return numbers % len(self.history), numbers >= self.silent
+    def _mostly(self, count: int, enough: int) -> int:
+        """How many of the last `count` samples to look at: those the memories spoke of, if they are enough, or all."""
+        spoken = min(count, self.seen + 1 - self.silent)
+        return spoken if spoken >= enough else count
 
-    def _strangeness(self, rows: Vector, spoken: Flags) -> Vector:
-        return -np.where(spoken, self.trust.combine_many(rows), rows[:, TEXT])
+    def _slots(self, count: int) -> Classes:
+        """Where the last `count` samples stand, in order of arrival."""
+        return np.arange(self.seen + 1 - count, self.seen + 1) % len(self.history)
+
+    def _strangeness(self, count: int) -> Vector:
+        """Of the last `count` samples, in order of arrival."""
+        out = np.empty(count)
+        trust = self.trust
+        strange_in_order(self.history, self.seen, count, self.silent, np.array(trust.slopes), trust.offset, out)
+        return out
 
     def _follow(self, before: Vector, after: Vector) -> None:
         """Carry the mixture and the cut over to the scores' new scale."""
-        if min(before.std(), after.std()) < _NARROWEST:
+        (mean_before, deviation_before), (mean, deviation) = mean_and_deviation(before), mean_and_deviation(after)
+        if min(deviation_before, deviation) < _NARROWEST:
             return
-        slope = float(after.std() / before.std())
-        offset = float(after.mean() - slope * before.mean())
+        slope = deviation / deviation_before
+        offset = mean - slope * mean_before
         self.modes.rescale(slope, offset)
         self.cut = slope * self.cut + offset
 
-    def _crowd(self, strangeness: Vector, slots: NDArray[np.int64], text: Vector, sure: Vector) -> Crowd:
-        classes, there = len(self.background.seen), self.predicted[slots] != _GONE
-        if not self.config.concentration or classes < FEWEST_CLASSES or not there.any():
+    def _crowd(self, strangeness: Vector, text: Vector, sure: Vector) -> Crowd:
+        """What the predicted classes of the last samples tell, of which the strangeness is given."""
+        classes, predicted = len(self.background.seen), self.predicted[self._slots(len(strangeness))]
+        if predicted.min() == _GONE:
+            there = predicted != _GONE
+            strangeness, predicted = strangeness[there], predicted[there]
+        if not self.config.concentration or classes < FEWEST_CLASSES or not len(predicted):
             return Crowd()
         height = median(text) / self.background.level
-        return crowd(-strangeness[there], self.predicted[slots][there], classes, height, float(sure.mean()))
+        return crowd(-strangeness, predicted, classes, height, mean_and_deviation(sure)[0])
 
     def _settle(self, strangeness: Vector, text: Vector, sure: float, seen: Crowd) -> None:
         """Decide anew how to decide."""
@@ -315,8 +435,3 @@ class Verification:
             "crowd": self.cold.crowd._asdict(),
             "mixture": mixture.described(self.modes.parameters) if self.modes.fitted else None,
         }
-
-
-def _mostly(spoken: Flags, enough: int) -> Flags:
-    """The samples that the memories spoke of where there are enough of them, else all."""
-    return spoken if np.count_nonzero(spoken) >= enough else np.ones(len(spoken), dtype=bool)

@@ -310,8 +310,8 @@ class DPE(FeatureMethod):
         by_visual[memory.opened] = by_logit[memory.opened] * config.affinity_sharpness * before.affinity
         moved = np.empty(len(cosines))
         rescore(
-            memory.text, memory.inverse_norms, memory.pull, memory.pull_scale, feature, cosines, by_text,
-            config.text_rate, config.step_epsilon, moved,
+            np.arange(len(cosines)), memory.text, memory.inverse_norms, memory.pull, memory.pull_scale, feature,
+            cosines, by_text, config.text_rate, config.step_epsilon, moved,
         )  # fmt: skip
         step_visual(
             memory.opened, memory.visual, memory.lengths, memory.visual_sum, feature, visual_cosines, by_visual,

@@ -1,0 +1,114 @@
+"""Where the time of a step goes: `python -m benchmarks stages`.
+
+The parts of an engine in the steady state of a real stream, each over the bare `prototypes @ feature`, in turns: the
+passes over the prototypes, the refit of the mixture, snapshot and restore.
+"""
+
+from benchmarks.timing import clip_stream, in_turns, one_thread, ratio, spread, table
+
+one_thread()
+
+import numpy as np  # noqa: E402 - the thread limits above must come first
+
+from protodcs import Config, ProtoDCS  # noqa: E402
+from protodcs.core import evidence  # noqa: E402
+from protodcs.core.first_check import similarities  # noqa: E402
+from protodcs.core.prediction import affinities, conclude  # noqa: E402
+from protodcs.core.recall import nearest  # noqa: E402
+from protodcs.core.residual import rescore  # noqa: E402
+
+NAME = "stages"
+STREAMS = {100: "dtd", 200: "flowers", 1000: "big"}
+ROUNDS, REPEATS = 40, 10
+
+
+def measure(quick=False):
+    rows = []
+    for classes in (100,) if quick else STREAMS:
+        prototypes, features = clip_stream(STREAMS[classes], classes)
+        warm = features[: min(len(features) // 2, 2000)]
+        for preset, stages in (("paper", of_paper), ("default", of_default)):
+            engine = ProtoDCS(prototypes, config=Config.preset(preset))
+            engine.observe_many(warm)
+            feature = features[len(warm)]
+            tasks = {"bare": lambda p=prototypes, f=feature: p @ f, **stages(engine, feature)}
+            rounds = 5 if quick else ROUNDS
+            times = in_turns(tasks, rounds, REPEATS) | in_turns(rare(engine), rounds)
+            rows += [
+                {"classes": classes, "preset": preset, "stage": stage, "us": 1e6 * float(np.median(seconds))}
+                | ratio(seconds, times["bare"])
+                for stage, seconds in times.items()
+                if stage != "bare"
+            ]
+    return rows
+
+
+def of_paper(engine, feature):
+    """The passes of a trusted sample."""
+    memory, scratch, config = engine._memory, engine._scratch, engine.config
+    unit = engine._checked(feature).copy()
+    return {
+        "first check: cosines": lambda: similarities(memory.text, memory.inverse_norms, unit, scratch.before),
+        "loss and its slopes": lambda: evidence.uncertainty_gradient(
+            scratch.before, config.aleatoric_weight, config.epistemic_weight, scratch.slopes
+        ),
+        "step and re-scoring": lambda: rescore(
+            scratch.every, memory.text, memory.inverse_norms, memory.pull, memory.pull_scale, unit, scratch.before,
+            scratch.slopes, config.text_rate, config.step_epsilon, scratch.after,
+        ),
+        "visual affinities": lambda: affinities(
+            memory.opened, memory.adapted, unit, config.affinity_weight, config.affinity_sharpness, scratch.visual,
+            scratch.affinity,
+        ),
+        "prediction": lambda: conclude(
+            scratch.after, scratch.after, scratch.affinity, config.temperature, scratch.logits, scratch.probabilities,
+            scratch.scores,
+        ),
+    }  # fmt: skip
+
+
+def of_default(engine, feature):
+    """The passes of any sample."""
+    memory, scratch = engine._memory, engine._scratch
+    recall = memory.verification.recall
+    unit = engine._checked(feature).copy()
+    strangers, familiars = recall.held
+    return {
+        "first check: cosines": lambda: similarities(memory.text, memory.inverse_norms, unit, scratch.before),
+        "nearest strangers": lambda: nearest(recall.strangers, strangers, recall.centred, recall.cosines, recall.best),
+        "nearest familiars": lambda: nearest(recall.familiars, familiars, recall.centred, recall.cosines, recall.best),
+    }
+
+
+def rare(engine):
+    """What does not happen with every sample: once in 100 (`paper`) or 32 (`default`) samples, or when asked for."""
+    memory = engine._memory
+    state = engine.snapshot()
+    fit = memory.verification._weigh if memory.verification is not None else lambda: engine._refit(memory)
+    return {
+        "refit of the mixture": fit,
+        "snapshot": engine.snapshot,
+        "restore": lambda: ProtoDCS.restore(state),
+    }
+
+
+def as_markdown(rows):
+    lines = [
+        "Real CLIP ViT-B/32 features, d = 512, one thread, after half of the stream or 2,000 samples; each part over "
+        "the bare `prototypes @ feature` in turns, median and quartiles. A refit happens once in 100 samples (`paper`) "
+        "or in 32 (`default`); snapshot and restore when somebody asks.",
+        "",
+    ]
+    return (
+        "\n".join(
+            lines
+            + table(
+                ("K", "preset", "part", "time", "over bare scoring"),
+                (
+                    (row["classes"], f"`{row['preset']}`", row["stage"], f"{row['us']:,.1f} us", spread(row))
+                    for row in rows
+                ),
+            )
+        )
+        + "\n"
+    )

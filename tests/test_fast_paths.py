@@ -1,0 +1,73 @@
+"""What is done in one call, or on some of the classes, decides as the stages one by one do on all of them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from conftest import random_stream
+from protodcs import Config, ProtoDCS
+from protodcs.core.decision import Decision, decided
+
+FIELDS = ("known", "index", "p_unknown", "openness", "openness_first", "score", "aleatoric", "epistemic", "cached")
+
+
+def engines(prototypes, config, count=2):
+    return [ProtoDCS(prototypes, config=config) for _ in range(count)]
+
+
+@pytest.mark.parametrize("preset", ["paper", "default"])
+def test_one_call_decides_as_the_stages_one_by_one(preset):
+    prototypes, features, _ = random_stream(classes=40, samples=400, seed=2)
+    quick, staged = engines(prototypes, Config.preset(preset))
+    assert quick._in_one_call or quick._by_text_alone
+    staged._in_one_call = staged._by_text_alone = False
+    for one, other in zip(quick.observe_many(features, True), staged.observe_many(features, True), strict=True):
+        for name in FIELDS:
+            assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-12), name
+        np.testing.assert_array_equal(one.scores, other.scores)
+
+
+def test_as_many_candidates_as_classes_are_the_exact_step():
+    prototypes, features, _ = random_stream(classes=30, samples=300, seed=1)
+    exact = ProtoDCS(prototypes, config=Config.preset("paper"))
+    candidates = ProtoDCS(prototypes, config=Config.preset("paper", candidates=30, candidates_above=1))
+    for name in FIELDS:
+        np.testing.assert_array_equal(
+            getattr(candidates.observe_many(features), name), getattr(exact.observe_many(features), name)
+        )
+        exact.reset()
+        candidates.reset()
+
+
+@pytest.mark.parametrize("options", [{}, {"evidence_logits": "fused"}, {"prediction_scale": "logit"}])
+def test_a_third_of_the_classes_decides_nearly_always_as_all_of_them(options):
+    prototypes, features, _ = random_stream(classes=60, samples=500, seed=5)
+    few = {"candidates": 20, "candidates_above": 1}
+    exact = ProtoDCS(prototypes, config=Config.preset("paper", **options)).observe_many(features)
+    some = ProtoDCS(prototypes, config=Config.preset("paper", **options, **few)).observe_many(features)
+    assert ((some.known == exact.known) & (some.index == exact.index)).mean() > 0.98
+    assert (some.aleatoric != exact.aleatoric).any(), "nothing was left out"
+
+
+def test_candidates_hold_the_best_class_of_every_sample():
+    prototypes, features, _ = random_stream(classes=50, samples=200, seed=3)
+    config = Config.preset("paper", candidates=3, candidates_above=10)
+    engine = ProtoDCS(prototypes, config=config)
+    for feature in features:
+        engine.observe(feature)
+        rows, opened = engine._candidates(engine._memory)
+        assert len(rows) == 3
+        assert engine._scratch.before.argmax() in rows
+        assert set(opened) <= set(rows)
+
+
+def test_a_decision_made_quickly_is_a_decision_like_any_other():
+    values = (True, 3, "dog", 0.1, 0.7, 0.6, 0.4, np.ones(4, np.float32), 1.2, 0.5, True, False, False, 9)
+    quick, plain = decided(*values), Decision(*values)
+    assert type(quick) is Decision
+    assert repr(quick) == repr(plain)
+    assert quick.to_dict() == plain.to_dict()
+    assert dataclasses.replace(quick, known=False).known is False
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        quick.known = False
