@@ -18,6 +18,7 @@ from protodcs import Config
 # Background: the pool's horizon, the head start of variances, the vectors of noise.
 POOL_HORIZON = 1000
 VARIANCE_HEAD_START = 5
+MEDIAN_FROM = 10
 NOISE_VECTORS = 256
 TINY = 1e-12
 # Memories.
@@ -48,13 +49,13 @@ PROOF_GAIN = 0.03
 PROOF_GAIN_IF_EVEN = 0.12
 PROOF_EVIDENCE = 8.0
 KNOWN_FROM_LEVELS = 1.8
-STRANGE_TO_LEVELS = 0.98
-STRANGE_TO_LEVELS_BY_LOG_CLASSES = 0.14
+STRANGE_TO_LEVELS = 0.62
+STRANGE_TO_LEVELS_BY_LOG_CLASSES = 0.217
 STRANGE_TO_LEVELS_AT_MOST = 1.62
 PROOFS_NEEDED = 2
-PROOFS_NEEDED_IN_RUNS = 4
+PROOFS_NEEDED_IN_RUNS_OR_UNSURE = 4
 PATIENCE = 1536
-PATIENCE_IN_RUNS = 256
+PATIENCE_IN_RUNS_OR_IF_EVEN = 256
 PRIOR_POWER = 0.25
 FIRST_SHARE = 0.5
 SHARE_RATE = 0.2
@@ -84,18 +85,17 @@ ALL_STRANGE_CUT = 1.65
 # The classes.
 ADDED_PAIRS = 4.0
 RUN = 0.1
-ALARM_FROM = 1.5
-ALARM_FULL = 2.0
+RUN_WITHOUT_ALARM = 0.03
+ALARM_FROM = 2.85
+ALARM_FULL = 3.35
 ALARM_LEVELS_FULL = 1.4
 ALARM_LEVELS_NONE = 1.6
-CROWDED_FROM = 2.5
-CROWDED_FULL = 5.0
+CROWDED_FROM = 2.4
+CROWDED_FULL = 3.0
 ALL_STRANGE_FROM = 1.2
 ALL_STRANGE_LEVELS = 1.7
 ALL_STRANGE_SURE = 0.6
-ALL_STRANGE_UNSURE = 0.3
-UNSURE_LEVELS = 0.85
-UNSURE_LEVELS_BY_CONFIDENCE = 1.2
+UNSURE = 0.3
 EVEN_BELOW = 1.15
 EVEN_CLASSES = 50
 EVEN_PAIRS = 60.0
@@ -124,13 +124,14 @@ TEXT, HEAD, CONTRAST, STRANGER = range(4)
 
 @dataclass
 class Crowd:
-    """What the predicted classes tell."""
+    """What the predicted and the foremost classes tell."""
 
     alarm: float = 0.0
     crowded: float = 0.0
     strange: bool = False
     even: bool = False
     runs: bool = False
+    unsure: bool = False
 
 
 @dataclass
@@ -207,6 +208,7 @@ class StreamOracle:
         self.signals: list[tuple[float, float, float, float]] = []
         self.spoken: list[bool] = []
         self.predicted: list[int] = []
+        self.foremost: list[int] = []
         self.sure: list[float] = []
         # One entry for each sample that was admitted or learned from.
         self.strangers: list[np.ndarray] = []
@@ -217,6 +219,7 @@ class StreamOracle:
         self.verified: list[tuple[int, np.ndarray, float]] = []
         # What is a state by nature, and the level at the newest sample.
         self.level = 0.0
+        self.medians = np.zeros(len(self.prototypes))
         self.head = np.zeros(self.prototypes.shape[1] + 1)
         self.slopes = np.array([1.0, 0.0, 0.0, 0.0])
         self.offset = 0.0
@@ -272,9 +275,20 @@ class StreamOracle:
         centred = centred / np.sqrt(own * centred_variance + (1 - own) * pool_spread + TINY)
         self.other_squares.append((others_square(raw), others_square(centred)))
         self.level = self.noise_level()
+        self.foremost.append(int((cosines - (own * self.medians + (1 - own) * pool_mean)).argmax()))
         keep(cosines, mean, self.cosines, self.raw_gaps)
         keep(cosines - cosines.mean(), centred_mean, self.centred_cosines, self.centred_gaps)
+        self.move_medians(cosines, variance)
         return self.blend(raw.max(), centred.max())
+
+    def move_medians(self, cosines: np.ndarray, variance: np.ndarray) -> None:
+        """The means of the first samples; from the tenth on a step to the sample's side, by the deviation before it."""
+        count = len(self.cosines)
+        if count < MEDIAN_FROM:
+            self.medians = self.running(self.cosines, self.raw_gaps)[0]
+            return
+        step = math.sqrt(math.pi / 2) * np.sqrt(variance) / min(count, self.config.background_horizon)
+        self.medians = self.medians + np.where(cosines >= self.medians, step, -step)
 
     def running(self, values: list[np.ndarray], gaps: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Mean of each class's values, and of their squared gaps as if five samples without a gap had come before."""
@@ -453,10 +467,10 @@ class StreamOracle:
         if not self.config.concentration or len(self.prototypes) < CUT_FEWEST_CLASSES:
             return Crowd()
         kept = enough(spoken, ENOUGH_CLASSES)
-        predicted = np.array(self.predicted[-self.config.history :])[kept]
+        predicted, foremost = (np.array(of[-self.config.history :])[kept] for of in (self.predicted, self.foremost))
         sure = np.mean(self.sure[-self.config.history :][-self.config.mixture_window :])
         height = np.median(text) / self.level
-        return crowd_of(-strangeness[kept], predicted, len(self.prototypes), float(height), float(sure))
+        return crowd_of(-strangeness[kept], predicted, foremost, len(self.prototypes), float(height), float(sure))
 
     def settle(self, strangeness: np.ndarray, text: np.ndarray, sure: float, crowd: Crowd) -> None:
         """Two modes if they are proven, the cut without them, and the cut for a wanted share of lost samples."""
@@ -483,13 +497,13 @@ class StreamOracle:
             proven = apart and strange <= limit and known >= KNOWN_FROM_LEVELS * self.level
         self.proofs = self.proofs + 1 if proven else 0
         self.unproven = 0 if proven else self.unproven + self.config.mixture_period
-        needed = PROOFS_NEEDED_IN_RUNS if crowd.runs else PROOFS_NEEDED
+        needed = PROOFS_NEEDED_IN_RUNS_OR_UNSURE if crowd.runs or crowd.unsure else PROOFS_NEEDED
         if proven and (self.mixture is not None or self.proofs >= needed):
             self.mixture = found
             self.share = (1 - SHARE_RATE) * self.share + SHARE_RATE * found.unknown.weight
             return True
         if self.mixture is not None:
-            if self.unproven > (PATIENCE_IN_RUNS if crowd.runs else PATIENCE):
+            if self.unproven > (PATIENCE_IN_RUNS_OR_IF_EVEN if crowd.runs or crowd.even else PATIENCE):
                 self.mixture = None
         elif strange > limit:
             self.share = (1 - SHARE_RATE) * self.share + SHARE_RATE * SHARE_WITHOUT_STRANGERS
@@ -758,26 +772,41 @@ def fit_skewed(values: np.ndarray, start: Mixture) -> tuple[float, float]:
 # The classes.
 
 
-def crowd_of(familiarity: np.ndarray, predicted: np.ndarray, classes: int, height: float, sure: float) -> Crowd:
-    """How much more often than by chance two samples share a class: in the less familiar half, the other, and all."""
-    if in_runs(predicted, classes):
-        return Crowd(runs=True)
+def crowd_of(
+    familiarity: np.ndarray, predicted: np.ndarray, foremost: np.ndarray, classes: int, height: float, sure: float
+) -> Crowd:
+    """How much more often than by chance two samples share a class: in the less familiar half, the other, and all.
+
+    The best classes by the text tell of strangers alone and of even classes, the foremost ones of an alarm.
+    """
+    repeats = repeated(predicted, classes)
+    if repeats > RUN:
+        return Crowd(runs=True, unsure=sure < UNSURE)
     low = familiarity < np.median(familiarity)
-    (lower, lower_error), (upper, upper_error), (whole, whole_error) = (
+    (lower, _), (upper, _), (whole, error) = (
         concentration(part, classes) for part in (predicted[low], predicted[~low], predicted)
     )
-    certain = lower / upper * math.exp(-math.sqrt((lower_error / lower) ** 2 + (upper_error / upper) ** 2))
     told = classes >= EVEN_CLASSES and pairs(len(predicted)) / classes >= EVEN_PAIRS
-    unsure = sure < ALL_STRANGE_UNSURE
+    alarm, crowded = alarm_of(foremost[low], foremost[~low], classes)
+    if repeats > RUN_WITHOUT_ALARM:
+        alarm = 0.0
     return Crowd(
-        alarm=ramp(certain, ALARM_FROM, ALARM_FULL) * (1 - ramp(height, ALARM_LEVELS_FULL, ALARM_LEVELS_NONE)),
-        crowded=ramp(whole, CROWDED_FROM, CROWDED_FULL),
-        strange=whole - whole_error >= ALL_STRANGE_FROM
+        alarm=alarm * (1 - ramp(height, ALARM_LEVELS_FULL, ALARM_LEVELS_NONE)),
+        crowded=crowded,
+        strange=whole - error >= ALL_STRANGE_FROM
         and height < ALL_STRANGE_LEVELS
-        and sure <= ALL_STRANGE_SURE
-        and not (unsure and height >= UNSURE_LEVELS + UNSURE_LEVELS_BY_CONFIDENCE * sure),
+        and UNSURE <= sure <= ALL_STRANGE_SURE,
         even=told and lower / upper < EVEN_BELOW and whole < EVEN_BELOW,
+        unsure=sure < UNSURE,
     )
+
+
+def alarm_of(below: np.ndarray, above: np.ndarray, classes: int) -> tuple[float, float]:
+    """Whether the foremost classes of the less familiar half crowd more than the others', and whether all do."""
+    (lower, lower_error), (upper, upper_error) = concentration(below, classes), concentration(above, classes)
+    whole, _ = concentration(np.concatenate([below, above]), classes)
+    certain = lower / upper * math.exp(-math.sqrt((lower_error / lower) ** 2 + (upper_error / upper) ** 2))
+    return ramp(certain * whole, ALARM_FROM, ALARM_FULL), ramp(whole, CROWDED_FROM, CROWDED_FULL)
 
 
 def pairs(count: int) -> float:
@@ -792,12 +821,12 @@ def concentration(predicted: np.ndarray, classes: int) -> tuple[float, float]:
     return found / scale, math.sqrt(found) / scale
 
 
-def in_runs(predicted: np.ndarray, classes: int) -> bool:
-    """Whether neighbours share a class more often than by chance, as a share of what is possible."""
+def repeated(predicted: np.ndarray, classes: int) -> float:
+    """How much more often than by chance neighbours share a class, as a share of what is possible."""
     chance = sum((predicted == k).mean() ** 2 for k in range(classes))
     if len(predicted) < 2 or chance >= 1:
-        return False
-    return bool(((predicted[1:] == predicted[:-1]).mean() - chance) / (1 - chance) > RUN)
+        return 0.0
+    return float(((predicted[1:] == predicted[:-1]).mean() - chance) / (1 - chance))
 
 
 # The class bias.

@@ -29,6 +29,8 @@ _MEAN, _SPREAD, _SEEN, _RAW, _CENTRED, POOLED = range(6)
 _POOL_HORIZON = 1000.0
 # A class's first variances come from few samples: they move as if so many had come before.
 _VARIANCE_PRIOR = 5.0
+# A median of few samples is their mean; later each sample moves it by a step that suits a Gaussian of its spread.
+_MEDIAN_FROM, _MEDIAN_STEP = 10.0, math.sqrt(0.5 * math.pi)
 # Directionless vectors that measure the level, from a fixed stream of numbers.
 _NOISE = 256
 _LEAST = 1e-12
@@ -36,7 +38,9 @@ _LEAST = 1e-12
 NO_LEVEL = _LEAST
 
 
-def stand_out_twin(cosines: Vector, seen: Vector, moments: Moments, prior: float, pool: Vector) -> tuple[float, float]:
+def stand_out_twin(
+    cosines: Vector, seen: Vector, moments: Moments, prior: float, pool: Vector
+) -> tuple[float, float, int]:
     """The same without numba."""
     mean, spread = float(cosines.mean()), float(cosines.var())
     pool[_SEEN] += 1.0
@@ -52,18 +56,21 @@ def stand_out_twin(cosines: Vector, seen: Vector, moments: Moments, prior: float
         for at, values in ((_RAW, raw), (_CENTRED, centred)):
             others = (float(values @ values) - float(values.max()) ** 2) / (len(values) - 1)
             pool[at] += rate * (others - pool[at])
-    return float(raw.max()), float(centred.max())
+    above = cosines - (own * moments[4] + (1.0 - own) * pool[_MEAN])
+    return float(raw.max()), float(centred.max()), int(above.argmax())
 
 
 @kernel(
-    "Tuple((float64, float64))(float64[::1], float64[::1], float64[:,::1], float64, float64[::1])",
+    "Tuple((float64, float64, int64))(float64[::1], float64[::1], float64[:,::1], float64, float64[::1])",
     twin=stand_out_twin,
 )
-def stand_out(cosines: Vector, seen: Vector, moments: Moments, prior: float, pool: Vector) -> tuple[float, float]:
+def stand_out(cosines: Vector, seen: Vector, moments: Moments, prior: float, pool: Vector) -> tuple[float, float, int]:
     """The largest standardised cosine, raw and centred, of `cosines` (K,); `pool` (POOLED,) takes the sample in.
 
-    `moments` (4, K) are mean and variance of each class's cosine and of its centred cosine, known from `seen` (K,)
-    samples; they count against `prior` samples of the pool.
+    `moments` (5, K) are mean and variance of each class's cosine and of its centred cosine, and the median of its
+    cosine, known from `seen` (K,) samples; they count against `prior` samples of the pool. The third number is the
+    foremost class, whose cosine lies farthest above its median: a class that a shift lifts for all samples is the best
+    of many and the foremost of few.
     """
     classes = cosines.shape[0]
     total, squares = 0.0, 0.0
@@ -87,10 +94,17 @@ def stand_out(cosines: Vector, seen: Vector, moments: Moments, prior: float, poo
         best_raw, best_centred = max(best_raw, raw), max(best_centred, centred)
         raw_squares += raw * raw
         centred_squares += centred * centred
+    # Apart from the loop above, which runs in vector lanes: the place of a maximum does not.
+    foremost, highest = 0, -math.inf
+    for k in range(classes):
+        own = seen[k] / (seen[k] + prior)
+        above = cosines[k] - (own * moments[4, k] + (1.0 - own) * pool[_MEAN])
+        if above > highest:
+            foremost, highest = k, above
     if classes > 1:
         pool[_RAW] += rate * ((raw_squares - best_raw * best_raw) / (classes - 1) - pool[_RAW])
         pool[_CENTRED] += rate * ((centred_squares - best_centred * best_centred) / (classes - 1) - pool[_CENTRED])
-    return best_raw, best_centred
+    return best_raw, best_centred, foremost
 
 
 @kernel("float64(float64[::1], float64[::1], float64)")
@@ -100,19 +114,21 @@ def noise_level(chance: Vector, pool: Vector, centred_weight: float) -> float:
     return max((1.0 - centred_weight) * raw + centred_weight * centred, NO_LEVEL)
 
 
-@kernel("float64(float64[::1], float64[::1], float64[:,::1], float64, float64[::1], float64)")
+@kernel("Tuple((float64, int64))(float64[::1], float64[::1], float64[:,::1], float64, float64[::1], float64)")
 def stand_by_text(
     cosines: Vector, seen: Vector, moments: Moments, prior: float, pool: Vector, centred_weight: float
-) -> float:
-    """T: the familiarity of a sample with these `cosines` (K,), of which `pool` takes note."""
-    raw, centred = stand_out(cosines, seen, moments, prior, pool)
-    return (1.0 - centred_weight) * raw + centred_weight * centred
+) -> tuple[float, int]:
+    """T: the familiarity of a sample with these `cosines` (K,), of which `pool` takes note; and its foremost class."""
+    raw, centred, foremost = stand_out(cosines, seen, moments, prior, pool)
+    return (1.0 - centred_weight) * raw + centred_weight * centred, foremost
 
 
 def blend_in_twin(cosines: Vector, seen: Vector, moments: Moments, horizon: float) -> None:
     """The same without numba."""
     seen += 1.0
     rate, slow = 1.0 / np.minimum(seen, horizon), 1.0 / np.minimum(seen + _VARIANCE_PRIOR, horizon)
+    step = _MEDIAN_STEP * rate * np.sqrt(moments[1])
+    median = moments[4] + np.copysign(step, cosines - moments[4])
     for mean, variance, values in (
         (moments[0], moments[1], cosines),
         (moments[2], moments[3], cosines - cosines.mean()),
@@ -122,6 +138,7 @@ def blend_in_twin(cosines: Vector, seen: Vector, moments: Moments, horizon: floa
         gap = values - mean
         mean += rate * gap
         variance += slow * (gap * gap - variance)
+    moments[4] = np.where(seen < _MEDIAN_FROM, moments[0], median)
 
 
 @kernel("void(float64[::1], float64[::1], float64[:,::1], float64)", twin=blend_in_twin)
@@ -138,12 +155,18 @@ def blend_in(cosines: Vector, seen: Vector, moments: Moments, horizon: float) ->
         raw, centred = cosines[k], cosines[k] - mean
         if seen[k] == 1.0:
             moments[0, k], moments[2, k] = raw, centred
+        step = _MEDIAN_STEP * rate * math.sqrt(moments[1, k])
         gap = raw - moments[0, k]
         moments[0, k] += rate * gap
         moments[1, k] += slow * (gap * gap - moments[1, k])
         gap = centred - moments[2, k]
         moments[2, k] += rate * gap
         moments[3, k] += slow * (gap * gap - moments[3, k])
+        if seen[k] < _MEDIAN_FROM:
+            moments[4, k] = moments[0, k]
+        else:
+            # A branch here would be guessed wrong every other time.
+            moments[4, k] += math.copysign(step, raw - moments[4, k])
 
 
 def chance(entry: Feature) -> Vector:
@@ -168,7 +191,8 @@ class Background:
 
     Attributes:
         seen: (K,) float64, how many samples each class has seen.
-        moments: (4, K) float64, mean and variance of its cosine, and of its cosine less the sample's mean.
+        moments: (5, K) float64, mean and variance of its cosine, and of its cosine less the sample's mean; the median
+            of its cosine, which neither its own samples nor a minority of strangers pull away.
         pool: (POOLED,) float64, the same over all classes.
         chance: (2,) float64, see `chance`.
         level: N, the familiarity that noise would have.
@@ -177,7 +201,7 @@ class Background:
     def __init__(self, entry: Feature, config: Config, by_chance: Vector | None = None):
         self.config = config
         self.seen = np.zeros(len(entry))
-        self.moments = np.zeros((4, len(entry)))
+        self.moments = np.zeros((5, len(entry)))
         self.pool = np.zeros(POOLED)
         self.chance = chance(entry) if by_chance is None else by_chance
         self.level = self._level()
@@ -213,7 +237,7 @@ class Background:
         classes = len(entry)
         background = cls(entry, config, required(arrays, "chance", np.float64, (2,)).copy())
         background.seen = within(required(arrays, "seen", np.float64, (classes,)), "seen", 0.0, 2.0**62).copy()
-        background.moments = required(arrays, "moments", np.float64, (4, classes)).copy()
+        background.moments = required(arrays, "moments", np.float64, (5, classes)).copy()
         background.pool = within(required(arrays, "pool", np.float64, (POOLED,)), "pool", -1.01, 2.0**62).copy()
         within(background.chance, "chance", 0.0, 100.0)
         within(background.moments[::2], "moments", -2.01, 2.01)

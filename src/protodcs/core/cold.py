@@ -116,11 +116,11 @@ class Cold:
     @classmethod
     def restored(cls, arrays: state.Arrays) -> Self:
         cold = cls()
-        values = required(arrays, "cold", np.float64, (11,))
+        values = required(arrays, "cold", np.float64, (12,))
         within(values[:4], "cold", -1e18, 1e18)
         within(values[4:5], "cold", -STRANGEST, STRANGEST)
         within(values[5:], "cold", 0.0, 1.0)
         cold.sums, cold.cut, cold.settled = values[:4].copy(), float(values[4]), bool(values[5])
-        alarm, crowded, strange, even, runs = values[6:].tolist()
-        cold.crowd = Crowd(alarm, crowded, bool(strange), bool(even), bool(runs))
+        alarm, crowded, *flags = values[6:].tolist()
+        cold.crowd = Crowd(alarm, crowded, *map(bool, flags))
         return cold

@@ -1,8 +1,9 @@
-"""What the predicted classes tell about known and unknown: strangers pile up on few classes, known samples do not.
+"""What the classes of recent samples tell about known and unknown: strangers pile up on few, known samples do not.
 
 A second view beside the scores, which needs no scale of its own. Concentration is how often two recent samples share a
-predicted class, over how often they would if the classes were filled evenly. It says nothing where the stream comes in
-runs of one class, and little where known classes are filled unevenly themselves; both are seen and allowed for.
+class, over how often they would if the classes were filled evenly. A heavy shift piles known samples up too, on the
+classes that it lifts for everyone; so an alarm looks at the foremost class, above what the stream usually shows it, and
+not at the best. Concentration says nothing where the stream comes in runs of one class; that is seen and allowed for.
 """
 
 import math
@@ -18,18 +19,18 @@ Classes = NDArray[np.int64]
 
 # So many pairs are added to both counts, so that few samples say little.
 _PAIRS = 4.0
-# How much likelier than by chance a class may follow itself before its share means nothing.
-_RUN = 0.1
-# The less familiar half may be so much more concentrated than the other; from the second value on it surely holds
-# strangers. Only where most samples lie so few levels high: farther up the scores speak for themselves.
-_ALARM = (1.5, 2.0)
+# How much likelier than by chance a class may follow itself before its share means nothing, and before it is no alarm.
+_RUN, _RUN_WITH_ALARM = 0.1, 0.03
+# By the foremost classes: how much more concentrated the less familiar half may be than the other, times how
+# concentrated all are, since of many strangers both halves hold some; from the second value on there surely are some.
+# Only where most samples lie so few levels high: farther up the scores speak for themselves.
+_ALARM = (2.85, 3.35)
 _ALARM_LEVELS = (1.4, 1.6)
 # All samples together: from where on, and up to where, more of them are taken for strangers.
-_CROWDED = (2.5, 5.0)
+_CROWDED = (2.4, 3.0)
 # A stream of strangers alone: so concentrated, no higher than so many levels, and not as sure of its classes as known
-# samples are. An encoder that is never sure of anything must lie lower still, by how sure it is.
+# samples are. Of an encoder that is never sure of anything it cannot be told.
 _STRANGE, _STRANGE_LEVELS, _SURE, _UNSURE = 1.2, 1.7, 0.6, 0.3
-_EXPECTED, _PER_CONFIDENCE = 0.85, 1.2
 # Filled as evenly as known samples fill them; told from so many classes and expected pairs on.
 _EVEN, _EVEN_CLASSES, _EVEN_PAIRS = 1.15, 50, 60.0
 
@@ -43,6 +44,7 @@ class Crowd(NamedTuple):
         strange: the stream looks like strangers alone.
         even: the classes are filled as evenly as known samples fill them.
         runs: the stream comes in runs of one class, so shares say nothing.
+        unsure: the encoder is hardly ever sure of a class.
     """
 
     alarm: float = 0.0
@@ -50,6 +52,7 @@ class Crowd(NamedTuple):
     strange: bool = False
     even: bool = False
     runs: bool = False
+    unsure: bool = False
 
 
 class _Spread(NamedTuple):
@@ -58,47 +61,52 @@ class _Spread(NamedTuple):
     expected: float
 
 
-@kernel("float64(float64[::1], int64[::1], float64, int64[::1], int64[::1])")
-def count(familiarity: Vector, predicted: Classes, middle: float, below: Classes, above: Classes) -> float:
-    """How often each class was predicted, below and above the `middle` familiarity, into `below` and `above` (K,).
+@kernel("int64(float64[::1], int64[::1], float64, int64[::1], int64[::1])")
+def count(familiarity: Vector, of: Classes, middle: float, below: Classes, above: Classes) -> int:
+    """How often each class stands in `of` (n,), below and above the `middle` familiarity, into `below`, `above` (K,).
 
-    Returns the share of samples whose class is that of the one before.
+    Returns how often it is that of the sample before.
     """
     repeated = 0
-    for i in range(predicted.shape[0]):
-        k = predicted[i]
+    for i in range(of.shape[0]):
+        k = of[i]
         if familiarity[i] < middle:
             below[k] += 1
         else:
             above[k] += 1
         if i > 0:
-            repeated += k == predicted[i - 1]
-    return repeated / max(predicted.shape[0] - 1, 1)
+            repeated += int(k == of[i - 1])
+    return repeated
 
 
-def crowd(familiarity: Vector, predicted: Classes, classes: int, height: float, confidence: float) -> Crowd:
-    """What the `predicted` classes of samples with this `familiarity` (n,) in order of arrival tell.
+def crowd(
+    familiarity: Vector, predicted: Classes, foremost: Classes, classes: int, height: float, confidence: float
+) -> Crowd:
+    """What the `predicted` and `foremost` classes of samples with this `familiarity` (n,) in order of arrival tell.
 
     `height` is the median familiarity by the text in levels of noise, `confidence` the mean softmax probability of the
     best class.
     """
-    below, above = np.zeros(classes, dtype=np.int64), np.zeros(classes, dtype=np.int64)
-    repeated = count(familiarity, predicted, median(familiarity), below, above)
-    if _in_runs(repeated, (below + above) / len(predicted)):
-        return Crowd(runs=True)
-    lower, upper, whole = (_spread(counts, classes) for counts in (below, above, below + above))
+    unsure, half = confidence < _UNSURE, median(familiarity)
+    lower, upper, whole, repeats = _halves(predicted, familiarity, half, classes)
+    if repeats > _RUN:
+        return Crowd(runs=True, unsure=unsure)
     ratio = lower.concentration / upper.concentration
-    # One standard error to the safe side.
-    certain = ratio * math.exp(-math.hypot(lower.error / lower.concentration, upper.error / upper.concentration))
     even = classes >= _EVEN_CLASSES and whole.expected >= _EVEN_PAIRS and max(ratio, whole.concentration) < _EVEN
     strange = (
         whole.concentration - whole.error >= _STRANGE
         and height < _STRANGE_LEVELS
+        and not unsure
         and confidence <= _SURE
-        and (confidence >= _UNSURE or height < _EXPECTED + _PER_CONFIDENCE * confidence)
     )
-    alarm = _ramp(certain, *_ALARM) * (1.0 - _ramp(height, *_ALARM_LEVELS))
-    return Crowd(alarm, _ramp(whole.concentration, *_CROWDED), strange, even, False)
+    lower, upper, whole, _ = _halves(foremost, familiarity, half, classes)
+    ratio = lower.concentration / upper.concentration
+    # One standard error to the safe side.
+    certain = ratio * math.exp(-math.hypot(lower.error / lower.concentration, upper.error / upper.concentration))
+    alarm = 0.0
+    if repeats <= _RUN_WITH_ALARM:
+        alarm = _ramp(certain * whole.concentration, *_ALARM) * (1.0 - _ramp(height, *_ALARM_LEVELS))
+    return Crowd(alarm, _ramp(whole.concentration, *_CROWDED), strange, even, False, unsure)
 
 
 def median(values: Vector) -> float:
@@ -106,6 +114,14 @@ def median(values: Vector) -> float:
     middle = len(values) // 2
     parted = np.partition(values, (middle - 1, middle)) if len(values) > 1 else values
     return float(parted[middle] if len(values) % 2 else 0.5 * (parted[middle - 1] + parted[middle]))
+
+
+def _halves(of: Classes, familiarity: Vector, half: float, classes: int) -> tuple[_Spread, _Spread, _Spread, float]:
+    """How the samples below, above and all in all spread over their classes `of` (n,), and how much those repeat."""
+    below, above = np.zeros(classes, dtype=np.int64), np.zeros(classes, dtype=np.int64)
+    repeated = count(familiarity, of, half, below, above)
+    both = below + above
+    return _spread(below, classes), _spread(above, classes), _spread(both, classes), _repeats(repeated, both)
 
 
 def _spread(counts: Classes, classes: int) -> _Spread:
@@ -116,10 +132,11 @@ def _spread(counts: Classes, classes: int) -> _Spread:
     return _Spread((found + _PAIRS) / scale, math.sqrt(found + _PAIRS) / scale, expected)
 
 
-def _in_runs(repeated: float, shares: Vector) -> bool:
-    """Whether a class follows itself, in a share `repeated` of all steps, much more often than its share explains."""
-    chance = float(shares @ shares)
-    return chance < 1.0 and (repeated - chance) / (1.0 - chance) > _RUN
+def _repeats(repeated: int, counts: Classes) -> float:
+    """How much more often than its share explains a class follows itself, as a share of what is possible."""
+    total = int(counts.sum())
+    chance = float((counts * counts).sum()) / total**2
+    return (repeated / (total - 1) - chance) / (1.0 - chance) if total > 1 and chance < 1.0 else 0.0
 
 
 def _ramp(value: float, low: float, high: float) -> float:

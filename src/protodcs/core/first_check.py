@@ -119,7 +119,7 @@ def mean_and_deviation(values: Vector) -> tuple[float, float]:
     mean = total / values.shape[0]
     for i in range(values.shape[0]):
         squares += (values[i] - mean) ** 2
-    return mean, math.sqrt(squares / values.shape[0])
+    return float(mean), math.sqrt(squares / values.shape[0])
 
 
 @kernel("int64(float64[::1], float64[::1], int64, float64)")

@@ -33,11 +33,13 @@ _LEAST_VARIANCE = 1e-12
 _LEAST_WEIGHT = 0.03
 _SEPARATION = 1.3
 _GAIN, _EVIDENCE, _GAIN_IF_EVEN = 0.03, 8.0, 0.12
-# Known samples lie above so many levels, strangers below so many, the more of them the more classes there are.
+# Known samples lie above so many levels, strangers below so many, the more of them the more classes there are. With few
+# classes a heavy shift brings known samples down to little more than one level.
 _FAMILIAR = 1.8
-_STRANGE, _STRANGE_BY_CLASSES, _STRANGE_MOST = 0.98, 0.14, 1.62
+_STRANGE, _STRANGE_BY_CLASSES, _STRANGE_MOST = 0.62, 0.217, 1.62
 # So many proofs in a row before two modes are believed for the first time, and for so many samples the last mixture
-# stays in force without another; the second values hold where the stream comes in runs of one class.
+# stays in force without another. The second values hold where the stream comes in runs of one class; that of the proofs
+# also where the encoder is never sure of a class, and that of the samples where known samples alone fill the classes.
 _PROOFS = (2, 4)
 _PATIENCE = (1536, 256)
 # The components' weights count little beside where a sample lies: the stream's next part may be mixed otherwise.
@@ -124,14 +126,14 @@ class Modes:
         proven = apart and strange <= limit and familiar >= _FAMILIAR * level if self.config.proof else fitted
         self.proofs = self.proofs + 1 if proven else 0
         self.unproven = 0 if proven else self.unproven + self.config.mixture_period
-        if proven and (self.fitted or self.proofs >= _PROOFS[crowd.runs]):
+        if proven and (self.fitted or self.proofs >= _PROOFS[crowd.runs or crowd.unsure]):
             self.parameters, self.fitted = parameters, True
             self.fits += 1
             self.share += _SHARE_RATE * (float(parameters[3]) - self.share)
             return True
         self.failed_fits += 1
         if self.fitted:
-            self.fitted = self.unproven <= _PATIENCE[crowd.runs]
+            self.fitted = self.unproven <= _PATIENCE[crowd.runs or crowd.even]
         elif strange > limit:
             self.share += _SHARE_RATE * (_SHARE_ALONE - self.share)
         return False

@@ -63,8 +63,8 @@ def confidence(cosines: Vector, best: int, temperature: float) -> float:
 @kernel(
     "UniTuple(float64, 5)(float32[::1], float64[::1], int64, float64, float64[::1], float64[:,::1], float64, "
     "float64[::1], float64, float64[::1], int64, int64, float64[::1], float32[::1], float32[:,::1], float32[:,::1], "
-    "float64[::1], float64[::1], float64[::1], int64, float64[:,::1], int64[::1], float64[::1], float64[::1], "
-    "float64[::1], int64, float64[::1])"
+    "float64[::1], float64[::1], float64[::1], int64, float64[:,::1], int64[::1], int64[::1], float64[::1], "
+    "float64[::1], float64[::1], int64, float64[::1])"
 )
 def look(
     feature: Row,
@@ -89,6 +89,7 @@ def look(
     slot: int,
     history: Vector,
     predicted: Classes,
+    foremost: Classes,
     confidences: Vector,
     arrivals: Vector,
     ordered: Vector,
@@ -99,7 +100,7 @@ def look(
 
     Everything stands in the parts, in their order; the first `held` strangers and `kept` familiars are compared with.
     """
-    text = stand_by_text(cosines, seen, moments, prior, pool, centred_weight)
+    text, foremost[slot] = stand_by_text(cosines, seen, moments, prior, pool, centred_weight)
     sure = confidence(cosines, best, temperature)
     head, contrast, stranger = 0.0, 0.0, 0.0
     centre(feature, mean, centred)
@@ -182,6 +183,7 @@ class Verification:
     Attributes:
         history: (H, 4) float64, the signals of recent samples; slot n mod H holds sample n.
         predicted, confidences: (H,) int64 and float64, their best classes by the text and how probable those were.
+        foremost: (H,) int64, the classes that lay farthest above what the stream usually shows them.
         text: the text's familiarity of the same samples, by size.
         seen: how many samples were learned from.
         silent: before so many samples the memories had nothing to say.
@@ -199,6 +201,7 @@ class Verification:
         self.history = np.zeros((config.history, len(SIGNALS)))
         self.predicted = np.zeros(config.history, dtype=np.int64)
         self.confidences = np.zeros(config.history)
+        self.foremost = np.zeros(config.history, dtype=np.int64)
         self.text = Window(config.history)
         self.seen = 0
         self.silent = 0
@@ -213,8 +216,8 @@ class Verification:
             feature, cosines, best, config.temperature, background.seen, background.moments, background.prior,
             background.pool, config.centred_weight, background.chance, *recall.held, recall.mean, recall.centred,
             recall.strangers, recall.familiars, recall.cosines, recall.best, self.head.weights,
-            self.seen % len(self.history), self.history, self.predicted, self.confidences, window.arrivals,
-            window.ordered, window.pushed, self.cold.sums,
+            self.seen % len(self.history), self.history, self.predicted, self.foremost, self.confidences,
+            window.arrivals, window.ordered, window.pushed, self.cold.sums,
         )  # fmt: skip
         window.pushed += 1
         background.level = float(level)
@@ -330,15 +333,16 @@ class Verification:
         self.cut = slope * self.cut + offset
 
     def _crowd(self, strangeness: Vector, text: Vector, sure: Vector) -> Crowd:
-        """What the predicted classes of the last samples tell, of which the strangeness is given."""
-        classes, predicted = len(self.background.seen), self.predicted[self._slots(len(strangeness))]
-        if predicted.min() == _GONE:
-            there = predicted != _GONE
-            strangeness, predicted = strangeness[there], predicted[there]
+        """What the classes of the last samples tell, of which the strangeness is given."""
+        classes, slots = len(self.background.seen), self._slots(len(strangeness))
+        predicted, foremost = self.predicted[slots], self.foremost[slots]
+        if min(predicted.min(), foremost.min()) == _GONE:
+            there = (predicted != _GONE) & (foremost != _GONE)
+            strangeness, predicted, foremost = strangeness[there], predicted[there], foremost[there]
         if not self.config.concentration or classes < FEWEST_CLASSES or not len(predicted):
             return Crowd()
         height = median(text) / self.background.level
-        return crowd(-strangeness, predicted, classes, height, mean_and_deviation(sure)[0])
+        return crowd(-strangeness, predicted, foremost, classes, height, mean_and_deviation(sure)[0])
 
     def _settle(self, strangeness: Vector, text: Vector, sure: float, seen: Crowd) -> None:
         """Decide anew how to decide."""
@@ -359,7 +363,7 @@ class Verification:
         twin = copy.copy(self)
         for name in ("background", "recall", "head", "trust", "modes", "cold", "text"):
             setattr(twin, name, getattr(self, name).fork())
-        for name in ("history", "predicted", "confidences"):
+        for name in ("history", "predicted", "foremost", "confidences"):
             setattr(twin, name, getattr(self, name).copy())
         return twin
 
@@ -370,7 +374,7 @@ class Verification:
         # Samples of a class that is gone say nothing about how the others are filled.
         places = np.full(len(self.background.seen) + 1, _GONE)
         places[kept] = np.arange(len(kept))
-        twin.predicted = places[self.predicted]
+        twin.predicted, twin.foremost = places[self.predicted], places[self.foremost]
         return twin
 
     def export(self) -> tuple[Counters, state.Arrays]:
@@ -378,6 +382,7 @@ class Verification:
         arrays: state.Arrays = {
             "history": self.history[:held],
             "predicted": self.predicted[:held],
+            "foremost": self.foremost[:held],
             "confidences": self.confidences[:held],
             "rules": np.array([self.modes.share, self.cut]),
         }
@@ -408,8 +413,9 @@ class Verification:
         )
         verification.history[:held] = history
         verification.text.restore(history[:, TEXT], seen)
-        predicted = required(arrays, "predicted", np.int64, (held,))
-        verification.predicted[:held] = within(predicted, "predicted", _GONE, len(entry) - 1)
+        for name in ("predicted", "foremost"):
+            classes = required(arrays, name, np.int64, (held,))
+            getattr(verification, name)[:held] = within(classes, name, _GONE, len(entry) - 1)
         confidences = required(arrays, "confidences", np.float64, (held,))
         verification.confidences[:held] = within(confidences, "confidences", 0.0, 1.0 + 1e-9)
         rules = required(arrays, "rules", np.float64, (2,))
