@@ -1,20 +1,26 @@
 """The whole way from images to decisions, in a program and on the command line."""
 
 import csv
+import dataclasses
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
-from protodcs import Config, OpenSetClassifier, encoders
-from protodcs.data import open_source
-from protodcs.errors import ConfigError, ImageError, StateError
+from protodcs import Config, OpenSetClassifier, ProtoDCS, encoders
+from protodcs.data import decode, open_source
+from protodcs.errors import ConfigError, EncoderError, ImageError, InputError, StateError
 
 pytest.importorskip("torch")
 
@@ -47,17 +53,212 @@ def test_a_stream_gives_what_its_images_give_one_by_one(mini, mixed):
     assert [decision.sequence for decision in together] == list(range(200))
 
 
-def test_a_stream_is_lazy_and_reads_no_more_than_a_batch_ahead(mini, mixed):
-    taken = []
+# Running ahead.
 
-    def images():
-        for image in mixed:
-            taken.append(1)
+
+def one_after_the_other(classifier, images):
+    """What a stream must give: each batch encoded, then decided on, in one thread."""
+    size = classifier.encoder.batch_size
+    for first in range(0, len(images), size):
+        for feature in classifier.encoder.encode_pixels(images[first : first + size]):
+            yield classifier.engine.observe(feature)
+
+
+def told(decision):
+    """All that a decision says, comparable to the bit."""
+    fields = dataclasses.asdict(decision)
+    return {**fields, "scores": decision.scores.tobytes()}
+
+
+def workers():
+    return [thread for thread in threading.enumerate() if thread.name == "protodcs-ahead"]
+
+
+class Light:
+    """An encoder that costs nothing: the feature of an image is its first pixels; a black image breaks it."""
+
+    fingerprint = "light"
+
+    def __init__(self, batch_size):
+        self.batch_size = batch_size
+
+    def encode_pixels(self, images):
+        rows = np.stack([image.reshape(-1)[:24] for image in images]).astype(np.float32)
+        if not rows.any(axis=1).all():
+            raise EncoderError("black")
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def light(batch_size):
+    prototypes = np.random.default_rng(1).normal(size=(3, 24)).astype(np.float32)
+    return OpenSetClassifier(Light(batch_size), ProtoDCS(prototypes))
+
+
+def small_images(count):
+    return list(np.random.default_rng(2).integers(1, 255, size=(count, 4, 4, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("preset", ["default", "paper"])
+def test_a_stream_decides_to_the_bit_as_one_thread_would(preset, mini, mixed):
+    config = Config.preset(preset)
+    ahead, plain = (OpenSetClassifier.with_encoder(mini, "cifar10", config=config) for _ in range(2))
+    assert [*map(told, ahead.stream(mixed))] == [*map(told, one_after_the_other(plain, mixed))]
+    assert ahead.engine.snapshot() == plain.engine.snapshot()
+
+
+@given(
+    count=st.integers(0, 30),
+    batch_size=st.integers(1, 9),
+    damaged=st.none() | st.integers(0, 30),
+    black=st.none() | st.integers(0, 30),
+    broken_off=st.none() | st.integers(0, 30),
+    stops=st.none() | st.integers(0, 32),
+)
+def test_errors_and_early_ends_are_where_they_belong(count, batch_size, damaged, black, broken_off, stops):
+    images = small_images(count)
+    if black is not None and black < count:
+        images[black] = np.zeros_like(images[black])
+    if damaged is not None and damaged < count:
+        images[damaged] = b"no image"
+
+    def source():
+        for number, image in enumerate(images):
+            if number == broken_off:
+                raise OSError("unplugged")
             yield image
 
-    stream = OpenSetClassifier.with_encoder(mini, "cifar10").stream(images())
+    # How many decisions there must be, and what ends them.
+    end, error = count, None
+    if damaged is not None and damaged < end:
+        end, error = damaged, ImageError
+    if broken_off is not None and broken_off < min(end + 1, count):
+        end, error = broken_off, OSError
+    if black is not None and black < end:
+        end, error = black - black % batch_size, EncoderError
+    if stops is not None and stops <= end:
+        end, error = stops, None
+
+    classifier, decisions = light(batch_size), []
+    stream = classifier.stream(source())
+    with pytest.raises(error) if error else nullcontext():
+        decisions.extend(itertools.islice(stream, stops))
+    del stream
+    assert not workers()
+    plain = light(batch_size)
+    expected = list(one_after_the_other(plain, images[:end]))
+    assert [*map(told, decisions)] == [*map(told, expected)]
+    assert classifier.engine.snapshot() == plain.engine.snapshot()
+
+
+def test_between_two_decisions_the_engine_has_seen_what_was_decided_and_no_more(mini, mixed):
+    classifier, plain = (OpenSetClassifier.with_encoder(mini, "cifar10") for _ in range(2))
+    expected = one_after_the_other(plain, mixed)
+    for number, decision in enumerate(classifier.stream(mixed)):
+        assert told(decision) == told(next(expected))
+        assert classifier.engine.snapshot() == plain.engine.snapshot()
+        for either in (classifier, plain):
+            if number == 50:
+                either.add_class("digit zero")
+            elif number == 70:
+                either.engine.freeze()
+            elif number == 80:
+                either.engine.unfreeze()
+                either(mixed[0])
+            elif number == 100:
+                either.remove_class("cat")
+        if number == 130:
+            break
+    assert classifier.engine.sequence == plain.engine.sequence == 132
+
+
+def test_a_stream_is_lazy_and_reads_no_more_than_two_batches_ahead():
+    taken = []
+    images = small_images(1)
+
+    def source():
+        while True:
+            taken.append(1)
+            yield images[0]
+
+    stream = light(32).stream(source())
+    assert taken == []
+    assert workers() == []
+    for number in range(1, 100):
+        next(stream)
+        time.sleep(0.002)
+        assert len(taken) <= 32 * ((number + 31) // 32 + 2)
+    assert len(taken) > 128
+    stream.close()
+    assert workers() == []
+
+
+def test_with_a_batch_of_one_an_image_is_read_when_its_decision_is_asked_for():
+    classifier, image = light(1), small_images(1)[0]
+
+    def source():
+        while True:
+            # The next image may depend on what was decided so far: this is read by nobody but the caller.
+            assert threading.current_thread() is threading.main_thread()
+            assert classifier.engine.sequence == len(decisions)
+            yield image
+
+    decisions = []
+    for decision in classifier.stream(source()):
+        decisions.append(decision)
+        assert workers() == []
+        if len(decisions) == 5:
+            break
+
+
+def test_a_live_stream_gets_its_decisions_before_the_next_image_comes():
+    images, gate = small_images(8), threading.Event()
+
+    def source():
+        yield from images
+        gate.wait()
+
+    stream = light(4).stream(source())
+    assert [next(stream).sequence for _ in images] == list(range(8))
+    gate.set()
+    assert list(stream) == []
+
+
+def test_the_buffer_of_an_image_may_be_used_again_for_the_next():
+    images, classifier, plain = small_images(20), light(8), light(8)
+
+    def source():
+        buffer = np.empty_like(images[0])
+        for image in images:
+            buffer[:] = image
+            yield buffer
+
+    assert [*map(told, classifier.stream(source()))] == [*map(told, one_after_the_other(plain, images))]
+
+
+def test_a_caller_that_fails_leaves_no_thread_and_has_learned_from_nothing_more():
+    classifier = light(4)
+
+    def run():
+        for decision in classifier.stream(itertools.cycle(small_images(3))):
+            if decision.sequence == 5:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert workers() == []
+    assert classifier.engine.sequence == 6
+
+
+def test_an_engine_that_fails_ends_the_stream_and_its_thread():
+    classifier = light(4)
+    stream = classifier.stream(itertools.cycle(small_images(3)))
     next(stream)
-    assert len(taken) == 32
+    classifier.engine = ProtoDCS(np.eye(5, dtype=np.float32))
+    with pytest.raises(InputError, match="shape") as kept:
+        next(stream)
+    # Also while somebody keeps the error, and with it the frames.
+    assert kept.value.__traceback__ is not None
+    assert workers() == []
 
 
 def test_digits_are_called_unknown_more_often_than_objects(mini, mixed):
@@ -130,7 +331,7 @@ def command(*arguments, **options):
     )
 
 
-def test_classify_writes_a_row_for_every_image_and_a_sheet_of_strangers(folder, tmp_path):
+def test_classify_writes_a_row_for_every_image_and_a_sheet_of_strangers(folder, tmp_path, mini):
     out, sheet = tmp_path / "out" / "decisions.csv", tmp_path / "sheet.png"
     run = command(
         "classify", folder, "--classes", "cifar10", "--model", "mini", "--out", out, "--sheet", sheet, "--json"
@@ -146,6 +347,10 @@ def test_classify_writes_a_row_for_every_image_and_a_sheet_of_strangers(folder, 
     assert sum(row["known"] == "False" for row in rows) == report["unknown"] > 20
     (refused,) = (row for row in rows if row["problem"])
     assert refused["file"] == "005-broken.jpg"
+    plain = OpenSetClassifier.with_encoder(mini, "cifar10")
+    pixels = [decode(folder / row["file"]) for row in rows if row is not refused]
+    expected = [f"{round(decision.p_unknown, 6)}" for decision in one_after_the_other(plain, pixels)]
+    assert [row["p_unknown"] for row in rows if row is not refused] == expected
     with Image.open(sheet) as page:
         assert page.size[0] > 400
     again = command("classify", folder, "--classes", "cifar10", "--model", "mini", "--out", out)
@@ -161,23 +366,25 @@ def many(folder, mixed):
         (folder / f"0{number:04d}.png").write_bytes(b"broken")
 
 
-def killed_after_a_checkpoint(arguments, state):
-    """Start the command and kill it when it has made its first checkpoint; its second is still to come."""
+def stopped_after_a_checkpoint(arguments, state, how):
+    """Start the command and stop it when it has made its first checkpoint; its second is still to come."""
     child = subprocess.Popen([sys.executable, "-m", "protodcs", *map(str, arguments)], stderr=subprocess.DEVNULL)
     while not state.exists() and child.poll() is None:
         time.sleep(0.002)
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait()
+    os.kill(child.pid, how)
+    return child.wait()
 
 
-@pytest.mark.parametrize("ending", ["csv", "jsonl"])
-def test_classify_killed_in_its_middle_and_resumed_gives_the_same_files(ending, folder, tmp_path, mixed):
+@pytest.mark.parametrize(
+    ("ending", "how", "code"), [("csv", signal.SIGKILL, -signal.SIGKILL), ("jsonl", signal.SIGINT, 130)]
+)
+def test_classify_stopped_in_its_middle_and_resumed_gives_the_same_files(ending, how, code, folder, tmp_path, mixed):
     many(folder, mixed)
     arguments = ("classify", folder, "--classes", "cat,dog,ship", "--model", "mini")
     whole, cut = tmp_path / f"whole.{ending}", tmp_path / f"cut.{ending}"
     assert command(*arguments, "--out", whole).returncode == 0
     state = cut.with_suffix(f".{ending}.state")
-    killed_after_a_checkpoint((*arguments, "--out", cut), state)
+    assert stopped_after_a_checkpoint((*arguments, "--out", cut), state, how) == code
     assert cut.read_bytes() != whole.read_bytes()
     # A row that was being written when the lights went out, in the middle of a letter.
     with cut.open("ab") as torn:

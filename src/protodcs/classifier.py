@@ -1,23 +1,30 @@
 """Images in, decisions out: an encoder and a method, joined.
 
-The encoder is stateless and works in batches; the method is stateful and sees one feature after another, in order.
+The encoder is stateless and works in batches, ahead of the method; the method is stateful and sees one feature after
+another, in order. It must never learn from an image whose decision was not asked for.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
 
 from . import encoders, methods
+from .ahead import Ahead
 from .core import state
 from .core.config import Config
 from .core.decision import Decision
 from .data.image import decode
 from .data.prompts import class_names
+from .data.source import Pixels
 from .encoders import Encoder
-from .encoders.base import parts
+from .encoders.base import Features
 from .errors import ConfigError, ImageError
 from .method import FeatureMethod
+
+# One batch of features waits while the next is in the making, so the encoder never stands still when one side is late.
+BATCHES_AHEAD = 2
 
 
 class OpenSetClassifier:
@@ -112,15 +119,26 @@ class OpenSetClassifier:
     def stream(self, images: Iterable[Any]) -> Iterator[Decision]:
         """Decisions on many images, one for each, in order; the encoder takes `batch_size` of them at once.
 
-        An image that cannot be used raises ImageError at its place, after the decisions on all images before it: decode
-        images first, with `protodcs.data.decode`, where a stream has to survive them.
+        A background thread reads, decodes and encodes, up to two batches beyond the one that is being decided. The
+        engine works in the thread of the caller, when a decision is asked for: between two decisions it has seen
+        exactly the images decided so far, and all its functions can be used. With `batch_size` 1 there is no thread,
+        and an image is read when its decision is asked for. Closing the iterator, or dropping it, stops the thread.
+
+        An image that cannot be used raises ImageError at its place, after the decisions on all images before it, and
+        an error of `images` itself comes out the same way: decode images first, with `protodcs.data.decode`, where a
+        stream has to survive them.
         """
-        for part in parts(enumerate(images), self.encoder.batch_size):
-            pixels, problem = _decoded(part)
-            for feature in self.encoder.encode_pixels(pixels):
-                yield self.engine.observe(feature)
-            if problem is not None:
-                raise problem
+        live = self.encoder.batch_size == 1
+        batches = self._encoded(iter(images)) if live else Ahead(self._encoded, images, BATCHES_AHEAD)
+        with closing(batches):
+            for features in batches:
+                for feature in features:
+                    yield self.engine.observe(feature)
+
+    def _encoded(self, images: Iterator[Any]) -> Generator[Features, None, None]:
+        """The features of the images, batch after batch."""
+        for batch in _batches(_decoded(images), self.encoder.batch_size):
+            yield self.encoder.encode_pixels(batch)
 
     def add_class(self, name: str) -> None:
         """Append a class by its name while the stream runs."""
@@ -138,12 +156,32 @@ class OpenSetClassifier:
         return f"OpenSetClassifier({self.encoder.name!r}, {self.engine.name!r}, {len(self.classes)} classes)"
 
 
-def _decoded(part: Sequence[tuple[int, Any]]) -> tuple[list[Any], ImageError | None]:
-    """The pixels up to the first image that cannot be used, and what is wrong with that one."""
-    pixels: list[Any] = []
-    for number, image in part:
+def _decoded(images: Iterator[Any]) -> Iterator[Pixels]:
+    """The pixels of each image; an error says at which place of the stream it stands."""
+    for number, image in enumerate(images):
         try:
-            pixels.append(decode(image))
+            yield decode(image)
         except ImageError as problem:
-            return pixels, ImageError(f"image {number} of the stream: {problem}")
-    return pixels, None
+            raise ImageError(f"image {number} of the stream: {problem}") from None
+
+
+def _batches(images: Iterator[Pixels], size: int) -> Iterator[list[Pixels]]:
+    """The images in lists of `size`; where reading one fails, those before it come first."""
+    batch: list[Pixels] = []
+    failure: Exception | None = None
+    try:
+        for image in images:
+            batch.append(image)
+            if len(batch) == size:
+                yield batch
+                batch = []
+    except Exception as problem:
+        failure = problem
+    if batch:
+        yield batch
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            # The error knows this frame: they would keep each other, and the images, alive.
+            del failure

@@ -5,7 +5,7 @@ import io
 import json
 import os
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,18 @@ from typing import Any
 import typer
 from rich.table import Table
 
+from ..core.decision import Decision
 from ..durable import replace_file
 from ..errors import ImageError, InputError
 from .screen import console, explained, given_classes, progress
 
 _FIELDS = ("file", "known", "label", "best", "p_unknown", "score", "problem")
-# Results and state are made safe together every so many images; an interrupted run repeats at most these.
+# Results and state are made safe together after so many images, at the end of their batch; an interrupted run repeats
+# those since then.
 _CHECKPOINT = 256
 _ON_SHEET = 96
+
+Row = dict[str, Any]
 
 
 @explained
@@ -57,11 +61,10 @@ def classify(
         done = results.start(resume)
     with progress(as_json) as bar:
         task = bar.add_task("images", total=len(files), completed=done)
-        for first in range(done, len(files), _CHECKPOINT):
-            part = list(files.items())[first : first + _CHECKPOINT]
-            results.add(_decided(classifier, part))
+        for rows in _checkpoints(_decided(classifier, list(files.items())[done:]), batch_size):
+            results.add(rows)
             classifier.save(results.state)
-            bar.advance(task, len(part))
+            bar.advance(task, len(rows))
     report = _report(results.rows(), time.perf_counter() - started)
     report["result"], report["state"] = str(out), str(results.state)
     if sheet is not None:
@@ -103,8 +106,8 @@ class Results:
         """Drop what came after the checkpoint of the state; returns how many images are done."""
         kept: list[dict[str, Any]] = []
         for row in self.rows():
-            # Images that could not be read are not counted by the state, but belong to their checkpoint all the same.
-            if decided == 0 and (not row["problem"] or len(kept) % _CHECKPOINT == 0):
+            # Images that could not be read are not counted by the state: those after the last decision are read again.
+            if decided == 0:
                 break
             kept.append(row)
             decided -= not row["problem"]
@@ -162,36 +165,64 @@ def _printable(file: str) -> str:
     return "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in readable)
 
 
-def _decided(classifier: Any, files: Sequence[tuple[str, Path]]) -> list[dict[str, Any]]:
+def _checkpoints(parts: Iterator[list[Row]], batch_size: int) -> Iterator[list[Row]]:
+    """Rows enough for a checkpoint, from parts that each end with a decision.
+
+    A checkpoint comes after a whole batch: a feature may differ in its last bit with the images it was encoded beside,
+    and a run that goes on from here must cut the same batches.
+    """
+    rows: list[Row] = []
+    for decided, part in enumerate(parts, start=1):
+        rows += part
+        if len(rows) >= _CHECKPOINT and decided % batch_size == 0:
+            yield rows
+            rows = []
+    if rows:
+        yield rows
+
+
+def _decided(classifier: Any, files: Sequence[tuple[str, Path]]) -> Iterator[list[Row]]:
+    """A row for every file, in order; each decision brings the rows of the unusable files before it."""
     from ..data import decode
 
-    problems: dict[str, str] = {}
+    # Written ahead of the decisions, in the thread that reads: what became of each file.
+    read: deque[tuple[str, str | None]] = deque()
 
     def usable() -> Iterator[Any]:
         for name, file in files:
             try:
-                yield decode(file, name)
+                pixels = decode(file, name)
             except ImageError as problem:
-                problems[name] = str(problem)
+                read.append((name, str(problem)))
+                continue
+            read.append((name, None))
+            yield pixels
 
-    decisions = iter(list(classifier.stream(usable())))
-    rows = []
-    for name, _ in files:
-        if name in problems:
-            rows.append(dict.fromkeys(_FIELDS) | {"file": name, "problem": problems[name]})
-            continue
-        decision = next(decisions)
-        row = {
-            "file": name,
-            "known": decision.known,
-            "label": decision.label,
-            "best": classifier.classes[decision.index],
-            "p_unknown": round(decision.p_unknown, 6),
-            "score": round(decision.score, 6),
-            "problem": None,
-        }
-        rows.append(row)
-    return rows
+    for decision in classifier.stream(usable()):
+        rows = []
+        name, problem = read.popleft()
+        while problem is not None:
+            rows.append(_refused(name, problem))
+            name, problem = read.popleft()
+        rows.append(_row(name, decision, classifier.classes))
+        yield rows
+    yield [_refused(name, str(problem)) for name, problem in read]
+
+
+def _row(name: str, decision: Decision, classes: Sequence[str]) -> Row:
+    return {
+        "file": name,
+        "known": decision.known,
+        "label": decision.label,
+        "best": classes[decision.index],
+        "p_unknown": round(decision.p_unknown, 6),
+        "score": round(decision.score, 6),
+        "problem": None,
+    }
+
+
+def _refused(name: str, problem: str) -> Row:
+    return dict.fromkeys(_FIELDS) | {"file": name, "problem": problem}
 
 
 def _typed(row: dict[str, str]) -> dict[str, Any]:
