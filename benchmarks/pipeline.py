@@ -1,0 +1,271 @@
+"""What adaptation costs from images to decisions: `python -m benchmarks.pipeline`, with `--json` for a program.
+
+The same images go through the bare encoder and through `OpenSetClassifier.stream`, from arrays in memory and from JPEG
+files, with torch on one thread and on all. They take turns in one run; a ratio is the median over the rounds of bare
+time over time with adaptation, with its quartiles. Times are of this machine; the ratios are what to look at.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+
+import numpy as np  # noqa: E402 - the thread limits above must come first
+import torch  # noqa: E402
+from PIL import Image  # noqa: E402
+
+from protodcs import Config, OpenSetClassifier, encoders  # noqa: E402
+from protodcs.data import open_source  # noqa: E402
+from protodcs.encoders import Encoder  # noqa: E402
+
+NAME = "pipeline"
+ROOT = Path(__file__).parent.parent
+# Where Linux tells how long the cores have worked.
+STATISTICS = Path("/proc/stat")
+PRESETS = ("default", "paper")
+# What the product promises: the least ratio, by encoder.
+TARGETS = {"mini": 0.97, "ViT-B/16": 0.995}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One encoder, its classes, and how much it is given.
+
+    Attributes:
+        known: the image set of its classes.
+        sequential: also take a turn without the thread. Left out where a step costs a thousandth of an image.
+    """
+
+    encoder: str
+    classes: str
+    known: str
+    batch_size: int
+    images: int
+    rounds: int
+    sequential: bool
+
+
+CASES = (
+    Case("mini", "cifar10", "cifar10-test", batch_size=32, images=640, rounds=7, sequential=True),
+    Case("ViT-B/16", "cifar100", "tiny-imagenet-val", batch_size=32, images=64, rounds=3, sequential=False),
+)
+QUICK = (
+    Case("mini", "cifar10", "cifar10-test", batch_size=32, images=128, rounds=2, sequential=True),
+    Case("ViT-B/16", "cifar100", "tiny-imagenet-val", batch_size=2, images=4, rounds=1, sequential=False),
+)
+
+
+def measure(quick: bool = False, names: Sequence[str] = tuple(TARGETS)) -> list[dict[str, Any]]:
+    """One row for each encoder, kind of image, number of threads and preset."""
+    if "PROTODCS_DATA" not in os.environ:
+        sys.exit("error: set PROTODCS_DATA to the folder of the test data: images and the mini encoder are there")
+    cores = os.cpu_count() or 1
+    rows = []
+    before = torch.get_num_threads()
+    with tempfile.TemporaryDirectory() as name:
+        for case in QUICK if quick else CASES:
+            if case.encoder not in names:
+                continue
+            encoder = loaded(case, Path(name) / "model")
+            pixels = images(case)
+            for source, given in (("arrays", pixels), ("JPEG files", as_files(pixels, Path(name) / case.classes))):
+                for threads in sorted({1, cores}):
+                    torch.set_num_threads(threads)
+                    rows += compared(case, encoder, given, {"source": source, "threads": threads})
+                    for done in rows[-len(PRESETS) :]:
+                        print(f"{done['name']}: {shown(done)}", file=sys.stderr, flush=True)
+    torch.set_num_threads(before)
+    return rows
+
+
+def loaded(case: Case, folder: Path) -> Encoder:
+    model = "mini" if case.encoder == "mini" else vision_transformer(folder)
+    return encoders.load(model, device="cpu", batch_size=case.batch_size)
+
+
+def vision_transformer(folder: Path) -> str:
+    """A CLIP of the size of ViT-B/16 with random weights: only its speed is real."""
+    import transformers
+
+    spec = importlib.util.spec_from_file_location("tiny_models", ROOT / "tests" / "tiny_models.py")
+    models = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(models)
+    tokenizer = models.clip_tokenizer(folder, None)
+    torch.manual_seed(0)
+    config = transformers.CLIPConfig(
+        vision_config={"patch_size": 16},
+        text_config={"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id},
+    )
+    transformers.CLIPModel(config).save_pretrained(folder)
+    settings = {"size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224}}
+    models.processor(folder, "CLIPImageProcessor", settings, [0.48, 0.46, 0.41], [0.27, 0.26, 0.28])
+    return str(folder)
+
+
+def images(case: Case) -> list[np.ndarray]:
+    """As many images as all rounds need, each of them new: half of the known classes and half digits, mixed."""
+    half = case.images * case.rounds // 2
+    pixels = [*open_source(case.known).read(range(half)), *open_source("svhn-test").read(range(half))]
+    return [pixels[at] for at in np.random.default_rng(0).permutation(len(pixels))]
+
+
+def as_files(pixels: Sequence[np.ndarray], folder: Path) -> list[Path]:
+    folder.mkdir()
+    files = [folder / f"{number:05d}.jpg" for number in range(len(pixels))]
+    for file, image in zip(files, pixels, strict=True):
+        Image.fromarray(image).save(file, quality=95)
+    return files
+
+
+def compared(case: Case, encoder: Encoder, given: Sequence[Any], about: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of one encoder, kind of image and number of threads, one for each preset."""
+    # Each way has an engine of its own, which goes on from round to round as in one long stream.
+    ways: dict[str, Callable[[Sequence[Any]], Any]] = {"bare": lambda part: [*encoded(encoder, part)]}
+    for preset in PRESETS:
+        ways[preset] = streamed(adapting(case, encoder, preset))
+        if case.sequential:
+            ways[f"{preset}, sequential"] = one_after_the_other(adapting(case, encoder, preset))
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    others = []
+    for way in ways.values():
+        way(given[: case.batch_size])
+    for number in range(case.rounds):
+        part = given[number * case.images : (number + 1) * case.images]
+        # Each round begins with another way, so that none always comes after the same one.
+        order = [*ways][number % len(ways) :] + [*ways][: number % len(ways)]
+        begun, strange = time.perf_counter(), of_others()
+        for name in order:
+            started = time.perf_counter()
+            ways[name](part)
+            seconds[name].append(time.perf_counter() - started)
+        others.append((of_others() - strange) / (time.perf_counter() - begun))
+    times = {name: np.array(values) for name, values in seconds.items()}
+    return [row(case, preset, times, {**about, "others": others}) for preset in PRESETS]
+
+
+def of_others() -> float:
+    """Seconds that the cores of this machine have worked for other processes; NaN where the system does not tell."""
+    if not STATISTICS.exists():
+        return float("nan")
+    user, nice, system, _, _, *rest = map(int, STATISTICS.read_text().split("\n")[0].split()[1:9])
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+
+def adapting(case: Case, encoder: Encoder, preset: str) -> OpenSetClassifier:
+    config = Config.preset(preset).model_copy(update={"temperature": 1 / encoder.logit_scale})
+    return OpenSetClassifier.with_encoder(encoder, case.classes, config=config)
+
+
+def encoded(encoder: Encoder, part: Sequence[Any]) -> Iterator[np.ndarray]:
+    """Features batch by batch, in one thread: what a program does that only encodes."""
+    encode = encoder.encode_pixels if isinstance(part[0], np.ndarray) else encoder.encode
+    for first in range(0, len(part), encoder.batch_size):
+        yield encode(part[first : first + encoder.batch_size])
+
+
+def streamed(classifier: OpenSetClassifier) -> Callable[[Sequence[Any]], Any]:
+    return lambda part: [decision.known for decision in classifier.stream(part)]
+
+
+def one_after_the_other(classifier: OpenSetClassifier) -> Callable[[Sequence[Any]], Any]:
+    observe = classifier.engine.observe
+    return lambda part: [
+        observe(feature).known for features in encoded(classifier.encoder, part) for feature in features
+    ]
+
+
+def row(case: Case, preset: str, times: dict[str, np.ndarray], about: dict[str, Any]) -> dict[str, Any]:
+    classes = {"cifar10": 10, "cifar100": 100}[case.classes]
+    plural = "" if about["threads"] == 1 else "s"
+    result = {
+        "name": f"{case.encoder}, K = {classes}, {preset}, {about['source']}, {about['threads']} thread{plural}",
+        "encoder": case.encoder,
+        "classes": classes,
+        "preset": preset,
+        "source": about["source"],
+        "threads": about["threads"],
+        "batch_size": case.batch_size,
+        "images": case.images,
+        "rounds": case.rounds,
+        "bare_per_second": case.images / float(np.median(times["bare"])),
+        "adapted_per_second": case.images / float(np.median(times[preset])),
+        **spread(times["bare"] / times[preset]),
+        "target": TARGETS[case.encoder],
+        # How many cores other processes kept busy, and the ratio, in each round: what overlaps needs a core to do so.
+        "others": about["others"],
+        "each": (times["bare"] / times[preset]).tolist(),
+    }
+    if case.sequential:
+        sequential = times[f"{preset}, sequential"]
+        result["sequential"] = spread(times["bare"] / sequential)
+        result["over_sequential"] = {
+            **spread(sequential / times[preset]),
+            "each": (sequential / times[preset]).tolist(),
+        }
+    return result
+
+
+def spread(ratios: np.ndarray) -> dict[str, float]:
+    low, middle, high = np.quantile(ratios, [0.25, 0.5, 0.75])
+    return {"ratio": float(middle), "low": float(low), "high": float(high)}
+
+
+def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        "# From images to decisions",
+        "",
+        "`python -m benchmarks.pipeline`: images per second of `OpenSetClassifier.stream`, with adaptation, over those",
+        "of the bare encoder on the same images, in turns of one run on images that are new in each round; half of",
+        "them are of no known class. Ratios are medians over the rounds, with quartiles. Without overlap is the same",
+        "work in one thread, each batch encoded and then decided on. The encoder of the size of ViT-B/16 has random",
+        "weights: only its speed is real. Others is how many cores other processes kept busy meanwhile (median): what",
+        "overlaps needs a free core.",
+        "",
+        "| encoder | K | preset | images | torch threads | images x rounds | bare, images/s | adapted / bare | target "
+        "| without overlap | others |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        without = shown(row["sequential"]) if "sequential" in row else ""
+        lines.append(
+            f"| {row['encoder']} | {row['classes']} | `{row['preset']}` | {row['source']} | {row['threads']} "
+            f"| {row['images']} x {row['rounds']} | {row['bare_per_second']:.1f} | {shown(row)} | {row['target']} "
+            f"| {without} | {np.median(row['others']):.1f} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def shown(ratio: dict[str, Any]) -> str:
+    return f"{ratio['ratio']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--encoders", nargs="*", default=list(TARGETS), choices=list(TARGETS))
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--quick", action="store_true", help="a few images only: whether it runs, not how fast")
+    arguments = parser.parse_args()
+    rows = measure(arguments.quick, arguments.encoders)
+    if not arguments.json:
+        print(as_markdown(rows))
+        return
+    packages = ("torch", "transformers", "numpy", "numba", "pillow")
+    versions = {"python": platform.python_version(), **{package: version(package) for package in packages}}
+    about = {"benchmark": NAME, "cores": os.cpu_count(), "machine": platform.machine(), "versions": versions}
+    print(json.dumps({**about, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
