@@ -9,7 +9,7 @@ import sys
 import textwrap
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from contextvars import ContextVar
 
 import pytest
@@ -214,19 +214,45 @@ def test_an_endless_reader_is_stopped_in_the_middle_of_a_result():
     assert not workers()
 
 
-def test_work_that_survives_errors_of_its_items_does_not_survive_the_end_of_its_reader():
-    made = []
+@pytest.mark.parametrize("what", ["an item", "an error", "the end"])
+def test_nothing_is_made_of_what_comes_when_the_reader_has_gone(what):
+    gate, made = threading.Event(), []
+
+    def items():
+        yield 1
+        gate.wait()
+        if what == "an error":
+            raise ValueError
+        if what == "an item":
+            yield 2
 
     def stubborn(items):
-        try:
+        with suppress(Exception):
             for _ in items:
                 pass
-        except Exception:
-            made.append("what was left")
+        made.append("what was left")
         yield
 
-    Ahead(stubborn, itertools.count(), 2).close()
+    results = Ahead(stubborn, items(), 2)
+    results.close()
+    (left,) = workers()
+    gate.set()
+    left.join()
     assert made == []
+
+
+def test_items_that_block_before_the_first_hold_nobody_up():
+    gate = threading.Event()
+
+    class Slow:
+        def __iter__(self):
+            gate.wait()
+            return iter([1])
+
+    Ahead(doubled, Slow(), 2).close()
+    (left,) = workers()
+    gate.set()
+    left.join()
 
 
 def test_a_result_in_the_making_is_waited_for():

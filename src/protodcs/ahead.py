@@ -52,6 +52,7 @@ class _Desk(Generic[Result]):
 
     def watched(self, items: Iterable[Item]) -> Iterator[Item]:
         """The items, until the reader has gone."""
+        self.waits_for_item = True
         source = iter(items)
         while True:
             # In this order: who stops the thread sees that it waits, or is seen by it.
@@ -64,8 +65,9 @@ class _Desk(Generic[Result]):
                 return
             finally:
                 self.waits_for_item = False
-            if self.stopped:
-                raise _Stopped
+                # Whatever came of the item, an error or the end too, nobody wants it any more.
+                if self.stopped:
+                    raise _Stopped
             yield item
 
     def fill(self, work: Work[Item, Result], items: Iterable[Item]) -> None:
