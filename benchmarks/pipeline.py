@@ -203,7 +203,7 @@ def row(case: Case, preset: str, times: dict[str, np.ndarray], about: dict[str, 
         "adapted_per_second": case.images / float(np.median(times[preset])),
         **spread(times["bare"] / times[preset]),
         "target": TARGETS[case.encoder],
-        # How many cores other processes kept busy, and the ratio, in each round: what overlaps needs a core to do so.
+        # How many cores other processes kept busy, and the ratio, in each round: what overlaps needs a free core.
         "others": about["others"],
         "each": (times["bare"] / times[preset]).tolist(),
     }
