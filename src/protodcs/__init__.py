@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .core.decision import Decision, Decisions
     from .core.engine import ProtoDCS
     from .core.explain import Explanation
+    from .core.prototypes import Prototypes
 
 # Where each public name lives. Nothing is imported before it is asked for, so `import protodcs` stays instant.
 _HOMES = {
@@ -24,6 +25,7 @@ _HOMES = {
     "Explanation": ".core.explain",
     "OpenSetClassifier": ".classifier",
     "ProtoDCS": ".core.engine",
+    "Prototypes": ".core.prototypes",
 }
 
 _ROOMS = ("data", "encoders", "errors", "methods", "metrics")
@@ -35,6 +37,7 @@ __all__ = [
     "Explanation",
     "OpenSetClassifier",
     "ProtoDCS",
+    "Prototypes",
     "__version__",
     "data",
     "encoders",

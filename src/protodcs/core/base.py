@@ -23,19 +23,15 @@ from . import evidence, state
 from .compiled import KERNEL, ensure_compiled
 from .decision import Decision, Decisions
 from .first_check import to_unit
+from .prototypes import Prototypes
+from .rows import WORKING_TYPE, as_kernels_want, described, described_values, is_plain, unit_rows
+from .rows import Feature as Feature
 
-Feature = NDArray[np.float32]
 Counters = dict[str, int | float | bool | None]
 
 _TORN = "this engine was interrupted while it learned from a sample: restore it from a snapshot, or reset it"
 _IN_USE = "this engine is in use by another thread: give each stream its own engine, or call it from one thread"
 _SINGLE = np.dtype(np.float32)
-# float16 is widened, which loses nothing; the kernels take the other two as they are.
-_WORKING_TYPE: dict[np.dtype[Any], np.dtype[Any]] = {
-    np.dtype(np.float16): np.dtype(np.float32),
-    np.dtype(np.float32): np.dtype(np.float32),
-    np.dtype(np.float64): np.dtype(np.float64),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +82,7 @@ class FeatureMethod(ABC):
 
     def __init__(
         self,
-        prototypes: NDArray[np.floating],
+        prototypes: NDArray[np.floating] | Prototypes,
         classes: Sequence[str] | None = None,
         config: BaseModel | None = None,
         encoder: str | None = None,
@@ -96,7 +92,8 @@ class FeatureMethod(ABC):
         if not isinstance(config, self.config_type):
             raise ConfigError(f"config must be a {self.config_type.__name__}; given: {type(config).__name__}")
         ensure_compiled()
-        entry = unit_rows(prototypes, "prototypes")
+        self._prototypes = Prototypes.of(prototypes)
+        entry = self._prototypes.unit
         self._assume(config, encoder, False)
         self._resize(class_names(classes, len(entry)), entry.shape[1])
         self._memory = self._new_memory(entry)
@@ -119,7 +116,7 @@ class FeatureMethod(ABC):
 
     @abstractmethod
     def _new_memory(self, entry: Feature) -> Any:
-        """The memory before the first sample, for unit prototypes `entry` (K, d)."""
+        """The memory before the first sample, for unit prototypes `entry` (K, d), which other engines may share."""
 
     @abstractmethod
     def _restored_memory(self, counters: Counters, arrays: state.Arrays) -> Any:
@@ -294,7 +291,7 @@ class FeatureMethod(ABC):
     @classmethod
     def from_options(
         cls,
-        prototypes: NDArray[np.floating],
+        prototypes: NDArray[np.floating] | Prototypes,
         classes: Sequence[str] | None = None,
         encoder: str | None = None,
         **options: Any,
@@ -322,16 +319,16 @@ class FeatureMethod(ABC):
             raise StateError(f"the state's header is not valid: {problem}") from None
         ensure_compiled()
         engine = object.__new__(cls)
-        entry = required(arrays, "entry", np.float32, (len(classes), None))
-        if entry.shape[1] == 0:
-            raise StateError("the state's prototypes have no columns")
+        engine._prototypes = _stored_prototypes(arrays, len(classes))
+        entry = engine._prototypes.unit
         engine._assume(config, header.encoder or encoder, header.frozen)
         engine._resize(classes, entry.shape[1])
-        engine._memory = engine._restored_memory(dict(header.counters), arrays)
+        engine._memory = engine._restored_memory(dict(header.counters), {**arrays, "entry": entry})
         return engine
 
     def _edit(self, classes: tuple[str, ...], kept: NDArray[np.int64], added: Feature) -> None:
         self._memory = self._with_classes(self._memory, kept, added)
+        self._prototypes = Prototypes.of_unit(self._entry(self._memory))
         self._resize(classes, self.dimension)
 
     def _observe(self, feature: Feature, scores: bool) -> Decision:
@@ -372,7 +369,7 @@ class FeatureMethod(ABC):
             raise InputError(
                 f"a feature must be a numpy array of shape ({self.dimension},); given: {described(feature)}"
             )
-        working = _WORKING_TYPE.get(feature.dtype)
+        working = WORKING_TYPE.get(feature.dtype)
         if working is None:
             raise InputError(f"a feature must be float16, float32 or float64; given: {described(feature)}")
         values: NDArray[np.floating] = as_kernels_want(feature, working)
@@ -386,33 +383,6 @@ class FeatureMethod(ABC):
                 f"features must be a numpy array of shape (N, {self.dimension}); given: {described(features)}"
             )
         return unit_rows(features, "features", least=0)
-
-
-def is_plain(value: Any) -> bool:
-    """Whether a value is a numpy array without further meaning, such as a mask."""
-    return type(value) is np.ndarray or isinstance(value, np.memmap)
-
-
-def as_kernels_want(array: NDArray[Any], working: np.dtype[Any]) -> NDArray[Any]:
-    """Contiguous, aligned and writeable: kernels are compiled for nothing else, although they do not write to it."""
-    values = np.ascontiguousarray(array, dtype=working)
-    return values if values.flags.behaved else values.copy()
-
-
-def unit_rows(rows: Any, what: str, least: int = 1) -> Feature:
-    """Validate (N, d) rows and normalise each, in float64, to a new float32 array."""
-    if not is_plain(rows) or rows.ndim != 2 or rows.shape[0] < least or rows.shape[1] < 1:
-        raise InputError(
-            f"{what} must be a numpy array of shape (N, d) with at least {least} row(s); given: {described(rows)}"
-        )
-    working = _WORKING_TYPE.get(rows.dtype)
-    if working is None:
-        raise InputError(f"{what} must be float16, float32 or float64; given: {described(rows)}")
-    out = np.empty(rows.shape, dtype=np.float32)
-    for i, row in enumerate(rows):
-        if not to_unit(as_kernels_want(row, working), out[i]):
-            raise InputError(f"row {i} of {what} must be finite and longer than 1e-6; given: {described_values(row)}")
-    return out
 
 
 def class_names(classes: Sequence[str] | None, count: int) -> tuple[str, ...]:
@@ -432,19 +402,13 @@ def class_names(classes: Sequence[str] | None, count: int) -> tuple[str, ...]:
     return tuple(classes)
 
 
-def described(value: Any) -> str:
-    """A value in a few words, for an error message."""
-    if isinstance(value, np.ndarray):
-        return f"an array of shape {value.shape} and type {value.dtype}"
-    return f"{type(value).__name__} {str(value)[:80]!r}"
-
-
-def described_values(row: NDArray[Any]) -> str:
-    wrong = int(np.count_nonzero(~np.isfinite(row)))
-    if wrong:
-        return f"{wrong} of {row.size} values are NaN or infinite"
-    with np.errstate(over="ignore"):
-        return f"a vector of length {np.linalg.norm(row.astype(np.float64)):.3g}"
+def _stored_prototypes(arrays: state.Arrays, classes: int) -> Prototypes:
+    """The entry prototypes of a state, proven to be unit rows, one for each class."""
+    entry = required(arrays, "entry", np.float32, (classes, None))
+    if entry.shape[1] == 0:
+        raise StateError("the state's prototypes have no columns")
+    check_unit(entry, "entry")
+    return Prototypes.of_unit(entry.copy())
 
 
 def required(arrays: Mapping[str, NDArray[Any]], name: str, dtype: type, shape: tuple[int | None, ...]) -> NDArray[Any]:

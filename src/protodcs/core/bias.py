@@ -146,24 +146,29 @@ def products(rows: Feature, out: Matrix) -> None:
             out[k, j] = total
 
 
+def likeness(entry: Feature) -> Matrix:
+    """Cosines of the prototypes `entry` (K, d) with each other, each row less its mean, diagonal zero: (K, K)."""
+    cosines = np.empty((len(entry), len(entry)))
+    products(entry, cosines)
+    return _centred(cosines)
+
+
 class Bias:
     """The class bias of K classes, three or more.
 
     Attributes:
-        likeness: (K, K) float64, cosines of the prototypes with each other, each row less its mean, diagonal zero.
+        likeness: (K, K) float64, see `likeness`; never written to.
         rows: (K, K) float64, what samples of each class answer to the others, each row less its mean, diagonal zero.
         vectors, sums: (VECTORS, K) and (SUMS,) float64, running sums over both.
         logits: (K,) float64, what is added to each class's logit.
         beta: how far the responses follow the likeness.
     """
 
-    def __init__(self, entry: Feature, temperature: float):
+    def __init__(self, entry: Feature, temperature: float, of_entry: Matrix | None = None):
         classes = len(entry)
         self.temperature = temperature
         self.rows = np.zeros((classes, classes))
-        products(entry, self.rows)
-        self.likeness = _centred(self.rows)
-        self.rows[:] = 0.0
+        self.likeness = likeness(entry) if of_entry is None else of_entry
         self.vectors = np.zeros((VECTORS, classes))
         self.sums = np.zeros(SUMS)
         self.logits = np.zeros(classes)
@@ -213,10 +218,10 @@ class Bias:
         return {"rows": self.rows, "vectors": self.vectors, "sums": self.sums}
 
     @classmethod
-    def restored(cls, entry: Feature, temperature: float, arrays: state.Arrays) -> Self:
+    def restored(cls, entry: Feature, temperature: float, of_entry: Matrix, arrays: state.Arrays) -> Self:
         classes = len(entry)
         rows = within(required(arrays, "rows", np.float64, (classes, classes)), "rows", -4.0, 4.0)
-        bias = cls(entry, temperature)
+        bias = cls(entry, temperature, of_entry)
         bias.rows = rows.copy()
         bias.vectors = required(arrays, "vectors", np.float64, (VECTORS, classes)).copy()
         bias.sums = required(arrays, "sums", np.float64, (SUMS,)).copy()

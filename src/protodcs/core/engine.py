@@ -24,6 +24,7 @@ from .explain import Explanation, explanation
 from .first_check import invert_norms, look, similarities
 from .memory import Memory
 from .prediction import affinities, conclude, text_probabilities
+from .prototypes import Prototypes
 from .residual import rescore, step_visual
 from .scratch import Scratch
 from .step import predict_by_text, step_and_predict
@@ -53,7 +54,7 @@ class ProtoDCS(FeatureMethod):
     """An open-set classifier over unit features that adapts to its stream.
 
     Args:
-        prototypes: (K, d), one row per known class; normalised on entry.
+        prototypes: (K, d), one row per known class; normalised on entry. Or `Prototypes`, which engines share.
         classes: K unique names; None names them "0".."K-1".
         config: the settings, see `Config`.
         encoder: fingerprint of the encoder that makes the features, if known.
@@ -78,7 +79,7 @@ class ProtoDCS(FeatureMethod):
 
     def __init__(
         self,
-        prototypes: NDArray[np.floating],
+        prototypes: NDArray[np.floating] | Prototypes,
         classes: Sequence[str] | None = None,
         config: Config | None = None,
         encoder: str | None = None,
@@ -88,7 +89,7 @@ class ProtoDCS(FeatureMethod):
     @classmethod
     def from_options(
         cls,
-        prototypes: NDArray[np.floating],
+        prototypes: NDArray[np.floating] | Prototypes,
         classes: Sequence[str] | None = None,
         encoder: str | None = None,
         **options: Any,
@@ -477,10 +478,10 @@ class ProtoDCS(FeatureMethod):
         self._scratch = Scratch(len(classes), width)
 
     def _new_memory(self, entry: Feature) -> Memory:
-        return Memory(entry, self.config)
+        return Memory(self._prototypes, self.config)
 
     def _restored_memory(self, counters: Counters, arrays: state.Arrays) -> Memory:
-        return Memory.restored(self.config, counters, arrays)
+        return Memory.restored(self._prototypes, self.config, counters, arrays)
 
     def _entry(self, memory: Memory) -> Feature:
         return memory.entry

@@ -187,6 +187,12 @@ class Window:
         twin.arrivals, twin.ordered = self.arrivals.copy(), self.ordered.copy()
         return twin
 
+    def make_room(self, capacity: int) -> None:
+        """Let a window hold more values, before it is full for the first time."""
+        arrivals, ordered = np.zeros((2, capacity))
+        arrivals[: len(self.arrivals)], ordered[: len(self.ordered)] = self.arrivals, self.ordered
+        self.arrivals, self.ordered = arrivals, ordered
+
     def restore(self, values: NDArray[np.float64], pushed: int) -> None:
         self.arrivals[: len(values)] = values
         self.ordered[: len(values)] = np.sort(values)

@@ -1,25 +1,28 @@
 """Everything a ProtoDCS engine has learned, as contiguous arrays updated in place.
 
-Big arrays are shared until they are written to: a fork costs nothing until it learns, and the text prototypes are the
-entry prototypes themselves until they first evolve. What can be computed again to the bit from the rest (visual
-prototypes, projected gradients, ordered windows) is not exported.
+Big arrays are shared until they are written to: a fork costs nothing until it learns, the text prototypes are the
+entry prototypes themselves until they first evolve, and all engines share the same empty queues. What can be computed
+again to the bit from the rest (visual prototypes, projected gradients, ordered windows) is not exported.
 """
 
 import copy
+from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StateError
-from . import alignment, mixture, state
+from . import alignment, mixture, state, untouched
+from .background import Background, chance
 from .base import Counters, Feature, counter
-from .bias import Bias
+from .bias import Bias, likeness
 from .cache import choose_slot, place, queue_mean
 from .compiled import KERNEL
 from .config import Config
 from .first_check import Window, inverse_norms, invert_norms
 from .proof import SCALARS, proven
+from .prototypes import Prototypes
 from .residual import step_visual
 from .step import renew_queue
 from .verification import Verification
@@ -27,8 +30,29 @@ from .verification import Verification
 # The arrays of the samples that wait for the next refit, and by how many rows they grow.
 _WAITING = ("buffer", "buffer_class", "buffer_quality")
 _GROWTH = 32
+# What holds features or sums of them for every class: large, and zero while its queue is empty.
+_ROWS = frozenset({"cache", "visual", "adapted", "pull", "pull_rest", "visual_sum"})
 # What the names of the verification's and the class bias's numbers and arrays begin with in a state.
 _STREAM, _BIAS = "stream_", "bias_"
+
+
+@lru_cache(maxsize=16)
+def _empty(classes: int, width: int, size: int) -> state.Arrays:
+    """What changes with a queue, while all are empty: shared by every memory of these sizes that has cached nothing."""
+    return {
+        "cache": np.zeros((classes, size, width), dtype=np.float32),
+        "quality": np.zeros((classes, size)),
+        "counts": np.zeros(classes, dtype=np.int64),
+        "visual": np.zeros((classes, width), dtype=np.float32),
+        "lengths": np.ones(classes),
+        "adapted": np.zeros((classes, width), dtype=np.float32),
+        "pull": np.zeros((classes, width), dtype=np.float32),
+        "pull_rest": np.zeros((classes, width), dtype=np.float32),
+        "visual_sum": np.zeros((classes, width)),
+        "normaliser": np.ones(classes),
+        "applied": np.ones(classes),
+        "diagonal": np.zeros(classes),
+    }
 
 
 class Memory:
@@ -58,38 +82,46 @@ class Memory:
         "text", "inverse_norms", *_CACHED, "mixture", *_WAITING,
     )  # fmt: skip
 
+    cache: NDArray[np.float32]
+    quality: NDArray[np.float64]
+    counts: NDArray[np.int64]
+    visual: NDArray[np.float32]
+    lengths: NDArray[np.float64]
+    adapted: NDArray[np.float32]
+    pull: NDArray[np.float32]
+    pull_rest: NDArray[np.float32]
+    visual_sum: NDArray[np.float64]
+    normaliser: NDArray[np.float64]
+    applied: NDArray[np.float64]
+    diagonal: NDArray[np.float64]
+
     def __init__(
-        self, entry: Feature, config: Config, verification: Verification | None = None, bias: Bias | None = None
+        self,
+        prototypes: Prototypes,
+        config: Config,
+        verification: Verification | None = None,
+        bias: Bias | None = None,
     ):
+        entry = prototypes.unit
         classes, width = entry.shape
         self.config = config
         self.entry = entry
         self.text = entry
-        self.inverse_norms = inverse_norms(entry)
-        self.cache = np.zeros((classes, config.cache_size, width), dtype=np.float32)
-        self.quality = np.zeros((classes, config.cache_size))
-        self.counts = np.zeros(classes, dtype=np.int64)
+        self.inverse_norms = prototypes.follow(inverse_norms)
+        self.__dict__.update(_empty(classes, width, config.cache_size))
         self.opened = np.zeros(0, dtype=np.int64)
-        self.visual = np.zeros((classes, width), dtype=np.float32)
-        self.lengths = np.ones(classes)
-        self.adapted = np.zeros((classes, width), dtype=np.float32)
-        self.visual_sum = np.zeros((classes, width))
-        self.normaliser = np.ones(classes)
-        self.applied = np.ones(classes)
-        self.diagonal = np.zeros(classes)
-        self.pull = np.zeros((classes, width), dtype=np.float32)
-        self.pull_rest = np.zeros((classes, width), dtype=np.float32)
         self.gate_window = Window(config.gate_window)
-        self.mixture_window = Window(config.mixture_window)
+        # Verification by the stream has its own window, and this one stays empty.
+        self.mixture_window = Window(config.mixture_window if config.verify_by == "openness" else 1)
         self.quality_window = Window(config.gate_window)
         self.mixture = np.zeros(mixture.PARAMETERS)
         self.fitted = False
         self.verification = verification
         if verification is None and config.verify_by == "stream":
-            self.verification = Verification(entry, config)
+            self.verification = Verification(entry, config, Background(entry, config, prototypes.follow(chance)))
         self.bias = bias
         if bias is None and biased(config, classes):
-            self.bias = Bias(entry, config.temperature)
+            self.bias = Bias(entry, config.temperature, prototypes.follow(likeness))
         self.buffer = np.zeros((0, width), dtype=np.float32)
         self.buffer_class = np.zeros(0, dtype=np.int64)
         self.buffer_quality = np.zeros(0)
@@ -107,7 +139,7 @@ class Memory:
         self.fits = 0
         self.failed_fits = 0
         self.alignment_updates = 0
-        self._shared: frozenset[str] = frozenset()
+        self._shared = frozenset({"text", "inverse_norms", *self._CACHED})
 
     # Copy on write.
 
@@ -125,15 +157,16 @@ class Memory:
     def own(self, *names: str) -> None:
         """Make these arrays this memory's own before they are written to."""
         if self._shared:
+            empty = _empty(*self.entry.shape, self.config.cache_size)
             for name in self._shared.intersection(names):
-                setattr(self, name, getattr(self, name).copy())
+                array = getattr(self, name)
+                unused = name in _ROWS and array is empty[name]
+                setattr(self, name, untouched.zeros(array.shape, array.dtype) if unused else array.copy())
             self._shared = self._shared.difference(names)
 
     def own_text(self) -> None:
         """The same for the text prototypes, which are the entry prototypes themselves until they first evolve."""
         self.own("text", "inverse_norms")
-        if self.text is self.entry:
-            self.text = self.entry.copy()
 
     # The cache, and the visual side that follows it.
 
@@ -277,14 +310,15 @@ class Memory:
         bias = None
         if self.bias is not None and biased(self.config, len(entry)):
             bias = self.bias.with_classes(entry, rows)
-        twin = Memory(entry, self.config, verification, bias)
+        twin = Memory(Prototypes.of_unit(entry), self.config, verification, bias)
         if self.evolved:
             twin.text = kept(self.text, added)
-            invert_norms(twin.text, twin.inverse_norms)
-        for name in ("cache", "quality", "counts", "visual"):
-            setattr(twin, name, kept(getattr(self, name), 0.0))
-        twin.opened = np.flatnonzero(twin.counts)
-        twin.lengths = kept(self.lengths, 1.0)
+            twin.inverse_norms = inverse_norms(twin.text)
+        if len(self.opened):
+            for name in ("cache", "quality", "counts", "visual"):
+                setattr(twin, name, kept(getattr(self, name), 0.0))
+            twin.opened = np.flatnonzero(twin.counts)
+            twin.lengths = kept(self.lengths, 1.0)
         for name in ("gate_window", "mixture_window", "quality_window", "mixture", *SCALARS):
             setattr(twin, name, getattr(self, name))
         place = np.full(len(self.counts), -1)
@@ -293,7 +327,8 @@ class Memory:
         twin.buffered = len(waiting)
         twin.buffer, twin.buffer_quality = self.buffer[waiting], self.buffer_quality[waiting]
         twin.buffer_class = place[self.buffer_class[waiting]]
-        twin.rebuild()
+        if len(self.opened):
+            twin.rebuild()
         return twin
 
     def stats(self) -> dict[str, Any]:
@@ -365,13 +400,13 @@ class Memory:
         return counters, arrays
 
     @classmethod
-    def restored(cls, config: Config, counters: Counters, arrays: state.Arrays) -> "Memory":
+    def restored(cls, prototypes: Prototypes, config: Config, counters: Counters, arrays: state.Arrays) -> "Memory":
         """Rebuild an exported memory, checking everything that could be wrong before anything large is made."""
         counters, by_stream = _parted(counters, _STREAM)
         arrays, of_stream = _parted(arrays, _STREAM)
         arrays, of_bias = _parted(arrays, _BIAS)
-        checked = proven(config, counters, arrays)
-        entry, verification, bias = checked["entry"].copy(), None, None
+        checked = proven(prototypes.unit, config, counters, arrays)
+        entry, verification, bias = prototypes.unit, None, None
         if (by_stream or of_stream) and config.verify_by != "stream":
             raise StateError("the state holds a verification by the stream that its settings do not ask for")
         if of_bias and not biased(config, len(entry)):
@@ -382,28 +417,18 @@ class Memory:
                 if verification.seen < counter(counters, "learned"):
                     raise StateError("the state's verification has seen fewer samples than were learned from")
             if biased(config, len(entry)):
-                bias = Bias.restored(entry, config.temperature, of_bias)
-            memory = cls(entry, config, verification, bias)
+                bias = Bias.restored(entry, config.temperature, prototypes.follow(likeness), of_bias)
+            memory = cls(prototypes, config, verification, bias)
         except MemoryError:
             raise StateError("the state asks for more than this machine's memory holds") from None
         if "text" in checked:
-            memory.text = checked["text"].copy()
+            memory.own_text()
+            memory.text[:] = checked["text"]
             invert_norms(memory.text, memory.inverse_norms)
         for name in SCALARS:
             setattr(memory, name, counters[name])
-        memory.counts[:] = checked["counts"]
-        memory.opened = np.flatnonzero(memory.counts)
-        filled = np.arange(config.cache_size) < memory.counts[:, None]
-        memory.cache[filled] = checked["cache"]
-        memory.quality[filled] = checked["quality"]
-        direction = np.empty(memory.entry.shape[1])
-        for k in memory.opened:
-            memory.lengths[k] = queue_mean(memory.cache[k], memory.counts[k], direction)
-            memory.visual[k] = direction
-        for name in ("pull", "pull_rest"):
-            getattr(memory, name)[memory._keys()] = checked[name]
-        for name in ("visual_sum", "normaliser", "applied", "diagonal"):
-            getattr(memory, name)[memory.opened] = checked[name]
+        if checked["counts"].any() or checked["pull"].size:
+            memory._fill(checked)
         memory.mixture[:] = checked["mixture"]
         for name in _WAITING:
             setattr(memory, name, checked[name].copy())
@@ -411,8 +436,25 @@ class Memory:
         memory.gate_window.restore(checked["gate_window"], memory.learned)
         memory.mixture_window.restore(checked["mixture_window"], memory.learned if verification is None else 0)
         memory.quality_window.restore(checked["quality_window"], int(counters["confirmed"] or 0))
-        memory._step_visual(memory.opened)
         return memory
+
+    def _fill(self, checked: state.Arrays) -> None:
+        """Take over the queues of a state, and the alignment that follows them."""
+        self.own(*self._CACHED)
+        self.counts[:] = checked["counts"]
+        self.opened = np.flatnonzero(self.counts)
+        filled = np.arange(self.config.cache_size) < self.counts[:, None]
+        self.cache[filled] = checked["cache"]
+        self.quality[filled] = checked["quality"]
+        direction = np.empty(self.entry.shape[1])
+        for k in self.opened:
+            self.lengths[k] = queue_mean(self.cache[k], self.counts[k], direction)
+            self.visual[k] = direction
+        for name in ("pull", "pull_rest"):
+            getattr(self, name)[self._keys()] = checked[name]
+        for name in ("visual_sum", "normaliser", "applied", "diagonal"):
+            getattr(self, name)[self.opened] = checked[name]
+        self._step_visual(self.opened)
 
 
 def biased(config: Config, classes: int) -> bool:

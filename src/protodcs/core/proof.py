@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import StateError
 from . import alignment, mixture, state
-from .base import Counters, check_unit, counter, required, truth, within
+from .base import Counters, Feature, check_unit, counter, required, truth, within
 from .cache import queue_mean
 from .config import Config
 from .first_check import invert_norms
@@ -49,23 +49,25 @@ def since_flush(config: Config, learned: int) -> int:
     return learned if learned < config.mixture_start else config.mixture_period - config.until_refit(learned)
 
 
-def proven(config: Config, counters: Counters, arrays: state.Arrays) -> state.Arrays:
-    """The arrays of an exported memory, each proven to be one that `export` could have written."""
+def proven(entry: Feature, config: Config, counters: Counters, arrays: state.Arrays) -> state.Arrays:
+    """The arrays of an exported memory, each proven to be one that `export` could have written.
+
+    `entry` (K, d) are its entry prototypes, which were proven before.
+    """
     expected = {*SCALARS, "confirmed", "unknown", "skipped"}
     if set(counters) != expected:
         raise StateError(f"the state's counters are {sorted(counters)[:20]}, they must be {sorted(expected)}")
     _check_counters(config, counters)
     learned, evolved = counter(counters, "learned"), counter(counters, "evolved")
-    found = dict(arrays)
-    checked: state.Arrays = {}
+    found = {name: array for name, array in arrays.items() if name != "entry"}
+    checked: state.Arrays = {"entry": entry}
 
     def take(name: str, dtype: type, *shape: int | None) -> NDArray[Any]:
         checked[name] = required(found, name, dtype, shape)
         del found[name]
         return checked[name]
 
-    classes, width = take("entry", np.float32, None, None).shape
-    check_unit(checked["entry"], "entry")
+    classes, width = entry.shape
     if evolved:
         take("text", np.float32, classes, width)
         if config.evolution_norm == "unit":

@@ -26,6 +26,8 @@ MEAN_HORIZON = 1000
 # With fewer rows in either memory a comparison says nothing.
 LEAST_ROWS = 5
 _SHORTEST = 1e-6
+# A memory starts with room for so many rows and grows by a quarter, so that a young stream stays small.
+_FIRST_ROOM = 16
 
 
 def centre_twin(feature: Row, mean: Vector, out: Row) -> None:
@@ -107,7 +109,8 @@ class Recall:
 
     Attributes:
         mean: (d,) float64, the running mean of all features.
-        strangers, familiars: (S, d) and (F, d) float32, the last centred features of each kind.
+        strangers, familiars: (S, d) and (F, d) float32, the last centred features of each kind. They grow as there is
+            need, up to the number in the settings.
         strangers_seen, familiars_seen: how many ever entered.
         centred: (d,) float32, the sample at hand less the mean, of unit length.
         ready: whether both hold enough to compare with.
@@ -117,8 +120,8 @@ class Recall:
     def __init__(self, width: int, config: Config):
         self.config = config
         self.mean = np.zeros(width)
-        self.strangers = np.zeros((config.strangers, width), dtype=np.float32)
-        self.familiars = np.zeros((config.familiars, width), dtype=np.float32)
+        self.strangers = np.zeros((min(_FIRST_ROOM, config.strangers), width), dtype=np.float32)
+        self.familiars = np.zeros((min(_FIRST_ROOM, config.familiars), width), dtype=np.float32)
         self.strangers_seen = 0
         self.familiars_seen = 0
         self.centred = np.zeros(width, dtype=np.float32)
@@ -130,7 +133,7 @@ class Recall:
     @property
     def held(self) -> tuple[int, int]:
         """How many strangers and familiars are remembered."""
-        return min(self.strangers_seen, len(self.strangers)), min(self.familiars_seen, len(self.familiars))
+        return min(self.strangers_seen, self.config.strangers), min(self.familiars_seen, self.config.familiars)
 
     def admit(self, familiar: bool) -> None:
         """Remember the centred feature of the last look, if it has a direction."""
@@ -139,10 +142,12 @@ class Recall:
         if self._shared:
             self.strangers, self.familiars, self._shared = self.strangers.copy(), self.familiars.copy(), False
         if familiar:
-            self.familiars[self.familiars_seen % len(self.familiars)] = self.centred
+            self.familiars = _with_room(self.familiars, self.familiars_seen, self.config.familiars)
+            self.familiars[self.familiars_seen % self.config.familiars] = self.centred
             self.familiars_seen += 1
         else:
-            self.strangers[self.strangers_seen % len(self.strangers)] = self.centred
+            self.strangers = _with_room(self.strangers, self.strangers_seen, self.config.strangers)
+            self.strangers[self.strangers_seen % self.config.strangers] = self.centred
             self.strangers_seen += 1
         self.ready = min(self.held) >= LEAST_ROWS
 
@@ -171,6 +176,15 @@ class Recall:
         for name, held in zip(("strangers", "familiars"), recall.held, strict=True):
             rows = required(arrays, name, np.float32, (held, width))
             check_unit(rows, name)
-            getattr(recall, name)[:held] = rows
+            setattr(recall, name, _with_room(rows, held, getattr(config, name)))
         recall.ready = min(recall.held) >= LEAST_ROWS
         return recall
+
+
+def _with_room(rows: Matrix, held: int, most: int) -> Matrix:
+    """The rows themselves if one more than `held` fits, up to `most`; else a larger copy."""
+    if min(held, most - 1) < len(rows) and rows.flags.writeable:
+        return rows
+    grown = np.zeros((min(most, max(_FIRST_ROOM, held + 1 + held // 4)), rows.shape[1]), dtype=np.float32)
+    grown[: len(rows)] = rows
+    return grown

@@ -42,6 +42,8 @@ _DIVIDE = 1.5
 _ENOUGH = 64
 # In place of a predicted class that was removed.
 _GONE = -1
+# There is room for so many recent samples at first; it doubles, so that a young stream stays small.
+_FIRST_ROOM = 256
 # Scores that spread less are all the same, and have no scale to follow.
 _NARROWEST = 1e-6
 
@@ -181,7 +183,8 @@ class Verification:
     """All that the stream has taught about known and unknown.
 
     Attributes:
-        history: (H, 4) float64, the signals of recent samples; slot n mod H holds sample n.
+        history: (H, 4) float64, the signals of recent samples; slot n mod H holds sample n. It grows with the stream,
+            up to the number in the settings.
         predicted, confidences: (H,) int64 and float64, their best classes by the text and how probable those were.
         foremost: (H,) int64, the classes that lay farthest above what the stream usually shows them.
         text: the text's familiarity of the same samples, by size.
@@ -198,11 +201,12 @@ class Verification:
         self.trust = Trust(config)
         self.modes = Modes(config)
         self.cold = Cold()
-        self.history = np.zeros((config.history, len(SIGNALS)))
-        self.predicted = np.zeros(config.history, dtype=np.int64)
-        self.confidences = np.zeros(config.history)
-        self.foremost = np.zeros(config.history, dtype=np.int64)
-        self.text = Window(config.history)
+        room = min(_FIRST_ROOM, config.history)
+        self.history = np.zeros((room, len(SIGNALS)))
+        self.predicted = np.zeros(room, dtype=np.int64)
+        self.foremost = np.zeros(room, dtype=np.int64)
+        self.confidences = np.zeros(room)
+        self.text = Window(room)
         self.seen = 0
         self.silent = 0
         self.cut = 0.0
@@ -212,6 +216,8 @@ class Verification:
     def decide(self, feature: Feature, cosines: Vector, best: int) -> Verdict:
         """Look at a sample by its unit feature (d,), its cosines (K,) with the text prototypes and the best of them."""
         config, background, recall, window = self.config, self.background, self.recall, self.text
+        if self.seen == len(self.history) < config.history:
+            self._make_room(min(2 * self.seen, config.history))
         text, head, contrast, stranger, level = look(
             feature, cosines, best, config.temperature, background.seen, background.moments, background.prior,
             background.pool, config.centred_weight, background.chance, *recall.held, recall.mean, recall.centred,
@@ -359,6 +365,15 @@ class Verification:
 
     # Copies, classes, export.
 
+    def _make_room(self, samples: int) -> None:
+        """Let the history hold so many samples, before it is full for the first time."""
+        for name in ("history", "predicted", "foremost", "confidences"):
+            held = getattr(self, name)
+            grown = np.zeros((samples, *held.shape[1:]), dtype=held.dtype)
+            grown[: len(held)] = held
+            setattr(self, name, grown)
+        self.text.make_room(samples)
+
     def fork(self) -> Self:
         twin = copy.copy(self)
         for name in ("background", "recall", "head", "trust", "modes", "cold", "text"):
@@ -408,6 +423,8 @@ class Verification:
         verification.weighed = truth(counters, "weighed")
         verification.seen = seen
         held = min(seen, config.history)
+        if held > len(verification.history):
+            verification._make_room(min(held + held // 4, config.history))
         history = within(
             required(arrays, "history", np.float64, (held, len(SIGNALS))), "history", -STRANGEST, STRANGEST
         )

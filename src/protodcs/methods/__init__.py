@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core import state
+from ..core.prototypes import Prototypes
 from ..errors import StateError
 from ..method import FeatureMethod, Register
 
@@ -36,7 +37,7 @@ def names() -> list[str]:
 
 def create(
     name: str,
-    prototypes: NDArray[np.floating],
+    prototypes: NDArray[np.floating] | Prototypes,
     classes: Sequence[str] | None = None,
     encoder: str | None = None,
     **options: Any,

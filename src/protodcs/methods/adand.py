@@ -239,7 +239,7 @@ class AdaND(FeatureMethod):
     def _restored_memory(self, counters: Counters, arrays: state.Arrays) -> Memory:
         steps, queued = _proven(self.config, counters, arrays)
         try:
-            memory = Memory(arrays["entry"].copy(), self.config)
+            memory = Memory(arrays["entry"], self.config)
         except MemoryError:
             raise StateError("the state asks for a queue larger than this machine's memory") from None
         for name in _COUNTERS:

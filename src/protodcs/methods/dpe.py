@@ -338,7 +338,7 @@ class DPE(FeatureMethod):
     def _restored_memory(self, counters: Counters, arrays: state.Arrays) -> Memory:
         checked = _proven(self.config, counters, arrays)
         try:
-            memory = Memory(checked["entry"].copy(), self.config)
+            memory = Memory(checked["entry"], self.config)
         except MemoryError:
             raise StateError("the state asks for queues larger than this machine's memory") from None
         if "text" in checked:

@@ -241,7 +241,7 @@ class OnlineGaussian(FeatureMethod):
         required(arrays, "means", np.float64, (classes, width))
         required(arrays, "counts", np.float64, (classes,))
         required(arrays, "variance", np.float64, (width,))
-        memory = Memory(entry.copy(), self.config)
+        memory = Memory(entry, self.config)
         memory.sequence = counter(counters, "sequence", high=2**62)
         memory.known = counter(counters, "known", high=memory.sequence)
         memory.weight = _checked_weight(counters["weight"], memory.sequence)

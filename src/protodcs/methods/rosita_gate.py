@@ -178,7 +178,7 @@ class RositaGate(FeatureMethod):
         window = required(arrays, "window", np.float64, (min(learned, self.config.window),))
         if not (np.abs(window) < 1.001).all():
             raise StateError("the state's scores are cosines, they must lie from -1 to 1")
-        memory = Memory(entry.copy(), self.config.window)
+        memory = Memory(entry, self.config.window)
         memory.window.restore(window, learned)
         for name in _COUNTERS:
             setattr(memory, name, counters[name])

@@ -295,7 +295,7 @@ class TDA(FeatureMethod):
         entry = required(arrays, "entry", np.float32, (None, None))
         check_unit(entry, "entry")
         try:
-            memory = Memory(entry.copy(), self.config)
+            memory = Memory(entry, self.config)
         except MemoryError:
             raise StateError("the state asks for caches larger than this machine's memory") from None
         expected_counters, expected = memory.export()

@@ -95,7 +95,7 @@ class ZeroShot(FeatureMethod):
             raise StateError(f"a zero-shot state holds only its prototypes; given: {sorted(arrays)[:10]}")
         entry = required(arrays, "entry", np.float32, (None, None))
         check_unit(entry, "entry")
-        memory = Memory(entry.copy())
+        memory = Memory(entry)
         memory.sequence = counter(counters, "sequence", high=2**62)
         memory.known = counter(counters, "known", high=memory.sequence)
         return memory

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.base import described
+from ...core.rows import described
 from ...errors import InputError
 
 IN_USE = "this method is in use by another thread: give each stream a method and an encoder of its own"
