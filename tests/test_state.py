@@ -14,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors import safe_open
 
 from conftest import random_stream
-from protodcs import Config, ProtoDCS, methods
+from protodcs import Config, ProtoDCS, Prototypes, methods
 from protodcs.core import state
 from protodcs.errors import StateError
 
@@ -257,6 +259,114 @@ def test_a_large_buffer_is_not_made_before_it_is_needed():
     assert methods.restore(engine.snapshot()).dimension == 2**20
 
 
+# States without their prototypes.
+
+READINGS = (
+    {},
+    {"preset": "paper"},
+    {"preset": "paper", "evolution_gate": "entropy", "cache_admission": "buffered"},
+    {"preset": "paper", "alignment_keys": "all", "evolution_norm": "raw", "evolution_gate": "quantile"},
+    {"visual_prototypes": True, "target_false_reject": 0.05},
+)
+
+
+@given(reading=st.sampled_from(READINGS), cut=st.integers(0, 250), seed=st.integers(0, 3))
+@settings(max_examples=25)
+def test_a_difference_beside_its_prototypes_continues_bit_equal_at_any_cut(reading, cut, seed):
+    rows, features, _ = random_stream(classes=8, width=24, samples=260, seed=seed)
+    shared = Prototypes(rows)
+    engine = methods.create("protodcs", shared, **reading)
+    engine.observe_many(features[:cut])
+    data, whole = engine.difference(), engine.snapshot()
+    twin = methods.restore(data, prototypes=shared)
+    assert np.shares_memory(twin._memory.entry, shared.rows)
+    assert twin.snapshot() == whole
+    assert methods.restore(whole, prototypes=shared).difference() == data
+    for feature in features[cut:]:
+        assert twin.observe(feature).openness == engine.observe(feature).openness
+    assert twin.difference() == engine.difference()
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_every_method_has_differences(name):
+    rows, features, _ = random_stream(samples=150)
+    engine = methods.create(name, rows)
+    engine.observe_many(features)
+    data = engine.difference()
+    assert methods.restore(data, prototypes=rows).snapshot() == engine.snapshot()
+    assert type(engine).restore(data, prototypes=Prototypes(rows)).difference() == data
+    assert len(engine.snapshot()) - len(data) > 0.9 * rows.nbytes
+
+
+def test_a_difference_names_its_prototypes_and_refuses_others(tmp_path):
+    engine, _ = trained()
+    shared, other = Prototypes(engine._memory.entry), Prototypes(random_stream(classes=8, width=24, seed=2)[0])
+    data = engine.difference()
+    outer, inner, _ = split(data)
+    assert inner["prototypes"] == shared.fingerprint
+    assert "entry" not in outer
+    with pytest.raises(StateError, match=f"leaves out its prototypes.*{shared.fingerprint}.*give them"):
+        ProtoDCS.restore(data)
+    for state_of_it in (data, engine.snapshot()):
+        with pytest.raises(StateError, match=f"{shared.fingerprint}, and those given have {other.fingerprint}"):
+            methods.restore(state_of_it, prototypes=other)
+    (tmp_path / "thin.state").write_bytes(data)
+    assert ProtoDCS.load(tmp_path / "thin.state", prototypes=shared).snapshot() == engine.snapshot()
+
+
+def test_a_whole_state_says_nothing_of_shared_prototypes():
+    """So that it reads as it always did."""
+    assert "prototypes" not in split(trained()[0].snapshot())[1]
+
+
+def test_after_an_edit_of_the_classes_a_difference_wants_the_edited_prototypes():
+    rows, features, _ = random_stream(samples=100)
+    engine = methods.create("protodcs", rows)
+    engine.observe_many(features)
+    engine.add_class("more", features[0])
+    with pytest.raises(StateError, match="those given have"):
+        methods.restore(engine.difference(), prototypes=rows)
+    edited = np.concatenate([rows, features[:1]])
+    assert methods.restore(engine.difference(), prototypes=edited).snapshot() == engine.snapshot()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("prototypes", "abc", "prototypes"),
+        ("prototypes", 7, "prototypes"),
+        ("prototypes", None, "has no array 'entry'"),
+        ("classes", ["a", "b"], "names 2 classes"),
+    ],
+)
+def test_a_difference_with_a_wrong_header_is_refused(field, value, words):
+    engine, _ = trained()
+    outer, inner, body = split(engine.difference())
+    inner[field] = value
+    with pytest.raises(StateError, match=words):
+        methods.restore(join(outer, inner, body), prototypes=engine._prototypes)
+
+
+def test_a_state_that_holds_prototypes_and_denies_it_is_refused():
+    engine, _ = trained()
+    outer, inner, body = split(engine.snapshot())
+    inner["prototypes"] = engine._prototypes.fingerprint
+    with pytest.raises(StateError, match="says that it leaves them out"):
+        methods.restore(join(outer, inner, body), prototypes=engine._prototypes)
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_broken_differences_are_refused_as_whole_states_are(part):
+    rng = np.random.default_rng(300 + part)
+    engines = [trained(**reading)[0] for reading in READINGS]
+    for turn in range(150):
+        engine = engines[rng.integers(len(engines))]
+        data = engine.difference()
+        spoiled = damaged(data, rng) if turn % 2 else senseless(data, rng)[0]
+        if spoiled != data:
+            assert refused(spoiled, prototypes=engine._prototypes)
+
+
 # Hostile files. Half are damaged as a disk or a network damages them; half are broken in their meaning by someone who
 # then puts the right hash in.
 
@@ -371,7 +481,7 @@ def config(outer, inner, body, filled, rng):
     }
     if inner["config"]["verify_by"] == "stream":
         # Recent samples are kept in the history, of which the mixture's window is any part.
-        bad |= {"history": [600, 10**9], "mixture_window": [None]}
+        bad |= {"history": [300, 10**9], "mixture_window": [None]}
     name = rng.choice(list(bad))
     inner["config"][name] = bad[name][rng.integers(len(bad[name]))]
 
@@ -434,13 +544,13 @@ def victims():
     return [trained(**chosen)[0].snapshot() for chosen in options]
 
 
-def refused(data):
+def refused(data, **beside):
     """Restoring fails with a StateError, quickly and in little memory."""
     tracemalloc.start()
     started = time.perf_counter()
     try:
         with pytest.raises(StateError) as caught:
-            methods.restore(data)
+            methods.restore(data, **beside)
         seconds = time.perf_counter() - started
         peak = tracemalloc.get_traced_memory()[1]
     finally:

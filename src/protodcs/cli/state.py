@@ -47,7 +47,8 @@ def _report(file: Path) -> dict[str, Any]:
         **header.model_dump(exclude={"classes", "counters"}),
         "dimension": int(arrays["entry"].shape[1]) if "entry" in arrays and arrays["entry"].ndim == 2 else None,
         "classes": header.classes,
-        "stats": methods.restore(data).stats(),
+        # What happened in a state without its prototypes only an engine beside them can tell.
+        "stats": methods.restore(data).stats() if header.prototypes is None else dict(header.counters),
         "arrays": {name: {"shape": list(a.shape), "type": str(a.dtype)} for name, a in sorted(arrays.items())},
     }
 
@@ -63,6 +64,7 @@ def _print(report: dict[str, Any]) -> None:
         "classes": f"{len(names)}: {shown}",
         "dimension": str(report["dimension"]),
         "encoder": report["encoder"] or "not recorded",
+        "prototypes": f"left out: {report['prototypes']}" if report["prototypes"] else "held",
         "content hash": report["content_hash"],
     }
     console.print(_table(f"State {report['file']}", about))

@@ -464,5 +464,11 @@ def biased(config: Config, classes: int) -> bool:
 
 def _parted(named: dict[str, Any], prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """What does not begin with the prefix, and what does, without it."""
-    own = {name: value for name, value in named.items() if not name.startswith(prefix)}
-    return own, {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
+    others: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    for name, value in named.items():
+        if name.startswith(prefix):
+            own[name[len(prefix) :]] = value
+        else:
+            others[name] = value
+    return others, own

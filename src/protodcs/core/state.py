@@ -45,6 +45,9 @@ class Header(BaseModel):
     config: dict[str, Any] = Field(description="Every option, resolved.")
     classes: list[str] = Field(min_length=1)
     encoder: str | None = Field(None, max_length=1000, description="Fingerprint of what made the features, if known.")
+    prototypes: str | None = Field(
+        None, pattern="^[0-9a-f]{64}$", description="Fingerprint of the entry prototypes, where they are left out."
+    )
     frozen: bool = False
     counters: dict[str, int | float | bool | None]
     content_hash: str = Field(_NO_HASH, description="SHA-256 over the whole file with these 64 digits as zeros.")
@@ -57,7 +60,9 @@ MIGRATIONS: dict[int, Migration] = {}
 
 def pack(header: Header, arrays: Arrays) -> bytes:
     """One state as bytes. The same state gives the same bytes."""
-    text = json.dumps(header.model_dump(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    # A whole state says nothing of it, so that it reads as it always did.
+    left_out = {"prototypes"} if header.prototypes is None else None
+    text = json.dumps(header.model_dump(exclude=left_out), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     ordered = {name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)}
     data = serialise(ordered, metadata={_KEY: text})
     start, stop = _hash_span(data)
@@ -71,7 +76,11 @@ def unpack(data: bytes) -> tuple[Header, Arrays]:
         raise StateError(f"a state is bytes, as snapshot() returns them; given: {type(data).__name__}")
     data = bytes(data)
     _verify_hash(data)
-    header, arrays = _parse(data)
+    return present(*_parse(data))
+
+
+def present(header: dict[str, Any], arrays: Arrays) -> tuple[Header, Arrays]:
+    """A header as it was read and its arrays, brought up to the present schema."""
     version = header.get("schema_version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 0:
         raise StateError(f"the state's schema version is {version!r}: it must be a whole number")

@@ -47,12 +47,14 @@ def create(
     return method
 
 
-def restore(data: bytes, encoder: str | None = None) -> FeatureMethod:
-    """The engine a snapshot was taken of, whichever method it belongs to."""
+def restore(
+    data: bytes, encoder: str | None = None, prototypes: NDArray[np.floating] | Prototypes | None = None
+) -> FeatureMethod:
+    """The engine that a state was taken of, whichever method it belongs to; see `FeatureMethod.restore`."""
     header, arrays = state.unpack(data)
     if header.method not in REGISTER:
         raise StateError(
             f"the state belongs to the method {header.method!r}, which is not one of {', '.join(REGISTER)}"
         )
-    method: FeatureMethod = REGISTER[header.method]._from_parts(header, arrays, encoder)
+    method: FeatureMethod = REGISTER[header.method]._from_parts(header, arrays, encoder, prototypes)
     return method
