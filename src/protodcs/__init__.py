@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .core.engine import ProtoDCS
     from .core.explain import Explanation
     from .core.prototypes import Prototypes
+    from .streams import Streams
 
 # Where each public name lives. Nothing is imported before it is asked for, so `import protodcs` stays instant.
 _HOMES = {
@@ -26,6 +27,7 @@ _HOMES = {
     "OpenSetClassifier": ".classifier",
     "ProtoDCS": ".core.engine",
     "Prototypes": ".core.prototypes",
+    "Streams": ".streams",
 }
 
 _ROOMS = ("data", "encoders", "errors", "methods", "metrics")
@@ -38,6 +40,7 @@ __all__ = [
     "OpenSetClassifier",
     "ProtoDCS",
     "Prototypes",
+    "Streams",
     "__version__",
     "data",
     "encoders",
