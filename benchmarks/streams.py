@@ -1,0 +1,227 @@
+"""Many streams in one process: `python -m benchmarks.streams --streams 100000 --awake 1000`.
+
+Every stream sees 200 samples of a real CLIP stream with K = 100 classes, each from another place on, and goes to sleep.
+Then single samples come to streams drawn by Zipf's law, in blocks; after each block, in the same run and on the same
+thread, one plain engine observes as many samples. Times are of this machine; the ratios are what to look at. The folder
+is emptied again. Nothing is written to the documentation.
+"""
+
+import argparse
+import gc
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+
+import numpy as np  # noqa: E402 - the thread limits above must come first
+
+from benchmarks.step import stream  # noqa: E402
+from protodcs import Config, ProtoDCS, Prototypes, Streams  # noqa: E402
+
+NAME = "streams"
+CLASSES = 100
+SAMPLES = 200
+EXPONENTS = (1.0, 1.2)
+# Visits in one block.
+BLOCK = 500
+# Where every queue is full there are fewer streams: a state weighs some megabytes.
+SIZES = {"default": 100_000, "paper": 10_000}
+QUICK = {"default": 600, "paper": 150}
+# The folder may take so much of the disk.
+MOST_BYTES = 30e9
+
+
+def resident():
+    """Bytes of this process in memory."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def full_queues(config, features, prototypes):
+    """The state of an engine in which every class's queue is full."""
+    engine = ProtoDCS(prototypes, config=config)
+    engine.observe_many(features)
+    rng = np.random.default_rng(0)
+    rows, width = prototypes.rows, prototypes.rows.shape[1]
+    while len(thin := np.flatnonzero(engine._memory.counts < config.cache_size)):
+        # A class that the stream leaves thin is filled by made-up samples near its prototype.
+        k = thin[rng.integers(len(thin))]
+        noise = rng.normal(size=width) / np.sqrt(width)
+        engine.observe(0.5 * rows[k] + features[rng.integers(len(features))] + 0.6 * noise)
+    return engine.difference()
+
+
+def fill(streams, count, features, prototypes, begun):
+    """Let so many streams begin; what it cost per stream in memory while they were awake, and in seconds."""
+    before, start = resident(), time.perf_counter()
+    awake_bytes = None
+    for number in range(count):
+        with streams.engine(f"stream {number}") as engine:
+            if begun is not None:
+                engine._memory = ProtoDCS.restore(begun, prototypes=prototypes)._memory
+            at = (37 * number) % len(features)
+            engine.observe_many(np.take(features, range(at, at + SAMPLES), axis=0, mode="wrap"))
+        if number + 1 == min(count, streams.awake):
+            awake_bytes = (resident() - before) / (number + 1)
+    return awake_bytes, time.perf_counter() - start
+
+
+def zipf(count, exponent, visits, rng):
+    """The streams that are visited, the most popular ones anywhere among them."""
+    shares = np.cumsum(np.arange(1, count + 1) ** -exponent)
+    ranks = np.searchsorted(shares, rng.random(visits) * shares[-1])
+    return rng.permutation(count)[ranks]
+
+
+def mix(streams, count, exponent, visits, features, single):
+    """Visits by Zipf's law, and as many samples of one engine, block by block."""
+    rng = np.random.default_rng(int(100 * exponent))
+    visited = zipf(count, exponent, 2 * visits, rng)
+    for number in visited[:visits]:
+        streams.observe(f"stream {number}", features[rng.integers(len(features))])
+    pooled, alone, wakes, hits, ratios = 0.0, 0.0, [], 0, []
+    for first in range(visits, 2 * visits, BLOCK):
+        block = visited[first : first + BLOCK]
+        samples = features[rng.integers(len(features), size=len(block))]
+        in_block = 0.0
+        for number, feature in zip(block, samples, strict=True):
+            name = f"stream {number}"
+            hit = name in streams._streams
+            start = time.perf_counter()
+            streams.observe(name, feature)
+            seconds = time.perf_counter() - start
+            in_block += seconds
+            hits += hit
+            if not hit:
+                wakes.append(seconds)
+        start = time.perf_counter()
+        for feature in samples:
+            single.observe(feature)
+        seconds = time.perf_counter() - start
+        pooled, alone = pooled + in_block, alone + seconds
+        ratios.append(seconds / in_block)
+    step = alone / visits
+    return {
+        "exponent": exponent,
+        "visits": visits,
+        "hit_rate": hits / visits,
+        "per_second": visits / pooled,
+        "single_per_second": visits / alone,
+        "ratio": float(np.median(ratios)),
+        # What a visit to a sleeping stream takes beyond a step: the wake-up, and putting another one to sleep.
+        "wake_p50_us": 1e6 * (float(np.median(wakes)) - step),
+        "wake_p99_us": 1e6 * (float(np.quantile(wakes, 0.99)) - step),
+        "wake_worst_us": 1e6 * (float(np.max(wakes)) - step),
+    }
+
+
+def disk(folder):
+    """Bytes that the streams take on the disk, and how many files there are."""
+    sizes = [path.stat().st_blocks * 512 for path in Path(folder).rglob("*.stream")]
+    return sum(sizes), len(sizes)
+
+
+def run(preset, count, awake, visits, folder):
+    prototypes, features = stream(CLASSES)
+    prototypes, config = Prototypes(prototypes), Config.preset(preset)
+    single = ProtoDCS(prototypes, config=config)
+    single.observe_many(features[:SAMPLES])
+    begun = full_queues(config, features, prototypes) if preset == "paper" else None
+    need = 1.3 * count * len(begun or single.difference())
+    if need > min(MOST_BYTES * 1.3, 0.9 * shutil.disk_usage(Path(folder).parent).free):
+        sys.exit(f"error: {count} streams would take about {need / 1e9:.0f} GB of the disk; choose fewer, or a folder")
+    start_bytes = resident()
+    with Streams(prototypes, config=config, folder=folder, awake=awake) as streams:
+        awake_bytes, seconds = fill(streams, count, features, prototypes, begun)
+        mixes = [mix(streams, count, exponent, visits, features, single) for exponent in EXPONENTS]
+        total = resident()
+    asleep = resident()
+    taken, files = disk(folder)
+    return {
+        "preset": preset,
+        "streams": count,
+        "awake": awake,
+        "awake_bytes": awake_bytes,
+        # All of them are asleep now: what the process still holds, and did not at first, is theirs.
+        "asleep_bytes": max(0, asleep - start_bytes) / count,
+        "disk_bytes": taken / files,
+        "resident_bytes": total,
+        "fill_seconds": seconds,
+        "mixes": mixes,
+    }
+
+
+def measure(quick: bool = False, sizes=None, awake=1000, visits=None, folder=None) -> list[dict]:
+    sizes = sizes or (QUICK if quick else SIZES)
+    rows = []
+    for preset, count in sizes.items():
+        path = Path(tempfile.mkdtemp(prefix="streams-", dir=folder))
+        try:
+            here = min(awake, max(count // 10, 1))
+            rows.append(run(preset, count, here, visits or (2_000 if quick else 40_000), path / "pool"))
+        finally:
+            shutil.rmtree(path)
+    return rows
+
+
+def as_markdown(rows) -> str:
+    lines = [
+        "# Many streams in one process",
+        "",
+        f"Real CLIP ViT-B/32 features, K = {CLASSES}, d = 512; each stream has seen {SAMPLES} samples, with `paper` "
+        "upon full queues. One thread.",
+        "",
+        "| preset | streams | awake | an awake stream | a sleeping one | on disk | the process |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| `{row['preset']}` | {row['streams']:,} | {row['awake']:,} | {row['awake_bytes'] / 1e3:,.0f} kB "
+            f"| {row['asleep_bytes']:,.0f} B | {row['disk_bytes'] / 1e3:,.0f} kB "
+            f"| {row['resident_bytes'] / 2**30:.2f} GiB |"
+        )
+    lines += [
+        "",
+        "Visits of one sample each, to streams drawn by Zipf's law, against a single engine in the same run; a wake-up",
+        "is what a visit to a sleeping stream takes beyond a step, with putting another one to sleep:",
+        "",
+        "| preset | exponent | awake when visited | visits a second | one engine | ratio | wake-up p50 | p99 | worst |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        for mixed in row["mixes"]:
+            lines.append(
+                f"| `{row['preset']}` | {mixed['exponent']} | {mixed['hit_rate']:.0%} | {mixed['per_second']:,.0f} "
+                f"| {mixed['single_per_second']:,.0f} | {mixed['ratio']:.2f} | {mixed['wake_p50_us']:,.0f} us "
+                f"| {mixed['wake_p99_us']:,.0f} us | {mixed['wake_worst_us']:,.0f} us |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, help="how many; both presets have their own number else")
+    parser.add_argument("--awake", type=int, default=1000, help="how many stay in memory, a tenth of all at most")
+    parser.add_argument("--visits", type=int, help="how many are measured")
+    parser.add_argument("--preset", choices=list(SIZES), help="one of them alone")
+    parser.add_argument("--folder", type=Path, help="where the streams sleep; it is emptied again")
+    parser.add_argument("--quick", action="store_true", help="a few hundred streams")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    sizes = dict(QUICK if arguments.quick else SIZES)
+    if arguments.preset:
+        sizes = {arguments.preset: sizes[arguments.preset]}
+    if arguments.streams:
+        sizes = {preset: min(arguments.streams, SIZES[preset]) for preset in sizes}
+    rows = measure(arguments.quick, sizes, arguments.awake, arguments.visits, arguments.folder)
+    print(json.dumps({"benchmark": NAME, "rows": rows}) if arguments.json else as_markdown(rows))
+
+
+if __name__ == "__main__":
+    main()
