@@ -58,18 +58,21 @@ def full_queues(config, features, prototypes):
 
 
 def fill(streams, count, features, prototypes, begun):
-    """Let so many streams begin; what it cost per stream in memory while they were awake, and in seconds."""
+    """Let so many streams begin: bytes in memory per awake stream and per sleeping one, and seconds."""
     before, start = resident(), time.perf_counter()
-    awake_bytes = None
+    marks = {}
     for number in range(count):
         with streams.engine(f"stream {number}") as engine:
             if begun is not None:
                 engine._memory = ProtoDCS.restore(begun, prototypes=prototypes)._memory
             at = (37 * number) % len(features)
             engine.observe_many(np.take(features, range(at, at + SAMPLES), axis=0, mode="wrap"))
-        if number + 1 == min(count, streams.awake):
-            awake_bytes = (resident() - before) / (number + 1)
-    return awake_bytes, time.perf_counter() - start
+        if number + 1 in (streams.awake, count // 2, count):
+            marks[number + 1] = resident()
+    awake = (marks[streams.awake] - before) / streams.awake
+    # As many are awake at both marks: what the process grew by belongs to those that sleep.
+    asleep = max(0, marks[count] - marks[count // 2]) / (count - count // 2)
+    return awake, asleep, time.perf_counter() - start
 
 
 def zipf(count, exponent, visits, rng):
@@ -136,20 +139,17 @@ def run(preset, count, awake, visits, folder):
     need = 1.3 * count * len(begun or single.difference())
     if need > min(MOST_BYTES * 1.3, 0.9 * shutil.disk_usage(Path(folder).parent).free):
         sys.exit(f"error: {count} streams would take about {need / 1e9:.0f} GB of the disk; choose fewer, or a folder")
-    start_bytes = resident()
     with Streams(prototypes, config=config, folder=folder, awake=awake) as streams:
-        awake_bytes, seconds = fill(streams, count, features, prototypes, begun)
+        awake_bytes, asleep_bytes, seconds = fill(streams, count, features, prototypes, begun)
         mixes = [mix(streams, count, exponent, visits, features, single) for exponent in EXPONENTS]
         total = resident()
-    asleep = resident()
     taken, files = disk(folder)
     return {
         "preset": preset,
         "streams": count,
         "awake": awake,
         "awake_bytes": awake_bytes,
-        # All of them are asleep now: what the process still holds, and did not at first, is theirs.
-        "asleep_bytes": max(0, asleep - start_bytes) / count,
+        "asleep_bytes": asleep_bytes,
         "disk_bytes": taken / files,
         "resident_bytes": total,
         "fill_seconds": seconds,

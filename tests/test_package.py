@@ -246,7 +246,7 @@ def blocks(path, language="python"):
     return [part.split("```")[0] for part in text.split(f"```{language}\n")[1:]]
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/how-a-decision-is-made.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/how-a-decision-is-made.md", "docs/streams.md"])
 def test_the_examples_in_the_documents_run(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     scope = {}

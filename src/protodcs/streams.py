@@ -475,17 +475,17 @@ def _in_words(path: str, function: Any, *arguments: Any) -> Any:
         raise StateError(f"{path}: {problem}") from None
 
 
-def _read(path: str) -> bytes:
+def _read(path: str) -> bytearray:
     handle = os.open(path, os.O_RDONLY)
     try:
-        size = os.fstat(handle).st_size
-        data = os.read(handle, size)
-        while len(data) < size:
-            more = os.read(handle, size - len(data))
+        data = bytearray(os.fstat(handle).st_size)
+        read = os.readv(handle, [data])
+        while 0 < read < len(data):
+            more = os.readv(handle, [memoryview(data)[read:]])
             if not more:
                 break
-            data += more
-        return data
+            read += more
+        return data if read == len(data) else data[:read]
     finally:
         os.close(handle)
 

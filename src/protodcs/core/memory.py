@@ -402,9 +402,8 @@ class Memory:
     @classmethod
     def restored(cls, prototypes: Prototypes, config: Config, counters: Counters, arrays: state.Arrays) -> "Memory":
         """Rebuild an exported memory, checking everything that could be wrong before anything large is made."""
-        counters, by_stream = _parted(counters, _STREAM)
-        arrays, of_stream = _parted(arrays, _STREAM)
-        arrays, of_bias = _parted(arrays, _BIAS)
+        counters, by_stream, _ = _parted(counters)
+        arrays, of_stream, of_bias = _parted(arrays)
         checked = proven(prototypes.unit, config, counters, arrays)
         entry, verification, bias = prototypes.unit, None, None
         if (by_stream or of_stream) and config.verify_by != "stream":
@@ -440,9 +439,13 @@ class Memory:
 
     def _fill(self, checked: state.Arrays) -> None:
         """Take over the queues of a state, and the alignment that follows them."""
+        self.opened = np.flatnonzero(checked["counts"])
+        if 2 * len(self.opened) > len(self.counts):
+            # Most of it will be touched: memory that was used before is then faster than new pages.
+            self.__dict__.update({name: np.zeros_like(getattr(self, name)) for name in _ROWS})
+            self._shared -= _ROWS
         self.own(*self._CACHED)
         self.counts[:] = checked["counts"]
-        self.opened = np.flatnonzero(self.counts)
         filled = np.arange(self.config.cache_size) < self.counts[:, None]
         self.cache[filled] = checked["cache"]
         self.quality[filled] = checked["quality"]
@@ -462,13 +465,16 @@ def biased(config: Config, classes: int) -> bool:
     return config.class_bias and 3 <= classes <= config.class_bias_limit
 
 
-def _parted(named: dict[str, Any], prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What does not begin with the prefix, and what does, without it."""
-    others: dict[str, Any] = {}
+def _parted(named: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """What is the memory's own, the verification's and the class bias's, without their prefixes."""
     own: dict[str, Any] = {}
+    of_stream: dict[str, Any] = {}
+    of_bias: dict[str, Any] = {}
     for name, value in named.items():
-        if name.startswith(prefix):
-            own[name[len(prefix) :]] = value
+        if name.startswith(_STREAM):
+            of_stream[name[len(_STREAM) :]] = value
+        elif name.startswith(_BIAS):
+            of_bias[name[len(_BIAS) :]] = value
         else:
-            others[name] = value
-    return others, own
+            own[name] = value
+    return own, of_stream, of_bias

@@ -220,11 +220,12 @@ def described(parameters: Vector) -> dict[str, Any]:
 
 def check(parameters: Vector, fitted: bool, reach: tuple[float, float], widest: float) -> None:
     """Refuse parameters of a state that no fit could have left: means within `reach`, variances below `widest`."""
+    weight, mean, variance, other_weight, other_mean, other_variance = values = parameters.tolist()
     if not fitted:
-        if parameters.any():
+        if any(values):
             raise StateError("the state holds parameters of a mixture that it says is not fitted")
         return
-    weights, means, variances = parameters[[0, 3]], parameters[[1, 4]], parameters[[2, 5]]
-    possible = reach[0] < means[0] <= means[1] < reach[1] and (variances > _LEAST_VARIANCE).all()
-    if not (possible and (variances < widest).all() and (weights > 0).all() and abs(weights.sum() - 1) < 1e-9):
+    possible = reach[0] < mean <= other_mean < reach[1] and min(variance, other_variance) > _LEAST_VARIANCE
+    weighted = min(weight, other_weight) > 0 and abs(weight + other_weight - 1) < 1e-9
+    if not (possible and weighted and max(variance, other_variance) < widest):
         raise StateError("the state's mixture is none: weights, means or variances are impossible")

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StateError
+from .compiled import kernel
 from .state import Arrays
 
 Bytes = NDArray[np.uint8]
@@ -38,7 +39,23 @@ _HEADER_ROOM = 2048
 # No image is larger: a damaged record must not make us allocate for it.
 _MOST_BLOCKS = 2**24
 _TYPES: dict[str, np.dtype[Any]] = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "I64": np.dtype("<i8")}
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 _CODES = {dtype: code for code, dtype in _TYPES.items()}
+
+
+def digest_twin(words: Digests, weights: Digests, out: Digests) -> None:
+    """The same without numba."""
+    np.matmul(words, weights, out=out)
+
+
+@kernel("void(uint64[:,::1], uint64[::1], uint64[::1])", twin=digest_twin)
+def digest(words: Digests, weights: Digests, out: Digests) -> None:
+    """The weighted sum of each row of `words` (n, m) into `out` (n,), modulo 2 to the 64."""
+    for row in range(words.shape[0]):
+        total = np.uint64(0)
+        for i in range(words.shape[1]):
+            total += words[row, i] * weights[i]
+        out[row] = total
 
 
 class Image(NamedTuple):
@@ -54,7 +71,7 @@ def start(name: str) -> bytes:
     return _START.pack(_MAGIC, len(text)) + text
 
 
-def name_of(data: bytes) -> str:
+def name_of(data: bytes | bytearray) -> str:
     """The id in the beginning of a parcel."""
     return data[_START.size : _start_length(data)].decode()
 
@@ -70,10 +87,11 @@ def image(header: dict[str, Any], arrays: Arrays) -> Image:
         table.append((name, _CODES[array.dtype], array.shape, at))
         parts += (array.data, bytes(room - array.nbytes))
         at += room
-    text = json.dumps({**header, "arrays": table}, separators=(",", ":")).encode()
+    text = _encode({**header, "arrays": table}).encode()
     first = _first(len(text))
     parts[:0] = (struct.pack("<Q", len(text)), text, bytes(first - 8 - len(text)))
-    blocks = np.frombuffer(b"".join(parts), dtype=np.uint8).reshape(-1, _BLOCK)
+    # Kernels want what can be written to, though none does.
+    blocks = np.frombuffer(bytearray().join(parts), dtype=np.uint8).reshape(-1, _BLOCK)
     return Image(blocks, _digests(blocks))
 
 
@@ -83,10 +101,11 @@ def contents(blocks: Bytes) -> tuple[dict[str, Any], Arrays]:
     try:
         length = int(flat[:8].view("<u8")[0])
         header = json.loads(flat[8 : 8 + length].tobytes())
-        first = _first(length)
+        first, buffer = _first(length), flat.data
         arrays: Arrays = {}
         for name, code, shape, at in header.pop("arrays"):
-            arrays[name] = np.frombuffer(flat.data, _TYPES[code], math.prod(shape), first + at).reshape(shape)
+            array = np.frombuffer(buffer, _TYPES[code], math.prod(shape), first + at)
+            arrays[name] = array if len(shape) == 1 else array.reshape(shape)
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as problem:
         raise StateError(f"the stream cannot be read: {str(problem)[:200]}") from None
     return header, arrays
@@ -114,7 +133,7 @@ class Opened(NamedTuple):
     used: int
 
 
-def opened(data: bytes, name: str) -> Opened:
+def opened(data: bytearray, name: str) -> Opened:
     """What a parcel holds; refuses one that is damaged or of another stream than `name`."""
     at, whole = _start_length(data), 0
     if name_of(data) != name:
@@ -132,7 +151,7 @@ def opened(data: bytes, name: str) -> Opened:
     return Opened(Image(blocks, digests), whole, at)
 
 
-def _records(data: bytes, at: int) -> Iterator[tuple[int, NDArray[np.uint32], Bytes, Digests, int]]:
+def _records(data: bytearray, at: int) -> Iterator[tuple[int, NDArray[np.uint32], Bytes, Digests, int]]:
     """Of each record how many blocks its image has, where its blocks lie, they and their digests, and where it ends."""
     while at + _HEAD <= len(data):
         magic, count, total, checksum = _RECORD.unpack_from(data, at)
@@ -152,7 +171,7 @@ def _records(data: bytes, at: int) -> Iterator[tuple[int, NDArray[np.uint32], By
         at = end
 
 
-def _start_length(data: bytes) -> int:
+def _start_length(data: bytes | bytearray) -> int:
     if len(data) < _START.size:
         raise StateError(f"the stream's file has {len(data)} bytes: it was cut off")
     magic, length = _START.unpack_from(data)
@@ -184,7 +203,9 @@ def _weights() -> Digests:
 
 def _digests(blocks: Bytes) -> Digests:
     """One number of 64 bits for each block (n, 256)."""
-    digests: Digests = blocks.reshape(-1).view("<u8").reshape(-1, _WORDS) @ _weights()
+    words = blocks.reshape(-1).view("<u8").reshape(-1, _WORDS)
+    digests: Digests = np.empty(len(words), dtype=np.uint64)
+    digest(words, _weights(), digests)
     return digests
 
 

@@ -144,8 +144,10 @@ class Trust:
 
     @classmethod
     def restored(cls, config: Config, arrays: state.Arrays, seen: int) -> Self:
-        trust = cls(config)
-        trust.rings = within(required(arrays, "rings", np.float64, trust.rings.shape), "rings", -_MOST, _MOST).copy()
+        trust = object.__new__(cls)
+        trust.config = config
+        rings = required(arrays, "rings", np.float64, (2, len(SIGNALS), _RING))
+        trust.rings = within(rings, "rings", -_MOST, _MOST).copy()
         trust.entered = within(required(arrays, "ring_entered", np.int64, (2,)), "ring_entered", 0, seen).copy()
         scales = required(arrays, "signal_scales", np.float64, (4, len(SIGNALS)))
         within(scales[0], "signal_scales", -_MOST, _MOST)

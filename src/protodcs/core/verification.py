@@ -44,6 +44,11 @@ _ENOUGH = 64
 _GONE = -1
 # There is room for so many recent samples at first; it doubles, so that a young stream stays small.
 _FIRST_ROOM = 256
+# The arrays of a state.
+_NAMES = frozenset(
+    ("history", "predicted", "confidences", "rules", "seen", "moments", "pool", "chance")
+    + ("mean", "strangers", "familiars", "entered", "head", "rings", "ring_entered", "signal_scales", "modes", "cold")
+)
 # Scores that spread less are all the same, and have no scale to follow.
 _NARROWEST = 1e-6
 
@@ -413,7 +418,9 @@ class Verification:
         if set(counters) != expected:
             raise StateError(f"the state's verification has {sorted(counters)[:20]}, it must have {sorted(expected)}")
         width, seen = entry.shape[1], counter(counters, "seen", high=2**56)
-        verification = cls(entry, config, Background.restored(entry, config, arrays))
+        verification = object.__new__(cls)
+        verification.config = config
+        verification.background = Background.restored(entry, config, arrays)
         verification.recall = Recall.restored(width, config, arrays, seen)
         verification.head = Head.restored(width, config, arrays)
         verification.trust = Trust.restored(config, arrays, seen)
@@ -422,25 +429,33 @@ class Verification:
         verification.silent = counter(counters, "silent", high=seen)
         verification.weighed = truth(counters, "weighed")
         verification.seen = seen
-        held = min(seen, config.history)
-        if held > len(verification.history):
-            verification._make_room(min(held + held // 4, config.history))
-        history = within(
-            required(arrays, "history", np.float64, (held, len(SIGNALS))), "history", -STRANGEST, STRANGEST
-        )
-        verification.history[:held] = history
-        verification.text.restore(history[:, TEXT], seen)
-        for name in ("predicted", "foremost"):
-            classes = required(arrays, name, np.int64, (held,))
-            getattr(verification, name)[:held] = within(classes, name, _GONE, len(entry) - 1)
-        confidences = required(arrays, "confidences", np.float64, (held,))
-        verification.confidences[:held] = within(confidences, "confidences", 0.0, 1.0 + 1e-9)
+        verification.signals = (0.0, 0.0, 0.0, 0.0)
         rules = required(arrays, "rules", np.float64, (2,))
         verification.modes.share = float(within(rules[:1], "rules", 0.0, 1.0)[0])
         verification.cut = float(within(rules[1:], "rules", -STRANGEST, STRANGEST)[0])
-        if set(arrays) != set(verification.export()[1]):
+        verification._recover(arrays, len(entry))
+        if set(arrays) != _NAMES:
             raise StateError(f"the state holds arrays that do not belong there: {sorted(arrays)[:20]}")
         return verification
+
+    def _recover(self, arrays: state.Arrays, classes: int) -> None:
+        """Take over the recent samples of a state."""
+        held, most = min(self.seen, self.config.history), self.config.history
+        history = required(arrays, "history", np.float64, (held, len(SIGNALS)))
+        predicted, foremost = (required(arrays, name, np.int64, (held,)) for name in ("predicted", "foremost"))
+        confidences = required(arrays, "confidences", np.float64, (held,))
+        within(history, "history", -STRANGEST, STRANGEST)
+        within(predicted, "predicted", _GONE, classes - 1)
+        within(foremost, "foremost", _GONE, classes - 1)
+        within(confidences, "confidences", 0.0, 1.0 + 1e-9)
+        room = min(max(_FIRST_ROOM, held + held // 4), most)
+        self.history = np.zeros((room, len(SIGNALS)))
+        self.predicted, self.foremost = np.zeros((2, room), dtype=np.int64)
+        self.confidences = np.zeros(room)
+        self.text = Window(room)
+        self.history[:held], self.confidences[:held] = history, confidences
+        self.predicted[:held], self.foremost[:held] = predicted, foremost
+        self.text.restore(history[:, TEXT], self.seen)
 
     def stats(self) -> dict[str, Any]:
         """What a person watching the stream wants to know."""
