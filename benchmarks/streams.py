@@ -33,7 +33,7 @@ BLOCK = 500
 # Where every queue is full there are fewer streams: a state weighs some megabytes.
 SIZES = {"default": 100_000, "paper": 10_000}
 QUICK = {"default": 600, "paper": 150}
-# The folder may take so much of the disk.
+# The folder may take about so much of the disk.
 MOST_BYTES = 30e9
 
 
@@ -130,15 +130,20 @@ def disk(folder):
     return sum(sizes), len(sizes)
 
 
+def check_room(count, state, visits, folder):
+    """Stop before the disk is full: a file weighs about as much as a state, and every visit may add a twentieth."""
+    need = len(state) * (count + len(EXPONENTS) * 2 * visits / 20)
+    if need > MOST_BYTES * 1.1 or need > 0.9 * shutil.disk_usage(folder).free:
+        sys.exit(f"error: {count} streams would take about {need / 1e9:.0f} GB of the disk: choose fewer, or a folder")
+
+
 def run(preset, count, awake, visits, folder):
     prototypes, features = stream(CLASSES)
     prototypes, config = Prototypes(prototypes), Config.preset(preset)
     single = ProtoDCS(prototypes, config=config)
     single.observe_many(features[:SAMPLES])
     begun = full_queues(config, features, prototypes) if preset == "paper" else None
-    need = 1.3 * count * len(begun or single.difference())
-    if need > min(MOST_BYTES * 1.3, 0.9 * shutil.disk_usage(Path(folder).parent).free):
-        sys.exit(f"error: {count} streams would take about {need / 1e9:.0f} GB of the disk; choose fewer, or a folder")
+    check_room(count, begun or single.difference(), visits, Path(folder).parent)
     with Streams(prototypes, config=config, folder=folder, awake=awake) as streams:
         awake_bytes, asleep_bytes, seconds = fill(streams, count, features, prototypes, begun)
         mixes = [mix(streams, count, exponent, visits, features, single) for exponent in EXPONENTS]
@@ -164,7 +169,7 @@ def measure(quick: bool = False, sizes=None, awake=1000, visits=None, folder=Non
         path = Path(tempfile.mkdtemp(prefix="streams-", dir=folder))
         try:
             here = min(awake, max(count // 10, 1))
-            rows.append(run(preset, count, here, visits or (2_000 if quick else 40_000), path / "pool"))
+            rows.append(run(preset, count, here, visits or (2_000 if quick else 20_000), path / "pool"))
         finally:
             shutil.rmtree(path)
     return rows

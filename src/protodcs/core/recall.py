@@ -176,14 +176,15 @@ class Recall:
         for name, held in zip(("strangers", "familiars"), recall.held, strict=True):
             rows = required(arrays, name, np.float32, (held, width))
             check_unit(rows, name)
-            setattr(recall, name, _with_room(rows, held, getattr(config, name)))
+            most = getattr(config, name)
+            setattr(recall, name, rows.copy() if held == most else _with_room(rows, held, most))
         recall.ready = min(recall.held) >= LEAST_ROWS
         return recall
 
 
 def _with_room(rows: Matrix, held: int, most: int) -> Matrix:
     """The rows themselves if one more than `held` fits, up to `most`; else a larger copy."""
-    if min(held, most - 1) < len(rows) and rows.flags.writeable:
+    if min(held, most - 1) < len(rows):
         return rows
     grown = np.zeros((min(most, max(_FIRST_ROOM, held + 1 + held // 4)), rows.shape[1]), dtype=np.float32)
     grown[: len(rows)] = rows

@@ -46,7 +46,7 @@ _GONE = -1
 _FIRST_ROOM = 256
 # The arrays of a state.
 _NAMES = frozenset(
-    ("history", "predicted", "confidences", "rules", "seen", "moments", "pool", "chance")
+    ("history", "predicted", "foremost", "confidences", "rules", "seen", "moments", "pool", "chance")
     + ("mean", "strangers", "familiars", "entered", "head", "rings", "ring_entered", "signal_scales", "modes", "cold")
 )
 # Scores that spread less are all the same, and have no scale to follow.
