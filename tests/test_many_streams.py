@@ -516,6 +516,8 @@ def test_a_full_disk_is_told_in_words_and_nothing_is_lost(tmp_path, monkeypatch)
             patch.setattr("protodcs.streams.put_file", fails)
             with pytest.raises(StateError, match=r"cannot write the stream 'a'.*No space"):
                 streams.observe("b", features[0])
+            with pytest.raises(StateError, match="No space"):
+                streams.close()
         assert "b" not in streams
         assert streams.observe("a", features[1]).sequence == 1
         assert streams.observe("b", features[0]).sequence == 0

@@ -158,8 +158,11 @@ class Streams:
         yield from awake
         seen = set(awake)
         for path in self._files():
-            with Path(path).open("rb") as file:
-                name = _in_words(path, parcel.name_of, file.read(5 * _LONGEST_ID))
+            try:
+                with Path(path).open("rb") as file:
+                    name = _in_words(path, parcel.name_of, file.read(5 * _LONGEST_ID))
+            except FileNotFoundError:  # It was deleted meanwhile.
+                continue
             if name not in seen:
                 yield name
 
@@ -187,16 +190,23 @@ class Streams:
         os.sync()
 
     def close(self) -> None:
-        """Put all streams to sleep, wait until the disk holds them, and let other processes have the folder."""
+        """Put all streams to sleep, wait until the disk holds them, and let other processes have the folder.
+
+        Where some cannot be written, the others are, the pool stays open, and it can be closed again.
+        """
         if self._handle is None:
             return
-        try:
-            for stream in list(self._streams):
+        problems: list[StateError] = []
+        for stream in list(self._streams):
+            try:
                 with self._taken(stream) as awake:
                     self._put_to_sleep(stream, awake)
-            os.sync()
-        finally:
-            self._let_go()
+            except StateError as problem:
+                problems.append(problem)
+        if problems:
+            raise problems[0]
+        os.sync()
+        self._let_go()
 
     def __enter__(self) -> Self:
         return self
