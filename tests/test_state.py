@@ -253,6 +253,14 @@ def test_a_buffer_that_holds_more_than_can_have_come_is_refused():
         methods.restore(state.pack(header.model_copy(update={"content_hash": "0" * 64}), arrays))
 
 
+@pytest.mark.parametrize("name", ["bias_more", "stream_more", "more"])
+def test_counters_that_do_not_belong_there_are_refused(name):
+    outer, inner, body = split(trained()[0].snapshot())
+    inner["counters"][name] = 1
+    with pytest.raises(StateError, match=name.removeprefix("bias_").removeprefix("stream_")):
+        methods.restore(join(outer, inner, body))
+
+
 def test_a_large_buffer_is_not_made_before_it_is_needed():
     wide = np.ones((1, 2**20), dtype=np.float32)
     engine = methods.create("protodcs", wide, cache_admission="buffered", mixture_start=100_000, cache_size=1)

@@ -402,7 +402,9 @@ class Memory:
     @classmethod
     def restored(cls, prototypes: Prototypes, config: Config, counters: Counters, arrays: state.Arrays) -> "Memory":
         """Rebuild an exported memory, checking everything that could be wrong before anything large is made."""
-        counters, by_stream, _ = _parted(counters)
+        counters, by_stream, strays = _parted(counters)
+        if strays:
+            raise StateError(f"the state's class bias has counters, and it has none: {sorted(strays)[:10]}")
         arrays, of_stream, of_bias = _parted(arrays)
         checked = proven(prototypes.unit, config, counters, arrays)
         entry, verification, bias = prototypes.unit, None, None
