@@ -1,26 +1,22 @@
-"""What adaptation costs from images to decisions: `python -m benchmarks.pipeline`, with `--json` for a program.
+"""What adaptation costs from images to decisions: `python -m benchmarks pipeline`.
 
 The same images go through the bare encoder and through `OpenSetClassifier.stream`, from arrays in memory and from JPEG
 files, with torch on one thread and on all. They take turns in one run; a ratio is the median over the rounds of bare
 time over time with adaptation, with its quartiles. Times are of this machine; the ratios are what to look at.
 """
 
-import argparse
-import importlib.util
-import json
 import os
-import platform
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(_variable, "1")
+from benchmarks.timing import ROOT, load, one_thread, ratio, table
+
+one_thread()
 
 import numpy as np  # noqa: E402 - the thread limits above must come first
 import torch  # noqa: E402
@@ -31,7 +27,6 @@ from protodcs.data import open_source  # noqa: E402
 from protodcs.encoders import Encoder  # noqa: E402
 
 NAME = "pipeline"
-ROOT = Path(__file__).parent.parent
 # Where Linux tells how long the cores have worked.
 STATISTICS = Path("/proc/stat")
 PRESETS = ("default", "paper")
@@ -67,7 +62,7 @@ QUICK = (
 )
 
 
-def measure(quick: bool = False, names: Sequence[str] = tuple(TARGETS)) -> list[dict[str, Any]]:
+def measure(quick: bool = False) -> list[dict[str, Any]]:
     """One row for each encoder, kind of image, number of threads and preset."""
     if "PROTODCS_DATA" not in os.environ:
         sys.exit("error: set PROTODCS_DATA to the folder of the test data: images and the mini encoder are there")
@@ -76,8 +71,6 @@ def measure(quick: bool = False, names: Sequence[str] = tuple(TARGETS)) -> list[
     before = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as name:
         for case in QUICK if quick else CASES:
-            if case.encoder not in names:
-                continue
             encoder = loaded(case, Path(name) / "model")
             pixels = images(case)
             for source, given in (("arrays", pixels), ("JPEG files", as_files(pixels, Path(name) / case.classes))):
@@ -99,9 +92,7 @@ def vision_transformer(folder: Path) -> str:
     """A CLIP of the size of ViT-B/16 with random weights: only its speed is real."""
     import transformers
 
-    spec = importlib.util.spec_from_file_location("tiny_models", ROOT / "tests" / "tiny_models.py")
-    models = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(models)
+    models = load(ROOT / "tests" / "tiny_models.py", "tiny_models")
     tokenizer = models.clip_tokenizer(folder, None)
     torch.manual_seed(0)
     config = transformers.CLIPConfig(
@@ -201,7 +192,7 @@ def row(case: Case, preset: str, times: dict[str, np.ndarray], about: dict[str, 
         "rounds": case.rounds,
         "bare_per_second": case.images / float(np.median(times["bare"])),
         "adapted_per_second": case.images / float(np.median(times[preset])),
-        **spread(times["bare"] / times[preset]),
+        **ratio(times["bare"], times[preset]),
         "target": TARGETS[case.encoder],
         # How many cores other processes kept busy, and the ratio, in each round: what overlaps needs a free core.
         "others": about["others"],
@@ -209,63 +200,34 @@ def row(case: Case, preset: str, times: dict[str, np.ndarray], about: dict[str, 
     }
     if case.sequential:
         sequential = times[f"{preset}, sequential"]
-        result["sequential"] = spread(times["bare"] / sequential)
-        result["over_sequential"] = {
-            **spread(sequential / times[preset]),
-            "each": (sequential / times[preset]).tolist(),
-        }
+        result["sequential"] = ratio(times["bare"], sequential)
+        result["over_sequential"] = ratio(sequential, times[preset])
     return result
-
-
-def spread(ratios: np.ndarray) -> dict[str, float]:
-    low, middle, high = np.quantile(ratios, [0.25, 0.5, 0.75])
-    return {"ratio": float(middle), "low": float(low), "high": float(high)}
 
 
 def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
-        "# From images to decisions",
+        "Images per second of `OpenSetClassifier.stream`, with adaptation, over those of the bare encoder on the same "
+        "images, in turns of one run on images that are new in each round; half of them are of no known class. Ratios "
+        "are medians over the rounds, with quartiles. Without overlap is the same work in one thread, each batch "
+        "encoded and then decided on. The encoder of the size of ViT-B/16 has random weights: only its speed is real. "
+        "Others is how many cores other processes kept busy meanwhile (median): what overlaps needs a free core.",
         "",
-        "`python -m benchmarks.pipeline`: images per second of `OpenSetClassifier.stream`, with adaptation, over those",
-        "of the bare encoder on the same images, in turns of one run on images that are new in each round; half of",
-        "them are of no known class. Ratios are medians over the rounds, with quartiles. Without overlap is the same",
-        "work in one thread, each batch encoded and then decided on. The encoder of the size of ViT-B/16 has random",
-        "weights: only its speed is real. Others is how many cores other processes kept busy meanwhile (median): what",
-        "overlaps needs a free core.",
-        "",
-        "| encoder | K | preset | images | torch threads | images x rounds | bare, images/s | adapted / bare | target "
-        "| without overlap | others |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in rows:
-        without = shown(row["sequential"]) if "sequential" in row else ""
-        lines.append(
-            f"| {row['encoder']} | {row['classes']} | `{row['preset']}` | {row['source']} | {row['threads']} "
-            f"| {row['images']} x {row['rounds']} | {row['bare_per_second']:.1f} | {shown(row)} | {row['target']} "
-            f"| {without} | {np.median(row['others']):.1f} |"
-        )
+    head = "encoder, K, preset, images, torch threads, images x rounds, bare images/s, adapted / bare, target, without overlap, others"  # noqa: E501
+    lines += table(
+        head.split(", "),
+        (
+            (
+                row["encoder"], row["classes"], f"`{row['preset']}`", row["source"], row["threads"],
+                f"{row['images']} x {row['rounds']}", f"{row['bare_per_second']:.1f}", shown(row), row["target"],
+                shown(row["sequential"]) if "sequential" in row else "", f"{np.median(row['others']):.1f}",
+            )
+            for row in rows
+        ),
+    )  # fmt: skip
     return "\n".join([*lines, ""])
 
 
-def shown(ratio: dict[str, Any]) -> str:
-    return f"{ratio['ratio']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--encoders", nargs="*", default=list(TARGETS), choices=list(TARGETS))
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--quick", action="store_true", help="a few images only: whether it runs, not how fast")
-    arguments = parser.parse_args()
-    rows = measure(arguments.quick, arguments.encoders)
-    if not arguments.json:
-        print(as_markdown(rows))
-        return
-    packages = ("torch", "transformers", "numpy", "numba", "pillow")
-    versions = {"python": platform.python_version(), **{package: version(package) for package in packages}}
-    about = {"benchmark": NAME, "cores": os.cpu_count(), "machine": platform.machine(), "versions": versions}
-    print(json.dumps({**about, "rows": rows}))
-
-
-if __name__ == "__main__":
-    main()
+def shown(row: dict[str, Any]) -> str:
+    return f"{row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f})"

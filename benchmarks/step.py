@@ -70,6 +70,7 @@ def summary(preset, times, paths, engine):
         "bare_us": 1e6 * float(np.median(bare)),
         "observe_us": 1e6 * float(np.median(own[steady])),
         "p99_us": 1e6 * float(np.quantile(own[steady], 0.99)),
+        "mean_us": 1e6 * float(own[steady].mean()),
         "ratio": total(own, bare, open_already),
         "ratio_with_openings": total(own, bare, steady),
         "ratio_whole_stream": total(own, bare, np.ones(len(own), dtype=bool)),
@@ -119,13 +120,15 @@ def as_markdown(rows):
         "the slow reference of the tests (torch autograd), on the same samples where it could go along to the end.",
         "",
     ]
-    head = "K, preset, bare, observe p50, p99, ratio, blocks, with openings, whole stream, oracle / observe, state"
+    head = (
+        "K, preset, bare, observe p50, p99, mean, ratio, blocks, with openings, whole stream, oracle / observe, state"
+    )
     lines += table(
         head.split(", "),
         (
             (
                 row["classes"], f"`{row['preset']}`", f"{row['bare_us']:.1f} us", f"{row['observe_us']:.1f} us",
-                f"{row['p99_us']:.0f} us", f"{row['ratio']:.1f}",
+                f"{row['p99_us']:.0f} us", f"{row['mean_us']:.1f} us", f"{row['ratio']:.1f}",
                 f"{row['block_ratio']:.1f} ({row['low']:.1f}-{row['high']:.1f})", f"{row['ratio_with_openings']:.1f}",
                 f"{row['ratio_whole_stream']:.1f}",
                 f"{row['oracle_over_observe']:.0f}" + ("" if row["oracle_in_steady_state"] else " (start)"),

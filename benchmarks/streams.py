@@ -1,9 +1,9 @@
-"""Many streams in one process: `python -m benchmarks.streams --streams 100000 --awake 1000`.
+"""Many streams in one process: `python -m benchmarks streams`; by itself it takes numbers, as `--streams 3000`.
 
 Every stream sees 200 samples of a real CLIP stream with K = 100 classes, each from another place on, and goes to sleep.
 Then single samples come to streams drawn by Zipf's law, in blocks; after each block, in the same run and on the same
 thread, one plain engine observes as many samples. Times are of this machine; the ratios are what to look at. The folder
-is emptied again. Nothing is written to the documentation.
+is emptied again.
 """
 
 import argparse
@@ -16,12 +16,12 @@ import tempfile
 import time
 from pathlib import Path
 
-for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(_variable, "1")
+from benchmarks.timing import clip_stream, one_thread, table
+
+one_thread()
 
 import numpy as np  # noqa: E402 - the thread limits above must come first
 
-from benchmarks.step import stream  # noqa: E402
 from protodcs import Config, ProtoDCS, Prototypes, Streams  # noqa: E402
 
 NAME = "streams"
@@ -138,7 +138,7 @@ def check_room(count, state, visits, folder):
 
 
 def run(preset, count, awake, visits, folder):
-    prototypes, features = stream(CLASSES)
+    prototypes, features = clip_stream("dtd", CLASSES)
     prototypes, config = Prototypes(prototypes), Config.preset(preset)
     single = ProtoDCS(prototypes, config=config)
     single.observe_many(features[:SAMPLES])
@@ -175,37 +175,41 @@ def measure(quick: bool = False, sizes=None, awake=1000, visits=None, folder=Non
     return rows
 
 
-def as_markdown(rows) -> str:
+def as_markdown(rows):
     lines = [
-        "# Many streams in one process",
-        "",
         f"Real CLIP ViT-B/32 features, K = {CLASSES}, d = 512; each stream has seen {SAMPLES} samples, with `paper` "
         "upon full queues. One thread.",
         "",
-        "| preset | streams | awake | an awake stream | a sleeping one | on disk | the process |",
-        "|---|---|---|---|---|---|---|",
     ]
-    for row in rows:
-        lines.append(
-            f"| `{row['preset']}` | {row['streams']:,} | {row['awake']:,} | {row['awake_bytes'] / 1e3:,.0f} kB "
-            f"| {row['asleep_bytes']:,.0f} B | {row['disk_bytes'] / 1e3:,.0f} kB "
-            f"| {row['resident_bytes'] / 2**30:.2f} GiB |"
-        )
+    lines += table(
+        ("preset", "streams", "awake", "an awake stream", "a sleeping one", "on disk", "the process"),
+        (
+            (
+                f"`{row['preset']}`", f"{row['streams']:,}", f"{row['awake']:,}", f"{row['awake_bytes'] / 1e3:,.0f} kB",
+                f"{row['asleep_bytes']:,.0f} B", f"{row['disk_bytes'] / 1e3:,.0f} kB",
+                f"{row['resident_bytes'] / 2**30:.2f} GiB",
+            )
+            for row in rows
+        ),
+    )  # fmt: skip
     lines += [
         "",
         "Visits of one sample each, to streams drawn by Zipf's law, against a single engine in the same run; a wake-up",
         "is what a visit to a sleeping stream takes beyond a step, with putting another one to sleep:",
         "",
-        "| preset | exponent | awake when visited | visits a second | one engine | ratio | wake-up p50 | p99 | worst |",
-        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in rows:
-        for mixed in row["mixes"]:
-            lines.append(
-                f"| `{row['preset']}` | {mixed['exponent']} | {mixed['hit_rate']:.0%} | {mixed['per_second']:,.0f} "
-                f"| {mixed['single_per_second']:,.0f} | {mixed['ratio']:.2f} | {mixed['wake_p50_us']:,.0f} us "
-                f"| {mixed['wake_p99_us']:,.0f} us | {mixed['wake_worst_us']:,.0f} us |"
+    lines += table(
+        ["preset", "exponent", "awake when visited", "visits/s", "one engine", "ratio", "wake-up p50", "p99", "worst"],
+        (
+            (
+                f"`{row['preset']}`", mixed["exponent"], f"{mixed['hit_rate']:.0%}", f"{mixed['per_second']:,.0f}",
+                f"{mixed['single_per_second']:,.0f}", f"{mixed['ratio']:.2f}", f"{mixed['wake_p50_us']:,.0f} us",
+                f"{mixed['wake_p99_us']:,.0f} us", f"{mixed['wake_worst_us']:,.0f} us",
             )
+            for row in rows
+            for mixed in row["mixes"]
+        ),
+    )  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
