@@ -61,21 +61,28 @@ class _Spread(NamedTuple):
     expected: float
 
 
-@kernel("int64(float64[::1], int64[::1], float64, int64[::1], int64[::1])")
-def count(familiarity: Vector, of: Classes, middle: float, below: Classes, above: Classes) -> int:
-    """How often each class stands in `of` (n,), below and above the `middle` familiarity, into `below`, `above` (K,).
+@kernel("int64(float64[::1], int64[::1], float64, int64[:,::1], float64[::1])")
+def count(familiarity: Vector, of: Classes, middle: float, counts: Classes, pairs: Vector) -> int:
+    """How often each class stands in `of` (n,), below and above the `middle` familiarity, into `counts` (2, K).
 
-    Returns how often it is that of the sample before.
+    `pairs` (6,) become the pairs of samples of one class and the numbers of samples: below, above and in all. Returns
+    how often a class is that of the sample before.
     """
     repeated = 0
+    counts[:] = 0
     for i in range(of.shape[0]):
-        k = of[i]
-        if familiarity[i] < middle:
-            below[k] += 1
-        else:
-            above[k] += 1
+        counts[int(familiarity[i] >= middle), of[i]] += 1
         if i > 0:
-            repeated += int(k == of[i - 1])
+            repeated += int(of[i] == of[i - 1])
+    pairs[:] = 0.0
+    for k in range(counts.shape[1]):
+        low, high = counts[0, k], counts[1, k]
+        pairs[0] += low * (low - 1) // 2
+        pairs[1] += high * (high - 1) // 2
+        pairs[2] += (low + high) * (low + high - 1) // 2
+        pairs[3] += low
+        pairs[4] += high
+    pairs[5] = pairs[3] + pairs[4]
     return repeated
 
 
@@ -118,25 +125,24 @@ def median(values: Vector) -> float:
 
 def _halves(of: Classes, familiarity: Vector, half: float, classes: int) -> tuple[_Spread, _Spread, _Spread, float]:
     """How the samples below, above and all in all spread over their classes `of` (n,), and how much those repeat."""
-    below, above = np.zeros(classes, dtype=np.int64), np.zeros(classes, dtype=np.int64)
-    repeated = count(familiarity, of, half, below, above)
-    both = below + above
-    return _spread(below, classes), _spread(above, classes), _spread(both, classes), _repeats(repeated, both)
+    pairs = np.empty(6)
+    repeated = count(familiarity, of, half, np.empty((2, classes), dtype=np.int64), pairs)
+    below, above, both, fewer, more, total = pairs.tolist()
+    # Of n samples n + 2 (pairs of one class) ordered pairs, each with itself too, are of one class.
+    repeats = _repeats(repeated, total, (total + 2.0 * both) / total**2)
+    return _spread(below, fewer, classes), _spread(above, more, classes), _spread(both, total, classes), repeats
 
 
-def _spread(counts: Classes, classes: int) -> _Spread:
+def _spread(pairs: float, total: float, classes: int) -> _Spread:
     """Pairs of samples of the same class over those expected, its standard error, and how many are expected."""
-    total = int(counts.sum())
-    found, expected = float((counts * (counts - 1)).sum()) / 2.0, total * (total - 1) / (2.0 * classes)
+    expected = total * (total - 1.0) / (2.0 * classes)
     scale = expected + _PAIRS
-    return _Spread((found + _PAIRS) / scale, math.sqrt(found + _PAIRS) / scale, expected)
+    return _Spread((pairs + _PAIRS) / scale, math.sqrt(pairs + _PAIRS) / scale, expected)
 
 
-def _repeats(repeated: int, counts: Classes) -> float:
-    """How much more often than its share explains a class follows itself, as a share of what is possible."""
-    total = int(counts.sum())
-    chance = float((counts * counts).sum()) / total**2
-    return (repeated / (total - 1) - chance) / (1.0 - chance) if total > 1 and chance < 1.0 else 0.0
+def _repeats(repeated: int, total: float, chance: float) -> float:
+    """How much more often than by `chance` a class follows itself, as a share of what is possible."""
+    return (repeated / (total - 1.0) - chance) / (1.0 - chance) if total > 1.0 and chance < 1.0 else 0.0
 
 
 def _ramp(value: float, low: float, high: float) -> float:
