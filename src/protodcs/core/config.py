@@ -100,8 +100,8 @@ class Config(Settings):
         1024,
         ge=1,
         le=10_000_000,
-        description="M: how many classes, those most similar to the sample, a step works on where there are very many. "
-        "Every class is scored in any case; with as many candidates as classes the step is exact.",
+        description="M: how many text prototypes, those most similar to the sample, a step moves where there are very "
+        "many classes. Every class is scored in any case; with as many candidates as classes the step is exact.",
     )
     candidates_above: int = Field(
         10_000,

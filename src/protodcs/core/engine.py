@@ -25,7 +25,7 @@ from .first_check import invert_norms, look, similarities
 from .memory import Memory
 from .prediction import affinities, conclude, text_probabilities
 from .prototypes import Prototypes
-from .residual import rescore, step_visual
+from .residual import rescore, spread_step, step_visual
 from .scratch import Scratch
 from .step import predict_by_text, step_and_predict
 from .verification import confidence
@@ -184,11 +184,11 @@ class ProtoDCS(FeatureMethod):
         if not self._in_one_call:
             openness = self._temporary_prototypes(memory, feature, first)
             return openness, self._predict(memory)
-        rows, opened = self._candidates(memory)
+        stepped = first.trusted and config.text_rate > 0
         openness, best, aleatoric, epistemic, entropy = step_and_predict(
-            rows if first.trusted and config.text_rate > 0 else scratch.none, config.aleatoric_weight,
+            self._candidates() if stepped else scratch.none, config.aleatoric_weight,
             config.epistemic_weight, memory.text, memory.inverse_norms, memory.pull, memory.pull_scale, feature,
-            scratch.before, scratch.slopes, config.text_rate, config.step_epsilon, scratch.after, opened,
+            scratch.before, scratch.slopes, config.text_rate, config.step_epsilon, scratch.after, memory.opened,
             memory.adapted if first.trusted else memory.visual, config.affinity_weight, config.affinity_sharpness,
             scratch.visual, scratch.affinity, config.temperature, scratch.logits, scratch.probabilities,
             scratch.scores,
@@ -210,26 +210,28 @@ class ProtoDCS(FeatureMethod):
             visual = self._fused_visual_step(memory, feature) if fused else memory.adapted
         np.copyto(scratch.after, scratch.before)
         if stepped:
+            rows = self._candidates()
             rescore(
-                self._candidates(memory)[0], memory.text, memory.inverse_norms, memory.pull, memory.pull_scale, feature,
+                rows, memory.text, memory.inverse_norms, memory.pull, memory.pull_scale, feature,
                 scratch.before, scratch.slopes, config.text_rate, config.step_epsilon, scratch.after,
             )  # fmt: skip
+            if len(rows) < len(scratch.after):
+                spread_step(rows, memory.opened, scratch.before, scratch.after)
             openness = 1.0 - float(scratch.after.max())
         self._affinities(memory, feature, visual)
         return openness
 
-    def _candidates(self, memory: Memory) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The classes that a step moves, and those whose visual prototypes count: all, or the nearest of very many."""
+    def _candidates(self) -> NDArray[np.int64]:
+        """The classes whose text prototypes a step moves: all, or the nearest of very many."""
         scratch, most = self._scratch, self.config.candidates
         if len(scratch.every) <= max(most, self.config.candidates_above):
-            return scratch.every, memory.opened
-        nearest = np.sort(np.argpartition(scratch.before, -most)[-most:])
-        return nearest, nearest[memory.counts[nearest] > 0]
+            return scratch.every
+        return np.sort(np.argpartition(scratch.before, -most)[-most:])
 
     def _affinities(self, memory: Memory, feature: Feature, visual: NDArray[np.float32]) -> None:
         config, scratch = self.config, self._scratch
         affinities(
-            self._candidates(memory)[1], visual, feature, config.affinity_weight, config.affinity_sharpness,
+            memory.opened, visual, feature, config.affinity_weight, config.affinity_sharpness,
             scratch.visual, scratch.affinity,
         )  # fmt: skip
 

@@ -135,6 +135,28 @@ def rescore(
         out[k] = dot / math.sqrt(np.float64(square))
 
 
+@kernel("void(int64[::1], int64[::1], float64[::1], float64[::1])")
+def spread_step(rows: NDArray[np.int64], opened: NDArray[np.int64], before: Vector, after: Vector) -> None:
+    """Let the step reach classes that it was not computed for: all but `rows` change by the same in `after` (K,).
+
+    Without a queue a class moves along the sample alone, and so by nearly the same as any other; the mean change of
+    such `rows` stands for the rest, or that of all rows where each has a queue.
+    """
+    aligned, computed = np.zeros(before.shape[0], dtype=np.bool_), np.zeros(before.shape[0], dtype=np.bool_)
+    aligned[opened] = True
+    computed[rows] = True
+    change, count, every = 0.0, 0, 0.0
+    for k in rows:
+        every += after[k] - before[k]
+        if not aligned[k]:
+            change += after[k] - before[k]
+            count += 1
+    change = change / count if count else every / len(rows)
+    for k in range(before.shape[0]):
+        if not computed[k]:
+            after[k] = before[k] + change
+
+
 def step_visual_twin(
     rows: NDArray[np.int64],
     visual: Matrix,

@@ -12,7 +12,7 @@ from .cache import place
 from .compiled import kernel
 from .evidence import uncertainty, uncertainty_gradient
 from .prediction import affinities, conclude, text_probabilities
-from .residual import rescore, step_visual
+from .residual import rescore, spread_step, step_visual
 
 Vector = NDArray[np.float64]
 Row = NDArray[np.float32]
@@ -59,6 +59,8 @@ def step_and_predict(
     if len(rows):
         uncertainty_gradient(before, aleatoric_weight, epistemic_weight, slopes)
         rescore(rows, text, inverse_norms, pull, pull_scale, feature, before, slopes, rate, epsilon, after)
+        if len(rows) < len(before):
+            spread_step(rows, opened, before, after)
     affinities(opened, visual, feature, affinity_weight, sharpness, visual_cosines, affinity)
     best, aleatoric, epistemic, entropy = conclude(after, after, affinity, temperature, logits, probabilities, scores)
     largest = after[0]
