@@ -7,7 +7,6 @@ what that costs is given beside it.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import platform
@@ -19,6 +18,7 @@ from statistics import median
 
 import torch
 
+from benchmarks.models import vision_transformer
 from protodcs import encoders
 from protodcs.data import open_source
 from protodcs.data.streams import build
@@ -31,25 +31,6 @@ CORRUPTIONS = ["gaussian_noise", "glass_blur", "elastic_transform", "jpeg_compre
 # Encoder -> images per shard, shards of a turn for each of the two.
 SIZES = {"mini": (400, 16), "ViT-B/16": (16, 8)}
 ROUNDS = 3
-
-
-def vision_transformer(folder):
-    """A CLIP of the size of ViT-B/16 with random weights: only its speed is real."""
-    import transformers
-
-    spec = importlib.util.spec_from_file_location("tiny_models", ROOT / "tests" / "tiny_models.py")
-    models = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(models)
-    tokenizer = models.clip_tokenizer(folder, None)
-    torch.manual_seed(0)
-    config = transformers.CLIPConfig(
-        vision_config={"patch_size": 16},
-        text_config={"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id},
-    )
-    transformers.CLIPModel(config).save_pretrained(folder)
-    settings = {"size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224}}
-    models.processor(folder, "CLIPImageProcessor", settings, [0.48, 0.46, 0.41], [0.27, 0.26, 0.28])
-    return str(folder)
 
 
 def turn(extraction, todo, how, workers):

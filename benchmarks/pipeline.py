@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.timing import ROOT, load, one_thread, ratio, table
+from benchmarks.timing import one_thread, ratio, table
 
 one_thread()
 
@@ -22,6 +22,7 @@ import numpy as np  # noqa: E402 - the thread limits above must come first
 import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 
+from benchmarks.models import vision_transformer  # noqa: E402
 from protodcs import Config, OpenSetClassifier, encoders  # noqa: E402
 from protodcs.data import open_source  # noqa: E402
 from protodcs.encoders import Encoder  # noqa: E402
@@ -90,23 +91,6 @@ def measure(quick: bool = False) -> list[dict[str, Any]]:
 def loaded(case: Case, folder: Path) -> Encoder:
     model = "mini" if case.encoder == "mini" else vision_transformer(folder)
     return encoders.load(model, device="cpu", batch_size=case.batch_size)
-
-
-def vision_transformer(folder: Path) -> str:
-    """A CLIP of the size of ViT-B/16 with random weights: only its speed is real."""
-    import transformers
-
-    models = load(ROOT / "tests" / "tiny_models.py", "tiny_models")
-    tokenizer = models.clip_tokenizer(folder, None)
-    torch.manual_seed(0)
-    config = transformers.CLIPConfig(
-        vision_config={"patch_size": 16},
-        text_config={"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id},
-    )
-    transformers.CLIPModel(config).save_pretrained(folder)
-    settings = {"size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224}}
-    models.processor(folder, "CLIPImageProcessor", settings, [0.48, 0.46, 0.41], [0.27, 0.26, 0.28])
-    return str(folder)
 
 
 def images(case: Case) -> list[np.ndarray]:
