@@ -401,6 +401,8 @@ turn = 0
 while True:
     streams.observe(f"stream {turn % 10}", features[turn % 400])
     turn += 1
+    if turn == 150:
+        print("busy", flush=True)
 """
 
 
@@ -415,7 +417,8 @@ def test_a_process_killed_in_mid_work_leaves_every_file_readable_and_the_folder_
         if not reached:
             with pytest.raises(UsageError, match=f"in use by process {worker.pid}"):
                 pool(tmp_path / "pool", rows)
-        time.sleep(rng.uniform(0.1, 0.6))
+        worker.stdout.readline()
+        time.sleep(rng.uniform(0.0, 0.5))
         worker.send_signal(signal.SIGKILL)
         worker.wait()
         worker.stdout.close()

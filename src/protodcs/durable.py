@@ -5,24 +5,37 @@ The errors are the operating system's; callers say in their own words what could
 
 import os
 import secrets
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
-def replace_file(target: Path, data: bytes) -> None:
-    """Replace `target` by `data` in one step: after a crash the old file or the new one is there, never a torn one."""
+@contextmanager
+def _draft_of(target: Path) -> Iterator[Path]:
+    """A file beside `target` to write to, which then takes its place in one step; after a failure nothing is left."""
     draft = target.parent / f".{target.name}.{secrets.token_hex(8)}.tmp"
     try:
-        with draft.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        yield draft
         draft.replace(target)
     except BaseException:
         with suppress(OSError, ValueError):
             draft.unlink(missing_ok=True)
         raise
+
+
+def replace_file(target: Path, data: bytes) -> None:
+    """Replace `target` by `data` in one step: after a crash the old file or the new one is there, never a torn one."""
+    with _draft_of(target) as draft, draft.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
     sync_folder(target.parent)
+
+
+def put_file(target: Path, data: bytes) -> None:
+    """As `replace_file`, but not waiting for the disk: proof against a killed process, not against a power cut."""
+    with _draft_of(target) as draft:
+        draft.write_bytes(data)
 
 
 def sync_folder(folder: Path) -> None:
@@ -34,15 +47,3 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def put_file(target: Path, data: bytes) -> None:
-    """As `replace_file`, but not waiting for the disk: proof against a killed process, not against a power cut."""
-    draft = target.parent / f".{target.name}.{secrets.token_hex(8)}.tmp"
-    try:
-        draft.write_bytes(data)
-        draft.replace(target)
-    except BaseException:
-        with suppress(OSError, ValueError):
-            draft.unlink(missing_ok=True)
-        raise

@@ -175,9 +175,13 @@ class Bias:
         self.beta = 0.0
         self._shared = False
 
+    def learns_from(self, p_unknown: float) -> bool:
+        """Whether a sample is surely known."""
+        return p_unknown < _SURE
+
     def learn(self, cosines: Vector, best: int, confidence: float, p_unknown: float) -> None:
         """Learn from a sample predicted as `best` with this probability, if it is surely known."""
-        if p_unknown >= _SURE:
+        if not self.learns_from(p_unknown):
             return
         if self._shared:
             self.rows, self._shared = self.rows.copy(), False

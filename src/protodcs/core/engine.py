@@ -215,8 +215,7 @@ class ProtoDCS(FeatureMethod):
                 rows, memory.text, memory.inverse_norms, memory.pull, memory.pull_scale, feature,
                 scratch.before, scratch.slopes, config.text_rate, config.step_epsilon, scratch.after,
             )  # fmt: skip
-            if len(rows) < len(scratch.after):
-                spread_step(rows, memory.opened, scratch.before, scratch.after)
+            spread_step(rows, memory.opened, scratch.before, scratch.after)
             openness = 1.0 - float(scratch.after.max())
         self._affinities(memory, feature, visual)
         return openness
@@ -354,8 +353,8 @@ class ProtoDCS(FeatureMethod):
 
     def _learn_bias(self, bias: Bias, best: int, p_unknown: float) -> None:
         """Teach the class bias with the sample's cosines, and with how probable its class is under it."""
-        scores = self._scratch.scores
-        bias.learn(self._scratch.before, best, confidence(scores, best, 1.0), p_unknown)
+        if bias.learns_from(p_unknown):
+            bias.learn(self._scratch.before, best, confidence(self._scratch.scores, best, 1.0), p_unknown)
 
     def _evolve(self, memory: Memory, feature: Feature, first: FirstCheck, final: Prediction) -> bool:
         """Move the text prototypes if a known sample passes the quality gate; True if they moved."""

@@ -94,17 +94,18 @@ def uncertainty_gradient_twin(
 
 
 @inner
-def _largest(values: Vector) -> float:
-    largest = values[0]
+def largest(values: Vector) -> float:
+    """The largest of some values."""
+    found = values[0]
     for value in values:
-        largest = max(largest, value)
-    return largest
+        found = max(found, value)
+    return found
 
 
 @inner
 def _evidence_sums(logits: Vector, psi: Vector) -> tuple[float, float]:
     """Fill psi(a + 1) for each class; returns sum(a) and sum(a * psi(a + 1))."""
-    if _largest(logits) <= _SERIES_LIMIT:
+    if largest(logits) <= _SERIES_LIMIT:
         for k in range(logits.shape[0]):
             h = max(logits[k], 0.0) + 2.0 - _CENTRE
             value = 0.0
@@ -144,7 +145,7 @@ def uncertainty_gradient(
     mean = weighted / total
     common = aleatoric_weight * (trigamma(total + 1.0) + mean / total) - epistemic_weight * classes / (total * total)
     share = aleatoric_weight / total
-    if _largest(logits) <= _SERIES_LIMIT:
+    if largest(logits) <= _SERIES_LIMIT:
         for k in range(classes):
             z = max(logits[k], 0.0)
             h = z + 2.0 - _CENTRE
@@ -173,7 +174,7 @@ def softmax_twin(logits: Vector, out: Vector) -> float:
 def softmax(logits: Vector, out: Vector) -> float:
     """Write the softmax of `logits` (K,) into `out` (K,); returns its entropy in nats."""
     classes = logits.shape[0]
-    top = _largest(logits)
+    top = largest(logits)
     # No loop both writes and sums. The compiler would guard such a loop by the distance between the two arrays, and sum
     # in another order where they happen to lie close together: equal input must give equal bits wherever it lies.
     for k in range(classes):

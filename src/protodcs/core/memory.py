@@ -185,10 +185,11 @@ class Memory:
             k, slot, feature, uncertainty, self.cache, self.quality, self.counts, self.visual, self.lengths,
             previous, current,
         )  # fmt: skip
-        if opens:
-            self.opened = np.flatnonzero(self.counts)
         self.cached += 1
-        self._realign(k, opens, previous, current)
+        if opens:
+            self._open(k, previous, current)
+        else:
+            self.rebuild()
         return True
 
     def _renew(self, k: int, slot: int, feature: Feature, uncertainty: float) -> None:
@@ -246,26 +247,27 @@ class Memory:
             and KERNEL == "numba"
         )
 
-    def _realign(self, k: int, opens: bool, previous: NDArray[np.float64], current: NDArray[np.float64]) -> None:
-        """Queue k has changed its direction: bring the alignment up to date."""
+    def _open(self, k: int, previous: NDArray[np.float64], current: NDArray[np.float64]) -> None:
+        """Queue k has its first feature: bring the alignment up to date."""
         config = self.config
-        if not self._follows() or (opens and len(self.opened) <= alignment.REBUILD_UP_TO):
+        self.opened = np.flatnonzero(self.counts)
+        if not self._follows() or len(self.opened) <= alignment.REBUILD_UP_TO:
             self.rebuild()
             return
         self.alignment_updates += 1
         keys = self._keys()
-        if opens and config.alignment_keys == "open":
+        if config.alignment_keys == "open":
             alignment.add_key(
                 k, keys, self.cache, self.counts, self.text, self.inverse_norms, self.pull, self.pull_rest,
                 self.visual_sum, self.normaliser, self.applied, self.diagonal, config.alignment_temperature,
                 alignment.allowed_drift(len(keys)),
             )  # fmt: skip
         alignment.change_query(
-            k, opens, keys, current, previous, self.text, self.inverse_norms, self.pull, self.pull_rest,
+            k, True, keys, current, previous, self.text, self.inverse_norms, self.pull, self.pull_rest,
             self.visual_sum, self.normaliser, self.applied, self.diagonal, config.alignment_temperature,
         )  # fmt: skip
         # One class more changes the mean over queries, hence every step that is scaled by it.
-        self._step_visual(self.opened if opens else np.array([k]))
+        self._step_visual(self.opened)
 
     def rebuild(self) -> None:
         """Compute the alignment in full: after an evolution, a class edit, and every so many updates."""

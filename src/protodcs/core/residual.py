@@ -142,6 +142,8 @@ def spread_step(rows: NDArray[np.int64], opened: NDArray[np.int64], before: Vect
     Without a queue a class moves along the sample alone, and so by nearly the same as any other; the mean change of
     such `rows` stands for the rest, or that of all rows where each has a queue.
     """
+    if len(rows) == len(before):
+        return
     aligned, computed = np.zeros(before.shape[0], dtype=np.bool_), np.zeros(before.shape[0], dtype=np.bool_)
     aligned[opened] = True
     computed[rows] = True

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from .alignment import change_query
 from .cache import place
 from .compiled import kernel
-from .evidence import uncertainty, uncertainty_gradient
+from .evidence import largest, uncertainty, uncertainty_gradient
 from .prediction import affinities, conclude, text_probabilities
 from .residual import rescore, spread_step, step_visual
 
@@ -59,14 +59,10 @@ def step_and_predict(
     if len(rows):
         uncertainty_gradient(before, aleatoric_weight, epistemic_weight, slopes)
         rescore(rows, text, inverse_norms, pull, pull_scale, feature, before, slopes, rate, epsilon, after)
-        if len(rows) < len(before):
-            spread_step(rows, opened, before, after)
+        spread_step(rows, opened, before, after)
     affinities(opened, visual, feature, affinity_weight, sharpness, visual_cosines, affinity)
     best, aleatoric, epistemic, entropy = conclude(after, after, affinity, temperature, logits, probabilities, scores)
-    largest = after[0]
-    for k in range(1, after.shape[0]):
-        largest = max(largest, after[k])
-    return 1.0 - largest, best, aleatoric, epistemic, entropy
+    return 1.0 - largest(after), best, aleatoric, epistemic, entropy
 
 
 @kernel(

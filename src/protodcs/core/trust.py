@@ -102,6 +102,7 @@ class Trust:
             return
         measure(self.rings, held[0], held[1], self.places, self.scales, self.separation)
         self.scales[STRANGER] = max(stranger_spread, _NARROWEST_STRANGER)
+        # The nearest stranger's small voice never harmed; it is the only one left where the head is not trusted.
         faith = [1.0] * len(SIGNALS)
         if config.trust:
             reach = config.trust_ceiling - config.trust_floor
@@ -110,7 +111,6 @@ class Trust:
             # Nearest neighbours flatter themselves: a sample's own burst may be in the memory. They follow the head.
             if config.head_weight > 0:
                 faith[CONTRAST] = min(faith[CONTRAST], faith[HEAD])
-            # The nearest stranger's small voice never harmed; it is the only one left where the head is not trusted.
         self.weights = np.array(faith) * (0.0, config.head_weight, config.contrast_weight, config.stranger_weight)
         self._mix()
 

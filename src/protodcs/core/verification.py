@@ -308,7 +308,7 @@ class Verification:
         count = min(every, self.config.mixture_window)
         slots = self._slots(count)
         before = self._strangeness(count)
-        spoken = min(count, self.seen + 1 - self.silent)
+        spoken = self._spoken(count)
         self.trust.weigh(mean_and_deviation(self.history[slots[count - spoken :], STRANGER])[1] if spoken else 0.0)
         strangeness = self._strangeness(every)
         self._follow(before, strangeness[-count:])
@@ -317,9 +317,13 @@ class Verification:
         kept = self._mostly(count, _ENOUGH)
         self._settle(strangeness[-kept:], text[-kept:], mean_and_deviation(sure[-kept:])[0], seen)
 
+    def _spoken(self, count: int) -> int:
+        """How many of the last `count` samples the memories had something to say of: they are the latest ones."""
+        return min(count, self.seen + 1 - self.silent)
+
     def _mostly(self, count: int, enough: int) -> int:
         """How many of the last `count` samples to look at: those the memories spoke of, if they are enough, or all."""
-        spoken = min(count, self.seen + 1 - self.silent)
+        spoken = self._spoken(count)
         return spoken if spoken >= enough else count
 
     def _slots(self, count: int) -> Classes:
