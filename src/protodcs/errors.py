@@ -39,3 +39,27 @@ class UsageError(ProtoDCSError, RuntimeError):
 
 class UnknownMethodError(ProtoDCSError, LookupError):
     """A method name that is not registered."""
+
+
+class StoreError(ProtoDCSError, OSError):
+    """A store of streams that cannot be reached, is full, or holds something damaged."""
+
+
+class FencedError(ProtoDCSError, RuntimeError):
+    """A write to a stream by one who no longer owns it. Nothing was written."""
+
+
+class HeldError(ProtoDCSError, RuntimeError):
+    """A stream that another live owner holds.
+
+    Attributes:
+        owner: the name of that owner.
+    """
+
+    def __init__(self, message: str, owner: str):
+        super().__init__(message)
+        self.owner = owner
+
+
+class UnknownStreamError(ProtoDCSError, LookupError):
+    """A stream that does not exist."""

@@ -1,0 +1,169 @@
+"""What the service asks of a store, and no more: leases, journals, snapshots, and one order for all of it.
+
+The rules that every store keeps:
+
+- A write is durable when `commit` returns, as far as the store's setting promises; until then nobody is told of it.
+- Each time a stream is acquired its epoch grows by one. Only the holder of the newest epoch can write; whoever comes
+  with an older one is fenced, and nothing of the write is kept.
+- What a stream has learned is its snapshot and the records behind it. A journal is cut only behind a snapshot that is
+  durable itself, in the same step.
+- A commit that is repeated because its answer was lost is done once.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...errors import FencedError
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A stream that was acquired, with all that is needed to wake it.
+
+    Attributes:
+        epoch: to be named in every write.
+        birth: what the stream was created with.
+        snapshot: the newest one; None before the first.
+        start: the position of the first record of the tail: how many records the snapshot covers.
+        tail: the packed records behind the snapshot, in order.
+    """
+
+    epoch: int
+    birth: bytes
+    snapshot: bytes | None
+    start: int
+    tail: list[bytes]
+
+    @property
+    def position(self) -> int:
+        """Where the next record goes."""
+        return self.start + len(self.tail)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Packed records that follow one another, the first of them at `position`."""
+
+    stream: str
+    epoch: int
+    position: int
+    records: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A snapshot that covers all records before `position`; the journal is cut there."""
+
+    stream: str
+    epoch: int
+    position: int
+    snapshot: bytes
+
+
+Write = Batch | Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a store knows of a stream without waking it.
+
+    Attributes:
+        birth: what the stream was created with.
+        epoch: of its newest owner.
+        owner: who holds it; None while it sleeps.
+        position: where its next record goes.
+        start: how many records its snapshot covers.
+        size: bytes of its birth, snapshot, journal and kept snapshots, about.
+    """
+
+    birth: bytes
+    epoch: int
+    owner: str | None
+    position: int
+    start: int
+    size: int
+
+
+class Store(Protocol):
+    """A store of streams, used by one owner. Every failure to reach it is a `StoreError`."""
+
+    async def renew(self, owner: str, incarnation: str, seconds: float) -> None:
+        """Say that this owner lives, for so long; until then nobody else takes the streams it holds."""
+        ...
+
+    async def resign(self, owner: str, incarnation: str) -> None:
+        """Say that this owner holds nothing any more."""
+        ...
+
+    async def create(self, stream: str, birth: bytes, shared: str) -> bool:
+        """Begin a stream that uses the shared blob of this name; False if it exists already, whatever its birth."""
+        ...
+
+    async def acquire(self, stream: str, owner: str, incarnation: str) -> Held:
+        """Become the one that may write to a stream.
+
+        An owner takes what it, or an earlier incarnation of its name, holds; and what another one holds whose lease
+        ran out.
+
+        Raises:
+            UnknownStreamError: there is no such stream.
+            HeldError: another owner holds it and lives.
+        """
+        ...
+
+    async def commit(self, writes: Sequence[Write]) -> list[FencedError | None]:
+        """Make writes durable, in order, in one round trip: for each None, or why it was refused.
+
+        Writes to one stream stand or fall on their own; a refused one leaves no trace. A batch whose records are there
+        already, from the same epoch, is fine.
+        """
+        ...
+
+    async def release(self, stream: str, epoch: int) -> None:
+        """Give a stream up, so that anyone can acquire it at once; nothing happens if it has another owner already."""
+        ...
+
+    async def delete(self, stream: str, epoch: int) -> None:
+        """Forget a stream and all that belongs to it, and its shared blob if it was the last to use it.
+
+        Raises:
+            FencedError: the epoch is not the newest.
+        """
+        ...
+
+    async def describe(self, stream: str) -> Described:
+        """What is known of a stream; raises UnknownStreamError."""
+        ...
+
+    def streams(self) -> AsyncIterator[str]:
+        """The ids of all streams, in no particular order."""
+        ...
+
+    async def keep(self, stream: str, epoch: int, name: str, snapshot: bytes) -> None:
+        """Keep a snapshot under a name, beside the newest one; replaces one of the same name. Raises FencedError."""
+        ...
+
+    async def kept(self, stream: str) -> list[str]:
+        """The names of the kept snapshots, oldest first."""
+        ...
+
+    async def kept_snapshot(self, stream: str, name: str) -> bytes | None:
+        """One kept snapshot; None if there is none of this name."""
+        ...
+
+    async def forget(self, stream: str, epoch: int, name: str) -> None:
+        """Forget a kept snapshot, if it is there. Raises FencedError."""
+        ...
+
+    async def put_shared(self, name: str, data: bytes) -> None:
+        """Put a blob that many streams share; its name is a fingerprint of its content, so it never changes."""
+        ...
+
+    async def get_shared(self, name: str) -> bytes:
+        """A shared blob; a StoreError if it is missing."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of files and connections."""
+        ...
