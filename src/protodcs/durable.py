@@ -1,13 +1,16 @@
-"""Files that are there whole or not at all, whatever happens meanwhile.
+"""Files that are there whole or not at all, whatever happens meanwhile, and folders that one process holds.
 
 The errors are the operating system's; callers say in their own words what could not be written.
 """
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+_LOCK = "lock"
 
 
 @contextmanager
@@ -47,3 +50,27 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def hold_folder(folder: Path) -> int:
+    """A handle that holds a folder, made if it is not there, until it is closed or the process ends, however it ends.
+
+    Raises:
+        BlockingIOError: another handle holds it; its `strerror` says whose.
+    """
+    import fcntl  # Not on every system, where the rest of this file is of use all the same.
+
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.pread(handle, 100, 0).decode(errors="replace") or "another process"
+            raise BlockingIOError(errno.EAGAIN, f"in use by {owner}") from None
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"process {os.getpid()}".encode(), 0)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle

@@ -5,7 +5,6 @@ each stream falls back to where it last went to sleep. Its folder is its own: fi
 belonging to it, and must not come from strangers; `FeatureMethod.snapshot` is for those.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -26,12 +25,12 @@ from .core.base import FeatureMethod, class_names, own_state, prototypes_of
 from .core.compiled import KERNEL
 from .core.decision import Decision
 from .core.prototypes import Prototypes
-from .durable import put_file, replace_file
+from .durable import hold_folder, put_file, replace_file
 from .errors import ConfigError, InputError, StateError, UsageError
 from .version import __version__
 
 _FORMAT = "protodcs-streams"
-_SETTINGS, _LOCK, _ENDING = "streams.json", "lock", ".stream"
+_SETTINGS, _ENDING = "streams.json", ".stream"
 _LONGEST_ID = 1000
 # A file that grew by so much of its first size through what was appended to it is written anew.
 _GROWTH = 0.5
@@ -448,21 +447,13 @@ def _checked_id(stream: Any) -> str:
 def _locked(folder: Path) -> int | None:
     """A handle that holds the folder until it is closed or the process ends, however it ends."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        return hold_folder(folder)
+    except BlockingIOError as problem:
+        raise UsageError(
+            f"the folder {str(folder)!r} is {problem.strerror}: close that pool, or choose another folder"
+        ) from None
     except OSError as problem:
         raise StateError(f"cannot use the folder {str(folder)!r}: {problem.strerror or problem}") from problem
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        owner = os.pread(handle, 100, 0).decode(errors="replace") or "another process"
-        os.close(handle)
-        raise UsageError(
-            f"the folder {str(folder)!r} is in use by {owner}: close that pool, or choose another folder"
-        ) from None
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, f"process {os.getpid()}".encode(), 0)
-    return handle
 
 
 def _other(folder: Path, name: str, found: Any, given: Any) -> str:

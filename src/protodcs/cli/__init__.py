@@ -3,7 +3,7 @@
 import typer
 
 from ..version import __version__
-from . import bench, classify, corrupt, export, features, report, state, stream, warm
+from . import bench, classify, corrupt, export, features, report, serve, state, stream, warm
 
 app = typer.Typer(
     name="protodcs",
@@ -19,6 +19,7 @@ app.command("corrupt")(corrupt.corrupt)
 app.command("export")(export.export)
 app.command("features")(features.features)
 app.command("report")(report.report)
+app.command("serve")(serve.serve)
 app.command("stream")(stream.stream)
 app.command("warm")(warm.warm)
 

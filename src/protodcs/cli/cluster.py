@@ -9,11 +9,11 @@ from ..errors import InputError
 
 
 @contextmanager
-def connected(address: str, without: str) -> Iterator[None]:
+def connected(address: str, without: str, **resources: Any) -> Iterator[None]:
     """Be connected to the Ray cluster at `address`; "local" is one of our own, for this command.
 
     A cluster that this process is connected to already is used and left as it is. `without` says how a user does
-    without Ray.
+    without Ray; `resources` are what a cluster of our own shall have.
     """
     try:
         import ray
@@ -23,7 +23,7 @@ def connected(address: str, without: str) -> Iterator[None]:
     mine = not ray.is_initialized()
     if mine:
         # A cluster of others has its dashboard or has none. Without an address Ray would join whichever runs here.
-        own: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+        own: dict[str, Any] = {"include_dashboard": False, **resources} if address == "local" else {}
         try:
             ray.init(address, log_to_driver=False, logging_level="ERROR", **own)
         except (ConnectionError, ValueError) as problem:

@@ -26,6 +26,7 @@ class Kind(IntEnum):
     UNFREEZE = 3
     RESET = 4
     RESTORE = 5
+    KEEP = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Record:
         epoch: of the owner that wrote it.
         time: when, in milliseconds since 1970 by the owner's clock.
         key: the caller's name for this request; never empty.
-        payload: a feature as float32, little-endian; a state for RESTORE; else empty.
+        payload: a feature as float32, little-endian; a state for RESTORE; a name for KEEP; else empty.
         answer: what the caller was told, as `answers` packs it.
     """
 

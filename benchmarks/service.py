@@ -1,0 +1,247 @@
+"""What durability costs: the service beside bare Ray Serve apps with the same bodies, and 10,000 streams in it.
+
+`echo` is an app with one deployment hop that only echoes; `encode` is an app that only encodes. Each takes turns with
+the service at the same concurrency. Redis runs with `appendfsync always`.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.load import Connection, closed_loop
+from benchmarks.timing import ROOT, clip_stream, table
+
+NAME = "service"
+HOST, PORT = "127.0.0.1", 8473
+
+
+def echo_app():
+    """An app that passes its body through one deployment hop and answers with it."""
+    from fastapi import FastAPI, Request, Response
+    from ray import serve
+
+    class Echo:
+        async def __call__(self, body):
+            return body
+
+    def routes():
+        api = FastAPI()
+        handle = serve.get_deployment_handle("Echo", "echo")
+
+        @api.post("/")
+        async def echo(request: Request):
+            return Response(await handle.remote(await request.body()), media_type="application/octet-stream")
+
+        return api
+
+    ingress = serve.deployment(serve.ingress(routes)()).options(
+        name="EchoIngress", max_ongoing_requests=100_000, ray_actor_options={"num_cpus": 0.5}
+    )
+    echo = serve.deployment(Echo).options(
+        name="Echo", max_ongoing_requests=100_000, ray_actor_options={"num_cpus": 0.5}
+    )
+    return ingress.bind(echo.bind())
+
+
+def encode_app(config):
+    """An app that only encodes, with the service's own encoder deployment."""
+    from fastapi import FastAPI, Request, Response
+    from ray import serve
+
+    from protodcs.serve.encoding import EncoderReplica
+
+    def routes():
+        api = FastAPI()
+        handle = serve.get_deployment_handle("OnlyEncoder", "encode")
+
+        @api.post("/")
+        async def encode(request: Request):
+            return Response(await handle.encode.remote(await request.body()), media_type="application/octet-stream")
+
+        return api
+
+    ingress = serve.deployment(serve.ingress(routes)()).options(
+        name="EncodeIngress", max_ongoing_requests=100_000, ray_actor_options={"num_cpus": 0.5}
+    )
+    encoder = serve.deployment(EncoderReplica).options(
+        name="OnlyEncoder", max_ongoing_requests=4 * config.batch_size, ray_actor_options={"num_cpus": 1}
+    )
+    return ingress.bind(encoder.bind(config.model_dump()))
+
+
+class Rig:
+    """Redis, Ray, the service and the two bare apps, for as long as a measurement takes."""
+
+    def __init__(self, encoder="mini", owners=4, **settings):
+        sys.path.insert(0, str(ROOT / "tests"))
+        os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
+        os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S", "60")
+        import ray
+        from ray import serve
+
+        from protodcs.serve.deploy import Service
+        from protodcs.serve.settings import ServeConfig
+        from redis_server import RedisServer
+
+        self.folder = tempfile.TemporaryDirectory()
+        self.redis = RedisServer(Path(self.folder.name))
+        self.redis.start()
+        ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        self.config = ServeConfig(store=self.redis.url, owners=owners, encoder=encoder, port=PORT, **settings)
+        self.service = Service(self.config)
+        serve.run(echo_app(), name="echo", route_prefix="/echo")
+        if encoder is not None:
+            serve.run(encode_app(self.config), name="encode", route_prefix="/encode")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        import ray
+
+        self.service.stop()
+        ray.shutdown()
+        self.redis.stop()
+        self.folder.cleanup()
+
+
+def quantiles(times):
+    """p50 and p99 in milliseconds."""
+    import numpy as np
+
+    middle, high = np.quantile(times, (0.5, 0.99))
+    return {"p50": 1000 * float(middle), "p99": 1000 * float(high)}
+
+
+async def in_turns(tasks, connections, rounds, seconds):
+    """Throughput and latencies of tasks, in turns: {name: [(requests a second, times)]}."""
+    found = {name: [] for name in tasks}
+    for turn in range(rounds + 1):
+        for name, requests in tasks.items():
+            times, took = await closed_loop(HOST, PORT, requests, connections, seconds)
+            if turn:  # The first one warms up.
+                found[name].append((len(times) / took, times))
+    return found
+
+
+def compared(found, name, base):
+    """A row: how the throughput of `name` stands to that of `base`."""
+    import numpy as np
+
+    ratios = [ours / bare for (ours, _), (bare, _) in zip(found[name], found[base], strict=True)]
+    rows = {}
+    for key, task in (("service", name), ("bare", base)):
+        rows[key] = {
+            "per_second": float(np.median([rate for rate, _ in found[task]])),
+            **quantiles([value for _, times in found[task] for value in times]),
+        }
+    low, high = min(ratios), max(ratios)
+    return {"task": name, "ratio": float(np.median(ratios)), "low": low, "high": high, "rounds": len(ratios), **rows}
+
+
+async def create(streams, body):
+    """Create streams."""
+    connection = Connection(HOST, PORT)
+    for stream in streams:
+        status, answer = await connection.post(
+            "/v1/streams", json.dumps({"id": stream, **body}).encode(), "application/json"
+        )
+        if status != 201:
+            raise RuntimeError(answer)
+    connection.close()
+
+
+def feature_tasks(streams):
+    """Observes with features of real streams, and the same bodies to the echo."""
+    prototypes, features = clip_stream("dtd")
+    bodies = [row.astype("<f4").tobytes() for row in features]
+    asyncio.run(create(streams, {"prototypes": prototypes.tolist()}))
+    turn = iter(range(10**9))
+
+    def observe(worker):
+        return f"/v1/streams/{streams[worker % len(streams)]}/observe", bodies[next(turn) % len(bodies)], _BYTES
+
+    def echo(worker):
+        return "/echo/", bodies[next(turn) % len(bodies)], _BYTES
+
+    return {"features": observe, "echo": echo}
+
+
+_BYTES = "application/octet-stream"
+
+
+def image_tasks(streams):
+    """Observes with images, and the same images to the app that only encodes."""
+    import io
+
+    from PIL import Image
+
+    from protodcs.data import open_source
+
+    source = open_source("cifar10-test")
+    asyncio.run(create(streams, {"classes": "cifar10"}))
+    bodies = []
+    for pixels in source.read(range(500)):
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "PNG")
+        bodies.append(file.getvalue())
+    turn = iter(range(10**9))
+
+    def observe(worker):
+        return f"/v1/streams/{streams[worker % len(streams)]}/observe", bodies[next(turn) % len(bodies)], "image/png"
+
+    def encode(worker):
+        return "/encode/", bodies[next(turn) % len(bodies)], "image/png"
+
+    return {"images": observe, "encode": encode}
+
+
+def measure(quick=False, connections=64, seconds=10.0, rounds=5):
+    """Rows of throughput ratios."""
+    if quick:
+        seconds, rounds = 3.0, 1
+    rows = []
+    with Rig() as _:
+        for tasks, pair in (
+            (feature_tasks([f"features-{n}" for n in range(50)]), ("features", "echo")),
+            (image_tasks([f"images-{n}" for n in range(50)]), ("images", "encode")),
+        ):
+            found = asyncio.run(in_turns(tasks, connections, rounds, seconds))
+            rows.append({**compared(found, *pair), "connections": connections})
+            print(json.dumps(rows[-1]))
+    return rows
+
+
+def as_markdown(rows):
+    """The rows as a table."""
+    head = [
+        "observe with",
+        "connections",
+        "of the bare app's throughput",
+        "low to high",
+        "requests/s",
+        "p50 ms",
+        "p99 ms",
+        "bare: requests/s",
+        "p50 ms",
+        "p99 ms",
+    ]
+    lines = []
+    for row in rows:
+        cells = [row["task"], row["connections"], f"{row['ratio']:.2f}", f"{row['low']:.2f} to {row['high']:.2f}"]
+        for key in ("service", "bare"):
+            cells += [f"{row[key]['per_second']:.0f}", f"{row[key]['p50']:.1f}", f"{row[key]['p99']:.1f}"]
+        lines.append(cells)
+    return table(head, lines)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--connections", type=int, default=64)
+    given = parser.parse_args()
+    print(as_markdown(measure(given.quick, given.connections)))

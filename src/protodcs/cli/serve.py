@@ -1,0 +1,72 @@
+"""`protodcs serve`: the service, on this machine or on a cluster."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ..errors import ConfigError
+from .cluster import connected
+from .screen import explained, tell
+
+# What actors ask of a cluster of our own is bookkeeping: on a small machine they share its cores.
+_LEAST_CPUS = 16
+
+
+@explained
+def serve(
+    config: Path | None = typer.Option(None, help="A YAML file of settings; options given here go before it."),
+    store: str | None = typer.Option(None, help="files:FOLDER for one owner, or redis://HOST:PORT/DB for many."),
+    encoder: str | None = typer.Option(None, help="An encoder, such as mini. Without one the service takes features."),
+    owners: int | None = typer.Option(None, help="How many processes hold streams."),
+    host: str | None = typer.Option(None, help="The address to listen on."),
+    port: int | None = typer.Option(None, help="The port to listen on."),
+    address: str = typer.Option("local", help="A Ray cluster, such as auto; local: one of its own on this machine."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object when it is ready."),
+) -> None:
+    """Serve streams over HTTP until SIGTERM or Ctrl-C; then refuse new work, put the streams to sleep, and stop."""
+    from ..serve.settings import ServeConfig
+
+    given = {"store": store, "encoder": encoder, "owners": owners, "host": host, "port": port}
+    options = {**_read(config), **{name: value for name, value in given.items() if value is not None}}
+    settings = ServeConfig(**_absolute(options))
+    stopped = threading.Event()
+    with connected(address, "use protodcs.Streams", num_cpus=max(_LEAST_CPUS, os.cpu_count() or 1)):
+        from ..serve.deploy import Service
+
+        service = Service(settings)
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, lambda *_: stopped.set())
+        tell(
+            {"serving": service.address, "store": settings.store, "owners": settings.owners, "pid": os.getpid()},
+            as_json,
+        )
+        stopped.wait()
+        tell({"stopping": "new work is refused, streams go to sleep"}, as_json)
+        service.stop()
+        tell({"stopped": "nothing that was acknowledged is lost"}, as_json)
+
+
+def _read(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    import yaml
+
+    try:
+        found = yaml.safe_load(file.read_text())
+    except yaml.YAMLError as problem:
+        raise ConfigError(f"{file} is not YAML: {problem}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file} must hold names and values, such as 'owners: 4'")
+    return found
+
+
+def _absolute(options: dict[str, Any]) -> dict[str, Any]:
+    """The same with a folder that means the same in every process."""
+    store = options.get("store", "files:protodcs-streams")
+    if isinstance(store, str) and store.startswith("files:"):
+        return {**options, "store": f"files:{Path(store.removeprefix('files:')).resolve()}"}
+    return options

@@ -1,0 +1,121 @@
+"""What callers were told, kept for those who ask again.
+
+A decision is packed so that it comes back to the bit. `Remembered` is bounded: it keeps every answer that the journal
+still holds, and behind that the newest ones, by number and by age. It must never forget on its own account: what it
+forgets depends on its records alone, so that a stream that is woken from its journal remembers the same.
+"""
+
+import hashlib
+import struct
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from ..core.decision import Decision, decided
+from ..errors import StoreError
+from .records import Record
+
+# Flags, index, sequence and the six numbers of a decision; its label follows.
+_DECISION = struct.Struct("<BIQdddddd")
+_KNOWN, _TRUSTED, _CACHED, _EVOLVED = 1, 2, 4, 8
+
+
+def pack_decision(decision: Decision) -> bytes:
+    """A decision as bytes, without the scores of every class."""
+    flags = (
+        _KNOWN * decision.known + _TRUSTED * decision.trusted + _CACHED * decision.cached + _EVOLVED * decision.evolved
+    )
+    numbers = _DECISION.pack(
+        flags,
+        decision.index,
+        decision.sequence,
+        decision.p_unknown,
+        decision.openness,
+        decision.openness_first,
+        decision.score,
+        decision.aleatoric,
+        decision.epistemic,
+    )
+    return numbers + (decision.label or "").encode()
+
+
+def unpack_decision(answer: bytes) -> Decision:
+    """The decision that `pack_decision` was given."""
+    try:
+        flags, index, sequence, p_unknown, openness, first, score, aleatoric, epistemic = _DECISION.unpack_from(answer)
+        label = answer[_DECISION.size :].decode() if flags & _KNOWN else None
+    except (struct.error, UnicodeDecodeError):
+        raise StoreError("an answer in the store is damaged") from None
+    return decided(
+        bool(flags & _KNOWN),
+        index,
+        label,
+        p_unknown,
+        openness,
+        first,
+        score,
+        None,
+        aleatoric,
+        epistemic,
+        bool(flags & _TRUSTED),
+        bool(flags & _CACHED),
+        bool(flags & _EVOLVED),
+        sequence,
+    )
+
+
+def fingerprint(payload: bytes) -> bytes:
+    """Eight bytes that tell one request's content from another's."""
+    return hashlib.blake2b(payload, digest_size=8).digest()
+
+
+class Remembered:
+    """The newest records of a stream by their keys; in place of its payload each holds a fingerprint of it.
+
+    Args:
+        most: how many are kept behind the newest snapshot.
+        seconds: and how old they may be, beside the newest one.
+    """
+
+    def __init__(self, most: int, seconds: float):
+        self._most = most
+        self._milliseconds = int(1000 * seconds)
+        self._records: OrderedDict[str, Record] = OrderedDict()
+
+    def add(self, record: Record) -> None:
+        """Remember a record that was just written."""
+        self._records[record.key] = replace(record, payload=fingerprint(record.payload))
+
+    def put_back(self, record: Record) -> None:
+        """Remember a record as `__iter__` gave it."""
+        self._records[record.key] = record
+
+    def find(self, key: str) -> Record | None:
+        """The record of a key, if it is still remembered."""
+        return self._records.get(key)
+
+    def forget(self, covered: int) -> None:
+        """Let go of what is too old among the records before position `covered`, which a snapshot holds."""
+        if not self._records:
+            return
+        newest = next(reversed(self._records.values()))
+        while True:
+            oldest = next(iter(self._records.values()))
+            young = newest.time - oldest.time <= self._milliseconds
+            if oldest.position >= covered or (young and newest.position - oldest.position < self._most):
+                return
+            del self._records[oldest.key]
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._records.values())
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+
+def told(record: Record) -> dict[str, Any]:
+    """What the caller of an observe is told, JSON-ready."""
+    said = unpack_decision(record.answer).to_dict()
+    del said["scores"]
+    return {**said, "position": record.position, "epoch": record.epoch}

@@ -1,0 +1,62 @@
+"""The encoder as a deployment of its own: stateless, batched, as many as the load asks for.
+
+An image that cannot be used spoils neither its batch nor its neighbours: each place of the answer holds a feature or
+the words that say why there is none.
+"""
+
+import asyncio
+from typing import Any
+
+from ray import serve
+
+from .. import encoders
+from ..core.prototypes import Prototypes
+from ..data.image import decode
+from ..errors import ImageError
+from .owner import pack_prototypes
+from .settings import ServeConfig
+
+
+class EncoderReplica:
+    """One encoder in a process of its own."""
+
+    def __init__(self, settings: dict[str, Any]):
+        config = ServeConfig(**settings)
+        assert config.encoder is not None
+        self._encoder = encoders.load(config.encoder, device=config.device, batch_size=config.batch_size)
+        self.encode.set_max_batch_size(config.batch_size)
+        self.encode.set_batch_wait_timeout_s(config.batch_wait)
+
+    @serve.batch(max_batch_size=32, batch_wait_timeout_s=0.005)  # type: ignore[untyped-decorator]
+    async def encode(self, images: list[bytes]) -> list[bytes | str]:
+        """For each image its feature as float32, little-endian, or why there is none."""
+        # In a thread, so that the next batch gathers meanwhile.
+        return await asyncio.to_thread(self._encode, images)
+
+    def _encode(self, images: list[bytes]) -> list[bytes | str]:
+        answers: list[bytes | str] = [""] * len(images)
+        pixels, places = [], []
+        for place, image in enumerate(images):
+            try:
+                pixels.append(decode(image))
+                places.append(place)
+            except ImageError as problem:
+                answers[place] = str(problem)
+        if pixels:
+            for place, feature in zip(places, self._encoder.encode_pixels(pixels), strict=True):
+                answers[place] = feature.astype("<f4").tobytes()
+        return answers
+
+    async def prototypes(self, classes: list[str]) -> tuple[str, bytes]:
+        """The prototypes of class names: their fingerprint, and packed."""
+        rows = await asyncio.to_thread(self._encoder.prototypes, classes)
+        shared = Prototypes(rows)
+        return shared.fingerprint, pack_prototypes(shared)
+
+    async def facts(self) -> dict[str, Any]:
+        """What the encoder is."""
+        return {
+            "name": self._encoder.name,
+            "fingerprint": self._encoder.fingerprint,
+            "temperature": 1 / self._encoder.logit_scale,
+        }

@@ -1,0 +1,174 @@
+"""One stream awake: its engine, its place in its journal, and the answers it remembers.
+
+A pure state machine: no clock, no store, no network. Every change is a `Record`, made by `change` and written down by
+the caller; `replay` makes the same change from the record. The two must never do different things.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .. import methods
+from ..core.base import own_state
+from ..core.prototypes import Prototypes
+from ..errors import InputError, StoreError, UsageError
+from ..method import FeatureMethod
+from . import snapshots
+from .answers import Remembered, fingerprint, pack_decision
+from .records import LONGEST_KEY, Kind, Record
+from .store.base import Held
+
+BIRTH_SCHEMA = 1
+
+
+class Birth(BaseModel):
+    """What a stream was created with. It never changes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    schema_version: int = BIRTH_SCHEMA
+    method: str = Field("protodcs", max_length=100)
+    config: dict[str, Any] = Field(description="Every option, resolved.")
+    classes: list[str] = Field(min_length=1)
+    prototypes: str = Field(pattern="^[0-9a-f]{64}$", description="Fingerprint of the entry prototypes.")
+    encoder: str | None = Field(None, max_length=1000, description="Fingerprint of what makes the features, if known.")
+
+    def pack(self) -> bytes:
+        """The same birth gives the same bytes."""
+        return json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "Birth":
+        """The birth that `pack` wrote."""
+        try:
+            birth = cls.model_validate_json(data)
+        except ValidationError as problem:
+            raise StoreError(f"what a stream was created with cannot be read: {problem.errors()[0]['msg']}") from None
+        if birth.schema_version > BIRTH_SCHEMA:
+            raise StoreError(f"a stream of schema {birth.schema_version}, this protodcs reads {BIRTH_SCHEMA}: upgrade")
+        return birth
+
+    def engine(self, prototypes: Prototypes) -> FeatureMethod:
+        """A new engine for this stream."""
+        return methods.create(self.method, prototypes, self.classes, self.encoder, **self.config)
+
+
+class Hosted:
+    """A stream in memory.
+
+    Args:
+        held: the stream as the store gave it.
+        prototypes: those it was created with.
+        answers, seconds: how many answers are remembered behind the newest snapshot, and for how long.
+
+    Attributes:
+        position: where its next record goes.
+        covered: how many records its newest snapshot covers.
+        different: how many answers came out otherwise when the journal was replayed: on another type of processor
+            they may, in the last digits.
+    """
+
+    def __init__(self, held: Held, prototypes: Prototypes, answers: int, seconds: float):
+        self.birth = Birth.unpack(held.birth)
+        self.epoch = held.epoch
+        self.covered = held.start
+        self.position = held.start
+        self.different = 0
+        self._prototypes = prototypes
+        self._remembered = Remembered(answers, seconds)
+        if held.snapshot is None:
+            self.engine = self.birth.engine(prototypes)
+        else:
+            found = snapshots.unpack(held.snapshot)
+            if found.position != held.start:
+                raise StoreError(f"the newest snapshot covers {found.position} records and {held.start} are gone")
+            self.engine = self._restored(found.state)
+            for record in found.remembered:
+                self._remembered.put_back(record)
+        for data in held.tail:
+            self.replay(Record.unpack(data))
+
+    def known(self, kind: Kind, key: str, payload: bytes) -> Record | None:
+        """The record of a request that was served before; refuses one that is another request under its key."""
+        found = self._remembered.find(key)
+        if found is None:
+            return None
+        # The state that a stream went back to is not part of the request, which only named it.
+        same = found.kind == kind and (kind == Kind.RESTORE or found.payload == fingerprint(payload))
+        if not same:
+            raise UsageError(f"the key {key!r} was used for another request on this stream: use a key once")
+        return found
+
+    def change(self, kind: Kind, key: str, payload: bytes, now: float) -> Record:
+        """Make a change at the time `now`, and give the record of it; on an error nothing has changed."""
+        if not 0 < len(key.encode()) <= LONGEST_KEY:
+            raise InputError(f"a key must have 1 to {LONGEST_KEY} bytes; given: {len(key.encode())}")
+        answer = _CHANGES[kind](self, payload)
+        record = Record(kind, self.position, self.epoch, int(1000 * now), key, payload, answer)
+        self._add(record)
+        return record
+
+    def replay(self, record: Record) -> None:
+        """Make the change that a record tells of."""
+        if record.position != self.position:
+            raise StoreError(f"the journal holds record {record.position} where {self.position} is due: it is damaged")
+        self.different += _CHANGES[record.kind](self, record.payload) != record.answer
+        self._add(record)
+
+    def _add(self, record: Record) -> None:
+        self.position += 1
+        self._remembered.add(record)
+
+    def peek(self, payload: bytes) -> bytes:
+        """What an observe would answer; nothing changes."""
+        return pack_decision(self.engine.peek(np.frombuffer(payload, dtype="<f4")))
+
+    def state(self) -> bytes:
+        """What the engine has learned, without the prototypes that streams share."""
+        return self.engine.difference()
+
+    def snapshot(self) -> bytes:
+        """All of the stream, for a checkpoint at its present position."""
+        self._remembered.forget(self.position)
+        return snapshots.pack(snapshots.Snapshot(self.position, self.state(), list(self._remembered)))
+
+    def _restored(self, state: bytes) -> FeatureMethod:
+        with own_state():
+            return methods.restore(state, self.birth.encoder, self._prototypes)
+
+    # The changes, by kind: each returns the answer.
+
+    def _observe(self, payload: bytes) -> bytes:
+        return pack_decision(self.engine.observe(np.frombuffer(payload, dtype="<f4")))
+
+    def _freeze(self, _: bytes) -> bytes:
+        self.engine.freeze()
+        return b""
+
+    def _unfreeze(self, _: bytes) -> bytes:
+        self.engine.unfreeze()
+        return b""
+
+    def _reset(self, _: bytes) -> bytes:
+        self.engine.reset()
+        return b""
+
+    def _restore(self, payload: bytes) -> bytes:
+        self.engine = self._restored(payload)
+        return b""
+
+    def _keep(self, _: bytes) -> bytes:
+        return b""
+
+
+_CHANGES: dict[Kind, Callable[[Hosted, bytes], bytes]] = {
+    Kind.OBSERVE: Hosted._observe,
+    Kind.FREEZE: Hosted._freeze,
+    Kind.UNFREEZE: Hosted._unfreeze,
+    Kind.RESET: Hosted._reset,
+    Kind.RESTORE: Hosted._restore,
+    Kind.KEEP: Hosted._keep,
+}

@@ -1,0 +1,80 @@
+"""What the router asks of an owner, and what an owner answers: plain values that travel between processes."""
+
+from enum import Enum
+from typing import Any, NamedTuple
+
+
+class Request(NamedTuple):
+    """One thing asked of one stream.
+
+    Attributes:
+        stream: its id.
+        action: one of `Action`.
+        key: the caller's name for this request.
+        payload: a feature as float32, little-endian; a name; or what a stream is created with.
+        shared: the packed prototypes of a stream that is created.
+        stand_in: the owner that the stream belongs to was asked in vain.
+    """
+
+    stream: str
+    action: str
+    key: str
+    payload: bytes = b""
+    shared: bytes = b""
+    stand_in: bool = False
+
+
+class Action:
+    """What can be asked."""
+
+    CREATE = "create"
+    OBSERVE = "observe"
+    PEEK = "peek"
+    STATUS = "status"
+    FREEZE = "freeze"
+    UNFREEZE = "unfreeze"
+    RESET = "reset"
+    KEEP = "keep"
+    KEPT = "kept"
+    ROLLBACK = "rollback"
+    DELETE = "delete"
+
+
+class Outcome(Enum):
+    """How it went. The last three are not final: the same request may be asked again, here or elsewhere."""
+
+    DONE = "done"
+    MISSING = "missing"
+    CONFLICT = "conflict"
+    WRONG = "wrong"
+    FAILED = "failed"
+    CLOSED = "closed"
+    HELD = "held"
+    MOVED = "moved"
+    LATER = "later"
+
+    @property
+    def final(self) -> bool:
+        """Whether asking again would change nothing."""
+        return self not in (Outcome.HELD, Outcome.MOVED, Outcome.LATER)
+
+
+class Reply(NamedTuple):
+    """The answer to one request.
+
+    Attributes:
+        outcome: how it went.
+        words: why, where it did not; the owner's name for HELD.
+        answer: the packed decision of an observe or peek.
+        position, epoch: of the record that was written; -1 where none was.
+        repeated: this request was answered before.
+        facts: what else there is to say, JSON-ready.
+    """
+
+    outcome: Outcome
+    words: str = ""
+    answer: bytes = b""
+    position: int = -1
+    epoch: int = -1
+    repeated: bool = False
+    facts: dict[str, Any] | None = None

@@ -1,0 +1,465 @@
+"""The one process that may change a stream: it holds streams awake, writes down every change, and answers after that.
+
+The engine runs ahead of the journal and the answer behind it: many requests share one round trip to the store. When a
+write fails, what is in memory is thrown away and the stream is woken again from the store. An owner must never answer
+for a change that is not durable, and never trust its memory once its lease may have run out.
+"""
+
+import asyncio
+import io
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..core.prototypes import Prototypes
+from ..errors import (
+    ConfigError,
+    FencedError,
+    HeldError,
+    InputError,
+    ProtoDCSError,
+    StoreError,
+    UnknownStreamError,
+    UsageError,
+)
+from .commits import Commits, Journal
+from .hosted import Birth, Hosted
+from .messages import Action, Outcome, Reply, Request
+from .records import Kind, Record
+from .ring import Ring
+from .settings import ServeConfig
+from .store.base import Batch, Checkpoint, Store
+
+_log = logging.getLogger(__name__)
+
+_CHANGES = {
+    Action.OBSERVE: Kind.OBSERVE,
+    Action.FREEZE: Kind.FREEZE,
+    Action.UNFREEZE: Kind.UNFREEZE,
+    Action.RESET: Kind.RESET,
+}
+# How often an owner looks which streams should be written or sleep, in seconds.
+_ROUND = 1.0
+# After so many leases an owner that stands in for another sends callers there again.
+_STANDING_IN = 10
+
+
+@dataclass(slots=True)
+class _Awake:
+    """A stream in memory; when it was woken, last used and last written whole, by the monotonic clock."""
+
+    hosted: Hosted
+    journal: Journal = field(default_factory=Journal)
+    woken: float = field(default_factory=time.monotonic)
+    used: float = field(default_factory=time.monotonic)
+    written: float = field(default_factory=time.monotonic)
+
+
+class Owner:
+    """Holds streams awake and serves requests on them. All its functions are called from one event loop.
+
+    Args:
+        name: which of the owners this is; its successor after a crash has the same one.
+        store: where the streams are kept.
+        config: the settings of the service.
+    """
+
+    def __init__(self, name: str, store: Store, config: ServeConfig):
+        self.name = name
+        self.incarnation = secrets.token_hex(8)
+        self._store = store
+        self._config = config
+        self._commits = Commits(store, config.store_patience)
+        self._streams: OrderedDict[str, _Awake] = OrderedDict()
+        self._busy: dict[str, asyncio.Task[Any]] = {}
+        self._shared: dict[str, Prototypes] = {}
+        self._ring: Ring | None = None
+        self._refusal: Reply | None = None
+        self._renewed = -float("inf")
+        self._tasks: list[asyncio.Task[None]] = []
+        self.woken = 0
+
+    # Life and death.
+
+    async def start(self) -> None:
+        """Take up the lease and begin to work."""
+        await self._renew()
+        work = (self._commits.run(), self._keep_lease(), self._look_after())
+        self._tasks = [asyncio.create_task(task) for task in work]
+
+    async def drain(self, refusal: Reply) -> None:
+        """Answer every further request with `refusal`, put all streams to sleep, and resign."""
+        self._refusal = refusal
+        while self._streams or self._busy:
+            for stream in list(self._streams):
+                self._put_to_sleep(stream)
+            await asyncio.gather(*self._busy.values(), return_exceptions=True)
+        with suppress(StoreError):
+            await self._store.resign(self.name, self.incarnation)
+
+    async def close(self) -> None:
+        """Stop working. What is awake stays as it is in the store."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._busy.values(), return_exceptions=True)
+        await self._store.close()
+
+    def arrange(self, owners: Iterable[str]) -> None:
+        """Take note of who the owners are now, and hand over the streams that belong to others."""
+        self._ring = Ring(owners)
+        for stream in list(self._streams):
+            if self._ring.first(stream) != self.name:
+                self._put_to_sleep(stream)
+
+    async def streams(self) -> list[str]:
+        """The ids of all streams in the store, sorted."""
+        return sorted([stream async for stream in self._store.streams()])
+
+    def facts(self) -> dict[str, Any]:
+        """Numbers for monitoring, JSON-ready."""
+        return {
+            "owner": self.name,
+            "incarnation": self.incarnation,
+            "awake": len(self._streams),
+            "woken": self.woken,
+            "commits": self._commits.groups,
+            "writes": self._commits.writes,
+        }
+
+    # Requests.
+
+    async def handle(self, requests: list[Request]) -> list[Reply]:
+        """Serve requests; those on one stream in their order, and after one that is not final none behind it."""
+        if self._refusal is not None:
+            return [self._refusal] * len(requests)
+        if time.monotonic() - self._renewed > self._config.lease_seconds:
+            # Others may have taken any of these streams meanwhile: ask the store again.
+            self._streams.clear()
+        groups: dict[str, list[int]] = {}
+        for place, request in enumerate(requests):
+            groups.setdefault(request.stream, []).append(place)
+        replies: list[Reply] = [_LATER] * len(requests)
+        served = await asyncio.gather(
+            *(self._serve(stream, [requests[place] for place in places]) for stream, places in groups.items()),
+            return_exceptions=True,
+        )
+        for places, answers in zip(groups.values(), served, strict=True):
+            if isinstance(answers, BaseException):
+                _log.error("a request failed", exc_info=answers)
+                answers = [Reply(Outcome.FAILED, f"an error inside the service: {answers!r}")] * len(places)
+            for place, answer in zip(places, answers, strict=True):
+                replies[place] = answer
+        return replies
+
+    async def _serve(self, stream: str, requests: list[Request]) -> list[Reply]:
+        """Serve requests on one stream, in runs of those that need not wait for one another."""
+        replies: list[Reply] = []
+        while len(replies) < len(requests):
+            rest = requests[len(replies) :]
+            special = _SPECIAL.get(rest[0].action)
+            if special is not None:
+                replies.append(await self._in_words(special(self, rest[0])))
+            else:
+                run = next((at for at, request in enumerate(rest) if request.action in _SPECIAL), len(rest))
+                replies += await self._run(stream, rest[:run])
+            if not replies[-1].outcome.final:
+                replies += [_LATER] * (len(requests) - len(replies))
+        return replies
+
+    async def _run(self, stream: str, requests: list[Request]) -> list[Reply]:
+        """Changes and questions that the stream in memory can answer; all become durable together."""
+        try:
+            awake = await self._awake(stream, requests[0].stand_in)
+        except ProtoDCSError as problem:
+            return [_said(problem)] * len(requests)
+        records: list[bytes] = []
+        first = awake.hosted.position
+        try:
+            replies = [self._step(awake.hosted, request, records) for request in requests]
+        except BaseException:
+            # The engine may be torn, and is ahead of its journal.
+            awake.journal.broken = StoreError("the stream was interrupted while it learned")
+            raise
+        awake.used = time.monotonic()
+        if records:
+            self._commits.put(awake.journal, Batch(stream, awake.hosted.epoch, first, records))
+            if awake.hosted.position - awake.hosted.covered >= self._config.snapshot_records:
+                self._checkpoint(stream, awake)
+        try:
+            await awake.journal.settle()
+        except (FencedError, StoreError) as problem:
+            self._drop(stream, awake)
+            return [Reply(Outcome.LATER, str(problem))] * len(requests)
+        return replies
+
+    def _step(self, hosted: Hosted, request: Request, records: list[bytes]) -> Reply:
+        """One change or question; the record of a change is added to `records`."""
+        try:
+            if request.action == Action.PEEK:
+                return Reply(Outcome.DONE, answer=hosted.peek(request.payload))
+            if request.action == Action.STATUS:
+                return Reply(Outcome.DONE, facts=self._status(hosted))
+            kind = _CHANGES[request.action]
+            found = hosted.known(kind, request.key, request.payload)
+            if found is not None:
+                return _told(found, repeated=True)
+            record = hosted.change(kind, request.key, request.payload, time.time())
+        except ProtoDCSError as problem:
+            return _said(problem)
+        records.append(record.pack())
+        return _told(record)
+
+    def _status(self, hosted: Hosted) -> dict[str, Any]:
+        return {
+            **hosted.engine.stats(),
+            "owner": self.name,
+            "epoch": hosted.epoch,
+            "position": hosted.position,
+            "snapshot_position": hosted.covered,
+            "replayed_differently": hosted.different,
+        }
+
+    async def _in_words(self, answer: Any) -> Reply:
+        try:
+            return await answer
+        except ProtoDCSError as problem:
+            return _said(problem)
+
+    # What takes more than the stream in memory.
+
+    async def _create(self, request: Request) -> Reply:
+        birth = Birth.unpack(request.payload)
+        prototypes = unpack_prototypes(request.shared)
+        if prototypes.fingerprint != birth.prototypes:
+            raise InputError("the prototypes of a new stream are not those that it names")
+        birth.engine(prototypes)
+        await self._store.put_shared(birth.prototypes, request.shared)
+        if await self._store.create(request.stream, request.payload, birth.prototypes):
+            return Reply(Outcome.DONE)
+        there = await self._store.describe(request.stream)
+        if there.birth != request.payload:
+            return Reply(Outcome.CONFLICT, f"the stream {request.stream!r} exists already and was created otherwise")
+        return Reply(Outcome.DONE, repeated=True)
+
+    async def _keep(self, request: Request) -> Reply:
+        """Keep the present state under a name."""
+        awake, found = await self._known(Kind.KEEP, request)
+        if found is not None:
+            return _told(found, repeated=True)
+        name, epoch = request.payload.decode(), awake.hosted.epoch
+        kept = await self._store.kept(request.stream)
+        if name not in kept and len(kept) >= self._config.kept_snapshots:
+            return Reply(
+                Outcome.CONFLICT, f"the stream has {len(kept)} kept snapshots, as many as it may: forget one first"
+            )
+        await awake.journal.settle()
+        await self._store.keep(request.stream, epoch, name, awake.hosted.state())
+        return await self._changed(awake, Kind.KEEP, request, request.payload)
+
+    async def _kept(self, request: Request) -> Reply:
+        await self._awake(request.stream, request.stand_in)
+        return Reply(Outcome.DONE, facts={"snapshots": await self._store.kept(request.stream)})
+
+    async def _roll_back(self, request: Request) -> Reply:
+        """Go back to a kept state; the journal goes on, so nothing that was acknowledged is unsaid."""
+        awake, found = await self._known(Kind.RESTORE, request)
+        if found is not None:
+            return _told(found, repeated=True)
+        name = request.payload.decode()
+        state = await self._store.kept_snapshot(request.stream, name)
+        if state is None:
+            return Reply(Outcome.MISSING, f"the stream {request.stream!r} has no snapshot {name!r}")
+        return await self._changed(awake, Kind.RESTORE, request, state)
+
+    async def _delete(self, request: Request) -> Reply:
+        try:
+            awake = await self._awake(request.stream, request.stand_in)
+        except UnknownStreamError:
+            return Reply(Outcome.DONE, repeated=True)
+        with suppress(FencedError, StoreError):
+            await awake.journal.settle()
+        self._drop(request.stream, awake)
+        await self._store.delete(request.stream, awake.hosted.epoch)
+        return Reply(Outcome.DONE)
+
+    async def _known(self, kind: Kind, request: Request) -> tuple[_Awake, Record | None]:
+        awake = await self._awake(request.stream, request.stand_in)
+        found = awake.hosted.known(kind, request.key, request.payload)
+        if found is not None:
+            await awake.journal.settle()
+        return awake, found
+
+    async def _changed(self, awake: _Awake, kind: Kind, request: Request, payload: bytes) -> Reply:
+        """Make one change, and wait until it is durable."""
+        record = awake.hosted.change(kind, request.key, payload, time.time())
+        batch = Batch(request.stream, awake.hosted.epoch, record.position, [record.pack()])
+        self._commits.put(awake.journal, batch)
+        try:
+            await awake.journal.settle()
+        except (FencedError, StoreError):
+            self._drop(request.stream, awake)
+            raise
+        return _told(record)
+
+    # Waking, writing whole, sleeping.
+
+    async def _awake(self, stream: str, stand_in: bool) -> _Awake:
+        """The stream in memory; it is woken if it sleeps and this owner may."""
+        while True:
+            awake = self._streams.get(stream)
+            if awake is not None and awake.journal.broken is None:
+                self._streams.move_to_end(stream)
+                return awake
+            if stream in self._busy:
+                # It is being woken, or falls asleep; the one who began says how that went.
+                await asyncio.wait([self._busy[stream]])
+                continue
+            if self._ring is not None and not stand_in and self._ring.first(stream) != self.name:
+                raise _MovedError(self._ring.first(stream))
+            task = self._begin(stream, self._wake(stream))
+            await asyncio.wait([task])
+            task.result()
+
+    def _begin(self, stream: str, work: Any) -> "asyncio.Task[Any]":
+        """Be the only one to wake a stream or put it to sleep, until the work is done."""
+        task = self._busy[stream] = asyncio.create_task(work)
+        task.add_done_callback(lambda done: self._ended(stream, done))
+        return task
+
+    def _ended(self, stream: str, task: "asyncio.Task[Any]") -> None:
+        if self._busy.get(stream) is task:
+            del self._busy[stream]
+        if not task.cancelled():
+            task.exception()
+
+    async def _wake(self, stream: str) -> None:
+        held = await self._store.acquire(stream, self.name, self.incarnation)
+        prototypes = await self._prototypes(Birth.unpack(held.birth).prototypes)
+        hosted = Hosted(held, prototypes, self._config.answers, self._config.answers_seconds)
+        self._streams[stream] = _Awake(hosted)
+        self.woken += 1
+        if len(self._streams) > self._config.awake:
+            self._put_to_sleep(next(iter(self._streams)))
+
+    async def _prototypes(self, name: str) -> Prototypes:
+        if name not in self._shared:
+            self._shared[name] = unpack_prototypes(await self._store.get_shared(name))
+        return self._shared[name]
+
+    def _checkpoint(self, stream: str, awake: _Awake) -> None:
+        """Write a stream whole, behind the records that are on their way."""
+        hosted = awake.hosted
+        self._commits.put(awake.journal, Checkpoint(stream, hosted.epoch, hosted.position, hosted.snapshot()))
+        hosted.covered = hosted.position
+        awake.written = time.monotonic()
+
+    def _put_to_sleep(self, stream: str) -> None:
+        """Begin to let go of a stream, unless it is on its way already."""
+        if stream not in self._busy and stream in self._streams:
+            self._begin(stream, self._sleep(stream, self._streams.pop(stream)))
+
+    async def _sleep(self, stream: str, awake: _Awake) -> None:
+        if awake.hosted.position - awake.hosted.covered > self._config.sleep_records and awake.journal.broken is None:
+            self._checkpoint(stream, awake)
+        await awake.journal.settle()
+        await self._store.release(stream, awake.hosted.epoch)
+
+    def _drop(self, stream: str, awake: _Awake) -> None:
+        """Throw away what is in memory."""
+        if self._streams.get(stream) is awake:
+            del self._streams[stream]
+
+    async def _look_after(self) -> None:
+        """Write and put to sleep, by time."""
+        while True:
+            await asyncio.sleep(_ROUND)
+            now = time.monotonic()
+            for stream, awake in list(self._streams.items()):
+                if awake.journal.broken is not None:
+                    self._drop(stream, awake)
+                elif now - awake.used > self._config.sleep_seconds or self._stood_in_enough(stream, awake, now):
+                    self._put_to_sleep(stream)
+                elif (
+                    now - awake.written > self._config.snapshot_seconds and awake.hosted.position > awake.hosted.covered
+                ):
+                    self._checkpoint(stream, awake)
+                    await asyncio.sleep(0)
+
+    def _stood_in_enough(self, stream: str, awake: _Awake, now: float) -> bool:
+        """Whether it is time to see if the owner that the stream belongs to is back."""
+        away = self._ring is not None and self._ring.first(stream) != self.name
+        return away and now - awake.woken > _STANDING_IN * self._config.lease_seconds
+
+    # The lease.
+
+    async def _renew(self) -> None:
+        before = time.monotonic()
+        await self._store.renew(self.name, self.incarnation, self._config.lease_seconds)
+        self._renewed = before
+
+    async def _keep_lease(self) -> None:
+        while True:
+            with suppress(StoreError):
+                await self._renew()
+            await asyncio.sleep(self._config.lease_seconds / 3)
+
+
+class _MovedError(ProtoDCSError):
+    """The stream belongs to another owner."""
+
+
+def _told(record: Record, repeated: bool = False) -> Reply:
+    return Reply(Outcome.DONE, answer=record.answer, position=record.position, epoch=record.epoch, repeated=repeated)
+
+
+_LATER = Reply(Outcome.LATER, "a request before this one was not served")
+
+_OUTCOMES: list[tuple[type[ProtoDCSError], Outcome]] = [
+    (_MovedError, Outcome.MOVED),
+    (UnknownStreamError, Outcome.MISSING),
+    (FencedError, Outcome.LATER),
+    (StoreError, Outcome.LATER),
+    (InputError, Outcome.WRONG),
+    (ConfigError, Outcome.WRONG),
+    (UsageError, Outcome.CONFLICT),
+]
+
+
+def _said(problem: ProtoDCSError) -> Reply:
+    """What the caller is told of a problem."""
+    if isinstance(problem, HeldError):
+        return Reply(Outcome.HELD, problem.owner)
+    outcome = next((outcome for kind, outcome in _OUTCOMES if isinstance(problem, kind)), Outcome.FAILED)
+    return Reply(outcome, str(problem))
+
+
+_SPECIAL: dict[str, Callable[[Owner, Request], Any]] = {
+    Action.CREATE: Owner._create,
+    Action.KEEP: Owner._keep,
+    Action.KEPT: Owner._kept,
+    Action.ROLLBACK: Owner._roll_back,
+    Action.DELETE: Owner._delete,
+}
+
+
+def pack_prototypes(prototypes: Prototypes) -> bytes:
+    """Prototypes as a blob that streams share: the rows, as numpy writes them."""
+    buffer = io.BytesIO()
+    np.save(buffer, prototypes.unit, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def unpack_prototypes(data: bytes) -> Prototypes:
+    """The prototypes that were packed."""
+    try:
+        rows = np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, OSError, EOFError) as problem:
+        raise StoreError(f"shared prototypes cannot be read: {problem}") from None
+    return Prototypes.of_unit(np.ascontiguousarray(rows, dtype=np.float32))

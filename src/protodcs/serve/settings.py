@@ -1,0 +1,91 @@
+"""Every number of the service that an operator may turn."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from ..core.config import Settings
+from ..errors import ConfigError
+
+
+class ServeConfig(Settings):
+    """The settings of one service. A YAML file of `protodcs serve` holds these names.
+
+    >>> ServeConfig().owners
+    1
+    """
+
+    # Where streams are kept.
+    store: str = Field(
+        "files:protodcs-streams",
+        description="files:FOLDER for one owner on one machine, or redis://HOST:PORT/DB for many on a cluster.",
+    )
+    sync: Literal["always", "interval", "never"] = Field(
+        "always", description="When a files store waits for the disk. Redis has its own setting, appendfsync."
+    )
+    sync_seconds: float = Field(1.0, gt=0, le=60, description="How often, where sync is 'interval'. Seconds.")
+    store_patience: float = Field(
+        10.0, ge=0, le=600, description="How long an owner tries to reach its store before it gives up. Seconds."
+    )
+
+    # Owners.
+    owners: int = Field(1, ge=1, le=1000, description="How many processes hold streams.")
+    owner_cpus: float = Field(0.5, ge=0, le=64, description="What Ray sets aside for each of them. Cores.")
+    lease_seconds: float = Field(
+        5.0,
+        ge=0.2,
+        le=300,
+        description="How long a silent owner keeps its streams. Seconds.",
+    )
+    awake: int = Field(1000, ge=1, le=1_000_000, description="How many streams an owner keeps in memory.")
+    sleep_seconds: float = Field(300.0, gt=0, description="An unused stream goes to sleep after so long. Seconds.")
+
+    # Journals.
+    snapshot_records: int = Field(1000, ge=1, description="A stream is written whole after so many records.")
+    snapshot_seconds: float = Field(300.0, gt=0, description="And after so long, if it changed. Seconds.")
+    sleep_records: int = Field(
+        64,
+        ge=0,
+        description="With so few records behind its snapshot a stream sleeps without a new one. Records.",
+    )
+    answers: int = Field(
+        300, ge=0, le=1_000_000, description="How many answers a stream remembers for repeated requests, at least."
+    )
+    answers_seconds: float = Field(3600.0, ge=0, description="And for how long. Seconds.")
+    kept_snapshots: int = Field(10, ge=1, le=1000, description="How many named snapshots a stream may have.")
+
+    # Requests.
+    request_seconds: float = Field(30.0, gt=0, description="After so long a request is given up, in words. Seconds.")
+    attempt_seconds: float = Field(
+        5.0, gt=0, description="After so long without an answer from an owner another one is asked. Seconds."
+    )
+    waiting: int = Field(10_000, ge=1, description="How many requests may wait in one ingress process.")
+    body_bytes: int = Field(64 * 2**20, ge=1024, description="The largest body of a request. Bytes.")
+
+    # The encoder.
+    encoder: str | None = Field(
+        None, description="An encoder, as `protodcs.encoders.load` takes it. None: the service takes features only."
+    )
+    device: str = Field("auto", description="Where the encoder runs; 'auto' takes a GPU when there is one.")
+    batch_size: int = Field(32, ge=1, le=4096, description="How many images go through the encoder at once, at most.")
+    batch_wait: float = Field(0.005, ge=0, le=1, description="How long an image waits for others. Seconds.")
+    encoders: int = Field(1, ge=1, description="How many encoder processes there are at least.")
+    most_encoders: int = Field(1, ge=1, description="And at most, under load.")
+    encoder_cpus: float = Field(1.0, ge=0, description="What Ray sets aside for each of them. Cores.")
+    encoder_gpus: float = Field(0.0, ge=0, description="The same for GPUs.")
+
+    # HTTP.
+    host: str = Field("127.0.0.1", description="The address to listen on.")
+    port: int = Field(8000, ge=1, le=65535)
+    ingresses: int = Field(1, ge=1, description="How many processes speak HTTP.")
+    drain_seconds: float = Field(30.0, gt=0, description="How long a stop waits for the streams. Seconds.")
+
+    @model_validator(mode="after")
+    def _fit(self) -> Self:
+        if self.store.startswith("files:") and self.owners != 1:
+            raise ConfigError(
+                f"a files store has one owner; given: owners={self.owners}; use store=redis://... for more"
+            )
+        if self.most_encoders < self.encoders:
+            raise ConfigError(f"most_encoders={self.most_encoders} is less than encoders={self.encoders}")
+        return self

@@ -1,0 +1,24 @@
+-- Forgets a stream and all that belongs to it, and its shared blob if nobody else uses it. Answers 0.
+-- It must never delete for an epoch that is not the newest, nor a blob that another stream uses.
+-- KEYS: meta, journal, snapshot, kept snapshots, their order, set of streams, an epoch above those of all deleted streams
+-- ARGV: epoch, stream, what the keys of shared blobs begin with, what the keys of their users begin with
+local meta, journal, snapshot, kept, order, streams, past = unpack(KEYS)
+local epoch, stream, blobs, users = unpack(ARGV)
+
+local found, newer = read_meta(meta, 'epoch', 'holder', 'shared')
+local refused = refusal(epoch, found, newer)
+if refused then
+  return refused
+end
+-- First what frees memory, as a Redis that is full would not begin with anything else.
+redis.call('DEL', meta, journal, snapshot, kept, order)
+local above = tonumber(epoch) + 1
+if above > tonumber(redis.call('GET', past) or '0') then
+  redis.call('SET', past, above)
+end
+redis.call('SREM', streams, stream)
+redis.call('SREM', users .. found[3], stream)
+if redis.call('SCARD', users .. found[3]) == 0 then
+  redis.call('DEL', blobs .. found[3])
+end
+return 0

@@ -1,0 +1,454 @@
+"""Streams in Redis: for several owners, on several machines.
+
+Every step that must be whole is one script inside Redis (the folder `lua`), so that checking an epoch and writing are
+one thing. A commit is one round trip and one wait for Redis' disk, however many writes it holds. This module must never
+read a clock to judge a lease, nor send a write again whose answer it has.
+"""
+
+import asyncio
+import hashlib
+import math
+import re
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, Final
+
+from redis.asyncio.connection import ConnectionPool, parse_url
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
+
+from ...errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError
+from .base import Batch, Described, Held, Write
+
+# A blob is put just before the stream that uses it is created; an hour is far more than that takes.
+_UNUSED_BLOB_MILLISECONDS: Final = 3_600_000
+_LISTED_AT_ONCE: Final = 1000
+_SCRIPTS: Final = (
+    "acquire", "append", "checkpoint", "create", "delete", "describe", "forget", "keep", "release", "resign", "share",
+)  # fmt: skip
+# What Redis answers when it cannot serve, by the first word of its answer; what it means and what to do.
+_TROUBLE: Final = {
+    "BUSY": "is held up by another script: wait, or end that one with SCRIPT KILL",
+    "LOADING": "is still reading its data from the disk: try again in a moment",
+    "MISCONF": "refuses writes because it could not write to its disk: see its log, and make room or repair the disk",
+    "NOAUTH": "wants a password: name it in the address",
+    "NOPERM": "does not allow this user what a store needs: see its ACL",
+    "OOM": "has used up its maxmemory: give it more, or delete streams",
+    "READONLY": "is a replica, which takes no writes: name the primary",
+    "WRONGPASS": "does not know this user and password: correct the address",
+}
+# redis-py takes the first word away where it has a class for it.
+_CLASSES: Final = {
+    AuthenticationError: "WRONGPASS",
+    BusyLoadingError: "LOADING",
+    NoPermissionError: "NOPERM",
+    OutOfMemoryError: "OOM",
+    ReadOnlyError: "READONLY",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Durability:
+    """How safe a Redis keeps what it was given.
+
+    Attributes:
+        appendfsync: when it waits for its disk: "always", "everysec", "no", or "unknown" where it does not tell.
+        warning: what may be lost, in words; None if nothing is.
+    """
+
+    appendfsync: str
+    warning: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Script:
+    """A script of the folder `lua`, and the name that Redis gives it."""
+
+    text: bytes
+    digest: bytes
+
+
+@cache
+def _scripts() -> dict[str, _Script]:
+    """All scripts by name, each behind what they share."""
+    folder = resources.files(__package__) / "lua"
+    shared = (folder / "stream.lua").read_bytes()
+    texts = {name: shared + (folder / f"{name}.lua").read_bytes() for name in _SCRIPTS}
+    return {name: _Script(text, hashlib.sha1(text).hexdigest().encode()) for name, text in texts.items()}
+
+
+def _bytes(text: str) -> bytes:
+    """A name as bytes; half a surrogate pair, which JSON can bring, is a name like any other."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogatepass")
+
+
+def _command(*parts: bytes) -> list[bytes]:
+    """A command as Redis reads it, in pieces: large parts are not copied."""
+    pieces = [b"*%d\r\n" % len(parts)]
+    for part in parts:
+        pieces += (b"$%d\r\n" % len(part), part, b"\r\n")
+    return pieces
+
+
+_MULTI: Final = _command(b"MULTI")
+_EXEC: Final = _command(b"EXEC")
+# How many parts, the script, two keys, the epoch and the position: a call of `append` up to its first record.
+_APPEND: Final = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n2\r\n" + 4 * b"$%d\r\n%b\r\n"
+
+
+def _fenced(stream: str, epoch: int, newest: bytes | None, holder: bytes | None) -> FencedError:
+    """The error for a refused write."""
+    if newest is None:
+        return FencedError(f"stream {stream!r} does not exist any more: nothing was written for epoch {epoch}")
+    by = f", of {_text(holder)!r}" if holder is not None else ""
+    return FencedError(
+        f"stream {stream!r} is at epoch {newest.decode()}{by}: nothing was written for epoch {epoch}; "
+        "acquire the stream again"
+    )
+
+
+class RedisStore:
+    """A store of streams in one Redis; any number of owners may use it at the same time.
+
+    Attributes:
+        several_owners: leases are kept, so that owners in other processes are respected.
+    """
+
+    several_owners = True
+
+    def __init__(
+        self,
+        url: str,
+        prefix: str = "protodcs",
+        *,
+        timeout: float = 5.0,
+        connect_timeout: float = 2.0,
+        connections: int = 16,
+    ):
+        """Name a Redis; nothing is opened before the first call.
+
+        Args:
+            url: `redis://`, `rediss://` or `unix://`, with user, password and database where they are needed.
+            prefix: what all keys begin with, so that several services can share a Redis.
+            timeout: seconds that one call waits for its answer, connecting included.
+            connect_timeout: seconds to wait for a connection.
+            connections: how many are open at most; calls beyond that wait for one.
+        """
+        if not re.fullmatch(r"[A-Za-z0-9_.-]+", prefix):
+            raise ConfigError(f"prefix {prefix!r}: keys may begin with letters, digits, '-', '_' and '.' only")
+        try:
+            options: dict[str, Any] = dict(parse_url(url))
+        except ValueError as error:
+            raise ConfigError(f"the address of a Redis is redis://HOST:PORT/DATABASE or the like: {error}") from None
+        # No retries here: only the caller knows whether its time is over, and a repeated call is safe. The time-out of
+        # a call covers all of it, which also spares one for every reply.
+        options |= {
+            "decode_responses": False,
+            "protocol": 2,
+            "socket_timeout": None,
+            "socket_connect_timeout": connect_timeout,
+            "max_connections": connections,
+        }
+        self._pool: Any = ConnectionPool(**options)
+        self._room = asyncio.Semaphore(connections)
+        self._timeout = timeout
+        place = options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+        self._place = f"Redis at {place}"
+        self._scripts = _scripts()
+        start = prefix.encode() + b":"
+        self._streams = start + b"streams"
+        self._past = start + b"past"
+        self._meta, self._journal, self._snapshot = start + b"meta:", start + b"journal:", start + b"snapshot:"
+        self._kept, self._order = start + b"kept:", start + b"order:"
+        self._lease, self._blob, self._users = start + b"lease:", start + b"blob:", start + b"users:"
+
+    async def check(self) -> Durability:
+        """How safe this Redis is.
+
+        Raises:
+            StoreError: it would lose streams, or cannot hold them.
+        """
+        information, settings = await self._exchange(
+            _command(b"INFO") + _command(b"CONFIG", b"GET", b"*appendfsync*"), 2
+        )
+        facts = dict(line.split(":", 1) for line in self._sound(information).decode().splitlines() if ":" in line)
+        if facts.get("aof_enabled") != "1":
+            raise StoreError(f"{self._place} keeps no append-only file and would lose streams: set `appendonly yes`")
+        if facts.get("maxmemory_policy") != "noeviction":
+            raise StoreError(
+                f"{self._place} throws keys away when its memory is full ({facts.get('maxmemory_policy')}) "
+                "and would lose streams: set `maxmemory-policy noeviction`"
+            )
+        if facts.get("cluster_enabled") == "1":
+            raise StoreError(f"{self._place} is a cluster, where one step cannot span keys: name a single Redis")
+        # Some hosts do not let their users read settings.
+        if isinstance(settings, ResponseError):
+            return Durability("unknown", f"{self._place} does not tell its `appendfsync`: it should be `always`")
+        known = dict(zip(settings[::2], settings[1::2], strict=True))
+        return self._durability(known[b"appendfsync"].decode(), known[b"no-appendfsync-on-rewrite"] == b"yes")
+
+    def _durability(self, appendfsync: str, pauses: bool) -> Durability:
+        if appendfsync != "always":
+            lost = f"with `appendfsync {appendfsync}` the last answers: set `appendfsync always`"
+        elif pauses:
+            lost = "what came while it rewrote its file: set `no-appendfsync-on-rewrite no`"
+        else:
+            return Durability(appendfsync, None)
+        return Durability(appendfsync, f"after a power cut {self._place} may have lost {lost}")
+
+    async def renew(self, owner: str, incarnation: str, seconds: float) -> None:
+        """Say that this owner lives, for so long."""
+        if not (math.isfinite(seconds) and seconds > 0):
+            raise ConfigError(f"a lease of {seconds} s: it must last for more than 0 s")
+        milliseconds = b"%d" % max(1, round(seconds * 1000))
+        await self._ask(b"SET", self._lease + _bytes(owner), _bytes(incarnation), b"PX", milliseconds)
+
+    async def resign(self, owner: str, incarnation: str) -> None:
+        """Say that this owner holds nothing any more."""
+        await self._run("resign", [self._lease + _bytes(owner)], _bytes(incarnation))
+
+    async def create(self, stream: str, birth: bytes, shared: str) -> bool:
+        """Begin a stream; False if it exists already. A StoreError if its shared blob was not put before."""
+        name, blob = _bytes(stream), _bytes(shared)
+        keys = [self._meta + name, self._streams, self._blob + blob, self._users + blob, self._past]
+        answer = await self._run("create", keys, name, birth, blob)
+        if isinstance(answer, list):
+            raise StoreError(f"{self._place} holds no shared blob {shared!r} for stream {stream!r}: put it first")
+        return bool(answer)
+
+    async def acquire(self, stream: str, owner: str, incarnation: str) -> Held:
+        """Become the one that may write to a stream."""
+        name = _bytes(stream)
+        keys = [self._meta + name, self._journal + name, self._snapshot + name]
+        answer = await self._run("acquire", keys, _bytes(owner), _bytes(incarnation), self._lease)
+        if answer[0] == b"HELD":
+            holder = _text(answer[1])
+            raise HeldError(f"stream {stream!r} is held by {holder!r}, which lives: ask that owner", holder)
+        _, epoch, birth, snapshot, start, tail = self._known(stream, answer)
+        return Held(epoch, birth, snapshot, start, tail)
+
+    async def commit(self, writes: Sequence[Write]) -> list[FencedError | None]:
+        """Make writes durable, in order, in one round trip: for each None, or why it was refused.
+
+        After a StoreError the same commit may be sent again: what was done already is not done twice.
+        """
+        answers: list[Any] = await self._transact(writes) if writes else []
+        if any(isinstance(answer, NoScriptError) for answer in answers):
+            # Redis was restarted and knows no scripts. What has its answer is not sent again; what was refused because
+            # a write before it was not done gets its second chance.
+            await self._load()
+            open_ = [index for index, answer in enumerate(answers) if not _settled(answer)]
+            for index, answer in zip(open_, await self._transact([writes[index] for index in open_]), strict=True):
+                answers[index] = answer
+        return [self._verdict(write, answer) for write, answer in zip(writes, answers, strict=True)]
+
+    async def _transact(self, writes: Sequence[Write]) -> list[Any]:
+        """The answers of the scripts to some writes.
+
+        The scripts run between MULTI and EXEC, because Redis would else run those of each 16 KB that it reads on their
+        own, and wait for its disk each time; and because a connection that breaks then leaves all or nothing.
+        """
+        request = _MULTI.copy()
+        for write in writes:
+            self._add(request, write)
+        request += _EXEC
+        *queued, answers = await self._exchange(request, len(writes) + 2)
+        for answer in (*queued, answers):
+            if isinstance(answer, ResponseError):
+                raise self._trouble(answer)
+        return list(answers)
+
+    def _add(self, request: list[bytes], write: Write) -> None:
+        """Add the script call of one write to a request."""
+        name = _bytes(write.stream)
+        epoch, position = b"%d" % write.epoch, b"%d" % write.position
+        meta, journal = self._meta + name, self._journal + name
+        if isinstance(write, Batch):
+            # All that stands before the records in one piece: joining many small ones costs more than the rest of it.
+            head = (7 + len(write.records), self._scripts["append"].digest)
+            keys = (len(meta), meta, len(journal), journal)
+            request.append(_APPEND % (*head, *keys, len(epoch), epoch, len(position), position))
+            for record in write.records:
+                request += (b"$%d\r\n" % len(record), record, b"\r\n")
+        else:
+            digest, snapshot = self._scripts["checkpoint"].digest, self._snapshot + name
+            request += _command(b"EVALSHA", digest, b"3", meta, journal, snapshot, epoch, position, write.snapshot)
+
+    def _verdict(self, write: Write, answer: Any) -> FencedError | None:
+        """What became of a write; a StoreError if it could never be done."""
+        if answer == 0:
+            return None
+        answer = self._sound(answer)
+        if answer[0] == b"FENCED":
+            return _fenced(write.stream, write.epoch, answer[1], answer[2])
+        count = f"{len(write.records)} records" if isinstance(write, Batch) else "a snapshot"
+        raise StoreError(f"{count} for position {write.position} of stream {write.stream!r}: {answer[1].decode()}")
+
+    async def release(self, stream: str, epoch: int) -> None:
+        """Give a stream up; nothing happens if it has another owner already."""
+        await self._run("release", [self._meta + _bytes(stream)], b"%d" % epoch)
+
+    async def delete(self, stream: str, epoch: int) -> None:
+        """Forget a stream and all that belongs to it."""
+        name = _bytes(stream)
+        keys = [*self._keys(name), self._streams, self._past]
+        answer = await self._run("delete", keys, b"%d" % epoch, name, self._blob, self._users)
+        self._unfenced(stream, epoch, answer)
+
+    async def describe(self, stream: str) -> Described:
+        """What is known of a stream; its owner only while that one lives."""
+        answer = await self._run("describe", self._keys(_bytes(stream)), self._lease)
+        _, birth, epoch, holder, start, length, size = self._known(stream, answer)
+        owner = None if holder is None else _text(holder)
+        return Described(birth, epoch, owner, start + length, start, size)
+
+    async def streams(self) -> AsyncIterator[str]:
+        """The ids of all streams, each once."""
+        cursor, seen = b"0", set[bytes]()
+        while True:
+            cursor, page = await self._ask(b"SSCAN", self._streams, cursor, b"COUNT", b"%d" % _LISTED_AT_ONCE)
+            # Redis may name one twice while the set grows.
+            fresh = set(page) - seen
+            seen |= fresh
+            for name in fresh:
+                yield _text(name)
+            if cursor == b"0":
+                return
+
+    async def keep(self, stream: str, epoch: int, name: str, snapshot: bytes) -> None:
+        """Keep a snapshot under a name, as the youngest."""
+        answer = await self._run("keep", self._kept_keys(stream), b"%d" % epoch, _bytes(name), snapshot)
+        self._unfenced(stream, epoch, answer)
+
+    async def kept(self, stream: str) -> list[str]:
+        """The names of the kept snapshots, oldest first."""
+        names = await self._ask(b"ZRANGE", self._order + _bytes(stream), b"0", b"-1")
+        return [_text(name) for name in names]
+
+    async def kept_snapshot(self, stream: str, name: str) -> bytes | None:
+        """One kept snapshot; None if there is none of this name."""
+        found: bytes | None = await self._ask(b"HGET", self._kept + _bytes(stream), _bytes(name))
+        return found
+
+    async def forget(self, stream: str, epoch: int, name: str) -> None:
+        """Forget a kept snapshot, if it is there."""
+        answer = await self._run("forget", self._kept_keys(stream), b"%d" % epoch, _bytes(name))
+        self._unfenced(stream, epoch, answer)
+
+    async def put_shared(self, name: str, data: bytes) -> None:
+        """Put a blob that many streams share. If none uses it within an hour, it is forgotten."""
+        blob = _bytes(name)
+        await self._run("share", [self._blob + blob, self._users + blob], data, b"%d" % _UNUSED_BLOB_MILLISECONDS)
+
+    async def get_shared(self, name: str) -> bytes:
+        """A shared blob; a StoreError if it is missing."""
+        data: bytes | None = await self._ask(b"GET", self._blob + _bytes(name))
+        if data is None:
+            raise StoreError(f"{self._place} holds no shared blob {name!r}: put it first")
+        return data
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._pool.disconnect()
+
+    def _keys(self, name: bytes) -> list[bytes]:
+        """All keys of one stream."""
+        return [part + name for part in (self._meta, self._journal, self._snapshot, self._kept, self._order)]
+
+    def _kept_keys(self, stream: str) -> list[bytes]:
+        name = _bytes(stream)
+        return [self._meta + name, self._kept + name, self._order + name]
+
+    def _known(self, stream: str, answer: list[Any]) -> list[Any]:
+        """The answer of a script about a stream that exists."""
+        if answer[0] == b"UNKNOWN":
+            raise UnknownStreamError(f"there is no stream {stream!r}: create it first")
+        return answer
+
+    def _unfenced(self, stream: str, epoch: int, answer: Any) -> None:
+        """Raise what a script answered that refused to write."""
+        if answer != 0:
+            raise _fenced(stream, epoch, answer[1], answer[2])
+
+    async def _run(self, name: str, keys: list[bytes], *arguments: bytes) -> Any:
+        """The answer of a script; one that Redis does not know, or no longer, is loaded first."""
+        request = _command(b"EVALSHA", self._scripts[name].digest, b"%d" % len(keys), *keys, *arguments)
+        answer = (await self._exchange(request, 1))[0]
+        if isinstance(answer, NoScriptError):
+            await self._load()
+            answer = (await self._exchange(request, 1))[0]
+        return self._sound(answer)
+
+    async def _load(self) -> None:
+        """Teach Redis all scripts."""
+        request = [piece for script in self._scripts.values() for piece in _command(b"SCRIPT", b"LOAD", script.text)]
+        for answer in await self._exchange(request, len(self._scripts)):
+            self._sound(answer)
+
+    async def _ask(self, *parts: bytes) -> Any:
+        """The answer to one command."""
+        return self._sound((await self._exchange(_command(*parts), 1))[0])
+
+    async def _exchange(self, request: list[bytes], replies: int) -> list[Any]:
+        """Send commands in one go and read so many replies; what Redis refuses is among them as an exception."""
+        answers: list[Any] = []
+        try:
+            async with asyncio.timeout(self._timeout), self._room:
+                connection = await self._pool.get_connection()
+                try:
+                    await connection.send_packed_command(request)
+                    while len(answers) < replies:
+                        try:
+                            answers.append(await connection.read_response())
+                        except ResponseError as refused:
+                            answers.append(refused)
+                finally:
+                    # One that broke half-way was closed by redis-py, and is opened again when it is next used.
+                    await self._pool.release(connection)
+        except TimeoutError:
+            raise StoreError(
+                f"{self._place} did not answer within {self._timeout} s: see whether it runs and is not overloaded; "
+                "the call may be repeated"
+            ) from None
+        except RedisError as error:
+            raise self._trouble(error) from None
+        return answers
+
+    def _sound(self, answer: Any) -> Any:
+        """An answer that is neither an error nor about a layout that this version does not know."""
+        if isinstance(answer, ResponseError):
+            raise self._trouble(answer)
+        if isinstance(answer, list) and answer and answer[0] == b"NEWER":
+            raise StoreError(
+                f"{self._place} holds a stream in layout {answer[1].decode()}, which this protodcs does not know: "
+                "upgrade protodcs"
+            )
+        return answer
+
+    def _trouble(self, error: RedisError) -> StoreError:
+        """What redis-py reports, in words."""
+        code = _CLASSES.get(type(error)) or str(error).split(" ", 1)[0]
+        if code in _TROUBLE:
+            return StoreError(f"{self._place} {_TROUBLE[code]}")
+        if isinstance(error, ResponseError):
+            return StoreError(f"{self._place} refused: {error}")
+        return StoreError(f"{self._place} cannot be reached: {error}; see whether it runs; the call may be repeated")
+
+
+def _settled(answer: Any) -> bool:
+    """Whether the answer to a write is final: it was done, or its owner is fenced."""
+    return answer == 0 or (isinstance(answer, list) and answer[0] == b"FENCED")

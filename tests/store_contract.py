@@ -1,0 +1,250 @@
+"""What every store must do, whatever it is made of: the table of stores, and the plain model they are held against.
+
+A new store is one line in `STORES`: a name, and how to open it on a folder. Opened again on the same folder, it must
+hold what it held before.
+"""
+
+import asyncio
+import atexit
+import hashlib
+import tempfile
+from collections.abc import Awaitable, Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from protodcs.errors import FencedError, UnknownStreamError
+from protodcs.serve.store.base import Batch, Checkpoint, Store
+from protodcs.serve.store.redis import RedisStore
+from redis_server import RedisServer, redis_program
+
+BLOB = "prototypes-of-a-test"
+
+
+@cache
+def shared_redis() -> RedisServer:
+    """One Redis for all tests that do it no harm, until the tests end."""
+    redis_program()
+    folder = tempfile.TemporaryDirectory(prefix="redis-")
+    server = RedisServer(Path(folder.name))
+    server.start()
+    atexit.register(folder.cleanup)
+    atexit.register(server.kill)
+    return server
+
+
+async def redis_store(folder: Path) -> Store:
+    """A Redis store of its own for each folder: the folder names the keys."""
+    return RedisStore(shared_redis().url, prefix=hashlib.sha256(str(folder).encode()).hexdigest()[:16])
+
+
+STORES: dict[str, Callable[[Path], Awaitable[Store]]] = {"redis": redis_store}
+
+
+def of_every_store(check: Callable[[Store], Awaitable[None]]) -> Callable[..., None]:
+    """A test of every store, from a coroutine that is given an empty one."""
+
+    @pytest.mark.parametrize("name", STORES)
+    def test(name: str, tmp_path: Path) -> None:
+        asyncio.run(_checked(name, tmp_path, check))
+
+    test.__name__, test.__doc__ = check.__name__, check.__doc__
+    return test
+
+
+def of_several_owners(check: Callable[[Store], Awaitable[None]]) -> Callable[..., None]:
+    """The same, for stores that keep leases."""
+
+    async def where_leases_are_kept(store: Store) -> None:
+        if not store.several_owners:
+            pytest.skip("this store has one owner and keeps no leases")
+        await check(store)
+
+    where_leases_are_kept.__name__ = check.__name__
+    return of_every_store(where_leases_are_kept)
+
+
+async def _checked(name: str, folder: Path, check: Callable[[Store], Awaitable[None]]) -> None:
+    store = await STORES[name](folder)
+    try:
+        await store.renew("one", "1", 60)
+        await store.put_shared(BLOB, b"blob")
+        await check(store)
+    finally:
+        await store.close()
+
+
+async def begun(store: Store, stream: str = "s", birth: bytes = b"birth") -> int:
+    """The epoch of a new stream that owner "one" holds."""
+    assert await store.create(stream, birth, BLOB)
+    return (await store.acquire(stream, "one", "1")).epoch
+
+
+class _Stream:
+    """What a stream should hold."""
+
+    def __init__(self, birth: bytes):
+        self.birth = birth
+        self.snapshot: bytes | None = None
+        self.start = 0
+        self.journal: list[bytes] = []
+        self.kept: dict[str, bytes] = {}
+        self.epoch = 0
+        self.held = False
+
+    @property
+    def position(self) -> int:
+        return self.start + len(self.journal)
+
+    def do(self, write: Batch | Checkpoint) -> None:
+        if isinstance(write, Batch):
+            self.journal += write.records
+        else:
+            del self.journal[: write.position - self.start]
+            self.start, self.snapshot = write.position, write.snapshot
+
+
+IDS = st.sampled_from(["a", "b:c", "a b\n\u00e9"])
+BYTES = st.binary(max_size=40)
+NAMES = st.sampled_from(["x", "y", ""])
+
+
+def any_held(machine: "StoreMachine") -> bool:
+    return any(known.held for known in machine.model.values())
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Does anything to a store, in any order, and holds it against dictionaries; a child names the store."""
+
+    name: str
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.loop = asyncio.new_event_loop()
+        self.now = self.loop.run_until_complete
+        self.model: dict[str, _Stream] = {}
+        self.last: tuple[list[Batch | Checkpoint], list[bool]] = [], []
+        self.store = self.now(STORES[self.name](Path(self.folder.name)))
+        self.now(self.store.renew("one", "1", 600))
+
+    def teardown(self) -> None:
+        self.now(self.store.close())
+        self.loop.close()
+        self.folder.cleanup()
+
+    @rule(stream=IDS, birth=BYTES)
+    def create(self, stream: str, birth: bytes) -> None:
+        self.now(self.store.put_shared(BLOB, b"blob"))
+        assert self.now(self.store.create(stream, birth, BLOB)) == (stream not in self.model)
+        if stream not in self.model:
+            self.model[stream] = _Stream(birth)
+            # A stream may begin with any epoch that was not there before.
+            self.model[stream].epoch = self.now(self.store.describe(stream)).epoch
+
+    @rule(stream=IDS)
+    def acquire(self, stream: str) -> None:
+        if stream not in self.model:
+            with pytest.raises(UnknownStreamError):
+                self.now(self.store.acquire(stream, "one", "1"))
+            return
+        known = self.model[stream]
+        held = self.now(self.store.acquire(stream, "one", "1"))
+        assert held.epoch == known.epoch + 1
+        assert (held.birth, held.snapshot, held.start) == (known.birth, known.snapshot, known.start)
+        assert held.tail == known.journal
+        known.epoch, known.held = held.epoch, True
+        self.last = [], []
+
+    @precondition(any_held)
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        """A few writes in one commit: new ones, repeated ones and stale ones, to any streams."""
+        writes, stale = [], []
+        for _ in range(data.draw(st.integers(0, 5), label="writes")):
+            stream = data.draw(self._held())
+            known = self.model[stream]
+            stale.append(data.draw(st.booleans(), label="stale"))
+            epoch = known.epoch - stale[-1]
+            if data.draw(st.booleans(), label="checkpoint"):
+                position = data.draw(st.integers(known.start, known.position), label="position")
+                writes.append(Checkpoint(stream, epoch, position, data.draw(BYTES)))
+            else:
+                records = data.draw(st.lists(BYTES, min_size=1, max_size=4))
+                writes.append(Batch(stream, epoch, known.position, records))
+            if not stale[-1]:
+                known.do(writes[-1])
+        self.last = writes, stale
+        self.commit_the_last_again()
+
+    @rule()
+    def commit_the_last_again(self) -> None:
+        """As after a lost answer: done once, and answered as the first time."""
+        writes, stale = self.last
+        refused = self.now(self.store.commit(writes))
+        assert [isinstance(answer, FencedError) for answer in refused] == stale
+        assert [answer is None for answer in refused] == [not old for old in stale]
+
+    def _held(self) -> st.SearchStrategy[str]:
+        return st.sampled_from(sorted(stream for stream, known in self.model.items() if known.held))
+
+    @precondition(any_held)
+    @rule(data=st.data(), name=NAMES, snapshot=BYTES, stale=st.booleans(), forgets=st.booleans())
+    def keep_or_forget(self, data: st.DataObject, name: str, snapshot: bytes, stale: bool, forgets: bool) -> None:
+        stream = data.draw(self._held())
+        known = self.model[stream]
+        epoch = known.epoch - stale
+        done = self.store.forget(stream, epoch, name) if forgets else self.store.keep(stream, epoch, name, snapshot)
+        if stale:
+            with pytest.raises(FencedError):
+                self.now(done)
+            return
+        self.now(done)
+        known.kept.pop(name, None)
+        if not forgets:
+            known.kept[name] = snapshot
+
+    @precondition(any_held)
+    @rule(data=st.data(), stale=st.booleans())
+    def delete(self, data: st.DataObject, stale: bool) -> None:
+        stream = data.draw(self._held())
+        if stale:
+            with pytest.raises(FencedError):
+                self.now(self.store.delete(stream, self.model[stream].epoch - 1))
+            return
+        self.now(self.store.delete(stream, self.model.pop(stream).epoch))
+        self.last = [], []
+
+    @precondition(any_held)
+    @rule(data=st.data(), stale=st.booleans())
+    def release(self, data: st.DataObject, stale: bool) -> None:
+        stream = data.draw(self._held())
+        before = self.now(self.store.describe(stream))
+        self.now(self.store.release(stream, self.model[stream].epoch - stale))
+        after = self.now(self.store.describe(stream))
+        assert after.owner == (before.owner if stale else None)
+        self.model[stream].held = stale
+        self.last = [], []
+
+    @rule()
+    def open_again(self) -> None:
+        self.now(self.store.close())
+        self.store = self.now(STORES[self.name](Path(self.folder.name)))
+        self.now(self.store.renew("one", "1", 600))
+
+    @invariant()
+    def everything_is_as_it_should_be(self) -> None:
+        async def listed() -> list[str]:
+            return sorted([stream async for stream in self.store.streams()])
+
+        assert self.now(listed()) == sorted(self.model)
+        for stream, known in self.model.items():
+            found = self.now(self.store.describe(stream))
+            assert (found.birth, found.epoch) == (known.birth, known.epoch)
+            assert (found.start, found.position) == (known.start, known.position)
+            assert self.now(self.store.kept(stream)) == list(known.kept)
+            for name, snapshot in known.kept.items():
+                assert self.now(self.store.kept_snapshot(stream, name)) == snapshot

@@ -1,0 +1,105 @@
+"""The service as a whole under faults: nothing that was acknowledged is lost, doubled or reordered, and nothing hangs.
+
+Real processes: Ray, four owners, Redis that waits for its disk. The faults come at random moments from a printed seed.
+"""
+
+import asyncio
+import os
+import time
+
+import numpy as np
+import pytest
+
+from protodcs import ProtoDCS
+from redis_server import RedisServer
+from service.checker import check, reference
+from service.client import Repetitions, drive
+from service.faults import Done, in_words, inflict, plan
+from service.history import History, key_of
+from service.rig import Service, ServiceRig
+
+LEASE = 1.5
+REQUEST = 20.0
+SETTINGS = {
+    "lease_seconds": LEASE,
+    "attempt_seconds": 2.0,
+    "request_seconds": REQUEST,
+    "store_patience": 5.0,
+    # Small, so that streams are written whole, cut, put to sleep and woken all the time.
+    "snapshot_records": 40,
+    "snapshot_seconds": 2.0,
+    "sleep_seconds": 1.5,
+    "sleep_records": 10,
+    "awake": 12,
+}
+
+
+def real_streams(clip_stream, count, length):
+    """So many streams of real CLIP features, and the prototypes of all of them."""
+    prototypes, features, _ = clip_stream("dtd")
+    rng = np.random.default_rng(7)
+    rows = [rng.choice(len(features), length, replace=length > len(features)) for _ in range(count)]
+    return prototypes, {f"camera {number}": features[row].astype(np.float32) for number, row in enumerate(rows)}
+
+
+def run(service, redis, prototypes, streams, counts, seed):
+    """Load the service and inflict the faults; the history, and what was inflicted."""
+    length = sum(len(features) for features in streams.values())
+    planned = plan(seed, counts, length, pauses=(1.2 * LEASE, 3 * LEASE))
+    print(in_words(seed, planned))
+    history, done = History(), []
+    body = {"prototypes": prototypes.tolist()}
+
+    async def load(rig):
+        faults = asyncio.create_task(inflict(planned, rig, lambda: history.acknowledged, done))
+        await drive(
+            service.base_url,
+            streams,
+            birth=lambda _: body,
+            history=history,
+            concurrency=len(streams),
+            timeout=REQUEST + 10,
+            give_up=300.0,
+            repetitions=Repetitions(share=0.05),
+            seed=seed,
+        )
+        await asyncio.wait_for(faults, 120)
+
+    start = time.monotonic()
+    with ServiceRig(service, redis) as rig:
+        asyncio.run(load(rig))
+    print(f"{history.acknowledged} acknowledged in {time.monotonic() - start:.0f} s")
+    for fault in done:
+        print(fault)
+    return history, done
+
+
+def judge(service, prototypes, streams, history):
+    """All promises that were broken, by what the store holds in the end."""
+    expected = reference(streams, lambda _: ProtoDCS(prototypes))
+    intended = {stream: [key_of(stream, number) for number in range(len(rows))] for stream, rows in streams.items()}
+    return check(history.requests, intended, service.finals(), expected, deadline=REQUEST)
+
+
+def disturbed(tmp_path, clip_stream, count, length, counts):
+    seed = int(os.environ.get("PROTODCS_FAULT_SEED", time.time()))
+    prototypes, streams = real_streams(clip_stream, count, length)
+    with RedisServer(tmp_path) as redis:
+        service = Service(tmp_path, store=redis.url, owners=4, **SETTINGS)
+        with service:
+            history, done = run(service, redis, prototypes, streams, counts, seed)
+        faults = judge(service, prototypes, streams, history)
+        assert not faults, faults[:10]
+        assert len(done) == sum(counts.values())
+        assert all(isinstance(fault, Done) for fault in done)
+
+
+def test_nothing_is_lost_while_owners_die_hang_come_and_go_and_redis_dies(tmp_path, clip_stream):
+    counts = {"kill owner": 3, "pause owner": 2, "kill store": 1, "add owner": 1, "remove owner": 1}
+    disturbed(tmp_path, clip_stream, 10, 120, counts)
+
+
+@pytest.mark.long
+def test_nothing_is_lost_of_20000_samples_over_50_streams(tmp_path, clip_stream):
+    counts = {"kill owner": 20, "pause owner": 10, "kill store": 3, "add owner": 3, "remove owner": 2}
+    disturbed(tmp_path, clip_stream, 50, 400, counts)

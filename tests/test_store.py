@@ -1,0 +1,883 @@
+"""Stores of streams: what all of them promise, and what Redis promises beside that."""
+
+import asyncio
+import random
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from protodcs.errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError
+from protodcs.serve.store.base import Batch, Checkpoint
+from protodcs.serve.store.redis import Durability, RedisStore
+from redis_server import RedisServer, free_port
+from store_contract import BLOB, STORES, StoreMachine, begun, of_every_store, of_several_owners
+
+ODD_IDS = ["", " ", "a:b", "meta:a", "../up", "a/b", "\n\r\0", "*?[a]", "{a}", "\u00e9", "e\u0301", "\U0001f600", "%2e",
+           "a" * 200, "\ud800", "A", "a", ".", "..", "-rf", "CON"]  # fmt: skip
+
+
+async def ids(store):
+    return sorted([stream async for stream in store.streams()])
+
+
+async def tail(store, stream="s", incarnation="1"):
+    return (await store.acquire(stream, "one", incarnation)).tail
+
+
+# What every store does.
+
+
+@of_every_store
+async def test_a_new_stream_wakes_with_its_birth_and_nothing_else(store):
+    assert await store.create("s", b"birth", BLOB)
+    held = await store.acquire("s", "one", "1")
+    assert (held.birth, held.snapshot, held.start, held.tail, held.position) == (b"birth", None, 0, [], 0)
+
+
+@of_every_store
+async def test_a_stream_is_created_once_whatever_its_birth(store):
+    assert await store.create("s", b"first", BLOB)
+    assert not await store.create("s", b"second", BLOB)
+    assert (await store.describe("s")).birth == b"first"
+
+
+@of_every_store
+async def test_what_was_never_created_is_unknown(store):
+    with pytest.raises(UnknownStreamError, match="nobody"):
+        await store.acquire("nobody", "one", "1")
+    with pytest.raises(UnknownStreamError, match="nobody"):
+        await store.describe("nobody")
+    await store.release("nobody", 1)
+    assert await store.kept("nobody") == []
+    assert await store.kept_snapshot("nobody", "x") is None
+    assert await ids(store) == []
+
+
+@of_every_store
+async def test_records_come_back_in_order_and_to_the_byte(store):
+    epoch = await begun(store)
+    records = [b"", b"\0", b"\r\n", bytes(range(256)), b"$-1\r\n", random.Random(0).randbytes(300_000)]
+    assert await store.commit([Batch("s", epoch, 0, records[:2]), Batch("s", epoch, 2, records[2:])]) == [None, None]
+    assert await tail(store) == records
+
+
+@of_every_store
+async def test_each_acquisition_raises_the_epoch_by_one(store):
+    first = await begun(store)
+    assert [(await store.acquire("s", "one", "1")).epoch for _ in range(3)] == [first + 1, first + 2, first + 3]
+
+
+@of_every_store
+async def test_a_checkpoint_cuts_the_records_that_it_covers_and_no_others(store):
+    epoch = await begun(store)
+    await store.commit([Batch("s", epoch, 0, [b"0", b"1", b"2"]), Checkpoint("s", epoch, 2, b"snapshot")])
+    await store.commit([Batch("s", epoch, 3, [b"3"])])
+    held = await store.acquire("s", "one", "1")
+    assert (held.snapshot, held.start, held.tail, held.position) == (b"snapshot", 2, [b"2", b"3"], 4)
+
+
+@of_every_store
+async def test_a_checkpoint_of_all_leaves_an_empty_journal_that_goes_on(store):
+    epoch = await begun(store)
+    await store.commit([Batch("s", epoch, 0, [b"0", b"1"]), Checkpoint("s", epoch, 2, b"a")])
+    await store.commit([Batch("s", epoch, 2, [b"2"]), Checkpoint("s", epoch, 3, b"b")])
+    held = await store.acquire("s", "one", "1")
+    assert (held.snapshot, held.start, held.tail) == (b"b", 3, [])
+    assert await store.commit([Batch("s", held.epoch, 3, [b"3"])]) == [None]
+
+
+@of_every_store
+async def test_a_batch_may_hold_thousands_of_records(store):
+    epoch = await begun(store)
+    records = [b"%d" % number for number in range(12_345)]
+    assert await store.commit([Batch("s", epoch, 0, records)]) == [None]
+    assert await tail(store) == records
+
+
+@of_every_store
+async def test_an_empty_commit_is_fine(store):
+    assert await store.commit([]) == []
+
+
+@of_every_store
+async def test_a_stale_epoch_can_write_nothing_at_all(store):
+    stale = await begun(store)
+    await store.commit([Batch("s", stale, 0, [b"0"])])
+    await store.keep("s", stale, "kept", b"good")
+    epoch = (await store.acquire("s", "one", "2")).epoch
+    before = await store.describe("s")
+
+    refused = await store.commit([Batch("s", stale, 1, [b"bad"]), Checkpoint("s", stale, 1, b"bad")])
+    assert [type(answer) for answer in refused] == [FencedError, FencedError]
+    assert str(epoch) in str(refused[0])
+    for attempt in (
+        store.keep("s", stale, "kept", b"bad"),
+        store.keep("s", stale, "other", b"bad"),
+        store.forget("s", stale, "kept"),
+        store.delete("s", stale),
+    ):
+        with pytest.raises(FencedError, match="epoch"):
+            await attempt
+    await store.release("s", stale)
+
+    assert await store.describe("s") == before
+    assert (await store.kept("s"), await store.kept_snapshot("s", "kept")) == (["kept"], b"good")
+    held = await store.acquire("s", "one", "2")
+    assert (held.snapshot, held.tail) == (None, [b"0"])
+
+
+@of_every_store
+async def test_an_epoch_that_was_never_given_out_can_write_nothing(store):
+    epoch = await begun(store)
+    refused = await store.commit([Batch("s", epoch + 1, 0, [b"bad"])])
+    assert isinstance(refused[0], FencedError)
+    assert await tail(store) == []
+
+
+@of_every_store
+async def test_a_repetition_from_an_older_epoch_is_fenced_though_its_records_are_there(store):
+    stale = await begun(store)
+    batch = Batch("s", stale, 0, [b"0"])
+    await store.commit([batch])
+    await store.acquire("s", "one", "2")
+    assert isinstance((await store.commit([batch]))[0], FencedError)
+
+
+@of_every_store
+async def test_one_fenced_write_among_good_ones_spoils_nothing(store):
+    a, b, c = [await begun(store, stream) for stream in "abc"]
+    await store.acquire("b", "one", "2")
+    refused = await store.commit(
+        [
+            Batch("a", a, 0, [b"a0"]),
+            Batch("b", b, 0, [b"bad"]),
+            Batch("c", c, 0, [b"c0"]),
+            Checkpoint("b", b, 0, b"bad"),
+            Batch("a", a, 1, [b"a1"]),
+        ]
+    )
+    assert [answer is None for answer in refused] == [True, False, True, False, True]
+    assert await tail(store, "a") == [b"a0", b"a1"]
+    assert await tail(store, "b") == []
+    assert await tail(store, "c") == [b"c0"]
+
+
+@of_every_store
+async def test_a_repeated_commit_is_done_once(store):
+    epoch = await begun(store)
+    writes = [
+        Batch("s", epoch, 0, [b"0", b"1"]),
+        Checkpoint("s", epoch, 1, b"early"),
+        Batch("s", epoch, 2, [b"2"]),
+        Checkpoint("s", epoch, 3, b"late"),
+        Batch("s", epoch, 3, [b"3", b"4"]),
+    ]
+    for _ in range(3):
+        assert await store.commit(writes) == [None] * 5
+    held = await store.acquire("s", "one", "1")
+    assert (held.snapshot, held.start, held.tail) == (b"late", 3, [b"3", b"4"])
+
+
+@of_every_store
+async def test_a_gap_and_a_partial_overlap_are_errors_that_leave_no_trace(store):
+    epoch = await begun(store)
+    await store.commit([Batch("s", epoch, 0, [b"0", b"1"])])
+    for position, records in ((3, [b"3"]), (1, [b"1", b"2"])):
+        with pytest.raises(StoreError, match=f"position {position}"):
+            await store.commit([Batch("s", epoch, position, records)])
+    with pytest.raises(StoreError, match="position 3"):
+        await store.commit([Checkpoint("s", epoch, 3, b"too far")])
+    held = await store.acquire("s", "one", "1")
+    assert (held.snapshot, held.tail) == (None, [b"0", b"1"])
+
+
+@of_every_store
+async def test_a_write_to_a_deleted_stream_is_fenced(store):
+    epoch = await begun(store)
+    await store.delete("s", epoch)
+    refused = await store.commit([Batch("s", epoch, 0, [b"0"]), Checkpoint("s", epoch, 0, b"snapshot")])
+    assert all(isinstance(answer, FencedError) for answer in refused)
+    with pytest.raises(FencedError):
+        await store.keep("s", epoch, "x", b"bad")
+    with pytest.raises(FencedError):
+        await store.delete("s", epoch)
+    with pytest.raises(UnknownStreamError):
+        await store.describe("s")
+
+
+@of_every_store
+async def test_a_deleted_stream_leaves_nothing_to_one_of_the_same_name(store):
+    epoch = await begun(store)
+    await store.commit([Batch("s", epoch, 0, [b"0", b"1"]), Checkpoint("s", epoch, 1, b"old")])
+    await store.keep("s", epoch, "x", b"old")
+    await store.delete("s", epoch)
+    assert await ids(store) == []
+    await store.put_shared(BLOB, b"blob")
+    assert await store.create("s", b"new", BLOB)
+    held = await store.acquire("s", "one", "1")
+    assert (held.birth, held.snapshot, held.start, held.tail) == (b"new", None, 0, [])
+    assert await store.kept("s") == []
+
+
+@of_every_store
+async def test_who_held_a_stream_in_its_former_life_is_fenced_in_the_next(store):
+    former = await begun(store)
+    another = await begun(store, "another")
+    await store.delete("s", (await store.acquire("s", "one", "1")).epoch)
+    await store.delete("another", another)
+    await store.put_shared(BLOB, b"blob")
+    assert await store.create("s", b"", BLOB)
+    # Before it has an owner again, and after.
+    for _ in range(2):
+        refused = await store.commit([Batch("s", former, 0, [b"bad"]), Batch("s", former + 1, 0, [b"bad"])])
+        assert [type(answer) for answer in refused] == [FencedError, FencedError]
+        assert await tail(store) == []
+
+
+@of_every_store
+async def test_kept_snapshots_are_listed_oldest_first_and_replaced_by_name(store):
+    epoch = await begun(store)
+    for name in ("b", "a", "c"):
+        await store.keep("s", epoch, name, name.encode())
+    assert await store.kept("s") == ["b", "a", "c"]
+    await store.keep("s", epoch, "b", b"again")
+    assert await store.kept("s") == ["a", "c", "b"]
+    assert await store.kept_snapshot("s", "b") == b"again"
+    await store.forget("s", epoch, "c")
+    await store.forget("s", epoch, "never there")
+    assert await store.kept("s") == ["a", "b"]
+    assert await store.kept_snapshot("s", "c") is None
+    # They stand beside the newest snapshot.
+    assert (await store.acquire("s", "one", "1")).snapshot is None
+
+
+@of_every_store
+async def test_a_shared_blob_lives_as_long_as_a_stream_uses_it(store):
+    await store.put_shared("fingerprint", b"prototypes")
+    await store.put_shared("fingerprint", b"prototypes")
+    assert await store.create("a", b"", "fingerprint")
+    assert await store.create("b", b"", "fingerprint")
+    await store.delete("a", (await store.acquire("a", "one", "1")).epoch)
+    assert await store.get_shared("fingerprint") == b"prototypes"
+    await store.delete("b", (await store.acquire("b", "one", "1")).epoch)
+    with pytest.raises(StoreError, match="fingerprint"):
+        await store.get_shared("fingerprint")
+    assert await store.get_shared(BLOB) == b"blob"
+
+
+@of_every_store
+async def test_no_stream_begins_without_its_shared_blob(store):
+    with pytest.raises(StoreError, match="nowhere"):
+        await store.create("s", b"", "nowhere")
+    assert await ids(store) == []
+
+
+@of_every_store
+async def test_ids_and_names_may_hold_any_characters(store):
+    for stream in ODD_IDS:
+        epoch = await begun(store, stream, stream.encode("utf-8", "surrogatepass"))
+        await store.commit([Batch(stream, epoch, 0, [b"record of %d" % ODD_IDS.index(stream)])])
+        await store.keep(stream, epoch, stream, b"kept")
+    assert await ids(store) == sorted(ODD_IDS)
+    for number, stream in enumerate(ODD_IDS):
+        held = await store.acquire(stream, "one", "1")
+        assert held.birth == stream.encode("utf-8", "surrogatepass")
+        assert held.tail == [b"record of %d" % number]
+        assert await store.kept(stream) == [stream]
+        await store.delete(stream, held.epoch)
+    assert await ids(store) == []
+
+
+@of_every_store
+async def test_a_thousand_streams_are_listed_each_once(store):
+    names = [f"stream-{number}" for number in range(1000)]
+    for name in names:
+        await store.create(name, b"", BLOB)
+    assert await ids(store) == sorted(names)
+
+
+@of_every_store
+async def test_a_description_tells_the_position_the_owner_and_about_the_size(store):
+    epoch = await begun(store)
+    empty = await store.describe("s")
+    assert (empty.epoch, empty.owner, empty.position, empty.start) == (epoch, "one", 0, 0)
+    await store.commit([Batch("s", epoch, 0, [b"r" * 2200] * 50)])
+    journal = await store.describe("s")
+    assert 0.9 * 110_000 < journal.size - empty.size < 1.6 * 110_000
+    await store.commit([Checkpoint("s", epoch, 40, b"s" * 300_000)])
+    await store.keep("s", epoch, "x", b"k" * 200_000)
+    full = await store.describe("s")
+    assert (full.position, full.start) == (50, 40)
+    assert 0.9 * 522_000 < full.size - empty.size < 1.6 * 522_000
+    await store.release("s", epoch)
+    assert (await store.describe("s")).owner is None
+
+
+@of_every_store
+async def test_calls_may_come_all_at_once(store):
+    epochs = [await begun(store, f"s{number}") for number in range(60)]
+    answers = await asyncio.gather(
+        *(store.commit([Batch(f"s{number}", epoch, 0, [b"%d" % number])]) for number, epoch in enumerate(epochs)),
+    )
+    assert answers == [[None]] * 60
+    held = await asyncio.gather(*(store.acquire(f"s{number}", "one", "1") for number in range(60)))
+    assert [one.tail for one in held] == [[b"%d" % number] for number in range(60)]
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_what_was_committed_is_there_when_the_store_is_opened_again(name, tmp_path):
+    async def write():
+        store = await STORES[name](tmp_path)
+        await store.put_shared(BLOB, b"blob")
+        epoch = await begun(store)
+        await store.commit([Batch("s", epoch, 0, [b"0", b"1"]), Checkpoint("s", epoch, 1, b"snapshot")])
+        await store.keep("s", epoch, "x", b"kept")
+        await store.close()
+        return epoch
+
+    async def read(epoch):
+        store = await STORES[name](tmp_path)
+        held = await store.acquire("s", "one", "2")
+        assert held.epoch == epoch + 1
+        assert (held.birth, held.snapshot, held.start, held.tail) == (b"birth", b"snapshot", 1, [b"1"])
+        assert await store.kept_snapshot("s", "x") == b"kept"
+        assert await store.get_shared(BLOB) == b"blob"
+        await store.close()
+
+    asyncio.run(read(asyncio.run(write())))
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_store_does_what_dictionaries_do_whatever_is_asked_of_it(store, tmp_path):
+    async def there():
+        await (await STORES[store](tmp_path)).close()
+
+    # A store that cannot be tested here says so before hypothesis asks for it.
+    asyncio.run(there())
+
+    class Machine(StoreMachine):
+        name = store
+
+    run_state_machine_as_test(Machine, settings=settings(max_examples=40, stateful_step_count=30))
+
+
+# What stores do that keep leases.
+
+
+@of_several_owners
+async def test_a_live_holder_is_respected(store):
+    epoch = await begun(store)
+    with pytest.raises(HeldError, match="one") as refused:
+        await store.acquire("s", "two", "1")
+    assert refused.value.owner == "one"
+    assert await store.commit([Batch("s", epoch, 0, [b"0"])]) == [None]
+
+
+@of_several_owners
+async def test_a_holder_whose_lease_ran_out_is_not_respected(store):
+    epoch = await begun(store)
+    await store.renew("one", "1", 0.03)
+    await asyncio.sleep(0.08)
+    assert (await store.describe("s")).owner is None
+    assert (await store.acquire("s", "two", "1")).epoch == epoch + 1
+    assert isinstance((await store.commit([Batch("s", epoch, 0, [b"bad"])]))[0], FencedError)
+
+
+@of_several_owners
+async def test_a_lease_that_is_renewed_does_not_run_out(store):
+    await begun(store)
+    await store.renew("one", "1", 0.03)
+    await store.renew("one", "1", 60)
+    await asyncio.sleep(0.08)
+    with pytest.raises(HeldError):
+        await store.acquire("s", "two", "1")
+
+
+@of_several_owners
+async def test_a_holder_that_resigned_is_not_respected(store):
+    await begun(store)
+    await store.resign("one", "1")
+    await store.acquire("s", "two", "1")
+
+
+@of_several_owners
+async def test_an_earlier_incarnation_cannot_resign_for_a_later_one(store):
+    await store.renew("one", "2", 60)
+    assert await store.create("s", b"", BLOB)
+    await store.acquire("s", "one", "2")
+    await store.resign("one", "1")
+    with pytest.raises(HeldError):
+        await store.acquire("s", "two", "1")
+
+
+@of_several_owners
+async def test_an_owner_takes_over_from_an_earlier_incarnation_of_its_name(store):
+    epoch = await begun(store)
+    assert (await store.acquire("s", "one", "2")).epoch == epoch + 1
+    assert isinstance((await store.commit([Batch("s", epoch, 0, [b"bad"])]))[0], FencedError)
+
+
+@of_several_owners
+async def test_what_a_dead_incarnation_held_is_free_though_its_successor_lives(store):
+    await begun(store)
+    await store.renew("one", "2", 60)
+    await store.acquire("s", "two", "1")
+
+
+@of_several_owners
+async def test_a_released_stream_goes_to_anyone_though_its_owner_lives(store):
+    epoch = await begun(store)
+    await store.release("s", epoch)
+    await store.acquire("s", "two", "1")
+    # A release that comes late must not take it away again.
+    await store.renew("two", "1", 60)
+    await store.release("s", epoch)
+    with pytest.raises(HeldError):
+        await store.acquire("s", "one", "1")
+
+
+@of_several_owners
+async def test_of_many_owners_that_want_a_stream_one_gets_it(store):
+    assert await store.create("s", b"", BLOB)
+    owners = [f"owner-{number}" for number in range(12)]
+    await asyncio.gather(*(store.renew(owner, "1", 60) for owner in owners))
+    got = await asyncio.gather(*(store.acquire("s", owner, "1") for owner in owners), return_exceptions=True)
+    assert sorted(type(one).__name__ for one in got) == ["Held"] + ["HeldError"] * 11
+
+
+# What Redis does.
+
+
+@asynccontextmanager
+async def opened(server, **options):
+    """A store on a server, with a stream "s" of owner "one" in it, and its epoch."""
+    store = RedisStore(server.url, **options)
+    try:
+        await store.renew("one", "1", 600)
+        await store.put_shared(BLOB, b"blob")
+        yield store, await begun(store)
+    finally:
+        await store.close()
+
+
+@pytest.fixture
+def server(tmp_path):
+    with RedisServer(tmp_path) as server:
+        yield server
+
+
+def test_no_commit_that_returned_is_lost_or_doubled_when_redis_is_killed_twenty_times(server):
+    """The killer strikes at a random moment of a run of commits; each commit that failed is sent again as it was."""
+    chance = random.Random(1)
+
+    async def run():
+        async with asyncio.timeout(50), opened(server, timeout=2.0) as (store, epoch):
+            assert await store.create("t", b"", BLOB)
+            other = (await store.acquire("t", "one", "1")).epoch
+            written, failures, number = {"s": [], "t": []}, 0, 0
+            for _ in range(20):
+                strike = asyncio.create_task(asyncio.to_thread(struck, chance.uniform(0.002, 0.03)))
+                while not strike.done():
+                    writes = []
+                    for stream, at in (("s", epoch), ("t", other)):
+                        records = [b"%d " % number * 300, b"%d" % number]
+                        writes.append(Batch(stream, at, len(written[stream]), records))
+                        written[stream] += records
+                    if number % 10 == 0:
+                        writes.append(Checkpoint("s", epoch, len(written["s"]) - 1, b"up to %d" % number))
+                    number += 1
+                    failures += await persistent(store, writes)
+                await strike
+                await recovered(store, written)
+            assert failures >= 20
+            assert number > 40
+
+    def struck(seconds):
+        time.sleep(seconds)
+        server.kill()
+        server.start()
+
+    async def persistent(store, writes):
+        """Send a commit until it returns; how often it failed."""
+        failures = 0
+        while True:
+            try:
+                assert await store.commit(writes) == [None] * len(writes)
+                return failures
+            except StoreError:
+                failures += 1
+                await asyncio.sleep(0.002)
+
+    async def recovered(store, written):
+        # Looks without acquiring, so that the epoch stays and commits go on.
+        for stream, records in written.items():
+            start = (await store.describe(stream)).start
+            there = await store._ask(b"LRANGE", b"protodcs:journal:" + stream.encode(), b"0", b"-1")
+            assert there == records[start:]
+
+    asyncio.run(run())
+
+
+class Proxy:
+    """Stands before a server. It can lose an answer, and can withhold all answers until the client has said a word.
+
+    Attributes:
+        said: all that clients said.
+    """
+
+    def __init__(self, server):
+        self.port = server.port
+        self.said = b""
+        self.loses_an_answer = False
+        self.awaited = b""
+
+    async def __aenter__(self):
+        self.listener = await asyncio.start_server(self.serve, "127.0.0.1", 0)
+        self.url = f"redis://127.0.0.1:{self.listener.sockets[0].getsockname()[1]}/0"
+        return self
+
+    async def __aexit__(self, *_):
+        self.listener.close()
+        await self.listener.wait_closed()
+
+    async def serve(self, reader, writer):
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.port)
+        await asyncio.gather(self.upwards(reader, far_writer), self.downwards(far_reader, writer))
+
+    async def upwards(self, reader, writer):
+        while data := await reader.read(1 << 16):
+            self.said += data
+            writer.write(data)
+        writer.close()
+
+    async def downwards(self, reader, writer):
+        while data := await reader.read(1 << 16):
+            while self.awaited not in self.said:
+                await asyncio.sleep(0.001)
+            if self.loses_an_answer:
+                self.loses_an_answer = False
+                break
+            writer.write(data)
+        writer.close()
+
+
+def test_a_commit_is_sent_whole_before_any_answer_comes(server):
+    """One round trip: a hundred batches go out though every answer is withheld until the last word of the request."""
+
+    async def run():
+        async with Proxy(server) as proxy, opened(proxy) as (store, epoch):
+            epochs = [await begun(store, f"s{number}") for number in range(100)]
+            writes = [Batch(f"s{number}", epoch, 0, [b"r" * 2200]) for number, epoch in enumerate(epochs)]
+            await store.commit([Batch("s", epoch, 0, [b"the script is known now"])])
+            last = b"$4\r\nEXEC\r\n"
+            proxy.said, proxy.awaited = b"", last
+            assert await store.commit(writes) == [None] * 100
+            assert proxy.said.count(b"EVALSHA") == 100
+            assert proxy.said.count(last) == 1
+            assert proxy.said.endswith(last)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_commit_whose_answer_was_lost_is_repeated_and_done_once(server, times):
+    async def run():
+        async with Proxy(server) as proxy, opened(proxy) as (store, epoch):
+            await store.commit([Batch("s", epoch, 0, [b"0"])])
+            writes = [Batch("s", epoch, 1, [b"1", b"2"]), Checkpoint("s", epoch, 2, b"snapshot")]
+            for _ in range(times):
+                proxy.loses_an_answer = True
+                with pytest.raises(StoreError, match="cannot be reached"):
+                    await store.commit(writes)
+            assert await store.commit(writes) == [None, None]
+            held = await store.acquire("s", "one", "1")
+            assert (held.snapshot, held.start, held.tail) == (b"snapshot", 2, [b"2"])
+
+    asyncio.run(run())
+
+
+def test_other_records_under_positions_that_are_taken_are_no_repetition(server):
+    async def run():
+        async with opened(server) as (store, epoch):
+            await store.commit([Batch("s", epoch, 0, [b"0", b"1"])])
+            with pytest.raises(StoreError, match="ends at 2: records between are missing"):
+                await store.commit([Batch("s", epoch, 3, [b"3"])])
+            with pytest.raises(StoreError, match="another record stands at 1"):
+                await store.commit([Batch("s", epoch, 0, [b"0", b"one"])])
+            later = (await store.acquire("s", "one", "1")).epoch
+            with pytest.raises(StoreError, match="no repetition"):
+                await store.commit([Batch("s", later, 0, [b"0", b"1"])])
+            await store.commit([Checkpoint("s", later, 2, b"all")])
+            latest = (await store.acquire("s", "one", "1")).epoch
+            with pytest.raises(StoreError, match="covers 2 records"):
+                await store.commit([Checkpoint("s", latest, 1, b"older")])
+
+    asyncio.run(run())
+
+
+def test_scripts_that_redis_forgot_are_loaded_and_nothing_is_done_twice(server):
+    async def run():
+        async with opened(server) as (store, epoch):
+            await store.commit([Batch("s", epoch, 0, [b"0"])])
+            writes = [Batch("s", epoch, 1, [b"1", b"2"]), Checkpoint("s", epoch, 2, b"snapshot")]
+            server.command("SCRIPT", "FLUSH")
+            assert await store.commit(writes) == [None, None]
+            server.command("SCRIPT", "FLUSH")
+            held = await store.acquire("s", "one", "1")
+            assert (held.snapshot, held.start, held.tail) == (b"snapshot", 2, [b"2"])
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("known", ["append", "checkpoint"])
+def test_a_commit_is_whole_though_redis_knows_only_one_of_its_scripts(server, known):
+    async def run():
+        async with opened(server) as (store, epoch):
+            other = await begun(store, "other")
+            stale, _ = other, await store.acquire("other", "one", "2")
+            writes = [
+                Batch("s", epoch, 0, [b"0", b"1"]),
+                Checkpoint("s", epoch, 2, b"snapshot"),
+                Batch("other", stale, 0, [b"bad"]),
+                Checkpoint("other", stale, 0, b"bad"),
+                Batch("s", epoch, 2, [b"2"]),
+            ]
+            server.command("SCRIPT", "FLUSH")
+            server.command("SCRIPT", "LOAD", store._scripts[known].text.decode())
+            assert [answer is None for answer in await store.commit(writes)] == [True, True, False, False, True]
+            held = await store.acquire("s", "one", "1")
+            assert (held.snapshot, held.start, held.tail) == (b"snapshot", 2, [b"2"])
+
+    asyncio.run(run())
+
+
+def test_a_redis_that_is_frozen_down_or_back_is_told_in_words(server):
+    async def run():
+        async with opened(server, timeout=0.3) as (store, epoch):
+            batch = Batch("s", epoch, 0, [b"0"])
+            server.pause()
+            with pytest.raises(StoreError, match=r"did not answer within 0\.3 s"):
+                await store.commit([batch])
+            server.resume()
+            assert await store.commit([batch]) == [None]
+            server.stop()
+            with pytest.raises(StoreError, match="cannot be reached"):
+                await store.commit([batch])
+            with pytest.raises(StoreError, match="cannot be reached"):
+                await store.acquire("s", "one", "1")
+            server.start()
+            assert await store.commit([batch]) == [None]
+            assert await tail(store) == [b"0"]
+
+    asyncio.run(run())
+
+
+def test_a_call_that_is_cancelled_leaves_the_next_ones_their_own_answers(server):
+    async def run():
+        async with opened(server, connections=1) as (store, epoch):
+            server.pause()
+            call = asyncio.create_task(store.commit([Batch("s", epoch, 0, [b"0"])]))
+            await asyncio.sleep(0.05)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            server.resume()
+            assert await store.get_shared(BLOB) == b"blob"
+            assert await store.commit([Batch("s", epoch, 0, [b"0"])]) == [None]
+            assert await tail(store) == [b"0"]
+
+    asyncio.run(run())
+
+
+def test_a_redis_without_memory_takes_all_of_a_commit_or_nothing(server):
+    async def run():
+        async with opened(server) as (store, epoch):
+            other, third = await begun(store, "other"), await begun(store, "third")
+            writes = [Batch("s", epoch, 0, [b"0"]), Batch("other", other, 0, [b"1"])]
+            server.command("CONFIG", "SET", "maxmemory", "1kb")
+            for attempt in (store.commit(writes), store.put_shared("x", b""), store.create("x", b"", BLOB)):
+                with pytest.raises(StoreError, match="maxmemory"):
+                    await attempt
+            # It can be emptied, be it of a stream that nobody holds.
+            await store.release("third", third)
+            await store.delete("third", (await store.acquire("third", "one", "1")).epoch)
+            assert await ids(store) == ["other", "s"]
+            server.command("CONFIG", "SET", "maxmemory", "0")
+            assert [(await store.describe(stream)).position for stream in ("s", "other")] == [0, 0]
+            assert await store.commit(writes) == [None, None]
+
+    asyncio.run(run())
+
+
+def test_a_replica_a_wrong_password_and_a_stuck_script_are_told_in_words(server):
+    async def run():
+        async with opened(server, timeout=20) as (store, epoch):
+            batch = Batch("s", epoch, 0, [b"0"])
+            server.command("CONFIG", "SET", "busy-reply-threshold", "1")
+            stuck = asyncio.create_task(asyncio.to_thread(server.command, "EVAL", "while true do end", "0"))
+            await asyncio.sleep(0.3)
+            with pytest.raises(StoreError, match="SCRIPT KILL"):
+                await store.commit([batch])
+            server.command("SCRIPT", "KILL")
+            await stuck
+            server.command("REPLICAOF", "127.0.0.1", "1")
+            with pytest.raises(StoreError, match="name the primary"):
+                await store.commit([batch])
+            server.command("REPLICAOF", "NO", "ONE")
+            assert await store.commit([batch]) == [None]
+        stranger = RedisStore(server.url.replace("//", "//:secret@"))
+        with pytest.raises(StoreError, match="password") as refused:
+            await stranger.get_shared(BLOB)
+        assert "secret" not in str(refused.value)
+        await stranger.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"-MISCONF Errors writing to the AOF file", "repair the disk"),
+        (b"-BUSY Redis is busy running a script", "SCRIPT KILL"),
+        (b"-LOADING Redis is loading the dataset in memory", "try again in a moment"),
+        (b"-NOAUTH Authentication required.", "password"),
+        (b"-NOPERM this user has no permissions", "ACL"),
+        (b"-NOREPLICAS Not enough good replicas to write.", "NOREPLICAS"),
+        (b"HTTP/1.1 400 Bad Request", "cannot be reached"),
+        (b"", "cannot be reached"),
+    ],
+)
+def test_whatever_is_answered_is_told_in_words(answer, words):
+    async def serve(reader, writer):
+        while answer and (data := await reader.read(1 << 16)):
+            writer.write((answer + b"\r\n") * max(1, data.count(b"*")))
+        writer.close()
+
+    async def run():
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
+            store = RedisStore(f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}")
+            for attempt in (store.get_shared(BLOB), store.commit([Batch("s", 1, 0, [b"0"])]), store.release("s", 1)):
+                with pytest.raises(StoreError, match=words):
+                    await attempt
+            await store.close()
+
+    asyncio.run(run())
+
+
+def test_a_layout_from_the_future_is_left_alone(server):
+    async def run():
+        async with opened(server) as (store, epoch):
+            server.command("HSET", "protodcs:meta:s", "schema", "2")
+            for attempt in (
+                store.acquire("s", "one", "1"),
+                store.commit([Batch("s", epoch, 0, [b"0"])]),
+                store.commit([Checkpoint("s", epoch, 0, b"")]),
+                store.keep("s", epoch, "x", b""),
+                store.forget("s", epoch, "x"),
+                store.describe("s"),
+                store.delete("s", epoch),
+            ):
+                with pytest.raises(StoreError, match=r"layout 2.*upgrade protodcs"):
+                    await attempt
+            server.command("HSET", "protodcs:meta:s", "schema", "1")
+            assert await tail(store) == []
+
+    asyncio.run(run())
+
+
+def test_a_blob_that_no_stream_came_to_use_goes_and_a_used_one_stays(server):
+    async def run():
+        async with opened(server) as (store, _):
+            await store.put_shared("unused", b"")
+            assert 0 < await store._ask(b"PTTL", b"protodcs:blob:unused") <= 3_600_000
+            await store.put_shared(BLOB, b"blob")
+            assert await store._ask(b"PTTL", b"protodcs:blob:" + BLOB.encode()) == -1
+
+    asyncio.run(run())
+
+
+def test_a_deleted_stream_leaves_no_key_behind(server):
+    async def run():
+        async with opened(server) as (store, epoch):
+            await store.commit([Batch("s", epoch, 0, [b"0", b"1"]), Checkpoint("s", epoch, 1, b"snapshot")])
+            await store.keep("s", epoch, "x", b"kept")
+            await store.delete("s", epoch)
+            assert sorted(await store._ask(b"KEYS", b"*")) == [b"protodcs:lease:one", b"protodcs:past"]
+
+    asyncio.run(run())
+
+
+def test_a_safe_redis_passes_the_check(server):
+    async def run():
+        async with opened(server) as (store, _):
+            assert await store.check() == Durability("always", None)
+            server.command("CONFIG", "SET", "appendfsync", "everysec")
+            found = await store.check()
+            assert found.appendfsync == "everysec"
+            assert "appendfsync always" in found.warning
+            server.command("CONFIG", "SET", "appendfsync", "always")
+            server.command("CONFIG", "SET", "no-appendfsync-on-rewrite", "yes")
+            assert "no-appendfsync-on-rewrite no" in (await store.check()).warning
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"appendonly": "no"}, "appendonly yes"),
+        ({"maxmemory-policy": "allkeys-lru"}, "maxmemory-policy noeviction"),
+        ({"maxmemory-policy": "volatile-ttl"}, "maxmemory-policy noeviction"),
+        ({"cluster-enabled": "yes", "cluster-port": str(free_port())}, "single Redis"),
+    ],
+)
+def test_a_redis_that_would_lose_streams_is_refused(tmp_path, options, remedy):
+    async def run(url):
+        store = RedisStore(url)
+        with pytest.raises(StoreError, match=remedy):
+            await store.check()
+        await store.close()
+
+    with RedisServer(tmp_path, **options) as server:
+        asyncio.run(run(server.url))
+
+
+def test_a_redis_that_hides_its_settings_is_not_trusted_blindly(server):
+    async def run():
+        async with opened(server) as (store, _):
+            server.command("ACL", "SETUSER", "default", "-config")
+            found = await store.check()
+            assert found.appendfsync == "unknown"
+            assert "always" in found.warning
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("prefix", ["", "a:b", "a*", "a b"])
+def test_a_prefix_that_could_mix_keys_up_is_refused(prefix):
+    with pytest.raises(ConfigError, match="prefix"):
+        RedisStore("redis://localhost", prefix=prefix)
+
+
+def test_an_address_of_something_else_is_refused():
+    with pytest.raises(ConfigError, match="address"):
+        RedisStore("http://localhost")
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
+def test_a_lease_that_cannot_be_is_refused(seconds):
+    with pytest.raises(ConfigError, match="lease"):
+        asyncio.run(RedisStore("redis://localhost").renew("one", "1", seconds))
+
+
+def test_two_prefixes_in_one_redis_know_nothing_of_each_other(server):
+    async def run():
+        async with opened(server, prefix="a") as (one, _), opened(server, prefix="b") as (other, epoch):
+            await other.delete("s", epoch)
+            assert (await ids(one), await ids(other)) == (["s"], [])
+            assert await one.get_shared(BLOB) == b"blob"
+
+    asyncio.run(run())
