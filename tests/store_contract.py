@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from protodcs.errors import FencedError, UnknownStreamError
 from protodcs.serve.store.base import Batch, Checkpoint, Store
+from protodcs.serve.store.files import FileStore
 from protodcs.serve.store.redis import RedisStore
 from redis_server import RedisServer, redis_program
 
@@ -41,7 +42,12 @@ async def redis_store(folder: Path) -> Store:
     return RedisStore(shared_redis().url, prefix=hashlib.sha256(str(folder).encode()).hexdigest()[:16])
 
 
-STORES: dict[str, Callable[[Path], Awaitable[Store]]] = {"redis": redis_store}
+async def file_store(folder: Path) -> Store:
+    """A files store in a folder."""
+    return FileStore(folder / "store")
+
+
+STORES: dict[str, Callable[[Path], Awaitable[Store]]] = {"redis": redis_store, "files": file_store}
 
 
 def of_every_store(check: Callable[[Store], Awaitable[None]]) -> Callable[..., None]:

@@ -14,7 +14,7 @@ from protodcs import ProtoDCS
 from redis_server import RedisServer
 from service.checker import check, reference
 from service.client import Repetitions, drive
-from service.faults import Done, in_words, inflict, plan
+from service.faults import in_words, inflict, plan, until
 from service.history import History, key_of
 from service.rig import Service, ServiceRig
 
@@ -42,7 +42,11 @@ def real_streams(clip_stream, count, length):
     return prototypes, {f"camera {number}": features[row].astype(np.float32) for number, row in enumerate(rows)}
 
 
-def run(service, redis, prototypes, streams, counts, seed):
+async def nothing(_):
+    """No fault beside those of the plan."""
+
+
+def run(service, redis, prototypes, streams, counts, seed, beside=nothing):
     """Load the service and inflict the faults; the history, and what was inflicted."""
     length = sum(len(features) for features in streams.values())
     planned = plan(seed, counts, length, pauses=(1.2 * LEASE, 3 * LEASE))
@@ -51,7 +55,7 @@ def run(service, redis, prototypes, streams, counts, seed):
     body = {"prototypes": prototypes.tolist()}
 
     async def load(rig):
-        faults = asyncio.create_task(inflict(planned, rig, lambda: history.acknowledged, done))
+        faults = asyncio.gather(inflict(planned, rig, lambda: history.acknowledged, done), beside(history))
         await drive(
             service.base_url,
             streams,
@@ -81,25 +85,63 @@ def judge(service, prototypes, streams, history):
     return check(history.requests, intended, service.finals(), expected, deadline=REQUEST)
 
 
-def disturbed(tmp_path, clip_stream, count, length, counts):
-    seed = int(os.environ.get("PROTODCS_FAULT_SEED", time.time()))
+def fault_seed():
+    return int(os.environ.get("PROTODCS_FAULT_SEED", time.time()))
+
+
+def over_redis(tmp_path, clip_stream, count, length, counts):
     prototypes, streams = real_streams(clip_stream, count, length)
     with RedisServer(tmp_path) as redis:
         service = Service(tmp_path, store=redis.url, owners=4, **SETTINGS)
         with service:
-            history, done = run(service, redis, prototypes, streams, counts, seed)
+            history, done = run(service, redis, prototypes, streams, counts, fault_seed())
         faults = judge(service, prototypes, streams, history)
         assert not faults, faults[:10]
         assert len(done) == sum(counts.values())
-        assert all(isinstance(fault, Done) for fault in done)
+
+
+def over_files(tmp_path, clip_stream, count, length, kills):
+    prototypes, streams = real_streams(clip_stream, count, length)
+    service = Service(tmp_path, store=f"files:{tmp_path / 'streams'}", **SETTINGS)
+    with service:
+        history, done = run(service, None, prototypes, streams, {"kill owner": kills}, fault_seed())
+    faults = judge(service, prototypes, streams, history)
+    assert not faults, faults[:10]
+    assert len(done) == kills
 
 
 def test_nothing_is_lost_while_owners_die_hang_come_and_go_and_redis_dies(tmp_path, clip_stream):
     counts = {"kill owner": 3, "pause owner": 2, "kill store": 1, "add owner": 1, "remove owner": 1}
-    disturbed(tmp_path, clip_stream, 10, 120, counts)
+    over_redis(tmp_path, clip_stream, 10, 120, counts)
 
 
 @pytest.mark.long
 def test_nothing_is_lost_of_20000_samples_over_50_streams(tmp_path, clip_stream):
     counts = {"kill owner": 20, "pause owner": 10, "kill store": 3, "add owner": 3, "remove owner": 2}
-    disturbed(tmp_path, clip_stream, 50, 400, counts)
+    over_redis(tmp_path, clip_stream, 50, 400, counts)
+
+
+@pytest.mark.long
+def test_nothing_is_lost_over_files_while_their_process_is_killed_50_times(tmp_path, clip_stream):
+    over_files(tmp_path, clip_stream, 50, 400, 50)
+
+
+def test_a_service_on_files_is_stopped_and_killed_in_mid_work_and_started_again(tmp_path, clip_stream):
+    prototypes, streams = real_streams(clip_stream, 6, 100)
+    service = Service(tmp_path, store=f"files:{tmp_path / 'streams'}", **SETTINGS)
+
+    async def restart(history):
+        await until(lambda: history.acknowledged > 200, "a third of the run", 120)
+        await asyncio.to_thread(service.stop)
+        await asyncio.to_thread(service.start)
+        await until(lambda: history.acknowledged > 400, "two thirds of the run", 120)
+        await asyncio.to_thread(service.kill)
+        await asyncio.to_thread(service.start)
+
+    with service:
+        history, done = run(service, None, prototypes, streams, {"kill owner": 2}, fault_seed(), restart)
+    faults = judge(service, prototypes, streams, history)
+    assert not faults, faults[:10]
+    assert len(done) == 2
+    said = {attempt.words for request in history.requests for attempt in request.attempts}
+    assert any("the service is being stopped" in words for words in said), said

@@ -49,13 +49,14 @@ class _Item:
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """The requests on one stream, in order; `away` while the first of them are asked."""
+    """The requests on one stream, in order; `away` while the first of them are asked, `trouble` what was last heard."""
 
     stream: str
     items: deque[_Item] = field(default_factory=deque)
     away: bool = False
     target: str | None = None
     stand_in: bool = False
+    trouble: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -148,9 +149,10 @@ class Router:
             async with asyncio.timeout(self._config.request_seconds):
                 return [await item.future for item in items]
         except TimeoutError:
+            heard = f"; last heard: {line.trouble}" if line.trouble else ""
             raise LateError(
                 f"no answer within {self._config.request_seconds:g} seconds: whether it was applied is not known; "
-                "ask again with the same key"
+                f"ask again with the same key{heard}"
             ) from None
         finally:
             self._leave(line, items)
@@ -202,8 +204,10 @@ class Router:
             elif trouble is None:
                 trouble = reply
         if trouble is None:
+            line.trouble = ""
             self._pump(line)
             return
+        line.trouble = f"{owner}: {trouble.outcome.value}: {trouble.words}"
         pause = _PAUSE
         if trouble.outcome is Outcome.HELD:
             # Wherever the stream belongs: as long as the store says that this owner holds it, nobody else can serve it.

@@ -76,7 +76,7 @@ class ServeConfig(Settings):
 
     # HTTP.
     host: str = Field("127.0.0.1", description="The address to listen on.")
-    port: int = Field(8000, ge=1, le=65535)
+    port: int = Field(8000, ge=1, le=65535, description="The port to listen on.")
     ingresses: int = Field(1, ge=1, description="How many processes speak HTTP.")
     drain_seconds: float = Field(30.0, gt=0, description="How long a stop waits for the streams. Seconds.")
 

@@ -267,9 +267,19 @@ class FileStore:
                 if not self._jobs:
                     self._wake.wait(self._until_sync())
                 jobs, self._jobs = self._jobs, deque()
-            self._work_through(jobs)
-            self._sync_if_due()
+            try:
+                self._work_through(jobs)
+                self._sync_if_due()
+            except BaseException as problem:
+                self._give_up(jobs, problem)
         self._work_through(self._jobs)  # They came while it was closed, and hear of it.
+
+    def _give_up(self, jobs: Iterable[_Job], problem: BaseException) -> None:
+        """Refuse all further work after a fault of the store itself: nobody may wait for ever for an answer."""
+        self._log.broken = f"the store in {str(self.folder)!r} failed by a fault of its own: {problem!r}"
+        for job in jobs:
+            if not job.answer.done():
+                job.answer.set_exception(StoreError(f"{self._log.broken}; open the store again"))
 
     def _work_through(self, jobs: Iterable[_Job]) -> None:
         group: list[tuple[_Job, Any]] = []
@@ -753,7 +763,9 @@ class FileStore:
         files = {Path(f"{known.stem}.birth"): known.birth_size}
         if known.snapshot is not None:
             files[known.snapshot.path] = known.snapshot.size
-        return files | {_kept_path(known, name): size for name, (_, size) in self._kept(known).items()}
+        # By their names alone: a damaged one must not keep its stream from being deleted.
+        stem = Path(known.stem)
+        return files | {path: path.stat().st_size for path in stem.parent.glob(f"{stem.name}-*.kept")}
 
     def _stem(self, stream: str, number: int) -> str:
         digest = _digest(stream)
