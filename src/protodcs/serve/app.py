@@ -87,6 +87,7 @@ class NewStream(BaseModel):
     prototypes: list[list[float]] | None = Field(
         None, description="One row per class, where the features are the caller's own."
     )
+    like: str | None = Field(None, description="Another stream, to be created as that one was; then nothing else.")
     preset: Preset = "default"
     config: dict[str, Any] = Field(default_factory=dict, description="Settings that differ from the preset's.")
 
@@ -201,6 +202,18 @@ class _Gate:
         self._encoding = encoding
 
     async def create(self, stream: NewStream) -> dict[str, Any]:
+        key = uuid.uuid4().hex
+        if stream.like is None:
+            request = Request(stream.id, Action.CREATE, key, *await self._birth(stream))
+        elif stream.model_fields_set == {"id", "like"}:
+            request = Request(stream.id, Action.CREATE_LIKE, key, stream.like.encode())
+        else:
+            raise InputError("a stream that is created like another one takes nothing else from the request")
+        facts = _checked(await self._router.ask(request)).facts or {}
+        return {"id": stream.id, **facts}
+
+    async def _birth(self, stream: NewStream) -> tuple[bytes, bytes]:
+        """What a stream is created with, and the prototypes it shares, packed."""
         options: dict[str, Any] = Config.preset(stream.preset).model_dump()
         encoder: str | None = None
         if stream.prototypes is not None:
@@ -217,9 +230,7 @@ class _Gate:
             raise InputError("name the classes, or give prototypes where the service has no encoder")
         resolved = Config(**{**options, **stream.config})
         birth = Birth(config=resolved.model_dump(), classes=list(names), prototypes=fingerprint, encoder=encoder)
-        request = Request(stream.id, Action.CREATE, uuid.uuid4().hex, birth.pack(), shared)
-        _checked(await self._router.ask(request))
-        return {"id": stream.id, "classes": birth.classes, "config": birth.config, "encoder": birth.encoder}
+        return birth.pack(), shared
 
     async def ask(self, stream: str, action: str, http: HttpRequest | None = None, payload: bytes = b"") -> Reply:
         key = uuid.uuid4().hex if http is None else _key(http)
