@@ -3,6 +3,7 @@
 It keeps the rules of `protodcs.serve.store.base` in the plainest way, and is itself held against the contract tests.
 """
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,11 +31,16 @@ class MemoryStore:
         self.content: dict[str, _Stream] = {}
         self.leases: dict[str, tuple[str, float]] = {}
         self.shared: dict[str, bytes] = {}
+        # A stream that is created again goes on from the epoch it had when it was deleted.
+        self.past: dict[str, int] = {}
         self.down = False
+        # Commits wait until it is set.
+        self.gate: asyncio.Event | None = None
         # The next so many commits are done, and their answer is lost.
         self.lose_answers = 0
         self.commits = 0
-        self.log: list[tuple[str, int, int, bytes]] = []
+        # Writes that do not fit their journal: an owner must never send one.
+        self.misfits: list[Write] = []
 
     def _reach(self) -> None:
         if self.down:
@@ -43,8 +49,13 @@ class MemoryStore:
     def _own(self, stream: str, epoch: int) -> _Stream:
         found = self.content.get(stream)
         if found is None or found.epoch != epoch:
-            raise FencedError(f"{stream}: epoch {epoch} is not the newest")
+            newest = "gone" if found is None else f"at epoch {found.epoch}"
+            raise FencedError(f"a write of epoch {epoch} to the stream {stream!r}, which is {newest}")
         return found
+
+    def _lives(self, holder: tuple[str, str]) -> bool:
+        incarnation, until = self.leases.get(holder[0], ("", 0.0))
+        return incarnation == holder[1] and time.monotonic() < until
 
     async def renew(self, owner: str, incarnation: str, seconds: float) -> None:
         self._reach()
@@ -59,7 +70,9 @@ class MemoryStore:
         self._reach()
         if stream in self.content:
             return False
-        self.content[stream] = _Stream(birth, shared)
+        if shared not in self.shared:
+            raise StoreError(f"there is no shared blob {shared!r}")
+        self.content[stream] = _Stream(birth, shared, self.past.get(stream, 0))
         return True
 
     async def acquire(self, stream: str, owner: str, incarnation: str) -> Held:
@@ -67,15 +80,15 @@ class MemoryStore:
         found = self.content.get(stream)
         if found is None:
             raise UnknownStreamError(f"there is no stream {stream!r}")
-        if found.holder is not None and found.holder[0] != owner:
-            lives, until = self.leases.get(found.holder[0], ("", 0.0))
-            if lives == found.holder[1] and time.monotonic() < until:
-                raise HeldError(f"{stream} is held by {found.holder[0]}", found.holder[0])
+        if found.holder is not None and found.holder[0] != owner and self._lives(found.holder):
+            raise HeldError(f"{stream} is held by {found.holder[0]}", found.holder[0])
         found.epoch += 1
         found.holder = (owner, incarnation)
         return Held(found.epoch, found.birth, found.snapshot, found.start, list(found.journal))
 
     async def commit(self, writes: Sequence[Write]) -> list[FencedError | None]:
+        if self.gate is not None:
+            await self.gate.wait()
         self._reach()
         self.commits += 1
         outcomes = [self._write(write) for write in writes]
@@ -93,16 +106,20 @@ class MemoryStore:
         if isinstance(write, Batch):
             if write.position + len(write.records) <= end:
                 return None
-            assert write.position == end, f"a gap: {write.position} after {end}"
-            for number, record in enumerate(write.records):
-                self.log.append((write.stream, write.epoch, write.position + number, record))
+            if write.position != end:
+                self._refuse(write, end)
             found.journal += write.records
+        elif write.position > end:
+            self._refuse(write, end)
         elif write.position >= found.start:
-            assert write.position <= end
             found.snapshot = write.snapshot
             del found.journal[: write.position - found.start]
             found.start = write.position
         return None
+
+    def _refuse(self, write: Write, end: int) -> None:
+        self.misfits.append(write)
+        raise StoreError(f"{write.stream!r}: a write at position {write.position}, and the journal ends at {end}")
 
     async def release(self, stream: str, epoch: int) -> None:
         self._reach()
@@ -112,8 +129,11 @@ class MemoryStore:
 
     async def delete(self, stream: str, epoch: int) -> None:
         self._reach()
-        self._own(stream, epoch)
+        gone = self._own(stream, epoch)
         del self.content[stream]
+        self.past[stream] = epoch
+        if all(other.shared != gone.shared for other in self.content.values()):
+            del self.shared[gone.shared]
 
     async def describe(self, stream: str) -> Described:
         self._reach()
@@ -121,7 +141,7 @@ class MemoryStore:
         if found is None:
             raise UnknownStreamError(f"there is no stream {stream!r}")
         size = sum(map(len, [found.birth, found.snapshot or b"", *found.journal, *found.kept.values()]))
-        owner = None if found.holder is None else found.holder[0]
+        owner = found.holder[0] if found.holder is not None and self._lives(found.holder) else None
         return Described(found.birth, found.epoch, owner, found.start + len(found.journal), found.start, size)
 
     async def streams(self):

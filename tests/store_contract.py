@@ -20,6 +20,7 @@ from protodcs.errors import FencedError, UnknownStreamError
 from protodcs.serve.store.base import Batch, Checkpoint, Store
 from protodcs.serve.store.files import FileStore
 from protodcs.serve.store.redis import RedisStore
+from memory_store import MemoryStore
 from redis_server import RedisServer, redis_program
 
 BLOB = "prototypes-of-a-test"
@@ -47,7 +48,21 @@ async def file_store(folder: Path) -> Store:
     return FileStore(folder / "store")
 
 
-STORES: dict[str, Callable[[Path], Awaitable[Store]]] = {"redis": redis_store, "files": file_store}
+@cache
+def memory_of(folder: Path) -> MemoryStore:
+    return MemoryStore()
+
+
+async def memory_store(folder: Path) -> Store:
+    """A store in memory for each folder."""
+    return memory_of(folder)
+
+
+STORES: dict[str, Callable[[Path], Awaitable[Store]]] = {
+    "redis": redis_store,
+    "files": file_store,
+    "memory": memory_store,
+}
 
 
 def of_every_store(check: Callable[[Store], Awaitable[None]]) -> Callable[..., None]:
