@@ -16,11 +16,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from memory_store import MemoryStore
 from protodcs.errors import FencedError, UnknownStreamError
 from protodcs.serve.store.base import Batch, Checkpoint, Store
 from protodcs.serve.store.files import FileStore
 from protodcs.serve.store.redis import RedisStore
-from memory_store import MemoryStore
 from redis_server import RedisServer, redis_program
 
 BLOB = "prototypes-of-a-test"

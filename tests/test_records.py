@@ -34,6 +34,13 @@ RECORD = Record(Kind.OBSERVE, 7, 3, 1_700_000_000_000, "caf\u00e9/7", b"\x00\x00
 SNAPSHOT = Snapshot(8, b"a state", [RECORD, replace(RECORD, position=6, key="6")])
 
 
+of_both = pytest.mark.parametrize(
+    ("unpack", "data"),
+    [(Record.unpack, RECORD.pack()), (snapshots.unpack, snapshots.pack(SNAPSHOT))],
+    ids=["record", "snapshot"],
+)
+
+
 def sealed(body):
     """A body under a checksum that fits it, as only a writer of our own would make it."""
     return body + struct.pack("<I", zlib.crc32(body))
@@ -53,8 +60,7 @@ def test_bytes_that_are_no_record_are_refused(data):
         Record.unpack(data)
 
 
-@pytest.mark.parametrize(("unpack", "data"), [(Record.unpack, RECORD.pack()), (snapshots.unpack, snapshots.pack(SNAPSHOT))],
-                         ids=["record", "snapshot"])  # fmt: skip
+@of_both
 def test_every_flipped_bit_cut_and_extension_is_refused(unpack, data):
     unpack(data)
     for place in range(len(data)):
@@ -70,8 +76,7 @@ def test_every_flipped_bit_cut_and_extension_is_refused(unpack, data):
         unpack(data + b"\0")
 
 
-@pytest.mark.parametrize(("unpack", "data"), [(Record.unpack, RECORD.pack()), (snapshots.unpack, snapshots.pack(SNAPSHOT))],
-                         ids=["record", "snapshot"])  # fmt: skip
+@of_both
 def test_a_newer_version_is_refused_in_words(unpack, data):
     with pytest.raises(StoreError, match=r"of version 2, this protodcs reads 1: upgrade protodcs"):
         unpack(sealed(b"\x02" + data[1:-4]))

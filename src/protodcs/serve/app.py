@@ -240,7 +240,7 @@ class _Gate:
         key = _key(http)
         kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind.startswith("image/"):
-            replies = await self._router.ask_when_made(stream, self._from_image(stream, action, key, http), 1)
+            replies = await self._router.ask_when_made(stream, lambda: self._from_image(stream, action, key, http), 1)
         else:
             body = await self._body(http)
             if kind == "application/json":

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -81,7 +82,7 @@ class Owner:
         self._commits = Commits(store, config.store_patience)
         self._streams: OrderedDict[str, _Awake] = OrderedDict()
         self._busy: dict[str, asyncio.Task[Any]] = {}
-        self._shared: dict[str, Prototypes] = {}
+        self._shared: WeakValueDictionary[str, Prototypes] = WeakValueDictionary()
         self._ring: Ring | None = None
         self._refusal: Reply | None = None
         self._renewed = -float("inf")
@@ -94,8 +95,8 @@ class Owner:
     async def start(self) -> None:
         """Take up the lease and begin to work."""
         await self._renew()
-        work = (self._commits.run(), self._keep_lease(), self._look_after())
-        self._tasks = [asyncio.create_task(task) for task in work]
+        self._lease = asyncio.create_task(self._keep_lease())
+        self._tasks = [self._lease, *(asyncio.create_task(work) for work in (self._commits.run(), self._look_after()))]
 
     async def drain(self, refusal: Reply) -> None:
         """Answer every further request with `refusal`, put all streams to sleep, and resign."""
@@ -104,19 +105,25 @@ class Owner:
             for stream in list(self._streams):
                 self._put_to_sleep(stream)
             await asyncio.gather(*self._busy.values(), return_exceptions=True)
+        # From here on nobody renews the lease, or it would come back after it was given up.
+        self._lease.cancel()
         with suppress(StoreError):
             await self._store.resign(self.name, self.incarnation)
 
     async def close(self) -> None:
         """Stop working. What is awake stays as it is in the store."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._busy.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._busy.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._store.close()
 
     def arrange(self, owners: Iterable[str]) -> None:
         """Take note of who the owners are now, and hand over the streams that belong to others."""
         self._ring = Ring(owners)
+        if not self._ring.owners:
+            self._ring = None
+            return
         for stream in list(self._streams):
             if self._ring.first(stream) != self.name:
                 self._put_to_sleep(stream)
@@ -143,9 +150,7 @@ class Owner:
         """Serve requests; those on one stream in their order, and after one that is not final none behind it."""
         if self._refusal is not None:
             return [self._refusal] * len(requests)
-        if time.monotonic() - self._renewed > self._config.lease_seconds:
-            # Others may have taken any of these streams meanwhile: ask the store again.
-            self._streams.clear()
+        self._check_lease()
         groups: dict[str, list[int]] = {}
         for place, request in enumerate(requests):
             groups.setdefault(request.stream, []).append(place)
@@ -308,7 +313,11 @@ class Owner:
         return awake, found
 
     async def _changed(self, awake: _Awake, kind: Kind, request: Request, payload: bytes) -> Reply:
-        """Make one change, and wait until it is durable."""
+        """Make one change, and wait until it is durable; if it was made since `_known` looked, only wait."""
+        found = awake.hosted.known(kind, request.key, request.payload)
+        if found is not None:
+            await awake.journal.settle()
+            return _told(found, repeated=True)
         record = awake.hosted.change(kind, request.key, payload, time.time())
         batch = Batch(request.stream, awake.hosted.epoch, record.position, [record.pack()])
         self._commits.put(awake.journal, batch)
@@ -332,6 +341,8 @@ class Owner:
                 # It is being woken, or falls asleep; the one who began says how that went.
                 await asyncio.wait([self._busy[stream]])
                 continue
+            if self._refusal is not None:
+                raise _RefusedError(self._refusal)
             if self._ring is not None and not stand_in and self._ring.first(stream) != self.name:
                 raise _MovedError(self._ring.first(stream))
             task = self._begin(stream, self._wake(stream))
@@ -362,9 +373,10 @@ class Owner:
             self._put_to_sleep(next(iter(self._streams)))
 
     async def _prototypes(self, name: str) -> Prototypes:
-        if name not in self._shared:
-            self._shared[name] = unpack_prototypes(await self._store.get_shared(name))
-        return self._shared[name]
+        found = self._shared.get(name)
+        if found is None:
+            found = self._shared[name] = unpack_prototypes(await self._store.get_shared(name))
+        return found
 
     def _checkpoint(self, stream: str, awake: _Awake) -> None:
         """Write a stream whole, behind the records that are on their way."""
@@ -393,17 +405,23 @@ class Owner:
         """Write and put to sleep, by time."""
         while True:
             await asyncio.sleep(_ROUND)
-            now = time.monotonic()
             for stream, awake in list(self._streams.items()):
-                if awake.journal.broken is not None:
+                now = time.monotonic()
+                try:
+                    self._look_at(stream, awake, now)
+                except Exception:
+                    _log.exception("the stream %r could not be written", stream)
                     self._drop(stream, awake)
-                elif now - awake.used > self._config.sleep_seconds or self._stood_in_enough(stream, awake, now):
-                    self._put_to_sleep(stream)
-                elif (
-                    now - awake.written > self._config.snapshot_seconds and awake.hosted.position > awake.hosted.covered
-                ):
-                    self._checkpoint(stream, awake)
+                if awake.written >= now:
                     await asyncio.sleep(0)
+
+    def _look_at(self, stream: str, awake: _Awake, now: float) -> None:
+        if awake.journal.broken is not None:
+            self._drop(stream, awake)
+        elif now - awake.used > self._config.sleep_seconds or self._stood_in_enough(stream, awake, now):
+            self._put_to_sleep(stream)
+        elif now - awake.written > self._config.snapshot_seconds and awake.hosted.position > awake.hosted.covered:
+            self._checkpoint(stream, awake)
 
     def _stood_in_enough(self, stream: str, awake: _Awake, now: float) -> bool:
         """Whether it is time to see if the owner that the stream belongs to is back."""
@@ -415,7 +433,13 @@ class Owner:
     async def _renew(self) -> None:
         before = time.monotonic()
         await self._store.renew(self.name, self.incarnation, self._config.lease_seconds)
+        self._check_lease()
         self._renewed = before
+
+    def _check_lease(self) -> None:
+        """Throw away what is in memory if the lease may have run out: others may have taken any of the streams."""
+        if time.monotonic() - self._renewed > self._config.lease_seconds:
+            self._streams.clear()
 
     async def _keep_lease(self) -> None:
         while True:
@@ -426,6 +450,14 @@ class Owner:
 
 class _MovedError(ProtoDCSError):
     """The stream belongs to another owner."""
+
+
+class _RefusedError(ProtoDCSError):
+    """Whoever drains wakes no stream any more."""
+
+    def __init__(self, reply: Reply):
+        super().__init__(reply.words)
+        self.reply = reply
 
 
 def _told(record: Record, repeated: bool = False) -> Reply:
@@ -455,6 +487,8 @@ def _said(problem: ProtoDCSError) -> Reply:
     """What the caller is told of a problem."""
     if isinstance(problem, HeldError):
         return Reply(Outcome.HELD, problem.owner)
+    if isinstance(problem, _RefusedError):
+        return problem.reply
     outcome = next((outcome for kind, outcome in _OUTCOMES if isinstance(problem, kind)), Outcome.FAILED)
     return Reply(outcome, str(problem))
 
