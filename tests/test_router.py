@@ -195,18 +195,25 @@ def in_a_while(seconds, requests, fails=False):
 
 
 def test_requests_on_one_stream_are_never_in_two_calls_at_once():
-    """Whoever is answered asks again at once, while others that were answered with it still take their leave."""
+    """One who is answered asks again at once; one who was answered beside it leaves, and asks a little later."""
 
     async def run():
-        owners = Owners()
+        owners, gate = Owners(), asyncio.Event()
         router = owners.router()
 
-        async def client(name):
-            for number in range(40):
-                await router.ask(request(f"{name}/{number}"))
+        async def client(name, pause):
+            await router.ask(request(f"{name} first"))
+            owners.fate = lambda *_: held(gate)
+            if pause:
+                await asyncio.sleep(pause)
+            await router.ask(request(f"{name} second"))
 
-        await asyncio.gather(*(client(name) for name in range(12)))
-        assert len(owners.applied["s"]) == 480
+        clients = asyncio.gather(client("a", 0), client("b", 0.02))
+        await asyncio.sleep(0.04)
+        assert [len(requests) for _, requests in owners.calls] == [2, 1]
+        gate.set()
+        await clients
+        assert owners.applied["s"] == ["a first", "b first", "a second", "b second"]
         await settled(router)
 
     asyncio.run(run())
