@@ -70,6 +70,11 @@ class Service:
     async def view(self):
         return ["owner-0"]
 
+    async def owners(self):
+        if self.problem is not None:
+            raise self.problem
+        return ["owner-0"]
+
     async def facts(self):
         if self.problem is not None:
             raise self.problem
@@ -279,10 +284,10 @@ def test_health_and_owners():
             client = service.client
             health = (await client.get("/v1/health")).json()
             assert (health["owners"], health["waiting"]) == (1, 0)
-            (facts,) = (await client.get("/v1/owners")).json()["owners"]
-            assert facts["owner"] == "owner-0"
+            said = (await client.get("/v1/owners")).json()
+            assert (said["names"], [facts["owner"] for facts in said["owners"]]) == (["owner-0"], ["owner-0"])
             resized = await client.put("/v1/owners", json={"count": 3})
-            assert resized.json() == {"owners": ["owner-0", "owner-1", "owner-2"]}
+            assert resized.json() == {"names": ["owner-0", "owner-1", "owner-2"]}
             for count in (0, 1001, -1, "many", None, 1.5):
                 words_of(await client.put("/v1/owners", json={"count": count}), 422)
             service.problem = OwnerLostError("the keeper is not there")
