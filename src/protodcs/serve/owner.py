@@ -7,6 +7,7 @@ for a change that is not durable, and never trust its memory once its lease may 
 
 import asyncio
 import io
+import itertools
 import logging
 import secrets
 import time
@@ -369,8 +370,13 @@ class Owner:
         self._streams[stream] = _Awake(hosted)
         self.woken += 1
         self._wakes.append(time.perf_counter() - start)
-        if len(self._streams) > self._config.awake:
-            self._put_to_sleep(next(iter(self._streams)))
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Put those streams to sleep that were not used for longest, if too many are awake."""
+        too_many = len(self._streams) - self._config.awake
+        for stream in list(itertools.islice(self._streams, max(0, too_many))):
+            self._put_to_sleep(stream)
 
     async def _prototypes(self, name: str) -> Prototypes:
         found = self._shared.get(name)
@@ -405,6 +411,8 @@ class Owner:
         """Write and put to sleep, by time."""
         while True:
             await asyncio.sleep(_ROUND)
+            # Those that were still being woken when there were too many.
+            self._make_room()
             for stream, awake in list(self._streams.items()):
                 now = time.monotonic()
                 try:
