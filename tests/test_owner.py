@@ -390,10 +390,10 @@ def test_a_paused_owner_whose_lease_ran_out_does_not_answer_from_stale_memory(re
 def test_an_owner_that_could_not_renew_in_time_and_lost_nothing_goes_on():
     async def run():
         store = MemoryStore()
-        async with started(store, lease_seconds=0.2) as owner:
+        async with started(store, lease_seconds=1.0) as owner:
             await done(owner, *(observe(number) for number in range(5)))
             store.down = True
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(1.1)
             assert (await one(owner, ask(Action.PEEK, payload=feature(5)))).outcome is Outcome.LATER
             store.down = False
             await done(owner, observe(5))
