@@ -788,6 +788,32 @@ def test_a_keep_or_rollback_that_is_asked_again_while_it_is_under_way_is_done_on
     asyncio.run(run())
 
 
+def test_a_keep_that_comes_late_does_not_replace_what_was_kept_by_its_repetition():
+    class Held(MemoryStore):
+        waits = None
+
+        async def kept(self, stream):
+            if self.waits is not None:
+                waits, self.waits = self.waits, None
+                await waits.wait()
+            return await super().kept(stream)
+
+    async def run():
+        store = Held()
+        async with started(store) as owner:
+            await done(owner, observe(0))
+            release = store.waits = asyncio.Event()
+            late = asyncio.create_task(one(owner, keep("a")))
+            await turns()
+            await done(owner, keep("a"), observe(1))
+            release.set()
+            assert (await late).repeated
+            await done(owner, roll_back("a"))
+            assert engine_of(owner) == learned(1)
+
+    asyncio.run(run())
+
+
 def test_too_many_kept_snapshots_are_refused_in_words_and_a_name_may_be_used_again():
     async def run():
         async with started(kept_snapshots=2) as owner:

@@ -277,7 +277,9 @@ class Owner:
                 Outcome.CONFLICT, f"the stream has {len(kept)} kept snapshots, as many as it may: forget one first"
             )
         await awake.journal.settle()
-        await self._store.keep(request.stream, epoch, name, awake.hosted.state())
+        # An earlier attempt at this may be done by now; what it kept is not to be replaced by what was learned since.
+        if awake.hosted.known(Kind.KEEP, request.key, request.payload) is None:
+            await self._store.keep(request.stream, epoch, name, awake.hosted.state())
         return await self._changed(awake, Kind.KEEP, request, request.payload)
 
     async def _kept(self, request: Request) -> Reply:
