@@ -405,10 +405,11 @@ def _report_errors(api: FastAPI) -> None:
 
 def _in_words(problem: RequestValidationError) -> str:
     """What is wrong with a body: the first few things, each with its place."""
-    places = (".".join(str(part) for part in error["loc"][1:])[:100] for error in problem.errors()[:5])
-    return "; ".join(
-        f"{place or 'body'}: {error['msg']}" for place, error in zip(places, problem.errors(), strict=False)
-    )
+    told = []
+    for error in problem.errors()[:5]:
+        place = ".".join(str(part) for part in error["loc"][1:])
+        told.append(f"{place[:100] or 'body'}: {error['msg']}")
+    return "; ".join(told)
 
 
 _ERRORS: list[tuple[type[Exception], int]] = [
