@@ -10,7 +10,7 @@ from protodcs import ProtoDCS
 from protodcs.core.prototypes import Prototypes
 from protodcs.errors import InputError, ProtoDCSError, StoreError, UsageError
 from protodcs.serve.answers import pack_decision, unpack_decision
-from protodcs.serve.hosted import Birth, Hosted
+from protodcs.serve.hosted import Birth, Hosted, pack_class
 from protodcs.serve.records import LONGEST_KEY, Kind, Record
 from protodcs.serve.store.base import Held
 
@@ -47,6 +47,9 @@ def eventful(hosted):
         if number == 17:
             yield Kind.RESTORE, kept[0]
         if number == 20:
+            yield Kind.ADD_CLASS, pack_class(feature(3), "owl")
+            yield Kind.REMOVE_CLASS, b"1"
+        if number == 22:
             yield Kind.FREEZE, b""
 
 

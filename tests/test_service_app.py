@@ -113,13 +113,14 @@ async def served(encoding=None, **changes):
 def words_of(response, status):
     """The words of an error, which is JSON like all of them."""
     assert response.status_code == status, response.text
-    assert response.headers["content-type"] == "application/json"
     assert ("retry-after" in response.headers) == (status in (429, 503))
     said = response.json()
-    assert list(said) == ["error"]
-    assert isinstance(said["error"], str)
-    assert said["error"]
-    return said["error"]
+    assert response.headers["content-type"] == "application/problem+json"
+    assert set(said) == {"type", "title", "status", "detail"}
+    assert said["status"] == status
+    assert isinstance(said["detail"], str)
+    assert said["detail"]
+    return said["detail"]
 
 
 def decisions_of(response):
@@ -388,12 +389,12 @@ def test_a_body_that_is_too_long_is_413_on_every_route():
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data", "application/x-npy", "nonsense", "x" * 5000])
+@pytest.mark.parametrize("kind", ["text/plain", "multipart/mixed", "application/x-npy", "nonsense", "x" * 5000])
 def test_a_body_of_another_type_is_415(kind):
     async def run():
         async with served() as service:
             refused = words_of(await service.observe(feature(0), {"content-type": kind}), 415)
-            assert "send application/octet-stream, application/json or an image" in refused
+            assert "send application/octet-stream, application/json or images" in refused
 
     asyncio.run(run())
 
@@ -661,3 +662,121 @@ def test_no_body_whatever_is_an_error_inside_the_service():
             assert math.isfinite(status["sequence"])
         finally:
             runner.run(context.__aexit__(None, None, None))
+
+
+def test_several_images_come_as_files_of_a_form_all_or_none():
+    async def run():
+        async with served(FakeEncoding()) as service:
+            files = [("images", (f"{n}.png", f"{0.05 - n / 100} {n}".encode(), "image/png")) for n in range(4)]
+            answer = await service.client.post("/v1/streams/s/observe", files=files)
+            assert [said["position"] for said in answer.json()["decisions"]] == [0, 1, 2, 3]
+            assert engine_of(service.owner) == learned(4)
+            bad = [*files, ("images", ("bad.png", b"no image", "image/png"))]
+            words_of(await service.client.post("/v1/streams/s/observe", files=bad), 422)
+            words_of(await service.client.post("/v1/streams/s/observe", files={"other": (None, b"")}), 400)
+            assert engine_of(service.owner) == learned(4)
+
+    asyncio.run(run())
+
+
+def test_past_decisions_are_told_newest_first_unless_that_is_off():
+    async def run():
+        async with served() as service:
+            said = [(await service.observe(feature(n))).json()["decisions"][0] for n in range(12)]
+            told = (await service.client.get("/v1/streams/s/decisions?last=5")).json()["decisions"]
+            assert told == [{key: one[key] for key in one if key != "repeated"} for one in said[:6:-1]]
+            strange = (await service.client.get("/v1/streams/s/decisions?unknown=true")).json()["decisions"]
+            assert [one["position"] for one in strange] == [n for n in range(11, -1, -1) if not said[n]["known"]]
+            words_of(await service.client.get("/v1/streams/s/decisions?last=0"), 422)
+        async with served(history=False) as service:
+            assert "off" in words_of(await service.client.get("/v1/streams/s/decisions"), 409)
+
+    asyncio.run(run())
+
+
+def test_an_explanation_is_that_of_the_engine_and_changes_nothing():
+    async def run():
+        async with served() as service:
+            await service.observe(feature(0))
+            answer = await service.observe(feature(1), path="s/explain")
+            engine = ProtoDCS(ROWS)
+            engine.observe(FEATURES[0])
+            assert answer.json() == json.loads(json.dumps(engine.explain(FEATURES[1]).to_dict()))
+            assert engine_of(service.owner) == learned(1)
+
+    asyncio.run(run())
+
+
+def test_classes_are_added_and_removed_and_stay_so_after_a_sleep():
+    async def run():
+        async with served(sleep_records=0) as service:
+            client, engine = service.client, ProtoDCS(ROWS)
+            await service.observe(feature(0))
+            engine.observe(FEATURES[0])
+            added = await client.post("/v1/streams/s/classes", json={"name": "owl", "prototype": FEATURES[5].tolist()})
+            assert added.status_code == 201, added.text
+            engine.add_class("owl", FEATURES[5])
+            assert (await client.delete("/v1/streams/s/classes/1")).status_code == 200
+            engine.remove_class("1")
+            service.owner._put_to_sleep("s")
+            await service.observe(feature(1))
+            engine.observe(FEATURES[1])
+            assert engine_of(service.owner) == engine.snapshot()
+            words_of(await client.delete("/v1/streams/s/classes/owls"), 422)
+            words_of(await client.post("/v1/streams/s/classes", json={"name": "x", "prototype": [1.0]}), 422)
+            words_of(await client.post("/v1/streams/s/classes", json={"name": "x"}), 422)
+
+    asyncio.run(run())
+
+
+def test_a_state_goes_out_and_into_another_stream():
+    async def run():
+        async with served() as service:
+            client = service.client
+            for n in range(5):
+                await service.observe(feature(n))
+            state = (await client.get("/v1/streams/s/state")).content
+            assert ProtoDCS.restore(state).snapshot() == learned(5)
+            await service.create(id="t")
+            assert (await client.put("/v1/streams/t/state", content=state)).status_code == 200
+            for stream in ("s", "t"):
+                service.owner._put_to_sleep(stream)
+                await service.observe(feature(5), path=f"{stream}/observe")
+                assert engine_of(service.owner, stream) == learned(6)
+            for wrong in (b"", b"no state", state[:-1], ProtoDCS(np.eye(3, 4)).snapshot()):
+                words_of(await client.put("/v1/streams/t/state", content=wrong), 422)
+            assert engine_of(service.owner, "t") == learned(6)
+
+    asyncio.run(run())
+
+
+def test_the_open_inference_protocol_observes_on_the_stream_of_its_sequence():
+    async def run():
+        async with served() as service:
+            client = service.client
+            assert (await client.get("/v2")).json()["extensions"] == ["sequence"]
+            assert (await client.get("/v2/health/live")).json() == {"live": True}
+            assert (await client.get("/v2/health/ready")).json() == {"ready": True}
+            assert (await client.get("/v2/models/protodcs/ready")).json()["ready"]
+            names = [output["name"] for output in (await client.get("/v2/models/protodcs")).json()["outputs"]]
+            tensor = {"name": "feature", "shape": [2, 32], "datatype": "FP32", "data": FEATURES[:2].ravel().tolist()}
+            body = {"id": "7", "inputs": [tensor], "parameters": {"sequence_id": "s"}}
+            first, again = [(await client.post("/v2/models/protodcs/infer", json=body)).json() for _ in range(2)]
+            assert first == again
+            assert [output["name"] for output in first["outputs"]] == names
+            outputs = {output["name"]: output["data"] for output in first["outputs"]}
+            engine = ProtoDCS(ROWS)
+            expected = [engine.observe(row) for row in FEATURES[:2]]
+            assert outputs["p_unknown"] == [one.p_unknown for one in expected]
+            assert outputs["label"] == [one.label or "" for one in expected]
+            assert engine_of(service.owner) == learned(2)
+            for wrong in ({"shape": [3, 32]}, {"datatype": "BYTES"}, {"name": "image"}, {"data": ["x"]}):
+                words_of(
+                    await client.post("/v2/models/protodcs/infer", json={**body, "inputs": [{**tensor, **wrong}]}), 422
+                )
+            words_of(await client.post("/v2/models/other/infer", json=body), 422)
+            words_of(
+                await client.post("/v2/models/protodcs/infer", json={**body, "parameters": {"sequence_id": "x"}}), 404
+            )
+
+    asyncio.run(run())

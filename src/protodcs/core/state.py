@@ -79,6 +79,16 @@ def unpack(data: bytes) -> tuple[Header, Arrays]:
     return present(*_parse(data))
 
 
+def leaves_out_prototypes(data: bytes) -> bool:
+    """Whether a state is one of `FeatureMethod.difference`; of anything that is no state it says nothing."""
+    try:
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_KEY])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
+    return isinstance(header, dict) and header.get("prototypes") is not None
+
+
 def present(header: dict[str, Any], arrays: Arrays) -> tuple[Header, Arrays]:
     """A header as it was read and its arrays, brought up to the present schema."""
     version = header.get("schema_version")

@@ -4,17 +4,20 @@ Routes translate, and nothing else: a body into requests to the router, its repl
 anything that a body names, and never answer 200 for what is not durable.
 """
 
+import asyncio
 import json
 import uuid
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any, Protocol
 
 import numpy as np
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Query, Response
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,9 +27,10 @@ from ..data.prompts import class_names, names_of_classes
 from ..errors import ConfigError, ImageError, InputError, ProtoDCSError
 from ..version import __version__
 from .answers import unpack_decision
-from .hosted import Birth
+from .hosted import Birth, pack_class
+from .inference import add_open_inference
 from .messages import Action, Outcome, Reply, Request
-from .owner import pack_prototypes
+from .owner import pack_prototypes, unpack_prototypes
 from .records import LONGEST_KEY
 from .router import LateError, OverloadedError, OwnerLostError, Router
 from .settings import ServeConfig
@@ -40,6 +44,7 @@ _STATUS = {
 }
 _ID = r"^[^/\\\x00-\x1f\x7f]{1,200}$"
 _MOST_FEATURES = 4096
+_MOST_IMAGES = 256
 # A key of several features is followed by their number.
 _LONGEST_GIVEN_KEY = LONGEST_KEY - 10
 
@@ -110,6 +115,15 @@ class Name(BaseModel):
     name: str = Field(min_length=1, max_length=200)
 
 
+class NewClass(BaseModel):
+    """A class to be added."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(min_length=1, max_length=1000)
+    prototype: list[float] | None = Field(None, description="Where the features are the caller's own.")
+
+
 class Owners(BaseModel):
     """How many owners there shall be."""
 
@@ -166,6 +180,41 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
         """What an observe would answer; nothing changes."""
         return _decisions(await gate.decide(stream, Action.PEEK, http))
 
+    @api.post("/v1/streams/{stream}/explain")
+    async def explain(stream: str, http: HttpRequest) -> dict[str, Any]:
+        """What each stage would do with a feature or an image, and why; nothing changes."""
+        (reply,) = await gate.decide(stream, Action.EXPLAIN, http)
+        return reply.facts or {}
+
+    @api.get("/v1/streams/{stream}/decisions")
+    async def decisions(
+        stream: str, last: int = Query(100, ge=1, le=_MOST_FEATURES), unknown: bool = False
+    ) -> dict[str, Any]:
+        """The decisions of the recent past, newest first; those on unknown samples alone if asked for."""
+        facts = (await gate.ask(stream, Action.DECISIONS, None, str(last).encode())).facts or {}
+        return {"decisions": [said for said in facts["decisions"] if not (unknown and said["known"])]}
+
+    @api.post("/v1/streams/{stream}/classes", status_code=201)
+    async def add_class(stream: str, new: NewClass, http: HttpRequest) -> dict[str, Any]:
+        """Append a class by its name, or with a prototype of one's own."""
+        return _written(await gate.add_class(stream, new, http))
+
+    @api.delete("/v1/streams/{stream}/classes/{name}")
+    async def remove_class(stream: str, name: str, http: HttpRequest) -> dict[str, Any]:
+        """Take a class off the list; those behind it close the gap."""
+        return _written(await gate.ask(stream, Action.REMOVE_CLASS, http, name.encode()))
+
+    @api.get("/v1/streams/{stream}/state")
+    async def export(stream: str) -> Response:
+        """The whole state, as `ProtoDCS.restore` takes it."""
+        reply = await gate.ask(stream, Action.EXPORT)
+        return Response(reply.answer, media_type="application/octet-stream")
+
+    @api.put("/v1/streams/{stream}/state")
+    async def take_over(stream: str, http: HttpRequest) -> dict[str, Any]:
+        """Take over a state that was exported, of this stream or of another one."""
+        return _written(await gate.ask(stream, Action.IMPORT, http, await http.body()))
+
     @api.post("/v1/streams/{stream}/freeze")
     async def freeze(stream: str, http: HttpRequest) -> dict[str, Any]:
         """Stop learning, and go on deciding."""
@@ -190,6 +239,8 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
     async def delete(stream: str, http: HttpRequest) -> None:
         """Forget a stream for good; one that is not there is gone already."""
         await gate.ask(stream, Action.DELETE, http)
+
+    add_open_inference(api, gate.infer, control.facts)
 
     @api.get("/v1/owners")
     async def owners() -> dict[str, Any]:
@@ -246,29 +297,60 @@ class _Gate:
         key = uuid.uuid4().hex if http is None else _key(http)
         return _checked(await self._router.ask(Request(stream, action, key, payload)))
 
+    async def add_class(self, stream: str, new: NewClass, http: HttpRequest) -> Reply:
+        if new.prototype is not None:
+            (prototype,) = _split(np.asarray([new.prototype], dtype=np.float32))
+        elif self._encoding is not None:
+            _, shared = await self._encoding.prototypes([new.name])
+            prototype = unpack_prototypes(shared).unit[0].astype("<f4").tobytes()
+        else:
+            raise InputError("give the prototype of the class: this service has no encoder")
+        return await self.ask(stream, Action.ADD_CLASS, http, pack_class(prototype, new.name))
+
     async def decide(self, stream: str, action: str, http: HttpRequest) -> list[Reply]:
+        """The replies to the features or images of a body, in their order."""
         key = _key(http)
         kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind.startswith("image/"):
-            replies = await self._router.ask_when_made(stream, lambda: self._from_image(stream, action, key, http), 1)
-        else:
-            body = await http.body()
-            if kind == "application/json":
-                payloads = _from_json(body)
-            elif kind in ("application/octet-stream", ""):
-                payloads = _from_bytes(body, http.query_params.get("count", "1"))
-            else:
-                raise HTTPException(
-                    415, f"send application/octet-stream, application/json or an image; given: {kind[:100]!r}"
-                )
+            replies = await self._decide_images(stream, action, key, [await http.body()])
+        elif kind == "multipart/form-data":
+            replies = await self._decide_images(stream, action, key, await _images(http))
+        elif kind == "application/json":
+            replies = await self._router.ask_many(_requests(stream, action, key, _from_json(await http.body())))
+        elif kind in ("application/octet-stream", ""):
+            payloads = _from_bytes(await http.body(), http.query_params.get("count", "1"))
             replies = await self._router.ask_many(_requests(stream, action, key, payloads))
+        else:
+            raise HTTPException(
+                415, f"send application/octet-stream, application/json or images; given: {kind[:100]!r}"
+            )
         return [_checked(reply) for reply in replies]
 
-    async def _from_image(self, stream: str, action: str, key: str, http: HttpRequest) -> list[Request]:
-        if self._encoding is None:
+    async def infer(self, stream: str, key: str, rows: NDArray[np.float32]) -> list[Reply]:
+        """The replies to the features (N, d) of an inference request."""
+        requests = _requests(stream, Action.OBSERVE, _checked_key(key), _split(rows))
+        return [_checked(reply) for reply in await self._router.ask_many(requests)]
+
+    async def _decide_images(self, stream: str, action: str, key: str, images: list[bytes]) -> list[Reply]:
+        """Take their place in line, then encode them; where one cannot be used, none is observed."""
+        encoding = self._encoding
+        if encoding is None:
             raise InputError("this service has no encoder: send features, or start it with one")
-        feature = await self._encoding.encode(await http.body())
-        return [Request(stream, action, key, feature)]
+
+        async def encoded() -> list[Request]:
+            features = await asyncio.gather(*(encoding.encode(image) for image in images))
+            return _requests(stream, action, key, list(features))
+
+        return await self._router.ask_when_made(stream, encoded, len(images))
+
+
+async def _images(http: HttpRequest) -> list[bytes]:
+    """The files of a form, in their order."""
+    async with http.form(max_files=_MOST_IMAGES, max_fields=0) as form:
+        files = [await value.read() for _, value in form.multi_items() if isinstance(value, UploadFile)]
+    if not files:
+        raise InputError("a form must hold images as files")
+    return files
 
 
 class _Bounded:
@@ -309,8 +391,10 @@ def _prototypes(rows: list[list[float]]) -> Prototypes:
 
 def _key(http: HttpRequest) -> str:
     key = http.headers.get("idempotency-key")
-    if key is None:
-        return uuid.uuid4().hex
+    return uuid.uuid4().hex if key is None else _checked_key(key)
+
+
+def _checked_key(key: str) -> str:
     if not 0 < len(key.encode()) <= _LONGEST_GIVEN_KEY:
         raise InputError(f"an Idempotency-Key must have 1 to {_LONGEST_GIVEN_KEY} bytes; given: {len(key.encode())}")
     return key
@@ -373,11 +457,12 @@ def _decisions(replies: list[Reply]) -> Response:
 
 
 def _report_errors(api: FastAPI) -> None:
-    """Errors as JSON, in words; those that may pass by themselves say when to ask again."""
+    """Errors as problem documents (RFC 9457), in words; those that may pass say when to ask again."""
 
     def answer(status: int, words: str, more: Mapping[str, str] | None = None) -> Response:
         headers = {"Retry-After": "1"} if status in (429, 503) else {}
-        return Response(json.dumps({"error": words}), status, {**headers, **(more or {})}, "application/json")
+        problem = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": words}
+        return Response(json.dumps(problem), status, {**headers, **(more or {})}, "application/problem+json")
 
     def handle(kind: type[Exception], status: int) -> None:
         async def handler(_: HttpRequest, problem: Exception) -> Response:

@@ -14,8 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .. import methods
 from ..core.base import own_state
+from ..core.engine import ProtoDCS
 from ..core.prototypes import Prototypes
-from ..errors import InputError, StoreError, UsageError
+from ..core.state import leaves_out_prototypes
+from ..errors import InputError, StateError, StoreError, UsageError
 from ..method import FeatureMethod
 from . import snapshots
 from .answers import Remembered, fingerprint, pack_decision
@@ -128,8 +130,30 @@ class Hosted:
         return pack_decision(self.engine.peek(_feature(payload)))
 
     def state(self) -> bytes:
-        """What the engine has learned, without the prototypes that streams share."""
-        return self.engine.difference()
+        """What the engine has learned, without the prototypes that it shares; whole once its classes were edited."""
+        shares = self.engine._prototypes is self._prototypes
+        return self.engine.difference() if shares else self.engine.snapshot()
+
+    def explain(self, payload: bytes) -> dict[str, Any]:
+        """What each stage would do with a feature; nothing changes."""
+        if not isinstance(self.engine, ProtoDCS):
+            raise UsageError(f"the method {self.engine.name!r} has no explanations")
+        return self.engine.explain(_feature(payload)).to_dict()
+
+    def imported(self, state: bytes) -> bytes:
+        """A state from outside as this stream may take it over; one that does not fit is refused."""
+        engine = methods.restore(state, self.birth.encoder)
+        if engine.dimension != self.engine.dimension or engine.name != self.engine.name:
+            raise StateError(
+                f"the state is one of {engine.name!r} over {engine.dimension} dimensions, the stream one of "
+                f"{self.engine.name!r} over {self.engine.dimension}"
+            )
+        return engine.snapshot()
+
+    def recent(self, most: int) -> list[Record]:
+        """The last observes that are remembered, newest first."""
+        observed = [record for record in self._remembered if record.kind == Kind.OBSERVE]
+        return observed[: -most - 1 : -1]
 
     def snapshot(self) -> bytes:
         """All of the stream, for a checkpoint at its present position."""
@@ -137,8 +161,10 @@ class Hosted:
         return snapshots.pack(snapshots.Snapshot(self.position, self.state(), list(self._remembered)))
 
     def _restored(self, state: bytes) -> FeatureMethod:
+        """The engine of a state that this service wrote."""
+        shared = self._prototypes if leaves_out_prototypes(state) else None
         with own_state():
-            return methods.restore(state, self.birth.encoder, self._prototypes)
+            return methods.restore(state, self.birth.encoder, shared)
 
     # The changes, by kind: each returns the answer.
 
@@ -164,6 +190,31 @@ class Hosted:
     def _keep(self, _: bytes) -> bytes:
         return b""
 
+    def _add_class(self, payload: bytes) -> bytes:
+        prototype, name = unpack_class(payload, self.engine.dimension)
+        self.engine.add_class(name, prototype)
+        return b""
+
+    def _remove_class(self, payload: bytes) -> bytes:
+        self.engine.remove_class(payload.decode())
+        return b""
+
+
+def pack_class(prototype: bytes, name: str) -> bytes:
+    """A class to be added: its prototype as float32, little-endian, and its name."""
+    return prototype + name.encode()
+
+
+def unpack_class(payload: bytes, dimension: int) -> tuple[NDArray[np.float32], str]:
+    """The prototype and the name that were packed, for a stream of this dimension."""
+    size = 4 * dimension
+    if len(payload) <= size:
+        raise InputError(f"the prototype of a class must have {dimension} numbers")
+    try:
+        return np.frombuffer(payload[:size], dtype="<f4"), payload[size:].decode()
+    except UnicodeDecodeError:
+        raise InputError(f"the prototype of a class must have {dimension} numbers") from None
+
 
 def _feature(payload: bytes) -> NDArray[np.float32]:
     if len(payload) % 4:
@@ -178,4 +229,6 @@ _CHANGES: dict[Kind, Callable[[Hosted, bytes], bytes]] = {
     Kind.RESET: Hosted._reset,
     Kind.RESTORE: Hosted._restore,
     Kind.KEEP: Hosted._keep,
+    Kind.ADD_CLASS: Hosted._add_class,
+    Kind.REMOVE_CLASS: Hosted._remove_class,
 }

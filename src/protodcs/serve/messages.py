@@ -39,6 +39,12 @@ class Action:
     KEPT = "kept"
     ROLLBACK = "rollback"
     DELETE = "delete"
+    ADD_CLASS = "add class"
+    REMOVE_CLASS = "remove class"
+    EXPLAIN = "explain"
+    DECISIONS = "decisions"
+    EXPORT = "export"
+    IMPORT = "import"
 
 
 class Outcome(Enum):

@@ -27,10 +27,12 @@ from ..errors import (
     HeldError,
     InputError,
     ProtoDCSError,
+    StateError,
     StoreError,
     UnknownStreamError,
     UsageError,
 )
+from .answers import told
 from .commits import Commits, Journal
 from .hosted import Birth, Hosted
 from .messages import Action, Outcome, Reply, Request
@@ -46,6 +48,8 @@ _CHANGES = {
     Action.FREEZE: Kind.FREEZE,
     Action.UNFREEZE: Kind.UNFREEZE,
     Action.RESET: Kind.RESET,
+    Action.ADD_CLASS: Kind.ADD_CLASS,
+    Action.REMOVE_CLASS: Kind.REMOVE_CLASS,
 }
 # How often an owner looks which streams should be written or sleep, in seconds.
 _ROUND = 1.0
@@ -212,10 +216,9 @@ class Owner:
     def _step(self, hosted: Hosted, request: Request, records: list[bytes]) -> Reply:
         """One change or question; the record of a change is added to `records`."""
         try:
-            if request.action == Action.PEEK:
-                return Reply(Outcome.DONE, answer=hosted.peek(request.payload))
-            if request.action == Action.STATUS:
-                return Reply(Outcome.DONE, facts=self._status(hosted))
+            question = _QUESTIONS.get(request.action)
+            if question is not None:
+                return question(self, hosted, request.payload)
             kind = _CHANGES[request.action]
             found = hosted.known(kind, request.key, request.payload)
             if found is not None:
@@ -226,8 +229,24 @@ class Owner:
         records.append(record.pack())
         return _told(record)
 
-    def _status(self, hosted: Hosted) -> dict[str, Any]:
-        return {
+    # Questions that the stream in memory answers.
+
+    def _peek(self, hosted: Hosted, payload: bytes) -> Reply:
+        return Reply(Outcome.DONE, answer=hosted.peek(payload))
+
+    def _explain(self, hosted: Hosted, payload: bytes) -> Reply:
+        return Reply(Outcome.DONE, facts=hosted.explain(payload))
+
+    def _decisions(self, hosted: Hosted, payload: bytes) -> Reply:
+        if not self._config.history:
+            raise UsageError("this service does not tell of past decisions: it was started with history off")
+        return Reply(Outcome.DONE, facts={"decisions": [told(record) for record in hosted.recent(int(payload))]})
+
+    def _export(self, hosted: Hosted, _: bytes) -> Reply:
+        return Reply(Outcome.DONE, answer=hosted.engine.snapshot())
+
+    def _status(self, hosted: Hosted, _: bytes) -> Reply:
+        facts = {
             **hosted.engine.stats(),
             "owner": self.name,
             "epoch": hosted.epoch,
@@ -235,6 +254,7 @@ class Owner:
             "snapshot_position": hosted.covered,
             "replayed_differently": hosted.different,
         }
+        return Reply(Outcome.DONE, facts=facts)
 
     async def _in_words(self, answer: Any) -> Reply:
         try:
@@ -296,6 +316,13 @@ class Owner:
         if state is None:
             return Reply(Outcome.MISSING, f"the stream {request.stream!r} has no snapshot {name!r}")
         return await self._changed(awake, Kind.RESTORE, request, state)
+
+    async def _import(self, request: Request) -> Reply:
+        """Take over a state from outside."""
+        awake, found = await self._known(Kind.RESTORE, request)
+        if found is not None:
+            return _told(found, repeated=True)
+        return await self._changed(awake, Kind.RESTORE, request, awake.hosted.imported(request.payload))
 
     async def _delete(self, request: Request) -> Reply:
         try:
@@ -489,6 +516,7 @@ _OUTCOMES: list[tuple[type[ProtoDCSError], Outcome]] = [
     (StoreError, Outcome.LATER),
     (InputError, Outcome.WRONG),
     (ConfigError, Outcome.WRONG),
+    (StateError, Outcome.WRONG),
     (UsageError, Outcome.CONFLICT),
 ]
 
@@ -503,12 +531,21 @@ def _said(problem: ProtoDCSError) -> Reply:
     return Reply(outcome, str(problem))
 
 
+_QUESTIONS: dict[str, Callable[[Owner, Hosted, bytes], Reply]] = {
+    Action.PEEK: Owner._peek,
+    Action.STATUS: Owner._status,
+    Action.EXPLAIN: Owner._explain,
+    Action.DECISIONS: Owner._decisions,
+    Action.EXPORT: Owner._export,
+}
+
 _SPECIAL: dict[str, Callable[[Owner, Request], Any]] = {
     Action.CREATE: Owner._create,
     Action.CREATE_LIKE: Owner._create_like,
     Action.KEEP: Owner._keep,
     Action.KEPT: Owner._kept,
     Action.ROLLBACK: Owner._roll_back,
+    Action.IMPORT: Owner._import,
     Action.DELETE: Owner._delete,
 }
 

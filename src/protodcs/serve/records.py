@@ -27,6 +27,8 @@ class Kind(IntEnum):
     RESET = 4
     RESTORE = 5
     KEEP = 6
+    ADD_CLASS = 7
+    REMOVE_CLASS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class Record:
         epoch: of the owner that wrote it.
         time: when, in milliseconds since 1970 by the owner's clock.
         key: the caller's name for this request; never empty.
-        payload: a feature as float32, little-endian; a state for RESTORE; a name for KEEP; else empty.
+        payload: a feature as float32, little-endian; a state for RESTORE; a name for KEEP and REMOVE_CLASS; a prototype
+            as float32 followed by a name for ADD_CLASS; else empty.
         answer: what the caller was told, as `answers` packs it.
     """
 

@@ -53,6 +53,7 @@ class ServeConfig(Settings):
         300, ge=0, le=1_000_000, description="How many answers a stream remembers for repeated requests, at least."
     )
     answers_seconds: float = Field(3600.0, ge=0, description="And for how long. Seconds.")
+    history: bool = Field(True, description="Tell of the past decisions that a stream remembers.")
     kept_snapshots: int = Field(10, ge=1, le=1000, description="How many named snapshots a stream may have.")
 
     # Requests.
