@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from benchmarks.load import Connection, closed_loop
-from benchmarks.timing import ROOT, clip_stream, table
+from benchmarks.timing import RESULTS, ROOT, clip_stream, machine, table
 
 NAME = "service"
 HOST, PORT = "127.0.0.1", 8473
@@ -394,9 +394,31 @@ def as_markdown(rows):
     return "\n".join(parts) + "\n"
 
 
+def keep(rows):
+    """Write the page and the rows; parts that were not run now stay as they are."""
+    file = RESULTS / "service.json"
+    before = json.loads(file.read_text())["rows"] if file.exists() else []
+    fresh = {row["task"] for row in rows}
+    rows = [row for row in before if row["task"] not in fresh] + rows
+    about = machine()
+    file.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    made = f"`python -m benchmarks.service --write`, {about['cores']} cores of {about['machine']}, load and all."
+    (RESULTS / "service.md").write_text(f"# What the service costs\n\n{made}\n\n{_ABOUT}\n\n{as_markdown(rows)}")
+
+
+_ABOUT = """Four owners, 50 streams, 64 connections with one request under way each, Redis with `appendfsync always`; the
+load comes from the same machine. *features*: observe with CLIP features (100 classes, 512 dimensions), beside an app of
+Ray Serve with one deployment hop that only echoes the same body. *images*: observe with PNG images and the mini encoder,
+beside an app that only encodes them. Median of the rounds, which take turns."""
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", default=list(PARTS), choices=[*PARTS, []])
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="only see that it runs")
+    parser.add_argument("--write", action="store_true", help="keep the tables in docs/results")
     given = parser.parse_args()
-    print(as_markdown(measure(given.quick, given.parts)))
+    measured = measure(given.quick, given.parts)
+    print(as_markdown(measured))
+    if given.write:
+        keep(measured)
