@@ -406,10 +406,10 @@ def keep(rows):
     (RESULTS / "service.md").write_text(f"# What the service costs\n\n{made}\n\n{_ABOUT}\n\n{as_markdown(rows)}")
 
 
-_ABOUT = """Four owners, 50 streams, 64 connections with one request under way each, Redis with `appendfsync always`; the
-load comes from the same machine. *features*: observe with CLIP features (100 classes, 512 dimensions), beside an app of
-Ray Serve with one deployment hop that only echoes the same body. *images*: observe with PNG images and the mini encoder,
-beside an app that only encodes them. Median of the rounds, which take turns."""
+_ABOUT = """Four owners, 50 streams, 64 connections with one request under way each, Redis with `appendfsync always`;
+the load comes from the same machine. *features*: observe with CLIP features (100 classes, 512 dimensions), beside an
+app of Ray Serve with one deployment hop that only echoes the same body. *images*: observe with PNG images and the mini
+encoder, beside an app that only encodes them. Median of the rounds, which take turns."""
 
 
 if __name__ == "__main__":
