@@ -66,14 +66,22 @@ def build(config: ServeConfig) -> Any:
     encoder = serve.deployment(EncoderReplica).options(
         name=_ENCODER,
         max_ongoing_requests=4 * config.batch_size,
-        autoscaling_config={
-            "min_replicas": config.encoders,
-            "max_replicas": config.most_encoders,
-            "target_ongoing_requests": 2 * config.batch_size,
-        },
+        **_replicas(config),
         ray_actor_options={"num_cpus": config.encoder_cpus, "num_gpus": config.encoder_gpus},
     )
     return ingress.bind(encoder.bind(settings))
+
+
+def _replicas(config: ServeConfig) -> dict[str, Any]:
+    """How many encoders there are; counting their requests to scale them costs something, and only then."""
+    if config.encoders == config.most_encoders:
+        return {"num_replicas": config.encoders}
+    scaling = {
+        "min_replicas": config.encoders,
+        "max_replicas": config.most_encoders,
+        "target_ongoing_requests": 2 * config.batch_size,
+    }
+    return {"autoscaling_config": scaling}
 
 
 class Service:
