@@ -878,3 +878,34 @@ def test_after_one_that_must_be_asked_again_none_behind_it_is_served():
             assert engine_of(owner) == learned(4)
 
     asyncio.run(run())
+
+
+def test_a_damaged_stream_says_so_at_once_and_can_be_deleted():
+    async def run():
+        store = MemoryStore()
+        async with started(store, sleep_records=0) as owner:
+            await done(owner, *(observe(number) for number in range(5)))
+            owner._put_to_sleep("s")
+            await until(lambda: not owner._busy)
+            damaged = bytearray(store.content["s"].snapshot)
+            damaged[len(damaged) // 2] ^= 1
+            store.content["s"].snapshot = bytes(damaged)
+            reply = await one(owner, observe(5))
+            assert reply.outcome is Outcome.FAILED
+            assert "does not match its checksum" in reply.words
+            await done(owner, ask(Action.DELETE))
+            assert (await one(owner, observe(5))).outcome is Outcome.MISSING
+
+    asyncio.run(run())
+
+
+def test_a_kept_snapshot_is_forgotten():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as owner:
+            await done(owner, observe(0), ask(Action.KEEP, "k", b"first"))
+            await done(owner, ask(Action.FORGET, "f", b"first"), ask(Action.FORGET, "g", b"never"))
+            (reply,) = await done(owner, ask(Action.KEPT))
+            assert reply.facts == {"snapshots": []}
+
+    asyncio.run(run())

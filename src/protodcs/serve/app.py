@@ -165,6 +165,11 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
         """Keep the present state under a name."""
         return _written(await gate.ask(stream, Action.KEEP, http, name.name.encode()))
 
+    @api.delete("/v1/streams/{stream}/snapshots/{name}", status_code=204)
+    async def forget(stream: str, name: str, http: HttpRequest) -> None:
+        """Forget a kept state; one that is not there is gone already."""
+        await gate.ask(stream, Action.FORGET, http, name.encode())
+
     @api.post("/v1/streams/{stream}/rollback")
     async def roll_back(stream: str, name: Name, http: HttpRequest) -> dict[str, Any]:
         """Go back to a kept state."""

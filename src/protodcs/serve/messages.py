@@ -37,6 +37,7 @@ class Action:
     RESET = "reset"
     KEEP = "keep"
     KEPT = "kept"
+    FORGET = "forget"
     ROLLBACK = "rollback"
     DELETE = "delete"
     ADD_CLASS = "add class"

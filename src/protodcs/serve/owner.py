@@ -302,6 +302,12 @@ class Owner:
             await self._store.keep(request.stream, epoch, name, awake.hosted.state())
         return await self._changed(awake, Kind.KEEP, request, request.payload)
 
+    async def _forget(self, request: Request) -> Reply:
+        """Forget a kept state; one that is not there is gone already."""
+        awake = await self._awake(request.stream, request.stand_in)
+        await self._store.forget(request.stream, awake.hosted.epoch, request.payload.decode())
+        return Reply(Outcome.DONE)
+
     async def _kept(self, request: Request) -> Reply:
         await self._awake(request.stream, request.stand_in)
         return Reply(Outcome.DONE, facts={"snapshots": await self._store.kept(request.stream)})
@@ -329,10 +335,14 @@ class Owner:
             awake = await self._awake(request.stream, request.stand_in)
         except UnknownStreamError:
             return Reply(Outcome.DONE, repeated=True)
-        with suppress(FencedError, StoreError):
-            await awake.journal.settle()
-        self._drop(request.stream, awake)
-        await self._store.delete(request.stream, awake.hosted.epoch)
+        except _DamagedError:
+            epoch = (await self._store.acquire(request.stream, self.name, self.incarnation)).epoch
+        else:
+            epoch = awake.hosted.epoch
+            with suppress(FencedError, StoreError):
+                await awake.journal.settle()
+            self._drop(request.stream, awake)
+        await self._store.delete(request.stream, epoch)
         return Reply(Outcome.DONE)
 
     async def _known(self, kind: Kind, request: Request) -> tuple[_Awake, Record | None]:
@@ -395,7 +405,10 @@ class Owner:
         start = time.perf_counter()
         held = await self._store.acquire(stream, self.name, self.incarnation)
         prototypes = await self._prototypes(Birth.unpack(held.birth).prototypes)
-        hosted = Hosted(held, prototypes, self._config.answers, self._config.answers_seconds)
+        try:
+            hosted = Hosted(held, prototypes, self._config.answers, self._config.answers_seconds)
+        except (StoreError, StateError) as problem:
+            raise _DamagedError(f"what is kept of the stream {stream!r} cannot be used: {problem}") from None
         self._streams[stream] = _Awake(hosted)
         self.woken += 1
         self._wakes.append(time.perf_counter() - start)
@@ -489,6 +502,10 @@ class _MovedError(ProtoDCSError):
     """The stream belongs to another owner."""
 
 
+class _DamagedError(ProtoDCSError):
+    """The store can be reached, and what it holds of the stream cannot be used."""
+
+
 class _RefusedError(ProtoDCSError):
     """Whoever drains wakes no stream any more."""
 
@@ -544,6 +561,7 @@ _SPECIAL: dict[str, Callable[[Owner, Request], Any]] = {
     Action.CREATE_LIKE: Owner._create_like,
     Action.KEEP: Owner._keep,
     Action.KEPT: Owner._kept,
+    Action.FORGET: Owner._forget,
     Action.ROLLBACK: Owner._roll_back,
     Action.IMPORT: Owner._import,
     Action.DELETE: Owner._delete,
