@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protodcs.errors import FencedError, HeldError, StoreError, UnknownStreamError
-from protodcs.serve.store.base import Batch, Described, Held, Write
+from protodcs.serve.store.base import Batch, Checkpoint, Described, Held, Write, check_lease
 
 
 @dataclass
@@ -16,20 +16,27 @@ class _Stream:
     birth: bytes
     shared: str
     epoch: int = 0
+    # Where the newest epoch began, and the epoch that wrote the snapshot.
+    since: int = 0
+    covered_by: int | None = None
     holder: tuple[str, str] | None = None
     snapshot: bytes | None = None
     start: int = 0
     journal: list[bytes] = field(default_factory=list)
     kept: dict[str, bytes] = field(default_factory=dict)
 
+    @property
+    def position(self) -> int:
+        return self.start + len(self.journal)
+
 
 class MemoryStore:
-    several_owners = True
-
     def __init__(self) -> None:
         self.content: dict[str, _Stream] = {}
         self.leases: dict[str, tuple[str, float]] = {}
         self.shared: dict[str, bytes] = {}
+        # An epoch above those of all streams that were deleted.
+        self.past = 0
         self.down = False
         # The next so many commits are done, and their answer is lost.
         self.lose_answers = 0
@@ -43,11 +50,20 @@ class MemoryStore:
     def _own(self, stream: str, epoch: int) -> _Stream:
         found = self.content.get(stream)
         if found is None or found.epoch != epoch:
-            raise FencedError(f"{stream}: epoch {epoch} is not the newest")
+            raise FencedError(f"{stream!r}: epoch {epoch} is not the newest: {found and found.epoch}")
         return found
+
+    def _holder(self, found: _Stream) -> str | None:
+        """Who holds a stream and lives."""
+        if found.holder is None:
+            return None
+        owner, incarnation = found.holder
+        lives, until = self.leases.get(owner, ("", 0.0))
+        return owner if lives == incarnation and time.monotonic() < until else None
 
     async def renew(self, owner: str, incarnation: str, seconds: float) -> None:
         self._reach()
+        check_lease(seconds)
         self.leases[owner] = (incarnation, time.monotonic() + seconds)
 
     async def resign(self, owner: str, incarnation: str) -> None:
@@ -59,7 +75,9 @@ class MemoryStore:
         self._reach()
         if stream in self.content:
             return False
-        self.content[stream] = _Stream(birth, shared)
+        if shared not in self.shared:
+            raise StoreError(f"there is no shared blob {shared!r}: put it first")
+        self.content[stream] = _Stream(birth, shared, self.past)
         return True
 
     async def acquire(self, stream: str, owner: str, incarnation: str) -> Held:
@@ -67,11 +85,11 @@ class MemoryStore:
         found = self.content.get(stream)
         if found is None:
             raise UnknownStreamError(f"there is no stream {stream!r}")
-        if found.holder is not None and found.holder[0] != owner:
-            lives, until = self.leases.get(found.holder[0], ("", 0.0))
-            if lives == found.holder[1] and time.monotonic() < until:
-                raise HeldError(f"{stream} is held by {found.holder[0]}", found.holder[0])
+        holder = self._holder(found)
+        if holder is not None and holder != owner:
+            raise HeldError(f"{stream!r} is held by {holder!r}", holder)
         found.epoch += 1
+        found.since, found.covered_by = found.position, None
         found.holder = (owner, incarnation)
         return Held(found.epoch, found.birth, found.snapshot, found.start, list(found.journal))
 
@@ -89,20 +107,31 @@ class MemoryStore:
             found = self._own(write.stream, write.epoch)
         except FencedError as problem:
             return problem
-        end = found.start + len(found.journal)
-        if isinstance(write, Batch):
-            if write.position + len(write.records) <= end:
-                return None
-            assert write.position == end, f"a gap: {write.position} after {end}"
-            for number, record in enumerate(write.records):
-                self.log.append((write.stream, write.epoch, write.position + number, record))
-            found.journal += write.records
-        elif write.position >= found.start:
-            assert write.position <= end
-            found.snapshot = write.snapshot
-            del found.journal[: write.position - found.start]
-            found.start = write.position
-        return None
+        fits = self._append(found, write) if isinstance(write, Batch) else self._cover(found, write)
+        return None if fits else FencedError(f"{write.stream!r} is at {found.position}: position {write.position}")
+
+    def _append(self, found: _Stream, batch: Batch) -> bool:
+        end, records = batch.position + len(batch.records), list(batch.records)
+        if batch.position != found.position:
+            first = max(batch.position, found.start)
+            there = found.journal[first - found.start : max(0, end - found.start)]
+            return (
+                found.since <= batch.position and end <= found.position and there == records[first - batch.position :]
+            )
+        for number, record in enumerate(records):
+            self.log.append((batch.stream, batch.epoch, batch.position + number, record))
+        found.journal += records
+        return True
+
+    def _cover(self, found: _Stream, checkpoint: Checkpoint) -> bool:
+        if checkpoint.position < found.start:
+            return found.covered_by == checkpoint.epoch
+        if checkpoint.position > found.position:
+            return False
+        found.snapshot, found.covered_by = checkpoint.snapshot, checkpoint.epoch
+        del found.journal[: checkpoint.position - found.start]
+        found.start = checkpoint.position
+        return True
 
     async def release(self, stream: str, epoch: int) -> None:
         self._reach()
@@ -112,8 +141,11 @@ class MemoryStore:
 
     async def delete(self, stream: str, epoch: int) -> None:
         self._reach()
-        self._own(stream, epoch)
+        shared = self._own(stream, epoch).shared
         del self.content[stream]
+        self.past = max(self.past, epoch + 1)
+        if all(other.shared != shared for other in self.content.values()):
+            del self.shared[shared]
 
     async def describe(self, stream: str) -> Described:
         self._reach()
@@ -121,8 +153,7 @@ class MemoryStore:
         if found is None:
             raise UnknownStreamError(f"there is no stream {stream!r}")
         size = sum(map(len, [found.birth, found.snapshot or b"", *found.journal, *found.kept.values()]))
-        owner = None if found.holder is None else found.holder[0]
-        return Described(found.birth, found.epoch, owner, found.start + len(found.journal), found.start, size)
+        return Described(found.birth, found.epoch, self._holder(found), found.position, found.start, size)
 
     async def streams(self):
         self._reach()

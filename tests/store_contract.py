@@ -16,6 +16,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from memory_store import MemoryStore
 from protodcs.errors import FencedError, UnknownStreamError
 from protodcs.serve.store.base import Batch, Checkpoint, Store
 from protodcs.serve.store.files import FileStore
@@ -23,6 +24,8 @@ from protodcs.serve.store.redis import RedisStore
 from redis_server import RedisServer, redis_program
 
 BLOB = "prototypes-of-a-test"
+# For folders of stores that no power cut meets: a disk that waits would take most of the time.
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 @cache
@@ -47,7 +50,22 @@ async def file_store(folder: Path) -> Store:
     return FileStore(folder / "store")
 
 
-STORES: dict[str, Callable[[Path], Awaitable[Store]]] = {"redis": redis_store, "files": file_store}
+@cache
+def remembered(folder: Path) -> MemoryStore:
+    """The memory store of a folder: what it holds outlives its closing."""
+    return MemoryStore()
+
+
+async def memory_store(folder: Path) -> Store:
+    """The store that the tests of owners use."""
+    return remembered(folder)
+
+
+STORES: dict[str, Callable[[Path], Awaitable[Store]]] = {
+    "redis": redis_store,
+    "files": file_store,
+    "memory": memory_store,
+}
 
 
 def of_every_store(check: Callable[[Store], Awaitable[None]]) -> Callable[..., None]:
@@ -59,18 +77,6 @@ def of_every_store(check: Callable[[Store], Awaitable[None]]) -> Callable[..., N
 
     test.__name__, test.__doc__ = check.__name__, check.__doc__
     return test
-
-
-def of_several_owners(check: Callable[[Store], Awaitable[None]]) -> Callable[..., None]:
-    """The same, for stores that keep leases."""
-
-    async def where_leases_are_kept(store: Store) -> None:
-        if not store.several_owners:
-            pytest.skip("this store has one owner and keeps no leases")
-        await check(store)
-
-    where_leases_are_kept.__name__ = check.__name__
-    return of_every_store(where_leases_are_kept)
 
 
 async def _checked(name: str, folder: Path, check: Callable[[Store], Awaitable[None]]) -> None:
@@ -113,7 +119,7 @@ class _Stream:
             self.start, self.snapshot = write.position, write.snapshot
 
 
-IDS = st.sampled_from(["a", "b:c", "a b\n\u00e9"])
+IDS = st.sampled_from(["a", "b:c", "\n\ud83d\ude00"])
 BYTES = st.binary(max_size=40)
 NAMES = st.sampled_from(["x", "y", ""])
 
@@ -129,11 +135,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = tempfile.TemporaryDirectory()
+        self.folder = tempfile.TemporaryDirectory(dir=MEMORY)
         self.loop = asyncio.new_event_loop()
         self.now = self.loop.run_until_complete
         self.model: dict[str, _Stream] = {}
         self.last: tuple[list[Batch | Checkpoint], list[bool]] = [], []
+        self.open()
+
+    def open(self) -> None:
         self.store = self.now(STORES[self.name](Path(self.folder.name)))
         self.now(self.store.renew("one", "1", 600))
 
@@ -159,7 +168,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         known = self.model[stream]
         held = self.now(self.store.acquire(stream, "one", "1"))
-        assert held.epoch == known.epoch + 1
+        assert held.epoch > known.epoch
         assert (held.birth, held.snapshot, held.start) == (known.birth, known.snapshot, known.start)
         assert held.tail == known.journal
         known.epoch, known.held = held.epoch, True
@@ -232,14 +241,17 @@ class StoreMachine(RuleBasedStateMachine):
         self.now(self.store.release(stream, self.model[stream].epoch - stale))
         after = self.now(self.store.describe(stream))
         assert after.owner == (before.owner if stale else None)
-        self.model[stream].held = stale
-        self.last = [], []
+        # Who released a stream may still write to it, until someone acquires it.
 
     @rule()
     def open_again(self) -> None:
         self.now(self.store.close())
-        self.store = self.now(STORES[self.name](Path(self.folder.name)))
-        self.now(self.store.renew("one", "1", 600))
+        self.open()
+        for stream, known in self.model.items():
+            epoch = self.now(self.store.describe(stream)).epoch
+            assert epoch >= known.epoch
+            if epoch > known.epoch:  # Who held it before is fenced.
+                known.epoch, known.held, self.last = epoch, False, ([], [])
 
     @invariant()
     def everything_is_as_it_should_be(self) -> None:

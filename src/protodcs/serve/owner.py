@@ -240,13 +240,22 @@ class Owner:
         if prototypes.fingerprint != birth.prototypes:
             raise InputError("the prototypes of a new stream are not those that it names")
         birth.engine(prototypes)
-        await self._store.put_shared(birth.prototypes, request.shared)
-        if await self._store.create(request.stream, request.payload, birth.prototypes):
+        if await self._created(request, birth.prototypes):
             return Reply(Outcome.DONE)
         there = await self._store.describe(request.stream)
         if there.birth != request.payload:
             return Reply(Outcome.CONFLICT, f"the stream {request.stream!r} exists already and was created otherwise")
         return Reply(Outcome.DONE, repeated=True)
+
+    async def _created(self, request: Request, shared: str) -> bool:
+        """Begin a stream in the store; False if it exists already."""
+        await self._store.put_shared(shared, request.shared)
+        try:
+            return await self._store.create(request.stream, request.payload, shared)
+        except StoreError:
+            # The blob may have gone meanwhile, with the last stream that used it.
+            await self._store.put_shared(shared, request.shared)
+            return await self._store.create(request.stream, request.payload, shared)
 
     async def _keep(self, request: Request) -> Reply:
         """Keep the present state under a name."""

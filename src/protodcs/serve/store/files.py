@@ -25,14 +25,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ...durable import hold_folder, replace_file, sync_folder
-from ...errors import ConfigError, FencedError, HeldError, InputError, StoreError, UnknownStreamError
-from .base import Batch, Checkpoint, Described, Held, Write
+from ...errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError
+from .base import Batch, Checkpoint, Described, Held, Write, check_lease
 from .log import Entry, Frame, Log, Place
 
 _Answer = TypeVar("_Answer")
 
 VERSION = 1
-LONGEST_ID = 1000
 # magic, version, reserved, bytes of the labels, bytes of the content; a checksum over all of it comes last
 _HEAD = struct.Struct("<8sHHIQ")
 _MAGIC = b"PDCSFILE"
@@ -124,8 +123,6 @@ class FileStore:
         segment_bytes: the size of a file of the log.
     """
 
-    several_owners = False
-
     def __init__(
         self,
         folder: str | os.PathLike[str],
@@ -177,6 +174,7 @@ class FileStore:
 
     async def renew(self, owner: str, incarnation: str, seconds: float) -> None:
         """Say that this owner lives, for so long."""
+        check_lease(seconds)
         self._leases[owner] = (incarnation, time.monotonic() + seconds)
 
     async def resign(self, owner: str, incarnation: str) -> None:
@@ -184,8 +182,7 @@ class FileStore:
         await self._asked(lambda: self._resign(owner, incarnation))
 
     async def create(self, stream: str, birth: bytes, shared: str) -> bool:
-        """Begin a stream; False if it exists already."""
-        _check_id(stream)
+        """Begin a stream; False if it exists already. A StoreError if its shared blob was not put before."""
         return await self._asked(lambda: self._create(stream, birth, shared), writes=True)
 
     async def acquire(self, stream: str, owner: str, incarnation: str) -> Held:
@@ -206,7 +203,7 @@ class FileStore:
         await self._asked(lambda: self._delete(stream, epoch), writes=True)
 
     async def describe(self, stream: str) -> Described:
-        """What is known of a stream."""
+        """What is known of a stream; its owner only while that one lives."""
         return await self._asked(lambda: self._describe(stream))
 
     async def streams(self) -> AsyncIterator[str]:
@@ -220,7 +217,7 @@ class FileStore:
 
     async def kept(self, stream: str) -> list[str]:
         """The names of the kept snapshots, oldest first."""
-        return await self._asked(lambda: list(self._kept(self._known(stream))))
+        return await self._asked(lambda: list(self._kept(stream)))
 
     async def kept_snapshot(self, stream: str, name: str) -> bytes | None:
         """One kept snapshot; None if there is none of this name."""
@@ -236,7 +233,7 @@ class FileStore:
 
     async def get_shared(self, name: str) -> bytes:
         """A shared blob."""
-        return await self._asked(lambda: _content(self._shared_path(name), "shared", name))
+        return await self._asked(lambda: self._get_shared(name))
 
     async def close(self) -> None:
         """Sync the log and let other processes have the folder."""
@@ -433,14 +430,30 @@ class FileStore:
             raise UnknownStreamError(f"there is no stream {stream!r}: create it first")
         return known
 
+    def _fence(self, stream: str, epoch: int) -> _Stream:
+        """The stream, if this epoch may write to it."""
+        known = self._streams.get(stream)
+        if known is None:
+            raise FencedError(f"stream {stream!r} does not exist any more: nothing was written for epoch {epoch}")
+        if epoch != known.epoch:
+            by = "" if known.owner is None else f", of {known.owner!r}"
+            raise FencedError(
+                f"stream {stream!r} is at epoch {known.epoch}{by}: nothing was written for epoch {epoch}; "
+                "acquire the stream again"
+            )
+        return known
+
     def _create(self, stream: str, birth: bytes, shared: str) -> bool:
         if stream in self._streams:
             return False
+        if not self._shared_path(shared).exists():
+            raise self._missing(shared)
         number, stem = self._next, self._stem(stream, self._next)
         self._put(Path(f"{stem}.birth"), {"kind": "birth", "name": stream}, birth)
-        body = json.dumps([stream, shared, len(birth)]).encode()
-        place = self._log.add(Frame(Entry.CREATED, number, 0, self._highest, body))
-        self._streams[stream] = _Stream(stream, number, stem, place, shared, len(birth), self._highest, [])
+        # Above all that were given out: who held a stream of this name before it was deleted has none of this one.
+        epoch = self._highest + 1
+        place = self._log.add(Frame(Entry.CREATED, number, 0, epoch, _json([stream, shared, len(birth)])))
+        self._streams[stream] = _Stream(stream, number, stem, place, shared, len(birth), epoch, [])
         self._users[shared] += 1
         self._next += 1
         self._log.hold(place)
@@ -454,9 +467,7 @@ class FileStore:
         return True
 
     def _delete(self, stream: str, epoch: int) -> None:
-        known = self._known(stream)
-        if epoch != known.epoch:
-            raise _stale(known, epoch)
+        known = self._fence(stream, epoch)
         files = self._files_of(known)
         place = self._log.add(Frame(Entry.DELETED, known.number, 0, epoch, b""))
         places = [known.created, *known.tail, *([known.snapshot.place] if known.snapshot else [])]
@@ -485,10 +496,9 @@ class FileStore:
     def _acquire(self, stream: str, owner: str, incarnation: str) -> Held:
         self._log.check()
         known = self._known(stream)
-        if known.owner not in (None, owner) and self._lives(known.owner):
-            raise HeldError(
-                f"the stream {stream!r} is held by {known.owner}, which lives: ask there", known.owner or ""
-            )
+        holder = self._holder(known)
+        if holder is not None and holder != owner:
+            raise HeldError(f"stream {stream!r} is held by {holder!r}, which lives: ask that owner", holder)
         birth = _content(Path(f"{known.stem}.birth"), "birth", stream)
         snapshot = None if known.snapshot is None else _content(known.snapshot.path, "snapshot", stream)
         tail = [bytes(self._log.read(place).body) for place in known.tail]
@@ -500,8 +510,12 @@ class FileStore:
         known.owner, known.incarnation = owner, incarnation
         return Held(known.epoch, birth, snapshot, known.start, tail)
 
-    def _lives(self, owner: str | None) -> bool:
-        return owner in self._leases and self._leases[owner][1] > time.monotonic()
+    def _holder(self, known: _Stream) -> str | None:
+        """Who holds a stream and lives. What a dead incarnation held is free though its successor lives."""
+        if known.owner is None:
+            return None
+        incarnation, until = self._leases.get(known.owner, ("", 0.0))
+        return known.owner if incarnation == known.incarnation and time.monotonic() < until else None
 
     def _release(self, stream: str, epoch: int) -> None:
         known = self._streams.get(stream)
@@ -511,20 +525,17 @@ class FileStore:
     def _resign(self, owner: str, incarnation: str) -> None:
         if owner in self._leases and self._leases[owner][0] == incarnation:
             del self._leases[owner]
-        for stream in self._streams.values():
-            if (stream.owner, stream.incarnation) == (owner, incarnation):
-                stream.owner = None
 
     def _describe(self, stream: str) -> Described:
         known = self._known(stream)
         size = (
             known.birth_size + sum(place.size for place in known.tail) + (known.snapshot.size if known.snapshot else 0)
         )
-        size += sum(each for _, each in self._kept(known).values())
+        size += sum(each for _, each in self._kept(stream).values())
         return Described(
             _content(Path(f"{known.stem}.birth"), "birth", stream),
             known.epoch,
-            known.owner,
+            self._holder(known),
             known.position,
             known.start,
             size,
@@ -533,26 +544,17 @@ class FileStore:
     # Writes.
 
     def _write(self, write: Write) -> FencedError | None:
-        known = self._streams.get(write.stream)
-        if known is None:
-            return FencedError(f"there is no stream {write.stream!r} any more: nothing was written")
-        if known.owner is None or write.epoch != known.epoch:
-            return _stale(known, write.epoch)
+        try:
+            known = self._fence(write.stream, write.epoch)
+        except FencedError as refused:
+            return refused
         return self._append(known, write) if isinstance(write, Batch) else self._cover(known, write)
 
     def _append(self, known: _Stream, batch: Batch) -> FencedError | None:
-        there = known.position - batch.position
-        if there < 0:
-            return FencedError(
-                f"records of the stream {known.id!r} from position {batch.position} on, and its next one is "
-                f"{known.position}: acquire it again"
-            )
-        if there and not self._repeats(known, batch, there):
-            return FencedError(
-                f"other records of the stream {known.id!r} are at position {batch.position} already: acquire it again"
-            )
+        if batch.position != known.position:
+            return self._repeated(known, batch)
         number, first, count = known.number, known.position, len(known.tail)
-        for index, record in enumerate(batch.records[there:]):
+        for index, record in enumerate(batch.records):
             place = self._log.add(Frame(Entry.RECORD, number, first + index, batch.epoch, bytes(record)))
             self._log.hold(place)
             known.tail.append(place)
@@ -566,34 +568,33 @@ class FileStore:
         self._undo.append(undo)
         return None
 
-    def _repeats(self, known: _Stream, batch: Batch, there: int) -> bool:
-        """Whether the records that are there are those of the batch; those that were cut off are not compared."""
-        if batch.position < known.since:
-            return False
-        at = batch.position - known.start
-        return all(
-            self._log.read(known.tail[at + index]).body == record
-            for index, record in enumerate(batch.records[:there])
-            if at + index >= 0
-        )
+    def _repeated(self, known: _Stream, batch: Batch) -> FencedError | None:
+        """None if all of the batch is there already, from this epoch; records that were cut off are not compared."""
+        what, end = f"{len(batch.records)} records", known.position
+        if batch.position > end:
+            return _wrong(known, batch, what, f"the journal ends at {end}: records between are missing")
+        if batch.position < known.since or batch.position + len(batch.records) > end:
+            reason = f"this epoch began at {known.since} and the journal ends at {end}"
+            return _wrong(known, batch, what, f"{reason}: some of these positions are taken, and it is no repetition")
+        for position, record in enumerate(batch.records, batch.position):
+            at = position - known.start
+            if at >= 0 and self._log.read(known.tail[at]).body != record:
+                return _wrong(known, batch, what, f"another record stands at {position} already")
+        return None
 
     def _cover(self, known: _Stream, checkpoint: Checkpoint) -> FencedError | None:
         if checkpoint.position > known.position:
-            return FencedError(
-                f"a snapshot of the stream {known.id!r} that covers {checkpoint.position} records, and it has "
-                f"{known.position}: acquire it again"
-            )
+            reason = f"the journal ends at {known.position}: a snapshot cannot cover more"
+            return _wrong(known, checkpoint, "a snapshot", reason)
         if checkpoint.position < known.start:
             if known.covered_by == checkpoint.epoch:  # It is here again because its answer was lost.
                 return None
-            return FencedError(
-                f"a snapshot of the stream {known.id!r} that covers {checkpoint.position} records, and one that covers "
-                f"{known.start} is there: acquire it again"
-            )
+            reason = f"a snapshot that covers {known.start} records is there already"
+            return _wrong(known, checkpoint, "a snapshot", reason)
         token = secrets.token_hex(8)
         path, size = Path(f"{known.stem}-{token}.snapshot"), len(checkpoint.snapshot)
         self._put(path, {"kind": "snapshot", "name": known.id}, checkpoint.snapshot)
-        body = json.dumps([token, size]).encode()
+        body = _json([token, size])
         place = self._log.add(Frame(Entry.CHECKPOINT, known.number, checkpoint.position, checkpoint.epoch, body))
         self._replace_snapshot(known, _Snapshot(place, path, size), checkpoint)
         return None
@@ -622,14 +623,10 @@ class FileStore:
 
     # Kept snapshots and shared blobs: their files alone say that they are there.
 
-    def _fence(self, stream: str, epoch: int) -> _Stream:
-        self._log.check()
-        known = self._known(stream)
-        if known.owner is None or epoch != known.epoch:
-            raise _stale(known, epoch)
-        return known
-
-    def _kept(self, known: _Stream) -> dict[str, tuple[int, int]]:
+    def _kept(self, stream: str) -> dict[str, tuple[int, int]]:
+        known = self._streams.get(stream)
+        if known is None:
+            return {}
         if known.kept is None:
             stem = Path(known.stem)
             found = []
@@ -640,8 +637,8 @@ class FileStore:
         return known.kept
 
     def _keep(self, stream: str, epoch: int, name: str, snapshot: bytes) -> None:
-        known = self._fence(stream, epoch)
-        kept = self._kept(known)
+        self._log.check()
+        known, kept = self._fence(stream, epoch), self._kept(stream)
         order = 1 + max((each for each, _ in kept.values()), default=0)
         labels = {"kind": "kept", "name": stream, "kept": name, "order": order}
         replace_file(_kept_path(known, name), _packed(labels, snapshot))
@@ -649,16 +646,18 @@ class FileStore:
         kept[name] = order, len(snapshot)
 
     def _kept_snapshot(self, stream: str, name: str) -> bytes | None:
-        known = self._known(stream)
-        return _content(_kept_path(known, name), "kept", stream) if name in self._kept(known) else None
+        if name not in self._kept(stream):
+            return None
+        return _content(_kept_path(self._streams[stream], name), "kept", stream)
 
     def _forget(self, stream: str, epoch: int, name: str) -> None:
-        known = self._fence(stream, epoch)
-        if name in self._kept(known):
+        self._log.check()
+        known, kept = self._fence(stream, epoch), self._kept(stream)
+        if name in kept:
             path = _kept_path(known, name)
             path.unlink(missing_ok=True)
             sync_folder(path.parent)
-            del self._kept(known)[name]
+            del kept[name]
 
     def _put_shared(self, name: str, data: bytes) -> None:
         path = self._shared_path(name)
@@ -667,6 +666,15 @@ class FileStore:
             _content(path, "shared", name)
             return
         replace_file(path, _packed({"kind": "shared", "name": name}, data))
+
+    def _get_shared(self, name: str) -> bytes:
+        path = self._shared_path(name)
+        if not path.exists():
+            raise self._missing(name)
+        return _content(path, "shared", name)
+
+    def _missing(self, shared: str) -> StoreError:
+        return StoreError(f"the store in {str(self.folder)!r} holds no shared blob {shared!r}: put it first")
 
     # The folder.
 
@@ -699,7 +707,7 @@ class FileStore:
         """An epoch above all that were given out, and up to where the log was whole when that was written down."""
         path = self.folder / "store"
         if path.exists():
-            head = json.loads(_content(path, "store", ""))
+            head = _from_json(_content(path, "store", ""))
             return head["epoch"] + 1, (head["segment"], head["offset"])
         if any((self.folder / "journal").glob("*.log")):
             raise StoreError(f"{path} is missing, and there is a journal: restore the folder from a copy")
@@ -793,12 +801,12 @@ class _Story:
         if self.created is None:
             raise StoreError(f"the log has records of the stream number {number}, but not its beginning: it is damaged")
         created, body = self.created
-        stream, shared, size = json.loads(body)
+        stream, shared, size = _from_json(body)
         stem = stem_of(stream, number)
         start, snapshot = 0, None
         if self.checkpoint is not None:
             place, start, body = self.checkpoint
-            token, snapshot_size = json.loads(body)
+            token, snapshot_size = _from_json(body)
             snapshot = _Snapshot(place, Path(f"{stem}-{token}.snapshot"), snapshot_size)
         # Records that were copied forward are out of order; those that the snapshot covers may still be there.
         tail = [self.records[position] for position in sorted(self.records) if position >= start]
@@ -835,17 +843,9 @@ class _Replay:
         return 1 + max(self.stories, default=0)
 
 
-def _check_id(stream: Any) -> None:
-    if not isinstance(stream, str) or not 0 < len(stream) <= LONGEST_ID:
-        raise InputError(
-            f"the id of a stream must be a string of 1 to {LONGEST_ID} characters; given: {str(stream)[:80]!r}"
-        )
-
-
-def _stale(known: _Stream, epoch: int) -> FencedError:
-    holder = "nobody holds it" if known.owner is None else f"{known.owner} holds it"
+def _wrong(known: _Stream, write: Write, what: str, reason: str) -> FencedError:
     return FencedError(
-        f"the stream {known.id!r} is in epoch {known.epoch} and {holder}; given: epoch {epoch}; acquire it again"
+        f"{what} for position {write.position} of stream {known.id!r}: {reason}; acquire the stream again"
     )
 
 
@@ -872,8 +872,17 @@ def _in_words(folder: Path, problem: BaseException) -> BaseException:
 # Files: labels that say what is inside, the content, and a checksum over all of it.
 
 
+def _json(value: Any) -> bytes:
+    """JSON with every character as itself: two halves of a surrogate pair that are escaped are read as one whole."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def _from_json(data: bytes) -> Any:
+    return json.loads(data.decode("utf-8", "surrogatepass"))
+
+
 def _packed(labels: dict[str, Any], content: bytes) -> bytes:
-    text = json.dumps(labels).encode()
+    text = _json(labels)
     body = b"".join((_HEAD.pack(_MAGIC, VERSION, 0, len(text), len(content)), text, content))
     return body + _SEAL.pack(zlib.crc32(body))
 
@@ -894,7 +903,7 @@ def _unpacked(path: Path) -> tuple[dict[str, Any], bytes]:
     start = _HEAD.size + labels_length
     if start + length != end or zlib.crc32(memoryview(data)[:end]) != _SEAL.unpack_from(data, end)[0]:
         raise StoreError(f"{path} does not match its checksum: it is damaged; restore it from a copy")
-    return json.loads(data[_HEAD.size : start]), data[start:end]
+    return _from_json(data[_HEAD.size : start]), data[start:end]
 
 
 def _content(path: Path, kind: str, name: str) -> bytes:
@@ -906,7 +915,7 @@ def _content(path: Path, kind: str, name: str) -> bytes:
 
 
 def _head(epoch: int, end: tuple[int, int]) -> bytes:
-    return json.dumps({"epoch": epoch, "segment": end[0], "offset": end[1]}).encode()
+    return _json({"epoch": epoch, "segment": end[0], "offset": end[1]})
 
 
 def _digest(text: str) -> str:
