@@ -35,8 +35,8 @@ class Connection:
             self._writer = None
 
 
-async def closed_loop(host, port, requests, connections, seconds):
-    """Keep so many requests under way for so long: how long each took, in seconds, and how long all.
+async def closed_loop(host, port, requests, connections, seconds=float("inf"), visits=float("inf")):
+    """Keep so many requests under way, for so long or so many of them: the seconds of each, and of all.
 
     `requests(worker)` gives the next (path, body, kind) of a worker. Any status but 200 is an error.
     """
@@ -47,7 +47,7 @@ async def closed_loop(host, port, requests, connections, seconds):
     async def work(worker):
         connection = Connection(host, port)
         try:
-            while time.perf_counter() < until:
+            while time.perf_counter() < until and len(times) < visits:
                 path, body, kind = requests(worker)
                 before = time.perf_counter()
                 status, answer = await connection.post(path, body, kind)

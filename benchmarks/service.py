@@ -1,7 +1,7 @@
-"""What durability costs: the service beside bare Ray Serve apps with the same bodies, and 10,000 streams in it.
+"""The service measured: what durability costs beside bare apps, 10,000 streams, and ten minutes of load.
 
 `echo` is an app with one deployment hop that only echoes; `encode` is an app that only encodes. Each takes turns with
-the service at the same concurrency. Redis runs with `appendfsync always`.
+the service at the same concurrency. Redis runs with `appendfsync always`. A name, such as `many`, runs one part.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from benchmarks.load import Connection, closed_loop
@@ -97,6 +98,36 @@ class Rig:
         if encoder is not None:
             serve.run(encode_app(self.config), name="encode", route_prefix="/encode")
 
+    def owners(self):
+        """What the owners say of themselves."""
+        import ray
+
+        return ray.get(self.service.keeper.facts.remote())
+
+    def wake_times(self):
+        """p50 and p99 of the last wake-ups of the owner that is slowest, in milliseconds."""
+        times = [owner["wake_milliseconds"] for owner in self.owners() if owner["wake_milliseconds"]]
+        return {key: max(found[key] for found in times) for key in ("p50", "p99")}
+
+    def redis_bytes(self):
+        """What Redis holds."""
+        import redis
+
+        with redis.Redis.from_url(self.redis.url) as client:
+            return client.info("memory")["used_memory_dataset"]
+
+    def memory(self):
+        """Resident MiB of all processes of the service and Redis, by what they are."""
+        import psutil
+
+        found = {"redis": psutil.Process(self.redis.pid).memory_info().rss >> 20}
+        for process in psutil.Process().children(recursive=True):
+            name = process.name()
+            if name.startswith("ray::"):
+                kind = name.removeprefix("ray::").split(".")[0]
+                found[kind] = found.get(kind, 0) + (process.memory_info().rss >> 20)
+        return found
+
     def __enter__(self):
         return self
 
@@ -155,6 +186,22 @@ async def create(streams, body):
     connection.close()
 
 
+async def create_like(streams, model, connections):
+    """Create streams as another one was."""
+    waiting = iter(streams)
+
+    async def work():
+        connection = Connection(HOST, PORT)
+        for stream in waiting:
+            body = json.dumps({"id": stream, "like": model}).encode()
+            status, answer = await connection.post("/v1/streams", body, "application/json")
+            if status != 201:
+                raise RuntimeError(answer)
+        connection.close()
+
+    await asyncio.gather(*(work() for _ in range(connections)))
+
+
 def feature_tasks(streams):
     """Observes with features of real streams, and the same bodies to the echo."""
     prototypes, features = clip_stream("dtd")
@@ -200,48 +247,156 @@ def image_tasks(streams):
     return {"images": observe, "encode": encode}
 
 
-def measure(quick=False, connections=64, seconds=10.0, rounds=5):
-    """Rows of throughput ratios."""
+def cost(rig, quick, connections=64, seconds=10.0, rounds=5):
+    """Rows of throughput beside the bare apps."""
     if quick:
         seconds, rounds = 3.0, 1
+    for tasks, pair in (
+        (feature_tasks([f"features-{n}" for n in range(50)]), ("features", "echo")),
+        (image_tasks([f"images-{n}" for n in range(50)]), ("images", "encode")),
+    ):
+        found = asyncio.run(in_turns(tasks, connections, rounds, seconds))
+        yield {**compared(found, *pair), "connections": connections}
+
+
+def many(rig, quick, streams=10_000, visits=20_000, connections=32):
+    """A row of many streams, created and visited at random, most of them asleep."""
+    import numpy as np
+
+    if quick:
+        streams, visits = 500, 1000
+    prototypes, features = clip_stream("dtd")
+    bodies = [row.astype("<f4").tobytes() for row in features]
+    asyncio.run(create(["many"], {"prototypes": prototypes.tolist()}))
+    rng = np.random.default_rng(0)
+    before = rig.redis_bytes()
+    turn = iter(range(10**9))
+    started = time.perf_counter()
+    asyncio.run(create_like([f"many-{n}" for n in range(streams)], "many", connections))
+    created = time.perf_counter() - started
+    chosen = rng.integers(streams, size=visits)
+
+    def visit(_):
+        at = next(turn)
+        return f"/v1/streams/many-{chosen[at % visits]}/observe", bodies[at % len(bodies)], _BYTES
+
+    woken = sum(owner["woken"] for owner in rig.owners())
+    times, took = asyncio.run(closed_loop(HOST, PORT, visit, connections, visits=visits))
+    owners = rig.owners()
+    yield {
+        "task": "many streams",
+        "streams": streams,
+        "visits": visits,
+        "awake": sum(owner["awake"] for owner in owners),
+        "woken": sum(owner["woken"] for owner in owners) - woken,
+        "created_per_second": streams / created,
+        "visits_per_second": visits / took,
+        **quantiles(times),
+        "wake": rig.wake_times(),
+        "bytes_each": (rig.redis_bytes() - before) / streams,
+        "records_each": visits / streams,
+    }
+
+
+def steady(rig, quick, seconds=600.0, connections=32):
+    """A row of ten minutes of load: the memory of every process, minute by minute."""
+    if quick:
+        seconds = 20.0
+    tasks = feature_tasks([f"steady-{n}" for n in range(50)])
+    memory = []
+
+    async def watch():
+        while True:
+            memory.append(rig.memory())
+            await asyncio.sleep(seconds / 20)
+
+    async def both():
+        watching = asyncio.create_task(watch())
+        found = await closed_loop(HOST, PORT, tasks["features"], connections, seconds)
+        watching.cancel()
+        return found
+
+    times, took = asyncio.run(both())
+    yield {"task": "steady", "seconds": took, "per_second": len(times) / took, **quantiles(times), "memory": memory}
+
+
+PARTS = {"cost": cost, "many": many, "steady": steady}
+
+
+def measure(quick=False, parts=tuple(PARTS), **settings):
+    """Rows of all parts, each with a service of its own."""
     rows = []
-    with Rig() as _:
-        for tasks, pair in (
-            (feature_tasks([f"features-{n}" for n in range(50)]), ("features", "echo")),
-            (image_tasks([f"images-{n}" for n in range(50)]), ("images", "encode")),
-        ):
-            found = asyncio.run(in_turns(tasks, connections, rounds, seconds))
-            rows.append({**compared(found, *pair), "connections": connections})
-            print(json.dumps(rows[-1]))
+    for name in parts:
+        encoder = "mini" if name == "cost" else None
+        with Rig(encoder, **(settings | ({"awake": 250} if name == "many" else {}))) as rig:
+            for row in PARTS[name](rig, quick):
+                print(json.dumps(row))
+                rows.append(row)
     return rows
 
 
 def as_markdown(rows):
-    """The rows as a table."""
-    head = [
-        "observe with",
-        "connections",
-        "of the bare app's throughput",
-        "low to high",
-        "requests/s",
-        "p50 ms",
-        "p99 ms",
-        "bare: requests/s",
-        "p50 ms",
-        "p99 ms",
-    ]
-    lines = []
+    """The rows as tables."""
+    parts = []
+    if bare := [row for row in rows if "bare" in row]:
+        head = ["observe with", "of the bare app's throughput", "low to high"]
+        head += [f"{whose} {what}" for whose in ("service:", "bare:") for what in ("per second", "p50 ms", "p99 ms")]
+        lines = []
+        for row in bare:
+            cells = [row["task"], f"{row['ratio']:.2f}", f"{row['low']:.2f} to {row['high']:.2f}"]
+            for key in ("service", "bare"):
+                cells += [f"{row[key]['per_second']:.0f}", f"{row[key]['p50']:.1f}", f"{row[key]['p99']:.1f}"]
+            lines.append(cells)
+        parts += table(head, lines)
     for row in rows:
-        cells = [row["task"], row["connections"], f"{row['ratio']:.2f}", f"{row['low']:.2f} to {row['high']:.2f}"]
-        for key in ("service", "bare"):
-            cells += [f"{row[key]['per_second']:.0f}", f"{row[key]['p50']:.1f}", f"{row[key]['p99']:.1f}"]
-        lines.append(cells)
-    return table(head, lines)
+        if row["task"] == "many streams":
+            parts += [
+                "",
+                f"{row['streams']:,} streams, {row['visits']:,} visits at random, {row['awake']} awake in the end:",
+                "",
+            ]
+            head = [
+                "created per second",
+                "visits per second",
+                "visit p50 ms",
+                "p99 ms",
+                "woken",
+                "wake-up p50 ms",
+                "p99 ms",
+                "bytes each",
+            ]
+            parts += table(
+                head,
+                [
+                    [
+                        f"{row['created_per_second']:.0f}",
+                        f"{row['visits_per_second']:.0f}",
+                        f"{row['p50']:.1f}",
+                        f"{row['p99']:.1f}",
+                        f"{row['woken']:,}",
+                        f"{row['wake']['p50']:.1f}",
+                        f"{row['wake']['p99']:.1f}",
+                        f"{row['bytes_each']:,.0f}",
+                    ]
+                ],
+            )
+        if row["task"] == "steady":
+            first, last = row["memory"][len(row["memory"]) // 4], row["memory"][-1]
+            parts += [
+                "",
+                f"{row['seconds']:.0f} seconds of load, {row['per_second']:.0f} per second; memory in MiB:",
+                "",
+            ]
+            parts += table(
+                ["process", "after a quarter", "at the end"],
+                [[name, first[name], last.get(name, "-")] for name in first],
+            )
+    return "\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", default=list(PARTS), choices=[*PARTS, []])
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--connections", type=int, default=64)
     given = parser.parse_args()
-    print(as_markdown(measure(given.quick, given.connections)))
+    print(as_markdown(measure(given.quick, given.parts)))

@@ -3,6 +3,7 @@
 It keeps the rules of `protodcs.serve.store.base` in the plainest way, and is itself held against the contract tests.
 """
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,10 +39,13 @@ class MemoryStore:
         # An epoch above those of all streams that were deleted.
         self.past = 0
         self.down = False
+        # Commits wait until it is set.
+        self.gate: asyncio.Event | None = None
         # The next so many commits are done, and their answer is lost.
         self.lose_answers = 0
         self.commits = 0
-        self.log: list[tuple[str, int, int, bytes]] = []
+        # Writes that do not fit their journal: an owner must never send one.
+        self.misfits: list[Write] = []
 
     def _reach(self) -> None:
         if self.down:
@@ -50,7 +54,8 @@ class MemoryStore:
     def _own(self, stream: str, epoch: int) -> _Stream:
         found = self.content.get(stream)
         if found is None or found.epoch != epoch:
-            raise FencedError(f"{stream!r}: epoch {epoch} is not the newest: {found and found.epoch}")
+            newest = "gone" if found is None else f"at epoch {found.epoch}"
+            raise FencedError(f"a write of epoch {epoch} to the stream {stream!r}, which is {newest}")
         return found
 
     def _holder(self, found: _Stream) -> str | None:
@@ -94,6 +99,8 @@ class MemoryStore:
         return Held(found.epoch, found.birth, found.snapshot, found.start, list(found.journal))
 
     async def commit(self, writes: Sequence[Write]) -> list[FencedError | None]:
+        if self.gate is not None:
+            await self.gate.wait()
         self._reach()
         self.commits += 1
         outcomes = [self._write(write) for write in writes]
@@ -108,7 +115,10 @@ class MemoryStore:
         except FencedError as problem:
             return problem
         fits = self._append(found, write) if isinstance(write, Batch) else self._cover(found, write)
-        return None if fits else FencedError(f"{write.stream!r} is at {found.position}: position {write.position}")
+        if fits:
+            return None
+        self.misfits.append(write)
+        return FencedError(f"{write.stream!r}: a write at position {write.position}, and the next is {found.position}")
 
     def _append(self, found: _Stream, batch: Batch) -> bool:
         end, records = batch.position + len(batch.records), list(batch.records)
@@ -118,8 +128,6 @@ class MemoryStore:
             return (
                 found.since <= batch.position and end <= found.position and there == records[first - batch.position :]
             )
-        for number, record in enumerate(records):
-            self.log.append((batch.stream, batch.epoch, batch.position + number, record))
         found.journal += records
         return True
 

@@ -30,13 +30,22 @@ def redis_program() -> str:
 
 
 class RedisServer:
-    """A redis-server that waits for its disk before it answers; options are given as its configuration names them."""
+    """A redis-server that waits for its disk before it answers, and whose file is mended before each start.
+
+    Options are given as its configuration names them.
+    """
 
     def __init__(self, folder: Path, **options: str):
         self.program = redis_program()
         self.folder = folder
         self.port = free_port()
-        self.options = {"appendonly": "yes", "appendfsync": "always", "save": "", **options}
+        self.options = {
+            "appendonly": "yes",
+            "appendfsync": "always",
+            "aof-load-truncated": "no",
+            "save": "",
+            **options,
+        }
         self._process: subprocess.Popen | None = None
 
     @property
@@ -56,7 +65,10 @@ class RedisServer:
         self.kill()
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
+        """Start it, as a service has to: its file is mended first. Waits until it answers."""
+        for manifest in self.folder.glob("appendonlydir/*.manifest"):
+            mend = [str(Path(self.program).with_name("redis-check-aof")), "--fix", str(manifest)]
+            subprocess.run(mend, input=b"y\n", stdout=subprocess.DEVNULL, check=True)
         given = {"port": str(self.port), "bind": "127.0.0.1", "dir": str(self.folder), **self.options}
         arguments = [part for name, value in given.items() for part in (f"--{name}", value)]
         with (self.folder / "redis.log").open("ab") as log:

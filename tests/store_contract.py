@@ -51,14 +51,13 @@ async def file_store(folder: Path) -> Store:
 
 
 @cache
-def remembered(folder: Path) -> MemoryStore:
-    """The memory store of a folder: what it holds outlives its closing."""
+def memory_of(folder: Path) -> MemoryStore:
     return MemoryStore()
 
 
 async def memory_store(folder: Path) -> Store:
-    """The store that the tests of owners use."""
-    return remembered(folder)
+    """A store in memory for each folder."""
+    return memory_of(folder)
 
 
 STORES: dict[str, Callable[[Path], Awaitable[Store]]] = {

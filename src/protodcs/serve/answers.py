@@ -97,11 +97,9 @@ class Remembered:
 
     def forget(self, covered: int) -> None:
         """Let go of what is too old among the records before position `covered`, which a snapshot holds."""
-        if not self._records:
-            return
-        newest = next(reversed(self._records.values()))
-        while True:
-            oldest = next(iter(self._records.values()))
+        records = list(self._records.values())
+        for oldest in records:
+            newest = records[-1]
             young = newest.time - oldest.time <= self._milliseconds
             if oldest.position >= covered or (young and newest.position - oldest.position < self._most):
                 return

@@ -6,18 +6,21 @@ anything that a body names, and never answer 200 for what is not durable.
 
 import json
 import uuid
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
+from fastapi.exceptions import RequestValidationError
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.config import Config, Preset
 from ..core.prototypes import Prototypes
-from ..data.prompts import class_names
+from ..data.prompts import class_names, names_of_classes
 from ..errors import ConfigError, ImageError, InputError, ProtoDCSError
 from ..version import __version__
 from .answers import unpack_decision
@@ -87,8 +90,16 @@ class NewStream(BaseModel):
     prototypes: list[list[float]] | None = Field(
         None, description="One row per class, where the features are the caller's own."
     )
+    like: str | None = Field(None, description="Another stream, to be created as that one was; then nothing else.")
     preset: Preset = "default"
     config: dict[str, Any] = Field(default_factory=dict, description="Settings that differ from the preset's.")
+
+    @field_validator("id")
+    @classmethod
+    def _reachable(cls, stream: str) -> str:
+        if stream in (".", ".."):
+            raise ValueError("'.' and '..' are steps of a path, and such a stream could never be reached")
+        return stream
 
 
 class Name(BaseModel):
@@ -110,8 +121,9 @@ class Owners(BaseModel):
 def application(config: ServeConfig, router: Router, control: Control, encoding: Encoding | None) -> FastAPI:
     """The routes, over a router, a cluster, and an encoder if there is one."""
     api = FastAPI(title="ProtoDCS", version=__version__, description=__doc__)
-    gate = _Gate(config, router, encoding)
+    gate = _Gate(router, encoding)
     _report_errors(api)
+    api.add_middleware(_Bounded, most=config.body_bytes)
 
     @api.get("/v1/health")
     async def health() -> dict[str, Any]:
@@ -195,21 +207,32 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
 class _Gate:
     """From HTTP to the router."""
 
-    def __init__(self, config: ServeConfig, router: Router, encoding: Encoding | None):
-        self._config = config
+    def __init__(self, router: Router, encoding: Encoding | None):
         self._router = router
         self._encoding = encoding
 
     async def create(self, stream: NewStream) -> dict[str, Any]:
+        key = uuid.uuid4().hex
+        if stream.like is None:
+            request = Request(stream.id, Action.CREATE, key, *await self._birth(stream))
+        elif stream.model_fields_set == {"id", "like"}:
+            request = Request(stream.id, Action.CREATE_LIKE, key, stream.like.encode())
+        else:
+            raise InputError("a stream that is created like another one takes nothing else from the request")
+        facts = _checked(await self._router.ask(request)).facts or {}
+        return {"id": stream.id, **facts}
+
+    async def _birth(self, stream: NewStream) -> tuple[bytes, bytes]:
+        """What a stream is created with, and the prototypes it shares, packed."""
         options: dict[str, Any] = Config.preset(stream.preset).model_dump()
         encoder: str | None = None
         if stream.prototypes is not None:
             rows = _prototypes(stream.prototypes)
             fingerprint, shared = rows.fingerprint, pack_prototypes(rows)
             counted = tuple(str(number) for number in range(len(rows)))
-            names = counted if stream.classes is None else class_names(stream.classes)
+            names = counted if stream.classes is None else _class_names(stream.classes)
         elif stream.classes is not None and self._encoding is not None:
-            names = class_names(stream.classes)
+            names = _class_names(stream.classes)
             fingerprint, shared = await self._encoding.prototypes(list(names))
             facts = await self._encoding.facts()
             encoder, options["temperature"] = facts["fingerprint"], facts["temperature"]
@@ -217,9 +240,7 @@ class _Gate:
             raise InputError("name the classes, or give prototypes where the service has no encoder")
         resolved = Config(**{**options, **stream.config})
         birth = Birth(config=resolved.model_dump(), classes=list(names), prototypes=fingerprint, encoder=encoder)
-        request = Request(stream.id, Action.CREATE, uuid.uuid4().hex, birth.pack(), shared)
-        _checked(await self._router.ask(request))
-        return {"id": stream.id, "classes": birth.classes, "config": birth.config, "encoder": birth.encoder}
+        return birth.pack(), shared
 
     async def ask(self, stream: str, action: str, http: HttpRequest | None = None, payload: bytes = b"") -> Reply:
         key = uuid.uuid4().hex if http is None else _key(http)
@@ -229,9 +250,9 @@ class _Gate:
         key = _key(http)
         kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind.startswith("image/"):
-            replies = await self._router.ask_when_made(stream, self._from_image(stream, action, key, http), 1)
+            replies = await self._router.ask_when_made(stream, lambda: self._from_image(stream, action, key, http), 1)
         else:
-            body = await self._body(http)
+            body = await http.body()
             if kind == "application/json":
                 payloads = _from_json(body)
             elif kind in ("application/octet-stream", ""):
@@ -246,26 +267,44 @@ class _Gate:
     async def _from_image(self, stream: str, action: str, key: str, http: HttpRequest) -> list[Request]:
         if self._encoding is None:
             raise InputError("this service has no encoder: send features, or start it with one")
-        feature = await self._encoding.encode(await self._body(http))
+        feature = await self._encoding.encode(await http.body())
         return [Request(stream, action, key, feature)]
 
-    async def _body(self, http: HttpRequest) -> bytes:
-        """The body, as long as it is no longer than allowed."""
-        parts: list[bytes] = []
+
+class _Bounded:
+    """Refuses a body that is longer than allowed, whichever route it is for."""
+
+    def __init__(self, app: ASGIApp, most: int):
+        self._app = app
+        self._most = most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         size = 0
-        async for part in http.stream():
-            size += len(part)
-            if size > self._config.body_bytes:
-                raise HTTPException(413, f"a body may have {self._config.body_bytes} bytes")
-            parts.append(part)
-        return b"".join(parts)
+
+        async def bounded() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._most:
+                raise HTTPException(413, f"a body may have {self._most} bytes")
+            return message
+
+        await self._app(scope, bounded if scope["type"] == "http" else receive, send)
+
+
+def _class_names(which: list[str] | str) -> tuple[str, ...]:
+    """Class names as given or of a list that comes with the package: never of a file that a body names."""
+    if isinstance(which, str) and which not in names_of_classes():
+        raise InputError(f"there is no list of classes {which[:100]!r}: choose one of {', '.join(names_of_classes())}")
+    return class_names(which)
 
 
 def _prototypes(rows: list[list[float]]) -> Prototypes:
-    try:
+    if len({len(row) for row in rows}) != 1:
+        raise InputError("prototypes must be rows of one length, at least one")
+    # What is too large for float32 becomes infinite, and is refused as that.
+    with np.errstate(over="ignore"):
         return Prototypes(np.asarray(rows, dtype=np.float32))
-    except ValueError as problem:
-        raise InputError(f"prototypes must be rows of one length: {problem}") from None
 
 
 def _key(http: HttpRequest) -> str:
@@ -285,7 +324,7 @@ def _requests(stream: str, action: str, key: str, payloads: list[bytes]) -> list
 
 def _from_bytes(body: bytes, count: str) -> list[bytes]:
     """The features of a body of float32; there is one unless `count` says otherwise."""
-    if not count.isdecimal() or not 0 < int(count) <= _MOST_FEATURES:
+    if not count.isdecimal() or len(count) > 10 or not 0 < int(count) <= _MOST_FEATURES:
         raise InputError(f"count must be a number from 1 to {_MOST_FEATURES}; given: {count[:100]!r}")
     number = int(count)
     if not body or len(body) % (4 * number):
@@ -297,7 +336,8 @@ def _from_bytes(body: bytes, count: str) -> list[bytes]:
 def _from_json(body: bytes) -> list[bytes]:
     """The features of a body like {"features": [[0.1, 0.2], [0.3, 0.4]]}."""
     try:
-        rows = np.asarray(json.loads(body)["features"], dtype=np.float32)
+        with np.errstate(over="ignore"):
+            rows = np.asarray(json.loads(body)["features"], dtype=np.float32)
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         raise InputError('a JSON body must be {"features": [[number, ...], ...]}, rows of one length') from None
     if rows.ndim != 2 or not 0 < len(rows) <= _MOST_FEATURES or rows.shape[1] == 0:
@@ -335,9 +375,9 @@ def _decisions(replies: list[Reply]) -> Response:
 def _report_errors(api: FastAPI) -> None:
     """Errors as JSON, in words; those that may pass by themselves say when to ask again."""
 
-    def answer(status: int, words: str) -> Response:
+    def answer(status: int, words: str, more: Mapping[str, str] | None = None) -> Response:
         headers = {"Retry-After": "1"} if status in (429, 503) else {}
-        return Response(json.dumps({"error": words}), status, headers, "application/json")
+        return Response(json.dumps({"error": words}), status, {**headers, **(more or {})}, "application/json")
 
     def handle(kind: type[Exception], status: int) -> None:
         async def handler(_: HttpRequest, problem: Exception) -> Response:
@@ -347,11 +387,28 @@ def _report_errors(api: FastAPI) -> None:
 
     async def http_handler(_: HttpRequest, problem: Exception) -> Response:
         assert isinstance(problem, HTTPException)
-        return answer(problem.status_code, problem.detail)
+        return answer(problem.status_code, problem.detail, problem.headers)
+
+    async def body_handler(_: HttpRequest, problem: Exception) -> Response:
+        assert isinstance(problem, RequestValidationError)
+        return answer(422, _in_words(problem))
+
+    async def unforeseen_handler(_: HttpRequest, problem: Exception) -> Response:
+        return answer(500, "an error inside the service: its log says more")
 
     api.add_exception_handler(HTTPException, http_handler)
+    api.add_exception_handler(RequestValidationError, body_handler)
+    api.add_exception_handler(Exception, unforeseen_handler)
     for kind, status in _ERRORS:
         handle(kind, status)
+
+
+def _in_words(problem: RequestValidationError) -> str:
+    """What is wrong with a body: the first few things, each with its place."""
+    places = (".".join(str(part) for part in error["loc"][1:])[:100] for error in problem.errors()[:5])
+    return "; ".join(
+        f"{place or 'body'}: {error['msg']}" for place, error in zip(places, problem.errors(), strict=False)
+    )
 
 
 _ERRORS: list[tuple[type[Exception], int]] = [

@@ -5,11 +5,14 @@ one stream keep their order; after one of them failed, none behind it goes throu
 """
 
 import asyncio
+import logging
 import time
 from dataclasses import dataclass
 
 from ..errors import FencedError, StoreError
 from .store.base import Store, Write
+
+_log = logging.getLogger(__name__)
 
 # Pauses between attempts to reach a store, in seconds: they double from the first to the last.
 _FIRST_PAUSE, _LAST_PAUSE = 0.02, 0.5
@@ -73,10 +76,15 @@ class Commits:
         sound = [entry for entry in group if not _refused(*entry)]
         if not sound:
             return
+        outcomes: list[FencedError | StoreError | None]
         try:
             outcomes = await self._persist([write for _, write, _ in sound])
         except StoreError as problem:
             outcomes = [problem] * len(sound)
+        except Exception as problem:
+            # A mistake in a store must not end the queue: nothing would be written any more, and nobody told.
+            _log.exception("a commit failed")
+            outcomes = [StoreError(f"an error inside the store: {problem!r}")] * len(sound)
         self.groups += 1
         self.writes += len(sound)
         for (journal, _, future), outcome in zip(sound, outcomes, strict=True):

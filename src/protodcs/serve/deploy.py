@@ -82,7 +82,7 @@ class Service:
     def __init__(self, config: ServeConfig):
         self.config = config
         serve.start(http_options={"host": config.host, "port": config.port, "request_timeout_s": None})
-        self._keeper = start_keeper(config)
+        self.keeper = start_keeper(config)
         serve.run(build(config), name=APPLICATION, route_prefix="/")
 
     @property
@@ -92,6 +92,6 @@ class Service:
 
     def stop(self) -> None:
         """Refuse new work in words, put all streams to sleep, and end."""
-        drain(self._keeper, self.config.drain_seconds)
+        drain(self.keeper, self.config.drain_seconds)
         serve.shutdown()
-        end(self._keeper)
+        end(self.keeper)

@@ -16,6 +16,9 @@ from ..errors import ImageError
 from .owner import pack_prototypes
 from .settings import ServeConfig
 
+# Lists of classes whose prototypes an encoder keeps at hand.
+_AT_HAND = 16
+
 
 class EncoderReplica:
     """One encoder in a process of its own."""
@@ -24,6 +27,7 @@ class EncoderReplica:
         config = ServeConfig(**settings)
         assert config.encoder is not None
         self._encoder = encoders.load(config.encoder, device=config.device, batch_size=config.batch_size)
+        self._made: dict[tuple[str, ...], tuple[str, bytes]] = {}
         self.encode.set_max_batch_size(config.batch_size)
         self.encode.set_batch_wait_timeout_s(config.batch_wait)
 
@@ -49,9 +53,16 @@ class EncoderReplica:
 
     async def prototypes(self, classes: list[str]) -> tuple[str, bytes]:
         """The prototypes of class names: their fingerprint, and packed."""
-        rows = await asyncio.to_thread(self._encoder.prototypes, classes)
-        shared = Prototypes(rows)
-        return shared.fingerprint, pack_prototypes(shared)
+        return await asyncio.to_thread(self._prototypes, tuple(classes))
+
+    def _prototypes(self, classes: tuple[str, ...]) -> tuple[str, bytes]:
+        """Fleets of streams have the same classes: the last ones are at hand."""
+        if classes not in self._made:
+            shared = Prototypes(self._encoder.prototypes(classes))
+            self._made[classes] = (shared.fingerprint, pack_prototypes(shared))
+            while len(self._made) > _AT_HAND:
+                del self._made[next(iter(self._made))]
+        return self._made[classes]
 
     async def facts(self) -> dict[str, Any]:
         """What the encoder is."""

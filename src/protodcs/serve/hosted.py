@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .. import methods
@@ -124,7 +125,7 @@ class Hosted:
 
     def peek(self, payload: bytes) -> bytes:
         """What an observe would answer; nothing changes."""
-        return pack_decision(self.engine.peek(np.frombuffer(payload, dtype="<f4")))
+        return pack_decision(self.engine.peek(_feature(payload)))
 
     def state(self) -> bytes:
         """What the engine has learned, without the prototypes that streams share."""
@@ -142,7 +143,7 @@ class Hosted:
     # The changes, by kind: each returns the answer.
 
     def _observe(self, payload: bytes) -> bytes:
-        return pack_decision(self.engine.observe(np.frombuffer(payload, dtype="<f4")))
+        return pack_decision(self.engine.observe(_feature(payload)))
 
     def _freeze(self, _: bytes) -> bytes:
         self.engine.freeze()
@@ -162,6 +163,12 @@ class Hosted:
 
     def _keep(self, _: bytes) -> bytes:
         return b""
+
+
+def _feature(payload: bytes) -> NDArray[np.float32]:
+    if len(payload) % 4:
+        raise InputError(f"a feature of float32 cannot have {len(payload)} bytes")
+    return np.frombuffer(payload, dtype="<f4")
 
 
 _CHANGES: dict[Kind, Callable[[Hosted, bytes], bytes]] = {

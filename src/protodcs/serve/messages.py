@@ -11,7 +11,7 @@ class Request(NamedTuple):
         stream: its id.
         action: one of `Action`.
         key: the caller's name for this request.
-        payload: a feature as float32, little-endian; a name; or what a stream is created with.
+        payload: a feature as float32, little-endian; a name; what a stream is created with; or another stream's id.
         shared: the packed prototypes of a stream that is created.
         stand_in: the owner that the stream belongs to was asked in vain.
     """
@@ -28,6 +28,7 @@ class Action:
     """What can be asked."""
 
     CREATE = "create"
+    CREATE_LIKE = "create like"
     OBSERVE = "observe"
     PEEK = "peek"
     STATUS = "status"

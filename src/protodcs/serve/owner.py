@@ -7,14 +7,16 @@ for a change that is not durable, and never trust its memory once its lease may 
 
 import asyncio
 import io
+import itertools
 import logging
 import secrets
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -49,6 +51,8 @@ _CHANGES = {
 _ROUND = 1.0
 # After so many leases an owner that stands in for another sends callers there again.
 _STANDING_IN = 10
+# Of so many wake-ups an owner knows how long they took.
+_WAKES = 1000
 
 
 @dataclass(slots=True)
@@ -79,20 +83,21 @@ class Owner:
         self._commits = Commits(store, config.store_patience)
         self._streams: OrderedDict[str, _Awake] = OrderedDict()
         self._busy: dict[str, asyncio.Task[Any]] = {}
-        self._shared: dict[str, Prototypes] = {}
+        self._shared: WeakValueDictionary[str, Prototypes] = WeakValueDictionary()
         self._ring: Ring | None = None
         self._refusal: Reply | None = None
         self._renewed = -float("inf")
         self._tasks: list[asyncio.Task[None]] = []
         self.woken = 0
+        self._wakes: deque[float] = deque(maxlen=_WAKES)
 
     # Life and death.
 
     async def start(self) -> None:
         """Take up the lease and begin to work."""
         await self._renew()
-        work = (self._commits.run(), self._keep_lease(), self._look_after())
-        self._tasks = [asyncio.create_task(task) for task in work]
+        self._lease = asyncio.create_task(self._keep_lease())
+        self._tasks = [self._lease, *(asyncio.create_task(work) for work in (self._commits.run(), self._look_after()))]
 
     async def drain(self, refusal: Reply) -> None:
         """Answer every further request with `refusal`, put all streams to sleep, and resign."""
@@ -101,19 +106,25 @@ class Owner:
             for stream in list(self._streams):
                 self._put_to_sleep(stream)
             await asyncio.gather(*self._busy.values(), return_exceptions=True)
+        # From here on nobody renews the lease, or it would come back after it was given up.
+        self._lease.cancel()
         with suppress(StoreError):
             await self._store.resign(self.name, self.incarnation)
 
     async def close(self) -> None:
         """Stop working. What is awake stays as it is in the store."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._busy.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._busy.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._store.close()
 
     def arrange(self, owners: Iterable[str]) -> None:
         """Take note of who the owners are now, and hand over the streams that belong to others."""
         self._ring = Ring(owners)
+        if not self._ring.owners:
+            self._ring = None
+            return
         for stream in list(self._streams):
             if self._ring.first(stream) != self.name:
                 self._put_to_sleep(stream)
@@ -129,6 +140,7 @@ class Owner:
             "incarnation": self.incarnation,
             "awake": len(self._streams),
             "woken": self.woken,
+            "wake_milliseconds": _quantiles(self._wakes),
             "commits": self._commits.groups,
             "writes": self._commits.writes,
         }
@@ -139,9 +151,7 @@ class Owner:
         """Serve requests; those on one stream in their order, and after one that is not final none behind it."""
         if self._refusal is not None:
             return [self._refusal] * len(requests)
-        if time.monotonic() - self._renewed > self._config.lease_seconds:
-            # Others may have taken any of these streams meanwhile: ask the store again.
-            self._streams.clear()
+        self._check_lease()
         groups: dict[str, list[int]] = {}
         for place, request in enumerate(requests):
             groups.setdefault(request.stream, []).append(place)
@@ -240,22 +250,25 @@ class Owner:
         if prototypes.fingerprint != birth.prototypes:
             raise InputError("the prototypes of a new stream are not those that it names")
         birth.engine(prototypes)
-        if await self._created(request, birth.prototypes):
-            return Reply(Outcome.DONE)
-        there = await self._store.describe(request.stream)
-        if there.birth != request.payload:
-            return Reply(Outcome.CONFLICT, f"the stream {request.stream!r} exists already and was created otherwise")
-        return Reply(Outcome.DONE, repeated=True)
-
-    async def _created(self, request: Request, shared: str) -> bool:
-        """Begin a stream in the store; False if it exists already."""
-        await self._store.put_shared(shared, request.shared)
+        await self._store.put_shared(birth.prototypes, request.shared)
         try:
-            return await self._store.create(request.stream, request.payload, shared)
+            return await self._begin_stream(request.stream, birth)
         except StoreError:
             # The blob may have gone meanwhile, with the last stream that used it.
-            await self._store.put_shared(shared, request.shared)
-            return await self._store.create(request.stream, request.payload, shared)
+            await self._store.put_shared(birth.prototypes, request.shared)
+            return await self._begin_stream(request.stream, birth)
+
+    async def _create_like(self, request: Request) -> Reply:
+        """Create a stream as another one was, with the prototypes that it uses."""
+        model = await self._store.describe(request.payload.decode())
+        return await self._begin_stream(request.stream, Birth.unpack(model.birth))
+
+    async def _begin_stream(self, stream: str, birth: Birth) -> Reply:
+        packed = birth.pack()
+        created = await self._store.create(stream, packed, birth.prototypes)
+        if not created and (await self._store.describe(stream)).birth != packed:
+            return Reply(Outcome.CONFLICT, f"the stream {stream!r} exists already and was created otherwise")
+        return Reply(Outcome.DONE, repeated=not created, facts=birth.model_dump())
 
     async def _keep(self, request: Request) -> Reply:
         """Keep the present state under a name."""
@@ -269,7 +282,9 @@ class Owner:
                 Outcome.CONFLICT, f"the stream has {len(kept)} kept snapshots, as many as it may: forget one first"
             )
         await awake.journal.settle()
-        await self._store.keep(request.stream, epoch, name, awake.hosted.state())
+        # An earlier attempt at this may be done by now; what it kept is not to be replaced by what was learned since.
+        if awake.hosted.known(Kind.KEEP, request.key, request.payload) is None:
+            await self._store.keep(request.stream, epoch, name, awake.hosted.state())
         return await self._changed(awake, Kind.KEEP, request, request.payload)
 
     async def _kept(self, request: Request) -> Reply:
@@ -306,7 +321,11 @@ class Owner:
         return awake, found
 
     async def _changed(self, awake: _Awake, kind: Kind, request: Request, payload: bytes) -> Reply:
-        """Make one change, and wait until it is durable."""
+        """Make one change, and wait until it is durable; if it was made since `_known` looked, only wait."""
+        found = awake.hosted.known(kind, request.key, request.payload)
+        if found is not None:
+            await awake.journal.settle()
+            return _told(found, repeated=True)
         record = awake.hosted.change(kind, request.key, payload, time.time())
         batch = Batch(request.stream, awake.hosted.epoch, record.position, [record.pack()])
         self._commits.put(awake.journal, batch)
@@ -330,6 +349,8 @@ class Owner:
                 # It is being woken, or falls asleep; the one who began says how that went.
                 await asyncio.wait([self._busy[stream]])
                 continue
+            if self._refusal is not None:
+                raise _RefusedError(self._refusal)
             if self._ring is not None and not stand_in and self._ring.first(stream) != self.name:
                 raise _MovedError(self._ring.first(stream))
             task = self._begin(stream, self._wake(stream))
@@ -349,18 +370,26 @@ class Owner:
             task.exception()
 
     async def _wake(self, stream: str) -> None:
+        start = time.perf_counter()
         held = await self._store.acquire(stream, self.name, self.incarnation)
         prototypes = await self._prototypes(Birth.unpack(held.birth).prototypes)
         hosted = Hosted(held, prototypes, self._config.answers, self._config.answers_seconds)
         self._streams[stream] = _Awake(hosted)
         self.woken += 1
-        if len(self._streams) > self._config.awake:
-            self._put_to_sleep(next(iter(self._streams)))
+        self._wakes.append(time.perf_counter() - start)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Put those streams to sleep that were not used for longest, if too many are awake."""
+        too_many = len(self._streams) - self._config.awake
+        for stream in list(itertools.islice(self._streams, max(0, too_many))):
+            self._put_to_sleep(stream)
 
     async def _prototypes(self, name: str) -> Prototypes:
-        if name not in self._shared:
-            self._shared[name] = unpack_prototypes(await self._store.get_shared(name))
-        return self._shared[name]
+        found = self._shared.get(name)
+        if found is None:
+            found = self._shared[name] = unpack_prototypes(await self._store.get_shared(name))
+        return found
 
     def _checkpoint(self, stream: str, awake: _Awake) -> None:
         """Write a stream whole, behind the records that are on their way."""
@@ -389,17 +418,25 @@ class Owner:
         """Write and put to sleep, by time."""
         while True:
             await asyncio.sleep(_ROUND)
-            now = time.monotonic()
+            # Those that were still being woken when there were too many.
+            self._make_room()
             for stream, awake in list(self._streams.items()):
-                if awake.journal.broken is not None:
+                now = time.monotonic()
+                try:
+                    self._look_at(stream, awake, now)
+                except Exception:
+                    _log.exception("the stream %r could not be written", stream)
                     self._drop(stream, awake)
-                elif now - awake.used > self._config.sleep_seconds or self._stood_in_enough(stream, awake, now):
-                    self._put_to_sleep(stream)
-                elif (
-                    now - awake.written > self._config.snapshot_seconds and awake.hosted.position > awake.hosted.covered
-                ):
-                    self._checkpoint(stream, awake)
+                if awake.written >= now:
                     await asyncio.sleep(0)
+
+    def _look_at(self, stream: str, awake: _Awake, now: float) -> None:
+        if awake.journal.broken is not None:
+            self._drop(stream, awake)
+        elif now - awake.used > self._config.sleep_seconds or self._stood_in_enough(stream, awake, now):
+            self._put_to_sleep(stream)
+        elif now - awake.written > self._config.snapshot_seconds and awake.hosted.position > awake.hosted.covered:
+            self._checkpoint(stream, awake)
 
     def _stood_in_enough(self, stream: str, awake: _Awake, now: float) -> bool:
         """Whether it is time to see if the owner that the stream belongs to is back."""
@@ -411,7 +448,13 @@ class Owner:
     async def _renew(self) -> None:
         before = time.monotonic()
         await self._store.renew(self.name, self.incarnation, self._config.lease_seconds)
+        self._check_lease()
         self._renewed = before
+
+    def _check_lease(self) -> None:
+        """Throw away what is in memory if the lease may have run out: others may have taken any of the streams."""
+        if time.monotonic() - self._renewed > self._config.lease_seconds:
+            self._streams.clear()
 
     async def _keep_lease(self) -> None:
         while True:
@@ -424,8 +467,22 @@ class _MovedError(ProtoDCSError):
     """The stream belongs to another owner."""
 
 
+class _RefusedError(ProtoDCSError):
+    """Whoever drains wakes no stream any more."""
+
+    def __init__(self, reply: Reply):
+        super().__init__(reply.words)
+        self.reply = reply
+
+
 def _told(record: Record, repeated: bool = False) -> Reply:
     return Reply(Outcome.DONE, answer=record.answer, position=record.position, epoch=record.epoch, repeated=repeated)
+
+
+def _quantiles(seconds: Iterable[float]) -> dict[str, float]:
+    """The median and the 99th percentile, in milliseconds; nothing of nothing."""
+    values = 1000 * np.asarray([*seconds])
+    return {} if len(values) == 0 else {f"p{p}": float(np.percentile(values, p)) for p in (50, 99)}
 
 
 _LATER = Reply(Outcome.LATER, "a request before this one was not served")
@@ -445,12 +502,15 @@ def _said(problem: ProtoDCSError) -> Reply:
     """What the caller is told of a problem."""
     if isinstance(problem, HeldError):
         return Reply(Outcome.HELD, problem.owner)
+    if isinstance(problem, _RefusedError):
+        return problem.reply
     outcome = next((outcome for kind, outcome in _OUTCOMES if isinstance(problem, kind)), Outcome.FAILED)
     return Reply(outcome, str(problem))
 
 
 _SPECIAL: dict[str, Callable[[Owner, Request], Any]] = {
     Action.CREATE: Owner._create,
+    Action.CREATE_LIKE: Owner._create_like,
     Action.KEEP: Owner._keep,
     Action.KEPT: Owner._kept,
     Action.ROLLBACK: Owner._roll_back,

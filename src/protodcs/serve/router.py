@@ -6,15 +6,19 @@ once, because it carries a key; the router may therefore repeat whatever it is n
 """
 
 import asyncio
+import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ..errors import ProtoDCSError
 from .messages import Outcome, Reply, Request
 from .ring import Ring
 from .settings import ServeConfig
+
+_log = logging.getLogger(__name__)
 
 Call = Callable[[str, list[Request]], Awaitable[list[Reply]]]
 View = Callable[[], Awaitable[list[str]]]
@@ -98,25 +102,24 @@ class Router:
     async def ask_many(self, requests: list[Request]) -> list[Reply]:
         """The final answers to requests on one stream, in their order."""
         line = self._line(requests[0].stream)
-        items = [self._enter(line, request) for request in requests]
+        items = self._enter(line, list(requests))
         self._pump(line)
         return await self._answers(line, items)
 
-    async def ask_when_made(self, stream: str, making: Awaitable[list[Request]], count: int) -> list[Reply]:
+    async def ask_when_made(self, stream: str, make: Callable[[], Awaitable[list[Request]]], count: int) -> list[Reply]:
         """The same for `count` requests whose content is still in the making: their place in line is taken now."""
         line = self._line(stream)
-        items = [self._enter(line, None) for _ in range(count)]
+        items = self._enter(line, [None] * count)
         try:
             async with asyncio.timeout(self._config.request_seconds):
-                made = await making
+                for item, request in zip(items, await make(), strict=True):
+                    item.request = request
         except TimeoutError:
             self._leave(line, items)
             raise LateError("the images were not encoded in time: nothing was applied") from None
         except BaseException:
             self._leave(line, items)
             raise
-        for item, request in zip(items, made, strict=True):
-            item.request = request
         self._pump(line)
         return await self._answers(line, items)
 
@@ -130,13 +133,19 @@ class Router:
             line = self._lines[stream] = _Line(stream)
         return line
 
-    def _enter(self, line: _Line, request: Request | None) -> _Item:
-        if self.waiting >= self._config.waiting:
-            raise OverloadedError(f"{self.waiting} requests wait already, as many as may: ask again later")
-        item = _Item(request, asyncio.get_running_loop().create_future())
-        line.items.append(item)
-        self.waiting += 1
-        return item
+    def _enter(self, line: _Line, requests: Sequence[Request | None]) -> list[_Item]:
+        """Take places in line for all of the requests, or for none."""
+        if self.waiting + len(requests) > self._config.waiting:
+            self._pump(line)
+            raise OverloadedError(
+                f"{self.waiting} requests wait already, and {self._config.waiting} may; {len(requests)} more are too "
+                "many: ask again later"
+            )
+        loop = asyncio.get_running_loop()
+        items = [_Item(request, loop.create_future()) for request in requests]
+        line.items.extend(items)
+        self.waiting += len(items)
+        return items
 
     def _leave(self, line: _Line, items: list[_Item]) -> None:
         for item in items:
@@ -164,7 +173,9 @@ class Router:
         if line.away:
             return
         if not line.items:
-            self._lines.pop(line.stream, None)
+            # Who was answered late may hold a line that is over, while another one has begun.
+            if self._lines.get(line.stream) is line:
+                del self._lines[line.stream]
             return
         if self._ring is None:
             return
@@ -238,7 +249,7 @@ class Router:
         lane.soon = False
         groups: list[tuple[_Line, list[_Item]]] = []
         room = _TOGETHER
-        while lane.groups and room > 0:
+        while lane.groups and len(lane.groups[0][1]) <= room:
             groups.append(lane.groups.popleft())
             room -= len(groups[-1][1])
         if groups:
@@ -262,6 +273,10 @@ class Router:
         except (OwnerLostError, TimeoutError) as problem:
             self._suspect(owner, lane, groups)
             replies = [Reply(Outcome.LATER, f"{owner}: {problem or 'no answer in time'}")] * len(requests)
+        except Exception as problem:
+            # Whatever it is, the lines must go on.
+            _log.exception("a call to %s failed", owner)
+            replies = [Reply(Outcome.FAILED, f"an error inside the service: {problem!r}")] * len(requests)
         finally:
             lane.calls -= 1
         at = 0
@@ -288,17 +303,22 @@ class Router:
             self._looking = asyncio.create_task(self._see())
 
     async def _see(self) -> None:
-        while True:
-            try:
-                owners = await self._view()
-                break
-            except OwnerLostError:
-                await asyncio.sleep(_PAUSE)
+        owners = await self._viewed()
         self._looked = time.monotonic()
-        if owners and (self._ring is None or set(self._ring.owners) != set(owners)):
+        if self._ring is None or set(self._ring.owners) != set(owners):
             first = self._ring is None
             self._ring = Ring(owners)
             for line in list(self._lines.values()):
                 line.target = None
                 if first:
                     self._pump(line)
+
+    async def _viewed(self) -> list[str]:
+        """The owners, as soon as there are any."""
+        while True:
+            with suppress(OwnerLostError, TimeoutError):
+                async with asyncio.timeout(self._config.attempt_seconds):
+                    owners = await self._view()
+                if owners:
+                    return owners
+            await asyncio.sleep(_PAUSE)

@@ -24,6 +24,7 @@ class ServeConfig(Settings):
         "always", description="When a files store waits for the disk. Redis has its own setting, appendfsync."
     )
     sync_seconds: float = Field(1.0, gt=0, le=60, description="How often, where sync is 'interval'. Seconds.")
+    trust_store: bool = Field(False, description="Use a Redis whose settings may lose or double records after a crash.")
     store_patience: float = Field(
         10.0, ge=0, le=600, description="How long an owner tries to reach its store before it gives up. Seconds."
     )

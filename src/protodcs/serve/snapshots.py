@@ -48,7 +48,11 @@ def unpack(data: bytes) -> Snapshot:
     at = _HEAD.size + size
     state, records = data[_HEAD.size : at], []
     for _ in range(count):
+        if at + _LENGTH.size > end:
+            break
         (length,) = _LENGTH.unpack_from(data, at)
         records.append(Record.unpack(data[at + _LENGTH.size : at + _LENGTH.size + length]))
         at += _LENGTH.size + length
+    if at != end or len(records) != count:
+        raise StoreError(f"a snapshot of {len(data)} bytes that announces another length: it is damaged")
     return Snapshot(position, state, records)

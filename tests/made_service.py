@@ -1,0 +1,91 @@
+"""A small service in one process: owners over a store in memory, requests to them, and the engine they must equal."""
+
+from contextlib import asynccontextmanager
+from functools import cache
+
+from conftest import random_stream
+from memory_store import MemoryStore
+from protodcs import Config, ProtoDCS
+from protodcs.core.prototypes import Prototypes
+from protodcs.serve.hosted import Birth
+from protodcs.serve.messages import Action, Outcome, Request
+from protodcs.serve.owner import Owner, pack_prototypes
+from protodcs.serve.settings import ServeConfig
+
+ROWS, FEATURES, _ = random_stream(samples=200, seed=3)
+PROTOTYPES = Prototypes(ROWS)
+SHARED = pack_prototypes(PROTOTYPES)
+
+
+def birth_of(**config):
+    """What a stream is created with."""
+    return Birth(
+        config=Config.preset("default", **config).model_dump(),
+        classes=[str(number) for number in range(len(ROWS))],
+        prototypes=PROTOTYPES.fingerprint,
+    )
+
+
+BIRTH = birth_of().pack()
+
+
+def feature(number):
+    """The packed feature of a sample."""
+    return FEATURES[number].astype("<f4").tobytes()
+
+
+@cache
+def learned(samples):
+    """The state of an engine that saw the first samples and never slept."""
+    engine = ProtoDCS(PROTOTYPES)
+    engine.observe_many(FEATURES[:samples])
+    return engine.snapshot()
+
+
+def settings(**changes):
+    """Settings that do nothing by themselves within a test, but for the changes."""
+    return ServeConfig(**{"store": "redis://nowhere", "lease_seconds": 60.0, **changes})
+
+
+def create(stream="s", birth=BIRTH):
+    return Request(stream, Action.CREATE, "created", birth, SHARED)
+
+
+def observe(number, stream="s", key=None, **more):
+    """The request to observe a sample, under its number as key."""
+    return Request(stream, Action.OBSERVE, f"key-{number}" if key is None else key, feature(number), **more)
+
+
+def ask(action, key="k", payload=b"", stream="s", **more):
+    return Request(stream, action, key, payload, **more)
+
+
+async def one(owner, request):
+    """The reply to one request."""
+    (reply,) = await owner.handle([request])
+    return reply
+
+
+async def done(owner, *requests):
+    """The replies to requests that must all be served."""
+    replies = await owner.handle(list(requests))
+    assert [reply.outcome for reply in replies] == [Outcome.DONE] * len(requests), replies
+    return replies
+
+
+def engine_of(owner, stream="s"):
+    """The state of the engine that an owner holds awake."""
+    return owner._streams[stream].hosted.engine.snapshot()
+
+
+@asynccontextmanager
+async def started(store=None, name="owner-0", streams=("s",), **changes):
+    """An owner at work, with new streams."""
+    owner = Owner(name, MemoryStore() if store is None else store, settings(**changes))
+    await owner.start()
+    try:
+        if streams:
+            await done(owner, *(create(stream) for stream in streams))
+        yield owner
+    finally:
+        await owner.close()

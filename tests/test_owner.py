@@ -1,0 +1,880 @@
+"""An owner: it answers when a change is durable, keeps nothing it cannot trust, and wakes streams to the bit."""
+
+import asyncio
+import time
+
+import pytest
+
+from made_service import (
+    BIRTH,
+    FEATURES,
+    PROTOTYPES,
+    SHARED,
+    ask,
+    birth_of,
+    create,
+    done,
+    engine_of,
+    feature,
+    learned,
+    observe,
+    one,
+    settings,
+    started,
+)
+from memory_store import MemoryStore
+from protodcs import ProtoDCS
+from protodcs.errors import StoreError
+from protodcs.serve import owner as owner_module
+from protodcs.serve.answers import pack_decision
+from protodcs.serve.messages import Action, Outcome, Reply, Request
+from protodcs.serve.owner import Owner
+from protodcs.serve.records import Record
+from protodcs.serve.ring import Ring
+
+STOPPED = Reply(Outcome.CLOSED, "the service is being stopped")
+
+
+async def turns(count=30):
+    """Let everybody else go on for a while."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(condition, seconds=5.0):
+    """Wait for something that must come true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come true"
+        await asyncio.sleep(0.005)
+
+
+def looks_often(monkeypatch):
+    """Have owners look after their streams all the time."""
+    monkeypatch.setattr(owner_module, "_ROUND", 0.01)
+
+
+def journal_of(store, stream="s"):
+    return [Record.unpack(data) for data in store.content[stream].journal]
+
+
+# Answers, and when they come.
+
+
+def test_an_owner_answers_and_learns_as_the_engine_alone():
+    async def run():
+        engine = ProtoDCS(PROTOTYPES)
+        async with started() as owner:
+            for number in range(30):
+                peeked, told = await done(owner, ask(Action.PEEK, payload=feature(number)), observe(number))
+                assert peeked.answer == pack_decision(engine.peek(FEATURES[number]))
+                assert told.answer == pack_decision(engine.observe(FEATURES[number]))
+                assert (told.position, told.epoch, told.repeated, peeked.position) == (number, 1, False, -1)
+            assert engine_of(owner) == learned(30)
+
+    asyncio.run(run())
+
+
+def test_no_answer_comes_before_the_change_is_durable():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as owner:
+            await done(owner, observe(0))
+            store.gate = asyncio.Event()
+            asked = [asyncio.create_task(owner.handle([request])) for request in (observe(1), ask(Action.FREEZE, "f"))]
+            await turns()
+            # What would be answered from a change that is on its way waits for it too: peeks and repetitions.
+            asked += [
+                asyncio.create_task(owner.handle([request]))
+                for request in (observe(1), ask(Action.PEEK, payload=feature(2)), ask(Action.STATUS))
+            ]
+            await turns()
+            await asyncio.sleep(0.05)
+            assert [task.done() for task in asked] == [False] * 5
+            assert len(journal_of(store)) == 1
+            store.gate.set()
+            replies = [(await task)[0] for task in asked]
+            assert [reply.outcome for reply in replies] == [Outcome.DONE] * 5
+            assert [reply.position for reply in replies] == [1, 2, 1, -1, -1]
+            assert replies[2].repeated
+            assert len(journal_of(store)) == 3
+
+    asyncio.run(run())
+
+
+def test_many_requests_on_many_streams_in_one_call_are_one_commit():
+    async def run():
+        store = MemoryStore()
+        streams = [f"s{number}" for number in range(7)]
+        async with started(store, streams=streams) as owner:
+            await done(owner, *(ask(Action.STATUS, stream=stream) for stream in streams))
+            before = store.commits
+            requests = [observe(number, stream) for number in range(20) for stream in streams]
+            replies = await done(owner, *requests)
+            assert store.commits == before + 1
+            assert [reply.position for reply in replies] == [number for number in range(20) for _ in streams]
+            assert {engine_of(owner, stream) for stream in streams} == {learned(20)}
+
+    asyncio.run(run())
+
+
+def test_calls_that_come_while_a_commit_is_under_way_share_the_next():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as owner:
+            await done(owner, observe(0))
+            store.gate, before = asyncio.Event(), store.commits
+            calls = [asyncio.create_task(owner.handle([observe(number)])) for number in range(1, 101)]
+            await turns()
+            store.gate.set()
+            replies = await asyncio.gather(*calls)
+            assert [reply.position for (reply,) in replies] == list(range(1, 101))
+            assert store.commits - before <= 3
+            assert owner.facts()["writes"] == 101
+            assert owner.facts()["commits"] == store.commits
+
+    asyncio.run(run())
+
+
+def test_an_observe_that_is_refused_stops_none_of_its_neighbours():
+    async def run():
+        async with started() as owner:
+            bad = ask(Action.OBSERVE, "bad", feature(0)[:-4])
+            odd = ask(Action.OBSERVE, "odd", feature(0)[:-1])
+            long = observe(0, key="k" * 201)
+            replies = await owner.handle([observe(0), bad, observe(1), odd, long, observe(2)])
+            outcomes = [reply.outcome.name for reply in replies]
+            assert outcomes == ["DONE", "WRONG", "DONE", "WRONG", "WRONG", "DONE"]
+            assert "shape (32,)" in replies[1].words
+            assert engine_of(owner) == learned(3)
+
+    asyncio.run(run())
+
+
+def test_a_repeated_request_is_answered_as_the_first_time_and_applied_once():
+    async def run():
+        async with started() as owner:
+            first = await done(owner, *(observe(number) for number in range(5)))
+            again = await done(owner, *(observe(number) for number in range(5)), observe(4))
+            assert [reply._replace(repeated=False) for reply in again] == [*first, first[4]]
+            assert all(reply.repeated for reply in again)
+            twice = await done(owner, observe(5), observe(5))
+            assert [reply.repeated for reply in twice] == [False, True]
+            assert engine_of(owner) == learned(6)
+            other = await one(owner, observe(7, key="key-5"))
+            assert other.outcome is Outcome.CONFLICT
+            assert "use a key once" in other.words
+
+    asyncio.run(run())
+
+
+def test_what_is_not_there_is_missing():
+    async def run():
+        async with started() as owner:
+            for action in (Action.OBSERVE, Action.STATUS, Action.KEEP, Action.KEPT, Action.ROLLBACK, Action.FREEZE):
+                assert (await one(owner, ask(action, stream="nobody"))).outcome is Outcome.MISSING
+
+    asyncio.run(run())
+
+
+def test_the_status_says_where_the_stream_stands():
+    async def run():
+        async with started(snapshot_records=4) as owner:
+            await done(owner, *(observe(number) for number in range(3)))
+            await done(owner, observe(3), ask(Action.FREEZE, "f"), observe(4))
+            facts = (await one(owner, ask(Action.STATUS))).facts
+            assert (facts["position"], facts["snapshot_position"], facts["epoch"]) == (6, 6, 1)
+            assert (facts["owner"], facts["frozen"], facts["replayed_differently"]) == ("owner-0", True, 0)
+            assert facts["sequence"] == 5
+
+    asyncio.run(run())
+
+
+# A store that fails.
+
+
+def test_a_fenced_owner_drops_its_memory_and_the_next_request_goes_on_to_the_bit():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as owner:
+            await done(owner, *(observe(number) for number in range(10)))
+            async with started(store, name="owner-0", streams=()) as successor:
+                await done(successor, *(observe(number) for number in range(10, 20)))
+                fenced = await one(owner, observe(20))
+                assert fenced.outcome is Outcome.LATER
+                assert "epoch" in fenced.words
+                assert "s" not in owner._streams
+                assert (await done(owner, observe(20)))[0].position == 20
+                assert engine_of(owner) == learned(21)
+        assert store.misfits == []
+
+    asyncio.run(run())
+
+
+def test_a_store_that_is_down_for_less_than_the_patience_is_not_noticed():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as owner:
+            await done(owner, observe(0))
+            store.down = True
+            call = asyncio.create_task(owner.handle([observe(1)]))
+            await asyncio.sleep(0.1)
+            assert not call.done()
+            store.down = False
+            assert (await call)[0].outcome is Outcome.DONE
+            assert engine_of(owner) == learned(2)
+
+    asyncio.run(run())
+
+
+def test_a_store_that_is_down_for_longer_gives_later_and_nothing_is_lost():
+    async def run():
+        store = MemoryStore()
+        async with started(store, store_patience=0.05) as owner:
+            await done(owner, *(observe(number) for number in range(5)))
+            store.down = True
+            for _ in range(3):
+                replies = await owner.handle([observe(number) for number in range(5, 8)])
+                assert {reply.outcome for reply in replies} == {Outcome.LATER}
+                assert "down" in replies[0].words
+            for action in (Action.PEEK, Action.STATUS, Action.KEEP, Action.DELETE):
+                assert (await one(owner, ask(action, payload=feature(0)))).outcome is Outcome.LATER
+            assert (await one(owner, create("other"))).outcome is Outcome.LATER
+            store.down = False
+            again = await done(owner, *(observe(number) for number in range(8)))
+            assert [reply.position for reply in again] == list(range(8))
+            assert [reply.repeated for reply in again] == [True] * 5 + [False] * 3
+            assert engine_of(owner) == learned(8)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("patience", [0.0, 10.0])
+def test_a_write_whose_answer_was_lost_is_applied_once(patience):
+    async def run():
+        store = MemoryStore()
+        async with started(store, store_patience=patience, snapshot_records=4) as owner:
+            for number in range(12):
+                store.lose_answers = 1
+                reply = await one(owner, observe(number))
+                while reply.outcome is Outcome.LATER:
+                    reply = await one(owner, observe(number))
+                assert (reply.outcome, reply.position) == (Outcome.DONE, number)
+                assert reply.repeated == (patience == 0.0)
+            assert engine_of(owner) == learned(12)
+        assert store.misfits == []
+
+    asyncio.run(run())
+
+
+def test_an_error_that_no_store_should_raise_does_not_silence_the_owner():
+    class Broken(MemoryStore):
+        errors = 0
+
+        async def commit(self, writes):
+            if self.errors:
+                self.errors -= 1
+                raise ValueError("a bug in the store")
+            return await super().commit(writes)
+
+    async def run():
+        store = Broken()
+        async with started(store) as owner:
+            await done(owner, observe(0))
+            store.errors = 1
+            async with asyncio.timeout(5):
+                reply = await one(owner, observe(1))
+            assert reply.outcome is Outcome.LATER
+            assert "a bug in the store" in reply.words
+            await done(owner, observe(1))
+            assert engine_of(owner) == learned(2)
+
+    asyncio.run(run())
+
+
+def test_an_error_inside_the_engine_is_told_and_the_stream_goes_on_from_the_store(monkeypatch, caplog):
+    async def run():
+        store = MemoryStore()
+        async with started(store) as owner:
+            await done(owner, *(observe(number) for number in range(3)))
+            engine = owner._streams["s"].hosted.engine
+            advance = engine._advance
+
+            def torn(memory, row, scores):
+                if memory.sequence == 4:
+                    raise ZeroDivisionError("a bug in the engine")
+                return advance(memory, row, scores)
+
+            monkeypatch.setattr(engine, "_advance", torn)
+            replies = await owner.handle([observe(3), observe(4), observe(5), create("t")])
+            assert [reply.outcome.name for reply in replies] == ["FAILED", "FAILED", "FAILED", "DONE"]
+            assert "a bug in the engine" in replies[1].words
+            assert len(journal_of(store)) == 3
+            replies = await done(owner, *(observe(number) for number in range(3, 6)))
+            assert [reply.position for reply in replies] == [3, 4, 5]
+            assert engine_of(owner) == learned(6)
+
+    asyncio.run(run())
+    assert "a bug in the engine" in caplog.text
+
+
+# Several owners.
+
+
+def test_what_another_owner_holds_is_left_to_it_while_it_lives():
+    async def run():
+        store = MemoryStore()
+        async with started(store, "one") as first, started(store, "two", streams=()) as second:
+            await done(first, observe(0))
+            refused = await second.handle([observe(1), observe(2)])
+            assert [reply.outcome for reply in refused] == [Outcome.HELD, Outcome.HELD]
+            assert refused[0].words == "one"
+            await done(first, observe(1))
+            assert engine_of(first) == learned(2)
+
+    asyncio.run(run())
+
+
+def test_what_a_silent_owner_holds_is_taken_over_when_its_lease_ran_out():
+    async def run():
+        store = MemoryStore()
+        async with (
+            started(store, "one", lease_seconds=0.2) as first,
+            started(store, "two", streams=(), lease_seconds=0.2) as second,
+        ):
+            await done(first, *(observe(number) for number in range(5)))
+            for task in first._tasks:
+                task.cancel()
+            assert (await one(second, observe(5))).outcome is Outcome.HELD
+            await asyncio.sleep(0.25)
+            (reply,) = await done(second, observe(5))
+            assert (reply.position, reply.epoch) == (5, 2)
+            assert engine_of(second) == learned(6)
+
+    asyncio.run(run())
+
+
+def test_what_an_earlier_incarnation_held_is_taken_at_once():
+    async def run():
+        store = MemoryStore()
+        async with started(store, "one") as first:
+            await done(first, *(observe(number) for number in range(5)))
+            async with started(store, "one", streams=()) as successor:
+                (reply,) = await done(successor, observe(5))
+                assert (reply.position, reply.epoch) == (5, 2)
+                assert engine_of(successor) == learned(6)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("renewed_first", [False, True])
+def test_a_paused_owner_whose_lease_ran_out_does_not_answer_from_stale_memory(renewed_first):
+    """Its lease runs out, another one goes on with the stream, and it comes back: to a request, or to its lease."""
+
+    async def run():
+        store = MemoryStore()
+        async with started(store, "one", lease_seconds=0.2) as first, started(store, "two", streams=()) as second:
+            await done(first, *(observe(number) for number in range(5)))
+            first._lease.cancel()
+            await asyncio.sleep(0.25)
+            await done(second, *(observe(number) for number in range(5, 40)))
+            if renewed_first:
+                await first._renew()
+            for question in (ask(Action.PEEK, payload=feature(40)), ask(Action.STATUS)):
+                reply = await one(first, question)
+                assert (reply.outcome, reply.words) == (Outcome.HELD, "two")
+
+    asyncio.run(run())
+
+
+def test_an_owner_that_could_not_renew_in_time_and_lost_nothing_goes_on():
+    async def run():
+        store = MemoryStore()
+        async with started(store, lease_seconds=1.0) as owner:
+            await done(owner, *(observe(number) for number in range(5)))
+            store.down = True
+            await asyncio.sleep(1.1)
+            assert (await one(owner, ask(Action.PEEK, payload=feature(5)))).outcome is Outcome.LATER
+            store.down = False
+            await done(owner, observe(5))
+            assert engine_of(owner) == learned(6)
+
+    asyncio.run(run())
+
+
+def test_streams_are_handed_over_when_the_owners_change():
+    async def run():
+        store = MemoryStore()
+        streams = [f"s{number}" for number in range(20)]
+        both, ring = ["one", "two"], Ring(["one", "two"])
+        async with started(store, "one", streams=streams) as first, started(store, "two", streams=()) as second:
+            first.arrange(["one"])
+            await done(first, *(observe(number, stream) for number in range(5) for stream in streams))
+            for owner in (first, second):
+                owner.arrange(both)
+            theirs = [stream for stream in streams if ring.first(stream) == "two"]
+            assert 0 < len(theirs) < 20
+            assert set(first._streams) == set(streams) - set(theirs)
+            await until(lambda: not first._busy)
+            for stream in theirs:
+                moved = await one(first, observe(5, stream))
+                assert (moved.outcome, moved.words) == (Outcome.MOVED, "two")
+                await done(second, observe(5, stream))
+                assert engine_of(second, stream) == learned(6)
+            stays = next(stream for stream in streams if stream not in theirs)
+            assert (await one(second, observe(5, stays))).outcome is Outcome.MOVED
+            # Whoever asked its owner in vain may ask another one.
+            assert (await one(second, observe(5, stays, stand_in=True))).outcome is Outcome.HELD
+
+    asyncio.run(run())
+
+
+def test_one_who_stands_in_gives_the_stream_back_after_a_while(monkeypatch):
+    looks_often(monkeypatch)
+    monkeypatch.setattr(owner_module, "_STANDING_IN", 1)
+
+    async def run():
+        store = MemoryStore()
+        async with started(store, "one", lease_seconds=0.2) as owner:
+            owner.arrange(["two"])
+            await done(owner, observe(0, stand_in=True))
+            assert store.content["s"].holder is not None
+            await until(lambda: store.content["s"].holder is None)
+            assert (await one(owner, observe(1))).outcome is Outcome.MOVED
+
+    asyncio.run(run())
+
+
+def test_before_anybody_said_who_the_owners_are_every_stream_is_served():
+    async def run():
+        async with started() as owner:
+            owner.arrange([])
+            await done(owner, observe(0))
+
+    asyncio.run(run())
+
+
+# Sleep and snapshots.
+
+
+def test_an_unused_stream_goes_to_sleep_and_wakes_to_the_bit(monkeypatch):
+    looks_often(monkeypatch)
+
+    async def run():
+        store = MemoryStore()
+        async with started(store, streams=["s", "t"], sleep_seconds=0.1, sleep_records=3) as owner:
+            await done(owner, *(observe(number) for number in range(5)))
+            await done(owner, *(observe(number, "t") for number in range(3)))
+            await until(lambda: not owner._streams and not owner._busy)
+            assert [store.content[stream].holder for stream in "st"] == [None, None]
+            # The one with few records behind its snapshot sleeps without a new one.
+            assert [(store.content[stream].start, len(journal_of(store, stream))) for stream in "st"] == [
+                (5, 0),
+                (0, 3),
+            ]
+            for stream, seen in (("s", 5), ("t", 3)):
+                await done(owner, observe(seen, stream))
+                assert engine_of(owner, stream) == learned(seen + 1)
+            assert owner.facts()["woken"] == 4
+
+    asyncio.run(run())
+
+
+def test_no_more_than_awake_streams_stay_in_memory_and_the_others_wake_to_the_bit():
+    async def run():
+        store = MemoryStore()
+        streams = [f"s{number}" for number in range(6)]
+        async with started(store, streams=streams, awake=2) as owner:
+            for number in range(10):
+                for stream in streams:
+                    await done(owner, observe(number, stream))
+                    assert len(owner._streams) <= 2
+                    assert engine_of(owner, stream) == learned(number + 1)
+            await done(owner, observe(0, "s0"), observe(0, "s1"))
+            await until(lambda: not owner._busy)
+            assert sorted(owner._streams) == ["s0", "s1"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("awake", [1, 2])
+def test_more_streams_at_once_than_may_be_awake_are_all_served(awake):
+    async def run():
+        streams = [f"s{number}" for number in range(8)]
+        async with started(streams=streams, awake=awake) as owner:
+
+            async def client(stream):
+                for number in range(10):
+                    await done(owner, observe(number, stream))
+
+            async with asyncio.timeout(20):
+                await asyncio.gather(*(client(stream) for stream in streams))
+                for stream in streams:
+                    await done(owner, ask(Action.STATUS, stream=stream))
+                    assert engine_of(owner, stream) == learned(10)
+
+    asyncio.run(run())
+
+
+def test_a_stream_is_written_whole_after_so_many_records_and_its_journal_is_cut():
+    async def run():
+        store = MemoryStore()
+        async with started(store, snapshot_records=8) as owner:
+            for number in range(20):
+                await done(owner, observe(number))
+                assert len(journal_of(store)) == (number + 1) % 8
+            assert store.content["s"].start == 16
+            # The snapshot shares the commit of the records that it covers.
+            assert store.commits == 20
+            assert (await done(owner, observe(3)))[0].repeated
+            async with started(store, streams=()) as successor:
+                await done(successor, observe(20))
+                assert engine_of(successor) == learned(21)
+                assert (await done(successor, observe(3)))[0].repeated
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_changed_is_written_whole_by_time(monkeypatch):
+    looks_often(monkeypatch)
+
+    async def run():
+        store = MemoryStore()
+        async with started(store, snapshot_seconds=0.05) as owner:
+            await done(owner, *(observe(number) for number in range(5)))
+            assert store.content["s"].start == 0
+            await until(lambda: store.content["s"].start == 5)
+            written = store.commits
+            await asyncio.sleep(0.15)
+            assert store.commits == written
+            async with started(store, streams=()) as successor:
+                await done(successor, observe(5))
+                assert engine_of(successor) == learned(6)
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_cannot_be_written_whole_does_not_hold_up_the_others(monkeypatch):
+    looks_often(monkeypatch)
+
+    async def run():
+        store = MemoryStore()
+        async with started(store, streams=["bad", "good"], snapshot_seconds=0.05) as owner:
+            await done(owner, observe(0, "bad"), observe(0, "good"))
+
+            def broken():
+                raise ZeroDivisionError("a bug")
+
+            monkeypatch.setattr(owner._streams["bad"].hosted, "snapshot", broken)
+            await until(lambda: store.content["good"].start == 1)
+            await done(owner, observe(1, "bad"))
+            assert engine_of(owner, "bad") == learned(2)
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_remembers_no_answers_is_written_whole_too():
+    async def run():
+        async with started(answers=0, answers_seconds=0, snapshot_records=3) as owner:
+            for number in range(10):
+                await done(owner, observe(number))
+            assert engine_of(owner) == learned(10)
+
+    asyncio.run(run())
+
+
+def test_prototypes_that_no_stream_in_memory_uses_are_let_go():
+    async def run():
+        async with started() as owner:
+            await done(owner, observe(0))
+            assert len(owner._shared) == 1
+            await done(owner, ask(Action.DELETE))
+            await turns()
+            assert len(owner._shared) == 0
+
+    asyncio.run(run())
+
+
+# The end.
+
+
+def test_a_drain_refuses_in_words_and_releases_everything():
+    async def run():
+        store = MemoryStore()
+        streams = [f"s{number}" for number in range(6)]
+        async with started(store, streams=streams, sleep_records=2, lease_seconds=0.2) as owner:
+            await done(owner, *(observe(number, stream) for number in range(5) for stream in streams))
+            store.gate = asyncio.Event()
+            under_way = asyncio.create_task(owner.handle([observe(5, "s0")]))
+            await turns()
+            drain = asyncio.create_task(owner.drain(STOPPED))
+            await turns()
+            assert await owner.handle([observe(6), create("new")]) == [STOPPED, STOPPED]
+            store.gate.set()
+            await drain
+            assert (await under_way)[0].outcome is Outcome.DONE
+            assert {store.content[stream].holder for stream in streams} == {None}
+            assert [store.content[stream].start for stream in streams] == [6, 5, 5, 5, 5, 5]
+            assert "owner-0" not in store.leases
+            await asyncio.sleep(0.2)
+            assert "owner-0" not in store.leases
+            assert await owner.handle([observe(6)]) == [STOPPED]
+        async with started(store, "other", streams=()) as other:
+            await done(other, observe(6, "s0", key="key-6"))
+
+    asyncio.run(run())
+
+
+def test_a_request_that_waits_while_its_owner_drains_does_not_wake_the_stream_again():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as owner:
+            await done(owner, observe(0))
+            store.gate = asyncio.Event()
+            first = asyncio.create_task(owner.handle([observe(1)]))
+            await turns()
+            owner.arrange(["owner-0"])
+            owner._put_to_sleep("s")
+            waits = [asyncio.create_task(owner.handle([observe(2)])) for _ in range(3)]
+            await turns()
+            drain = asyncio.create_task(owner.drain(STOPPED))
+            await turns()
+            store.gate.set()
+            await drain
+            assert (await first)[0].outcome is Outcome.DONE
+            assert [await wait for wait in waits] == [[STOPPED]] * 3
+            assert (store.content["s"].holder, owner._streams, owner._busy) == (None, {}, {})
+
+    asyncio.run(run())
+
+
+def test_a_drain_ends_though_the_store_is_down():
+    async def run():
+        store = MemoryStore()
+        async with started(store, store_patience=0.05, sleep_records=0) as owner:
+            await done(owner, observe(0))
+            store.down = True
+            async with asyncio.timeout(5):
+                await owner.drain(STOPPED)
+            store.down = False
+        async with started(store, streams=()) as successor:
+            await done(successor, observe(1))
+            assert engine_of(successor) == learned(2)
+
+    asyncio.run(run())
+
+
+def test_an_owner_can_be_closed_in_the_midst_of_its_work():
+    async def run():
+        store = MemoryStore()
+        owner = Owner("one", store, settings(sleep_records=0))
+        await owner.start()
+        await done(owner, create(), observe(0))
+        store.gate = asyncio.Event()
+        owner._put_to_sleep("s")
+        await turns()
+        async with asyncio.timeout(5):
+            await owner.close()
+
+    asyncio.run(run())
+
+
+# Creation, kept snapshots, deletion.
+
+
+def test_a_stream_is_created_once_and_told_so():
+    async def run():
+        async with started(streams=()) as owner:
+            assert not (await one(owner, create())).repeated
+            await done(owner, observe(0))
+            again = await one(owner, create())
+            assert (again.outcome, again.repeated) == (Outcome.DONE, True)
+            otherwise = await one(owner, create(birth=birth_of(trust_quantile=0.7).pack()))
+            assert otherwise.outcome is Outcome.CONFLICT
+            assert "exists already and was created otherwise" in otherwise.words
+            assert engine_of(owner) == learned(1)
+            assert await owner.streams() == ["s"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("birth", "words"),
+    [
+        (BIRTH.replace(b'"0","1"', b'"0","0"'), "unique"),
+        (BIRTH.replace(b'"0","1",', b'"1",'), "7"),
+        (BIRTH.replace(PROTOTYPES.fingerprint.encode(), b"0" * 64), "prototypes"),
+    ],
+)
+def test_what_cannot_be_created_is_refused_in_words_and_leaves_no_trace(birth, words):
+    async def run():
+        async with started(streams=()) as owner:
+            reply = await one(owner, Request("s", Action.CREATE, "k", birth, SHARED))
+            assert reply.outcome is Outcome.WRONG
+            assert words in reply.words
+            assert await owner.streams() == []
+
+    asyncio.run(run())
+
+
+def keep(name, key=None):
+    return ask(Action.KEEP, f"keep {name}" if key is None else key, name.encode())
+
+
+def roll_back(name, key=None):
+    return ask(Action.ROLLBACK, f"back to {name}" if key is None else key, name.encode())
+
+
+def test_a_stream_goes_back_to_what_was_kept_and_on_from_there():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as owner:
+            await done(owner, *(observe(number) for number in range(5)), keep("five"), observe(5), observe(6))
+            replies = await done(owner, keep("seven"), roll_back("five"))
+            assert [reply.position for reply in replies] == [8, 9]
+            assert engine_of(owner) == learned(5)
+            assert (await one(owner, ask(Action.KEPT))).facts == {"snapshots": ["five", "seven"]}
+            (reply,) = await done(owner, observe(5, key="again"))
+            assert reply.position == 10
+            # What was answered before the rollback was answered: it is not taken back.
+            assert (await done(owner, observe(6)))[0].repeated
+            assert engine_of(owner) == learned(6)
+            async with started(store, streams=()) as successor:
+                await done(successor, ask(Action.STATUS))
+                assert engine_of(successor) == learned(6)
+                await done(successor, roll_back("seven"))
+                assert engine_of(successor) == learned(7)
+
+    asyncio.run(run())
+
+
+def test_repeated_keeps_and_rollbacks_are_done_once():
+    async def run():
+        async with started() as owner:
+            await done(owner, *(observe(number) for number in range(3)))
+            first = await done(owner, keep("three"), observe(3), roll_back("three"))
+            await done(owner, observe(3, key="again"))
+            again = await done(owner, keep("three"), roll_back("three"))
+            assert [reply._replace(repeated=False) for reply in again] == [first[0], first[2]]
+            assert [reply.repeated for reply in again] == [True, True]
+            assert engine_of(owner) == learned(4)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("request_of", [keep, roll_back])
+def test_a_keep_or_rollback_that_is_asked_again_while_it_is_under_way_is_done_once(request_of):
+    """As by a router whose first attempt took too long."""
+
+    class Slow(MemoryStore):
+        async def kept(self, stream):
+            await asyncio.sleep(0.01)
+            return await super().kept(stream)
+
+        async def kept_snapshot(self, stream, name):
+            await asyncio.sleep(0.01)
+            return await super().kept_snapshot(stream, name)
+
+    async def run():
+        store = Slow()
+        async with started(store) as owner:
+            await done(owner, observe(0), keep("a", "kept before"))
+            replies = await asyncio.gather(*(one(owner, request_of("a")) for _ in range(3)))
+            assert {reply.outcome for reply in replies} == {Outcome.DONE}
+            assert {reply.position for reply in replies} == {2}
+            assert sorted(reply.repeated for reply in replies) == [False, True, True]
+            assert len(journal_of(store)) == 3
+
+    asyncio.run(run())
+
+
+def test_a_keep_that_comes_late_does_not_replace_what_was_kept_by_its_repetition():
+    class Held(MemoryStore):
+        waits = None
+
+        async def kept(self, stream):
+            if self.waits is not None:
+                waits, self.waits = self.waits, None
+                await waits.wait()
+            return await super().kept(stream)
+
+    async def run():
+        store = Held()
+        async with started(store) as owner:
+            await done(owner, observe(0))
+            release = store.waits = asyncio.Event()
+            late = asyncio.create_task(one(owner, keep("a")))
+            await turns()
+            await done(owner, keep("a"), observe(1))
+            release.set()
+            assert (await late).repeated
+            await done(owner, roll_back("a"))
+            assert engine_of(owner) == learned(1)
+
+    asyncio.run(run())
+
+
+def test_too_many_kept_snapshots_are_refused_in_words_and_a_name_may_be_used_again():
+    async def run():
+        async with started(kept_snapshots=2) as owner:
+            await done(owner, keep("a"), observe(0), keep("b"))
+            full = await one(owner, keep("c"))
+            assert full.outcome is Outcome.CONFLICT
+            assert "2 kept snapshots" in full.words
+            await done(owner, observe(1), keep("a", "anew"), observe(2), roll_back("a"))
+            assert engine_of(owner) == learned(2)
+            assert (await one(owner, ask(Action.KEPT))).facts == {"snapshots": ["b", "a"]}
+
+    asyncio.run(run())
+
+
+def test_a_rollback_to_what_was_never_kept_is_refused_and_changes_nothing():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as owner:
+            await done(owner, observe(0))
+            reply = await one(owner, roll_back("nothing"))
+            assert reply.outcome is Outcome.MISSING
+            assert "no snapshot 'nothing'" in reply.words
+            assert engine_of(owner) == learned(1)
+            assert len(journal_of(store)) == 1
+
+    asyncio.run(run())
+
+
+def test_a_deleted_stream_is_gone_and_may_be_deleted_and_created_again():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as owner:
+            await done(owner, observe(0), keep("a"))
+            first, again = await done(owner, ask(Action.DELETE, "a"), ask(Action.DELETE, "b"))
+            assert (first.repeated, again.repeated) == (False, True)
+            assert (await one(owner, observe(1))).outcome is Outcome.MISSING
+            assert (store.content, store.shared) == ({}, {})
+            await done(owner, create())
+            (reply,) = await done(owner, observe(0))
+            assert (reply.position, reply.repeated) == (0, False)
+            assert (await one(owner, ask(Action.KEPT))).facts == {"snapshots": []}
+
+    asyncio.run(run())
+
+
+def test_after_one_that_must_be_asked_again_none_behind_it_is_served():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as owner:
+            await done(owner, observe(0))
+            keep_at_the_store = store.keep
+
+            async def fails(*_):
+                raise StoreError("not now")
+
+            store.keep = fails
+            replies = await owner.handle([observe(1), keep("a"), observe(2), observe(3)])
+            assert [reply.outcome.name for reply in replies] == ["DONE", "LATER", "LATER", "LATER"]
+            assert engine_of(owner) == learned(2)
+            store.keep = keep_at_the_store
+            await done(owner, keep("a"), observe(2), observe(3))
+            assert engine_of(owner) == learned(4)
+
+    asyncio.run(run())

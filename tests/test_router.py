@@ -1,0 +1,562 @@
+"""The router: the order of a stream is kept whatever fails, calls are shared, and nothing is left behind."""
+
+import asyncio
+import random
+import time
+from collections import defaultdict
+from contextlib import suppress
+
+import pytest
+
+from made_service import settings
+from protodcs.errors import InputError, ProtoDCSError
+from protodcs.serve import router as router_module
+from protodcs.serve.messages import Action, Outcome, Reply, Request
+from protodcs.serve.ring import Ring
+from protodcs.serve.router import LateError, OverloadedError, OwnerLostError, Router
+
+OWNERS = ["a", "b", "c"]
+
+
+class Owners:
+    """Owners that apply a request once, by its key, and do it badly when a test asks for that.
+
+    Attributes:
+        applied: the keys of each stream in the order of their first application.
+        calls: to whom, and with which requests.
+        fate: asked before each call; may raise, wait, or give replies in place of an owner's.
+    """
+
+    def __init__(self, names=OWNERS, fate=None):
+        self.names = list(names)
+        self.fate = fate
+        self.applied = defaultdict(list)
+        self.calls = []
+        self.under_way = set()
+
+    async def call(self, owner, requests):
+        self.calls.append((owner, requests))
+        streams = {request.stream for request in requests}
+        assert not streams & self.under_way, "two calls with requests on one stream"
+        self.under_way |= streams
+        try:
+            await asyncio.sleep(0)
+            if self.fate is not None:
+                replies = await self.fate(owner, requests)
+                if replies is not None:
+                    return replies
+            return [self.apply(request) for request in requests]
+        finally:
+            self.under_way -= streams
+
+    def apply(self, request):
+        keys = self.applied[request.stream]
+        repeated = request.key in keys
+        if not repeated:
+            keys.append(request.key)
+        return Reply(Outcome.DONE, position=keys.index(request.key), repeated=repeated)
+
+    async def view(self):
+        return list(self.names)
+
+    def router(self, **changes):
+        return Router(self.call, self.view, settings(**{"attempt_seconds": 0.1, "lease_seconds": 0.2, **changes}))
+
+
+def request(key, stream="s"):
+    return Request(stream, Action.OBSERVE, str(key), b"")
+
+
+def left_nothing(router):
+    """Whether no request and no line of it is left in a router."""
+    lanes = router._lanes.values()
+    return (
+        (router.waiting, router._lines) == (0, {})
+        and not any(lane.groups or lane.calls or lane.soon for lane in lanes)
+        and not router._tasks
+    )
+
+
+async def settled(router):
+    """Wait until a router has nothing more to do."""
+    end = time.monotonic() + 5
+    while not left_nothing(router):
+        assert time.monotonic() < end, (router.waiting, router._lines, router._lanes)
+        await asyncio.sleep(0.005)
+
+
+async def held(event):
+    """The fate of a call that waits."""
+    await event.wait()
+
+
+def stream_of(owner, owners=OWNERS):
+    """A stream that belongs to an owner."""
+    ring = Ring(owners)
+    return next(f"s{number}" for number in range(1000) if ring.first(f"s{number}") == owner)
+
+
+# Order.
+
+
+class Fate:
+    """Whatever can happen to a call, by chance."""
+
+    def __init__(self, chance, owners):
+        self.chance = chance
+        self.owners = owners
+        self.late = set()
+
+    async def __call__(self, owner, requests):
+        await asyncio.sleep(self.chance.uniform(0, 0.003))
+        kind = self.chance.choice(["fine"] * 4 + ["lost", "lost after", "late", "part", "held", "moved", "later"])
+        if kind == "lost":
+            raise OwnerLostError("gone")
+        if kind == "lost after":
+            for one in requests:
+                self.owners.apply(one)
+            raise OwnerLostError("gone, and it was done")
+        if kind == "late":
+            # The call takes too long for the router, and is carried out some time after that.
+            task = asyncio.create_task(self.carried_out_late(requests))
+            self.late.add(task)
+            task.add_done_callback(self.late.discard)
+            await asyncio.sleep(10)
+        if kind == "part":
+            return self.in_part(requests)
+        if kind == "held":
+            return [Reply(Outcome.HELD, self.chance.choice([*OWNERS, "gone"]))] * len(requests)
+        if kind == "moved":
+            return [Reply(Outcome.MOVED)] * len(requests)
+        if kind == "later":
+            return [Reply(Outcome.LATER)] * len(requests)
+        return None
+
+    async def carried_out_late(self, requests):
+        await asyncio.sleep(self.chance.uniform(0.02, 0.2))
+        for one in requests:
+            self.owners.apply(one)
+
+    def in_part(self, requests):
+        """Of each stream the first few are served, and behind those none."""
+        rest = {one.stream: self.chance.randint(0, 5) for one in requests}
+        replies = []
+        for one in requests:
+            rest[one.stream] -= 1
+            replies.append(self.owners.apply(one) if rest[one.stream] >= 0 else Reply(Outcome.LATER))
+        return replies
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_order_of_a_stream_is_kept_whatever_fails(seed, monkeypatch):
+    print("seed", seed)
+    monkeypatch.setattr(router_module, "_PAUSE", 0.002)
+    chance = random.Random(seed)
+
+    async def run():
+        owners = Owners()
+        owners.fate = Fate(chance, owners)
+        router = owners.router(attempt_seconds=0.02, lease_seconds=0.2, request_seconds=60)
+        submitted = defaultdict(list)
+        asked = []
+        for number in range(400):
+            stream = f"s{chance.randrange(6)}"
+            keys = [f"{number}/{part}" for part in range(chance.choice([1, 1, 1, 3]))]
+            requests = [request(key, stream) for key in keys]
+            if chance.random() < 0.3:
+                fails = chance.random() < 0.3
+                making = router.ask_when_made(stream, in_a_while(chance.uniform(0, 0.01), requests, fails), len(keys))
+                keys = [] if fails else keys
+                asked.append(asyncio.create_task(making))
+            else:
+                asked.append(asyncio.create_task(router.ask_many(requests)))
+            submitted[stream] += keys
+            if chance.random() < 0.3:
+                await asyncio.sleep(chance.uniform(0, 0.01))
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert all(isinstance(answer, list | InputError) for answer in answers)
+        await settled(router)
+        assert owners.applied == submitted
+        while owners.fate.late:
+            await asyncio.wait(owners.fate.late)
+        assert owners.applied == submitted
+
+    asyncio.run(run())
+
+
+def in_a_while(seconds, requests, fails=False):
+    async def make():
+        await asyncio.sleep(seconds)
+        if fails:
+            raise InputError("no image")
+        return requests
+
+    return make
+
+
+def test_requests_on_one_stream_are_never_in_two_calls_at_once():
+    """One who is answered asks again at once; one who was answered beside it leaves, and asks a little later."""
+
+    async def run():
+        owners, gate = Owners(), asyncio.Event()
+        router = owners.router()
+
+        async def client(name, pause):
+            await router.ask(request(f"{name} first"))
+            owners.fate = lambda *_: held(gate)
+            if pause:
+                await asyncio.sleep(pause)
+            await router.ask(request(f"{name} second"))
+
+        clients = asyncio.gather(client("a", 0), client("b", 0.02))
+        await asyncio.sleep(0.04)
+        assert [len(requests) for _, requests in owners.calls] == [2, 1]
+        gate.set()
+        await clients
+        assert owners.applied["s"] == ["a first", "b first", "a second", "b second"]
+        await settled(router)
+
+    asyncio.run(run())
+
+
+def test_images_that_are_encoded_out_of_order_are_observed_in_order_of_arrival():
+    async def run():
+        owners = Owners()
+        router = owners.router()
+        pauses = [0.05, 0.0, 0.03, 0.01, 0.02]
+        asked = [
+            asyncio.create_task(router.ask_when_made("s", in_a_while(pause, [request(number)]), 1))
+            for number, pause in enumerate(pauses)
+        ]
+        await asyncio.sleep(0)
+        asked.append(asyncio.create_task(router.ask_many([request("feature")])))
+        await asyncio.gather(*asked)
+        assert owners.applied["s"] == ["0", "1", "2", "3", "4", "feature"]
+        await settled(router)
+
+    asyncio.run(run())
+
+
+def test_an_image_that_fails_does_not_hold_up_those_behind_it():
+    async def run():
+        owners = Owners()
+        router = owners.router()
+        spoiled = asyncio.create_task(router.ask_when_made("s", in_a_while(0.02, [], fails=True), 1))
+        await asyncio.sleep(0)
+        behind = asyncio.create_task(router.ask(request("behind")))
+        with pytest.raises(InputError, match="no image"):
+            await spoiled
+        assert (await behind).position == 0
+        await settled(router)
+
+    asyncio.run(run())
+
+
+def test_an_image_that_takes_too_long_is_told_and_does_not_hold_up_those_behind_it():
+    async def run():
+        owners = Owners()
+        router = owners.router(request_seconds=0.1)
+        slow = asyncio.create_task(router.ask_when_made("s", in_a_while(10, []), 1))
+        await asyncio.sleep(0.05)
+        behind = asyncio.create_task(router.ask(request("behind")))
+        with pytest.raises(LateError, match="not encoded in time: nothing was applied"):
+            await slow
+        assert (await behind).position == 0
+        await settled(router)
+
+    asyncio.run(run())
+
+
+def test_one_stream_does_not_wait_for_another():
+    async def run():
+        owners = Owners()
+        router = owners.router()
+        never = asyncio.create_task(router.ask_when_made("waits", in_a_while(10, []), 1))
+        await asyncio.sleep(0)
+        await router.ask(request(0))
+        never.cancel()
+        with suppress(asyncio.CancelledError):
+            await never
+        await settled(router)
+
+    asyncio.run(run())
+
+
+# Shared calls.
+
+
+def test_requests_share_calls_of_at_most_256():
+    async def run():
+        owners = Owners(["a"], fate=lambda *_: asyncio.sleep(0.002))
+        router = owners.router()
+        asked = [router.ask(request(number, f"s{number % 100}")) for number in range(3000)]
+        await asyncio.gather(*asked)
+        assert len(owners.calls) <= 3000 / 50
+        assert max(len(requests) for _, requests in owners.calls) <= 256
+        assert [len(keys) for keys in owners.applied.values()] == [30] * 100
+        await settled(router)
+
+    asyncio.run(run())
+
+
+def test_large_requests_on_several_streams_do_not_make_a_call_of_more_than_256():
+    async def run():
+        owners = Owners(["a"], fate=lambda *_: asyncio.sleep(0.002))
+        router = owners.router()
+        large = [[request(number, stream) for number in range(count)] for stream, count in (("x", 200), ("y", 200))]
+        huge = [request(number, "z") for number in range(1000)]
+        await asyncio.gather(*(router.ask_many(requests) for requests in (*large, huge)))
+        assert max(len(requests) for _, requests in owners.calls) <= 256
+        assert [len(owners.applied[stream]) for stream in "xyz"] == [200, 200, 1000]
+        assert owners.applied["z"] == [str(number) for number in range(1000)]
+
+    asyncio.run(run())
+
+
+# Time and numbers.
+
+
+def test_no_answer_in_time_is_told_in_words_and_the_line_goes_on():
+    async def run():
+        owners = Owners()
+        gate = asyncio.Event()
+        owners.fate = lambda *_: held(gate)
+        router = owners.router(request_seconds=0.25, attempt_seconds=0.05)
+        with pytest.raises(LateError, match=r"within 0\.25 seconds: whether it was applied is not known; ask again"):
+            await router.ask(request("late"))
+        assert router.waiting == 0
+        gate.set()
+        assert (await router.ask(request("next"))).outcome is Outcome.DONE
+        assert owners.applied["s"][-1] == "next"
+        # One attempt after another was made meanwhile.
+        assert len(owners.calls) > 2
+        await settled(router)
+
+    asyncio.run(run())
+
+
+def test_more_requests_than_may_wait_are_refused_whole_and_nothing_is_done():
+    async def run():
+        owners, gate = Owners(), asyncio.Event()
+        owners.fate = lambda *_: held(gate)
+        router = owners.router(waiting=5, attempt_seconds=5)
+        waiting = [asyncio.create_task(router.ask(request(number))) for number in range(3)]
+        await asyncio.sleep(0.01)
+        made = []
+
+        async def make():
+            made.append(True)
+
+        for stream in ("s", "another"):
+            with pytest.raises(OverloadedError, match="3 requests wait already, and 5 may"):
+                await router.ask_many([request(f"no {number}", stream) for number in range(3)])
+            with pytest.raises(OverloadedError):
+                await router.ask_when_made(stream, make, 3)
+        assert (router.waiting, list(router._lines), made) == (3, ["s"], [])
+        waiting.append(asyncio.create_task(router.ask_many([request(3), request(4)])))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            await router.ask(request("no"))
+        gate.set()
+        await asyncio.gather(*waiting)
+        assert owners.applied == {"s": ["0", "1", "2", "3", "4"]}
+        await settled(router)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_callers_that_go_away_leave_nothing_behind(seed):
+    print("seed", seed)
+    chance = random.Random(seed)
+
+    async def run():
+        owners = Owners()
+        owners.fate = Fate(chance, owners)
+        router = owners.router(attempt_seconds=0.02, request_seconds=60)
+        asked = []
+        for number in range(300):
+            requests = [request(number, f"s{chance.randrange(5)}")]
+            if chance.random() < 0.3:
+                make = in_a_while(chance.uniform(0, 0.02), requests)
+                asked.append(asyncio.create_task(router.ask_when_made(requests[0].stream, make, 1)))
+            else:
+                asked.append(asyncio.create_task(router.ask_many(requests)))
+            if chance.random() < 0.5:
+                chance.choice(asked).cancel()
+            if chance.random() < 0.2:
+                await asyncio.sleep(chance.uniform(0, 0.02))
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(answer) for answer in answers} == {list, asyncio.CancelledError}
+        await settled(router)
+        for keys in owners.applied.values():
+            assert len(keys) == len(set(keys))
+        while owners.fate.late:
+            await asyncio.wait(owners.fate.late)
+
+    asyncio.run(run())
+
+
+# Owners that fail, come back, and change.
+
+
+def test_a_suspect_owner_is_left_alone_for_a_while_and_comes_back():
+    async def run():
+        owners = Owners()
+        stream = stream_of("a")
+        dead = {"a"}
+
+        async def fate(owner, requests):
+            if owner in dead:
+                raise OwnerLostError("gone")
+
+        owners.fate = fate
+        router = owners.router(lease_seconds=1.0)
+        await router.ask(request(0, stream))
+        stand_in = Ring(OWNERS).order(stream)[1]
+        assert [owner for owner, _ in owners.calls] == ["a", stand_in]
+        assert [requests[0].stand_in for _, requests in owners.calls] == [False, True]
+        dead.clear()
+        await router.ask(request(1, stream))
+        assert owners.calls[-1][0] == stand_in
+        await asyncio.sleep(0.6)
+        await router.ask(request(2, stream))
+        assert (owners.calls[-1][0], owners.calls[-1][1][0].stand_in) == ("a", False)
+        assert owners.applied[stream] == ["0", "1", "2"]
+
+    asyncio.run(run())
+
+
+def test_what_waits_for_an_owner_that_was_lost_goes_to_others_at_once():
+    async def run():
+        owners = Owners()
+
+        async def fate(owner, requests):
+            if owner == "a":
+                await asyncio.sleep(0.05)
+                raise OwnerLostError("gone")
+
+        owners.fate = fate
+        router = owners.router(lease_seconds=60.0)
+        # More than fit into the calls that are under way to the lost owner.
+        ring = Ring(OWNERS)
+        streams = [f"s{number}" for number in range(3000)]
+        mine = [stream for stream in streams if ring.first(stream) == "a"]
+        assert len(mine) > 3 * 256
+        await asyncio.gather(*(router.ask(request(0, stream)) for stream in mine))
+        assert sum(owner == "a" for owner, _ in owners.calls) == 2
+        await settled(router)
+
+    asyncio.run(run())
+
+
+def test_whoever_holds_the_stream_is_asked_wherever_it_belongs():
+    async def run():
+        owners = Owners()
+        stream = stream_of("a")
+
+        async def fate(owner, requests):
+            if owner != "c":
+                return [Reply(Outcome.HELD, "c")] * len(requests)
+            assert all(one.stand_in for one in requests)
+            return None
+
+        owners.fate = fate
+        router = owners.router()
+        await router.ask_many([request(0, stream), request(1, stream)])
+        assert [owner for owner, _ in owners.calls] == ["a", "c"]
+
+    asyncio.run(run())
+
+
+def test_a_ring_that_changes_moves_the_lines(monkeypatch):
+    monkeypatch.setattr(router_module, "_REFRESH", 0.0)
+
+    async def run():
+        owners = Owners(["a"])
+        router = owners.router()
+        stream = stream_of("b", ["a", "b"])
+        await router.ask(request(0, stream))
+        owners.names = ["a", "b"]
+
+        async def fate(owner, requests):
+            if owner != "b":
+                return [Reply(Outcome.MOVED, "b")] * len(requests)
+            return None
+
+        owners.fate = fate
+        await asyncio.gather(*(router.ask(request(number, stream)) for number in range(1, 10)))
+        assert owners.calls[-1][0] == "b"
+        assert owners.applied[stream] == [str(number) for number in range(10)]
+        owners.names, owners.fate, before = ["a"], None, len(owners.calls)
+        await router.ask(request(10, stream))
+        await asyncio.sleep(0)
+        await router.ask(request(11, stream))
+        assert owners.calls[-1][0] == "a"
+        assert len(owners.calls) == before + 2
+        await settled(router)
+
+    asyncio.run(run())
+
+
+def test_a_router_waits_for_the_first_owners():
+    async def run():
+        owners, views = Owners(), []
+
+        async def view():
+            views.append(True)
+            if len(views) == 1:
+                return []
+            if len(views) == 2:
+                raise OwnerLostError("no keeper yet")
+            if len(views) == 3:
+                await asyncio.sleep(10)
+            return OWNERS
+
+        router = Router(owners.call, view, settings(attempt_seconds=0.05, request_seconds=5))
+        assert (await router.ask(request(0))).outcome is Outcome.DONE
+        assert len(views) == 4
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome.final])
+def test_a_final_answer_is_handed_on_as_it_is(outcome):
+    async def run():
+        owners = Owners()
+
+        async def fate(owner, requests):
+            return [Reply(outcome, "words")] * len(requests)
+
+        owners.fate = fate
+        router = owners.router()
+        assert await router.ask(request(0)) == Reply(outcome, "words")
+        assert len(owners.calls) == 1
+        await settled(router)
+
+    asyncio.run(run())
+
+
+def test_an_error_that_no_call_should_raise_is_told_and_the_line_goes_on(caplog):
+    async def run():
+        owners = Owners()
+
+        async def fate(owner, requests):
+            raise ZeroDivisionError("a bug")
+
+        owners.fate = fate
+        router = owners.router(request_seconds=2)
+        reply = await router.ask(request(0))
+        assert reply.outcome is Outcome.FAILED
+        assert "a bug" in reply.words
+        owners.fate = None
+        assert (await router.ask(request(1))).outcome is Outcome.DONE
+        await settled(router)
+
+    asyncio.run(run())
+    assert "a bug" in caplog.text
+
+
+def test_errors_of_the_router_are_ours():
+    for error in (LateError, OverloadedError, OwnerLostError):
+        assert issubclass(error, ProtoDCSError)

@@ -1,0 +1,663 @@
+"""The service over HTTP, with owners in the same process: every route, and every error in words."""
+
+import asyncio
+import json
+import math
+from contextlib import asynccontextmanager
+from urllib.parse import quote
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import made_service
+from made_service import FEATURES, PROTOTYPES, ROWS, SHARED, engine_of, feature, learned
+from memory_store import MemoryStore
+from protodcs import ProtoDCS
+from protodcs.errors import ImageError
+from protodcs.serve.answers import pack_decision, unpack_decision
+from protodcs.serve.app import application
+from protodcs.serve.messages import Outcome, Reply
+from protodcs.serve.owner import Owner
+from protodcs.serve.router import OwnerLostError, Router
+
+BYTES = {"content-type": "application/octet-stream"}
+AS_JSON = {"content-type": "application/json"}
+PNG = {"content-type": "image/png"}
+STOPPED = Reply(Outcome.CLOSED, "the service is being stopped")
+NEW = {"id": "s", "prototypes": ROWS.tolist()}
+FIELDS = {"known", "index", "label", "p_unknown", "openness", "openness_first", "score", "aleatoric", "epistemic",
+          "trusted", "cached", "evolved", "sequence", "position", "epoch", "repeated"}  # fmt: skip
+
+
+class FakeEncoding:
+    """Images are numbers of samples; a pause may stand before the number."""
+
+    async def encode(self, image):
+        try:
+            pause, number = map(float, image.split())
+        except ValueError:
+            raise ImageError("this is not an image") from None
+        await asyncio.sleep(pause)
+        return feature(int(number))
+
+    async def prototypes(self, classes):
+        assert len(classes) == len(ROWS)
+        return PROTOTYPES.fingerprint, SHARED
+
+    async def facts(self):
+        return {"name": "fake", "fingerprint": "fake-encoder", "temperature": 0.02}
+
+
+class Service:
+    """An application over one owner, and the client that speaks to it; also what it asks of its cluster."""
+
+    def __init__(self, encoding=None, **changes):
+        config = made_service.settings(**{"request_seconds": 5, **changes})
+        self.store = MemoryStore()
+        self.owner = Owner("owner-0", self.store, config)
+        self.problem = None
+        self.router = Router(self.call, self.view, config)
+        self.api = application(config, self.router, self, encoding)
+        transport = httpx.ASGITransport(self.api)
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://service")
+
+    async def call(self, owner, requests):
+        return await self.owner.handle(requests)
+
+    async def view(self):
+        return ["owner-0"]
+
+    async def owners(self):
+        if self.problem is not None:
+            raise self.problem
+        return ["owner-0"]
+
+    async def facts(self):
+        if self.problem is not None:
+            raise self.problem
+        return [self.owner.facts()]
+
+    async def resize(self, count):
+        return [f"owner-{number}" for number in range(count)]
+
+    async def streams(self):
+        return await self.owner.streams()
+
+    async def post(self, path, content=None, headers=None, **more):
+        return await self.client.post(f"/v1/streams/{path}", content=content, headers=headers, **more)
+
+    async def observe(self, content, headers=None, path="s/observe", key=None, **more):
+        named = {} if key is None else {"idempotency-key": key}
+        return await self.post(path, content, {**(BYTES if headers is None else headers), **named}, **more)
+
+    async def create(self, **changes):
+        return await self.client.post("/v1/streams", json={**NEW, **changes})
+
+
+@asynccontextmanager
+async def served(encoding=None, **changes):
+    """A service with a stream "s"."""
+    service = Service(encoding, **changes)
+    await service.owner.start()
+    try:
+        assert (await service.create()).status_code == 201
+        yield service
+    finally:
+        await service.client.aclose()
+        await service.owner.close()
+
+
+def words_of(response, status):
+    """The words of an error, which is JSON like all of them."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert ("retry-after" in response.headers) == (status in (429, 503))
+    said = response.json()
+    assert list(said) == ["error"]
+    assert isinstance(said["error"], str)
+    assert said["error"]
+    return said["error"]
+
+
+def decisions_of(response):
+    assert response.status_code == 200, response.text
+    return response.json()["decisions"]
+
+
+# What is asked for.
+
+
+def test_observe_and_peek_answer_as_the_engine_alone():
+    async def run():
+        engine = ProtoDCS(PROTOTYPES)
+        async with served() as service:
+            for number in range(20):
+                (peeked,) = decisions_of(await service.observe(feature(number), path="s/peek"))
+                expected = unpack_decision(pack_decision(engine.peek(FEATURES[number]))).to_dict()
+                assert peeked == {**without_scores(expected), "position": -1, "epoch": -1, "repeated": False}
+                (said,) = decisions_of(await service.observe(feature(number)))
+                expected = engine.observe(FEATURES[number]).to_dict()
+                assert said == {**without_scores(expected), "position": number, "epoch": 1, "repeated": False}
+                assert set(said) == FIELDS
+
+    asyncio.run(run())
+
+
+def without_scores(said):
+    return {name: value for name, value in said.items() if name != "scores"}
+
+
+def test_features_come_as_bytes_as_json_one_or_several():
+    async def run():
+        async with served() as service:
+            rows = FEATURES[:9].astype("<f4")
+            assert len(decisions_of(await service.observe(rows[0].tobytes(), {}))) == 1
+            several = decisions_of(await service.observe(rows[1:4].tobytes(), params={"count": 3}))
+            assert [said["position"] for said in several] == [1, 2, 3]
+            listed = await service.post("s/observe", json={"features": rows[4:8].astype(float).tolist()})
+            assert [said["position"] for said in decisions_of(listed)] == [4, 5, 6, 7]
+            named = {"content-type": "Application/Octet-Stream; version=1"}
+            decisions_of(await service.observe(rows[8].tobytes(), named))
+            assert engine_of(service.owner) == learned(9)
+
+    asyncio.run(run())
+
+
+def test_images_are_observed_in_order_of_arrival_and_a_bad_one_holds_nobody_up():
+    async def run():
+        async with served(FakeEncoding()) as service:
+            images = [b"0.05 0", b"0 1", b"not an image", b"0.02 2", b"0 3"]
+            asked = []
+            for image in images:
+                asked.append(asyncio.create_task(service.observe(image, PNG)))
+                await asyncio.sleep(0.002)
+            answers = await asyncio.gather(*asked)
+            assert "not an image" in words_of(answers.pop(2), 422)
+            assert [decisions_of(answer)[0]["position"] for answer in answers] == [0, 1, 2, 3]
+            assert engine_of(service.owner) == learned(4)
+            assert len(decisions_of(await service.observe(b"0 4", PNG, path="s/peek"))) == 1
+
+    asyncio.run(run())
+
+
+def test_a_key_makes_a_request_safe_to_repeat():
+    async def run():
+        async with served(FakeEncoding()) as service:
+            first = decisions_of(await service.observe(feature(0), key="one"))
+            again = decisions_of(await service.observe(feature(0), key="one"))
+            assert again == [{**first[0], "repeated": True}]
+            body = FEATURES[1:4].astype("<f4").tobytes()
+            first = decisions_of(await service.observe(body, key="many", params={"count": 3}))
+            again = decisions_of(await service.observe(body, key="many", params={"count": 3}))
+            assert again == [{**said, "repeated": True} for said in first]
+            first = decisions_of(await service.observe(b"0 4", PNG, key="image"))
+            assert decisions_of(await service.observe(b"0 4", PNG, key="image")) == [{**first[0], "repeated": True}]
+            assert engine_of(service.owner) == learned(5)
+            assert "'one' was used for another request" in words_of(await service.observe(feature(9), key="one"), 409)
+            headers = {"idempotency-key": "freeze"}
+            told = [(await service.post("s/freeze", headers=headers)).json() for _ in range(2)]
+            assert told == [{"position": 5, "epoch": 1, "repeated": repeated} for repeated in (False, True)]
+
+    asyncio.run(run())
+
+
+def test_the_life_of_a_stream():
+    async def run():
+        async with served() as service:
+            client = service.client
+            for number in range(5):
+                await service.observe(feature(number))
+            kept = await service.post("s/snapshots", json={"name": "five"})
+            assert (kept.status_code, kept.json()) == (201, {"position": 5, "epoch": 1, "repeated": False})
+            assert (await client.get("/v1/streams/s/snapshots")).json() == {"snapshots": ["five"]}
+            for action in ("freeze", "unfreeze"):
+                assert (await service.post(f"s/{action}")).status_code == 200
+                status = (await client.get("/v1/streams/s")).json()
+                assert status["frozen"] == (action == "freeze")
+            assert (status["sequence"], status["position"], status["owner"]) == (5, 8, "owner-0")
+            assert (await service.post("s/reset")).status_code == 200
+            assert engine_of(service.owner) == learned(0)
+            back = await service.post("s/rollback", json={"name": "five"})
+            assert (back.status_code, back.json()["position"]) == (200, 9)
+            assert engine_of(service.owner) == learned(5)
+            assert (await client.get("/v1/streams")).json() == {"streams": ["s"]}
+            for _ in range(2):
+                gone = await client.delete("/v1/streams/s")
+                assert (gone.status_code, gone.content) == (204, b"")
+            assert (await client.get("/v1/streams")).json() == {"streams": []}
+
+    asyncio.run(run())
+
+
+def test_a_stream_is_created_from_prototypes_or_from_class_names():
+    async def run():
+        async with served(FakeEncoding()) as service:
+            again = await service.create()
+            assert (again.status_code, again.json()["classes"]) == (201, [str(number) for number in range(7)])
+            assert "created otherwise" in words_of(await service.create(preset="paper"), 409)
+            assert "created otherwise" in words_of(await service.create(config={"trust_quantile": 0.5}), 409)
+            named = await service.create(id="named", classes=list("abcdefg"), config={"trust_quantile": 0.5})
+            assert named.json()["classes"] == list("abcdefg")
+            assert named.json()["config"]["trust_quantile"] == 0.5
+            assert named.json()["encoder"] is None
+            encoded = await service.client.post("/v1/streams", json={"id": "encoded", "classes": list("abcdefg")})
+            assert encoded.status_code == 201
+            assert encoded.json()["encoder"] == "fake-encoder"
+            assert encoded.json()["config"]["temperature"] == 0.02
+            decisions_of(await service.observe(b"0 0", PNG, path="encoded/observe"))
+
+    asyncio.run(run())
+
+
+def test_a_list_of_classes_that_comes_with_the_package_is_known_by_its_name():
+    async def run():
+        async with served() as service:
+            created = await service.create(id="ten", classes="cifar10", prototypes=np.eye(10, 32).tolist())
+            assert created.status_code == 201
+            assert created.json()["classes"][:2] == ["airplane", "automobile"]
+
+    asyncio.run(run())
+
+
+def test_no_file_that_a_body_names_is_read(tmp_path):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("\n".join(f"secret-{number}" for number in range(7)))
+
+    async def run():
+        async with served(FakeEncoding()) as service:
+            for body in ({**NEW, "id": "t"}, {"id": "t"}):
+                for name in (str(secret), "/etc/passwd", "../names/cifar10", "nonsense", ""):
+                    refused = await service.client.post("/v1/streams", json={**body, "classes": name})
+                    assert "choose one of" in words_of(refused, 422)
+                    assert "secret-" not in refused.text
+            assert (await service.streams()) == ["s"]
+
+    asyncio.run(run())
+
+
+def test_health_and_owners():
+    async def run():
+        async with served() as service:
+            client = service.client
+            health = (await client.get("/v1/health")).json()
+            assert (health["owners"], health["waiting"]) == (1, 0)
+            said = (await client.get("/v1/owners")).json()
+            assert (said["names"], [facts["owner"] for facts in said["owners"]]) == (["owner-0"], ["owner-0"])
+            resized = await client.put("/v1/owners", json={"count": 3})
+            assert resized.json() == {"names": ["owner-0", "owner-1", "owner-2"]}
+            for count in (0, 1001, -1, "many", None, 1.5):
+                words_of(await client.put("/v1/owners", json={"count": count}), 422)
+            service.problem = OwnerLostError("the keeper is not there")
+            for path in ("/v1/health", "/v1/owners"):
+                assert "keeper" in words_of(await client.get(path), 503)
+
+    asyncio.run(run())
+
+
+ODD_IDS = ["a b", "\u00e9\u4e2d\U0001f600", "a?b#c", "100%", "%2e", "a%2Fb", "...", "a..b", "-rf", "*", "a:b", "'\"<>&",
+           "x" * 200, "observe", "\u202e", " "]  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", ODD_IDS)
+def test_ids_may_hold_odd_characters(stream):
+    async def run():
+        async with served() as service:
+            created = await service.create(id=stream)
+            assert (created.status_code, created.json()["id"]) == (201, stream)
+            path = quote(stream, safe="")
+            assert decisions_of(await service.observe(feature(0), path=f"{path}/observe"))[0]["position"] == 0
+            assert (await service.client.get(f"/v1/streams/{path}")).json()["position"] == 1
+            assert (await service.client.get("/v1/streams")).json() == {"streams": sorted(["s", stream])}
+            assert (await service.client.delete(f"/v1/streams/{path}")).status_code == 204
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", ["", "a/b", "a\\b", "\n", "a\0", "\x7f", "x" * 201, ".", "..", "\ud800", 7, None])
+def test_ids_that_could_not_be_reached_are_refused_in_words(stream):
+    async def run():
+        async with served() as service:
+            body = json.dumps({**NEW, "id": stream})
+            refused = words_of(await service.client.post("/v1/streams", content=body, headers=AS_JSON), 422)
+            assert refused.startswith("id: ")
+            assert await service.streams() == ["s"]
+
+    asyncio.run(run())
+
+
+# What goes wrong.
+
+
+def test_what_is_not_there_is_404():
+    async def run():
+        async with served() as service:
+            client = service.client
+            for response in (
+                await service.observe(feature(0), path="nobody/observe"),
+                await service.observe(feature(0), path="nobody/peek"),
+                await service.post("nobody/freeze"),
+                await service.post("nobody/snapshots", json={"name": "x"}),
+                await client.get("/v1/streams/nobody"),
+                await client.get("/v1/streams/nobody/snapshots"),
+            ):
+                assert "nobody" in words_of(response, 404)
+            assert "'never'" in words_of(await service.post("s/rollback", json={"name": "never"}), 404)
+            for path in ("/", "/v2/streams", "/v1/streams/s/nonsense", "/v1/streams/a/b/c"):
+                words_of(await client.get(path), 404)
+            wrong = await client.put("/v1/streams/s")
+            words_of(wrong, 405)
+            assert "GET" in wrong.headers["allow"]
+
+    asyncio.run(run())
+
+
+def test_too_many_kept_snapshots_are_409():
+    async def run():
+        async with served(kept_snapshots=1) as service:
+            assert (await service.post("s/snapshots", json={"name": "a"})).status_code == 201
+            assert "forget one first" in words_of(await service.post("s/snapshots", json={"name": "b"}), 409)
+
+    asyncio.run(run())
+
+
+def test_a_body_that_is_too_long_is_413_on_every_route():
+    async def in_parts():
+        for _ in range(100):
+            yield b" " * 1000
+
+    async def run():
+        async with served(FakeEncoding(), body_bytes=10_000) as service:
+            long = b"1" * 10_001
+            for response in (
+                await service.observe(long),
+                await service.observe(long, AS_JSON),
+                await service.observe(long, PNG),
+                await service.observe(in_parts()),
+                await service.post("s/snapshots", json={"name": "x" * 10_000}),
+                await service.post("s/rollback", json={"name": "x" * 10_000}),
+                await service.create(prototypes=np.ones((40, 100)).tolist()),
+                await service.client.put("/v1/owners", content=in_parts()),
+            ):
+                assert "10000 bytes" in words_of(response, 413)
+            assert service.router.waiting == 0
+            decisions_of(await service.observe(feature(0)))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data", "application/x-npy", "nonsense", "x" * 5000])
+def test_a_body_of_another_type_is_415(kind):
+    async def run():
+        async with served() as service:
+            refused = words_of(await service.observe(feature(0), {"content-type": kind}), 415)
+            assert "send application/octet-stream, application/json or an image" in refused
+
+    asyncio.run(run())
+
+
+def test_an_image_without_an_encoder_is_422():
+    async def run():
+        async with served() as service:
+            assert "no encoder" in words_of(await service.observe(b"0 0", PNG), 422)
+            refused = await service.client.post("/v1/streams", json={"id": "t", "classes": ["a", "b"]})
+            assert "prototypes" in words_of(refused, 422)
+            assert service.router.waiting == 0
+
+    asyncio.run(run())
+
+
+BAD_BYTES = {
+    "none": (b"", "1"),
+    "one byte short": (feature(0)[:-1], "1"),
+    "another width": (feature(0)[:-4], "1"),
+    "zero": (bytes(128), "1"),
+    "not a number": (np.full(32, np.nan, dtype="<f4").tobytes(), "1"),
+    "infinite": (np.full(32, np.inf, dtype="<f4").tobytes(), "1"),
+    "one bad of two": (feature(0) + bytes(128), "2"),
+    "not divisible": (feature(0), "3"),
+    "no count": (feature(0), ""),
+    "count zero": (feature(0), "0"),
+    "count negative": (feature(0), "-1"),
+    "count of words": (feature(0), "one"),
+    "count too large": (feature(0), "4097"),
+    "count endless": (feature(0), "9" * 5000),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_BYTES)
+def test_bad_bytes_are_422_and_change_nothing(kind):
+    async def run():
+        content, count = BAD_BYTES[kind]
+        async with served() as service:
+            words_of(await service.observe(content, params={"count": count}), 422)
+            words_of(await service.observe(content, path="s/peek", params={"count": count}), 422)
+            assert service.store.content["s"].journal == []
+
+    asyncio.run(run())
+
+
+BAD_JSON = [
+    b"", b"{", b"null", b"[]", b'"features"', b"7", b"{}", b'{"features": null}', b'{"features": []}',
+    b'{"features": [[]]}', b'{"features": [1, 2]}', b'{"features": [[1], [1, 2]]}', b'{"features": [["a"]]}',
+    b'{"features": [[NaN]]}', b'{"features": [[1e39]]}', b'{"features": [[1e999]]}', b'{"features": [[null]]}',
+    b'{"features": [[{}]]}', b'{"features": {"a": 1}}', b'{"features": "abc"}', b"\xff\xfe", b"[" * 100_000,
+    b'{"features": ' + b"[" * 100 + b"]" * 100 + b"}", b'{"features": [[1' + b"0" * 5000 + b"]]}",
+    b'{"features": [[1' + b"0" * 400 + b"]]}", b'{"features": [' + b"[1]," * 4096 + b"[1]]}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", BAD_JSON, ids=range(len(BAD_JSON)))
+def test_bad_json_is_422_and_changes_nothing(body):
+    async def run():
+        async with served() as service:
+            words_of(await service.observe(body, AS_JSON), 422)
+            assert service.store.content["s"].journal == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("key", ["", "k" * 191, "\u00e9" * 96])
+def test_a_key_that_is_empty_or_too_long_is_422(key):
+    async def run():
+        async with served() as service:
+            headers = {**BYTES, "idempotency-key": key.encode("latin-1")}
+            for path in ("s/observe", "s/freeze"):
+                assert "1 to 190 bytes" in words_of(await service.post(path, feature(0), headers), 422)
+            assert decisions_of(await service.observe(feature(0), key="k" * 190))[0]["position"] == 0
+            body = FEATURES[:100].astype("<f4").tobytes()
+            assert len(decisions_of(await service.observe(body, key="m" * 190, params={"count": 100}))) == 100
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"prototypes": []}, "rows of one length"),
+        ({"prototypes": [[]]}, "prototypes"),
+        ({"prototypes": [[1.0], [1.0, 2.0]]}, "rows of one length"),
+        ({"prototypes": [[0.0, 0.0]]}, "prototypes"),
+        ({"prototypes": [[1e300, 0.0]]}, "prototypes"),
+        ({"prototypes": [["a"]]}, "prototypes"),
+        ({"classes": ["a"]}, "7"),
+        ({"classes": ["a"] * 7}, "a"),
+        ({"classes": []}, "class names"),
+        ({"classes": [""] * 7}, "class names"),
+        ({"classes": [1] * 7}, "classes"),
+        ({"preset": "nonsense"}, "preset"),
+        ({"config": {"nonsense": 1}}, "nonsense"),
+        ({"config": {"self": 1, "cls": 2}}, "self"),
+        ({"config": {"trust_quantile": 7}}, "trust_quantile"),
+        ({"config": {"trust_quantile": "much"}}, "trust_quantile"),
+        ({"config": []}, "config"),
+        ({"nonsense": 1}, "nonsense"),
+    ],
+)
+def test_what_cannot_be_created_is_422_in_words(changes, words):
+    async def run():
+        async with served() as service:
+            assert words in words_of(await service.create(**{"id": "t", **changes}), 422)
+            assert await service.streams() == ["s"]
+
+    asyncio.run(run())
+
+
+def test_a_body_that_is_no_json_or_lacks_a_field_is_422_in_words():
+    async def run():
+        async with served() as service:
+            for path in ("/v1/streams", "/v1/streams/s/snapshots", "/v1/streams/s/rollback"):
+                for body in (b"", b"{", b"[]", b"null", b"{}", b'{"name": 7}', b'{"name": ""}'):
+                    for headers in (AS_JSON, {}):
+                        words_of(await service.client.post(path, content=body, headers=headers), 422)
+                for body in (b"\xff", b"[" * 100_000):
+                    words_of(await service.client.post(path, content=body, headers=AS_JSON), 400)
+            assert words_of(await service.post("s/snapshots", json={}), 422) == "name: Field required"
+            surrogate = b'{"name": "\\ud800"}'
+            assert "name" in words_of(await service.post("s/snapshots", surrogate, AS_JSON), 422)
+            assert "name" in words_of(await service.post("s/snapshots", json={"name": "x" * 201}), 422)
+
+    asyncio.run(run())
+
+
+def test_too_many_waiting_requests_are_429():
+    async def run():
+        async with served(FakeEncoding(), waiting=2) as service:
+            body = FEATURES[:3].astype("<f4").tobytes()
+            assert "ask again later" in words_of(await service.observe(body, params={"count": 3}), 429)
+            store = service.store
+            store.gate = asyncio.Event()
+            two = asyncio.create_task(service.observe(body[:256], params={"count": 2}))
+            await asyncio.sleep(0.02)
+            words_of(await service.observe(feature(2)), 429)
+            words_of(await service.observe(b"0 2", PNG), 429)
+            store.gate.set()
+            assert len(decisions_of(await two)) == 2
+            assert engine_of(service.owner) == learned(2)
+
+    asyncio.run(run())
+
+
+def test_an_error_inside_the_engine_is_500_in_words(monkeypatch):
+    async def run():
+        async with served() as service:
+            decisions_of(await service.observe(feature(0)))
+
+            def broken(*_):
+                raise ZeroDivisionError("a bug")
+
+            monkeypatch.setattr(service.owner._streams["s"].hosted.engine, "_advance", broken)
+            assert "an error inside the service" in words_of(await service.observe(feature(1)), 500)
+            decisions_of(await service.observe(feature(1)))
+            assert engine_of(service.owner) == learned(2)
+
+    asyncio.run(run())
+
+
+def test_an_error_that_nobody_foresaw_is_500_in_words_and_says_nothing_of_the_inside():
+    async def run():
+        async with served() as service:
+            service.problem = ZeroDivisionError("secret")
+            transport = httpx.ASGITransport(service.api, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+                words = words_of(await client.get("/v1/health"), 500)
+                assert "an error inside the service" in words
+                assert "secret" not in words
+
+    asyncio.run(run())
+
+
+def test_a_store_that_is_down_is_503_and_the_same_request_is_served_when_it_is_back():
+    async def run():
+        async with served(request_seconds=0.2, store_patience=0.05) as service:
+            decisions_of(await service.observe(feature(0)))
+            service.store.down = True
+            assert "ask again with the same key" in words_of(await service.observe(feature(1), key="k"), 503)
+            words_of(await service.client.get("/v1/streams/s"), 503)
+            service.store.down = False
+            (said,) = decisions_of(await service.observe(feature(1), key="k"))
+            assert said["position"] == 1
+            assert engine_of(service.owner) == learned(2)
+
+    asyncio.run(run())
+
+
+def test_a_service_that_is_being_stopped_is_503():
+    async def run():
+        async with served() as service:
+            await service.owner.drain(STOPPED)
+            assert "being stopped" in words_of(await service.observe(feature(0)), 503)
+
+    asyncio.run(run())
+
+
+# Whatever is sent.
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+    max_leaves=12,
+)
+ROWS_OF_ANYTHING = st.lists(st.lists(JSON, max_size=3), max_size=3)
+ROUTES = ["s/observe", "s/peek", "s/freeze", "s/snapshots", "s/rollback", "", "nobody/observe"]
+KINDS = ["application/json", "application/octet-stream", "image/png", "text/plain", ""]
+
+
+def hostile():
+    """Bodies from noise to what is nearly right."""
+    features = st.fixed_dictionaries({"features": ROWS_OF_ANYTHING | JSON})
+    names = st.fixed_dictionaries({"name": JSON})
+    new = st.fixed_dictionaries(
+        {"id": st.just("t") | JSON},
+        optional={
+            "prototypes": ROWS_OF_ANYTHING | JSON,
+            "classes": JSON,
+            "preset": JSON,
+            "config": st.dictionaries(st.sampled_from(["trust_quantile", "temperature", "seed"]), JSON),
+        },
+    )
+    numbers = st.binary(min_size=128, max_size=128)
+    return (
+        st.binary(max_size=300)
+        | numbers
+        | (JSON | features | names | new).map(lambda value: json.dumps(value).encode())
+    )
+
+
+def test_no_body_whatever_is_an_error_inside_the_service():
+    with asyncio.Runner() as runner:
+        context = served(FakeEncoding())
+        service = runner.run(context.__aenter__())
+        seen = set()
+
+        @given(
+            route=st.sampled_from(ROUTES),
+            kind=st.sampled_from(KINDS),
+            body=hostile(),
+            count=st.sampled_from(["1", "2", "x"]) | st.text(max_size=5),
+            key=st.none() | st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=10),
+        )
+        @example(route="s/observe", kind="application/json", body=b'{"features": [[1e300]]}', count="1", key=None)
+        @example(route="s/observe", kind="application/octet-stream", body=feature(0), count="\u0661", key=None)
+        @settings(max_examples=400)
+        def check(route, kind, body, count, key):
+            headers = {"content-type": kind}
+            if key is not None:
+                headers["idempotency-key"] = key.strip().encode("latin-1")
+            path = f"/v1/streams/{route}".rstrip("/")
+            response = runner.run(service.client.post(path, content=body, headers=headers, params={"count": count}))
+            assert response.status_code < 500, response.text
+            if response.status_code >= 400:
+                words_of(response, response.status_code)
+            seen.add(response.status_code)
+            assert service.router.waiting == 0
+
+        try:
+            check()
+            assert {200, 404, 415, 422} <= seen
+            status = runner.run(service.client.get("/v1/streams/s")).json()
+            assert math.isfinite(status["sequence"])
+        finally:
+            runner.run(context.__aexit__(None, None, None))
