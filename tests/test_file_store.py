@@ -23,6 +23,7 @@ from hypothesis.stateful import initialize, invariant, rule
 from protodcs.errors import ConfigError, FencedError, StoreError
 from protodcs.serve.store.base import Batch, Checkpoint
 from protodcs.serve.store.files import FileStore
+from protodcs.serve.store.upkeep import Upkeep
 from store_contract import MEMORY, StoreMachine
 
 run = asyncio.run
@@ -529,7 +530,7 @@ def test_a_fault_of_the_store_itself_leaves_nobody_waiting(tmp_path, monkeypatch
         await created(store, "s", b"birth", "blob")
         held = await store.acquire("s", "me", "1")
         with monkeypatch.context() as patch:
-            patch.setattr(FileStore, "_tidy", fault)
+            patch.setattr(Upkeep, "tidy", fault)
             assert await store.commit([Batch("s", held.epoch, 0, [b"first"])]) == [None]
             with pytest.raises(StoreError, match=r"fault.*open the store again"):
                 await asyncio.wait_for(store.commit([Batch("s", held.epoch, 1, [b"second"])]), 10)
@@ -868,7 +869,7 @@ class AnyOrder(StoreMachine):
     def every_segment_knows_how_much_of_it_is_needed(self):
         self.now(settled(self.store))
         for number, segment in self.store._log._segments.items():
-            assert segment.live == sum(place.size for place, _ in self.store._moves_from(number))
+            assert segment.live == sum(place.size for place, _ in self.store._catalogue.moves_from(number))
 
 
 AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
