@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protodcs.errors import FencedError, HeldError, StoreError, UnknownStreamError
-from protodcs.serve.store.base import Batch, Described, Held, Write
+from protodcs.serve.store.base import Batch, Checkpoint, Described, Held, Write, check_lease
 
 
 @dataclass
@@ -17,22 +17,27 @@ class _Stream:
     birth: bytes
     shared: str
     epoch: int = 0
+    # Where the newest epoch began, and the epoch that wrote the snapshot.
+    since: int = 0
+    covered_by: int | None = None
     holder: tuple[str, str] | None = None
     snapshot: bytes | None = None
     start: int = 0
     journal: list[bytes] = field(default_factory=list)
     kept: dict[str, bytes] = field(default_factory=dict)
 
+    @property
+    def position(self) -> int:
+        return self.start + len(self.journal)
+
 
 class MemoryStore:
-    several_owners = True
-
     def __init__(self) -> None:
         self.content: dict[str, _Stream] = {}
         self.leases: dict[str, tuple[str, float]] = {}
         self.shared: dict[str, bytes] = {}
-        # A stream that is created again goes on from the epoch it had when it was deleted.
-        self.past: dict[str, int] = {}
+        # An epoch above those of all streams that were deleted.
+        self.past = 0
         self.down = False
         # Commits wait until it is set.
         self.gate: asyncio.Event | None = None
@@ -53,12 +58,17 @@ class MemoryStore:
             raise FencedError(f"a write of epoch {epoch} to the stream {stream!r}, which is {newest}")
         return found
 
-    def _lives(self, holder: tuple[str, str]) -> bool:
-        incarnation, until = self.leases.get(holder[0], ("", 0.0))
-        return incarnation == holder[1] and time.monotonic() < until
+    def _holder(self, found: _Stream) -> str | None:
+        """Who holds a stream and lives."""
+        if found.holder is None:
+            return None
+        owner, incarnation = found.holder
+        lives, until = self.leases.get(owner, ("", 0.0))
+        return owner if lives == incarnation and time.monotonic() < until else None
 
     async def renew(self, owner: str, incarnation: str, seconds: float) -> None:
         self._reach()
+        check_lease(seconds)
         self.leases[owner] = (incarnation, time.monotonic() + seconds)
 
     async def resign(self, owner: str, incarnation: str) -> None:
@@ -71,8 +81,8 @@ class MemoryStore:
         if stream in self.content:
             return False
         if shared not in self.shared:
-            raise StoreError(f"there is no shared blob {shared!r}")
-        self.content[stream] = _Stream(birth, shared, self.past.get(stream, 0))
+            raise StoreError(f"there is no shared blob {shared!r}: put it first")
+        self.content[stream] = _Stream(birth, shared, self.past)
         return True
 
     async def acquire(self, stream: str, owner: str, incarnation: str) -> Held:
@@ -80,9 +90,11 @@ class MemoryStore:
         found = self.content.get(stream)
         if found is None:
             raise UnknownStreamError(f"there is no stream {stream!r}")
-        if found.holder is not None and found.holder[0] != owner and self._lives(found.holder):
-            raise HeldError(f"{stream} is held by {found.holder[0]}", found.holder[0])
+        holder = self._holder(found)
+        if holder is not None and holder != owner:
+            raise HeldError(f"{stream!r} is held by {holder!r}", holder)
         found.epoch += 1
+        found.since, found.covered_by = found.position, None
         found.holder = (owner, incarnation)
         return Held(found.epoch, found.birth, found.snapshot, found.start, list(found.journal))
 
@@ -102,24 +114,32 @@ class MemoryStore:
             found = self._own(write.stream, write.epoch)
         except FencedError as problem:
             return problem
-        end = found.start + len(found.journal)
-        if isinstance(write, Batch):
-            if write.position + len(write.records) <= end:
-                return None
-            if write.position != end:
-                self._refuse(write, end)
-            found.journal += write.records
-        elif write.position > end:
-            self._refuse(write, end)
-        elif write.position >= found.start:
-            found.snapshot = write.snapshot
-            del found.journal[: write.position - found.start]
-            found.start = write.position
-        return None
-
-    def _refuse(self, write: Write, end: int) -> None:
+        fits = self._append(found, write) if isinstance(write, Batch) else self._cover(found, write)
+        if fits:
+            return None
         self.misfits.append(write)
-        raise StoreError(f"{write.stream!r}: a write at position {write.position}, and the journal ends at {end}")
+        return FencedError(f"{write.stream!r}: a write at position {write.position}, and the next is {found.position}")
+
+    def _append(self, found: _Stream, batch: Batch) -> bool:
+        end, records = batch.position + len(batch.records), list(batch.records)
+        if batch.position != found.position:
+            first = max(batch.position, found.start)
+            there = found.journal[first - found.start : max(0, end - found.start)]
+            return (
+                found.since <= batch.position and end <= found.position and there == records[first - batch.position :]
+            )
+        found.journal += records
+        return True
+
+    def _cover(self, found: _Stream, checkpoint: Checkpoint) -> bool:
+        if checkpoint.position < found.start:
+            return found.covered_by == checkpoint.epoch
+        if checkpoint.position > found.position:
+            return False
+        found.snapshot, found.covered_by = checkpoint.snapshot, checkpoint.epoch
+        del found.journal[: checkpoint.position - found.start]
+        found.start = checkpoint.position
+        return True
 
     async def release(self, stream: str, epoch: int) -> None:
         self._reach()
@@ -129,11 +149,11 @@ class MemoryStore:
 
     async def delete(self, stream: str, epoch: int) -> None:
         self._reach()
-        gone = self._own(stream, epoch)
+        shared = self._own(stream, epoch).shared
         del self.content[stream]
-        self.past[stream] = epoch
-        if all(other.shared != gone.shared for other in self.content.values()):
-            del self.shared[gone.shared]
+        self.past = max(self.past, epoch + 1)
+        if all(other.shared != shared for other in self.content.values()):
+            del self.shared[shared]
 
     async def describe(self, stream: str) -> Described:
         self._reach()
@@ -141,8 +161,7 @@ class MemoryStore:
         if found is None:
             raise UnknownStreamError(f"there is no stream {stream!r}")
         size = sum(map(len, [found.birth, found.snapshot or b"", *found.journal, *found.kept.values()]))
-        owner = found.holder[0] if found.holder is not None and self._lives(found.holder) else None
-        return Described(found.birth, found.epoch, owner, found.start + len(found.journal), found.start, size)
+        return Described(found.birth, found.epoch, self._holder(found), found.position, found.start, size)
 
     async def streams(self):
         self._reach()

@@ -24,6 +24,8 @@ from protodcs.serve.store.redis import RedisStore
 from redis_server import RedisServer, redis_program
 
 BLOB = "prototypes-of-a-test"
+# For folders of stores that no power cut meets: a disk that waits would take most of the time.
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 @cache
@@ -76,18 +78,6 @@ def of_every_store(check: Callable[[Store], Awaitable[None]]) -> Callable[..., N
     return test
 
 
-def of_several_owners(check: Callable[[Store], Awaitable[None]]) -> Callable[..., None]:
-    """The same, for stores that keep leases."""
-
-    async def where_leases_are_kept(store: Store) -> None:
-        if not store.several_owners:
-            pytest.skip("this store has one owner and keeps no leases")
-        await check(store)
-
-    where_leases_are_kept.__name__ = check.__name__
-    return of_every_store(where_leases_are_kept)
-
-
 async def _checked(name: str, folder: Path, check: Callable[[Store], Awaitable[None]]) -> None:
     store = await STORES[name](folder)
     try:
@@ -128,7 +118,7 @@ class _Stream:
             self.start, self.snapshot = write.position, write.snapshot
 
 
-IDS = st.sampled_from(["a", "b:c", "a b\n\u00e9"])
+IDS = st.sampled_from(["a", "b:c", "\n\ud83d\ude00"])
 BYTES = st.binary(max_size=40)
 NAMES = st.sampled_from(["x", "y", ""])
 
@@ -144,11 +134,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = tempfile.TemporaryDirectory()
+        self.folder = tempfile.TemporaryDirectory(dir=MEMORY)
         self.loop = asyncio.new_event_loop()
         self.now = self.loop.run_until_complete
         self.model: dict[str, _Stream] = {}
         self.last: tuple[list[Batch | Checkpoint], list[bool]] = [], []
+        self.open()
+
+    def open(self) -> None:
         self.store = self.now(STORES[self.name](Path(self.folder.name)))
         self.now(self.store.renew("one", "1", 600))
 
@@ -174,7 +167,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         known = self.model[stream]
         held = self.now(self.store.acquire(stream, "one", "1"))
-        assert held.epoch == known.epoch + 1
+        assert held.epoch > known.epoch
         assert (held.birth, held.snapshot, held.start) == (known.birth, known.snapshot, known.start)
         assert held.tail == known.journal
         known.epoch, known.held = held.epoch, True
@@ -247,14 +240,17 @@ class StoreMachine(RuleBasedStateMachine):
         self.now(self.store.release(stream, self.model[stream].epoch - stale))
         after = self.now(self.store.describe(stream))
         assert after.owner == (before.owner if stale else None)
-        self.model[stream].held = stale
-        self.last = [], []
+        # Who released a stream may still write to it, until someone acquires it.
 
     @rule()
     def open_again(self) -> None:
         self.now(self.store.close())
-        self.store = self.now(STORES[self.name](Path(self.folder.name)))
-        self.now(self.store.renew("one", "1", 600))
+        self.open()
+        for stream, known in self.model.items():
+            epoch = self.now(self.store.describe(stream)).epoch
+            assert epoch >= known.epoch
+            if epoch > known.epoch:  # Who held it before is fenced.
+                known.epoch, known.held, self.last = epoch, False, ([], [])
 
     @invariant()
     def everything_is_as_it_should_be(self) -> None:

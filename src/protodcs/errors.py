@@ -46,7 +46,7 @@ class StoreError(ProtoDCSError, OSError):
 
 
 class FencedError(ProtoDCSError, RuntimeError):
-    """A write to a stream by one who no longer owns it. Nothing was written."""
+    """A write to a stream by one who no longer owns it, or who is wrong about what it holds. Nothing was written."""
 
 
 class HeldError(ProtoDCSError, RuntimeError):

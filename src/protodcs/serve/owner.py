@@ -271,7 +271,12 @@ class Owner:
             raise InputError("the prototypes of a new stream are not those that it names")
         birth.engine(prototypes)
         await self._store.put_shared(birth.prototypes, request.shared)
-        return await self._begin_stream(request.stream, birth)
+        try:
+            return await self._begin_stream(request.stream, birth)
+        except StoreError:
+            # The blob may have gone meanwhile, with the last stream that used it.
+            await self._store.put_shared(birth.prototypes, request.shared)
+            return await self._begin_stream(request.stream, birth)
 
     async def _create_like(self, request: Request) -> Reply:
         """Create a stream as another one was, with the prototypes that it uses."""

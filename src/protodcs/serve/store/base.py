@@ -3,18 +3,24 @@
 The rules that every store keeps:
 
 - A write is durable when `commit` returns, as far as the store's setting promises; until then nobody is told of it.
-- Each time a stream is acquired its epoch grows by one. Only the holder of the newest epoch can write; whoever comes
-  with an older one is fenced, and nothing of the write is kept.
+- Each time a stream is acquired its epoch grows. Whoever was given the newest one can write, and nobody else; whoever
+  comes with an older one is fenced, and nothing of the write is kept. The epoch alone decides: a lease that ran out, a
+  resignation or a release lets others acquire the stream, and only when one of them does is its last owner fenced.
+- A stream that was deleted and begins again goes on above all its old epochs. A store that is opened again may also go
+  on above all that it ever gave out, and so fence all who held a stream before.
 - What a stream has learned is its snapshot and the records behind it. A journal is cut only behind a snapshot that is
   durable itself, in the same step.
 - A commit that is repeated because its answer was lost is done once.
+- Ids of streams, and names of owners, blobs and kept snapshots, are any strings, empty ones and halves of surrogate
+  pairs among them.
 """
 
+import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ...errors import FencedError
+from ...errors import ConfigError, FencedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,7 @@ class Described:
     Attributes:
         birth: what the stream was created with.
         epoch: of its newest owner.
-        owner: who holds it; None while it sleeps.
+        owner: who holds it and lives, by its lease; None if there is nobody.
         position: where its next record goes.
         start: how many records its snapshot covers.
         size: bytes of its birth, snapshot, journal and kept snapshots, about.
@@ -89,15 +95,26 @@ class Store(Protocol):
     """A store of streams, used by one owner. Every failure to reach it is a `StoreError`."""
 
     async def renew(self, owner: str, incarnation: str, seconds: float) -> None:
-        """Say that this owner lives, for so long; until then nobody else takes the streams it holds."""
+        """Say that this owner lives, for so long; until then nobody else takes the streams it holds.
+
+        A lease is of one incarnation: once another one of the same name has renewed it, what this one holds is free.
+
+        Raises:
+            ConfigError: the time is not a number of seconds above 0.
+        """
         ...
 
     async def resign(self, owner: str, incarnation: str) -> None:
-        """Say that this owner holds nothing any more."""
+        """Say that this owner holds nothing any more; nothing happens if its lease is of another incarnation."""
         ...
 
     async def create(self, stream: str, birth: bytes, shared: str) -> bool:
-        """Begin a stream that uses the shared blob of this name; False if it exists already, whatever its birth."""
+        """Begin a stream that uses the shared blob of this name; False if it exists already, whatever its birth.
+
+        Raises:
+            StoreError: the blob is not there. It may have gone with the last stream that used it, after it was put:
+                put it again and try again.
+        """
         ...
 
     async def acquire(self, stream: str, owner: str, incarnation: str) -> Held:
@@ -115,20 +132,29 @@ class Store(Protocol):
     async def commit(self, writes: Sequence[Write]) -> list[FencedError | None]:
         """Make writes durable, in order, in one round trip: for each None, or why it was refused.
 
-        Writes to one stream stand or fall on their own; a refused one leaves no trace. A batch whose records are there
-        already, from the same epoch, is fine.
+        Each write stands or falls on its own; a refused one leaves no trace and does not touch its neighbours. All of a
+        batch, or a snapshot older than the newest, that is there already from the same epoch is a repetition, and fine.
+        A batch that leaves a gap, or of which only a part is there, or something else, and a snapshot of more records
+        than there are, or older than one of an earlier epoch, are refused as those of a stale epoch are: whoever sends
+        one is wrong about the stream, and must throw its memory away and acquire it again.
+
+        Raises:
+            StoreError: nobody knows what was done; the same commit may be sent again.
         """
         ...
 
     async def release(self, stream: str, epoch: int) -> None:
-        """Give a stream up, so that anyone can acquire it at once; nothing happens if it has another owner already."""
+        """Give a stream up, so that anyone can acquire it at once; nothing happens if it has another owner already.
+
+        Until someone does, writes with this epoch are still taken: one that the release overtook is not lost.
+        """
         ...
 
     async def delete(self, stream: str, epoch: int) -> None:
         """Forget a stream and all that belongs to it, and its shared blob if it was the last to use it.
 
         Raises:
-            FencedError: the epoch is not the newest.
+            FencedError: the epoch is not the newest, or there is no such stream.
         """
         ...
 
@@ -145,11 +171,11 @@ class Store(Protocol):
         ...
 
     async def kept(self, stream: str) -> list[str]:
-        """The names of the kept snapshots, oldest first."""
+        """The names of the kept snapshots, oldest first; none if there is no such stream."""
         ...
 
     async def kept_snapshot(self, stream: str, name: str) -> bytes | None:
-        """One kept snapshot; None if there is none of this name."""
+        """One kept snapshot; None if there is none of this name, or no such stream."""
         ...
 
     async def forget(self, stream: str, epoch: int, name: str) -> None:
@@ -157,7 +183,10 @@ class Store(Protocol):
         ...
 
     async def put_shared(self, name: str, data: bytes) -> None:
-        """Put a blob that many streams share; its name is a fingerprint of its content, so it never changes."""
+        """Put a blob that many streams share; its name is a fingerprint of its content, so it never changes.
+
+        If no stream uses it within an hour, it may go.
+        """
         ...
 
     async def get_shared(self, name: str) -> bytes:
@@ -167,3 +196,9 @@ class Store(Protocol):
     async def close(self) -> None:
         """Let go of files and connections."""
         ...
+
+
+def check_lease(seconds: float) -> None:
+    """Refuse a lease that can not be."""
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ConfigError(f"a lease of {seconds} s: it must last for more than 0 s")

@@ -7,7 +7,6 @@ read a clock to judge a lease, nor send a write again whose answer it has.
 
 import asyncio
 import hashlib
-import math
 import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from redis.exceptions import (
 )
 
 from ...errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError
-from .base import Batch, Described, Held, Write
+from .base import Batch, Described, Held, Write, check_lease
 
 # A blob is put just before the stream that uses it is created; an hour is far more than that takes.
 _UNUSED_BLOB_MILLISECONDS: Final = 3_600_000
@@ -122,13 +121,7 @@ def _fenced(stream: str, epoch: int, newest: bytes | None, holder: bytes | None)
 
 
 class RedisStore:
-    """A store of streams in one Redis; any number of owners may use it at the same time.
-
-    Attributes:
-        several_owners: leases are kept, so that owners in other processes are respected.
-    """
-
-    several_owners = True
+    """A store of streams in one Redis; any number of owners may use it at the same time."""
 
     def __init__(
         self,
@@ -226,8 +219,7 @@ class RedisStore:
 
     async def renew(self, owner: str, incarnation: str, seconds: float) -> None:
         """Say that this owner lives, for so long."""
-        if not (math.isfinite(seconds) and seconds > 0):
-            raise ConfigError(f"a lease of {seconds} s: it must last for more than 0 s")
+        check_lease(seconds)
         milliseconds = b"%d" % max(1, round(seconds * 1000))
         await self._ask(b"SET", self._lease + _bytes(owner), _bytes(incarnation), b"PX", milliseconds)
 
@@ -303,14 +295,17 @@ class RedisStore:
             request += _command(b"EVALSHA", digest, b"3", meta, journal, snapshot, epoch, position, write.snapshot)
 
     def _verdict(self, write: Write, answer: Any) -> FencedError | None:
-        """What became of a write; a StoreError if it could never be done."""
+        """What became of a write."""
         if answer == 0:
             return None
         answer = self._sound(answer)
         if answer[0] == b"FENCED":
             return _fenced(write.stream, write.epoch, answer[1], answer[2])
         count = f"{len(write.records)} records" if isinstance(write, Batch) else "a snapshot"
-        raise StoreError(f"{count} for position {write.position} of stream {write.stream!r}: {answer[1].decode()}")
+        return FencedError(
+            f"{count} for position {write.position} of stream {write.stream!r}: {answer[1].decode()}; "
+            "acquire the stream again"
+        )
 
     async def release(self, stream: str, epoch: int) -> None:
         """Give a stream up; nothing happens if it has another owner already."""

@@ -1,29 +1,30 @@
 -- Replaces the snapshot of a stream and cuts its journal behind it, in one step. Answers 0 when it is done.
 -- It must never write for an epoch that is not the newest, cut a record that the snapshot does not cover, or put an
--- older snapshot in the place of a newer one: that is a repetition after a lost answer, and there is nothing to do.
+-- older snapshot in the place of a newer one: from the epoch of the newer one it is a repetition after a lost answer,
+-- and there is nothing to do.
 -- KEYS: meta, journal, snapshot
 -- ARGV: epoch, how many records the snapshot covers, snapshot
 local meta, journal, snapshot = unpack(KEYS)
 
-local found, newer = read_meta(meta, 'epoch', 'holder', 'start', 'base')
+local found, newer = read_meta(meta, 'epoch', 'holder', 'start', 'covered_by')
 local refused = refusal(ARGV[1], found, newer)
 if refused then
   return refused
 end
 local position = tonumber(ARGV[2])
-local start, base = tonumber(found[3]), tonumber(found[4])
+local start = tonumber(found[3])
 local finish = start + redis.call('LLEN', journal)
 
 if position > finish then
   return {'WRONG', 'the journal ends at ' .. finish .. ': a snapshot cannot cover more'}
 end
 if position < start then
-  if position < base then
+  if found[4] ~= ARGV[1] then
     return {'WRONG', 'a snapshot that covers ' .. start .. ' records is there already'}
   end
   return 0
 end
 redis.call('SET', snapshot, ARGV[3])
 redis.call('LTRIM', journal, position - start, -1)
-redis.call('HSET', meta, 'start', position)
+redis.call('HSET', meta, 'start', position, 'covered_by', ARGV[1])
 return 0
