@@ -602,7 +602,7 @@ def test_a_drain_refuses_in_words_and_releases_everything():
     async def run():
         store = MemoryStore()
         streams = [f"s{number}" for number in range(6)]
-        async with started(store, streams=streams, sleep_records=2, lease_seconds=0.2) as owner:
+        async with started(store, streams=streams, sleep_records=2, lease_seconds=1.5) as owner:
             await done(owner, *(observe(number, stream) for number in range(5) for stream in streams))
             store.gate = asyncio.Event()
             under_way = asyncio.create_task(owner.handle([observe(5, "s0")]))
@@ -616,7 +616,7 @@ def test_a_drain_refuses_in_words_and_releases_everything():
             assert {store.content[stream].holder for stream in streams} == {None}
             assert [store.content[stream].start for stream in streams] == [6, 5, 5, 5, 5, 5]
             assert "owner-0" not in store.leases
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.6)
             assert "owner-0" not in store.leases
             assert await owner.handle([observe(6)]) == [STOPPED]
         async with started(store, "other", streams=()) as other:
