@@ -7,7 +7,9 @@ import asyncio
 import os
 import time
 
+import httpx
 import numpy as np
+import psutil
 import pytest
 
 from protodcs import ProtoDCS
@@ -145,3 +147,46 @@ def test_a_service_on_files_is_stopped_and_killed_in_mid_work_and_started_again(
     assert len(done) == 2
     said = {attempt.words for request in history.requests for attempt in request.attempts}
     assert any("the service is being stopped" in words for words in said), said
+
+
+@pytest.mark.long
+def test_ten_minutes_of_load_do_not_make_it_grow(tmp_path, clip_stream):
+    """After the first third, in which caches fill and streams learn, no process grows by more than a tenth."""
+    seconds = float(os.environ.get("PROTODCS_STEADY_SECONDS", 600))
+    prototypes, streams = real_streams(clip_stream, 24, 500)
+    samples = []
+    with RedisServer(tmp_path) as redis:
+        service = Service(tmp_path, store=redis.url, owners=4, snapshot_records=100, sleep_seconds=30.0)
+
+        async def load():
+            until = time.monotonic() + seconds
+            async with httpx.AsyncClient(base_url=service.base_url, timeout=60) as client:
+                await asyncio.gather(watch(until), *(camera(client, stream, until) for stream in streams))
+
+        async def camera(client, stream, until):
+            await client.post("/v1/streams", json={"id": stream, "prototypes": prototypes.tolist()})
+            turn = 0
+            while time.monotonic() < until:
+                body = streams[stream][turn % 500].tobytes()
+                answer = await client.post(f"/v1/streams/{stream}/observe", content=body)
+                assert answer.status_code == 200, answer.text
+                turn += 1
+            sent.append(turn)
+
+        async def watch(until):
+            while time.monotonic() < until:
+                samples.append({**service.memory(), "redis": psutil.Process(redis.pid).memory_info().rss / 2**20})
+                await asyncio.sleep(seconds / 60)
+
+        sent = []
+        with service:
+            asyncio.run(load())
+    third = len(samples) // 3
+    for kind in samples[third]:
+        middle, last = (
+            np.mean([sample[kind] for sample in part if kind in sample])
+            for part in (samples[third : 2 * third], samples[2 * third :])
+        )
+        print(f"{kind}: {middle:.0f} MiB in the second third, {last:.0f} in the last")
+        assert last < 1.1 * middle + 5, kind
+    print(f"{sum(sent)} samples in {seconds:.0f} s")

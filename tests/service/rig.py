@@ -10,10 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import yaml
 
 from protodcs.core.prototypes import Prototypes
@@ -93,6 +95,17 @@ class Service:
         assert self._process is not None
         self._process.kill()
         self._end()
+
+    def memory(self) -> dict[str, float]:
+        """Resident MiB of its processes, by what they are."""
+        assert self._process is not None
+        found: dict[str, float] = {}
+        for process in psutil.Process(self._process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                kind = process.name().split(".")[0]
+                if kind.startswith("ray::"):
+                    found[kind] = found.get(kind, 0.0) + process.memory_info().rss / 2**20
+        return found
 
     def _end(self) -> None:
         assert self._process is not None
