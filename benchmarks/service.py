@@ -61,7 +61,8 @@ def encode_app(config):
 
         @api.post("/")
         async def encode(request: Request):
-            return Response(await handle.encode.remote(await request.body()), media_type="application/octet-stream")
+            (feature,) = await handle.encode.remote([await request.body()])
+            return Response(feature, media_type="application/octet-stream")
 
         return api
 

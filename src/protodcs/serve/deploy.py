@@ -6,15 +6,17 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from ..errors import ImageError
 from .app import application
 from .cluster import Calls, drain, end, start_keeper
 from .encoding import EncoderReplica
 from .router import Router
 from .settings import ServeConfig
+from .together import Together
 
 APPLICATION = "protodcs"
 _ENCODER = "Encoder"
+# Calls under way to each encoder: one that it works on, and one that waits for it.
+_CALLS_EACH = 2
 # Requests under way in one process; the router says in words when too many wait.
 _ONGOING = 100_000
 
@@ -22,15 +24,16 @@ _ONGOING = 100_000
 class _Encoding:
     """The encoder deployment, as the routes see it."""
 
-    def __init__(self, handle: DeploymentHandle):
+    def __init__(self, handle: DeploymentHandle, config: ServeConfig):
         self._handle = handle
+        self._together = Together(self._call, _CALLS_EACH * config.most_encoders, config.batch_size)
+
+    async def _call(self, images: list[bytes]) -> list[bytes | str]:
+        answers: list[bytes | str] = await self._handle.encode.remote(images)
+        return answers
 
     async def encode(self, image: bytes) -> bytes:
-        answer = await self._handle.encode.remote(image)
-        if isinstance(answer, str):
-            raise ImageError(answer)
-        feature: bytes = answer
-        return feature
+        return await self._together.encode(image)
 
     async def prototypes(self, classes: list[str]) -> tuple[str, bytes]:
         found: tuple[str, bytes] = await self._handle.prototypes.remote(classes)
@@ -51,7 +54,7 @@ def build(config: ServeConfig) -> Any:
         router = Router(calls.call, calls.owners, config)
         encoding = None
         if config.encoder is not None:
-            encoding = _Encoding(serve.get_deployment_handle(_ENCODER, APPLICATION))
+            encoding = _Encoding(serve.get_deployment_handle(_ENCODER, APPLICATION), config)
         return application(config, router, calls, encoding)
 
     ingress = serve.deployment(serve.ingress(routes)()).options(

@@ -5,6 +5,7 @@ the words that say why there is none.
 """
 
 import asyncio
+import itertools
 from typing import Any
 
 from ray import serve
@@ -32,10 +33,12 @@ class EncoderReplica:
         self.encode.set_batch_wait_timeout_s(config.batch_wait)
 
     @serve.batch(max_batch_size=32, batch_wait_timeout_s=0.005)  # type: ignore[untyped-decorator]
-    async def encode(self, images: list[bytes]) -> list[bytes | str]:
-        """For each image its feature as float32, little-endian, or why there is none."""
+    async def encode(self, groups: list[list[bytes]]) -> list[list[bytes | str]]:
+        """For each image of each caller its feature as float32, little-endian, or why there is none."""
+        images = [image for group in groups for image in group]
         # In a thread, so that the next batch gathers meanwhile.
-        return await asyncio.to_thread(self._encode, images)
+        answers = iter(await asyncio.to_thread(self._encode, images))
+        return [list(itertools.islice(answers, len(group))) for group in groups]
 
     def _encode(self, images: list[bytes]) -> list[bytes | str]:
         answers: list[bytes | str] = [""] * len(images)
