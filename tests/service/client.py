@@ -105,7 +105,7 @@ class _Wire:
             if response.is_success:
                 return Attempt(start, time.monotonic(), Outcome.ACKNOWLEDGED, answer), False
             words = f"{response.status_code}: {response.text[:200]}"
-            return Attempt(start, time.monotonic(), Outcome.REFUSED, words=words), response.is_server_error
+            return Attempt(start, time.monotonic(), Outcome.REFUSED, words=words), _may_pass(response)
 
 
 class _Sender:
@@ -177,6 +177,12 @@ class _Sender:
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._rng.uniform(SHORTEST_PAUSE, LONGEST_PAUSE))
+
+
+def _may_pass(response: httpx.Response) -> bool:
+    """Whether it is worth another try. A 404 in other words than the service's own is one of the proxy before it."""
+    ours = response.headers.get("content-type", "").startswith("application/problem+json")
+    return response.is_server_error or (response.status_code == 404 and not ours)
 
 
 def _answer(response: httpx.Response) -> Answer | None:
