@@ -16,18 +16,22 @@ from fastapi.exceptions import RequestValidationError
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.config import Config, Preset
 from ..core.prototypes import Prototypes
 from ..data.prompts import class_names, names_of_classes
 from ..errors import ConfigError, ImageError, InputError, ProtoDCSError
 from ..version import __version__
+from .access import Access, in_own_words, own, scoped
 from .answers import unpack_decision
+from .audit import Audited, AuditLog
 from .hosted import Birth
+from .keys import Keys
+from .limits import Limited, Limits
 from .messages import Action, Outcome, Reply, Request
 from .owner import pack_prototypes
 from .records import LONGEST_KEY
+from .refusals import refusal
 from .router import LateError, OverloadedError, OwnerLostError, Router
 from .settings import ServeConfig
 
@@ -121,9 +125,13 @@ class Owners(BaseModel):
 def application(config: ServeConfig, router: Router, control: Control, encoding: Encoding | None) -> FastAPI:
     """The routes, over a router, a cluster, and an encoder if there is one."""
     api = FastAPI(title="ProtoDCS", version=__version__, description=__doc__)
-    gate = _Gate(router, encoding)
+    limits = Limits(config, control.streams)
+    gate = _Gate(router, encoding, limits)
     _report_errors(api)
-    api.add_middleware(_Bounded, most=config.body_bytes)
+    # The last one added is the first that a request comes to.
+    api.add_middleware(Limited, limits=limits, seconds=config.body_seconds)
+    api.add_middleware(Access, keys=None if config.keys is None else Keys.open(config.keys))
+    api.add_middleware(Audited, log=AuditLog(config.audit))
 
     @api.get("/v1/health")
     async def health() -> dict[str, Any]:
@@ -132,19 +140,19 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
         return {"version": __version__, "owners": len(owners), "waiting": router.waiting}
 
     @api.post("/v1/streams", status_code=201)
-    async def create(stream: NewStream) -> dict[str, Any]:
+    async def create(stream: NewStream, http: HttpRequest) -> dict[str, Any]:
         """Create a stream; to create it again with the same body is fine."""
-        return await gate.create(stream)
+        return await gate.create(stream, http)
 
     @api.get("/v1/streams")
-    async def streams() -> dict[str, Any]:
-        """The ids of all streams."""
-        return {"streams": await control.streams()}
+    async def streams(http: HttpRequest) -> dict[str, Any]:
+        """The ids of all streams of the caller."""
+        return {"streams": own(http, await control.streams())}
 
     @api.get("/v1/streams/{stream}/snapshots")
-    async def snapshots(stream: str) -> dict[str, Any]:
+    async def snapshots(stream: str, http: HttpRequest) -> dict[str, Any]:
         """The names of the kept snapshots, oldest first."""
-        return (await gate.ask(stream, Action.KEPT)).facts or {}
+        return (await gate.ask(stream, Action.KEPT, http)).facts or {}
 
     @api.post("/v1/streams/{stream}/snapshots", status_code=201)
     async def keep(stream: str, name: Name, http: HttpRequest) -> dict[str, Any]:
@@ -182,9 +190,9 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
         return _written(await gate.ask(stream, Action.RESET, http))
 
     @api.get("/v1/streams/{stream}")
-    async def status(stream: str) -> dict[str, Any]:
+    async def status(stream: str, http: HttpRequest) -> dict[str, Any]:
         """What a stream is and how it fares."""
-        return (await gate.ask(stream, Action.STATUS)).facts or {}
+        return (await gate.ask(stream, Action.STATUS, http)).facts or {}
 
     @api.delete("/v1/streams/{stream}", status_code=204)
     async def delete(stream: str, http: HttpRequest) -> None:
@@ -207,16 +215,18 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
 class _Gate:
     """From HTTP to the router."""
 
-    def __init__(self, router: Router, encoding: Encoding | None):
+    def __init__(self, router: Router, encoding: Encoding | None, limits: Limits):
         self._router = router
         self._encoding = encoding
+        self._limits = limits
 
-    async def create(self, stream: NewStream) -> dict[str, Any]:
-        key = uuid.uuid4().hex
+    async def create(self, stream: NewStream, http: HttpRequest) -> dict[str, Any]:
+        key, name = uuid.uuid4().hex, scoped(http, stream.id)
+        await self._limits.admit(http, stream.id, _count(stream))
         if stream.like is None:
-            request = Request(stream.id, Action.CREATE, key, *await self._birth(stream))
+            request = Request(name, Action.CREATE, key, *await self._birth(stream))
         elif stream.model_fields_set == {"id", "like"}:
-            request = Request(stream.id, Action.CREATE_LIKE, key, stream.like.encode())
+            request = Request(name, Action.CREATE_LIKE, key, scoped(http, stream.like).encode())
         else:
             raise InputError("a stream that is created like another one takes nothing else from the request")
         facts = _checked(await self._router.ask(request)).facts or {}
@@ -242,12 +252,11 @@ class _Gate:
         birth = Birth(config=resolved.model_dump(), classes=list(names), prototypes=fingerprint, encoder=encoder)
         return birth.pack(), shared
 
-    async def ask(self, stream: str, action: str, http: HttpRequest | None = None, payload: bytes = b"") -> Reply:
-        key = uuid.uuid4().hex if http is None else _key(http)
-        return _checked(await self._router.ask(Request(stream, action, key, payload)))
+    async def ask(self, stream: str, action: str, http: HttpRequest, payload: bytes = b"") -> Reply:
+        return _checked(await self._router.ask(Request(scoped(http, stream), action, _key(http), payload)))
 
     async def decide(self, stream: str, action: str, http: HttpRequest) -> list[Reply]:
-        key = _key(http)
+        stream, key = scoped(http, stream), _key(http)
         kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind.startswith("image/"):
             replies = await self._router.ask_when_made(stream, lambda: self._from_image(stream, action, key, http), 1)
@@ -267,29 +276,16 @@ class _Gate:
     async def _from_image(self, stream: str, action: str, key: str, http: HttpRequest) -> list[Request]:
         if self._encoding is None:
             raise InputError("this service has no encoder: send features, or start it with one")
-        feature = await self._encoding.encode(await http.body())
+        image = await http.body()
+        await self._limits.look_at(http, image)
+        feature = await self._encoding.encode(image)
         return [Request(stream, action, key, feature)]
 
 
-class _Bounded:
-    """Refuses a body that is longer than allowed, whichever route it is for."""
-
-    def __init__(self, app: ASGIApp, most: int):
-        self._app = app
-        self._most = most
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        size = 0
-
-        async def bounded() -> Message:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > self._most:
-                raise HTTPException(413, f"a body may have {self._most} bytes")
-            return message
-
-        await self._app(scope, bounded if scope["type"] == "http" else receive, send)
+def _count(stream: NewStream) -> int:
+    """How many classes a new stream asks for."""
+    names = _class_names(stream.classes) if isinstance(stream.classes, str) else stream.classes or []
+    return max(len(names), len(stream.prototypes or []))
 
 
 def _class_names(which: list[str] | str) -> tuple[str, ...]:
@@ -375,26 +371,27 @@ def _decisions(replies: list[Reply]) -> Response:
 def _report_errors(api: FastAPI) -> None:
     """Errors as JSON, in words; those that may pass by themselves say when to ask again."""
 
-    def answer(status: int, words: str, more: Mapping[str, str] | None = None) -> Response:
-        headers = {"Retry-After": "1"} if status in (429, 503) else {}
-        return Response(json.dumps({"error": words}), status, {**headers, **(more or {})}, "application/json")
+    def answer(http: HttpRequest, status: int, words: str, more: Mapping[str, str] | None = None) -> Response:
+        return refusal(status, in_own_words(http, words), more)
 
     def handle(kind: type[Exception], status: int) -> None:
-        async def handler(_: HttpRequest, problem: Exception) -> Response:
-            return answer(status, str(problem))
+        async def handler(http: HttpRequest, problem: Exception) -> Response:
+            return answer(http, status, str(problem))
 
         api.add_exception_handler(kind, handler)
 
-    async def http_handler(_: HttpRequest, problem: Exception) -> Response:
+    async def http_handler(http: HttpRequest, problem: Exception) -> Response:
         assert isinstance(problem, HTTPException)
-        return answer(problem.status_code, problem.detail, problem.headers)
+        return answer(http, problem.status_code, problem.detail, problem.headers)
 
-    async def body_handler(_: HttpRequest, problem: Exception) -> Response:
+    async def body_handler(http: HttpRequest, problem: Exception) -> Response:
         assert isinstance(problem, RequestValidationError)
-        return answer(422, _in_words(problem))
+        return answer(http, 422, _in_words(problem))
 
-    async def unforeseen_handler(_: HttpRequest, problem: Exception) -> Response:
-        return answer(500, "an error inside the service: its log says more")
+    async def unforeseen_handler(http: HttpRequest, problem: Exception) -> Response:
+        # It comes from outside of what gives answers their id.
+        named = {"X-Request-Id": http.scope["state"]["request_id"]}
+        return answer(http, 500, "an error inside the service: its log says more", named)
 
     api.add_exception_handler(HTTPException, http_handler)
     api.add_exception_handler(RequestValidationError, body_handler)
