@@ -91,7 +91,7 @@ class Limits:
 
     def too_many(self, caller: Caller) -> Response | None:
         """Whether a tenant asks too much at once or too often."""
-        # A request leaves its place in line before it leaves here: with many of one sample each this is the first word.
+        # Also those whose body is still coming in, which have no place in line yet.
         most = share_of(self._config)
         if self.under_way[caller.tenant] >= most:
             return not_now(f"{most} requests of a tenant may be under way: ask again when some are answered", 1)
@@ -166,7 +166,7 @@ class Limited:
             return
         caller: Caller | None = scope["state"].get("caller")
         most = self._limits.of(caller).body_bytes
-        answer = _refused(scope, most) or (None if caller is None else self._limits.too_many(caller))
+        answer = (None if caller is None else self._limits.too_many(caller)) or _refused(scope, most)
         if answer is not None:
             await answer(scope, receive, send)
             return

@@ -76,7 +76,7 @@ class ServeConfig(Settings):
     )
     waiting: int = Field(10_000, ge=1, description="How many requests may wait in one ingress process.")
     body_bytes: int = Field(64 * 2**20, ge=1024, description="The largest body of a request. Bytes.")
-    body_seconds: float = Field(30.0, gt=0, le=3600, description="How long a body may take to come in. Seconds.")
+    body_seconds: float = Field(20.0, gt=0, le=3600, description="How long a body may take to come in. Seconds.")
     classes: int = Field(10_000, ge=1, description="How many classes a stream may have.")
     pixels: int = Field(25_000_000, ge=1, description="How many pixels an image may have.")
 
