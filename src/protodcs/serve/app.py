@@ -221,16 +221,19 @@ class _Gate:
         self._limits = limits
 
     async def create(self, stream: NewStream, http: HttpRequest) -> dict[str, Any]:
-        key, name = uuid.uuid4().hex, scoped(http, stream.id)
-        await self._limits.admit(http, stream.id, _count(stream))
-        if stream.like is None:
-            request = Request(name, Action.CREATE, key, *await self._birth(stream))
-        elif stream.model_fields_set == {"id", "like"}:
-            request = Request(name, Action.CREATE_LIKE, key, scoped(http, stream.like).encode())
-        else:
-            raise InputError("a stream that is created like another one takes nothing else from the request")
-        facts = _checked(await self._router.ask(request)).facts or {}
+        name = scoped(http, stream.id)
+        async with self._limits.admitted(http, stream.id, _count(stream)):
+            request = await self._creation(name, stream, http)
+            facts = _checked(await self._router.ask(request)).facts or {}
         return {"id": stream.id, **facts}
+
+    async def _creation(self, name: str, stream: NewStream, http: HttpRequest) -> Request:
+        key = uuid.uuid4().hex
+        if stream.like is None:
+            return Request(name, Action.CREATE, key, *await self._birth(stream))
+        if stream.model_fields_set == {"id", "like"}:
+            return Request(name, Action.CREATE_LIKE, key, scoped(http, stream.like).encode())
+        raise InputError("a stream that is created like another one takes nothing else from the request")
 
     async def _birth(self, stream: NewStream) -> tuple[bytes, bytes]:
         """What a stream is created with, and the prototypes it shares, packed."""

@@ -7,7 +7,8 @@ in where it is not. One tenant's flood must leave room for the others.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from starlette.exceptions import HTTPException
@@ -64,6 +65,16 @@ class Allowed(NamedTuple):
     body_bytes: int
 
 
+class _Rooms:
+    """The streams of one tenant, as far as they are known here; those that are just being created are `coming`."""
+
+    def __init__(self) -> None:
+        self.streams: set[str] = set()
+        self.counted = -float("inf")
+        self.coming: Counter[str] = Counter()
+        self.counting = asyncio.Lock()
+
+
 class Limits:
     """What each tenant may do, and what it does. One for each process that speaks HTTP.
 
@@ -77,7 +88,7 @@ class Limits:
         self._listed = listed
         self._allowed: dict[str, Allowed] = {}
         self._buckets: dict[str, Bucket] = {}
-        self._counted: dict[str, tuple[float, set[str]]] = {}
+        self._rooms: dict[str, _Rooms] = {}
         self.under_way: Counter[str] = Counter()
 
     def of(self, caller: Caller | None) -> Allowed:
@@ -106,32 +117,45 @@ class Limits:
             return not_now(f"a tenant may make {allowed.rate:g} requests a second: ask again later", wait)
         return None
 
-    async def admit(self, http: HTTPConnection, stream: str, classes: int) -> None:
-        """Refuse a new stream that has too many classes, or is one too many."""
+    @asynccontextmanager
+    async def admitted(self, http: HTTPConnection, stream: str, classes: int) -> AsyncIterator[None]:
+        """Refuse a new stream that has too many classes or is one too many; else create it inside of this."""
         caller: Caller | None = http.scope["state"]["caller"]
         allowed = self.of(caller)
         if classes > allowed.classes:
             raise HTTPException(413, f"a stream may have {allowed.classes} classes; given: {classes}")
-        if caller is not None and not await self._has_room(http, caller.tenant, stream, allowed.streams):
+        if caller is None:
+            yield
+            return
+        rooms = self._rooms.setdefault(caller.tenant, _Rooms())
+        if not await self._has_room(http, rooms, stream, allowed.streams):
             raise HTTPException(
                 429, f"a tenant may have {allowed.streams} streams: delete one first", {"Retry-After": str(_LONG)}
             )
+        try:
+            yield
+        finally:
+            rooms.coming[stream] -= 1
 
-    async def _has_room(self, http: HTTPConnection, tenant: str, stream: str, most: int) -> bool:
-        """Whether a tenant may have this stream; one that it has already is created again.
+    async def _has_room(self, http: HTTPConnection, rooms: "_Rooms", stream: str, most: int) -> bool:
+        """Whether a tenant may have this stream; one that it has already may be created again.
 
         What was counted is believed for a while: with thousands of streams a list takes long. It is looked up again
         before anything is refused, because streams may have been deleted. Processes that speak HTTP do not know of one
         another's: what they create in the same seconds may be too many by as much.
         """
-        when, streams = self._counted.get(tenant, (-float("inf"), set()))
-        if time.monotonic() - when > _COUNTED or (stream not in streams and len(streams) >= most):
-            streams = set(own(http, await self._listed()))
-            self._counted[tenant] = time.monotonic(), streams
-        if stream not in streams and len(streams) >= most:
-            return False
-        streams.add(stream)
-        return True
+        async with rooms.counting:
+            full = stream not in rooms.streams and len(rooms.streams) >= most
+            if full or time.monotonic() - rooms.counted > _COUNTED:
+                coming = {name for name, times in rooms.coming.items() if times}
+                rooms.streams = coming.union(own(http, await self._listed()))
+                rooms.coming = Counter({name: rooms.coming[name] for name in coming})
+                rooms.counted = time.monotonic()
+            if stream not in rooms.streams and len(rooms.streams) >= most:
+                return False
+            rooms.streams.add(stream)
+            rooms.coming[stream] += 1
+            return True
 
     async def look_at(self, http: HTTPConnection, image: bytes) -> None:
         """Refuse an image that has too many pixels, by its header."""
