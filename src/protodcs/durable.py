@@ -26,9 +26,13 @@ def _draft_of(target: Path) -> Iterator[Path]:
         raise
 
 
-def replace_file(target: Path, data: bytes) -> None:
-    """Replace `target` by `data` in one step: after a crash the old file or the new one is there, never a torn one."""
-    with _draft_of(target) as draft, draft.open("xb") as file:
+def replace_file(target: Path, data: bytes, mode: int = 0o666) -> None:
+    """Replace `target` by `data` in one step: after a crash the old file or the new one is there, never a torn one.
+
+    `mode` says who may read and write it, less what the process's mask takes away; at no moment may anyone else.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    with _draft_of(target) as draft, os.fdopen(os.open(draft, flags, mode), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -48,6 +52,19 @@ def sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Wait until nobody else is inside this function for the same folder: for a file that is read, changed, written."""
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
     finally:
         os.close(handle)
 

@@ -3,7 +3,7 @@
 import typer
 
 from ..version import __version__
-from . import bench, classify, corrupt, export, features, report, serve, state, stream, warm
+from . import bench, classify, corrupt, export, features, keys, report, serve, state, stream, warm
 
 app = typer.Typer(
     name="protodcs",
@@ -13,6 +13,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 app.add_typer(bench.app, name="bench")
+app.add_typer(keys.app, name="keys")
 app.add_typer(state.app, name="state")
 app.command("classify")(classify.classify)
 app.command("corrupt")(corrupt.corrupt)

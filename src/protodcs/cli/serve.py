@@ -2,9 +2,10 @@
 
 import os
 import signal
+import ssl
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -12,6 +13,11 @@ from ..errors import ConfigError
 from .cluster import connected
 from .screen import explained, tell
 
+if TYPE_CHECKING:
+    from ..serve.settings import ServeConfig
+
+# Settings that name a file.
+_FILES = ("keys", "audit", "tls_certificate", "tls_key")
 # What actors ask of a cluster of our own is bookkeeping: on a small machine they share its cores.
 _LEAST_CPUS = 16
 
@@ -24,15 +30,17 @@ def serve(
     owners: int | None = typer.Option(None, help="How many processes hold streams."),
     host: str | None = typer.Option(None, help="The address to listen on."),
     port: int | None = typer.Option(None, help="The port to listen on."),
+    keys: str | None = typer.Option(None, help="The file of keys; an address that others reach needs one."),
     address: str = typer.Option("local", help="A Ray cluster, such as auto; local: one of its own on this machine."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object when it is ready."),
 ) -> None:
     """Serve streams over HTTP until SIGTERM or Ctrl-C; then refuse new work, put the streams to sleep, and stop."""
     from ..serve.settings import ServeConfig
 
-    given = {"store": store, "encoder": encoder, "owners": owners, "host": host, "port": port}
+    given = {"store": store, "encoder": encoder, "owners": owners, "host": host, "port": port, "keys": keys}
     options = {**_read(config), **{name: value for name, value in given.items() if value is not None}}
     settings = ServeConfig(**_absolute(options))
+    _check_files(settings)
     stopped = threading.Event()
     with connected(address, "use protodcs.Streams", num_cpus=max(_LEAST_CPUS, os.cpu_count() or 1)):
         from ..serve.deploy import Service
@@ -65,8 +73,32 @@ def _read(file: Path | None) -> dict[str, Any]:
 
 
 def _absolute(options: dict[str, Any]) -> dict[str, Any]:
-    """The same with a folder that means the same in every process."""
+    """The same with files and a folder that mean the same in every process."""
     store = options.get("store", "files:protodcs-streams")
     if isinstance(store, str) and store.startswith("files:"):
-        return {**options, "store": f"files:{Path(store.removeprefix('files:')).resolve()}"}
-    return options
+        options = {**options, "store": f"files:{Path(store.removeprefix('files:')).resolve()}"}
+    # Not resolved: where a link is changed to point to new keys, that has to be seen.
+    files = {name: Path(options[name]).absolute() for name in _FILES if options.get(name, "-") not in (None, "-")}
+    return {**options, **{name: str(file) for name, file in files.items()}}
+
+
+def _check_files(settings: "ServeConfig") -> None:
+    """Say now, and not from some process of a cluster, that a file cannot be used."""
+    from ..serve.keys import Keys
+
+    if settings.keys is not None:
+        Keys.open(settings.keys)
+    if settings.tls_certificate is None or settings.tls_key is None:
+        if settings.keys is not None and not settings.is_local:
+            typer.echo(
+                "warning: keys travel unencrypted: set tls_certificate and tls_key, or put something before it that "
+                "speaks TLS",
+                err=True,
+            )
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.tls_certificate, settings.tls_key)
+    except (OSError, ValueError) as problem:
+        raise ConfigError(
+            f"{settings.tls_certificate} and {settings.tls_key} are not a certificate and its key, in PEM: {problem}"
+        ) from None

@@ -8,7 +8,6 @@ import asyncio
 import json
 import uuid
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,19 +18,23 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.config import Config, Preset
 from ..core.prototypes import Prototypes
 from ..data.prompts import class_names, names_of_classes
 from ..errors import ConfigError, ImageError, InputError, ProtoDCSError
 from ..version import __version__
+from .access import Access, in_own_words, own, scoped
 from .answers import unpack_decision
+from .audit import Audited, AuditLog
 from .hosted import Birth, pack_class
 from .inference import add_open_inference
+from .keys import Keys
+from .limits import Limited, Limits
 from .messages import Action, Outcome, Reply, Request
 from .owner import pack_prototypes, unpack_prototypes
 from .records import LONGEST_KEY
+from .refusals import refusal
 from .router import LateError, OverloadedError, OwnerLostError, Router
 from .settings import ServeConfig
 
@@ -135,9 +138,13 @@ class Owners(BaseModel):
 def application(config: ServeConfig, router: Router, control: Control, encoding: Encoding | None) -> FastAPI:
     """The routes, over a router, a cluster, and an encoder if there is one."""
     api = FastAPI(title="ProtoDCS", version=__version__, description=__doc__)
-    gate = _Gate(router, encoding)
+    limits = Limits(config, control.streams)
+    gate = _Gate(router, encoding, limits)
     _report_errors(api)
-    api.add_middleware(_Bounded, most=config.body_bytes)
+    # The last one added is the first that a request comes to.
+    api.add_middleware(Limited, limits=limits, seconds=config.body_seconds)
+    api.add_middleware(Access, keys=None if config.keys is None else Keys.open(config.keys))
+    api.add_middleware(Audited, log=AuditLog(config.audit))
 
     @api.get("/v1/health")
     async def health() -> dict[str, Any]:
@@ -146,19 +153,19 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
         return {"version": __version__, "owners": len(owners), "waiting": router.waiting}
 
     @api.post("/v1/streams", status_code=201)
-    async def create(stream: NewStream) -> dict[str, Any]:
+    async def create(stream: NewStream, http: HttpRequest) -> dict[str, Any]:
         """Create a stream; to create it again with the same body is fine."""
-        return await gate.create(stream)
+        return await gate.create(stream, http)
 
     @api.get("/v1/streams")
-    async def streams() -> dict[str, Any]:
-        """The ids of all streams."""
-        return {"streams": await control.streams()}
+    async def streams(http: HttpRequest) -> dict[str, Any]:
+        """The ids of all streams of the caller."""
+        return {"streams": own(http, await control.streams())}
 
     @api.get("/v1/streams/{stream}/snapshots")
-    async def snapshots(stream: str) -> dict[str, Any]:
+    async def snapshots(stream: str, http: HttpRequest) -> dict[str, Any]:
         """The names of the kept snapshots, oldest first."""
-        return (await gate.ask(stream, Action.KEPT)).facts or {}
+        return (await gate.ask(stream, Action.KEPT, http)).facts or {}
 
     @api.post("/v1/streams/{stream}/snapshots", status_code=201)
     async def keep(stream: str, name: Name, http: HttpRequest) -> dict[str, Any]:
@@ -193,10 +200,10 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
 
     @api.get("/v1/streams/{stream}/decisions")
     async def decisions(
-        stream: str, last: int = Query(100, ge=1, le=_MOST_FEATURES), unknown: bool = False
+        stream: str, http: HttpRequest, last: int = Query(100, ge=1, le=_MOST_FEATURES), unknown: bool = False
     ) -> dict[str, Any]:
         """The decisions of the recent past, newest first; those on unknown samples alone if asked for."""
-        facts = (await gate.ask(stream, Action.DECISIONS, None, str(last).encode())).facts or {}
+        facts = (await gate.ask(stream, Action.DECISIONS, http, str(last).encode())).facts or {}
         return {"decisions": [said for said in facts["decisions"] if not (unknown and said["known"])]}
 
     @api.post("/v1/streams/{stream}/classes", status_code=201)
@@ -210,9 +217,9 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
         return _written(await gate.ask(stream, Action.REMOVE_CLASS, http, name.encode()))
 
     @api.get("/v1/streams/{stream}/state")
-    async def export(stream: str) -> Response:
+    async def export(stream: str, http: HttpRequest) -> Response:
         """The whole state, as `ProtoDCS.restore` takes it."""
-        reply = await gate.ask(stream, Action.EXPORT)
+        reply = await gate.ask(stream, Action.EXPORT, http)
         return Response(reply.answer, media_type="application/octet-stream")
 
     @api.put("/v1/streams/{stream}/state")
@@ -236,9 +243,9 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
         return _written(await gate.ask(stream, Action.RESET, http))
 
     @api.get("/v1/streams/{stream}")
-    async def status(stream: str) -> dict[str, Any]:
+    async def status(stream: str, http: HttpRequest) -> dict[str, Any]:
         """What a stream is and how it fares."""
-        return (await gate.ask(stream, Action.STATUS)).facts or {}
+        return (await gate.ask(stream, Action.STATUS, http)).facts or {}
 
     @api.delete("/v1/streams/{stream}", status_code=204)
     async def delete(stream: str, http: HttpRequest) -> None:
@@ -263,20 +270,25 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
 class _Gate:
     """From HTTP to the router."""
 
-    def __init__(self, router: Router, encoding: Encoding | None):
+    def __init__(self, router: Router, encoding: Encoding | None, limits: Limits):
         self._router = router
         self._encoding = encoding
+        self._limits = limits
 
-    async def create(self, stream: NewStream) -> dict[str, Any]:
+    async def create(self, stream: NewStream, http: HttpRequest) -> dict[str, Any]:
+        name = scoped(http, stream.id)
+        async with self._limits.admitted(http, stream.id, _count(stream)):
+            request = await self._creation(name, stream, http)
+            facts = _checked(await self._router.ask(request)).facts or {}
+        return {"id": stream.id, **facts}
+
+    async def _creation(self, name: str, stream: NewStream, http: HttpRequest) -> Request:
         key = uuid.uuid4().hex
         if stream.like is None:
-            request = Request(stream.id, Action.CREATE, key, *await self._birth(stream))
-        elif stream.model_fields_set == {"id", "like"}:
-            request = Request(stream.id, Action.CREATE_LIKE, key, stream.like.encode())
-        else:
-            raise InputError("a stream that is created like another one takes nothing else from the request")
-        facts = _checked(await self._router.ask(request)).facts or {}
-        return {"id": stream.id, **facts}
+            return Request(name, Action.CREATE, key, *await self._birth(stream))
+        if stream.model_fields_set == {"id", "like"}:
+            return Request(name, Action.CREATE_LIKE, key, scoped(http, stream.like).encode())
+        raise InputError("a stream that is created like another one takes nothing else from the request")
 
     async def _birth(self, stream: NewStream) -> tuple[bytes, bytes]:
         """What a stream is created with, and the prototypes it shares, packed."""
@@ -298,9 +310,8 @@ class _Gate:
         birth = Birth(config=resolved.model_dump(), classes=list(names), prototypes=fingerprint, encoder=encoder)
         return birth.pack(), shared
 
-    async def ask(self, stream: str, action: str, http: HttpRequest | None = None, payload: bytes = b"") -> Reply:
-        key = uuid.uuid4().hex if http is None else _key(http)
-        return _checked(await self._router.ask(Request(stream, action, key, payload)))
+    async def ask(self, stream: str, action: str, http: HttpRequest, payload: bytes = b"") -> Reply:
+        return _checked(await self._router.ask(Request(scoped(http, stream), action, _key(http), payload)))
 
     async def add_class(self, stream: str, new: NewClass, http: HttpRequest) -> Reply:
         if new.prototype is not None:
@@ -314,12 +325,12 @@ class _Gate:
 
     async def decide(self, stream: str, action: str, http: HttpRequest) -> list[Reply]:
         """The replies to the features or images of a body, in their order."""
-        key = _key(http)
+        stream, key = scoped(http, stream), _key(http)
         kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind.startswith("image/"):
-            replies = await self._decide_images(stream, action, key, [await http.body()])
+            replies = await self._decide_images(http, stream, action, key, [await http.body()])
         elif kind == "multipart/form-data":
-            replies = await self._decide_images(stream, action, key, await _images(http))
+            replies = await self._decide_images(http, stream, action, key, await _images(http))
         elif kind == "application/json":
             replies = await self._router.ask_many(_requests(stream, action, key, _from_json(await http.body())))
         elif kind in ("application/octet-stream", ""):
@@ -331,18 +342,22 @@ class _Gate:
             )
         return [_checked(reply) for reply in replies]
 
-    async def infer(self, stream: str, key: str, rows: NDArray[np.float32]) -> list[Reply]:
+    async def infer(self, http: HttpRequest, stream: str, key: str, rows: NDArray[np.float32]) -> list[Reply]:
         """The replies to the features (N, d) of an inference request."""
-        requests = _requests(stream, Action.OBSERVE, _checked_key(key), _split(rows))
+        requests = _requests(scoped(http, stream), Action.OBSERVE, _checked_key(key), _split(rows))
         return [_checked(reply) for reply in await self._router.ask_many(requests)]
 
-    async def _decide_images(self, stream: str, action: str, key: str, images: list[bytes]) -> list[Reply]:
+    async def _decide_images(
+        self, http: HttpRequest, stream: str, action: str, key: str, images: list[bytes]
+    ) -> list[Reply]:
         """Take their place in line, then encode them; where one cannot be used, none is observed."""
         encoding = self._encoding
         if encoding is None:
             raise InputError("this service has no encoder: send features, or start it with one")
 
         async def encoded() -> list[Request]:
+            for image in images:
+                await self._limits.look_at(http, image)
             features = await asyncio.gather(*(encoding.encode(image) for image in images))
             return _requests(stream, action, key, list(features))
 
@@ -358,25 +373,10 @@ async def _images(http: HttpRequest) -> list[bytes]:
     return files
 
 
-class _Bounded:
-    """Refuses a body that is longer than allowed, whichever route it is for."""
-
-    def __init__(self, app: ASGIApp, most: int):
-        self._app = app
-        self._most = most
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        size = 0
-
-        async def bounded() -> Message:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > self._most:
-                raise HTTPException(413, f"a body may have {self._most} bytes")
-            return message
-
-        await self._app(scope, bounded if scope["type"] == "http" else receive, send)
+def _count(stream: NewStream) -> int:
+    """How many classes a new stream asks for."""
+    names = _class_names(stream.classes) if isinstance(stream.classes, str) else stream.classes or []
+    return max(len(names), len(stream.prototypes or []))
 
 
 def _class_names(which: list[str] | str) -> tuple[str, ...]:
@@ -464,27 +464,27 @@ def _decisions(replies: list[Reply]) -> Response:
 def _report_errors(api: FastAPI) -> None:
     """Errors as problem documents (RFC 9457), in words; those that may pass say when to ask again."""
 
-    def answer(status: int, words: str, more: Mapping[str, str] | None = None) -> Response:
-        headers = {"Retry-After": "1"} if status in (429, 503) else {}
-        problem = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": words}
-        return Response(json.dumps(problem), status, {**headers, **(more or {})}, "application/problem+json")
+    def answer(http: HttpRequest, status: int, words: str, more: Mapping[str, str] | None = None) -> Response:
+        return refusal(status, in_own_words(http, words), more)
 
     def handle(kind: type[Exception], status: int) -> None:
-        async def handler(_: HttpRequest, problem: Exception) -> Response:
-            return answer(status, str(problem))
+        async def handler(http: HttpRequest, problem: Exception) -> Response:
+            return answer(http, status, str(problem))
 
         api.add_exception_handler(kind, handler)
 
-    async def http_handler(_: HttpRequest, problem: Exception) -> Response:
+    async def http_handler(http: HttpRequest, problem: Exception) -> Response:
         assert isinstance(problem, HTTPException)
-        return answer(problem.status_code, problem.detail, problem.headers)
+        return answer(http, problem.status_code, problem.detail, problem.headers)
 
-    async def body_handler(_: HttpRequest, problem: Exception) -> Response:
+    async def body_handler(http: HttpRequest, problem: Exception) -> Response:
         assert isinstance(problem, RequestValidationError)
-        return answer(422, _in_words(problem))
+        return answer(http, 422, _in_words(problem))
 
-    async def unforeseen_handler(_: HttpRequest, problem: Exception) -> Response:
-        return answer(500, "an error inside the service: its log says more")
+    async def unforeseen_handler(http: HttpRequest, problem: Exception) -> Response:
+        # It comes from outside of what gives answers their id.
+        named = {"X-Request-Id": http.scope["state"]["request_id"]}
+        return answer(http, 500, "an error inside the service: its log says more", named)
 
     api.add_exception_handler(HTTPException, http_handler)
     api.add_exception_handler(RequestValidationError, body_handler)

@@ -92,14 +92,23 @@ class Service:
 
     def __init__(self, config: ServeConfig):
         self.config = config
-        serve.start(http_options={"host": config.host, "port": config.port, "request_timeout_s": None})
+        serve.start(
+            http_options={
+                "host": config.host,
+                "port": config.port,
+                "request_timeout_s": None,
+                "ssl_certfile": config.tls_certificate,
+                "ssl_keyfile": config.tls_key,
+            }
+        )
         self.keeper = start_keeper(config)
         serve.run(build(config), name=APPLICATION, route_prefix="/")
 
     @property
     def address(self) -> str:
         """Where it listens."""
-        return f"http://{self.config.host}:{self.config.port}"
+        scheme = "http" if self.config.tls_certificate is None else "https"
+        return f"{scheme}://{self.config.host}:{self.config.port}"
 
     def stop(self) -> None:
         """Refuse new work in words, put all streams to sleep, and end."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 import numpy as np
-from fastapi import FastAPI, Path
+from fastapi import FastAPI, Path, Request
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -31,7 +31,7 @@ _OUTPUTS = [
     ("sequence", "INT64"),
 ]
 
-Infer = Callable[[str, str, NDArray[np.float32]], Awaitable[list[Reply]]]
+Infer = Callable[[Request, str, str, NDArray[np.float32]], Awaitable[list[Reply]]]
 Facts = Callable[[], Awaitable[list[dict[str, Any]]]]
 
 
@@ -105,10 +105,10 @@ def add_open_inference(api: FastAPI, infer: Infer, facts: Facts) -> None:
         return {"name": model, "ready": bool(await facts())}
 
     @api.post("/v2/models/{model}/infer")
-    async def inferred(body: Inference, model: Literal["protodcs"] = Path()) -> dict[str, Any]:
+    async def inferred(body: Inference, http: Request, model: Literal["protodcs"] = Path()) -> dict[str, Any]:
         """Observe features on the stream that `sequence_id` names."""
         key = body.id or uuid.uuid4().hex
-        replies = await infer(str(body.parameters.sequence_id), key, body.inputs[0].rows())
+        replies = await infer(http, str(body.parameters.sequence_id), key, body.inputs[0].rows())
         said = [unpack_decision(reply.answer) for reply in replies]
         outputs = [
             {"name": name, "datatype": kind, "shape": [len(said)], "data": [_value(one, name) for one in said]}

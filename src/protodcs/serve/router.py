@@ -8,7 +8,7 @@ once, because it carries a key; the router may therefore repeat whatever it is n
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from ..errors import ProtoDCSError
 from .messages import Outcome, Reply, Request
 from .ring import Ring
-from .settings import ServeConfig
+from .settings import ServeConfig, share_of
 
 _log = logging.getLogger(__name__)
 
@@ -93,6 +93,8 @@ class Router:
         self._lanes: dict[str, _Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.waiting = 0
+        # By tenant, so that none fills all of the places.
+        self._waiting_of: Counter[str] = Counter()
 
     async def ask(self, request: Request) -> Reply:
         """The final answer to one request."""
@@ -141,16 +143,25 @@ class Router:
                 f"{self.waiting} requests wait already, and {self._config.waiting} may; {len(requests)} more are too "
                 "many: ask again later"
             )
+        tenant = _tenant(line.stream)
+        if tenant and self._waiting_of[tenant] + len(requests) > share_of(self._config):
+            self._pump(line)
+            raise OverloadedError(
+                f"{self._waiting_of[tenant]} requests of this tenant wait already, and {share_of(self._config)} may; "
+                f"{len(requests)} more are too many: ask again later"
+            )
         loop = asyncio.get_running_loop()
         items = [_Item(request, loop.create_future()) for request in requests]
         line.items.extend(items)
         self.waiting += len(items)
+        self._waiting_of[tenant] += len(items)
         return items
 
     def _leave(self, line: _Line, items: list[_Item]) -> None:
         for item in items:
             item.future.cancel()
         self.waiting -= len(items)
+        self._waiting_of[_tenant(line.stream)] -= len(items)
         self._pump(line)
 
     async def _answers(self, line: _Line, items: list[_Item]) -> list[Reply]:
@@ -322,3 +333,9 @@ class Router:
                 if owners:
                     return owners
             await asyncio.sleep(_PAUSE)
+
+
+def _tenant(stream: str) -> str:
+    """Whose stream it is; empty where there are no tenants."""
+    tenant, slash, _ = stream.partition("/")
+    return tenant if slash else ""

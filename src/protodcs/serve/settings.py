@@ -1,11 +1,25 @@
 """Every number of the service that an operator may turn."""
 
-from typing import Literal, Self
+import ipaddress
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from ..core.config import Settings
 from ..errors import ConfigError
+
+Tenant = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
+
+
+class TenantLimits(Settings):
+    """What one tenant may do, where it is not what all may: the settings of the same names."""
+
+    rate: float | None = Field(None, gt=0, le=1_000_000)
+    burst: int | None = Field(None, ge=1, le=1_000_000)
+    streams: int | None = Field(None, ge=0)
+    classes: int | None = Field(None, ge=1)
+    pixels: int | None = Field(None, ge=1)
+    body_bytes: int | None = Field(None, ge=1024)
 
 
 class ServeConfig(Settings):
@@ -63,6 +77,23 @@ class ServeConfig(Settings):
     )
     waiting: int = Field(10_000, ge=1, description="How many requests may wait in one ingress process.")
     body_bytes: int = Field(64 * 2**20, ge=1024, description="The largest body of a request. Bytes.")
+    body_seconds: float = Field(20.0, gt=0, le=3600, description="How long a body may take to come in. Seconds.")
+    classes: int = Field(10_000, ge=1, description="How many classes a stream may have.")
+    pixels: int = Field(25_000_000, ge=1, description="How many pixels an image may have.")
+
+    # Keys and tenants.
+    keys: str | None = Field(
+        None,
+        description="The file of keys, made by `protodcs keys`. None: whoever reaches the service may do everything.",
+    )
+    rate: float = Field(1000.0, gt=0, le=1_000_000, description="How many requests a tenant may make a second.")
+    burst: int = Field(2000, ge=1, le=1_000_000, description="And how many at once, after a pause.")
+    streams: int = Field(10_000, ge=0, description="How many streams a tenant may have.")
+    share: float = Field(0.5, gt=0, le=1, description="How much of `waiting` one tenant may fill. A fraction.")
+    tenants: dict[Tenant, TenantLimits] = Field(
+        {}, description="Tenants with other limits: their rate, burst, streams, classes, pixels or body_bytes."
+    )
+    audit: str = Field("-", description="The file that administrative acts are written to; -: standard output.")
 
     # The encoder.
     encoder: str | None = Field(
@@ -77,10 +108,24 @@ class ServeConfig(Settings):
     encoder_gpus: float = Field(0.0, ge=0, description="The same for GPUs.")
 
     # HTTP.
-    host: str = Field("127.0.0.1", description="The address to listen on.")
+    host: str = Field(
+        "127.0.0.1", description="The address to listen on; with keys it may be another than that of this machine."
+    )
     port: int = Field(8000, ge=1, le=65535, description="The port to listen on.")
+    tls_certificate: str | None = Field(
+        None, description="A PEM file: the certificate and those above it. None: no TLS."
+    )
+    tls_key: str | None = Field(None, description="A PEM file: the private key of the certificate.")
     ingresses: int = Field(1, ge=1, description="How many processes speak HTTP.")
     drain_seconds: float = Field(30.0, gt=0, description="How long a stop waits for the streams. Seconds.")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the address; a name that has to be looked up could mean any."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
@@ -90,4 +135,17 @@ class ServeConfig(Settings):
             )
         if self.most_encoders < self.encoders:
             raise ConfigError(f"most_encoders={self.most_encoders} is less than encoders={self.encoders}")
+        if self.keys is None and not self.is_local:
+            raise ConfigError(
+                f"host={self.host!r} lets other machines in, and without keys they may do everything: make a key with "
+                "`protodcs keys create --file keys.json --tenant NAME --role admin` and set keys=keys.json, or stay "
+                "with host=127.0.0.1"
+            )
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ConfigError("TLS needs both tls_certificate and tls_key, and one of them is missing")
         return self
+
+
+def share_of(config: ServeConfig) -> int:
+    """How many of the requests that may wait may be of one tenant."""
+    return max(1, int(config.share * config.waiting))
