@@ -23,13 +23,16 @@ from ..core.prototypes import Prototypes
 from ..data.prompts import class_names, names_of_classes
 from ..errors import ConfigError, ImageError, InputError, ProtoDCSError
 from ..version import __version__
+from . import traces
 from .answers import unpack_decision
 from .hosted import Birth
 from .messages import Action, Outcome, Reply, Request
 from .owner import pack_prototypes
+from .readiness import failing_parts
 from .records import LONGEST_KEY
 from .router import LateError, OverloadedError, OwnerLostError, Router
 from .settings import ServeConfig
+from .watched import Watched
 
 _STATUS = {
     Outcome.MISSING: 404,
@@ -124,12 +127,21 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
     gate = _Gate(router, encoding)
     _report_errors(api)
     api.add_middleware(_Bounded, most=config.body_bytes)
+    # The last one stands outside the others.
+    api.add_middleware(Watched, metrics=router.metrics)
 
     @api.get("/v1/health")
     async def health() -> dict[str, Any]:
-        """Whether requests can be served."""
-        owners = await control.facts()
-        return {"version": __version__, "owners": len(owners), "waiting": router.waiting}
+        """That this process lives; whether it can serve is another question."""
+        return {"version": __version__, "waiting": router.waiting}
+
+    @api.get("/v1/ready")
+    async def ready() -> dict[str, Any]:
+        """Whether requests can be served, and if not, which parts fail."""
+        failing = await failing_parts(control, encoding, config.lease_seconds)
+        if failing:
+            raise HTTPException(503, "; ".join(f"{part}: {words}" for part, words in failing.items()))
+        return {"ready": True}
 
     @api.post("/v1/streams", status_code=201)
     async def create(stream: NewStream) -> dict[str, Any]:
@@ -267,7 +279,9 @@ class _Gate:
     async def _from_image(self, stream: str, action: str, key: str, http: HttpRequest) -> list[Request]:
         if self._encoding is None:
             raise InputError("this service has no encoder: send features, or start it with one")
-        feature = await self._encoding.encode(await http.body())
+        body = await http.body()
+        with traces.span("encode"), self._router.metrics.encode.time():
+            feature = await self._encoding.encode(body)
         return [Request(stream, action, key, feature)]
 
 

@@ -10,7 +10,9 @@ import time
 from dataclasses import dataclass
 
 from ..errors import FencedError, StoreError
+from . import traces
 from .store.base import Store, Write
+from .telemetry import OwnerMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -44,12 +46,15 @@ class Commits:
     Args:
         store: where they go.
         patience: for how many seconds a store that cannot be reached is tried again.
+        metrics: where groups are counted.
     """
 
-    def __init__(self, store: Store, patience: float):
+    def __init__(self, store: Store, patience: float, metrics: OwnerMetrics):
         self._store = store
         self._patience = patience
+        self._metrics = metrics
         self._waiting: list[tuple[Journal, Write, asyncio.Future[None]]] = []
+        self._traced: list[str] = []
         self._some = asyncio.Event()
         self.groups = 0
         self.writes = 0
@@ -61,8 +66,16 @@ class Commits:
         future.add_done_callback(_seen)
         journal.last = future
         self._waiting.append((journal, write, future))
+        span = traces.carried()
+        if span:
+            self._traced.append(span)
         self._some.set()
         return future
+
+    @property
+    def queued(self) -> int:
+        """How many writes wait for the group under way to end."""
+        return len(self._waiting)
 
     async def run(self) -> None:
         """Send groups for ever."""
@@ -70,7 +83,9 @@ class Commits:
             await self._some.wait()
             self._some.clear()
             group, self._waiting = self._waiting, []
-            await self._send(group)
+            spans, self._traced = self._traced, []
+            with traces.shared_span("commit", spans, writes=len(group)):
+                await self._send(group)
 
     async def _send(self, group: list[tuple[Journal, Write, "asyncio.Future[None]"]]) -> None:
         sound = [entry for entry in group if not _refused(*entry)]
@@ -78,7 +93,8 @@ class Commits:
             return
         outcomes: list[FencedError | StoreError | None]
         try:
-            outcomes = await self._persist([write for _, write, _ in sound])
+            with self._metrics.committing(len(sound)):
+                outcomes = await self._persist([write for _, write, _ in sound])
         except StoreError as problem:
             outcomes = [problem] * len(sound)
         except Exception as problem:
@@ -91,6 +107,8 @@ class Commits:
             if outcome is None:
                 future.set_result(None)
             else:
+                if isinstance(outcome, FencedError):
+                    self._metrics.fenced()
                 journal.broken = journal.broken or outcome
                 future.set_exception(outcome)
 
@@ -101,6 +119,7 @@ class Commits:
             try:
                 return list(await self._store.commit(writes))
             except StoreError:
+                self._metrics.store_failed()
                 if time.monotonic() + pause > until:
                     raise
             await asyncio.sleep(pause)

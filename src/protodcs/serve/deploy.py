@@ -1,5 +1,6 @@
 """The whole service on Ray: owners and keeper as actors, encoder and HTTP as deployments of Ray Serve."""
 
+import os
 from typing import Any
 
 from fastapi import FastAPI
@@ -8,7 +9,7 @@ from ray.serve.handle import DeploymentHandle
 
 from ..errors import ImageError
 from .app import application
-from .cluster import Calls, drain, end, start_keeper
+from .cluster import Calls, begin, drain, end, start_keeper
 from .encoding import EncoderReplica
 from .router import Router
 from .settings import ServeConfig
@@ -49,6 +50,7 @@ def build(config: ServeConfig) -> Any:
         """Runs in each process that speaks HTTP."""
         calls = Calls()
         router = Router(calls.call, calls.owners, config)
+        begin(config, f"ingress-{os.getpid()}", router.metrics.registry)
         encoding = None
         if config.encoder is not None:
             encoding = _Encoding(serve.get_deployment_handle(_ENCODER, APPLICATION))

@@ -5,6 +5,7 @@ the words that say why there is none.
 """
 
 import asyncio
+import os
 from typing import Any
 
 from ray import serve
@@ -13,8 +14,10 @@ from .. import encoders
 from ..core.prototypes import Prototypes
 from ..data.image import decode
 from ..errors import ImageError
+from .cluster import begin
 from .owner import pack_prototypes
 from .settings import ServeConfig
+from .telemetry import EncoderMetrics
 
 # Lists of classes whose prototypes an encoder keeps at hand.
 _AT_HAND = 16
@@ -28,6 +31,8 @@ class EncoderReplica:
         assert config.encoder is not None
         self._encoder = encoders.load(config.encoder, device=config.device, batch_size=config.batch_size)
         self._made: dict[tuple[str, ...], tuple[str, bytes]] = {}
+        self._counted = EncoderMetrics()
+        begin(config, f"encoder-{os.getpid()}", self._counted.registry)
         self.encode.set_max_batch_size(config.batch_size)
         self.encode.set_batch_wait_timeout_s(config.batch_wait)
 
@@ -35,7 +40,9 @@ class EncoderReplica:
     async def encode(self, images: list[bytes]) -> list[bytes | str]:
         """For each image its feature as float32, little-endian, or why there is none."""
         # In a thread, so that the next batch gathers meanwhile.
-        return await asyncio.to_thread(self._encode, images)
+        self._counted.batch.observe(len(images))
+        with self._counted.seconds.time():
+            return await asyncio.to_thread(self._encode, images)
 
     def _encode(self, images: list[bytes]) -> list[bytes | str]:
         answers: list[bytes | str] = [""] * len(images)
@@ -46,6 +53,7 @@ class EncoderReplica:
                 places.append(place)
             except ImageError as problem:
                 answers[place] = str(problem)
+                self._counted.bad.inc()
         if pixels:
             for place, feature in zip(places, self._encoder.encode_pixels(pixels), strict=True):
                 answers[place] = feature.astype("<f4").tobytes()
