@@ -93,14 +93,14 @@ class Commits:
             return
         outcomes: list[FencedError | StoreError | None]
         try:
-            with self._metrics.committing(len(sound)):
-                outcomes = await self._persist([write for _, write, _ in sound])
+            outcomes = await self._persist([write for _, write, _ in sound])
         except StoreError as problem:
             outcomes = [problem] * len(sound)
         except Exception as problem:
             # A mistake in a store must not end the queue: nothing would be written any more, and nobody told.
             _log.exception("a commit failed")
             outcomes = [StoreError(f"an error inside the store: {problem!r}")] * len(sound)
+        self._metrics.writing = None
         self.groups += 1
         self.writes += len(sound)
         for (journal, _, future), outcome in zip(sound, outcomes, strict=True):
@@ -114,10 +114,13 @@ class Commits:
 
     async def _persist(self, writes: list[Write]) -> list[FencedError | StoreError | None]:
         """Commit, again and again while the store cannot be reached: a commit that is repeated is done once."""
-        until, pause = time.monotonic() + self._patience, _FIRST_PAUSE
+        start = self._metrics.writing = time.monotonic()
+        until, pause = start + self._patience, _FIRST_PAUSE
         while True:
             try:
-                return list(await self._store.commit(writes))
+                outcomes: list[FencedError | StoreError | None] = list(await self._store.commit(writes))
+                self._metrics.committed(start, len(writes))
+                return outcomes
             except StoreError:
                 self._metrics.store_failed()
                 if time.monotonic() + pause > until:
