@@ -15,7 +15,7 @@ from .hosted import Hosted
 
 # Seconds that one look may take from requests.
 _BUDGET = 0.01
-_QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
+_RANKS = {"least": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9, "most": 1.0}
 
 
 class Fare(NamedTuple):
@@ -99,9 +99,9 @@ _OVER_STREAMS = (
 
 def _quantiles(name: str, words: str, values: list[Any]) -> Metric:
     """Quantiles over those streams that have the number; no sample if none has."""
-    family = GaugeMetricFamily(name, words, labels=["quantile"])
+    family = GaugeMetricFamily(name, words, labels=["rank"])
     there = [value for value in values if value is not None]
     if there:
-        for quantile, value in zip(_QUANTILES, np.quantile(there, _QUANTILES), strict=True):
-            family.add_metric([f"{quantile:g}"], float(value))
+        for rank, value in zip(_RANKS, np.quantile(there, list(_RANKS.values())), strict=True):
+            family.add_metric([rank], float(value))
     return family

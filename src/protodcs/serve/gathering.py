@@ -50,6 +50,7 @@ class Gathering:
             "protodcs_ready", "Whether a part of the service can serve: 1 or 0.", ["part"], registry=own
         )
         self._owners = Gauge("protodcs_owners", "Owners there should be, and that answer.", ["which"], registry=own)
+        Gauge("protodcs_lease_seconds", "How long a store may be silent.", registry=own).set(lease)
         self._restarts = Counter("protodcs_owner_restarts", "Owners that died and came back.", registry=own)
         Gauge("protodcs_build_info", "Always 1; the label says which version.", ["version"], registry=own).labels(
             __version__

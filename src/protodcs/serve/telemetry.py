@@ -74,6 +74,14 @@ class IngressMetrics:
             ["reason"],
             registry=registry,
         )
+        # What never happened is 0 and not absent: otherwise nobody would see it happen for the first time.
+        for counter, reasons in (
+            (self._retries, ("held", "moved", "later")),
+            (self._failed_calls, ("lost", "silent", "error")),
+            (self._given_up, ("late", "overloaded")),
+        ):
+            for reason in reasons:
+                counter.labels(reason)
 
     def asked_again(self, reason: str) -> None:
         """A reply was not final."""
@@ -108,12 +116,15 @@ class EncoderMetrics:
 class OwnerMetrics:
     """What an owner counts.
 
+    Args:
+        guards: the kinds of guard rails there are.
+
     Attributes:
         reached: when the store last answered, by the monotonic clock.
         writing: since when a group is being written; None while none is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, guards: Iterable[str] = ()) -> None:
         registry = self.registry = CollectorRegistry()
         self._step = _Tally("protodcs_owner_step_seconds", "Seconds of one observe in the engine.", _STEP)
         self._openness = _Tally("protodcs_decision_openness", "Openness of the decisions on observes.", _OPENNESS)
@@ -134,6 +145,8 @@ class OwnerMetrics:
         self._guards = Counter(
             "protodcs_guard_events", "Times a guard rail of a stream fired.", ["kind"], registry=registry
         )
+        for kind in guards:
+            self._guards.labels(kind)
         self.decisions = [0] * _FLAGS
         self.reached = time.monotonic()
         self.writing: float | None = None

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from opentelemetry.trace import Span
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import logs, traces
@@ -43,7 +43,6 @@ class Watched:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message).setdefault(_ID, state["request_id"])
             await send(message)
 
         with traces.request_span(headers, **{"request.id": state["request_id"]}) as span:
