@@ -44,7 +44,7 @@ def answers(prometheus, expression, start, end, step):
 
 def legend(pattern, labels):
     """A legend as Grafana makes it: {{name}} stands for a label."""
-    return re.sub(r"{{\s*(\w+)\s*}}", lambda name: labels.get(name[1], ""), pattern)
+    return re.sub(r"{{\s*(\w+)\s*}}", lambda name: labels.get(name[1], ""), pattern) or "value"
 
 
 def draw(prometheus, file, minutes):

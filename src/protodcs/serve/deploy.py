@@ -16,6 +16,8 @@ from .settings import ServeConfig
 
 APPLICATION = "protodcs"
 _ENCODER = "Encoder"
+# Requests have lines of our own; what else Ray Serve has to say comes as JSON too, and not for each of them.
+_LOGGING = {"encoding": "JSON", "enable_access_log": False}
 # Requests under way in one process; the router says in words when too many wait.
 _ONGOING = 100_000
 
@@ -61,6 +63,7 @@ def build(config: ServeConfig) -> Any:
         num_replicas=config.ingresses,
         max_ongoing_requests=_ONGOING,
         ray_actor_options={"num_cpus": 0.5},
+        logging_config=_LOGGING,
         graceful_shutdown_timeout_s=config.drain_seconds,
     )
     if config.encoder is None:
@@ -74,6 +77,7 @@ def build(config: ServeConfig) -> Any:
             "target_ongoing_requests": 2 * config.batch_size,
         },
         ray_actor_options={"num_cpus": config.encoder_cpus, "num_gpus": config.encoder_gpus},
+        logging_config=_LOGGING,
     )
     return ingress.bind(encoder.bind(settings))
 
@@ -83,7 +87,9 @@ class Service:
 
     def __init__(self, config: ServeConfig):
         self.config = config
-        serve.start(http_options={"host": config.host, "port": config.port, "request_timeout_s": None})
+        serve.start(
+            http_options={"host": config.host, "port": config.port, "request_timeout_s": None}, logging_config=_LOGGING
+        )
         self.keeper = start_keeper(config)
         serve.run(build(config), name=APPLICATION, route_prefix="/")
 
