@@ -284,7 +284,7 @@ def test_health_and_owners():
         async with served() as service:
             client = service.client
             health = (await client.get("/v1/health")).json()
-            assert (health["owners"], health["waiting"]) == (1, 0)
+            assert health["waiting"] == 0
             said = (await client.get("/v1/owners")).json()
             assert (said["names"], [facts["owner"] for facts in said["owners"]]) == (["owner-0"], ["owner-0"])
             resized = await client.put("/v1/owners", json={"count": 3})
@@ -292,8 +292,9 @@ def test_health_and_owners():
             for count in (0, 1001, -1, "many", None, 1.5):
                 words_of(await client.put("/v1/owners", json={"count": count}), 422)
             service.problem = OwnerLostError("the keeper is not there")
-            for path in ("/v1/health", "/v1/owners"):
+            for path in ("/v1/ready", "/v1/owners"):
                 assert "keeper" in words_of(await client.get(path), 503)
+            assert (await client.get("/v1/health")).status_code == 200
 
     asyncio.run(run())
 
@@ -563,7 +564,7 @@ def test_an_error_that_nobody_foresaw_is_500_in_words_and_says_nothing_of_the_in
             service.problem = ZeroDivisionError("secret")
             transport = httpx.ASGITransport(service.api, raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
-                words = words_of(await client.get("/v1/health"), 500)
+                words = words_of(await client.get("/v1/owners"), 500)
                 assert "an error inside the service" in words
                 assert "secret" not in words
 

@@ -46,6 +46,7 @@ _STREAM = "/v1/streams/{stream}"
 
 RULES: dict[tuple[str, str], Rule] = {
     ("GET", "/v1/health"): Rule("health", None),
+    ("GET", "/v1/ready"): Rule("health", None),
     ("GET", "/openapi.json"): Rule("description", "read"),
     ("GET", "/docs"): Rule("description", "read"),
     ("GET", "/docs/oauth2-redirect"): Rule("description", "read"),

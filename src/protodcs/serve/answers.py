@@ -18,14 +18,14 @@ from .records import Record
 
 # Flags, index, sequence and the six numbers of a decision; its label follows.
 _DECISION = struct.Struct("<BIQdddddd")
-_KNOWN, _TRUSTED, _CACHED, _EVOLVED = 1, 2, 4, 8
+KNOWN, TRUSTED, CACHED, EVOLVED = 1, 2, 4, 8
+# Where the openness stands: behind flags, index, sequence and p_unknown.
+_OPENNESS = struct.Struct("<21xd")
 
 
 def pack_decision(decision: Decision) -> bytes:
     """A decision as bytes, without the scores of every class."""
-    flags = (
-        _KNOWN * decision.known + _TRUSTED * decision.trusted + _CACHED * decision.cached + _EVOLVED * decision.evolved
-    )
+    flags = KNOWN * decision.known + TRUSTED * decision.trusted + CACHED * decision.cached + EVOLVED * decision.evolved
     numbers = _DECISION.pack(
         flags,
         decision.index,
@@ -44,11 +44,11 @@ def unpack_decision(answer: bytes) -> Decision:
     """The decision that `pack_decision` was given."""
     try:
         flags, index, sequence, p_unknown, openness, first, score, aleatoric, epistemic = _DECISION.unpack_from(answer)
-        label = answer[_DECISION.size :].decode() if flags & _KNOWN else None
+        label = answer[_DECISION.size :].decode() if flags & KNOWN else None
     except (struct.error, UnicodeDecodeError):
         raise StoreError("an answer in the store is damaged") from None
     return decided(
-        bool(flags & _KNOWN),
+        bool(flags & KNOWN),
         index,
         label,
         p_unknown,
@@ -58,11 +58,17 @@ def unpack_decision(answer: bytes) -> Decision:
         None,
         aleatoric,
         epistemic,
-        bool(flags & _TRUSTED),
-        bool(flags & _CACHED),
-        bool(flags & _EVOLVED),
+        bool(flags & TRUSTED),
+        bool(flags & CACHED),
+        bool(flags & EVOLVED),
         sequence,
     )
+
+
+def openness_of(answer: bytes) -> float:
+    """The openness of a packed decision, and nothing else of it."""
+    openness: float = _OPENNESS.unpack_from(answer)[0]
+    return openness
 
 
 def fingerprint(payload: bytes) -> bytes:

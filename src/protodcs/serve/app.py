@@ -24,6 +24,7 @@ from ..core.prototypes import Prototypes
 from ..data.prompts import class_names, names_of_classes
 from ..errors import ConfigError, ImageError, InputError, ProtoDCSError
 from ..version import __version__
+from . import traces
 from .access import Access, in_own_words, own, scoped
 from .answers import unpack_decision
 from .audit import Audited, AuditLog
@@ -33,10 +34,12 @@ from .keys import Keys
 from .limits import Limited, Limits
 from .messages import Action, Outcome, Reply, Request
 from .owner import pack_prototypes, unpack_prototypes
+from .readiness import failing_parts
 from .records import LONGEST_KEY
 from .refusals import refusal
 from .router import LateError, OverloadedError, OwnerLostError, Router
 from .settings import ServeConfig
+from .watched import Watched
 
 _STATUS = {
     Outcome.MISSING: 404,
@@ -145,12 +148,20 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
     api.add_middleware(Limited, limits=limits, seconds=config.body_seconds)
     api.add_middleware(Access, keys=None if config.keys is None else Keys.open(config.keys))
     api.add_middleware(Audited, log=AuditLog(config.audit))
+    api.add_middleware(Watched, metrics=router.metrics)
 
     @api.get("/v1/health")
     async def health() -> dict[str, Any]:
-        """Whether requests can be served."""
-        owners = await control.facts()
-        return {"version": __version__, "owners": len(owners), "waiting": router.waiting}
+        """That this process lives; whether it can serve is another question."""
+        return {"version": __version__, "waiting": router.waiting}
+
+    @api.get("/v1/ready")
+    async def ready() -> dict[str, Any]:
+        """Whether requests can be served, and if not, which parts fail."""
+        failing = await failing_parts(control, encoding, config.lease_seconds)
+        if failing:
+            raise HTTPException(503, "; ".join(f"{part}: {words}" for part, words in failing.items()))
+        return {"ready": True}
 
     @api.post("/v1/streams", status_code=201)
     async def create(stream: NewStream, http: HttpRequest) -> dict[str, Any]:
@@ -358,7 +369,8 @@ class _Gate:
         async def encoded() -> list[Request]:
             for image in images:
                 await self._limits.look_at(http, image)
-            features = await asyncio.gather(*(encoding.encode(image) for image in images))
+            with traces.span("encode"), self._router.metrics.encode.time():
+                features = await asyncio.gather(*(encoding.encode(image) for image in images))
             return _requests(stream, action, key, list(features))
 
         return await self._router.ask_when_made(stream, encoded, len(images))

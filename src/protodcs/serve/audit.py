@@ -82,7 +82,8 @@ class Audited:
             return
         # A server may hand the same state to all requests; what is found out here is of this one.
         state = scope["state"] = dict(scope.get("state", {}))
-        state["request_id"] = _request_id(scope)
+        # Whoever stands outside may have made it already.
+        state.setdefault("request_id", _request_id(scope))
         begun = unsaid = False
 
         async def telling(message: Message) -> None:

@@ -5,20 +5,31 @@ requests flow; it holds nothing that cannot be found again by looking at the act
 """
 
 import asyncio
+import logging
 import os
 import re
+import threading
+import time
 from contextlib import suppress
 from typing import Any
 
 import ray
+from prometheus_client import CollectorRegistry
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..core.compiled import ensure_compiled
+from ..errors import ConfigError
+from . import logs, traces
+from .gathering import PERIOD, Gathering
 from .messages import Outcome, Reply, Request
 from .owner import Owner
 from .router import OwnerLostError
 from .settings import ServeConfig
 from .store import open_store
+from .telemetry import Families, families
+
+_log = logging.getLogger(__name__)
 
 NAMESPACE = "protodcs"
 KEEPER = "keeper"
@@ -36,6 +47,7 @@ class OwnerActor:
         self._name = name
         self._config = ServeConfig(**settings)
         self._starting: asyncio.Task[Owner] | None = None
+        begin(self._config, name)
         ensure_compiled()
 
     async def _owner(self) -> Owner:
@@ -63,6 +75,11 @@ class OwnerActor:
         """Numbers for monitoring."""
         return {**(await self._owner()).facts(), "pid": os.getpid()}
 
+    async def metrics(self) -> tuple[dict[str, Any], Families]:
+        """The same, and what Prometheus is told."""
+        owner = await self._owner()
+        return owner.facts(), owner.metrics()
+
     async def drain(self, removed: bool) -> None:
         """Put all streams to sleep and let the store go."""
         owner = await self._owner()
@@ -80,6 +97,13 @@ class Keeper:
         self._settings = settings
         self._changing = asyncio.Lock()
         self._names = _present()
+        config = ServeConfig(**settings)
+        begin(config, KEEPER)
+        self._gathering = Gathering(config.lease_seconds, config.encoder is not None)
+        if config.metrics_port:
+            self._gathering.listen(config.host, config.metrics_port)
+            # Ray makes an actor of coroutines within its event loop.
+            self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def names(self) -> list[str]:
         """The owners that streams may belong to."""
@@ -114,8 +138,27 @@ class Keeper:
 
     async def facts(self) -> list[dict[str, Any]]:
         """What each owner says of itself; those that do not answer are left out."""
-        answers = await asyncio.gather(*(_facts(name) for name in self._names))
+        answers = await asyncio.gather(*(_answer(name, "facts") for name in self._names))
         return [answer for answer in answers if answer is not None]
+
+    async def deaf(self) -> str:
+        """Why Prometheus will find nothing, if that is so."""
+        return self._gathering.deaf
+
+    async def report(self, process: str, report: Families) -> None:
+        """Take what a process counted that speaks HTTP or encodes."""
+        self._gathering.put(process, report)
+
+    async def _watch(self) -> None:
+        """Fetch what the owners counted, again and again."""
+        while True:
+            names = self._names
+            answers = await asyncio.gather(*(_answer(name, "metrics") for name in names))
+            for name, answer in zip(names, answers, strict=True):
+                if answer is not None:
+                    self._gathering.put(name, answer[1])
+            self._gathering.saw(names, [answer[0] for answer in answers if answer is not None])
+            await asyncio.sleep(PERIOD)
 
     async def drain(self) -> None:
         """Stop all owners; what they hold goes to sleep."""
@@ -124,12 +167,31 @@ class Keeper:
             await asyncio.gather(*stops, return_exceptions=True)
 
 
-async def _facts(name: str) -> dict[str, Any] | None:
+async def _answer(name: str, question: str) -> Any:
+    """What an owner says; None if it does not."""
     try:
-        answer: dict[str, Any] = await asyncio.wait_for(_actor(name).facts.remote(), 2.0)
-        return answer
-    except (RayActorError, RayTaskError, TimeoutError):
+        return await asyncio.wait_for(getattr(_actor(name), question).remote(), 2.0)
+    except (RayActorError, RayTaskError, TimeoutError, ValueError):
         return None
+
+
+def begin(config: ServeConfig, process: str, registry: CollectorRegistry | None = None) -> None:
+    """What every process of the service does first: logs, traces, and its numbers to the keeper from time to time."""
+    logs.start(config.log, config.log_level, process)
+    traces.start(config.tracing)
+    if config.metrics_port and registry is not None:
+        # A thread, because a replica is made outside the event loop that it serves in.
+        threading.Thread(target=_bring, args=(process, registry), name="numbers to the keeper", daemon=True).start()
+
+
+def _bring(process: str, registry: CollectorRegistry) -> None:
+    while True:
+        time.sleep(PERIOD)
+        try:
+            _actor(KEEPER).report.remote(process, families(registry))
+        except Exception as problem:
+            # The keeper may be on its way back; requests are served without it.
+            _log.debug("the keeper was not told", extra=logs.with_fields(problem=type(problem).__name__))
 
 
 def _present() -> list[str]:
@@ -176,8 +238,14 @@ def start_keeper(config: ServeConfig) -> Any:
         "max_concurrency": _CALLS,
         "num_cpus": 0,
         "get_if_exists": True,
+        # Prometheus looks for it on this machine.
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True),
     }
     keeper = ray.remote(Keeper).options(**options).remote(config.model_dump())
+    deaf = ray.get(keeper.deaf.remote())
+    if deaf:
+        end(keeper)
+        raise ConfigError(deaf)
     ray.get(keeper.resize.remote(config.owners))
     return keeper
 

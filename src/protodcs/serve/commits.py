@@ -10,7 +10,9 @@ import time
 from dataclasses import dataclass
 
 from ..errors import FencedError, StoreError
+from . import traces
 from .store.base import Store, Write
+from .telemetry import OwnerMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -44,12 +46,15 @@ class Commits:
     Args:
         store: where they go.
         patience: for how many seconds a store that cannot be reached is tried again.
+        metrics: where groups are counted.
     """
 
-    def __init__(self, store: Store, patience: float):
+    def __init__(self, store: Store, patience: float, metrics: OwnerMetrics):
         self._store = store
         self._patience = patience
+        self._metrics = metrics
         self._waiting: list[tuple[Journal, Write, asyncio.Future[None]]] = []
+        self._traced: list[str] = []
         self._some = asyncio.Event()
         self.groups = 0
         self.writes = 0
@@ -61,8 +66,16 @@ class Commits:
         future.add_done_callback(_seen)
         journal.last = future
         self._waiting.append((journal, write, future))
+        span = traces.carried()
+        if span:
+            self._traced.append(span)
         self._some.set()
         return future
+
+    @property
+    def queued(self) -> int:
+        """How many writes wait for the group under way to end."""
+        return len(self._waiting)
 
     async def run(self) -> None:
         """Send groups for ever."""
@@ -70,7 +83,9 @@ class Commits:
             await self._some.wait()
             self._some.clear()
             group, self._waiting = self._waiting, []
-            await self._send(group)
+            spans, self._traced = self._traced, []
+            with traces.shared_span("commit", spans, writes=len(group)):
+                await self._send(group)
 
     async def _send(self, group: list[tuple[Journal, Write, "asyncio.Future[None]"]]) -> None:
         sound = [entry for entry in group if not _refused(*entry)]
@@ -85,22 +100,29 @@ class Commits:
             # A mistake in a store must not end the queue: nothing would be written any more, and nobody told.
             _log.exception("a commit failed")
             outcomes = [StoreError(f"an error inside the store: {problem!r}")] * len(sound)
+        self._metrics.writing = None
         self.groups += 1
         self.writes += len(sound)
         for (journal, _, future), outcome in zip(sound, outcomes, strict=True):
             if outcome is None:
                 future.set_result(None)
             else:
+                if isinstance(outcome, FencedError):
+                    self._metrics.fenced()
                 journal.broken = journal.broken or outcome
                 future.set_exception(outcome)
 
     async def _persist(self, writes: list[Write]) -> list[FencedError | StoreError | None]:
         """Commit, again and again while the store cannot be reached: a commit that is repeated is done once."""
-        until, pause = time.monotonic() + self._patience, _FIRST_PAUSE
+        start = self._metrics.writing = time.monotonic()
+        until, pause = start + self._patience, _FIRST_PAUSE
         while True:
             try:
-                return list(await self._store.commit(writes))
+                outcomes: list[FencedError | StoreError | None] = list(await self._store.commit(writes))
+                self._metrics.committed(start, len(writes))
+                return outcomes
             except StoreError:
+                self._metrics.store_failed()
                 if time.monotonic() + pause > until:
                     raise
             await asyncio.sleep(pause)

@@ -1,5 +1,6 @@
 """The whole service on Ray: owners and keeper as actors, encoder and HTTP as deployments of Ray Serve."""
 
+import os
 from typing import Any
 
 from fastapi import FastAPI
@@ -7,7 +8,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from .app import application
-from .cluster import Calls, drain, end, start_keeper
+from .cluster import Calls, begin, drain, end, start_keeper
 from .encoding import EncoderReplica
 from .router import Router
 from .settings import ServeConfig
@@ -17,6 +18,8 @@ APPLICATION = "protodcs"
 _ENCODER = "Encoder"
 # Calls under way to each encoder: one that it works on, and one that waits for it.
 _CALLS_EACH = 2
+# Requests have lines of our own; what else Ray Serve has to say comes as JSON too, and not for each of them.
+_LOGGING = {"encoding": "JSON", "enable_access_log": False}
 # Requests under way in one process; the router says in words when too many wait.
 _ONGOING = 100_000
 
@@ -52,6 +55,7 @@ def build(config: ServeConfig) -> Any:
         """Runs in each process that speaks HTTP."""
         calls = Calls()
         router = Router(calls.call, calls.owners, config)
+        begin(config, f"ingress-{os.getpid()}", router.metrics.registry)
         encoding = None
         if config.encoder is not None:
             encoding = _Encoding(serve.get_deployment_handle(_ENCODER, APPLICATION), config)
@@ -62,6 +66,7 @@ def build(config: ServeConfig) -> Any:
         num_replicas=config.ingresses,
         max_ongoing_requests=_ONGOING,
         ray_actor_options={"num_cpus": 0.5},
+        logging_config=_LOGGING,
         graceful_shutdown_timeout_s=config.drain_seconds,
     )
     if config.encoder is None:
@@ -71,6 +76,7 @@ def build(config: ServeConfig) -> Any:
         max_ongoing_requests=4 * config.batch_size,
         **_replicas(config),
         ray_actor_options={"num_cpus": config.encoder_cpus, "num_gpus": config.encoder_gpus},
+        logging_config=_LOGGING,
     )
     return ingress.bind(encoder.bind(settings))
 
@@ -99,7 +105,8 @@ class Service:
                 "request_timeout_s": None,
                 "ssl_certfile": config.tls_certificate,
                 "ssl_keyfile": config.tls_key,
-            }
+            },
+            logging_config=_LOGGING,
         )
         self.keeper = start_keeper(config)
         serve.run(build(config), name=APPLICATION, route_prefix="/")

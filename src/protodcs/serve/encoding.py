@@ -6,6 +6,7 @@ the words that say why there is none.
 
 import asyncio
 import itertools
+import os
 from typing import Any
 
 from ray import serve
@@ -14,8 +15,10 @@ from .. import encoders
 from ..core.prototypes import Prototypes
 from ..data.image import decode
 from ..errors import ImageError
+from .cluster import begin
 from .owner import pack_prototypes
 from .settings import ServeConfig
+from .telemetry import EncoderMetrics
 
 # Lists of classes whose prototypes an encoder keeps at hand.
 _AT_HAND = 16
@@ -29,6 +32,8 @@ class EncoderReplica:
         assert config.encoder is not None
         self._encoder = encoders.load(config.encoder, device=config.device, batch_size=config.batch_size)
         self._made: dict[tuple[str, ...], tuple[str, bytes]] = {}
+        self._counted = EncoderMetrics()
+        begin(config, f"encoder-{os.getpid()}", self._counted.registry)
         self.encode.set_max_batch_size(config.batch_size)
         self.encode.set_batch_wait_timeout_s(config.batch_wait)
 
@@ -37,7 +42,9 @@ class EncoderReplica:
         """For each image of each caller its feature as float32, little-endian, or why there is none."""
         images = [image for group in groups for image in group]
         # In a thread, so that the next batch gathers meanwhile.
-        answers = iter(await asyncio.to_thread(self._encode, images))
+        self._counted.batch.observe(len(images))
+        with self._counted.seconds.time():
+            answers = iter(await asyncio.to_thread(self._encode, images))
         return [list(itertools.islice(answers, len(group))) for group in groups]
 
     def _encode(self, images: list[bytes]) -> list[bytes | str]:
@@ -49,6 +56,7 @@ class EncoderReplica:
                 places.append(place)
             except ImageError as problem:
                 answers[place] = str(problem)
+                self._counted.bad.inc()
         if pixels:
             for place, feature in zip(places, self._encoder.encode_pixels(pixels), strict=True):
                 answers[place] = feature.astype("<f4").tobytes()

@@ -14,6 +14,7 @@ class Request(NamedTuple):
         payload: a feature as float32, little-endian; a name; what a stream is created with; or another stream's id.
         shared: the packed prototypes of a stream that is created.
         stand_in: the owner that the stream belongs to was asked in vain.
+        trace: the span that it belongs to, as a traceparent; empty where nobody records it.
     """
 
     stream: str
@@ -22,6 +23,7 @@ class Request(NamedTuple):
     payload: bytes = b""
     shared: bytes = b""
     stand_in: bool = False
+    trace: str = ""
 
 
 class Action:

@@ -19,6 +19,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
+from prometheus_client.core import Metric
 
 from ..core.prototypes import Prototypes
 from ..errors import (
@@ -32,6 +33,8 @@ from ..errors import (
     UnknownStreamError,
     UsageError,
 )
+from . import logs, traces
+from .adaptation import Adaptation
 from .answers import told
 from .commits import Commits, Journal
 from .hosted import Birth, Hosted
@@ -40,6 +43,7 @@ from .records import Kind, Record
 from .ring import Ring
 from .settings import ServeConfig
 from .store.base import Batch, Checkpoint, Store
+from .telemetry import OwnerMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +88,9 @@ class Owner:
         self.incarnation = secrets.token_hex(8)
         self._store = store
         self._config = config
-        self._commits = Commits(store, config.store_patience)
+        self.counted = OwnerMetrics()
+        self._adaptation = Adaptation()
+        self._commits = Commits(store, config.store_patience, self.counted)
         self._streams: OrderedDict[str, _Awake] = OrderedDict()
         self._busy: dict[str, asyncio.Task[Any]] = {}
         self._shared: WeakValueDictionary[str, Prototypes] = WeakValueDictionary()
@@ -147,7 +153,22 @@ class Owner:
             "wake_milliseconds": _quantiles(self._wakes),
             "commits": self._commits.groups,
             "writes": self._commits.writes,
+            "draining": self._refusal is not None,
+            "store_silence_seconds": self.counted.silence,
         }
+
+    def metrics(self) -> list[Metric]:
+        """The same and more, for Prometheus."""
+        hosted = {stream: awake.hosted for stream, awake in self._streams.items()}
+        behind = [stream.position - stream.covered for stream in hosted.values()]
+        gauges = {
+            "protodcs_owner_awake_streams": len(hosted),
+            "protodcs_owner_queued_writes": self._commits.queued,
+            "protodcs_owner_records_behind": sum(behind),
+            "protodcs_owner_records_behind_most": max(behind, default=0),
+        }
+        self._adaptation.look(hosted)
+        return self.counted.families(gauges, self._adaptation.families())
 
     # Requests.
 
@@ -160,10 +181,12 @@ class Owner:
         for place, request in enumerate(requests):
             groups.setdefault(request.stream, []).append(place)
         replies: list[Reply] = [_LATER] * len(requests)
-        served = await asyncio.gather(
-            *(self._serve(stream, [requests[place] for place in places]) for stream, places in groups.items()),
-            return_exceptions=True,
-        )
+        spans = [request.trace for request in requests if request.trace]
+        with traces.shared_span("owner", spans, requests=len(requests), streams=len(groups)):
+            served = await asyncio.gather(
+                *(self._serve(stream, [requests[place] for place in places]) for stream, places in groups.items()),
+                return_exceptions=True,
+            )
         for places, answers in zip(groups.values(), served, strict=True):
             if isinstance(answers, BaseException):
                 _log.error("a request failed", exc_info=answers)
@@ -223,7 +246,10 @@ class Owner:
             found = hosted.known(kind, request.key, request.payload)
             if found is not None:
                 return _told(found, repeated=True)
+            start = time.perf_counter()
             record = hosted.change(kind, request.key, request.payload, time.time())
+            if kind is Kind.OBSERVE:
+                self.counted.stepped(time.perf_counter() - start, record.answer)
         except ProtoDCSError as problem:
             return _said(problem)
         records.append(record.pack())
@@ -417,6 +443,7 @@ class Owner:
         self._streams[stream] = _Awake(hosted)
         self.woken += 1
         self._wakes.append(time.perf_counter() - start)
+        self.counted.woke(self._wakes[-1])
         self._make_room()
 
     def _make_room(self) -> None:
@@ -448,6 +475,7 @@ class Owner:
             self._checkpoint(stream, awake)
         await awake.journal.settle()
         await self._store.release(stream, awake.hosted.epoch)
+        self.counted.slept()
 
     def _drop(self, stream: str, awake: _Awake) -> None:
         """Throw away what is in memory."""
@@ -465,7 +493,7 @@ class Owner:
                 try:
                     self._look_at(stream, awake, now)
                 except Exception:
-                    _log.exception("the stream %r could not be written", stream)
+                    _log.exception("a stream could not be written", extra=logs.with_fields(stream=logs.hashed(stream)))
                     self._drop(stream, awake)
                 if awake.written >= now:
                     await asyncio.sleep(0)
@@ -490,6 +518,7 @@ class Owner:
         await self._store.renew(self.name, self.incarnation, self._config.lease_seconds)
         self._check_lease()
         self._renewed = before
+        self.counted.renewed()
 
     def _check_lease(self) -> None:
         """Throw away what is in memory if the lease may have run out: others may have taken any of the streams."""
@@ -498,8 +527,11 @@ class Owner:
 
     async def _keep_lease(self) -> None:
         while True:
-            with suppress(StoreError):
+            try:
                 await self._renew()
+            except StoreError as problem:
+                self.counted.store_failed()
+                _log.warning("the lease was not renewed", extra=logs.with_fields(problem=str(problem)))
             await asyncio.sleep(self._config.lease_seconds / 3)
 
 

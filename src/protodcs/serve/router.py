@@ -14,9 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ..errors import ProtoDCSError
+from . import traces
 from .messages import Outcome, Reply, Request
 from .ring import Ring
 from .settings import ServeConfig, share_of
+from .telemetry import IngressMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -95,6 +97,8 @@ class Router:
         self.waiting = 0
         # By tenant, so that none fills all of the places.
         self._waiting_of: Counter[str] = Counter()
+        self.metrics = IngressMetrics(config.waiting)
+        self.metrics.waiting.set_function(lambda: self.waiting)
 
     async def ask(self, request: Request) -> Reply:
         """The final answer to one request."""
@@ -104,7 +108,7 @@ class Router:
     async def ask_many(self, requests: list[Request]) -> list[Reply]:
         """The final answers to requests on one stream, in their order."""
         line = self._line(requests[0].stream)
-        items = self._enter(line, list(requests))
+        items = self._enter(line, [traces.marked(request) for request in requests])
         self._pump(line)
         return await self._answers(line, items)
 
@@ -115,9 +119,10 @@ class Router:
         try:
             async with asyncio.timeout(self._config.request_seconds):
                 for item, request in zip(items, await make(), strict=True):
-                    item.request = request
+                    item.request = traces.marked(request)
         except TimeoutError:
             self._leave(line, items)
+            self.metrics.gave_up("late")
             raise LateError("the images were not encoded in time: nothing was applied") from None
         except BaseException:
             self._leave(line, items)
@@ -139,6 +144,7 @@ class Router:
         """Take places in line for all of the requests, or for none."""
         if self.waiting + len(requests) > self._config.waiting:
             self._pump(line)
+            self.metrics.gave_up("overloaded")
             raise OverloadedError(
                 f"{self.waiting} requests wait already, and {self._config.waiting} may; {len(requests)} more are too "
                 "many: ask again later"
@@ -166,9 +172,11 @@ class Router:
 
     async def _answers(self, line: _Line, items: list[_Item]) -> list[Reply]:
         try:
-            async with asyncio.timeout(self._config.request_seconds):
-                return [await item.future for item in items]
+            with traces.span("route"), self.metrics.answer.time():
+                async with asyncio.timeout(self._config.request_seconds):
+                    return [await item.future for item in items]
         except TimeoutError:
+            self.metrics.gave_up("late")
             heard = f"; last heard: {line.trouble}" if line.trouble else ""
             raise LateError(
                 f"no answer within {self._config.request_seconds:g} seconds: whether it was applied is not known; "
@@ -229,6 +237,7 @@ class Router:
             line.trouble = ""
             self._pump(line)
             return
+        self.metrics.asked_again(trouble.outcome.value)
         line.trouble = f"{owner}: {trouble.outcome.value}: {trouble.words}"
         pause = _PAUSE
         if trouble.outcome is Outcome.HELD:
@@ -278,15 +287,18 @@ class Router:
             for item in group
         ]
         try:
-            async with asyncio.timeout(self._config.attempt_seconds):
-                replies = await self._call(owner, requests)  # type: ignore[arg-type]
+            with self.metrics.call.time():
+                async with asyncio.timeout(self._config.attempt_seconds):
+                    replies = await self._call(owner, requests)  # type: ignore[arg-type]
             self._suspects.pop(owner, None)
         except (OwnerLostError, TimeoutError) as problem:
             self._suspect(owner, lane, groups)
+            self.metrics.call_failed("lost" if isinstance(problem, OwnerLostError) else "silent")
             replies = [Reply(Outcome.LATER, f"{owner}: {problem or 'no answer in time'}")] * len(requests)
         except Exception as problem:
             # Whatever it is, the lines must go on.
             _log.exception("a call to %s failed", owner)
+            self.metrics.call_failed("error")
             replies = [Reply(Outcome.FAILED, f"an error inside the service: {problem!r}")] * len(requests)
         finally:
             lane.calls -= 1

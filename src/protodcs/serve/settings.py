@@ -119,6 +119,20 @@ class ServeConfig(Settings):
     ingresses: int = Field(1, ge=1, description="How many processes speak HTTP.")
     drain_seconds: float = Field(30.0, gt=0, description="How long a stop waits for the streams. Seconds.")
 
+    # Telemetry.
+    metrics_port: int = Field(
+        0, ge=0, le=65535, description="Where Prometheus finds the numbers of all processes, on `host`. 0: nowhere."
+    )
+    log: Literal["json", "text", "off"] = Field("json", description="What each process writes to its standard error.")
+    log_level: Literal["debug", "info", "warning"] = Field(
+        "info", description="From which level on. With debug every observe has a line."
+    )
+    tracing: str | None = Field(
+        None,
+        pattern=r"^[\w.]+:\w+$",
+        description="MODULE:FUNCTION that sets up OpenTelemetry, called once in each process. None: no traces.",
+    )
+
     @property
     def is_local(self) -> bool:
         """Whether only this machine can reach the address; a name that has to be looked up could mean any."""

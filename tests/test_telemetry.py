@@ -1,0 +1,630 @@
+"""What the service says of itself: numbers, readiness, logs and traces, and what dashboard and alerts make of them."""
+
+import asyncio
+import io
+import json
+import logging
+import re
+import time
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import yaml
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from made_service import PROTOTYPES, ask, create, done, feature, learned, observe, settings, started
+from memory_store import MemoryStore
+from prometheus_server import FILES, promtool
+from protodcs import ProtoDCS
+from protodcs.errors import ConfigError
+from protodcs.serve import gathering, logs, traces
+from protodcs.serve.adaptation import Adaptation
+from protodcs.serve.answers import unpack_decision
+from protodcs.serve.gathering import Gathering
+from protodcs.serve.messages import Action, Outcome, Reply
+from protodcs.serve.owner import Owner
+from protodcs.serve.telemetry import EncoderMetrics, IngressMetrics, families
+from test_service_app import BYTES, PNG, FakeEncoding, served
+
+ROOT = Path(__file__).parent.parent
+BOARD = json.loads((ROOT / "deploy" / "grafana" / "protodcs.json").read_text())
+RULES = yaml.safe_load((FILES / "rules.yml").read_text())["groups"][0]["rules"]
+METRIC = re.compile(r"\bprotodcs_\w+")
+
+
+def samples(report, name):
+    """The samples of a name in families: {labels without the process, as a frozenset: value}."""
+    return {
+        frozenset(sample.labels.items()): sample.value
+        for family in report
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+def value(report, name, **labels):
+    """One sample."""
+    return samples(report, name)[frozenset(labels.items())]
+
+
+def page_of(owner):
+    """The page of a whole service: an owner, an HTTP process, an encoder, and the keeper itself."""
+    gathered = Gathering(lease=5.0, encodes=True)
+    gathered.put("ingress-1", families(IngressMetrics(100).registry))
+    gathered.put("ingress-2", families(IngressMetrics(100).registry))
+    gathered.put("encoder-1", families(EncoderMetrics().registry))
+    gathered.put("owner-0", owner.metrics())
+    gathered.saw(["owner-0"], [owner.facts()])
+    return gathered
+
+
+# One page for many processes.
+
+
+def test_the_page_of_all_processes_is_valid_in_both_formats_and_every_family_is_there_once():
+    async def run():
+        async with started() as owner:
+            await done(owner, *(observe(number) for number in range(20)))
+            return page_of(owner).registry
+
+    registry = asyncio.run(run())
+    text = generate_latest(registry).decode()
+    found = list(parse_text(text))
+    assert list(parse_openmetrics(generate_openmetrics(registry).decode()))
+    assert len({family.name for family in found}) == len(found) > 30
+    assert all(family.name.startswith("protodcs_") and family.documentation for family in found)
+    assert all(sample.labels["process"] for family in found for sample in family.samples)
+    assert not [family.name for family in found if family.name.endswith("_created")]
+    assert value(found, "protodcs_owner_step_seconds_count", process="owner-0") == 20
+    both = samples(found, "protodcs_ingress_waiting_limit_requests")
+    assert both == {frozenset({("process", f"ingress-{number}")}): 100 for number in (1, 2)}
+    promtool("check", "metrics", text=text)
+
+
+def test_no_label_holds_what_callers_make_up():
+    secret = 'camera-of-"mr\\smith"'
+
+    async def run():
+        async with started(streams=(secret,)) as owner:
+            await done(owner, observe(0, secret))
+            return generate_latest(page_of(owner).registry).decode()
+
+    page = asyncio.run(run())
+    assert "protodcs_owner_awake_streams" in page
+    assert "smith" not in page
+
+
+def test_a_process_that_falls_silent_is_left_out_and_comes_back(monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(gathering.time, "monotonic", lambda: now)
+    gathered = Gathering(lease=5.0, encodes=False)
+    report = families(EncoderMetrics().registry)
+    gathered.put("encoder-1", report)
+    now += 9
+    gathered.put("encoder-2", report)
+    assert set(gathered.present()) == {"keeper", "encoder-1", "encoder-2"}
+    now += 2
+    assert set(gathered.present()) == {"keeper", "encoder-2"}
+    gathered.put("encoder-1", report)
+    assert set(gathered.present()) == {"keeper", "encoder-1", "encoder-2"}
+
+
+def test_the_keeper_counts_owners_that_came_back_and_says_which_part_fails():
+    gathered = Gathering(lease=5.0, encodes=True)
+
+    def fact(incarnation, silence=0.0, draining=False):
+        return {
+            "owner": "owner-0",
+            "incarnation": incarnation,
+            "draining": draining,
+            "store_silence_seconds": silence,
+        }
+
+    def ready():
+        found = samples(gathered.registry.collect(), "protodcs_ready")
+        return {dict(labels)["part"]: bool(value) for labels, value in found.items()}
+
+    gathered.saw(["owner-0"], [fact("a")])
+    assert ready() == {"owners": True, "store": True, "ingress": False, "encoder": False}
+    gathered.put("ingress-1", [])
+    gathered.put("encoder-1", [])
+    gathered.saw(["owner-0"], [fact("a", silence=6.0)])
+    assert ready() == {"owners": True, "store": False, "ingress": True, "encoder": True}
+    gathered.saw(["owner-0"], [])
+    assert not ready()["owners"]
+    gathered.saw(["owner-0"], [fact("b")])
+    gathered.saw(["owner-0"], [fact("b")])
+    assert value(gathered.registry.collect(), "protodcs_owner_restarts_total", process="keeper") == 1
+    gathered.saw(["owner-0"], [fact("b", draining=True)])
+    assert not ready()["owners"]
+
+
+def test_a_page_whose_port_is_taken_is_said_in_words_and_harms_nothing():
+    first, second = Gathering(5.0, False), Gathering(5.0, False)
+    server = None
+    try:
+        from redis_server import free_port
+
+        port = free_port()
+        server, thread = gathering.start_http_server(port, "127.0.0.1", first.registry)
+        assert "protodcs_build_info" in httpx.get(f"http://127.0.0.1:{port}/metrics").text
+        second.listen("127.0.0.1", port)
+        assert f"metrics_port={port}" in second.deaf
+    finally:
+        if server is not None:
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+
+# What an owner counts.
+
+
+def test_an_owner_counts_what_its_engines_decided():
+    async def run():
+        async with started(streams=("s", "t")) as owner:
+            replies = await done(owner, *(observe(number) for number in range(60)))
+            await done(owner, ask(Action.PEEK, payload=feature(0)), observe(3))
+            return [unpack_decision(reply.answer) for reply in replies], owner.metrics()
+
+    decisions, report = asyncio.run(run())
+    known = sum(decision.known for decision in decisions)
+    assert 0 < known < 60
+    assert value(report, "protodcs_decisions_total", verdict="known") == known
+    assert value(report, "protodcs_decisions_total", verdict="unknown") == 60 - known
+    for gate in ("trusted", "cached", "evolved"):
+        passed = sum(getattr(decision, gate) for decision in decisions)
+        assert value(report, "protodcs_gate_passes_total", gate=gate) == passed
+    assert value(report, "protodcs_decision_openness_count") == 60
+    total = sum(decision.openness for decision in decisions)
+    assert value(report, "protodcs_decision_openness_sum") == pytest.approx(total)
+    below = sum(decision.openness <= 0.5 for decision in decisions)
+    assert value(report, "protodcs_decision_openness_bucket", le="0.5") == below
+    assert value(report, "protodcs_owner_records_behind") == value(report, "protodcs_owner_records_behind_most") == 60
+    assert value(report, "protodcs_owner_awake_streams") == 1
+
+
+def test_waking_sleeping_fenced_writes_and_a_store_that_is_down_are_counted():
+    async def run():
+        store = MemoryStore()
+        async with started(store, lease_seconds=0.3, store_patience=0.05, attempt_seconds=0.1) as owner:
+            await done(owner, observe(0))
+            store.down = True
+            await asyncio.sleep(0.25)
+            (refused,) = await owner.handle([observe(1)])
+            assert refused.outcome is Outcome.LATER
+            down = owner.metrics()
+            store.down = False
+            await asyncio.sleep(0.15)
+            await done(owner, observe(1))
+            store.content["s"].epoch += 1
+            assert (await owner.handle([observe(2)]))[0].outcome is Outcome.LATER
+            await done(owner, observe(2))
+            after = owner.metrics()
+            await owner.drain(Reply(Outcome.CLOSED, "over"))
+            return down, after, owner.metrics(), owner.facts()
+
+    down, after, ended, facts = asyncio.run(run())
+    assert value(down, "protodcs_owner_store_errors_total") >= 2
+    assert value(down, "protodcs_store_silence_seconds") > 0.2 > value(after, "protodcs_store_silence_seconds")
+    assert value(down, "protodcs_owner_fenced_writes_total") == 0
+    assert value(after, "protodcs_owner_fenced_writes_total") == 1
+    assert value(after, "protodcs_owner_wake_seconds_count") >= 2
+    assert value(ended, "protodcs_owner_sleeps_total") == 1
+    assert value(ended, "protodcs_owner_awake_streams") == 0
+    assert facts["draining"]
+
+
+def test_a_commit_that_hangs_shows_as_lag_and_its_followers_as_queue():
+    async def run():
+        store = MemoryStore()
+        async with started(store, streams=("s", "t")) as owner:
+            await done(owner, observe(0), observe(0, "t"))
+            store.gate = asyncio.Event()
+            first = asyncio.create_task(owner.handle([observe(1)]))
+            await asyncio.sleep(0.05)
+            second = asyncio.create_task(owner.handle([observe(1, "t")]))
+            await asyncio.sleep(0.05)
+            held = owner.metrics()
+            store.gate.set()
+            await asyncio.gather(first, second)
+            return held, owner.metrics()
+
+    held, after = asyncio.run(run())
+    assert value(held, "protodcs_store_lag_seconds") >= 0.09
+    assert value(held, "protodcs_owner_queued_writes") == 1
+    assert value(after, "protodcs_store_lag_seconds") == value(after, "protodcs_owner_queued_writes") == 0
+    assert value(after, "protodcs_owner_commit_seconds_sum") >= 0.09
+
+
+def test_a_guard_that_fires_is_counted_by_its_kind():
+    owner = Owner("owner-0", MemoryStore(), settings())
+    owner.counted.guarded("drift")
+    owner.counted.guarded("drift")
+    assert value(owner.metrics(), "protodcs_guard_events_total", kind="drift") == 2
+
+
+# How streams fare.
+
+
+class Stub:
+    """As much of a hosted stream as is looked at."""
+
+    different = 0
+
+    def __init__(self, count, frozen=False):
+        self.engine = ProtoDCS(PROTOTYPES).restore(learned(count))
+        if frozen:
+            self.engine.freeze()
+
+
+def test_the_fares_of_streams_are_summarised_over_them():
+    streams = {"a": Stub(50), "b": Stub(100), "c": Stub(200, frozen=True)}
+    adaptation = Adaptation()
+    adaptation.look(streams, budget=60.0)
+    report = list(adaptation.families())
+    medians = [stream.engine.stats()["openness_median"] for stream in streams.values()]
+    assert value(report, "protodcs_streams_openness_median", rank="median") == pytest.approx(np.median(medians))
+    assert value(report, "protodcs_streams_openness_median", rank="most") == pytest.approx(max(medians))
+    rates = [stats["trusted"] / stats["learned"] for stats in (stream.engine.stats() for stream in streams.values())]
+    assert value(report, "protodcs_streams_trusted_ratio", rank="least") == pytest.approx(min(rates))
+    assert value(report, "protodcs_streams_frozen") == 1
+    del streams["c"]
+    adaptation.look(streams, budget=60.0)
+    assert value(list(adaptation.families()), "protodcs_streams_frozen") == 0
+
+
+def test_a_look_without_time_goes_on_where_it_ended_and_all_streams_get_their_turn():
+    looked = []
+
+    class Slow(Stub):
+        def __init__(self, name):
+            super().__init__(50)
+            stats = self.engine.stats()
+            self.engine = type("Engine", (), {"stats": lambda _: (looked.append(name), time.sleep(0.002), stats)[2]})()
+
+    streams = {name: Slow(name) for name in "abcde"}
+    adaptation = Adaptation()
+    for _ in range(5):
+        adaptation.look(streams, budget=0.001)
+    assert looked == list("abcde")
+    adaptation.look(streams, budget=0.001)
+    assert looked == list("abcdea")
+
+
+# Requests.
+
+
+def test_requests_are_counted_by_route_and_status_and_timed_by_stage():
+    async def run():
+        async with served(FakeEncoding()) as service:
+            for number in range(3):
+                await service.observe(feature(number))
+            await service.post("s/observe", b"0 7", PNG)
+            await service.post("s/observe", b"broken", PNG)
+            await service.post("nobody/observe", feature(0), BYTES)
+            await service.client.get("/v1/streams/s")
+            await service.client.get("/nowhere/at/all")
+            return families(service.router.metrics.registry)
+
+    report = asyncio.run(run())
+    route = "POST /v1/streams/{stream}/observe"
+    counted = {
+        (labels["route"], labels["status"]): value
+        for labels, value in ((dict(key), value) for key, value in samples(report, "protodcs_requests_total").items())
+    }
+    assert counted[route, "200"] == 4
+    assert counted[route, "422"] == counted[route, "404"] == 1
+    assert counted["GET /v1/streams/{stream}", "200"] == counted["other", "404"] == 1
+    assert value(report, "protodcs_stage_seconds_count", stage="total") == 6
+    assert value(report, "protodcs_stage_seconds_count", stage="encode") == 2
+    assert value(report, "protodcs_stage_seconds_count", stage="answer") >= 6
+    assert value(report, "protodcs_ingress_waiting_requests") == 0
+
+
+def test_retries_late_and_refused_requests_are_counted_by_their_reason():
+    async def run():
+        async with served(request_seconds=0.3, store_patience=0.02, waiting=2) as service:
+            await service.observe(feature(0))
+            many = await service.client.post(
+                "/v1/streams/s/observe?count=3", content=b"".join(feature(n) for n in range(3)), headers=BYTES
+            )
+            assert many.status_code == 429
+            service.store.down = True
+            assert (await service.observe(feature(1))).status_code == 503
+            return families(service.router.metrics.registry)
+
+    report = asyncio.run(run())
+    assert value(report, "protodcs_ingress_given_up_total", reason="overloaded") == 1
+    assert value(report, "protodcs_ingress_given_up_total", reason="late") == 1
+    assert value(report, "protodcs_ingress_retries_total", reason="later") >= 1
+    assert value(report, "protodcs_ingress_retries_total", reason="moved") == 0
+
+
+# Alive, and ready.
+
+
+def test_ready_names_the_part_that_fails_while_the_process_is_alive():
+    async def run():
+        class Deaf(FakeEncoding):
+            async def facts(self):
+                if self.broken:
+                    raise RuntimeError("secret")
+                return await super().facts()
+
+        encoding = Deaf()
+        encoding.broken = False
+        async with served(encoding, lease_seconds=0.3) as service:
+            said = []
+
+            async def look():
+                answer = await service.client.get("/v1/ready")
+                said.append((answer.status_code, answer.json().get("detail", "")))
+                assert (await service.client.get("/v1/health")).status_code == 200
+
+            await look()
+            encoding.broken = True
+            await look()
+            service.store.down = True
+            await asyncio.sleep(0.5)
+            await look()
+            service.store.down = encoding.broken = False
+            await asyncio.sleep(0.3)
+            await look()
+            await service.owner.drain(Reply(Outcome.CLOSED, "over"))
+            await look()
+            return said
+
+    well, deaf, down, again, stopped = asyncio.run(run())
+    assert well == again == (200, "")
+    assert deaf == (503, "encoder: the encoder does not answer: RuntimeError")
+    assert down[0] == 503
+    assert "store: the store has not answered" in down[1]
+    assert "encoder" in down[1]
+    assert stopped == (503, "owners: the service is being stopped")
+
+
+# Logs.
+
+
+@pytest.fixture
+def log():
+    """A service's log as `log(kind, level)` starts it: the text that was written since."""
+    root, text = logging.getLogger("protodcs"), io.StringIO()
+    before = root.handlers, root.level, root.propagate
+
+    def start(kind, level="info"):
+        logs.start(kind, level, "ingress-1")
+        if kind != "off":
+            root.handlers[0].setStream(text)
+        return text
+
+    yield start
+    root.handlers, root.level, root.propagate = before[0], before[1], before[2]
+    root.setLevel(before[1])
+
+
+async def visited(stream="camera-of-mr-smith"):
+    """Requests of all sorts on a stream with a name and a body that must not be told."""
+    async with served() as service:
+        await done(service.owner, create(stream))
+        headers = {**BYTES, "x-request-id": "caller-17"}
+        await service.post(f"{stream}/observe", feature(0), headers)
+        await service.post(f"{stream}/observe", b"secret body", headers)
+        await service.post(f"{stream}/freeze", headers={"x-request-id": "forged\tid"})
+
+        def broken(*_):
+            raise ZeroDivisionError("a bug")
+
+        service.owner._streams[stream].hosted.engine._advance = broken
+        await service.post(f"{stream}/observe", feature(1), headers)
+
+
+def test_a_log_is_one_json_object_on_each_line_with_the_request_and_without_content(log):
+    text = log("json")
+    asyncio.run(visited())
+    lines = [json.loads(line) for line in text.getvalue().splitlines()]
+    assert all({"time", "level", "process", "event"} <= set(line) for line in lines)
+    requests = [line for line in lines if line["event"] == "request"]
+    wrong = next(line for line in requests if line["status"] == 422)
+    assert (wrong["request"], wrong["level"], wrong["stream"]) == (
+        "caller-17",
+        "warning",
+        logs.hashed("camera-of-mr-smith"),
+    )
+    frozen = next(line for line in requests if "freeze" in line["route"])
+    assert re.fullmatch("[0-9a-f]{32}", frozen["request"])
+    assert any("ZeroDivisionError" in line.get("detail", "") for line in lines)
+    assert not [line for line in requests if line["status"] == 200 and "observe" in line["route"]]
+    assert "smith" not in text.getvalue()
+    assert "secret" not in text.getvalue()
+
+
+def test_a_log_of_level_debug_has_every_observe_text_is_for_people_and_off_is_silent(log):
+    text = log("text", "debug")
+    asyncio.run(visited())
+    line = next(line for line in text.getvalue().splitlines() if "status=200" in line and "observe" in line)
+    assert " debug ingress-1 request " in line
+    assert "request=caller-17" in line
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(line)
+    before = text.getvalue()
+    log("off")
+    asyncio.run(visited())
+    assert text.getvalue() == before
+
+
+# Traces.
+
+
+@pytest.fixture
+def spans(monkeypatch):
+    """The finished spans of a tracer that records."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(traces, "_tracer", provider.get_tracer("test"))
+    yield exporter.get_finished_spans
+    provider.shutdown()
+
+
+def test_one_trace_goes_from_the_caller_through_encoder_and_owner_to_the_commit(spans):
+    caller = f"00-{0xABC:032x}-{0xDEF:016x}-01"
+
+    async def run():
+        async with served(FakeEncoding()) as service:
+            answer = await service.post("s/observe", b"0 3", {**PNG, "traceparent": caller})
+            assert answer.status_code == 200
+
+    asyncio.run(run())
+    ours = {span.name: span for span in spans() if span.context.trace_id == 0xABC}
+    route = "POST /v1/streams/{stream}/observe"
+    assert set(ours) == {route, "encode", "route", "owner", "commit"}
+    assert ours[route].parent.span_id == 0xDEF
+    assert ours[route].attributes["http.response.status_code"] == 200
+    for name, parent in (("encode", route), ("route", route), ("owner", route), ("commit", "owner")):
+        assert ours[name].parent.span_id == ours[parent].context.span_id, name
+
+
+def test_a_batch_of_several_requests_is_one_span_with_links_to_all_of_them(spans):
+    async def run():
+        async with started() as owner:
+            marks = [f"00-{number:032x}-{number:016x}-01" for number in (1, 2, 3)]
+            await done(owner, *(observe(number, trace=mark) for number, mark in enumerate(marks)))
+
+    asyncio.run(run())
+    (batch,) = (span for span in spans() if span.name == "owner")
+    assert batch.parent.span_id == 1
+    assert [link.context.span_id for link in batch.links] == [2, 3]
+    assert batch.attributes["requests"] == 3
+
+
+def test_without_a_tracer_requests_carry_nothing():
+    request = observe(0)
+    assert traces.marked(request) is request
+    assert traces.carried() == ""
+
+
+def test_tracing_names_a_function_that_is_called_or_an_error_that_says_what_is_wanted():
+    traces.start(None)
+    for wrong in ("nowhere.at_all:f", "json:there_is_none"):
+        with pytest.raises(ConfigError, match="MODULE:FUNCTION"):
+            traces.start(wrong)
+    with pytest.raises(ConfigError):
+        settings(tracing="no function")
+    before = list(_CALLED)
+    traces.start(f"{__name__}:called")
+    assert len(_CALLED) == len(before) + 1
+
+
+_CALLED = []
+
+
+def called():
+    _CALLED.append(1)
+
+
+# Dashboard and alerts.
+
+
+def exported():
+    """Every name that a service may show, those of its samples too."""
+
+    async def run():
+        async with started() as owner:
+            await done(owner, *(observe(number) for number in range(3)))
+            return list(page_of(owner).registry.collect())
+
+    names = set()
+    for family in asyncio.run(run()):
+        if family.type == "histogram":
+            names |= {f"{family.name}_{part}" for part in ("bucket", "sum", "count")}
+        else:
+            names.add(f"{family.name}_total" if family.type == "counter" else family.name)
+    return names
+
+
+def expressions():
+    return [(panel["title"], target["expr"]) for panel in BOARD["panels"] for target in panel.get("targets", [])]
+
+
+def test_dashboard_and_alerts_name_only_what_the_service_exports_and_the_page_describes_all():
+    names = exported()
+    used = {name for _, expression in expressions() for name in METRIC.findall(expression)}
+    alerting = {name for rule in RULES for name in METRIC.findall(rule["expr"])}
+    assert used <= names, used - names
+    assert alerting <= names, alerting - names
+    described = set(METRIC.findall((ROOT / "docs" / "telemetry.md").read_text()))
+    families_of = {re.sub("_(bucket|sum|count)$", "", name) if name not in described else name for name in names}
+    assert families_of <= described, families_of - described
+
+
+def test_the_dashboard_has_panels_that_do_not_overlap_and_questions_that_have_names():
+    taken = set()
+    assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
+    for panel in BOARD["panels"]:
+        assert panel["type"] in ("row", "stat", "timeseries")
+        place = panel["gridPos"]
+        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+        questions = panel.get("targets", [])
+        assert bool(questions) == (panel["type"] != "row")
+        assert len({question["refId"] for question in questions}) == len(questions)
+        assert all(question["datasource"]["uid"] == "${datasource}" for question in questions)
+    assert [variable["name"] for variable in BOARD["templating"]["list"]] == ["datasource"]
+
+
+def test_every_alert_says_what_is_wrong_and_where_to_read_what_to_do():
+    headings = re.findall(r"^#+ (\w+)$", (ROOT / "docs" / "operate.md").read_text(), re.MULTILINE)
+    assert {rule["alert"] for rule in RULES} <= set(headings)
+    for rule in RULES:
+        assert rule["annotations"]["runbook"] == f"docs/operate.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["summary"]
+        assert rule["labels"]["severity"] in ("critical", "warning")
+
+
+def test_prometheus_takes_the_configuration_and_every_alert_fires_when_it_should_and_only_then():
+    promtool("check", "config", FILES / "prometheus.yml")
+    promtool("test", "rules", FILES / "rules_test.yml")
+    tested = yaml.safe_load((FILES / "rules_test.yml").read_text())["tests"]
+    fires, quiet = ({t["name"].split()[0] for t in tested if t["name"].endswith(end)} for end in ("fires", "quiet"))
+    assert fires == quiet == {rule["alert"] for rule in RULES}
+
+
+# What it costs.
+
+
+@pytest.mark.long
+def test_counting_costs_less_than_three_percent_of_an_observe_through_an_owner():
+    class Nothing:
+        """An owner's metrics that count nothing."""
+
+        writing = None
+
+        def __getattr__(self, name):
+            return lambda *_: None
+
+    async def run():
+        async with started() as counted, started() as plain:
+            plain.counted = plain._commits._metrics = Nothing()
+            times = {id(counted): [], id(plain): []}
+            for turn in range(300):
+                for owner in (counted, plain) if turn % 2 else (plain, counted):
+                    before = time.thread_time()
+                    for number in range(100):
+                        await owner.handle([observe(number, key=f"{turn}/{number}")])
+                    times[id(owner)].append(time.thread_time() - before)
+            return np.array(times[id(counted)]) / np.array(times[id(plain)])
+
+    ratios = asyncio.run(run())
+    print(f"with counting an observe takes {np.median(ratios):.4f} of the time ({np.quantile(ratios, (0.25, 0.75))})")
+    assert np.median(ratios) < 1.03

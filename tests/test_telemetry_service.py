@@ -1,0 +1,174 @@
+"""A real service under load before a real Prometheus: panels that have data, alerts that fire, traces and logs."""
+
+import importlib.util
+import io
+import json
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from PIL import Image
+
+from conftest import random_stream
+from prometheus_server import Prometheus, promtool
+from protodcs.data import open_source
+from redis_server import RedisServer, free_port
+from service.rig import Service
+
+ROOT = Path(__file__).parent.parent
+SECONDS = 60
+CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+BYTES = {"content-type": "application/octet-stream"}
+CALLER = f"00-{0xABC:032x}-{0xDEF:016x}-01"
+
+
+def drawing():
+    """The script that draws the dashboard, as a module."""
+    spec = importlib.util.spec_from_file_location("dashboard_picture", ROOT / "scripts" / "dashboard_picture.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Load:
+    """Streams of features under both presets, and a camera; a context manager while which requests flow."""
+
+    def __init__(self, url, images):
+        self._url, self._images = url, images
+        self._rows, self._features, _ = random_stream(samples=3000, seed=5)
+        self._over = threading.Event()
+        self._workers = ThreadPoolExecutor(4)
+
+    def __enter__(self):
+        with self._client() as client:
+            for number in range(8):
+                body = {
+                    "id": f"s{number}",
+                    "prototypes": self._rows.tolist(),
+                    "preset": ("default", "paper")[number % 2],
+                }
+                assert client.post("/v1/streams", json=body).status_code == 201
+            assert client.post("/v1/streams", json={"id": "camera", "classes": CLASSES}).status_code == 201
+        self._work = [self._workers.submit(self._send, number) for number in range(3)]
+        self._work.append(self._workers.submit(self._film))
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._workers.shutdown()
+        for work in self._work:
+            work.result()
+
+    def _client(self):
+        return httpx.Client(base_url=self._url, timeout=60)
+
+    def _send(self, worker):
+        with self._client() as client:
+            sent = 0
+            while not self._over.is_set():
+                body = self._features[sent % 3000].tobytes()
+                client.post(f"/v1/streams/s{(3 * sent + worker) % 8}/observe", content=body, headers=BYTES)
+                sent += 1
+
+    def _film(self):
+        with self._client() as client:
+            for shown in range(10**9):
+                if self._over.wait(0.05):
+                    return
+                image = self._images[shown % len(self._images)]
+                client.post("/v1/streams/camera/observe", content=image, headers={"content-type": "image/png"})
+
+
+@pytest.fixture
+def images(data_folder):
+    """Real images as PNG files, and one that is none."""
+    files = [b"GIF89a"]
+    for pixels in open_source("cifar10-test").read(range(24)):
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "PNG")
+        files.append(file.getvalue())
+    return files
+
+
+def until(condition, seconds):
+    """Wait for something that must come true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.5)
+
+
+@pytest.mark.long
+def test_prometheus_sees_a_service_under_load_and_alerts_when_it_is_struck(tmp_path, images, monkeypatch):
+    spans_of = tmp_path / "traces"
+    spans_of.mkdir()
+    monkeypatch.setenv("PROTODCS_TRACES", str(spans_of))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")]))
+    port, picture = free_port(), drawing()
+    file = Path(os.environ.get("PROTODCS_PICTURE", tmp_path / "dashboard.png"))
+    with RedisServer(tmp_path) as redis:
+        service = Service(
+            tmp_path,
+            store=redis.url,
+            owners=2,
+            encoder="mini",
+            metrics_port=port,
+            lease_seconds=3,
+            store_patience=2,
+            tracing="tracing_to_file:start",
+        )
+        with service, Prometheus(tmp_path, port) as prometheus:
+            assert httpx.get(f"{service.base_url}/v1/ready").json() == {"ready": True}
+            with Load(service.base_url, images):
+                time.sleep(SECONDS)
+                one_request_is_traced(service, images[1], spans_of)
+                every_panel_has_data(prometheus, picture)
+                promtool("check", "metrics", text=httpx.get(f"http://127.0.0.1:{port}/metrics").text)
+                assert not prometheus.firing()
+                owner = httpx.get(f"{service.base_url}/v1/owners").json()["owners"][0]
+                os.kill(owner["pid"], signal.SIGKILL)
+                until(lambda: "ProtodcsOwnerRestarts" in prometheus.firing(), 60)
+                assert picture.draw(prometheus.url, file, SECONDS / 60 + 0.5) == []
+            redis.pause()
+            until(lambda: {"ProtodcsStoreLag", "ProtodcsNotReady"} <= prometheus.firing(), 90)
+            refused = httpx.get(f"{service.base_url}/v1/ready", timeout=20)
+            assert refused.status_code == 503
+            assert "store" in refused.text
+            redis.resume()
+            until(lambda: httpx.get(f"{service.base_url}/v1/ready", timeout=20).status_code == 200, 60)
+
+
+def every_panel_has_data(prometheus, picture):
+    """Each question of the dashboard has an answer while requests flow."""
+    for panel in picture.panels():
+        for question in panel.get("targets", []):
+            assert prometheus.ask(picture.asked(question["expr"])), (panel["title"], question["expr"])
+
+
+def one_request_is_traced(service, image, spans_of):
+    """A request with an id and a trace of its caller is found in the spans of two processes and in one's log."""
+    name = f"caller-{os.getpid()}-{time.time_ns()}"
+    headers = {"content-type": "image/png", "traceparent": CALLER, "x-request-id": name}
+    with httpx.Client(base_url=service.base_url, timeout=60) as client:
+        assert client.post("/v1/streams/camera/observe", content=image, headers=headers).status_code == 200
+        lost = client.post("/v1/streams/nobody/observe", content=b"\0" * 4, headers={**BYTES, "x-request-id": name})
+        assert lost.status_code == 422
+    time.sleep(1)
+    found = {}
+    for file in spans_of.iterdir():
+        for line in file.read_text().splitlines():
+            span = json.loads(line)
+            if int(span["context"]["trace_id"], 16) == 0xABC:
+                found[span["name"]] = file.stem
+    assert set(found) >= {"POST /v1/streams/{stream}/observe", "encode", "route", "owner", "commit"}
+    assert found["owner"] == found["commit"] != found["route"]
+    # Others may run Ray on this machine too: ours is the session that has the log of one of our owners.
+    (log,) = Path("/tmp/ray").glob(f"session_2*/logs/worker-*-{found['owner']}.err")
+    lines = [line for file in log.parent.glob("worker-*.err") for line in file.read_text().splitlines() if name in line]
+    (told,) = (json.loads(line) for line in lines)
+    assert (told["level"], told["status"], told["request"]) == ("warning", 422, name)
