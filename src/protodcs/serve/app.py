@@ -24,6 +24,7 @@ from ..data.prompts import class_names, names_of_classes
 from ..errors import ConfigError, ImageError, InputError, ProtoDCSError
 from ..version import __version__
 from .answers import unpack_decision
+from .guard import GuardSettings
 from .hosted import Birth
 from .messages import Action, Outcome, Reply, Request
 from .owner import pack_prototypes
@@ -93,6 +94,7 @@ class NewStream(BaseModel):
     like: str | None = Field(None, description="Another stream, to be created as that one was; then nothing else.")
     preset: Preset = "default"
     config: dict[str, Any] = Field(default_factory=dict, description="Settings that differ from the preset's.")
+    guard: dict[str, Any] = Field(default_factory=dict, description="Settings that differ from the service's guard.")
 
     @field_validator("id")
     @classmethod
@@ -121,7 +123,7 @@ class Owners(BaseModel):
 def application(config: ServeConfig, router: Router, control: Control, encoding: Encoding | None) -> FastAPI:
     """The routes, over a router, a cluster, and an encoder if there is one."""
     api = FastAPI(title="ProtoDCS", version=__version__, description=__doc__)
-    gate = _Gate(router, encoding)
+    gate = _Gate(router, encoding, config.guard)
     _report_errors(api)
     api.add_middleware(_Bounded, most=config.body_bytes)
 
@@ -207,9 +209,10 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
 class _Gate:
     """From HTTP to the router."""
 
-    def __init__(self, router: Router, encoding: Encoding | None):
+    def __init__(self, router: Router, encoding: Encoding | None, guard: GuardSettings):
         self._router = router
         self._encoding = encoding
+        self._guard = guard
 
     async def create(self, stream: NewStream) -> dict[str, Any]:
         key = uuid.uuid4().hex
@@ -239,7 +242,13 @@ class _Gate:
         else:
             raise InputError("name the classes, or give prototypes where the service has no encoder")
         resolved = Config(**{**options, **stream.config})
-        birth = Birth(config=resolved.model_dump(), classes=list(names), prototypes=fingerprint, encoder=encoder)
+        birth = Birth(
+            config=resolved.model_dump(),
+            classes=list(names),
+            prototypes=fingerprint,
+            encoder=encoder,
+            guard=GuardSettings(**{**self._guard.model_dump(), **stream.guard}),
+        )
         return birth.pack(), shared
 
     async def ask(self, stream: str, action: str, http: HttpRequest | None = None, payload: bytes = b"") -> Reply:

@@ -233,6 +233,7 @@ class Owner:
             "position": hosted.position,
             "snapshot_position": hosted.covered,
             "replayed_differently": hosted.different,
+            "guard": {"state": "off"} if hosted.guard is None else hosted.guard.status(),
         }
 
     async def _in_words(self, answer: Any) -> Reply:
