@@ -29,7 +29,7 @@ VERSION = 1
 _HEAD = struct.Struct("<BI")
 # What is counted, by the names of the attributes.
 _NUMBERS = (
-    ("frozen", "windows", "_held", "_calm", "_since_kept")
+    ("frozen", "windows", "_held", "_calm", "_since_kept", "_good", "_relapses")
     + ("_seen", "_accepted", "_differing", "_contradiction")
 )  # fmt: skip
 
@@ -41,6 +41,9 @@ _LEAST_SHARE, _MOST_SHARE = 0.15, 0.4
 _CALM_SHARES = (0.1, 0.5)
 # Rejections are compared with those of so many good windows, and not before there are so many.
 _REFERENCE, _LEAST_REFERENCE = 8, 2
+# A guard that fires again before so many good windows have passed thawed too soon: the next time it waits twice as
+# long, up to so many times.
+_RELAPSE, _MOST_RELAPSES = 16, 10
 # Of fewer accepted samples no share is told.
 _LEAST_ACCEPTED = 20
 # So many states are kept, and the older one is gone back to: what a poison did before it was seen is in the newer.
@@ -110,7 +113,7 @@ class GuardSettings(Settings):
         ge=0,
         le=1_000_000,
         description="And at the latest after so many, taking what comes then as usual. 0: not before it is told to. "
-        "Windows.",
+        "Both double when a guard fires again within 16 good windows. Windows.",
     )
 
 
@@ -181,14 +184,13 @@ class Guard:
         self.events: list[Event] = []
         self.windows = 0
         self.frozen = False
-        self._held = 0
-        self._calm = 0
         self._last: dict[str, float] = {}
         self.begin()
 
     def begin(self) -> None:
         """Forget the stream: it begins again, or goes on from another state."""
         self._kept: list[bytes] = []
+        self._good, self._relapses = _RELAPSE, 0
         self.overruled()
 
     def overruled(self) -> None:
@@ -294,10 +296,14 @@ class Guard:
         low, high = _CALM_SHARES
         self._calm = self._calm + 1 if not trips and low <= familiar <= high else 0
         self._new_window()
-        if self._calm >= self.settings.calm_windows:
-            return self._thaw(_Trip("calm", self._calm, self.settings.calm_windows), position)
-        if 0 < self.settings.freeze_windows <= self._held:
-            event = self._thaw(_Trip("patience", self._held, self.settings.freeze_windows), position)
+        calm, most = (
+            windows << self._relapses for windows in (self.settings.calm_windows, self.settings.freeze_windows)
+        )
+        if self._calm >= calm:
+            self.frozen = False
+            return self._note(_Trip("calm", self._calm, calm), Action.THAW, position)
+        if 0 < most <= self._held:
+            event = self._note(_Trip("patience", self._held, most), Action.THAW, position)
             self.overruled()
             return event
         return None
@@ -333,6 +339,7 @@ class Guard:
         self._reference_openness = np.vstack([self._reference_openness, self._openness])[-_REFERENCE:]
         self._reference_rejected = np.vstack([self._reference_rejected, self._rejected])[-_REFERENCE:]
         self._since_kept += 1
+        self._good += 1
         if self._since_kept >= self.settings.keep_windows and self.settings.action == "roll back":
             self._kept = [*self._kept, engine.difference()][-_KEPT:]
             self._since_kept = 0
@@ -345,14 +352,13 @@ class Guard:
     def _fire(self, trip: _Trip, position: int) -> Event:
         action = Action.ROLL_BACK if self.settings.action == "roll back" else Action.FREEZE
         self.counts[trip.guard] += 1
+        if not self.frozen:
+            self._relapses = 0 if self._good >= _RELAPSE else min(self._relapses + 1, _MOST_RELAPSES)
+        self._good = 0
         self._kept = self._kept[:1]
         self.frozen, self._held, self._calm, self._since_kept = True, 0, 0, 0
         self._new_window()
         return self._note(trip, action, position)
-
-    def _thaw(self, trip: _Trip, position: int) -> Event:
-        self.frozen = False
-        return self._note(trip, Action.THAW, position)
 
     def _note(self, trip: _Trip, action: Action, position: int) -> Event:
         event = Event(trip.guard, action, position, self.windows, trip.value, trip.threshold)
