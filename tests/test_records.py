@@ -29,9 +29,7 @@ RECORDS = st.builds(
     payload=st.binary(max_size=300),
     answer=st.binary(max_size=100),
 )
-SNAPSHOTS = st.builds(
-    Snapshot, NUMBERS, st.binary(max_size=300), st.lists(RECORDS, max_size=4), st.binary(max_size=99)
-)
+SNAPSHOTS = st.builds(Snapshot, NUMBERS, st.binary(max_size=300), st.lists(RECORDS, max_size=4), st.binary(max_size=99))
 RECORD = Record(Kind.OBSERVE, 7, 3, 1_700_000_000_000, "caf\u00e9/7", b"\x00\x00\x80?" * 4, b"answer")
 SNAPSHOT = Snapshot(8, b"a state", [RECORD, replace(RECORD, position=6, key="6")])
 
