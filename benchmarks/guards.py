@@ -191,7 +191,9 @@ def cost(quick):
                 at[which] += 1
 
         times = in_turns({which: lambda which=which: block(which) for which in both}, 3 if quick else 12)
-        rows.append({"preset": preset, **ratio(times["with"][2:], times["without"][2:])})
+        # The first rounds have no two kept states yet.
+        sizes = {f"snapshot_{which}": len(stream.snapshot()) for which, stream in both.items()}
+        rows.append({"preset": preset, **ratio(times["with"][2:], times["without"][2:]), **sizes})
     return rows
 
 
@@ -282,5 +284,9 @@ def _cost(row, figure):
 
 def cost_lines(rows):
     what = "A hosted observe with a guard, as a multiple of one without; K = 100, d = 512. Kept states are in it."
-    body = ((f"`{row['preset']}`", spread(row)) for row in rows)
-    return ["## What watching costs", "", what, "", *table(["preset", "median (quartiles)"], body)]
+    body = (
+        (f"`{row['preset']}`", spread(row), *(f"{row[f'snapshot_{w}'] / 1e6:.1f} MB" for w in ("without", "with")))
+        for row in rows
+    )
+    head = ["preset", "median (quartiles)", "a snapshot without", "with its guard"]
+    return ["## What watching costs", "", what, "", *table(head, body)]
