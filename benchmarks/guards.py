@@ -26,7 +26,7 @@ from protodcs.serve.store.base import Held  # noqa: E402
 
 NAME = "guards"
 PRESETS = ("default", "paper")
-# No preset can be led astray in its classes; this one, which nobody should use, can.
+# No preset was led astray in its classes; this one, which nobody should use, is.
 RECKLESS = {"evolution_gate": "quantile", "evolution_quantile": 1.0, "text_rate": 0.02}
 ATTACKED = ("dtd", "ucf", "flowers", "sun", "near")
 SEEDS = (10, 11, 12)
@@ -98,15 +98,15 @@ def attack(name, recipe, seed, title, config):
 
 
 def attacked(quick):
-    configs = {preset: Config.preset(preset) for preset in PRESETS}
-    configs["reckless"] = Config.preset("paper", **RECKLESS)
     recipes, seeds = (("dtd",), SEEDS[:1]) if quick else (ATTACKED, SEEDS)
+    configs = [(preset, Config.preset(preset), seeds) for preset in PRESETS]
+    configs.append(("reckless", Config.preset("paper", **RECKLESS), SEEDS[:1]))
     return [
         attack(name, recipe, seed, title, config)
-        for title, config in configs.items()
+        for title, config, some in configs
         for name in attacks.ATTACKS
         for recipe in recipes
-        for seed in seeds
+        for seed in some
     ]
 
 
@@ -218,7 +218,8 @@ def attack_lines(rows):
     lines = [
         "## Streams that try to poison",
         "",
-        f"Judge split, {', '.join(ATTACKED)}, seeds {', '.join(map(str, SEEDS))}: a third of the stream, "
+        f"Judge split, {', '.join(ATTACKED)}, seeds {', '.join(map(str, SEEDS))} (`reckless`: "
+        f"{SEEDS[0]}): a third of the stream, "
         f"{attacks.LENGTH:,} samples of the attack, a third of the stream. Accuracy is that of the best class on known "
         "samples behind the attack, in points less that of the frozen shadow on the same samples: mean, and the worst "
         "stream. False rejects are shares of known samples before the attack, and behind it without and with guards.",

@@ -161,6 +161,16 @@ def test_a_number_that_is_none_fires_at_once(answer):
     assert watcher.watch(sample(1), answer, engine, 1).guard == "numbers"
 
 
+def test_a_state_gone_back_to_that_still_gives_no_number_is_given_up():
+    watcher, engine = guard(), Engine()
+    for _ in range(3):
+        window(watcher, engine)
+    for kept in (True, False):
+        assert watcher.watch(sample(0), said(0, score=math.nan), engine, 0).action == Action.ROLL_BACK
+        engine.frozen = True
+        assert (watcher.good_state is not None) == kept
+
+
 # Where it goes back to.
 
 

@@ -223,6 +223,9 @@ class Guard:
             return None
         openness = self._look(feature, decision, engine)
         if not _sane(decision.p_unknown, decision.score, decision.openness, openness):
+            if self.frozen:
+                # The state that was gone back to is no better: begin anew.
+                self._kept = []
             return self._fire(_Trip("numbers", 1.0, 0.0), position)
         if self._seen < self.settings.window:
             return None
