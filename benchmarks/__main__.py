@@ -12,7 +12,7 @@ import time
 
 from benchmarks.timing import RESULTS, ROOT, machine
 
-MODULES = ("step", "stages", "classes", "pipeline", "streams")
+MODULES = ("step", "stages", "classes", "pipeline", "streams", "guards")
 HISTORY = ROOT / "benchmarks" / "history.jsonl"
 TITLES = {
     "step": "What one step costs",
@@ -20,6 +20,7 @@ TITLES = {
     "classes": "How the cost grows with the number of classes",
     "pipeline": "From images to decisions",
     "streams": "Many streams in one process",
+    "guards": "Guards on streams that poison, and on honest ones",
 }
 # A ratio that lies by more than this factor beyond that of the last run is shown as moved.
 TOLERANCE = 1.25

@@ -33,6 +33,8 @@ SETTINGS = {
     "sleep_seconds": 1.5,
     "sleep_records": 10,
     "awake": 12,
+    # The undisturbed run that they are held against has none.
+    "guard": {"enabled": False},
 }
 
 

@@ -10,6 +10,7 @@ from protodcs import ProtoDCS
 from protodcs.core.prototypes import Prototypes
 from protodcs.errors import InputError, ProtoDCSError, StoreError, UsageError
 from protodcs.serve.answers import pack_decision, unpack_decision
+from protodcs.serve.guard import GuardSettings
 from protodcs.serve.hosted import Birth, Hosted, pack_class
 from protodcs.serve.records import LONGEST_KEY, Kind, Record
 from protodcs.serve.store.base import Held
@@ -236,3 +237,25 @@ def test_a_stream_beside_other_prototypes_is_refused():
     held = Held(2, BIRTH, hosted.snapshot(), 1, [])
     with pytest.raises(ProtoDCSError):
         Hosted(held, Prototypes(ROWS[::-1]), 300, 3600.0)
+
+
+def test_a_guard_goes_on_over_the_classes_that_there_are_now():
+    guarded = birth_of().model_copy(update={"guard": GuardSettings(window=32, keep_windows=1)}).pack()
+    hosted = Hosted(Held(1, guarded, None, 0, []), PROTOTYPES, 10, 60.0)
+    journal = []
+
+    def change(kind, payload):
+        journal.append(hosted.change(kind, f"key-{hosted.position}", payload, NOW).pack())
+
+    change(Kind.ADD_CLASS, pack_class(feature(3), "owl"))
+    for number in range(150):
+        change(Kind.OBSERVE, feature(number))
+        if number == 75:
+            change(Kind.REMOVE_CLASS, b"1")
+        if number == 110:
+            snapshot, start = hosted.snapshot(), hosted.position
+    assert hosted.guard.windows == 2
+    for held in (Held(1, guarded, None, 0, journal), Held(1, guarded, snapshot, start, journal[start:])):
+        again = Hosted(held, PROTOTYPES, 10, 60.0)
+        assert again.engine.snapshot() == hosted.engine.snapshot()
+        assert again.guard.pack() == hosted.guard.pack()

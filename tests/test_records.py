@@ -29,7 +29,7 @@ RECORDS = st.builds(
     payload=st.binary(max_size=300),
     answer=st.binary(max_size=100),
 )
-SNAPSHOTS = st.builds(Snapshot, NUMBERS, st.binary(max_size=300), st.lists(RECORDS, max_size=4))
+SNAPSHOTS = st.builds(Snapshot, NUMBERS, st.binary(max_size=300), st.lists(RECORDS, max_size=4), st.binary(max_size=99))
 RECORD = Record(Kind.OBSERVE, 7, 3, 1_700_000_000_000, "caf\u00e9/7", b"\x00\x00\x80?" * 4, b"answer")
 SNAPSHOT = Snapshot(8, b"a state", [RECORD, replace(RECORD, position=6, key="6")])
 
@@ -78,8 +78,9 @@ def test_every_flipped_bit_cut_and_extension_is_refused(unpack, data):
 
 @of_both
 def test_a_newer_version_is_refused_in_words(unpack, data):
-    with pytest.raises(StoreError, match=r"of version 2, this protodcs reads 1: upgrade protodcs"):
-        unpack(sealed(b"\x02" + data[1:-4]))
+    newest = data[0]
+    with pytest.raises(StoreError, match=rf"of version {newest + 1}, this protodcs reads {newest}: upgrade protodcs"):
+        unpack(sealed(bytes([newest + 1]) + data[1:-4]))
 
 
 def test_a_record_of_a_kind_from_the_future_is_refused_in_words():
@@ -107,6 +108,14 @@ def test_a_snapshot_comes_back_as_it_was(snapshot):
     assert snapshots.unpack(snapshots.pack(snapshot)) == snapshot
 
 
+@given(NUMBERS, st.binary(max_size=300), st.lists(RECORDS, max_size=4))
+def test_a_snapshot_of_before_there_were_guards_is_read_without_one(position, state, records):
+    body = struct.pack("<BQQI", 1, position, len(state), len(records)) + state
+    for record in records:
+        body += struct.pack("<I", len(record.pack())) + record.pack()
+    assert snapshots.unpack(sealed(body)) == Snapshot(position, state, records, b"")
+
+
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_snapshot_are_refused(data):
     with pytest.raises(StoreError):
@@ -121,6 +130,10 @@ def test_bytes_that_are_no_snapshot_are_refused(data):
         struct.pack("<BQQI", 1, 0, 2**60, 0),
         struct.pack("<BQQI", 1, 0, 7, 1),
         struct.pack("<BQQI", 1, 0, 0, 2**32 - 1),
+        struct.pack("<BQQQI", 2, 0, 7, 1, 0),
+        struct.pack("<BQQQI", 2, 0, 3, 3, 0),
+        struct.pack("<BQQQI", 2, 0, 3, 2**60, 0),
+        struct.pack("<BQQQI", 2, 0, 3, 4, 1),
     ],
 )
 def test_a_snapshot_whose_lengths_do_not_add_up_is_refused_though_its_checksum_fits(head):

@@ -442,7 +442,7 @@ def test_a_log_is_one_json_object_on_each_line_with_the_request_and_without_cont
     )
     frozen = next(line for line in requests if "freeze" in line["route"])
     assert re.fullmatch("[0-9a-f]{32}", frozen["request"])
-    assert any("ZeroDivisionError" in line.get("detail", "") for line in lines)
+    assert any("ZeroDivisionError" in line.get("error", "") for line in lines)
     assert not [line for line in requests if line["status"] == 200 and "observe" in line["route"]]
     assert "smith" not in text.getvalue()
     assert "secret" not in text.getvalue()

@@ -195,6 +195,15 @@ class FeatureMethod(ABC):
         """(N, K) class probabilities for the `scores` of decisions: their softmax at the method's temperature."""
         return softmax_rows(np.asarray(scores, dtype=np.float64) / getattr(self.config, "temperature", 1.0))
 
+    @property
+    def latest(self) -> Feature:
+        """The unit feature (d,) of the last `observe` or `peek`; good until the next call."""
+        return self._feature
+
+    def entry_cosines(self) -> NDArray[np.float64] | None:
+        """Cosines (K,) of that feature with the entry prototypes, where they are at hand; good until the next call."""
+        return None
+
     def observe(self, feature: NDArray[np.floating]) -> Decision:
         """Decide on one feature (d,) and learn from it."""
         if not self._busy.acquire(False):

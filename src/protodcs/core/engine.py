@@ -105,6 +105,10 @@ class ProtoDCS(FeatureMethod):
         total = values.sum(axis=1, keepdims=True)
         return np.divide(values, total, out=np.full_like(values, 1.0 / values.shape[1]), where=total > 0)
 
+    def entry_cosines(self) -> NDArray[np.float64] | None:
+        """Cosines (K,) of the latest feature with the entry prototypes, while no text prototype has moved."""
+        return None if self._memory.evolved else self._scratch.before
+
     # Algorithm 1.
 
     def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:

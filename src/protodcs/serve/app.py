@@ -28,6 +28,7 @@ from . import traces
 from .access import Access, in_own_words, own, scoped
 from .answers import unpack_decision
 from .audit import Audited, AuditLog
+from .guard import GuardSettings
 from .hosted import Birth, pack_class
 from .inference import add_open_inference
 from .keys import Keys
@@ -104,6 +105,7 @@ class NewStream(BaseModel):
     like: str | None = Field(None, description="Another stream, to be created as that one was; then nothing else.")
     preset: Preset = "default"
     config: dict[str, Any] = Field(default_factory=dict, description="Settings that differ from the preset's.")
+    guard: dict[str, Any] = Field(default_factory=dict, description="Settings that differ from the service's guard.")
 
     @field_validator("id")
     @classmethod
@@ -142,7 +144,7 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
     """The routes, over a router, a cluster, and an encoder if there is one."""
     api = FastAPI(title="ProtoDCS", version=__version__, description=__doc__)
     limits = Limits(config, control.streams)
-    gate = _Gate(router, encoding, limits)
+    gate = _Gate(router, encoding, limits, config.guard)
     _report_errors(api)
     # The last one added is the first that a request comes to.
     api.add_middleware(Limited, limits=limits, seconds=config.body_seconds)
@@ -281,10 +283,11 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
 class _Gate:
     """From HTTP to the router."""
 
-    def __init__(self, router: Router, encoding: Encoding | None, limits: Limits):
+    def __init__(self, router: Router, encoding: Encoding | None, limits: Limits, guard: GuardSettings):
         self._router = router
         self._encoding = encoding
         self._limits = limits
+        self._guard = guard
 
     async def create(self, stream: NewStream, http: HttpRequest) -> dict[str, Any]:
         name = scoped(http, stream.id)
@@ -318,7 +321,13 @@ class _Gate:
         else:
             raise InputError("name the classes, or give prototypes where the service has no encoder")
         resolved = Config(**{**options, **stream.config})
-        birth = Birth(config=resolved.model_dump(), classes=list(names), prototypes=fingerprint, encoder=encoder)
+        birth = Birth(
+            config=resolved.model_dump(),
+            classes=list(names),
+            prototypes=fingerprint,
+            encoder=encoder,
+            guard=GuardSettings(**{**self._guard.model_dump(), **stream.guard}),
+        )
         return birth.pack(), shared
 
     async def ask(self, stream: str, action: str, http: HttpRequest, payload: bytes = b"") -> Reply:

@@ -1,4 +1,4 @@
-"""One stream awake: its engine, its place in its journal, and the answers it remembers.
+"""One stream awake: its engine, the guard beside it, its place in its journal, and the answers it remembers.
 
 A pure state machine: no clock, no store, no network. Every change is a `Record`, made by `change` and written down by
 the caller; `replay` makes the same change from the record. The two must never do different things.
@@ -21,10 +21,13 @@ from ..errors import InputError, StateError, StoreError, UsageError
 from ..method import FeatureMethod
 from . import snapshots
 from .answers import Remembered, fingerprint, pack_decision
+from .guard import Action, Event, Guard, GuardSettings
 from .records import LONGEST_KEY, Kind, Record
 from .store.base import Held
 
 BIRTH_SCHEMA = 1
+# Of the shadow's probabilities, for methods that have no temperature of their own: CLIP's.
+_TEMPERATURE = 0.01
 
 
 class Birth(BaseModel):
@@ -38,10 +41,12 @@ class Birth(BaseModel):
     classes: list[str] = Field(min_length=1)
     prototypes: str = Field(pattern="^[0-9a-f]{64}$", description="Fingerprint of the entry prototypes.")
     encoder: str | None = Field(None, max_length=1000, description="Fingerprint of what makes the features, if known.")
+    guard: GuardSettings | None = Field(None, description="Every setting of its guard, resolved. None: it has none.")
 
     def pack(self) -> bytes:
-        """The same birth gives the same bytes."""
-        return json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":")).encode()
+        """The same birth gives the same bytes, and one without a guard those of before there were guards."""
+        said = self.model_dump(exclude={"guard"} if self.guard is None else None)
+        return json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
     def unpack(cls, data: bytes) -> "Birth":
@@ -58,6 +63,12 @@ class Birth(BaseModel):
         """A new engine for this stream."""
         return methods.create(self.method, prototypes, self.classes, self.encoder, **self.config)
 
+    def watcher(self, prototypes: Prototypes, whole: bool = False) -> Guard | None:
+        """A new guard for this stream, if it was created with one."""
+        if self.guard is None or not self.guard.enabled:
+            return None
+        return Guard(self.guard, prototypes, self.config.get("temperature", _TEMPERATURE), whole)
+
 
 class Hosted:
     """A stream in memory.
@@ -72,6 +83,7 @@ class Hosted:
         covered: how many records its newest snapshot covers.
         different: how many answers came out otherwise when the journal was replayed: on another type of processor
             they may, in the last digits.
+        guard: watches the engine; None where the stream has none.
     """
 
     def __init__(self, held: Held, prototypes: Prototypes, answers: int, seconds: float):
@@ -82,17 +94,24 @@ class Hosted:
         self.different = 0
         self._prototypes = prototypes
         self._remembered = Remembered(answers, seconds)
+        self._events: list[Event] = []
         if held.snapshot is None:
             self.engine = self.birth.engine(prototypes)
+            self.guard = self._watcher()
         else:
             found = snapshots.unpack(held.snapshot)
             if found.position != held.start:
                 raise StoreError(f"the newest snapshot covers {found.position} records and {held.start} are gone")
             self.engine = self._restored(found.state)
+            self.guard = self._watcher()
+            if self.guard is not None and found.guard:
+                self.guard.resume(found.guard)
             for record in found.remembered:
                 self._remembered.put_back(record)
         for data in held.tail:
             self.replay(Record.unpack(data))
+        # Whoever wrote the records has told of these.
+        self._events.clear()
 
     def known(self, kind: Kind, key: str, payload: bytes) -> Record | None:
         """The record of a request that was served before; refuses one that is another request under its key."""
@@ -158,7 +177,13 @@ class Hosted:
     def snapshot(self) -> bytes:
         """All of the stream, for a checkpoint at its present position."""
         self._remembered.forget(self.position)
-        return snapshots.pack(snapshots.Snapshot(self.position, self.state(), list(self._remembered)))
+        guard = b"" if self.guard is None else self.guard.pack()
+        return snapshots.pack(snapshots.Snapshot(self.position, self.state(), list(self._remembered), guard))
+
+    def events(self) -> list[Event]:
+        """What the guard did since this was last asked. Tell of it only after its record is durable."""
+        events, self._events = self._events, []
+        return events
 
     def _restored(self, state: bytes) -> FeatureMethod:
         """The engine of a state that this service wrote."""
@@ -166,25 +191,58 @@ class Hosted:
         with own_state():
             return methods.restore(state, self.birth.encoder, shared)
 
+    def _watcher(self) -> Guard | None:
+        """A new guard over the classes that the engine has now."""
+        own = self.engine._prototypes
+        return self.birth.watcher(own, own is not self._prototypes)
+
     # The changes, by kind: each returns the answer.
 
     def _observe(self, payload: bytes) -> bytes:
-        return pack_decision(self.engine.observe(_feature(payload)))
+        decision = self.engine.observe(_feature(payload))
+        if self.guard is not None:
+            event = self.guard.watch(self.engine.latest, decision, self.engine, self.position)
+            if event is not None:
+                self._obey(event, self.guard.good_state)
+        return pack_decision(decision)
+
+    def _obey(self, event: Event, good_state: bytes | None) -> None:
+        """Do what the guard says."""
+        self._events.append(event)
+        if event.action == Action.THAW:
+            self.engine.unfreeze()
+            return
+        if event.action == Action.ROLL_BACK and good_state is None:
+            self.engine.reset()
+        elif event.action == Action.ROLL_BACK and good_state is not None:
+            self.engine = self._restored(good_state)
+        self.engine.freeze()
 
     def _freeze(self, _: bytes) -> bytes:
         self.engine.freeze()
+        if self.guard is not None:
+            self.guard.overruled()
         return b""
 
     def _unfreeze(self, _: bytes) -> bytes:
         self.engine.unfreeze()
+        if self.guard is not None:
+            self.guard.overruled()
         return b""
 
     def _reset(self, _: bytes) -> bytes:
         self.engine.reset()
+        if self.guard is not None:
+            self.guard.begin()
         return b""
 
     def _restore(self, payload: bytes) -> bytes:
+        before = self.engine._prototypes
         self.engine = self._restored(payload)
+        if self.guard is not None and self.engine._prototypes is before:
+            self.guard.begin()
+        else:
+            self.guard = self._watcher()
         return b""
 
     def _keep(self, _: bytes) -> bytes:
@@ -193,10 +251,12 @@ class Hosted:
     def _add_class(self, payload: bytes) -> bytes:
         prototype, name = unpack_class(payload, self.engine.dimension)
         self.engine.add_class(name, prototype)
+        self.guard = self._watcher()
         return b""
 
     def _remove_class(self, payload: bytes) -> bytes:
         self.engine.remove_class(payload.decode())
+        self.guard = self._watcher()
         return b""
 
 

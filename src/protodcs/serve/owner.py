@@ -279,6 +279,7 @@ class Owner:
             "position": hosted.position,
             "snapshot_position": hosted.covered,
             "replayed_differently": hosted.different,
+            "guard": {"state": "off"} if hosted.guard is None else hosted.guard.status(),
         }
         return Reply(Outcome.DONE, facts=facts)
 

@@ -7,6 +7,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from ..core.config import Settings
 from ..errors import ConfigError
+from .guard import GuardSettings
 
 Tenant = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
 
@@ -69,6 +70,11 @@ class ServeConfig(Settings):
     answers_seconds: float = Field(3600.0, ge=0, description="And for how long. Seconds.")
     history: bool = Field(True, description="Tell of the past decisions that a stream remembers.")
     kept_snapshots: int = Field(10, ge=1, le=1000, description="How many named snapshots a stream may have.")
+
+    # Guards.
+    guard: GuardSettings = Field(
+        GuardSettings(), description="What new streams are watched with; a stream may be created with other settings."
+    )
 
     # Requests.
     request_seconds: float = Field(30.0, gt=0, description="After so long a request is given up, in words. Seconds.")

@@ -1,0 +1,481 @@
+"""Guards: when they fire, what they say, that they wake to the bit, and what they hold against streams that poison."""
+
+import asyncio
+import importlib.util
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import random_stream, unit
+from made_service import PROTOTYPES, ask, birth_of, create, done, started
+from protodcs import Config, ProtoDCS, Prototypes
+from protodcs.core.decision import Decision
+from protodcs.errors import ConfigError, StoreError
+from protodcs.serve.answers import unpack_decision
+from protodcs.serve.guard import Action, Guard, GuardSettings
+from protodcs.serve.hosted import Birth, Hosted
+from protodcs.serve.messages import Action as Ask
+from protodcs.serve.records import Kind, Record
+from protodcs.serve.settings import ServeConfig
+from protodcs.serve.store.base import Held
+
+WINDOW = 32
+CLASSES, WIDTH = 4, 16
+ENTRY = Prototypes(np.eye(CLASSES, WIDTH, dtype=np.float32))
+SMALL = {"window": WINDOW, "keep_windows": 1, "calm_windows": 1, "freeze_windows": 4}
+SPARE = CLASSES  # the first of the directions that no class has
+
+
+class Engine:
+    """Stands for an engine: it says of itself what a test wants."""
+
+    def __init__(self):
+        self.frozen = False
+        self.numbers = {}
+        self.learned = 0
+
+    def entry_cosines(self):
+        return None
+
+    def stats(self):
+        return self.numbers
+
+    def difference(self):
+        return b"after %d" % self.learned
+
+
+def guard(**changes):
+    return Guard(GuardSettings(**{**SMALL, **changes}), ENTRY, 0.01)
+
+
+def sample(k, near=0.5, turn=0):
+    """A unit feature with the cosine `near` to class k; other turns leave it otherwise unlike the first."""
+    feature = np.zeros(WIDTH, dtype=np.float32)
+    feature[k], feature[SPARE + turn % (WIDTH - SPARE)] = near, math.sqrt(1.0 - near * near)
+    return feature
+
+
+def said(index, known=True, p_unknown=0.1, score=1.0):
+    return Decision(known, index, None, p_unknown, 0.5, 0.5, score, None, 0.5, 0.5, False, False, False, 0)
+
+
+def window(watcher, engine, answer=lambda k, number: said(k), near=lambda number: 0.5 + 0.01 * (number % 8)):
+    """Let a guard watch one window; the event at its end. No other sample of it may bring one."""
+    for number in range(WINDOW):
+        k = number % CLASSES
+        engine.learned += not engine.frozen
+        event = watcher.watch(sample(k, near(number), number), answer(k, number), engine, number)
+        assert event is None or number == WINDOW - 1
+    if event is not None:
+        engine.frozen = event.action != Action.THAW
+    return event
+
+
+def accused(watcher, engine):
+    """A window in which every answer is another than the shadow's."""
+    return window(watcher, engine, lambda k, _: said((k + 1) % CLASSES))
+
+
+def test_a_guard_says_nothing_while_all_is_well():
+    watcher, engine = guard(), Engine()
+    assert [window(watcher, engine) for _ in range(20)] == [None] * 20
+    assert (watcher.windows, watcher.counts, watcher.events) == (20, {}, [])
+
+
+def test_sure_answers_of_the_shadow_that_are_overruled_fire_at_the_end_of_the_window():
+    watcher, engine = guard(), Engine()
+    window(watcher, engine)
+    event = accused(watcher, engine)
+    assert (event.guard, event.action, event.window, event.threshold) == ("disagreement", Action.ROLL_BACK, 2, 0.05)
+    assert event.value == pytest.approx(1.0)
+    assert watcher.counts == {"disagreement": 1}
+
+
+def test_answers_that_the_shadow_was_not_sure_of_may_be_others():
+    """Two classes as likely as each other: whichever is answered, the shadow loses nothing by it."""
+    watcher, engine = guard(), Engine()
+    for number in range(WINDOW):
+        feature = unit(sample(0, 0.5, number) + sample(1, 0.5, number)).astype(np.float32)
+        assert watcher.watch(feature, said(number % 2), engine, number) is None
+    assert watcher.status()["last_window"]["differing"] == 0.5
+
+
+def test_answers_on_rejected_samples_do_not_count():
+    watcher, engine = guard(rejection=1.0), Engine()
+    assert window(watcher, engine, lambda k, _: said((k + 1) % CLASSES, known=False)) is None
+
+
+def test_familiar_samples_that_are_suddenly_rejected_fire():
+    watcher, engine = guard(), Engine()
+    for _ in range(3):
+        assert window(watcher, engine) is None
+    event = window(watcher, engine, lambda k, _: said(k, known=False))
+    assert (event.guard, event.value) == ("rejection", 1.0)
+
+
+def test_strange_samples_that_are_suddenly_accepted_fire():
+    watcher, engine = guard(), Engine()
+    for _ in range(3):
+        assert window(watcher, engine, lambda k, number: said(k, known=number % 8 > 1)) is None
+    assert window(watcher, engine).guard == "rejection"
+
+
+def test_a_burst_of_strangers_that_look_strange_to_the_shadow_too_does_not_fire():
+    watcher, engine = guard(), Engine()
+    for _ in range(3):
+        window(watcher, engine)
+    for _ in range(5):
+        assert window(watcher, engine, lambda k, _: said(k, known=False), lambda number: 0.2) is None
+
+
+def test_a_flood_of_near_duplicates_fires():
+    watcher, engine = guard(), Engine()
+    events = [watcher.watch(sample(0, 0.5), said(0), engine, number) for number in range(WINDOW)]
+    assert (events[-1].guard, set(events[:-1])) == ("sameness", {None})
+
+
+@pytest.mark.parametrize(
+    ("numbers", "name"),
+    [
+        ({"mixture": {"separation": 100.0}}, "mixture"),
+        ({"text_drift_max": 0.2, "mixture": None}, "drift"),
+        ({"level": float("nan")}, "numbers"),
+        ({"mixture": {"separation": float("inf")}}, "numbers"),
+    ],
+)
+def test_an_engine_that_degenerated_fires(numbers, name):
+    watcher, engine = guard(), Engine()
+    assert window(watcher, engine) is None
+    engine.numbers = numbers
+    assert window(watcher, engine).guard == name
+
+
+@pytest.mark.parametrize("answer", [said(0, p_unknown=math.nan), said(0, p_unknown=1.5), said(0, score=math.inf)])
+def test_a_number_that_is_none_fires_at_once(answer):
+    watcher, engine = guard(), Engine()
+    assert watcher.watch(sample(0), said(0), engine, 0) is None
+    assert watcher.watch(sample(1), answer, engine, 1).guard == "numbers"
+
+
+def test_a_state_gone_back_to_that_still_gives_no_number_is_given_up():
+    watcher, engine = guard(), Engine()
+    for _ in range(3):
+        window(watcher, engine)
+    for kept in (True, False):
+        assert watcher.watch(sample(0), said(0, score=math.nan), engine, 0).action == Action.ROLL_BACK
+        engine.frozen = True
+        assert (watcher.good_state is not None) == kept
+
+
+# Where it goes back to.
+
+
+def test_the_older_of_two_kept_states_is_gone_back_to_and_the_beginning_where_none_is_kept():
+    watcher, engine = guard(), Engine()
+    assert watcher.good_state is None
+    for _ in range(5):
+        window(watcher, engine)
+    accused(watcher, engine)
+    assert watcher.good_state == b"after %d" % (4 * WINDOW)
+
+
+def test_a_state_gone_back_to_that_is_no_better_is_given_up_for_the_beginning():
+    watcher, engine = guard(calm_windows=3), Engine()
+    for _ in range(3):
+        window(watcher, engine)
+    assert accused(watcher, engine).action == Action.ROLL_BACK
+    assert watcher.good_state is not None
+    assert accused(watcher, engine).action == Action.ROLL_BACK
+    assert watcher.good_state is None
+    assert accused(watcher, engine) is None  # There is nothing farther to go back to.
+
+
+def test_a_guard_that_only_freezes_keeps_no_state():
+    watcher, engine = guard(action="freeze"), Engine()
+    for _ in range(5):
+        window(watcher, engine)
+    assert accused(watcher, engine).action == Action.FREEZE
+    assert watcher.good_state is None
+
+
+# Thawing.
+
+
+def test_a_frozen_stream_thaws_when_it_is_calm_and_waits_twice_as_long_after_each_relapse():
+    watcher, engine = guard(freeze_windows=0), Engine()
+    for waiting in (1, 2, 4):
+        window(watcher, engine)
+        accused(watcher, engine)
+        events = [window(watcher, engine) for _ in range(waiting)]
+        assert [event and (event.guard, event.action) for event in events] == [None] * (waiting - 1) + [
+            ("calm", Action.THAW)
+        ]
+    for _ in range(16):
+        window(watcher, engine)
+    accused(watcher, engine)
+    assert window(watcher, engine).guard == "calm"
+
+
+def test_a_stream_that_stays_another_thaws_by_patience_and_is_taken_as_it_is():
+    watcher, engine = guard(), Engine()
+    for _ in range(3):
+        window(watcher, engine)
+    accused(watcher, engine)
+    events = [window(watcher, engine, near=lambda number: 0.2) for _ in range(4)]
+    assert [event and event.guard for event in events] == [None, None, None, "patience"]
+    assert not watcher.frozen
+
+
+def test_without_patience_it_stays_frozen_until_it_is_told_otherwise():
+    watcher, engine = guard(freeze_windows=0), Engine()
+    for _ in range(3):
+        window(watcher, engine)
+    accused(watcher, engine)
+    assert [window(watcher, engine, near=lambda number: 0.2) for _ in range(30)] == [None] * 30
+    watcher.overruled()
+    engine.frozen = False
+    assert watcher.status()["state"] == "watching"
+
+
+def test_what_a_person_froze_is_not_watched_and_not_thawed():
+    watcher, engine = guard(), Engine()
+    engine.frozen = True
+    assert [accused(watcher, engine) for _ in range(10)] == [None] * 10
+    assert watcher.windows == 0
+
+
+# At rest.
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_a_guard_goes_on_to_the_bit_from_wherever_it_was_packed(data):
+    """Windows of every mood, a rest anywhere among them: both guards say the same and are the same."""
+    moods = data.draw(st.lists(st.sampled_from(["well", "others", "rejected", "same", "broken"]), max_size=8))
+    rest = data.draw(st.integers(0, WINDOW * max(len(moods), 1)))
+    one, engine = guard(), Engine()
+    two = one
+    for number in range(WINDOW * len(moods)):
+        mood, k = moods[number // WINDOW], number % CLASSES
+        if number == rest:
+            two = guard()
+            two.resume(one.pack())
+        feature = sample(0 if mood == "same" else k, 0.5 + 0.01 * (number % 8), 0 if mood == "same" else number)
+        broken = mood == "broken" and number % 7 == 0
+        answer = said((k + (mood == "others")) % CLASSES, mood != "rejected", math.nan if broken else 0.1)
+        events = {id(who): who.watch(feature, answer, engine, number) for who in (one, two)}
+        assert len(set(events.values())) == 1
+        event = events[id(one)]
+        if event is not None:
+            engine.frozen = event.action != Action.THAW
+    assert one.pack() == two.pack()
+
+
+def test_a_damaged_guard_is_refused_in_words():
+    watcher, engine = guard(), Engine()
+    for _ in range(3):
+        window(watcher, engine)
+    data = watcher.pack()
+    for damaged in (b"", data[:3], data[:-1], data + b"\0", data.replace(b'"_seen"', b'"_sean"')):
+        with pytest.raises(StoreError, match="damaged"):
+            guard().resume(damaged)
+    with pytest.raises(StoreError, match="version 2, this protodcs reads 1: upgrade"):
+        guard().resume(b"\x02" + data[1:])
+
+
+# In a stream of the service.
+
+# It moves its text prototypes as fast as they go: no preset does.
+RECKLESS = {"evolution_gate": "quantile", "evolution_quantile": 1.0, "text_rate": 0.05}
+ROWS, FEATURES, _ = random_stream(classes=7, width=32, samples=700, seed=3, unknown=0.2)
+SHARED = Prototypes(ROWS)
+
+
+def reckless_birth(**changes):
+    config = Config.preset("paper", **RECKLESS)
+    chosen = GuardSettings(**{**SMALL, "disagreement": 0.02, "rejection": 0.5, **changes})
+    names = [str(k) for k in range(len(ROWS))]
+    return Birth(config=config.model_dump(), classes=names, prototypes=SHARED.fingerprint, guard=chosen).pack()
+
+
+def woken(snapshot=None, start=0, tail=(), epoch=1):
+    return Hosted(Held(epoch, reckless_birth(), snapshot, start, list(tail)), SHARED, 10, 3600.0)
+
+
+@pytest.fixture(scope="module")
+def lived():
+    """A guarded stream through many samples and a person's doings: it, its journal, snapshots and events by place."""
+    hosted = woken()
+    journal, snapshots, events = [], [hosted.snapshot()], []
+    for number, feature in enumerate(FEATURES):
+        kinds = {200: Kind.FREEZE, 240: Kind.UNFREEZE, 500: Kind.RESET}
+        kind = kinds.get(number, Kind.OBSERVE)
+        payload = feature.astype("<f4").tobytes() if kind == Kind.OBSERVE else b""
+        journal.append(hosted.change(kind, f"{number}", payload, 0.0).pack())
+        snapshots.append(hosted.snapshot() if number % 5 == 0 else None)
+        events += hosted.events()
+    return hosted, journal, snapshots, events
+
+
+def test_a_stream_freezes_goes_back_and_thaws_while_it_answers_every_sample(lived):
+    hosted, journal, _, events = lived
+    assert {event.action for event in events} == {Action.ROLL_BACK, Action.THAW}
+    assert hosted.guard.status()["events"][-1]["position"] == events[-1].position
+    assert sum(hosted.guard.counts.values()) == sum(event.action != Action.THAW for event in events)
+    for data in journal:
+        record = Record.unpack(data)
+        if record.kind == Kind.OBSERVE:
+            assert math.isfinite(unpack_decision(record.answer).p_unknown)
+
+
+def test_a_guarded_stream_wakes_to_the_bit_from_any_snapshot_and_goes_on_so(lived):
+    final, journal, snapshots, events = lived
+    whole = woken(None, 0, journal)
+    assert (whole.different, whole.events()) == (0, [])
+    assert whole.snapshot() == final.snapshot()
+    for start in range(1, len(journal), 60):
+        cut = min(start + 25, len(journal))
+        hosted = woken(snapshots[start], start, journal[start:cut], epoch=2)
+        assert (hosted.different, hosted.events()) == (0, [])
+        for data in journal[cut:]:
+            record = Record.unpack(data)
+            assert hosted.change(record.kind, record.key, record.payload, 0.0).answer == record.answer
+        assert hosted.events() == [event for event in events if event.position >= cut]
+        assert hosted.guard.pack() == final.guard.pack()
+        assert hosted.state() == final.state()
+
+
+def test_a_snapshot_without_a_guard_wakes_with_a_new_one():
+    plain = Hosted(Held(1, birth_of().pack(), None, 0, []), PROTOTYPES, 10, 3600.0)
+    assert plain.guard is None
+    birth = birth_of().model_copy(update={"guard": GuardSettings()}).pack()
+    assert Hosted(Held(1, birth, plain.snapshot(), 0, []), PROTOTYPES, 10, 3600.0).guard.windows == 0
+
+
+def test_a_birth_without_a_guard_is_written_as_before_there_were_guards():
+    assert b"guard" not in birth_of().pack()
+    assert Birth.unpack(birth_of().pack()).guard is None
+    guarded = birth_of().model_copy(update={"guard": GuardSettings(window=64)})
+    assert Birth.unpack(guarded.pack()) == guarded
+
+
+def test_a_guard_that_is_switched_off_watches_nothing():
+    birth = birth_of().model_copy(update={"guard": GuardSettings(enabled=False)}).pack()
+    assert Hosted(Held(1, birth, None, 0, []), PROTOTYPES, 10, 3600.0).guard is None
+
+
+def test_settings_of_the_service_hold_those_of_guards_and_say_what_is_wrong_with_them():
+    config = ServeConfig(guard={"window": 64, "action": "freeze"})
+    assert ServeConfig(**config.model_dump()) == config
+    assert config.guard == GuardSettings(window=64, action="freeze")
+    with pytest.raises(ConfigError, match=r"guard.*window.*32"):
+        ServeConfig(guard={"window": 3})
+
+
+def test_the_status_of_a_stream_tells_of_its_guard():
+    async def run():
+        async with started() as owner:
+            (reply,) = await done(owner, ask(Ask.STATUS))
+            assert reply.facts["guard"] == {"state": "off"}
+            birth = birth_of().model_copy(update={"guard": GuardSettings()}).pack()
+            await done(owner, create("g", birth))
+            (reply,) = await done(owner, ask(Ask.STATUS, stream="g"))
+            assert reply.facts["guard"]["state"] == "watching"
+
+    asyncio.run(run())
+
+
+# Beside the engine.
+
+
+def test_the_engines_own_cosines_are_those_of_the_shadow_until_a_text_prototype_moves():
+    engine = ProtoDCS(SHARED)
+    for feature in FEATURES[:50]:
+        engine.observe(feature)
+        np.testing.assert_allclose(engine.entry_cosines(), SHARED.unit @ unit(feature), atol=1e-6)
+        np.testing.assert_allclose(engine.latest, unit(feature), atol=1e-6)
+    moved = ProtoDCS(SHARED, config=Config.preset("paper", **RECKLESS))
+    moved.observe_many(FEATURES[:200])
+    assert moved.stats()["evolved"] > 0
+    assert moved.entry_cosines() is None
+
+
+# On real features.
+
+
+def _attacks():
+    file = Path(__file__).parent.parent / "benchmarks" / "attacks.py"
+    spec = importlib.util.spec_from_file_location("attacks", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ATTACKS = _attacks()
+
+
+def guarded(prototypes, config, chosen):
+    shared = Prototypes(prototypes)
+    names = [str(k) for k in range(len(shared))]
+    birth = Birth(config=config.model_dump(), classes=names, prototypes=shared.fingerprint, guard=chosen)
+    return Hosted(Held(1, birth.pack(), None, 0, []), shared, 0, 0.0)
+
+
+def answers(hosted, features):
+    """The best class of each sample."""
+    payloads = (feature.astype("<f4").tobytes() for feature in features)
+    return np.array([unpack_decision(hosted.change(Kind.OBSERVE, "k", data, 0.0).answer).index for data in payloads])
+
+
+def behind(hosted, prototypes, attack):
+    """Accuracy on known samples behind an attack: of the stream, and of the frozen shadow."""
+    places = np.arange(len(attack.labels))
+    known = (places >= attack.end) & (attack.labels >= 0)
+    found = answers(hosted, attack.features)[known]
+    shadow = (attack.features[known] @ prototypes.T).argmax(axis=1)
+    truth = attack.labels[known]
+    return (found == truth).mean(), (shadow == truth).mean()
+
+
+@pytest.mark.parametrize("preset", ["default", "paper"])
+@pytest.mark.parametrize("name", list(ATTACKS.ATTACKS))
+def test_an_attack_costs_known_samples_less_than_a_point(clip_stream, name, preset):
+    adapted, frozen = [], []
+    for recipe in ("dtd", "near"):
+        prototypes, features, labels = clip_stream(recipe, seed=10, split="judge")
+        attack = ATTACKS.attacked(name, prototypes, features, labels)
+        hosted = guarded(prototypes, Config.preset(preset), GuardSettings())
+        one, other = behind(hosted, prototypes, attack)
+        adapted.append(one)
+        frozen.append(other)
+    assert np.mean(adapted) >= np.mean(frozen) - 0.01
+
+
+@pytest.mark.parametrize("name", list(ATTACKS.ATTACKS))
+def test_an_engine_that_can_be_poisoned_is_held_by_its_guard(clip_stream, name):
+    prototypes, features, labels = clip_stream("dtd", seed=10, split="judge")
+    attack = ATTACKS.attacked(name, prototypes, features, labels)
+    config = Config.preset("paper", evolution_gate="quantile", evolution_quantile=1.0, text_rate=0.02)
+    poisoned, frozen = behind(guarded(prototypes, config, None), prototypes, attack)
+    hosted = guarded(prototypes, config, GuardSettings())
+    held, _ = behind(hosted, prototypes, attack)
+    assert poisoned < frozen - 0.1  # Else there is nothing to be held.
+    assert hosted.guard.counts
+    assert frozen - held < 0.25 * (frozen - poisoned)
+
+
+@pytest.mark.parametrize("preset", ["default", "paper"])
+def test_honest_streams_are_left_alone(clip_stream, preset):
+    fired = windows = 0
+    for recipe in ("dtd", "ucf", "flowers", "sun", "near"):
+        prototypes, features, _ = clip_stream(recipe, seed=11, split="judge")
+        hosted = guarded(prototypes, Config.preset(preset), GuardSettings())
+        answers(hosted, features)
+        windows += hosted.guard.windows
+        fired += sum(hosted.guard.counts.values())
+    assert windows > 50
+    assert fired < 0.01 * windows
