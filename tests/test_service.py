@@ -92,7 +92,7 @@ def test_keys_tls_limits_and_audit_hold_behind_the_real_proxy(tmp_path, certific
         tls_key=str(certificate[1]),
         body_bytes=10_000,
         body_seconds=1.0,
-        tenants={"rival": {"rate": 0.01, "burst": 3}},
+        tenants={"rival": {"rate": 0.01, "burst": 1}},
     )
     trusted = ssl.create_default_context(cafile=certificate[0])
     address = service.base_url.replace("http:", "https:")
