@@ -1,6 +1,12 @@
 """The service as a user starts it: one command, an encoder, files, images over HTTP."""
 
 import io
+import json
+import shutil
+import ssl
+import subprocess
+import time
+from datetime import timedelta
 
 import httpx
 import numpy as np
@@ -9,6 +15,7 @@ from PIL import Image
 
 from protodcs import OpenSetClassifier
 from protodcs.data import open_source
+from protodcs.serve.keys import create_key, revoke_key, rotate_key
 from service.rig import Service
 
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -57,3 +64,76 @@ def observed(client, image):
     assert answer.status_code == 200, answer.text
     (decision,) = answer.json()["decisions"]
     return decision
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    """A certificate of this machine, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes the certificate, is not installed")
+    files = tmp_path / "server.pem", tmp_path / "server.key"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=test"]
+    named = ["-addext", "subjectAltName=IP:127.0.0.1", "-out", str(files[0]), "-keyout", str(files[1])]
+    subprocess.run([*made, *named], check=True, capture_output=True)
+    return files
+
+
+@pytest.mark.long
+def test_keys_tls_limits_and_audit_hold_behind_the_real_proxy(tmp_path, certificate):
+    file, audit = tmp_path / "keys.json", tmp_path / "audit.jsonl"
+    old, old_key = create_key(file, "acme", "admin")
+    rival_key = create_key(file, "rival", "admin")[1]
+    service = Service(
+        tmp_path,
+        store=f"files:{tmp_path / 'streams'}",
+        keys=str(file),
+        audit=str(audit),
+        tls_certificate=str(certificate[0]),
+        tls_key=str(certificate[1]),
+        body_bytes=10_000,
+        body_seconds=1.0,
+        tenants={"rival": {"rate": 0.01, "burst": 1}},
+    )
+    trusted = ssl.create_default_context(cafile=certificate[0])
+    address = service.base_url.replace("http:", "https:")
+
+    def of(key):
+        return {"authorization": f"Bearer {key}"}
+
+    with service, httpx.Client(base_url=address, timeout=60, verify=trusted) as client:
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"{service.base_url}/v1/health")
+        assert client.get("/v1/health").status_code == 200
+        assert client.get("/v1/streams").status_code == 401
+        new = {"id": "s", "prototypes": np.eye(5, 32).tolist()}
+        made = client.post("/v1/streams", json=new, headers=of(old_key))
+        assert made.status_code == 201, made.text
+        named = client.get("/v1/streams", headers={**of(old_key), "x-request-id": "mine"})
+        assert named.headers.get_list("x-request-id") == ["mine"]
+        assert named.json() == {"streams": ["s"]}
+        for path in ("/v1/streams/s", "/v1/streams/..%2Facme%2Fs", "/v1/streams/acme%2Fs"):
+            assert client.get(path, headers=of(rival_key)).status_code == 404
+        limited = client.get("/v1/streams", headers=of(rival_key))
+        assert limited.status_code == 429
+        assert 0 < int(limited.headers["retry-after"]) <= 100
+        sent = {"headers": of(old_key), "url": "/v1/streams/s/observe"}
+        assert client.post(content=bytes(10_001), **sent).status_code == 413
+        assert client.post(content=slowly(2.0), **sent).status_code == 408
+        new_key = rotate_key(file, old.id, timedelta(0))[1]
+        revoke_key(file, old.id)
+        time.sleep(1.5)
+        assert client.get("/v1/streams", headers=of(old_key)).status_code == 401
+        assert client.get("/v1/streams", headers=of(new_key)).status_code == 200
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert [(line["action"], line["outcome"]) for line in lines] == [
+        ("list", "denied"),
+        ("create", "done"),
+        ("list", "denied"),
+    ]
+
+
+def slowly(seconds):
+    """A body that makes a pause."""
+    yield bytes(64)
+    time.sleep(seconds)
+    yield bytes(64)

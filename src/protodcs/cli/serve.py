@@ -78,8 +78,8 @@ def _absolute(options: dict[str, Any]) -> dict[str, Any]:
     if isinstance(store, str) and store.startswith("files:"):
         options = {**options, "store": f"files:{Path(store.removeprefix('files:')).resolve()}"}
     # Not resolved: where a link is changed to point to new keys, that has to be seen.
-    files = {name: Path(options[name]).absolute() for name in _FILES if options.get(name, "-") not in (None, "-")}
-    return {**options, **{name: str(file) for name, file in files.items()}}
+    files = {name: options[name] for name in _FILES if isinstance(options.get(name), str) and options[name] != "-"}
+    return {**options, **{name: str(Path(file).absolute()) for name, file in files.items()}}
 
 
 def _check_files(settings: "ServeConfig") -> None:

@@ -5,8 +5,12 @@ from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
+from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..errors import ConfigError
 from .app import application
 from .cluster import Calls, begin, drain, end, start_keeper
 from .encoding import EncoderReplica
@@ -59,7 +63,9 @@ def build(config: ServeConfig) -> Any:
         encoding = None
         if config.encoder is not None:
             encoding = _Encoding(serve.get_deployment_handle(_ENCODER, APPLICATION), config)
-        return application(config, router, calls, encoding)
+        api = application(config, router, calls, encoding)
+        api.add_middleware(_NamedOnce)
+        return api
 
     ingress = serve.deployment(serve.ingress(routes)()).options(
         name="Ingress",
@@ -93,21 +99,47 @@ def _replicas(config: ServeConfig) -> dict[str, Any]:
     return {"autoscaling_config": scaling}
 
 
+class _NamedOnce:
+    """Leaves the id of a request out of its answer where Ray's proxy, which adds the one that it sent, has the same."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def once(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                if headers.get("x-request-id") == Headers(scope=scope).get("x-request-id"):
+                    del headers["x-request-id"]
+            await send(message)
+
+        await self._app(scope, receive, once)
+
+
+def _check_listening(wanted: dict[str, Any]) -> None:
+    """Refuse a Ray Serve that ran before and listens otherwise: it would keep its address, and go on without TLS."""
+    running = _get_global_client().http_config
+    found = {name: getattr(running, name) for name in wanted}
+    if found != wanted:
+        raise ConfigError(
+            f"Ray Serve runs on this cluster already, with {found}, and would not change to {wanted}: give the service "
+            "the same settings, or end the other one with `serve shutdown`"
+        )
+
+
 class Service:
     """The running service, on the cluster that this process is connected to."""
 
     def __init__(self, config: ServeConfig):
         self.config = config
-        serve.start(
-            http_options={
-                "host": config.host,
-                "port": config.port,
-                "request_timeout_s": None,
-                "ssl_certfile": config.tls_certificate,
-                "ssl_keyfile": config.tls_key,
-            },
-            logging_config=_LOGGING,
-        )
+        listening = {
+            "host": config.host,
+            "port": config.port,
+            "ssl_certfile": config.tls_certificate,
+            "ssl_keyfile": config.tls_key,
+        }
+        serve.start(http_options={**listening, "request_timeout_s": None}, logging_config=_LOGGING)
+        _check_listening(listening)
         self.keeper = start_keeper(config)
         serve.run(build(config), name=APPLICATION, route_prefix="/")
 
