@@ -5,7 +5,6 @@ the words that say why there is none.
 """
 
 import asyncio
-import os
 from typing import Any
 
 from ray import serve
@@ -14,7 +13,7 @@ from .. import encoders
 from ..core.prototypes import Prototypes
 from ..data.image import decode
 from ..errors import ImageError
-from .cluster import begin
+from .cluster import begin, process_name
 from .owner import pack_prototypes
 from .settings import ServeConfig
 from .telemetry import EncoderMetrics
@@ -32,7 +31,7 @@ class EncoderReplica:
         self._encoder = encoders.load(config.encoder, device=config.device, batch_size=config.batch_size)
         self._made: dict[tuple[str, ...], tuple[str, bytes]] = {}
         self._counted = EncoderMetrics()
-        begin(config, f"encoder-{os.getpid()}", self._counted.registry)
+        begin(config, process_name("encoder"), self._counted.registry)
         self.encode.set_max_batch_size(config.batch_size)
         self.encode.set_batch_wait_timeout_s(config.batch_wait)
 
