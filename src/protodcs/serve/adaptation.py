@@ -1,7 +1,7 @@
 """How the streams that are awake fare, as a few numbers over all of them.
 
-To look at one stream costs about as much as a step of it, so a look at many has a budget: it goes on where the last one
-ended, and what it has no time for keeps the numbers of the time before. It reads engines and changes nothing.
+A look at thousands of streams would hold up requests, so it has a budget: it goes on where the last one ended, and what
+it has no time for keeps the numbers of the time before. It reads engines and changes nothing.
 """
 
 import logging

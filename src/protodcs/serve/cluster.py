@@ -254,8 +254,9 @@ def start_keeper(config: ServeConfig) -> Any:
     }
     keeper = ray.remote(Keeper).options(**options).remote(config.model_dump())
     deaf = ray.get(keeper.deaf.remote())
-    if deaf:
-        end(keeper)
+    # A service that runs already goes on without its numbers; a new one begins with all that was asked for.
+    if deaf and not _present():
+        ray.kill(keeper, no_restart=True)
         raise ConfigError(deaf)
     ray.get(keeper.resize.remote(config.owners))
     return keeper

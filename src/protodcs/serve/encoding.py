@@ -38,9 +38,9 @@ class EncoderReplica:
     @serve.batch(max_batch_size=32, batch_wait_timeout_s=0.005)  # type: ignore[untyped-decorator]
     async def encode(self, images: list[bytes]) -> list[bytes | str]:
         """For each image its feature as float32, little-endian, or why there is none."""
-        # In a thread, so that the next batch gathers meanwhile.
         self._counted.batch.observe(len(images))
         with self._counted.seconds.time():
+            # In a thread, so that the next batch gathers meanwhile.
             return await asyncio.to_thread(self._encode, images)
 
     def _encode(self, images: list[bytes]) -> list[bytes | str]:
