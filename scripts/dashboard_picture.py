@@ -77,8 +77,10 @@ def draw(prometheus, file, minutes):
                     axes.plot(at, values, linewidth=1, label=legend(target["legendFormat"], labels))
         if drawn and panel["type"] != "stat":
             axes.set_xlim(-minutes, 0)
-            axes.set_ylim(bottom=0)
-            axes.legend(fontsize=5, loc="upper left", ncols=2)
+            # Room for the legend above the lines, and for lines at zero.
+            highest = axes.get_ylim()[1]
+            axes.set_ylim(-0.02 * highest, 1.5 * highest)
+            axes.legend(fontsize=6, loc="upper left", ncols=3, frameon=False)
         elif not drawn:
             empty.append(panel["title"])
             axes.text(0.5, 0.5, "no data", ha="center", color="grey", transform=axes.transAxes)

@@ -300,6 +300,14 @@ def test_a_look_without_time_goes_on_where_it_ended_and_all_streams_get_their_tu
     assert looked == list("abcdea")
 
 
+def test_an_engine_in_disorder_does_not_keep_the_others_from_being_looked_at():
+    broken = Stub(50)
+    broken.engine = None
+    adaptation = Adaptation()
+    adaptation.look({"a": broken, "b": Stub(50, frozen=True)}, budget=60.0)
+    assert value(list(adaptation.families()), "protodcs_streams_frozen") == 1
+
+
 # Requests.
 
 

@@ -152,13 +152,19 @@ class Keeper:
     async def _watch(self) -> None:
         """Fetch what the owners counted, again and again."""
         while True:
-            names = self._names
-            answers = await asyncio.gather(*(_answer(name, "metrics") for name in names))
-            for name, answer in zip(names, answers, strict=True):
-                if answer is not None:
-                    self._gathering.put(name, answer[1])
-            self._gathering.saw(names, [answer[0] for answer in answers if answer is not None])
+            try:
+                await self._gather()
+            except Exception:
+                _log.exception("the owners' numbers were not fetched")
             await asyncio.sleep(PERIOD)
+
+    async def _gather(self) -> None:
+        names = self._names
+        answers = await asyncio.gather(*(_answer(name, "metrics") for name in names))
+        for name, answer in zip(names, answers, strict=True):
+            if answer is not None:
+                self._gathering.put(name, answer[1])
+        self._gathering.saw(names, [answer[0] for answer in answers if answer is not None])
 
     async def drain(self) -> None:
         """Stop all owners; what they hold goes to sleep."""
@@ -182,6 +188,11 @@ def begin(config: ServeConfig, process: str, registry: CollectorRegistry | None 
     if config.metrics_port and registry is not None:
         # A thread, because a replica is made outside the event loop that it serves in.
         threading.Thread(target=_bring, args=(process, registry), name="numbers to the keeper", daemon=True).start()
+
+
+def process_name(role: str) -> str:
+    """What a process is called that has no name of its own: no two on the cluster alike."""
+    return f"{role}-{ray.get_runtime_context().get_node_id()[:4]}-{os.getpid()}"
 
 
 def _bring(process: str, registry: CollectorRegistry) -> None:
@@ -243,8 +254,9 @@ def start_keeper(config: ServeConfig) -> Any:
     }
     keeper = ray.remote(Keeper).options(**options).remote(config.model_dump())
     deaf = ray.get(keeper.deaf.remote())
-    if deaf:
-        end(keeper)
+    # A service that runs already goes on without its numbers; a new one begins with all that was asked for.
+    if deaf and not _present():
+        ray.kill(keeper, no_restart=True)
         raise ConfigError(deaf)
     ray.get(keeper.resize.remote(config.owners))
     return keeper

@@ -1,6 +1,5 @@
 """The whole service on Ray: owners and keeper as actors, encoder and HTTP as deployments of Ray Serve."""
 
-import os
 from typing import Any
 
 from fastapi import FastAPI
@@ -12,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import ConfigError
 from .app import application
-from .cluster import Calls, begin, drain, end, start_keeper
+from .cluster import Calls, begin, drain, end, process_name, start_keeper
 from .encoding import EncoderReplica
 from .router import Router
 from .settings import ServeConfig
@@ -59,7 +58,7 @@ def build(config: ServeConfig) -> Any:
         """Runs in each process that speaks HTTP."""
         calls = Calls()
         router = Router(calls.call, calls.owners, config)
-        begin(config, f"ingress-{os.getpid()}", router.metrics.registry)
+        begin(config, process_name("ingress"), router.metrics.registry)
         encoding = None
         if config.encoder is not None:
             encoding = _Encoding(serve.get_deployment_handle(_ENCODER, APPLICATION), config)

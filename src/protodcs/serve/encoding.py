@@ -6,7 +6,6 @@ the words that say why there is none.
 
 import asyncio
 import itertools
-import os
 from typing import Any
 
 from ray import serve
@@ -15,7 +14,7 @@ from .. import encoders
 from ..core.prototypes import Prototypes
 from ..data.image import decode
 from ..errors import ImageError
-from .cluster import begin
+from .cluster import begin, process_name
 from .owner import pack_prototypes
 from .settings import ServeConfig
 from .telemetry import EncoderMetrics
@@ -33,7 +32,7 @@ class EncoderReplica:
         self._encoder = encoders.load(config.encoder, device=config.device, batch_size=config.batch_size)
         self._made: dict[tuple[str, ...], tuple[str, bytes]] = {}
         self._counted = EncoderMetrics()
-        begin(config, f"encoder-{os.getpid()}", self._counted.registry)
+        begin(config, process_name("encoder"), self._counted.registry)
         self.encode.set_max_batch_size(config.batch_size)
         self.encode.set_batch_wait_timeout_s(config.batch_wait)
 
@@ -41,9 +40,9 @@ class EncoderReplica:
     async def encode(self, groups: list[list[bytes]]) -> list[list[bytes | str]]:
         """For each image of each caller its feature as float32, little-endian, or why there is none."""
         images = [image for group in groups for image in group]
-        # In a thread, so that the next batch gathers meanwhile.
         self._counted.batch.observe(len(images))
         with self._counted.seconds.time():
+            # In a thread, so that the next batch gathers meanwhile.
             answers = iter(await asyncio.to_thread(self._encode, images))
         return [list(itertools.islice(answers, len(group))) for group in groups]
 
