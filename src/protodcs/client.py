@@ -18,7 +18,7 @@ import numpy as np
 from . import wire
 from .ahead import Ahead
 from .errors import InputError
-from .wire import Answer, Call, Failure, Feature, Features, Image, Observed, Parcel, Silence, Tries, Written
+from .wire import Answer, Call, Failure, Observed, One, Parcel, Several, Silence, Tries, Written
 
 try:
     import httpx
@@ -87,8 +87,8 @@ class Client:
             config: settings that differ from the preset's.
             like: another stream, to be created as that one was; then nothing else.
         """
-        self._send(wire.create(id, classes, prototypes, preset, config, like))
-        return Stream(self._send, id)
+        answer = self._send(wire.create(id, classes, prototypes, preset, config, like))
+        return Stream(self._send, id, wire.facts(answer))
 
     def streams(self) -> list[str]:
         """The ids of all streams."""
@@ -96,7 +96,7 @@ class Client:
 
     def stream(self, id: str) -> "Stream":  # noqa: A002 - as the service calls it
         """A stream that is there already; nothing is asked before it is used."""
-        return Stream(self._send, id)
+        return Stream(self._send, id, {})
 
     def _send(self, call: Call) -> Answer:
         tries = Tries(self._give_up)
@@ -114,16 +114,22 @@ class Client:
 
 
 class Stream:
-    """One stream of a service. Made by `Client.create` and `Client.stream`."""
+    """One stream of a service. Made by `Client.create` and `Client.stream`.
 
-    def __init__(self, send: Callable[[Call], Answer], id: str):  # noqa: A002 - as the service calls it
+    Attributes:
+        id: its name.
+        created: what the service said to `create`: its classes, settings and encoder; empty after `Client.stream`.
+    """
+
+    def __init__(self, send: Callable[[Call], Answer], id: str, created: Mapping[str, Any]):  # noqa: A002
         self._send = send
         self.id = id
+        self.created = created
 
     @overload
-    def observe(self, x: Image | Feature, *, idempotency_key: str | None = None) -> Observed: ...
+    def observe(self, x: One, *, idempotency_key: str | None = None) -> Observed: ...
     @overload
-    def observe(self, x: list[Any] | Features, *, idempotency_key: str | None = None) -> list[Observed]: ...
+    def observe(self, x: Several, *, idempotency_key: str | None = None) -> list[Observed]: ...
 
     def observe(self, x: Any, *, idempotency_key: str | None = None) -> Observed | list[Observed]:
         """Decide on x, and learn from it.
@@ -145,9 +151,9 @@ class Stream:
         return found if several else found[0]
 
     @overload
-    def peek(self, x: Image | Feature) -> Observed: ...
+    def peek(self, x: One) -> Observed: ...
     @overload
-    def peek(self, x: list[Any] | Features) -> list[Observed]: ...
+    def peek(self, x: Several) -> list[Observed]: ...
 
     def peek(self, x: Any) -> Observed | list[Observed]:
         """What `observe` would answer to x; nothing changes."""
@@ -266,8 +272,8 @@ class AsyncClient:
         like: str | None = None,
     ) -> "AsyncStream":
         """Create a stream, as `Client.create` does."""
-        await self._send(wire.create(id, classes, prototypes, preset, config, like))
-        return AsyncStream(self._send, id)
+        answer = await self._send(wire.create(id, classes, prototypes, preset, config, like))
+        return AsyncStream(self._send, id, wire.facts(answer))
 
     async def streams(self) -> list[str]:
         """The ids of all streams."""
@@ -275,7 +281,7 @@ class AsyncClient:
 
     def stream(self, id: str) -> "AsyncStream":  # noqa: A002 - as the service calls it
         """A stream that is there already; nothing is asked before it is used."""
-        return AsyncStream(self._send, id)
+        return AsyncStream(self._send, id, {})
 
     async def _send(self, call: Call) -> Answer:
         tries: Tries | None = None
@@ -299,16 +305,21 @@ class AsyncStream:
     """One stream of a service. Made by `AsyncClient.create` and `AsyncClient.stream`.
 
     The service keeps the order in which requests arrive: to keep the order of a stream, await one before the next.
+
+    Attributes:
+        id: its name.
+        created: what the service said to `create`: its classes, settings and encoder; empty after `AsyncClient.stream`.
     """
 
-    def __init__(self, send: Callable[[Call], Awaitable[Answer]], id: str):  # noqa: A002 - as the service calls it
+    def __init__(self, send: Callable[[Call], Awaitable[Answer]], id: str, created: Mapping[str, Any]):  # noqa: A002
         self._send = send
         self.id = id
+        self.created = created
 
     @overload
-    async def observe(self, x: Image | Feature, *, idempotency_key: str | None = None) -> Observed: ...
+    async def observe(self, x: One, *, idempotency_key: str | None = None) -> Observed: ...
     @overload
-    async def observe(self, x: list[Any] | Features, *, idempotency_key: str | None = None) -> list[Observed]: ...
+    async def observe(self, x: Several, *, idempotency_key: str | None = None) -> list[Observed]: ...
 
     async def observe(self, x: Any, *, idempotency_key: str | None = None) -> Observed | list[Observed]:
         """Decide on x, and learn from it, as `Stream.observe` does."""
@@ -319,9 +330,9 @@ class AsyncStream:
         return found if several else found[0]
 
     @overload
-    async def peek(self, x: Image | Feature) -> Observed: ...
+    async def peek(self, x: One) -> Observed: ...
     @overload
-    async def peek(self, x: list[Any] | Features) -> list[Observed]: ...
+    async def peek(self, x: Several) -> list[Observed]: ...
 
     async def peek(self, x: Any) -> Observed | list[Observed]:
         """What `observe` would answer to x; nothing changes."""

@@ -28,9 +28,9 @@ from .errors import ImageError, InputError, ServiceError
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
 
-Image: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | PillowImage"
-Feature: TypeAlias = "np.ndarray[tuple[int], Any]"
-Features: TypeAlias = "np.ndarray[tuple[int, int], Any]"
+# What is observed: one feature or image, or several.
+One: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | PillowImage | np.ndarray[tuple[int], Any]"
+Several: TypeAlias = "list[Any] | np.ndarray[tuple[int, int], Any]"
 
 # Features in one request, at most: enough that the way there costs nothing, few enough that nobody waits behind them.
 _ROWS = 1024
@@ -315,7 +315,7 @@ def _checked(x: Any) -> NDArray[np.float32]:
     if rows.ndim not in (1, 2) or rows.dtype.kind != "f" or rows.shape[-1] == 0:
         raise InputError(
             "wanted: a feature (d,) or features (N, d) of floats; an image as a path, bytes, a Pillow image or pixels "
-            f"(height, width, 3); or a list of images; given: {type(x).__name__} of shape {rows.shape} and type {rows.dtype}"
+            f"(height, width, 3); or a list of images; given: {type(x).__name__} of shape {rows.shape}, {rows.dtype}"
         )
     # What is too large for float32 becomes infinite, and is refused as that.
     with np.errstate(over="ignore"):
