@@ -51,7 +51,9 @@ def build(config: ServeConfig) -> Any:
         router = Router(calls.call, calls.owners, config)
         encoding = None
         if config.encoder is not None:
-            encoding = _Encoding(serve.get_deployment_handle(_ENCODER, APPLICATION))
+            # Whoever deploys the application gives it its name.
+            application_name = serve.get_replica_context().app_name
+            encoding = _Encoding(serve.get_deployment_handle(_ENCODER, application_name))
         return application(config, router, calls, encoding)
 
     ingress = serve.deployment(serve.ingress(routes)()).options(
@@ -74,6 +76,17 @@ def build(config: ServeConfig) -> Any:
         ray_actor_options={"num_cpus": config.encoder_cpus, "num_gpus": config.encoder_gpus},
     )
     return ingress.bind(encoder.bind(settings))
+
+
+def app(args: dict[str, Any]) -> Any:
+    """The application for `serve run` and RayService, as `protodcs.serve.deploy:app` with the settings as arguments.
+
+    The keeper and its owners are started if they are not there; those that are there keep their settings, and become
+    as many as `owners` says. Where Serve listens is not decided here: its own http_options say that.
+    """
+    config = ServeConfig(**args)
+    start_keeper(config)
+    return build(config)
 
 
 class Service:
