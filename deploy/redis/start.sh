@@ -4,9 +4,10 @@
 # Usage: start.sh [option of redis-server ...]; REDIS_DATA is another folder than /data.
 set -eu
 here=$(dirname "$0")
-for manifest in "${REDIS_DATA:-/data}"/appendonlydir/*.manifest; do
+data=${REDIS_DATA:-/data}
+for manifest in "$data"/appendonlydir/*.manifest; do
     if [ -e "$manifest" ]; then
         echo y | redis-check-aof --fix "$manifest"
     fi
 done
-exec redis-server "$here/redis.conf" "$@"
+exec redis-server "$here/redis.conf" --dir "$data" "$@"
