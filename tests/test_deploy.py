@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import yaml
@@ -231,6 +233,17 @@ def test_a_redis_whose_file_cannot_be_mended_does_not_start(tmp_path):
 # The application of the manifest, deployed for real.
 
 
+def wait_for(address, process):
+    """Until there is a good answer."""
+    end = time.monotonic() + 240
+    while time.monotonic() < end and process.poll() is None:
+        with suppress(httpx.TransportError):
+            if httpx.get(address).status_code == 200:
+                return
+        time.sleep(0.5)
+    raise TimeoutError
+
+
 @pytest.mark.long
 def test_the_application_of_the_manifest_serves_images(tmp_path):
     (application,) = serve_config()["applications"]
@@ -248,11 +261,12 @@ def test_the_application_of_the_manifest_serves_images(tmp_path):
         with (tmp_path / "serve.log").open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
         try:
-            with Client(f"http://127.0.0.1:{port}", give_up=300) as client:
+            wait_for(f"http://127.0.0.1:{port}/v1/health", process)
+            with Client(f"http://127.0.0.1:{port}") as client:
                 stream = client.create("camera", classes="cifar10")
                 seen = stream.observe(np.zeros((32, 32, 3), np.uint8))
                 assert (seen.position, stream.status()["sequence"]) == (0, 1)
-        except ProtoDCSError as problem:
+        except (ProtoDCSError, TimeoutError) as problem:
             raise AssertionError((tmp_path / "serve.log").read_text()[-5000:]) from problem
         finally:
             process.send_signal(signal.SIGINT)
