@@ -14,11 +14,12 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import wire
 from .ahead import Ahead
 from .errors import InputError
-from .wire import Answer, Call, Failure, Observed, One, Parcel, Several, Silence, Tries, Written
+from .wire import Answer, Call, Failure, Image, Observed, Parcel, Silence, Tries, Written
 
 try:
     import httpx
@@ -127,9 +128,11 @@ class Stream:
         self.created = created
 
     @overload
-    def observe(self, x: One, *, idempotency_key: str | None = None) -> Observed: ...
+    def observe(self, x: Image, *, idempotency_key: str | None = None) -> Observed: ...
     @overload
-    def observe(self, x: Several, *, idempotency_key: str | None = None) -> list[Observed]: ...
+    def observe(self, x: list[Any], *, idempotency_key: str | None = None) -> list[Observed]: ...
+    @overload
+    def observe(self, x: NDArray[Any], *, idempotency_key: str | None = None) -> Any: ...
 
     def observe(self, x: Any, *, idempotency_key: str | None = None) -> Observed | list[Observed]:
         """Decide on x, and learn from it.
@@ -151,9 +154,11 @@ class Stream:
         return found if several else found[0]
 
     @overload
-    def peek(self, x: One) -> Observed: ...
+    def peek(self, x: Image) -> Observed: ...
     @overload
-    def peek(self, x: Several) -> list[Observed]: ...
+    def peek(self, x: list[Any]) -> list[Observed]: ...
+    @overload
+    def peek(self, x: NDArray[Any]) -> Any: ...
 
     def peek(self, x: Any) -> Observed | list[Observed]:
         """What `observe` would answer to x; nothing changes."""
@@ -317,9 +322,11 @@ class AsyncStream:
         self.created = created
 
     @overload
-    async def observe(self, x: One, *, idempotency_key: str | None = None) -> Observed: ...
+    async def observe(self, x: Image, *, idempotency_key: str | None = None) -> Observed: ...
     @overload
-    async def observe(self, x: Several, *, idempotency_key: str | None = None) -> list[Observed]: ...
+    async def observe(self, x: list[Any], *, idempotency_key: str | None = None) -> list[Observed]: ...
+    @overload
+    async def observe(self, x: NDArray[Any], *, idempotency_key: str | None = None) -> Any: ...
 
     async def observe(self, x: Any, *, idempotency_key: str | None = None) -> Observed | list[Observed]:
         """Decide on x, and learn from it, as `Stream.observe` does."""
@@ -330,9 +337,11 @@ class AsyncStream:
         return found if several else found[0]
 
     @overload
-    async def peek(self, x: One) -> Observed: ...
+    async def peek(self, x: Image) -> Observed: ...
     @overload
-    async def peek(self, x: Several) -> list[Observed]: ...
+    async def peek(self, x: list[Any]) -> list[Observed]: ...
+    @overload
+    async def peek(self, x: NDArray[Any]) -> Any: ...
 
     async def peek(self, x: Any) -> Observed | list[Observed]:
         """What `observe` would answer to x; nothing changes."""

@@ -28,9 +28,7 @@ from .errors import ImageError, InputError, ServiceError
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
 
-# What is observed: one feature or image, or several.
-One: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | PillowImage | np.ndarray[tuple[int], Any]"
-Several: TypeAlias = "list[Any] | np.ndarray[tuple[int, int], Any]"
+Image: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | PillowImage"
 
 # Features in one request, at most: enough that the way there costs nothing, few enough that nobody waits behind them.
 _ROWS = 1024
