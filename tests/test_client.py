@@ -3,6 +3,7 @@
 import asyncio
 import io
 import itertools
+import pickle
 import re
 import subprocess
 import sys
@@ -238,6 +239,8 @@ def test_the_words_of_an_error_are_those_of_the_service(client):
     with pytest.raises(ServiceError, match=r"^there is no stream 'nobody'") as caught:
         client.stream("nobody").status()
     assert caught.value.status == 404
+    copied = pickle.loads(pickle.dumps(caught.value))
+    assert (str(copied), copied.status) == (str(caught.value), 404)
 
 
 def test_it_gives_up_in_words_when_nobody_is_there():
@@ -302,9 +305,19 @@ def test_what_cannot_be_observed_is_refused_before_it_is_sent(plain, stream, x, 
 def test_a_file_that_is_not_there_is_an_image_error(stream, tmp_path):
     with pytest.raises(ImageError, match=r"nothing.jpg: No such file"):
         stream.observe(tmp_path / "nothing.jpg")
+    with pytest.raises(ImageError, match="null"):
+        stream.observe("a\0b")
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b"])
+@pytest.mark.parametrize("rows", [[[1.0], [1.0, 2.0]], "abc", [["a"]], [[np.nan]], [[1e300]]], ids=str)
+def test_prototypes_that_are_none_are_refused_before_they_are_sent(plain, client, rows):
+    before = len(plain[2].seen)
+    with pytest.raises(InputError):
+        client.create("t", prototypes=rows)
+    assert len(plain[2].seen) == before
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "\ud800"])
 def test_an_id_that_leads_elsewhere_is_refused(client, name):
     for ask in (lambda s: s.delete(), lambda s: s.status(), lambda s: s.observe(FEATURES[0]), lambda s: s.reset()):
         with pytest.raises(InputError, match="id of a stream"):

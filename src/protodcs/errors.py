@@ -72,6 +72,6 @@ class ServiceError(ProtoDCSError, RuntimeError):
         status: the HTTP status of the last answer; None where there was none.
     """
 
-    def __init__(self, message: str, status: int | None):
+    def __init__(self, message: str, status: int | None = None):
         super().__init__(message)
         self.status = status

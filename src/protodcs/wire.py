@@ -128,7 +128,7 @@ def create(
     """Create a stream; what is None is left to the service."""
     given = {
         "classes": list(classes) if classes is not None and not isinstance(classes, str) else classes,
-        "prototypes": None if prototypes is None else np.asarray(prototypes, dtype=np.float32).tolist(),
+        "prototypes": None if prototypes is None else _rows(prototypes).tolist(),
         "preset": preset,
         "config": None if config is None else dict(config),
         "like": like,
@@ -195,10 +195,19 @@ def keys(given: str | None, count: int) -> list[str]:
 
 
 def _path(stream: str) -> str:
-    # These would lead to another place than the stream's.
-    if not stream or "/" in stream or stream in (".", ".."):
-        raise InputError(f"the id of a stream is not empty, '.' or '..' and has no '/'; given: {stream!r}")
+    # These would lead to another place than the stream's, and a lone surrogate to none.
+    if not stream or "/" in stream or stream in (".", "..") or any("\ud800" <= sign <= "\udfff" for sign in stream):
+        raise InputError(f"the id of a stream is text, not empty, '.' or '..', and has no '/'; given: {stream!r}")
     return f"/v1/streams/{quote(stream, safe='')}"
+
+
+def _rows(prototypes: Any) -> NDArray[np.float32]:
+    try:
+        # What is too large for float32 becomes infinite, and is refused as that.
+        with np.errstate(over="ignore"):
+            return np.asarray(prototypes, dtype=np.float32)
+    except (TypeError, ValueError):
+        raise InputError("prototypes must be numbers in rows of one length, one row for each class") from None
 
 
 def _count(parcel: Parcel) -> str:
@@ -285,8 +294,8 @@ def _image(x: Any) -> Parcel:
     if isinstance(x, str | os.PathLike):
         try:
             return Parcel(_IMAGE, Path(x).read_bytes())
-        except OSError as problem:
-            raise ImageError(f"{x}: {problem.strerror or problem}") from None
+        except (OSError, ValueError) as problem:
+            raise ImageError(f"{x}: {getattr(problem, 'strerror', None) or problem}") from None
     if isinstance(x, np.ndarray) or _is_pillow(x):
         return Parcel(_IMAGE, _png(x))
     raise InputError(f"a list of images holds images alone; given: {type(x).__name__}")
