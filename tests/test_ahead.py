@@ -441,3 +441,22 @@ def test_an_interrupt_from_the_keyboard_reaches_a_reader_that_waits():
     child.send_signal(signal.SIGINT)
     output, errors = child.communicate(timeout=30)
     assert (child.returncode, output, errors) == (0, "interrupted\n", "")
+
+
+def test_it_says_whether_the_next_result_or_the_end_is_there():
+    gate = threading.Event()
+
+    def items():
+        yield 1
+        gate.wait(10)
+
+    with closing(Ahead(iter, items(), 4)) as results:
+        assert next(results) == 1
+        assert not results.waiting
+        gate.set()
+        end = time.monotonic() + 10
+        while not results.waiting:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        assert next(results, None) is None
+        assert not results.waiting

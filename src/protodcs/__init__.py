@@ -11,19 +11,24 @@ from .version import __version__
 if TYPE_CHECKING:
     from . import data, encoders, errors, methods, metrics
     from .classifier import OpenSetClassifier
+    from .client import AsyncClient, Client
     from .core.config import Config
     from .core.decision import Decision, Decisions
     from .core.engine import ProtoDCS
     from .core.explain import Explanation
     from .core.prototypes import Prototypes
     from .streams import Streams
+    from .wire import Observed
 
 # Where each public name lives. Nothing is imported before it is asked for, so `import protodcs` stays instant.
 _HOMES = {
+    "AsyncClient": ".client",
+    "Client": ".client",
     "Config": ".core.config",
     "Decision": ".core.decision",
     "Decisions": ".core.decision",
     "Explanation": ".core.explain",
+    "Observed": ".wire",
     "OpenSetClassifier": ".classifier",
     "ProtoDCS": ".core.engine",
     "Prototypes": ".core.prototypes",
@@ -33,10 +38,13 @@ _HOMES = {
 _ROOMS = ("data", "encoders", "errors", "methods", "metrics")
 
 __all__ = [
+    "AsyncClient",
+    "Client",
     "Config",
     "Decision",
     "Decisions",
     "Explanation",
+    "Observed",
     "OpenSetClassifier",
     "ProtoDCS",
     "Prototypes",

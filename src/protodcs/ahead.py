@@ -136,6 +136,11 @@ class Ahead(Iterator[Result]):
             # The error knows this frame: they would keep each other, and all that hangs on them, alive.
             del result
 
+    @property
+    def waiting(self) -> bool:
+        """Whether the next result, or the end, is there already."""
+        return not self._desk.results.empty()
+
     def close(self) -> None:
         """Stop the thread; what it has made is thrown away.
 

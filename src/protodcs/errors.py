@@ -63,3 +63,15 @@ class HeldError(ProtoDCSError, RuntimeError):
 
 class UnknownStreamError(ProtoDCSError, LookupError):
     """A stream that does not exist."""
+
+
+class ServiceError(ProtoDCSError, RuntimeError):
+    """A service that refused a request, or gave no answer before the client gave up. The message is in its words.
+
+    Attributes:
+        status: the HTTP status of the last answer; None where there was none.
+    """
+
+    def __init__(self, message: str, status: int | None = None):
+        super().__init__(message)
+        self.status = status

@@ -3,7 +3,7 @@
 import typer
 
 from ..version import __version__
-from . import bench, classify, corrupt, export, features, keys, report, serve, state, stream, warm
+from . import bench, classify, corrupt, export, features, keys, report, serve, state, stream, streams, warm
 
 app = typer.Typer(
     name="protodcs",
@@ -15,6 +15,7 @@ app = typer.Typer(
 app.add_typer(bench.app, name="bench")
 app.add_typer(keys.app, name="keys")
 app.add_typer(state.app, name="state")
+app.add_typer(streams.app, name="streams")
 app.command("classify")(classify.classify)
 app.command("corrupt")(corrupt.corrupt)
 app.command("export")(export.export)

@@ -61,7 +61,9 @@ def build(config: ServeConfig) -> Any:
         begin(config, process_name("ingress"), router.metrics.registry)
         encoding = None
         if config.encoder is not None:
-            encoding = _Encoding(serve.get_deployment_handle(_ENCODER, APPLICATION), config)
+            # Whoever deploys the application gives it its name.
+            application_name = serve.get_replica_context().app_name
+            encoding = _Encoding(serve.get_deployment_handle(_ENCODER, application_name), config)
         api = application(config, router, calls, encoding)
         api.add_middleware(_NamedOnce)
         return api
@@ -124,6 +126,17 @@ def _check_listening(wanted: dict[str, Any]) -> None:
             f"Ray Serve runs on this cluster already, with {found}, and would not change to {wanted}: give the service "
             "the same settings, or end the other one with `serve shutdown`"
         )
+
+
+def app(args: dict[str, Any]) -> Any:
+    """The application for `serve run` and RayService, as `protodcs.serve.deploy:app` with the settings as arguments.
+
+    The keeper and its owners are started if they are not there; those that are there keep their settings, and become
+    as many as `owners` says. Where Serve listens is not decided here: its own http_options say that.
+    """
+    config = ServeConfig(**args)
+    start_keeper(config)
+    return build(config)
 
 
 class Service:

@@ -1,0 +1,474 @@
+"""Clients of the service: one for threads, one for asyncio.
+
+Both ask again by themselves, under the key of the first time, until an answer is final or they give up: whatever a
+connection does, an observe is applied once. They must never send two requests on one stream at a time by themselves,
+because the service keeps the order in which requests arrive.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from types import TracebackType
+from typing import Any, Self, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import wire
+from .ahead import Ahead
+from .errors import InputError
+from .wire import Answer, Call, Failure, Image, Observed, Parcel, Silence, Tries, Written
+
+try:
+    import httpx
+except ModuleNotFoundError:
+    raise ModuleNotFoundError("the client needs httpx: pip install 'protodcs[client]'", name="httpx") from None
+
+_TIMEOUT, _GIVE_UP = 30.0, 120.0
+
+
+class Client:
+    """A connection to a service; threads may share it. A context manager.
+
+        with Client("http://127.0.0.1:8000") as client:
+            camera = client.create("camera-7", classes=["cat", "dog"])
+            print(camera.observe("image.jpg").decision.label)
+
+    Args:
+        base_url: where the service listens, such as "http://127.0.0.1:8000".
+        key: an access key, where the service wants one.
+        timeout: seconds to wait for one try.
+        give_up: seconds after which a request is not tried again; with 0 each is tried once.
+        http: options of `httpx.Client`, such as `verify` and `proxy`.
+
+    Every method raises ServiceError with the words of the service for what it refuses.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        key: str | None = None,
+        *,
+        timeout: float = _TIMEOUT,
+        give_up: float = _GIVE_UP,
+        **http: Any,
+    ):
+        self._http = httpx.Client(**_options(base_url, key, timeout), **http)
+        self._give_up = give_up
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def create(
+        self,
+        id: str,  # noqa: A002 - as the service calls it
+        *,
+        classes: str | Sequence[str] | None = None,
+        prototypes: Any = None,
+        preset: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        like: str | None = None,
+    ) -> "Stream":
+        """Create a stream. To create it again in the same way is fine; in another way it is a ServiceError, status 409.
+
+        Args:
+            id: 1 to 200 characters without slashes and control characters.
+            classes: class names, or the name of a list that comes with the package, such as "cifar10".
+            prototypes: (K, d), one row for each class, where the features are the caller's own.
+            preset: of the settings.
+            config: settings that differ from the preset's.
+            like: another stream, to be created as that one was; then nothing else.
+        """
+        answer = self._send(wire.create(id, classes, prototypes, preset, config, like))
+        return Stream(self._send, id, wire.facts(answer))
+
+    def streams(self) -> list[str]:
+        """The ids of all streams."""
+        return wire.names(self._send(wire.streams()), "streams")
+
+    def stream(self, id: str) -> "Stream":  # noqa: A002 - as the service calls it
+        """A stream that is there already; nothing is asked before it is used."""
+        return Stream(self._send, id, {})
+
+    def _send(self, call: Call) -> Answer:
+        tries = Tries(self._give_up)
+        while True:
+            heard = self._try(call)
+            if isinstance(heard, Answer) and heard.good:
+                return heard
+            time.sleep(tries.pause_after(heard))
+
+    def _try(self, call: Call) -> Answer | Silence:
+        try:
+            return _answer(self._http.request(call.method, call.path, content=call.body, headers=call.headers))
+        except httpx.TransportError as problem:
+            return _silence(problem)
+
+
+class Stream:
+    """One stream of a service. Made by `Client.create` and `Client.stream`.
+
+    Attributes:
+        id: its name.
+        created: what the service said to `create`: its classes, settings and encoder; empty after `Client.stream`.
+    """
+
+    def __init__(self, send: Callable[[Call], Answer], id: str, created: Mapping[str, Any]):  # noqa: A002
+        self._send = send
+        self.id = id
+        self.created = created
+
+    @overload
+    def observe(self, x: Image, *, idempotency_key: str | None = None) -> Observed: ...
+    @overload
+    def observe(self, x: list[Any], *, idempotency_key: str | None = None) -> list[Observed]: ...
+    @overload
+    def observe(self, x: NDArray[Any], *, idempotency_key: str | None = None) -> Any: ...
+
+    def observe(self, x: Any, *, idempotency_key: str | None = None) -> Observed | list[Observed]:
+        """Decide on x, and learn from it.
+
+        Args:
+            x: one thing - a feature (d,) of floats, or an image as a path, bytes, a Pillow image or pixels
+                (height, width, 3) - or several: features (N, d), or a list of images. Several features are one request;
+                several images are sent one after another, and where one is refused those before it are observed.
+            idempotency_key: the caller's own name for this observe. Under the same name it is applied once, also if
+                another process asks again; without one, once for each call.
+
+        Returns:
+            What was decided: `Observed` for one thing, a list of them for several.
+        """
+        parcels, several = wire.parcels_of(x)
+        found: list[Observed] = []
+        for parcel, key in zip(parcels, wire.keys(idempotency_key, len(parcels)), strict=True):
+            found += self._decisions(wire.observe(self.id, parcel, key), parcel)
+        return found if several else found[0]
+
+    @overload
+    def peek(self, x: Image) -> Observed: ...
+    @overload
+    def peek(self, x: list[Any]) -> list[Observed]: ...
+    @overload
+    def peek(self, x: NDArray[Any]) -> Any: ...
+
+    def peek(self, x: Any) -> Observed | list[Observed]:
+        """What `observe` would answer to x; nothing changes."""
+        parcels, several = wire.parcels_of(x)
+        found = [seen for parcel in parcels for seen in self._decisions(wire.peek(self.id, parcel), parcel)]
+        return found if several else found[0]
+
+    def observe_stream(self, items: Iterable[Any], ahead: int = 8) -> Iterator[Observed]:
+        """The decisions on many features or images, as they come, in order: one request is under way at a time.
+
+        A background thread reads `items` up to `ahead` of them beyond the request that is under way. Features that have
+        gathered meanwhile travel together. An error of an item, or of `items` itself, comes out at its place, after
+        the decisions on all before it. Closing the iterator, or dropping it, stops the thread.
+        """
+        _check_ahead(ahead)
+        line: deque[Parcel | Failure] = deque()
+        with closing(Ahead(wire.in_line, items, ahead)) as source:
+            while True:
+                while len(line) < ahead and (source.waiting or not line):
+                    item = next(source, None)
+                    if item is None:
+                        break
+                    line.append(item)
+                if not line:
+                    return
+                parcel = wire.taken(line)
+                yield from self._decisions(wire.observe(self.id, parcel, wire.new_key()), parcel)
+
+    def status(self) -> dict[str, Any]:
+        """What the stream is and how it fares."""
+        return wire.facts(self._send(wire.status(self.id)))
+
+    def freeze(self) -> Written:
+        """Stop learning, and go on deciding."""
+        return wire.written(self._send(wire.change(self.id, "freeze")))
+
+    def unfreeze(self) -> Written:
+        """Learn again."""
+        return wire.written(self._send(wire.change(self.id, "unfreeze")))
+
+    def reset(self) -> Written:
+        """Forget what was learned, and begin again."""
+        return wire.written(self._send(wire.change(self.id, "reset")))
+
+    def snapshot(self, name: str) -> Written:
+        """Keep the present state under a name."""
+        return wire.written(self._send(wire.snapshot(self.id, name)))
+
+    def snapshots(self) -> list[str]:
+        """The names of the kept states, oldest first."""
+        return wire.names(self._send(wire.snapshots(self.id)), "snapshots")
+
+    def rollback(self, name: str) -> Written:
+        """Go back to a kept state."""
+        return wire.written(self._send(wire.rollback(self.id, name)))
+
+    def delete(self) -> None:
+        """Forget the stream for good; one that is not there is gone already."""
+        self._send(wire.delete(self.id))
+
+    def _decisions(self, call: Call, parcel: Parcel) -> list[Observed]:
+        return wire.decisions(self._send(call), parcel)
+
+    def __repr__(self) -> str:
+        return f"Stream({self.id!r})"
+
+
+class AsyncClient:
+    """The same as `Client` for asyncio: many streams at once. An asynchronous context manager.
+
+    Args:
+        base_url: where the service listens, such as "http://127.0.0.1:8000".
+        key: an access key, where the service wants one.
+        timeout: seconds to wait for one try.
+        give_up: seconds after which a request is not tried again; with 0 each is tried once.
+        connections: requests under way at once, at most; the others wait for their turn.
+        http: options of `httpx.AsyncClient`, such as `verify` and `proxy`.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        key: str | None = None,
+        *,
+        timeout: float = _TIMEOUT,
+        give_up: float = _GIVE_UP,
+        connections: int = 100,
+        **http: Any,
+    ):
+        limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+        self._http = httpx.AsyncClient(**_options(base_url, key, timeout), **{"limits": limits, **http})
+        self._give_up = give_up
+        # Those who wait stand here: the pool of httpx looks through all of its own at every step.
+        self._turns = asyncio.Semaphore(connections)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def create(
+        self,
+        id: str,  # noqa: A002 - as the service calls it
+        *,
+        classes: str | Sequence[str] | None = None,
+        prototypes: Any = None,
+        preset: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        like: str | None = None,
+    ) -> "AsyncStream":
+        """Create a stream, as `Client.create` does."""
+        answer = await self._send(wire.create(id, classes, prototypes, preset, config, like))
+        return AsyncStream(self._send, id, wire.facts(answer))
+
+    async def streams(self) -> list[str]:
+        """The ids of all streams."""
+        return wire.names(await self._send(wire.streams()), "streams")
+
+    def stream(self, id: str) -> "AsyncStream":  # noqa: A002 - as the service calls it
+        """A stream that is there already; nothing is asked before it is used."""
+        return AsyncStream(self._send, id, {})
+
+    async def _send(self, call: Call) -> Answer:
+        tries: Tries | None = None
+        while True:
+            async with self._turns:
+                # The time spent waiting for the first turn is nobody's failure.
+                tries = tries or Tries(self._give_up)
+                heard = await self._try(call)
+            if isinstance(heard, Answer) and heard.good:
+                return heard
+            await asyncio.sleep(tries.pause_after(heard))
+
+    async def _try(self, call: Call) -> Answer | Silence:
+        try:
+            return _answer(await self._http.request(call.method, call.path, content=call.body, headers=call.headers))
+        except httpx.TransportError as problem:
+            return _silence(problem)
+
+
+class AsyncStream:
+    """One stream of a service. Made by `AsyncClient.create` and `AsyncClient.stream`.
+
+    The service keeps the order in which requests arrive: to keep the order of a stream, await one before the next.
+
+    Attributes:
+        id: its name.
+        created: what the service said to `create`: its classes, settings and encoder; empty after `AsyncClient.stream`.
+    """
+
+    def __init__(self, send: Callable[[Call], Awaitable[Answer]], id: str, created: Mapping[str, Any]):  # noqa: A002
+        self._send = send
+        self.id = id
+        self.created = created
+
+    @overload
+    async def observe(self, x: Image, *, idempotency_key: str | None = None) -> Observed: ...
+    @overload
+    async def observe(self, x: list[Any], *, idempotency_key: str | None = None) -> list[Observed]: ...
+    @overload
+    async def observe(self, x: NDArray[Any], *, idempotency_key: str | None = None) -> Any: ...
+
+    async def observe(self, x: Any, *, idempotency_key: str | None = None) -> Observed | list[Observed]:
+        """Decide on x, and learn from it, as `Stream.observe` does."""
+        parcels, several = await _parcels_of(x)
+        found: list[Observed] = []
+        for parcel, key in zip(parcels, wire.keys(idempotency_key, len(parcels)), strict=True):
+            found += await self._decisions(wire.observe(self.id, parcel, key), parcel)
+        return found if several else found[0]
+
+    @overload
+    async def peek(self, x: Image) -> Observed: ...
+    @overload
+    async def peek(self, x: list[Any]) -> list[Observed]: ...
+    @overload
+    async def peek(self, x: NDArray[Any]) -> Any: ...
+
+    async def peek(self, x: Any) -> Observed | list[Observed]:
+        """What `observe` would answer to x; nothing changes."""
+        parcels, several = await _parcels_of(x)
+        found = [seen for parcel in parcels for seen in await self._decisions(wire.peek(self.id, parcel), parcel)]
+        return found if several else found[0]
+
+    async def observe_stream(
+        self, items: Iterable[Any] | AsyncIterable[Any], ahead: int = 8
+    ) -> AsyncIterator[Observed]:
+        """The decisions on many features or images, as they come, in order, as `Stream.observe_stream` gives them.
+
+        `items` are read by a task in the background; give an asynchronous iterator where reading one takes time.
+        """
+        _check_ahead(ahead)
+        line: deque[Parcel | Failure] = deque()
+        source: asyncio.Queue[Parcel | Failure | None] = asyncio.Queue(ahead)
+        reading = asyncio.create_task(_read(items, source))
+        try:
+            ended = False
+            while True:
+                while not ended and len(line) < ahead and (not source.empty() or not line):
+                    item = await source.get()
+                    if item is None:
+                        ended = True
+                    else:
+                        line.append(item)
+                if not line:
+                    return
+                parcel = wire.taken(line)
+                for seen in await self._decisions(wire.observe(self.id, parcel, wire.new_key()), parcel):
+                    yield seen
+        finally:
+            reading.cancel()
+            with suppress(asyncio.CancelledError):
+                await reading
+
+    async def status(self) -> dict[str, Any]:
+        """What the stream is and how it fares."""
+        return wire.facts(await self._send(wire.status(self.id)))
+
+    async def freeze(self) -> Written:
+        """Stop learning, and go on deciding."""
+        return wire.written(await self._send(wire.change(self.id, "freeze")))
+
+    async def unfreeze(self) -> Written:
+        """Learn again."""
+        return wire.written(await self._send(wire.change(self.id, "unfreeze")))
+
+    async def reset(self) -> Written:
+        """Forget what was learned, and begin again."""
+        return wire.written(await self._send(wire.change(self.id, "reset")))
+
+    async def snapshot(self, name: str) -> Written:
+        """Keep the present state under a name."""
+        return wire.written(await self._send(wire.snapshot(self.id, name)))
+
+    async def snapshots(self) -> list[str]:
+        """The names of the kept states, oldest first."""
+        return wire.names(await self._send(wire.snapshots(self.id)), "snapshots")
+
+    async def rollback(self, name: str) -> Written:
+        """Go back to a kept state."""
+        return wire.written(await self._send(wire.rollback(self.id, name)))
+
+    async def delete(self) -> None:
+        """Forget the stream for good; one that is not there is gone already."""
+        await self._send(wire.delete(self.id))
+
+    async def _decisions(self, call: Call, parcel: Parcel) -> list[Observed]:
+        return wire.decisions(await self._send(call), parcel)
+
+    def __repr__(self) -> str:
+        return f"AsyncStream({self.id!r})"
+
+
+def _options(base_url: str, key: str | None, timeout: float) -> dict[str, Any]:
+    try:
+        url = httpx.URL(base_url)
+        whole = url.scheme in ("http", "https") and bool(url.host)
+    except (httpx.InvalidURL, TypeError):
+        whole = False
+    if not whole:
+        raise InputError(f"a service has an address such as 'http://127.0.0.1:8000'; given: {base_url!r}")
+    if key is not None and not (key.isascii() and key.isprintable() and key == key.strip() and key):
+        raise InputError("an access key is one word of printable ASCII characters: is there more in its file?")
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    # Who waits for a free connection has not been kept waiting by the service.
+    return {"base_url": base_url, "headers": headers, "timeout": httpx.Timeout(timeout, pool=None)}
+
+
+def _answer(response: httpx.Response) -> Answer:
+    return Answer(
+        response.status_code, {name.lower(): value for name, value in response.headers.items()}, response.content
+    )
+
+
+def _silence(problem: httpx.TransportError) -> Silence:
+    return Silence(f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__)
+
+
+def _check_ahead(ahead: int) -> None:
+    if ahead < 1:
+        raise InputError(f"ahead is how many items are read ahead, at least 1; given: {ahead}")
+
+
+async def _parcels_of(x: Any) -> tuple[list[Parcel], bool]:
+    """As `wire.parcels_of`; files are read and images packed in a thread, so that other requests go on."""
+    if isinstance(x, np.ndarray):
+        return wire.parcels_of(x)
+    return await asyncio.to_thread(wire.parcels_of, x)
+
+
+async def _read(items: Iterable[Any] | AsyncIterable[Any], source: "asyncio.Queue[Parcel | Failure | None]") -> None:
+    """Put all items in line, and None behind the last."""
+    try:
+        if isinstance(items, AsyncIterable):
+            async for item in items:
+                await _put(item, source)
+        else:
+            for item in items:
+                await _put(item, source)
+    except Exception as problem:
+        await source.put(Failure(problem))
+    await source.put(None)
+
+
+async def _put(item: Any, source: "asyncio.Queue[Parcel | Failure | None]") -> None:
+    for parcel in (await _parcels_of(item))[0]:
+        await source.put(parcel)

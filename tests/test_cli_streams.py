@@ -1,0 +1,119 @@
+"""`protodcs streams` against the real application over real HTTP."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from made_service import FEATURES, ROWS, engine_of, learned
+from protodcs.cli import app
+from redis_server import free_port
+from served_over_http import serving
+from test_client import PixelEncoding, png
+
+
+@pytest.fixture(scope="module")
+def service():
+    with serving(PixelEncoding()) as inside:
+        yield inside
+
+
+@pytest.fixture
+def run(service, monkeypatch):
+    """Run a command against the service: what it printed."""
+    monkeypatch.setenv("PROTODCS_URL", service[0])
+
+    def running(*words, code=0):
+        result = CliRunner().invoke(app, ["streams", *map(str, words)], env={"COLUMNS": "200"})
+        assert result.exit_code == code, result.output
+        return result.stdout if code == 0 else result.stderr
+
+    return running
+
+
+@pytest.fixture
+def rows(tmp_path):
+    np.save(tmp_path / "rows.npy", ROWS)
+    return tmp_path / "rows.npy"
+
+
+def test_a_stream_from_its_creation_to_its_end(run, rows, service, tmp_path):
+    created = json.loads(run("create", "c", "--prototypes", rows, "--option", "cache_size=3", "--json"))
+    assert (created["id"], created["config"]["cache_size"]) == ("c", 3)
+    np.save(tmp_path / "one.npy", FEATURES[0])
+    np.save(tmp_path / "many.npy", FEATURES[1:4])
+    (tmp_path / "image.png").write_bytes(png(4))
+    files = [tmp_path / name for name in ("one.npy", "many.npy", "image.png")]
+    lines = [json.loads(line) for line in run("observe", "c", *files, "--json").splitlines()]
+    assert [line["position"] for line in lines] == [line["sequence"] for line in lines] == list(range(5))
+    assert [line["file"].rpartition("/")[2] for line in lines] == [
+        "one.npy", "many.npy[0]", "many.npy[1]", "many.npy[2]", "image.png"
+    ]  # fmt: skip
+    assert {"label", "p_unknown", "epoch", "repeated"} <= set(lines[0])
+    assert json.loads(run("snapshot", "c", "five", "--json")) == {
+        "kept": "five", "position": 5, "epoch": 1, "repeated": False
+    }  # fmt: skip
+    assert run("snapshots", "c") == "five\n"
+    assert json.loads(run("snapshots", "c", "--json")) == {"snapshots": ["five"]}
+    assert "frozen: c" in run("freeze", "c")
+    assert json.loads(run("show", "c", "--json"))["frozen"]
+    assert "unfrozen: c" in run("unfreeze", "c")
+    assert "reset: c" in run("reset", "c")
+    assert json.loads(run("show", "c", "--json"))["sequence"] == 0
+    assert "back at: five" in run("rollback", "c", "five")
+    assert "sequence: 5" in run("show", "c")
+    run("create", "d", "--like", "c")
+    assert run("list").split() == ["c", "d", "s"]
+    assert "deleted: d" in run("delete", "d")
+    assert json.loads(run("list", "--json")) == {"streams": ["c", "s"]}
+
+
+def test_a_person_reads_what_was_decided(run, rows, service, tmp_path):
+    names = ",".join("abcdefg")
+    assert "classes: 7" in run("create", "p", "--prototypes", rows, "--classes", names)
+    np.save(tmp_path / "many.npy", FEATURES[:30])
+    told = run("observe", "p", tmp_path / "many.npy").splitlines()
+    assert len(told) == 30
+    assert any(": unknown, p_unknown" in line for line in told)
+    assert any(f": {name}, p_unknown" in line for name in "abcdefg" for line in told)
+    run("create", "q", "--prototypes", rows)
+    run("observe", "q", tmp_path / "many.npy")
+    assert engine_of(service[1].owner, "q") == learned(30)
+
+
+def test_the_key_comes_from_a_file_or_the_environment(run, service, tmp_path, monkeypatch):
+    faulty = service[2]
+    run("list")
+    assert faulty.authorization is None
+    monkeypatch.setenv("PROTODCS_KEY", "pdcs_one")
+    run("list")
+    assert faulty.authorization == b"Bearer pdcs_one"
+    (tmp_path / "key").write_text("pdcs_two\n")
+    run("list", "--key-file", tmp_path / "key")
+    assert faulty.authorization == b"Bearer pdcs_two"
+
+
+def test_mistakes_are_told_in_a_line(run, rows, tmp_path):
+    (tmp_path / "no.npy").write_bytes(b"nonsense")
+    for words, problem in (
+        (("show", "nobody"), "no stream 'nobody'"),
+        (("rollback", "s", "never"), "'never'"),
+        (("create", "t"), "name the classes"),
+        (("create", "t", "--prototypes", tmp_path / "no.npy"), "not a .npy file"),
+        (("create", "t", "--prototypes", tmp_path / "none.npy"), "No such file"),
+        (("create", "t", "--prototypes", rows, "--option", "nonsense"), "name=value"),
+        (("create", "t", "--prototypes", rows, "--option", "cache_size=many"), "cache_size"),
+        (("observe", "s", tmp_path / "none.png"), "No such file"),
+        (("list", "--url", "nowhere"), "an address such as"),
+        (("list", "--key-file", tmp_path / "none"), "No such file"),
+    ):
+        told = run(*words, code=1)
+        assert told.startswith("error: ")
+        assert problem in told
+        assert len(told.splitlines()) == 1
+
+
+def test_a_service_that_is_away_is_told_in_a_line(run, monkeypatch):
+    monkeypatch.setattr("protodcs.cli.streams._GIVE_UP", 0.2)
+    assert "ConnectError" in run("list", "--url", f"http://127.0.0.1:{free_port()}", code=1)
