@@ -8,31 +8,31 @@ import asyncio
 import json
 import logging
 import os
-import re
 import sys
 import threading
 import time
-import uuid
 from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .access import Rule
 from .keys import Caller, without_keys
 from .limits import Bucket
+from .logs import request_id
 from .refusals import refusal
 
 _log = logging.getLogger(__name__)
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # Lines of denied attempts a second, and at once: nobody must be able to fill the disk with them.
 _DENIED_RATE, _DENIED_BURST = 10, 100
 # Of the name of a stream, which may be anything in a request that is refused.
 _LONGEST_STREAM = 200
 _DENIED = (401, 403)
+# What only an admin may see, but changes nothing, takes nothing away, and is asked again and again.
+_LOOKS = ("owners",)
 
 
 class AuditLog:
@@ -83,7 +83,7 @@ class Audited:
         # A server may hand the same state to all requests; what is found out here is of this one.
         state = scope["state"] = dict(scope.get("state", {}))
         # Whoever stands outside may have made it already.
-        state.setdefault("request_id", _request_id(scope))
+        state.setdefault("request_id", request_id(Headers(scope=scope).get("x-request-id")))
         begun = unsaid = False
 
         async def telling(message: Message) -> None:
@@ -110,7 +110,7 @@ class Audited:
         rule: Rule | None = state.get("rule")
         caller: Caller | None = state.get("caller")
         denied = status in _DENIED
-        act = rule is not None and rule.role == "admin" and scope["method"] != "GET"
+        act = rule is not None and rule.role == "admin" and rule.action not in _LOOKS
         if not (act or denied):
             return True
         tenant = "" if caller is None else caller.tenant
@@ -133,19 +133,11 @@ class Audited:
         return bucket.take(time.monotonic()) == 0
 
 
-def _request_id(scope: Scope) -> str:
-    """The id that the caller gave, if it is one that may stand in headers and logs."""
-    given = [value.decode("latin-1") for name, value in scope["headers"] if name.lower() == b"x-request-id"]
-    if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]):
-        return given[0]
-    return uuid.uuid4().hex
-
-
 def _entry(state: dict[str, Any], rule: Rule | None, caller: Caller | None, status: int | None) -> dict[str, Any]:
     stream: str | None = state.get("stream")
     entry: dict[str, Any] = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "request": without_keys(state["request_id"]),
+        "request": state["request_id"],
         "tenant": None if caller is None else caller.tenant,
         "key": None if caller is None else caller.key,
         "role": None if caller is None else caller.role,

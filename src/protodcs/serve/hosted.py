@@ -159,9 +159,10 @@ class Hosted:
             raise UsageError(f"the method {self.engine.name!r} has no explanations")
         return self.engine.explain(_feature(payload)).to_dict()
 
-    def imported(self, state: bytes) -> bytes:
+    def imported(self, state: bytes, most: int) -> bytes:
         """A state from outside as this stream may take it over; one that does not fit is refused."""
         engine = methods.restore(state, self.birth.encoder)
+        check_classes(len(engine.classes), most)
         if engine.dimension != self.engine.dimension or engine.name != self.engine.name:
             raise StateError(
                 f"the state is one of {engine.name!r} over {engine.dimension} dimensions, the stream one of "
@@ -258,6 +259,12 @@ class Hosted:
         self.engine.remove_class(payload.decode())
         self.guard = self._watcher()
         return b""
+
+
+def check_classes(count: int, most: int) -> None:
+    """Refuse more classes than a stream may have."""
+    if count > most:
+        raise InputError(f"a stream may have {most} classes; given: {count}")
 
 
 def pack_class(prototype: bytes, name: str) -> bytes:

@@ -13,9 +13,11 @@ import sys
 import uuid
 from typing import Any, Literal
 
+from .keys import without_keys
+
 _ROOT = "protodcs"
 # What a request id may look like: whatever else a caller sends could forge lines of a log in text.
-_SAFE = re.compile(r"[\x21-\x7e]{1,200}")
+_SAFE = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 def start(kind: Literal["json", "text", "off"], level: str, process: str) -> None:
@@ -36,8 +38,10 @@ def hashed(stream: str) -> str:
 
 
 def request_id(given: str | None) -> str:
-    """The caller's id of a request if it can be used, or a new one."""
-    return given if given is not None and _SAFE.fullmatch(given) else uuid.uuid4().hex
+    """The caller's id of a request if it can be used, or a new one; a key given by mistake cannot."""
+    if given is None or not _SAFE.fullmatch(given) or without_keys(given) != given:
+        return uuid.uuid4().hex
+    return given
 
 
 def with_fields(**fields: Any) -> dict[str, Any]:

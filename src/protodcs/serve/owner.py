@@ -37,11 +37,11 @@ from . import logs, traces
 from .adaptation import Adaptation
 from .answers import told
 from .commits import Commits, Journal
-from .hosted import Birth, Hosted
+from .hosted import Birth, Hosted, check_classes
 from .messages import Action, Outcome, Reply, Request
 from .records import Kind, Record
 from .ring import Ring
-from .settings import ServeConfig
+from .settings import ServeConfig, classes_of
 from .store.base import Batch, Checkpoint, Store
 from .telemetry import OwnerMetrics
 
@@ -246,6 +246,8 @@ class Owner:
             found = hosted.known(kind, request.key, request.payload)
             if found is not None:
                 return _told(found, repeated=True)
+            if kind is Kind.ADD_CLASS:
+                check_classes(len(hosted.engine.classes) + 1, classes_of(self._config, request.stream))
             start = time.perf_counter()
             record = hosted.change(kind, request.key, request.payload, time.time())
             if kind is Kind.OBSERVE:
@@ -360,7 +362,8 @@ class Owner:
         awake, found = await self._known(Kind.RESTORE, request)
         if found is not None:
             return _told(found, repeated=True)
-        return await self._changed(awake, Kind.RESTORE, request, awake.hosted.imported(request.payload))
+        state = awake.hosted.imported(request.payload, classes_of(self._config, request.stream))
+        return await self._changed(awake, Kind.RESTORE, request, state)
 
     async def _delete(self, request: Request) -> Reply:
         try:

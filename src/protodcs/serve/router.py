@@ -17,7 +17,7 @@ from ..errors import ProtoDCSError
 from . import traces
 from .messages import Outcome, Reply, Request
 from .ring import Ring
-from .settings import ServeConfig, share_of
+from .settings import ServeConfig, share_of, tenant_of
 from .telemetry import IngressMetrics
 
 _log = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class Router:
                 f"{self.waiting} requests wait already, and {self._config.waiting} may; {len(requests)} more are too "
                 "many: ask again later"
             )
-        tenant = _tenant(line.stream)
+        tenant = tenant_of(line.stream)
         if tenant and self._waiting_of[tenant] + len(requests) > share_of(self._config):
             self._pump(line)
             raise OverloadedError(
@@ -167,7 +167,7 @@ class Router:
         for item in items:
             item.future.cancel()
         self.waiting -= len(items)
-        self._waiting_of[_tenant(line.stream)] -= len(items)
+        self._waiting_of[tenant_of(line.stream)] -= len(items)
         self._pump(line)
 
     async def _answers(self, line: _Line, items: list[_Item]) -> list[Reply]:
@@ -345,9 +345,3 @@ class Router:
                 if owners:
                     return owners
             await asyncio.sleep(_PAUSE)
-
-
-def _tenant(stream: str) -> str:
-    """Whose stream it is; empty where there are no tenants."""
-    tenant, slash, _ = stream.partition("/")
-    return tenant if slash else ""

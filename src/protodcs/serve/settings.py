@@ -166,6 +166,18 @@ class ServeConfig(Settings):
         return self
 
 
+def tenant_of(stream: str) -> str:
+    """Whose stream it is, by the name that the service has for it; empty where there are no tenants."""
+    tenant, slash, _ = stream.partition("/")
+    return tenant if slash else ""
+
+
+def classes_of(config: ServeConfig, stream: str) -> int:
+    """How many classes a stream may have."""
+    special = config.tenants.get(tenant_of(stream), TenantLimits()).classes
+    return config.classes if special is None else special
+
+
 def share_of(config: ServeConfig) -> int:
     """How many of the requests that may wait may be of one tenant."""
     return max(1, int(config.share * config.waiting))
