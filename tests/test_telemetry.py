@@ -5,10 +5,10 @@ import io
 import json
 import logging
 import re
+import socket
 import time
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 import yaml
@@ -148,21 +148,12 @@ def test_the_keeper_counts_owners_that_came_back_and_says_which_part_fails():
 
 
 def test_a_page_whose_port_is_taken_is_said_in_words_and_harms_nothing():
-    first, second = Gathering(5.0, False), Gathering(5.0, False)
-    server = None
-    try:
-        from redis_server import free_port
-
-        port = free_port()
-        server, thread = gathering.start_http_server(port, "127.0.0.1", first.registry)
-        assert "protodcs_build_info" in httpx.get(f"http://127.0.0.1:{port}/metrics").text
-        second.listen("127.0.0.1", port)
-        assert f"metrics_port={port}" in second.deaf
-    finally:
-        if server is not None:
-            server.shutdown()
-            thread.join()
-            server.server_close()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        gathered = Gathering(lease=5.0, encodes=False)
+        gathered.listen("127.0.0.1", port)
+    assert f"metrics_port={port}" in gathered.deaf
+    assert "protodcs_build_info" in generate_latest(gathered.registry).decode()
 
 
 # What an owner counts.
