@@ -456,7 +456,7 @@ def test_an_attack_costs_known_samples_less_than_a_point(clip_stream, name, pres
 
 
 @pytest.mark.parametrize("name", list(ATTACKS.ATTACKS))
-def test_an_engine_that_can_be_poisoned_is_held_by_its_guard(clip_stream, name):
+def test_an_engine_that_goes_astray_is_held_by_its_guard(clip_stream, name):
     prototypes, features, labels = clip_stream("dtd", seed=10, split="judge")
     attack = ATTACKS.attacked(name, prototypes, features, labels)
     config = Config.preset("paper", evolution_gate="quantile", evolution_quantile=1.0, text_rate=0.02)
