@@ -153,6 +153,7 @@ class _Trip(NamedTuple):
 
 
 # These look at what the engine has become; the others at what comes in.
+NAMES = ("numbers", "disagreement", "mixture", "drift", "sameness", "rejection", "calm", "patience")
 _OF_STATE = ("numbers", "disagreement", "mixture", "drift")
 
 

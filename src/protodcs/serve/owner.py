@@ -33,7 +33,7 @@ from ..errors import (
     UnknownStreamError,
     UsageError,
 )
-from . import logs, traces
+from . import guard, logs, traces
 from .adaptation import Adaptation
 from .answers import told
 from .commits import Commits, Journal
@@ -88,7 +88,7 @@ class Owner:
         self.incarnation = secrets.token_hex(8)
         self._store = store
         self._config = config
-        self.counted = OwnerMetrics()
+        self.counted = OwnerMetrics(guards=guard.NAMES)
         self._adaptation = Adaptation()
         self._commits = Commits(store, config.store_patience, self.counted)
         self._streams: OrderedDict[str, _Awake] = OrderedDict()
@@ -234,7 +234,14 @@ class Owner:
         except (FencedError, StoreError) as problem:
             self._drop(stream, awake)
             return [Reply(Outcome.LATER, str(problem))] * len(requests)
+        self._tell_of_guard(stream, awake.hosted)
         return replies
+
+    def _tell_of_guard(self, stream: str, hosted: Hosted) -> None:
+        """Count and log what the guard of a stream did; its record is durable."""
+        for event in hosted.events():
+            self.counted.guarded(event.guard)
+            _log.warning("a guard acted", extra=logs.with_fields(stream=logs.hashed(stream), **event._asdict()))
 
     def _step(self, hosted: Hosted, request: Request, records: list[bytes]) -> Reply:
         """One change or question; the record of a change is added to `records`."""
