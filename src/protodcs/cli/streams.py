@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..errors import InputError
-from .screen import console, explained, given_classes, tell
+from .screen import explained, given_classes, tell
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -104,9 +104,7 @@ def observe(
                 typer.echo(json.dumps({"file": name, **{k: v for k, v in said.items() if k not in _LEFT_OUT}}))
             else:
                 label = seen.decision.label or "unknown"
-                console.print(
-                    f"{name}: {label}, p_unknown {seen.decision.p_unknown:.3f}", highlight=False, markup=False
-                )
+                typer.echo(f"{name}: {label}, p_unknown {seen.decision.p_unknown:.3f}")
 
 
 @app.command()
