@@ -339,14 +339,14 @@ def test_what_a_silent_owner_holds_is_taken_over_when_its_lease_ran_out():
     async def run():
         store = MemoryStore()
         async with (
-            started(store, "one", lease_seconds=0.2) as first,
-            started(store, "two", streams=(), lease_seconds=0.2) as second,
+            started(store, "one", lease_seconds=1.0) as first,
+            started(store, "two", streams=(), lease_seconds=1.0) as second,
         ):
             await done(first, *(observe(number) for number in range(5)))
             for task in first._tasks:
                 task.cancel()
             assert (await one(second, observe(5))).outcome is Outcome.HELD
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(1.1)
             (reply,) = await done(second, observe(5))
             assert (reply.position, reply.epoch) == (5, 2)
             assert engine_of(second) == learned(6)
@@ -373,10 +373,10 @@ def test_a_paused_owner_whose_lease_ran_out_does_not_answer_from_stale_memory(re
 
     async def run():
         store = MemoryStore()
-        async with started(store, "one", lease_seconds=0.2) as first, started(store, "two", streams=()) as second:
+        async with started(store, "one", lease_seconds=1.0) as first, started(store, "two", streams=()) as second:
             await done(first, *(observe(number) for number in range(5)))
             first._lease.cancel()
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(1.1)
             await done(second, *(observe(number) for number in range(5, 40)))
             if renewed_first:
                 await first._renew()
@@ -435,7 +435,7 @@ def test_one_who_stands_in_gives_the_stream_back_after_a_while(monkeypatch):
 
     async def run():
         store = MemoryStore()
-        async with started(store, "one", lease_seconds=0.2) as owner:
+        async with started(store, "one", lease_seconds=1.0) as owner:
             owner.arrange(["two"])
             await done(owner, observe(0, stand_in=True))
             assert store.content["s"].holder is not None
