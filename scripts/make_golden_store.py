@@ -23,8 +23,8 @@ from protodcs import Config
 from protodcs.core.prototypes import Prototypes
 from protodcs.serve.answers import unpack_decision
 from protodcs.serve.hosted import Birth, Hosted
-from protodcs.serve.owner import pack_prototypes
 from protodcs.serve.records import Kind
+from protodcs.serve.shared import pack_prototypes
 from protodcs.serve.store.base import Batch, Checkpoint, Held, Store
 from protodcs.serve.store.files import FileStore
 from protodcs.serve.store.redis import RedisStore

@@ -1,5 +1,7 @@
 import importlib.util
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +33,18 @@ def clip_stream(data_folder):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.stream
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own of 2 MiB, which is soon full."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)]
+    if not shutil.which("mount") or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a small file system cannot be mounted here: that needs root")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def unit(rows):

@@ -404,17 +404,6 @@ async def fill(store, held):
     raise AssertionError("the disk is never full")
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    folder = tmp_path / "small"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)]
-    if not shutil.which("mount") or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("a small file system cannot be mounted here: that needs root")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
 @pytest.mark.parametrize("segment_bytes", [100_000, 64 << 20])
 def test_a_full_disk_refuses_commits_in_words_and_takes_them_again_when_there_is_room(small_disk, segment_bytes):
     ballast = small_disk / "ballast"

@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import subprocess
 
 import pytest
 
@@ -10,17 +9,6 @@ from made_service import create, done, engine_of, learned, observe, one, setting
 from protodcs.serve.messages import Outcome
 from protodcs.serve.owner import Owner
 from protodcs.serve.store.files import FileStore
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    folder = tmp_path / "small"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
-    if not shutil.which("mount") or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("a small file system cannot be mounted here: that needs root")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 async def owner_on(folder, **changes):

@@ -16,8 +16,9 @@ from protodcs.core.prototypes import Prototypes
 from protodcs.errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError
 from protodcs.serve.hosted import Birth
 from protodcs.serve.messages import Action, Outcome, Request
-from protodcs.serve.owner import Owner, pack_prototypes
+from protodcs.serve.owner import Owner
 from protodcs.serve.settings import ServeConfig
+from protodcs.serve.shared import pack_prototypes
 from protodcs.serve.store.base import Batch, Checkpoint
 from protodcs.serve.store.redis import Durability, RedisStore
 from redis_server import RedisServer, free_port

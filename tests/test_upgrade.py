@@ -16,8 +16,8 @@ import pytest
 
 from protodcs.serve.answers import unpack_decision
 from protodcs.serve.hosted import Birth, Hosted
-from protodcs.serve.owner import unpack_prototypes
 from protodcs.serve.records import Kind
+from protodcs.serve.shared import unpack_prototypes
 from protodcs.serve.store.base import Batch
 from protodcs.serve.store.files import FileStore
 from protodcs.serve.store.redis import RedisStore

@@ -20,8 +20,8 @@ import yaml
 
 from protodcs.core.prototypes import Prototypes
 from protodcs.serve.hosted import Birth, Hosted
-from protodcs.serve.owner import unpack_prototypes
 from protodcs.serve.settings import ServeConfig
+from protodcs.serve.shared import unpack_prototypes
 from protodcs.serve.store import open_store
 from redis_server import RedisServer, free_port
 

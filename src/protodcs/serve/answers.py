@@ -118,8 +118,13 @@ class Remembered:
         return len(self._records)
 
 
+def described(answer: bytes) -> dict[str, Any]:
+    """A packed decision as callers are told it, JSON-ready."""
+    said = unpack_decision(answer).to_dict()
+    del said["scores"]
+    return said
+
+
 def told(record: Record) -> dict[str, Any]:
     """What the caller of an observe is told, JSON-ready."""
-    said = unpack_decision(record.answer).to_dict()
-    del said["scores"]
-    return {**said, "position": record.position, "epoch": record.epoch}
+    return {**described(record.answer), "position": record.position, "epoch": record.epoch}

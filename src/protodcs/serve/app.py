@@ -26,7 +26,7 @@ from ..errors import ConfigError, ImageError, InputError, ProtoDCSError
 from ..version import __version__
 from . import traces
 from .access import Access, in_own_words, own, scoped
-from .answers import unpack_decision
+from .answers import described
 from .audit import Audited, AuditLog
 from .guard import GuardSettings
 from .hosted import Birth, pack_class
@@ -34,12 +34,12 @@ from .inference import add_open_inference
 from .keys import Keys
 from .limits import Limited, Limits
 from .messages import Action, Outcome, Reply, Request
-from .owner import pack_prototypes, unpack_prototypes
 from .readiness import failing_parts
 from .records import LONGEST_KEY
 from .refusals import refusal
 from .router import LateError, OverloadedError, OwnerLostError, Router
 from .settings import ServeConfig
+from .shared import pack_prototypes, unpack_prototypes
 from .watched import Watched
 
 _STATUS = {
@@ -474,11 +474,7 @@ def _written(reply: Reply) -> dict[str, Any]:
 
 
 def _decisions(replies: list[Reply]) -> Response:
-    said = []
-    for reply in replies:
-        decision = unpack_decision(reply.answer).to_dict()
-        del decision["scores"]
-        said.append({**decision, **_written(reply)})
+    said = [{**described(reply.answer), **_written(reply)} for reply in replies]
     return Response(json.dumps({"decisions": said}), media_type="application/json")
 
 

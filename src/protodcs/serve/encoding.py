@@ -15,8 +15,8 @@ from ..core.prototypes import Prototypes
 from ..data.image import decode
 from ..errors import ImageError
 from .cluster import begin, process_name
-from .owner import pack_prototypes
 from .settings import ServeConfig
+from .shared import pack_prototypes
 from .telemetry import EncoderMetrics
 
 # Lists of classes whose prototypes an encoder keeps at hand.

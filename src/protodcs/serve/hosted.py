@@ -6,6 +6,7 @@ the caller; `replay` makes the same change from the record. The two must never d
 
 import json
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ from .records import LONGEST_KEY, Kind, Record
 from .store.base import Held
 
 BIRTH_SCHEMA = 1
+# Births that a process keeps at hand.
+_AT_HAND = 64
 # Of the shadow's probabilities, for methods that have no temperature of their own: CLIP's.
 _TEMPERATURE = 0.01
 
@@ -48,11 +51,12 @@ class Birth(BaseModel):
         said = self.model_dump(exclude={"guard"} if self.guard is None else None)
         return json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
 
-    @classmethod
-    def unpack(cls, data: bytes) -> "Birth":
-        """The birth that `pack` wrote."""
+    @staticmethod
+    @lru_cache(maxsize=_AT_HAND)
+    def unpack(data: bytes) -> "Birth":
+        """The birth that `pack` wrote. Fleets of streams have the same one, and each wake-up asks for it twice."""
         try:
-            birth = cls.model_validate_json(data)
+            birth = Birth.model_validate_json(data)
         except ValidationError as problem:
             raise StoreError(f"what a stream was created with cannot be read: {problem.errors()[0]['msg']}") from None
         if birth.schema_version > BIRTH_SCHEMA:

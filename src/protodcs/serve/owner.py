@@ -6,7 +6,6 @@ for a change that is not durable, and never trust its memory once its lease may 
 """
 
 import asyncio
-import io
 import itertools
 import logging
 import secrets
@@ -42,6 +41,7 @@ from .messages import Action, Outcome, Reply, Request
 from .records import Kind, Record
 from .ring import Ring
 from .settings import ServeConfig, classes_of
+from .shared import unpack_prototypes
 from .store.base import Batch, Checkpoint, Store
 from .telemetry import OwnerMetrics
 
@@ -614,19 +614,3 @@ _SPECIAL: dict[str, Callable[[Owner, Request], Any]] = {
     Action.IMPORT: Owner._import,
     Action.DELETE: Owner._delete,
 }
-
-
-def pack_prototypes(prototypes: Prototypes) -> bytes:
-    """Prototypes as a blob that streams share: the rows, as numpy writes them."""
-    buffer = io.BytesIO()
-    np.save(buffer, prototypes.unit, allow_pickle=False)
-    return buffer.getvalue()
-
-
-def unpack_prototypes(data: bytes) -> Prototypes:
-    """The prototypes that were packed."""
-    try:
-        rows = np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, OSError, EOFError) as problem:
-        raise StoreError(f"shared prototypes cannot be read: {problem}") from None
-    return Prototypes.of_unit(np.ascontiguousarray(rows, dtype=np.float32))
