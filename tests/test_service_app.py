@@ -657,6 +657,8 @@ def test_no_body_whatever_is_an_error_inside_the_service():
         )
         @example(route="s/observe", kind="application/json", body=b'{"features": [[1e300]]}', count="1", key=None)
         @example(route="s/observe", kind="application/octet-stream", body=feature(0), count="\u0661", key=None)
+        @example(route="nobody/observe", kind="application/octet-stream", body=feature(0), count="1", key=None)
+        @example(route="s/observe", kind="text/plain", body=b"", count="1", key=None)
         @settings(max_examples=400)
         def check(route, kind, body, count, key):
             headers = {"content-type": kind}

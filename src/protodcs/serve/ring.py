@@ -15,7 +15,7 @@ class Ring:
     """The owners around a ring.
 
     >>> Ring(["a", "b"]).order("camera-7")
-    ['b', 'a']
+    ['a', 'b']
     """
 
     def __init__(self, owners: Iterable[str]):
