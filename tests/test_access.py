@@ -21,7 +21,7 @@ from PIL import Image
 from made_service import FEATURES, ROWS, engine_of, feature, learned
 from protodcs import ProtoDCS
 from protodcs.errors import ConfigError
-from protodcs.serve import audit, keys, limits
+from protodcs.serve import audited, keys, limits
 from protodcs.serve.access import RULES, Access
 from protodcs.serve.keys import create_key, revoke_key, rotate_key
 from protodcs.serve.limits import Bucket
@@ -753,6 +753,38 @@ def test_every_administrative_act_is_a_line(tmp_path):
     asyncio.run(run())
 
 
+def test_what_a_guard_does_is_a_line_though_nobody_asked_for_it(tmp_path):
+    async def run():
+        async with guarded(tmp_path, guard={"window": 32}) as service:
+            decisions_of(await service.seen(0))
+            begun = len(service.lines())
+            while len(service.lines()) == begun:
+                (said,) = decisions_of(await service.seen(1))
+                assert said["position"] < 128
+            line = service.lines()[-1]
+            assert (line["tenant"], line["stream"], line["key"], line["request"]) == ("acme", "s", None, None)
+            assert (line["guard"], line["outcome"]) == ("sameness", "done")
+            assert line["value"] > line["threshold"]
+            said = (await service.ask("acme read", "GET", "/v1/streams/s")).json()["guard"]
+            assert said["state"] != "watching"
+
+    asyncio.run(run())
+
+
+def test_a_guard_whose_line_cannot_be_written_still_acts(tmp_path, caplog):
+    async def run():
+        async with guarded(tmp_path, guard={"window": 32}) as service:
+            service.audit.unlink()
+            service.audit.mkdir()
+            for _ in range(128):
+                decisions_of(await service.seen(1))
+            said = (await service.ask("acme read", "GET", "/v1/streams/s")).json()["guard"]
+            assert said["state"] != "watching"
+            assert "the audit log cannot be written" in caplog.text
+
+    asyncio.run(run())
+
+
 def test_acts_that_fail_are_lines_and_what_changes_nothing_is_none(tmp_path):
     async def run():
         async with guarded(tmp_path) as service:
@@ -856,8 +888,8 @@ def test_denied_attempts_are_lines_that_name_a_key_only_if_it_was_made_here(tmp_
 
 
 def test_strangers_cannot_fill_the_disk_nor_hide_what_tenants_do(tmp_path, monkeypatch):
-    monkeypatch.setattr(audit, "_DENIED_RATE", 0.001)
-    monkeypatch.setattr(audit, "_DENIED_BURST", 5)
+    monkeypatch.setattr(audited, "_DENIED_RATE", 0.001)
+    monkeypatch.setattr(audited, "_DENIED_BURST", 5)
 
     async def run():
         async with guarded(tmp_path) as service:
@@ -874,7 +906,7 @@ def test_strangers_cannot_fill_the_disk_nor_hide_what_tenants_do(tmp_path, monke
 
 def test_lines_that_were_left_out_are_counted_in_the_next_one(tmp_path, monkeypatch):
     clock = [1000.0]
-    monkeypatch.setattr(audit.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(audited.time, "monotonic", lambda: clock[0])
 
     async def run():
         async with guarded(tmp_path) as service:

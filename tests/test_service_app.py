@@ -306,7 +306,7 @@ def test_health_and_owners():
             for count in (0, 1001, -1, "many", None, 1.5):
                 words_of(await client.put("/v1/owners", json={"count": count}), 422)
             service.problem = OwnerLostError("the keeper is not there")
-            for path in ("/v1/ready", "/v1/owners"):
+            for path in ("/v1/ready", "/v1/owners", "/v2/health/ready", "/v2/models/protodcs/ready"):
                 assert "keeper" in words_of(await client.get(path), 503)
             assert (await client.get("/v1/health")).status_code == 200
 

@@ -25,12 +25,14 @@ from memory_store import MemoryStore
 from prometheus_server import FILES, promtool
 from protodcs import ProtoDCS
 from protodcs.errors import ConfigError
-from protodcs.serve import gathering, logs, traces
+from protodcs.serve import gathering, logs, readiness, traces
 from protodcs.serve.adaptation import Adaptation
 from protodcs.serve.answers import unpack_decision
 from protodcs.serve.gathering import Gathering
 from protodcs.serve.messages import Action, Outcome, Reply
 from protodcs.serve.owner import Owner
+from protodcs.serve.readiness import Readiness
+from protodcs.serve.router import OwnerLostError
 from protodcs.serve.telemetry import EncoderMetrics, IngressMetrics, families
 from test_service_app import BYTES, PNG, FakeEncoding, served
 
@@ -100,6 +102,36 @@ def test_no_label_holds_what_callers_make_up():
     page = asyncio.run(run())
     assert "protodcs_owner_awake_streams" in page
     assert "smith" not in page
+
+
+def test_whoever_asks_for_readiness_costs_one_look_a_second(monkeypatch):
+    now, looks = 1000.0, 0
+    monkeypatch.setattr(readiness.time, "monotonic", lambda: now)
+
+    class Control:
+        async def facts(self):
+            nonlocal looks
+            looks += 1
+            await asyncio.sleep(0)
+            if looks == 2:
+                raise OwnerLostError("the keeper is not there")
+            return [{"draining": False, "store_silence_seconds": 0.0}]
+
+    async def run():
+        nonlocal now
+        shared = Readiness(Control(), None, lease=5.0)
+        impatient = asyncio.create_task(shared.failing())
+        await asyncio.sleep(0)
+        impatient.cancel()
+        assert await asyncio.gather(*(shared.failing() for _ in range(100))) == [{}] * 100
+        now += 0.9
+        assert (await shared.failing(), looks) == ({}, 1)
+        now += 0.2
+        assert (await shared.failing(), looks) == ({"owners": "the keeper is not there"}, 2)
+        now += 1.1
+        assert (await shared.failing(), looks) == ({}, 3)
+
+    asyncio.run(run())
 
 
 def test_a_process_that_falls_silent_is_left_out_and_comes_back(monkeypatch):
@@ -351,7 +383,9 @@ def test_retries_late_and_refused_requests_are_counted_by_their_reason():
 # Alive, and ready.
 
 
-def test_ready_names_the_part_that_fails_while_the_process_is_alive():
+def test_ready_names_the_part_that_fails_while_the_process_is_alive(monkeypatch):
+    monkeypatch.setattr(readiness, "_FRESH", 0.0)
+
     async def run():
         class Deaf(FakeEncoding):
             async def facts(self):

@@ -27,14 +27,15 @@ from ..version import __version__
 from . import traces
 from .access import Access, in_own_words, own, scoped
 from .answers import described
-from .audit import Audited, AuditLog
+from .audit import AuditLog
+from .audited import Audited
 from .guard import GuardSettings
 from .hosted import Birth, pack_class
 from .inference import add_open_inference
 from .keys import Keys
 from .limits import Limited, Limits
 from .messages import Action, Outcome, Reply, Request
-from .readiness import failing_parts
+from .readiness import Readiness
 from .records import LONGEST_KEY
 from .refusals import refusal
 from .router import LateError, OverloadedError, OwnerLostError, Router
@@ -144,6 +145,7 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
     """The routes, over a router, a cluster, and an encoder if there is one."""
     api = FastAPI(title="ProtoDCS", version=__version__, description=__doc__)
     limits = Limits(config, control.streams)
+    readiness = Readiness(control, encoding, config.lease_seconds)
     gate = _Gate(router, encoding, limits, config.guard)
     _report_errors(api)
     # The last one added is the first that a request comes to.
@@ -160,7 +162,7 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
     @api.get("/v1/ready")
     async def ready() -> dict[str, Any]:
         """Whether requests can be served, and if not, which parts fail."""
-        failing = await failing_parts(control, encoding, config.lease_seconds)
+        failing = await readiness.failing()
         if failing:
             raise HTTPException(503, "; ".join(f"{part}: {words}" for part, words in failing.items()))
         return {"ready": True}
@@ -265,7 +267,7 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
         """Forget a stream for good; one that is not there is gone already."""
         await gate.ask(stream, Action.DELETE, http)
 
-    add_open_inference(api, gate.infer, control.facts)
+    add_open_inference(api, gate.infer, ready)
 
     @api.get("/v1/owners")
     async def owners() -> dict[str, Any]:

@@ -32,7 +32,7 @@ _OUTPUTS = [
 ]
 
 Infer = Callable[[Request, str, str, NDArray[np.float32]], Awaitable[list[Reply]]]
-Facts = Callable[[], Awaitable[list[dict[str, Any]]]]
+Ready = Callable[[], Awaitable[dict[str, Any]]]
 
 
 class Tensor(BaseModel):
@@ -75,7 +75,7 @@ class Inference(BaseModel):
     parameters: Parameters
 
 
-def add_open_inference(api: FastAPI, infer: Infer, facts: Facts) -> None:
+def add_open_inference(api: FastAPI, infer: Infer, ready: Ready) -> None:
     """Add the protocol's routes."""
 
     @api.get("/v2")
@@ -89,9 +89,9 @@ def add_open_inference(api: FastAPI, infer: Infer, facts: Facts) -> None:
         return {"live": True}
 
     @api.get("/v2/health/ready")
-    async def ready() -> dict[str, bool]:
+    async def server_ready() -> dict[str, Any]:
         """Whether it can serve."""
-        return {"ready": bool(await facts())}
+        return await ready()
 
     @api.get("/v2/models/{model}")
     async def described(model: Literal["protodcs"] = Path()) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def add_open_inference(api: FastAPI, infer: Infer, facts: Facts) -> None:
     @api.get("/v2/models/{model}/ready")
     async def model_ready(model: Literal["protodcs"] = Path()) -> dict[str, Any]:
         """Whether the model can serve."""
-        return {"name": model, "ready": bool(await facts())}
+        return {"name": model, **await ready()}
 
     @api.post("/v2/models/{model}/infer")
     async def inferred(body: Inference, http: Request, model: Literal["protodcs"] = Path()) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from ..errors import (
     UnknownStreamError,
     UsageError,
 )
-from . import guard, logs, traces
+from . import audit, guard, logs, traces
 from .adaptation import Adaptation
 from .answers import told
 from .commits import Commits, Journal
@@ -90,6 +90,7 @@ class Owner:
         self._config = config
         self.counted = OwnerMetrics(guards=guard.NAMES)
         self._adaptation = Adaptation()
+        self._audit = audit.AuditLog(config.audit)
         self._commits = Commits(store, config.store_patience, self.counted)
         self._streams: OrderedDict[str, _Awake] = OrderedDict()
         self._busy: dict[str, asyncio.Task[Any]] = {}
@@ -234,14 +235,18 @@ class Owner:
         except (FencedError, StoreError) as problem:
             self._drop(stream, awake)
             return [Reply(Outcome.LATER, str(problem))] * len(requests)
-        self._tell_of_guard(stream, awake.hosted)
+        await self._tell_of_guard(stream, awake.hosted)
         return replies
 
-    def _tell_of_guard(self, stream: str, hosted: Hosted) -> None:
-        """Count and log what the guard of a stream did; its record is durable."""
+    async def _tell_of_guard(self, stream: str, hosted: Hosted) -> None:
+        """Count what the guard of a stream did, log it and write it down; its record is durable."""
         for event in hosted.events():
             self.counted.guarded(event.guard)
             _log.warning("a guard acted", extra=logs.with_fields(stream=logs.hashed(stream), **event._asdict()))
+            try:
+                await asyncio.to_thread(self._audit.write, audit.of_guard(stream, event))
+            except OSError:
+                _log.exception("the audit log cannot be written")
 
     def _step(self, hosted: Hosted, request: Request, records: list[bytes]) -> Reply:
         """One change or question; the record of a change is added to `records`."""

@@ -99,7 +99,9 @@ class ServeConfig(Settings):
     tenants: dict[Tenant, TenantLimits] = Field(
         {}, description="Tenants with other limits: their rate, burst, streams, classes, pixels or body_bytes."
     )
-    audit: str = Field("-", description="The file that administrative acts are written to; -: standard output.")
+    audit: str = Field(
+        "-", description="The file that administrative acts and those of guards are written to; -: standard output."
+    )
 
     # The encoder.
     encoder: str | None = Field(
