@@ -63,6 +63,15 @@ def test_a_stream_from_its_creation_to_its_end(run, rows, service, tmp_path):
     assert json.loads(run("show", "c", "--json"))["sequence"] == 0
     assert "back at: five" in run("rollback", "c", "five")
     assert "sequence: 5" in run("show", "c")
+    assert json.loads(run("decisions", "c", "--last", "1", "--json"))["position"] == 4
+    assert run("decisions", "c").startswith("4: ")
+    state = tmp_path / "c.safetensors"
+    assert json.loads(run("export", "c", state, "--json"))["bytes"] == len(state.read_bytes())
+    assert "added: owl" in run("add-class", "c", "owl", "--prototype", tmp_path / "one.npy")
+    assert "removed: owl" in run("remove-class", "c", "owl")
+    assert "imported" in run("import", "c", state)
+    assert "forgotten: five" in run("forget", "c", "five")
+    assert run("snapshots", "c") == ""
     run("create", "d", "--like", "c")
     assert run("list").split() == ["c", "d", "s"]
     assert "deleted: d" in run("delete", "d")

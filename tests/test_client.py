@@ -3,6 +3,7 @@
 import asyncio
 import io
 import itertools
+import json
 import pickle
 import re
 import subprocess
@@ -148,6 +149,40 @@ def test_the_life_of_a_stream(plain, client, stream):
     for _ in range(2):
         copy.delete()
     assert copy.id not in client.streams()
+
+
+def fields_of(seen):
+    """All that an answer says, to be compared."""
+    return {**seen._asdict(), "decision": seen.decision.to_dict()}
+
+
+def test_what_a_stream_knows_can_be_asked_changed_and_carried_away(plain, client, stream):
+    seen = [stream.observe(FEATURES[number]) for number in range(12)]
+    assert list(map(fields_of, stream.decisions(5))) == list(map(fields_of, seen[:6:-1]))
+    assert list(map(fields_of, stream.decisions(unknown=True))) == [
+        fields_of(one) for one in seen[::-1] if not one.decision.known
+    ]
+    engine = protodcs.ProtoDCS(ROWS)
+    engine.observe_many(FEATURES[:12])
+    assert stream.explain(FEATURES[12]) == json.loads(json.dumps(engine.explain(FEATURES[12]).to_dict()))
+    with pytest.raises(InputError, match="one sample is explained at a time; given: 2"):
+        stream.explain(FEATURES[:2])
+    state = stream.export_state()
+    assert protodcs.ProtoDCS.restore(state).snapshot() == engine.snapshot()
+    for name in ("indoor/church", "100%", "a?b"):
+        stream.add_class(name, FEATURES[20])
+        assert stream.status()["classes"] == len(ROWS) + 1
+        stream.remove_class(name)
+        assert stream.status()["classes"] == len(ROWS)
+        stream.snapshot(name)
+        stream.forget(name)
+        assert stream.snapshots() == []
+    with pytest.raises(InputError, match="the name of a class"):
+        stream.remove_class("..")
+    other = client.create(stream.id + " heir", prototypes=ROWS)
+    other.import_state(state)
+    assert engine_of(plain[1].owner, other.id) == learned(12)
+    other.delete()
 
 
 def test_a_stream_is_created_as_told(client, request):
@@ -532,6 +567,16 @@ def test_the_life_of_a_stream_with_asyncio():
             await action()
         assert (await stream.rollback("first")).position == 5
         assert (await stream.status())["sequence"] == 1
+        await stream.forget("first")
+        assert await stream.snapshots() == []
+        seen = await stream.observe(FEATURES[1])
+        assert list(map(fields_of, await stream.decisions(1))) == [fields_of(seen)]
+        assert (await stream.explain(FEATURES[2]))["decision"]["known"]
+        state = await stream.export_state()
+        await stream.add_class("owl", FEATURES[20])
+        await stream.remove_class("owl")
+        await stream.import_state(state)
+        assert (await stream.status())["sequence"] == 2
         assert sorted(await client.streams()) == ["s", "t"]
         await stream.delete()
         assert await client.streams() == ["s"]

@@ -76,6 +76,7 @@ class Client:
         prototypes: Any = None,
         preset: str | None = None,
         config: Mapping[str, Any] | None = None,
+        guard: Mapping[str, Any] | None = None,
         like: str | None = None,
     ) -> "Stream":
         """Create a stream. To create it again in the same way is fine; in another way it is a ServiceError, status 409.
@@ -86,9 +87,10 @@ class Client:
             prototypes: (K, d), one row for each class, where the features are the caller's own.
             preset: of the settings.
             config: settings that differ from the preset's.
+            guard: settings that differ from those of the service's guards.
             like: another stream, to be created as that one was; then nothing else.
         """
-        answer = self._send(wire.create(id, classes, prototypes, preset, config, like))
+        answer = self._send(wire.create(id, classes, prototypes, preset, config, guard, like))
         return Stream(self._send, id, wire.facts(answer))
 
     def streams(self) -> list[str]:
@@ -187,6 +189,15 @@ class Stream:
                 parcel = wire.taken(line)
                 yield from self._decisions(wire.observe(self.id, parcel, wire.new_key()), parcel)
 
+    def explain(self, x: Any) -> dict[str, Any]:
+        """What each stage would do with one feature or image, and why; nothing changes."""
+        parcels, _ = wire.parcels_of(x)
+        return wire.facts(self._send(wire.explain(self.id, parcels)))
+
+    def decisions(self, last: int = 100, unknown: bool = False) -> list[Observed]:
+        """Of the `last` decisions, as far as the service remembers them, all or those "unknown"; newest first."""
+        return wire.past_decisions(self._send(wire.past(self.id, last, unknown)))
+
     def status(self) -> dict[str, Any]:
         """What the stream is and how it fares."""
         return wire.facts(self._send(wire.status(self.id)))
@@ -214,6 +225,26 @@ class Stream:
     def rollback(self, name: str) -> Written:
         """Go back to a kept state."""
         return wire.written(self._send(wire.rollback(self.id, name)))
+
+    def forget(self, name: str) -> None:
+        """Forget a kept state; one that is not there is gone already."""
+        self._send(wire.forget(self.id, name))
+
+    def add_class(self, name: str, prototype: Any = None) -> Written:
+        """Append a class by its name, or with a prototype (d,) where the features are the caller's own."""
+        return wire.written(self._send(wire.add_class(self.id, name, prototype)))
+
+    def remove_class(self, name: str) -> Written:
+        """Take a class off the list; those behind it close the gap."""
+        return wire.written(self._send(wire.remove_class(self.id, name)))
+
+    def export_state(self) -> bytes:
+        """The whole state, as `ProtoDCS.restore` takes it."""
+        return self._send(wire.export_state(self.id)).body
+
+    def import_state(self, state: bytes) -> Written:
+        """Take over a state that was exported, of this stream or of another one."""
+        return wire.written(self._send(wire.import_state(self.id, state)))
 
     def delete(self) -> None:
         """Forget the stream for good; one that is not there is gone already."""
@@ -274,10 +305,11 @@ class AsyncClient:
         prototypes: Any = None,
         preset: str | None = None,
         config: Mapping[str, Any] | None = None,
+        guard: Mapping[str, Any] | None = None,
         like: str | None = None,
     ) -> "AsyncStream":
         """Create a stream, as `Client.create` does."""
-        answer = await self._send(wire.create(id, classes, prototypes, preset, config, like))
+        answer = await self._send(wire.create(id, classes, prototypes, preset, config, guard, like))
         return AsyncStream(self._send, id, wire.facts(answer))
 
     async def streams(self) -> list[str]:
@@ -379,6 +411,15 @@ class AsyncStream:
             with suppress(asyncio.CancelledError):
                 await reading
 
+    async def explain(self, x: Any) -> dict[str, Any]:
+        """What each stage would do with one feature or image, and why; nothing changes."""
+        parcels, _ = await _parcels_of(x)
+        return wire.facts(await self._send(wire.explain(self.id, parcels)))
+
+    async def decisions(self, last: int = 100, unknown: bool = False) -> list[Observed]:
+        """Of the `last` decisions, as far as the service remembers them, all or those "unknown"; newest first."""
+        return wire.past_decisions(await self._send(wire.past(self.id, last, unknown)))
+
     async def status(self) -> dict[str, Any]:
         """What the stream is and how it fares."""
         return wire.facts(await self._send(wire.status(self.id)))
@@ -406,6 +447,26 @@ class AsyncStream:
     async def rollback(self, name: str) -> Written:
         """Go back to a kept state."""
         return wire.written(await self._send(wire.rollback(self.id, name)))
+
+    async def forget(self, name: str) -> None:
+        """Forget a kept state; one that is not there is gone already."""
+        await self._send(wire.forget(self.id, name))
+
+    async def add_class(self, name: str, prototype: Any = None) -> Written:
+        """Append a class by its name, or with a prototype (d,) where the features are the caller's own."""
+        return wire.written(await self._send(wire.add_class(self.id, name, prototype)))
+
+    async def remove_class(self, name: str) -> Written:
+        """Take a class off the list; those behind it close the gap."""
+        return wire.written(await self._send(wire.remove_class(self.id, name)))
+
+    async def export_state(self) -> bytes:
+        """The whole state, as `ProtoDCS.restore` takes it."""
+        return (await self._send(wire.export_state(self.id))).body
+
+    async def import_state(self, state: bytes) -> Written:
+        """Take over a state that was exported, of this stream or of another one."""
+        return wire.written(await self._send(wire.import_state(self.id, state)))
 
     async def delete(self) -> None:
         """Forget the stream for good; one that is not there is gone already."""

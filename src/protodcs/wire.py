@@ -123,6 +123,7 @@ def create(
     prototypes: Any,
     preset: str | None,
     config: Mapping[str, Any] | None,
+    guard: Mapping[str, Any] | None,
     like: str | None,
 ) -> Call:
     """Create a stream; what is None is left to the service."""
@@ -131,6 +132,7 @@ def create(
         "prototypes": None if prototypes is None else _rows(prototypes).tolist(),
         "preset": preset,
         "config": None if config is None else dict(config),
+        "guard": None if guard is None else dict(guard),
         "like": like,
     }
     return _with_json(
@@ -173,6 +175,38 @@ def rollback(stream: str, name: str) -> Call:
     return _with_json(f"{_path(stream)}/rollback", {"name": name}, new_key())
 
 
+def forget(stream: str, name: str) -> Call:
+    """Forget a kept state."""
+    return Call("DELETE", f"{_path(stream)}/snapshots/{_segment(name, 'name of a snapshot')}", _keyed(new_key()))
+
+
+def past(stream: str, last: int, unknown: bool) -> Call:
+    """Ask for the newest decisions."""
+    return Call("GET", f"{_path(stream)}/decisions?last={last:d}&unknown={'true' if unknown else 'false'}")
+
+
+def add_class(stream: str, name: str, prototype: Any) -> Call:
+    """Append a class."""
+    given = {} if prototype is None else {"prototype": _rows(prototype).tolist()}
+    return _with_json(f"{_path(stream)}/classes", {"name": name, **given}, new_key())
+
+
+def remove_class(stream: str, name: str) -> Call:
+    """Take a class off the list."""
+    return Call("DELETE", f"{_path(stream)}/classes/{_segment(name, 'name of a class')}", _keyed(new_key()))
+
+
+def export_state(stream: str) -> Call:
+    """Ask for the whole state."""
+    return Call("GET", f"{_path(stream)}/state")
+
+
+def import_state(stream: str, state: bytes) -> Call:
+    """Take over a state."""
+    headers = {"content-type": _FEATURES, **_keyed(new_key())}
+    return Call("PUT", f"{_path(stream)}/state", headers, bytes(state))
+
+
 def observe(stream: str, parcel: Parcel, key: str) -> Call:
     """Decide on what a parcel carries, and learn from it."""
     return Call(
@@ -185,6 +219,14 @@ def peek(stream: str, parcel: Parcel) -> Call:
     return Call("POST", _path(stream) + "/peek" + _count(parcel), {"content-type": parcel.kind}, parcel.body)
 
 
+def explain(stream: str, parcels: Sequence[Parcel]) -> Call:
+    """What each stage would do with a sample."""
+    if len(parcels) != 1 or parcels[0].rows != 1:
+        raise InputError(f"one sample is explained at a time; given: {sum(parcel.rows for parcel in parcels)}")
+    parcel = parcels[0]
+    return Call("POST", _path(stream) + "/explain", {"content-type": parcel.kind}, parcel.body)
+
+
 def keys(given: str | None, count: int) -> list[str]:
     """The keys of `count` requests that belong together; always the same ones if one key was given for them."""
     if given is None:
@@ -195,10 +237,17 @@ def keys(given: str | None, count: int) -> list[str]:
 
 
 def _path(stream: str) -> str:
-    # These would lead to another place than the stream's, and a lone surrogate to none.
-    if not stream or "/" in stream or stream in (".", "..") or any("\ud800" <= sign <= "\udfff" for sign in stream):
-        raise InputError(f"the id of a stream is text, not empty, '.' or '..', and has no '/'; given: {stream!r}")
-    return f"/v1/streams/{quote(stream, safe='')}"
+    if "/" in stream:
+        raise InputError(f"the id of a stream has no '/'; given: {stream!r}")
+    return f"/v1/streams/{_segment(stream, 'id of a stream')}"
+
+
+def _segment(text: str, what: str) -> str:
+    """A name as the last step of a path."""
+    # These would lead to another place, and a lone surrogate to none.
+    if not text or text in (".", "..") or any("\ud800" <= sign <= "\udfff" for sign in text):
+        raise InputError(f"the {what} is text, not empty, '.' or '..'; given: {text!r}")
+    return quote(text, safe="")
 
 
 def _rows(prototypes: Any) -> NDArray[np.float32]:
@@ -345,6 +394,14 @@ def decisions(answer: Answer, parcel: Parcel) -> list[Observed]:
     found: list[Observed] = _read(answer, lambda said: [_observed(fields) for fields in said["decisions"]])
     if len(found) != parcel.rows:
         raise ServiceError(f"{len(found)} decisions came back for {parcel.rows} samples", answer.status)
+    return found
+
+
+def past_decisions(answer: Answer) -> list[Observed]:
+    """The decisions of the recent past."""
+    found: list[Observed] = _read(
+        answer, lambda said: [_observed({**fields, "repeated": False}) for fields in said["decisions"]]
+    )
     return found
 
 

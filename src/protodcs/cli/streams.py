@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..durable import replace_file
 from ..errors import InputError
 from .screen import explained, given_classes, tell
 
@@ -19,6 +20,8 @@ app = typer.Typer(help="Talk to the streams of a running service.", no_args_is_h
 
 _ID = typer.Argument(..., help="The id of the stream.")
 _NAME = typer.Argument(..., help="The name of the kept state.")
+_CLASS = typer.Argument(..., help="The name of the class.")
+_STATE = typer.Argument(..., help="The file of a state, such as camera-7.safetensors.")
 _URL = typer.Option("http://127.0.0.1:8000", "--url", envvar="PROTODCS_URL", help="Where the service listens.")
 _KEY_FILE = typer.Option(None, help="A file with the access key and nothing else; or set PROTODCS_KEY.")
 _AS_JSON = typer.Option(False, "--json", help="Print JSON for a program.")
@@ -99,12 +102,53 @@ def observe(
     """Decide on images or features, in order, and learn from them."""
     with _client(url, key_file) as client:
         for name, seen in _observed(client, id, files):
-            if as_json:
-                said = {**seen.decision.to_dict(), **seen._asdict()}
-                typer.echo(json.dumps({"file": name, **{k: v for k, v in said.items() if k not in _LEFT_OUT}}))
-            else:
-                label = seen.decision.label or "unknown"
-                typer.echo(f"{name}: {label}, p_unknown {seen.decision.p_unknown:.3f}")
+            _tell_decision({"file": name}, seen, as_json)
+
+
+@app.command()
+@explained
+def decisions(
+    id: str = _ID,  # noqa: A002 - as the service calls it
+    last: int = typer.Option(20, min=1, help="How many of the newest to look through."),
+    unknown: bool = typer.Option(False, help="Leave out those with a class."),
+    url: str = _URL,
+    key_file: Path | None = _KEY_FILE,
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object for each decision, a line each."),
+) -> None:
+    """Print the decisions of the recent past, newest first."""
+    with _client(url, key_file) as client:
+        for seen in client.stream(id).decisions(last, unknown):
+            _tell_decision({"position": seen.position}, seen, as_json)
+
+
+@app.command()
+@explained
+def add_class(
+    id: str = _ID,  # noqa: A002 - as the service calls it
+    name: str = _CLASS,
+    prototype: Path | None = typer.Option(None, help="A .npy file (d,), where the features are your own."),
+    url: str = _URL,
+    key_file: Path | None = _KEY_FILE,
+    as_json: bool = _AS_JSON,
+) -> None:
+    """Append a class to the list of a stream."""
+    with _client(url, key_file) as client:
+        row = None if prototype is None else _array(prototype)
+        _tell("added", name, client.stream(id).add_class(name, row), as_json)
+
+
+@app.command()
+@explained
+def remove_class(
+    id: str = _ID,  # noqa: A002 - as the service calls it
+    name: str = _CLASS,
+    url: str = _URL,
+    key_file: Path | None = _KEY_FILE,
+    as_json: bool = _AS_JSON,
+) -> None:
+    """Take a class off the list of a stream."""
+    with _client(url, key_file) as client:
+        _tell("removed", name, client.stream(id).remove_class(name), as_json)
 
 
 @app.command()
@@ -194,6 +238,51 @@ def rollback(
 
 @app.command()
 @explained
+def forget(
+    id: str = _ID,  # noqa: A002 - as the service calls it
+    name: str = _NAME,
+    url: str = _URL,
+    key_file: Path | None = _KEY_FILE,
+    as_json: bool = _AS_JSON,
+) -> None:
+    """Forget a kept state; one that is not there is gone already."""
+    with _client(url, key_file) as client:
+        client.stream(id).forget(name)
+        tell({"forgotten": name}, as_json)
+
+
+@app.command()
+@explained
+def export(
+    id: str = _ID,  # noqa: A002 - as the service calls it
+    file: Path = _STATE,
+    url: str = _URL,
+    key_file: Path | None = _KEY_FILE,
+    as_json: bool = _AS_JSON,
+) -> None:
+    """Write the whole state of a stream to a file, as `protodcs state show` and engines read it."""
+    with _client(url, key_file) as client:
+        state = client.stream(id).export_state()
+    replace_file(file, state)
+    tell({"exported": id, "file": str(file), "bytes": len(state)}, as_json)
+
+
+@app.command("import")
+@explained
+def import_(
+    id: str = _ID,  # noqa: A002 - as the service calls it
+    file: Path = _STATE,
+    url: str = _URL,
+    key_file: Path | None = _KEY_FILE,
+    as_json: bool = _AS_JSON,
+) -> None:
+    """Have a stream take over a state that was exported, of this stream or of another one."""
+    with _client(url, key_file) as client:
+        _tell("imported", str(file), client.stream(id).import_state(file.read_bytes()), as_json)
+
+
+@app.command()
+@explained
 def delete(
     id: str = _ID,  # noqa: A002 - as the service calls it
     url: str = _URL,
@@ -216,6 +305,16 @@ def _client(url: str, key_file: Path | None) -> "Client":
     # Never as an argument: every user of a machine can read those.
     key = os.environ.get("PROTODCS_KEY") if key_file is None else key_file.read_text().strip()
     return Client(url, key or None, give_up=_GIVE_UP)
+
+
+def _tell_decision(of: dict[str, Any], seen: "Observed", as_json: bool) -> None:
+    """A line for one decision, after what it belongs to."""
+    if as_json:
+        said = {**seen.decision.to_dict(), **seen._asdict()}
+        typer.echo(json.dumps({**of, **{name: value for name, value in said.items() if name not in _LEFT_OUT}}))
+    else:
+        label = seen.decision.label or "unknown"
+        typer.echo(f"{', '.join(map(str, of.values()))}: {label}, p_unknown {seen.decision.p_unknown:.3f}")
 
 
 def _tell(done: str, what: str, where: "Written", as_json: bool) -> None:

@@ -61,8 +61,8 @@ RULES: dict[tuple[str, str], Rule] = {
     ("GET", f"{_STREAM}/state"): Rule("export", "admin"),
     ("PUT", f"{_STREAM}/state"): Rule("import", "admin"),
     ("POST", f"{_STREAM}/classes"): Rule("add class", "admin"),
-    ("DELETE", f"{_STREAM}/classes/{{name}}"): Rule("remove class", "admin"),
-    ("DELETE", f"{_STREAM}/snapshots/{{name}}"): Rule("forget", "admin"),
+    ("DELETE", f"{_STREAM}/classes/{{name:path}}"): Rule("remove class", "admin"),
+    ("DELETE", f"{_STREAM}/snapshots/{{name:path}}"): Rule("forget", "admin"),
     ("GET", "/v2"): Rule("description", "read"),
     ("GET", "/v2/health/live"): Rule("health", None),
     ("GET", "/v2/health/ready"): Rule("health", None),
@@ -82,8 +82,9 @@ RULES: dict[tuple[str, str], Rule] = {
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    """What matches a path of the table: a part in braces stands for anything but a slash."""
-    return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+)", re.escape(path)))
+    """What matches a path of the table: a part in braces stands for anything but a slash, with `:path` for anything."""
+    whole = re.sub(r"\\\{(\w+):path\\\}", r"(?P<\1>.+)", re.escape(path))
+    return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+)", whole), re.DOTALL)
 
 
 _BY_PATH: list[tuple[re.Pattern[str], dict[str, Rule]]] = [

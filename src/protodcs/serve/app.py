@@ -187,7 +187,7 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
         """Keep the present state under a name."""
         return _written(await gate.ask(stream, Action.KEEP, http, name.name.encode()))
 
-    @api.delete("/v1/streams/{stream}/snapshots/{name}", status_code=204)
+    @api.delete("/v1/streams/{stream}/snapshots/{name:path}", status_code=204)
     async def forget(stream: str, name: str, http: HttpRequest) -> None:
         """Forget a kept state; one that is not there is gone already."""
         await gate.ask(stream, Action.FORGET, http, name.encode())
@@ -226,7 +226,7 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
         """Append a class by its name, or with a prototype of one's own."""
         return _written(await gate.add_class(stream, new, http))
 
-    @api.delete("/v1/streams/{stream}/classes/{name}")
+    @api.delete("/v1/streams/{stream}/classes/{name:path}")
     async def remove_class(stream: str, name: str, http: HttpRequest) -> dict[str, Any]:
         """Take a class off the list; those behind it close the gap."""
         return _written(await gate.ask(stream, Action.REMOVE_CLASS, http, name.encode()))
