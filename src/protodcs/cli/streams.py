@@ -1,8 +1,10 @@
 """`protodcs streams`: create, look at, feed and roll back the streams of a running service."""
 
+import inspect
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,7 @@ from ..errors import InputError
 from .screen import explained, given_classes, tell
 
 if TYPE_CHECKING:
-    from ..client import Client
+    from ..client import Client, Stream
     from ..wire import Observed, Written
 
 app = typer.Typer(help="Talk to the streams of a running service.", no_args_is_help=True)
@@ -27,6 +29,27 @@ _KEY_FILE = typer.Option(None, help="A file with the access key and nothing else
 _AS_JSON = typer.Option(False, "--json", help="Print JSON for a program.")
 # Seconds to try for: somebody sits before the screen.
 _GIVE_UP = 15.0
+
+
+def _of_a_stream(work: Callable[..., None]) -> Callable[..., None]:
+    """A command on one stream: `work` gets the stream; its id, and where the service is, are the caller's to say."""
+
+    @explained
+    @wraps(work)
+    def command(id: str, url: str, key_file: Path | None, **given: Any) -> None:  # noqa: A002
+        with _client(url, key_file) as client:
+            work(client.stream(id), **given)
+
+    own = list(inspect.signature(work).parameters.values())[1:]
+    every = [("id", _ID, str), ("url", _URL, str), ("key_file", _KEY_FILE, Path | None)]
+    first, *last = (
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=kind)
+        for name, default, kind in every
+    )
+    shown = [first, *own, *last]
+    command.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    return command
 
 
 @app.callback()
@@ -78,143 +101,90 @@ def create(
 
 
 @app.command()
-@explained
-def show(
-    id: str = _ID,  # noqa: A002 - as the service calls it
-    url: str = _URL,
-    key_file: Path | None = _KEY_FILE,
-    as_json: bool = _AS_JSON,
-) -> None:
+@_of_a_stream
+def show(stream: "Stream", as_json: bool = _AS_JSON) -> None:
     """Print what a stream is and how it fares."""
-    with _client(url, key_file) as client:
-        tell(client.stream(id).status(), as_json)
+    tell(stream.status(), as_json)
 
 
 @app.command()
-@explained
+@_of_a_stream
 def observe(
-    id: str = _ID,  # noqa: A002 - as the service calls it
+    stream: "Stream",
     files: list[Path] = typer.Argument(..., help="Images, and .npy files of features (d,) or (N, d)."),
-    url: str = _URL,
-    key_file: Path | None = _KEY_FILE,
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object for each decision, a line each."),
 ) -> None:
     """Decide on images or features, in order, and learn from them."""
-    with _client(url, key_file) as client:
-        for name, seen in _observed(client, id, files):
-            _tell_decision({"file": name}, seen, as_json)
+    for name, seen in _observed(stream, files):
+        _tell_decision({"file": name}, seen, as_json)
 
 
 @app.command()
-@explained
+@_of_a_stream
 def decisions(
-    id: str = _ID,  # noqa: A002 - as the service calls it
+    stream: "Stream",
     last: int = typer.Option(20, min=1, help="How many of the newest to look through."),
     unknown: bool = typer.Option(False, help="Leave out those with a class."),
-    url: str = _URL,
-    key_file: Path | None = _KEY_FILE,
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object for each decision, a line each."),
 ) -> None:
     """Print the decisions of the recent past, newest first."""
-    with _client(url, key_file) as client:
-        for seen in client.stream(id).decisions(last, unknown):
-            _tell_decision({"position": seen.position}, seen, as_json)
+    for seen in stream.decisions(last, unknown):
+        _tell_decision({"position": seen.position}, seen, as_json)
 
 
 @app.command()
-@explained
+@_of_a_stream
 def add_class(
-    id: str = _ID,  # noqa: A002 - as the service calls it
+    stream: "Stream",
     name: str = _CLASS,
     prototype: Path | None = typer.Option(None, help="A .npy file (d,), where the features are your own."),
-    url: str = _URL,
-    key_file: Path | None = _KEY_FILE,
     as_json: bool = _AS_JSON,
 ) -> None:
     """Append a class to the list of a stream."""
-    with _client(url, key_file) as client:
-        row = None if prototype is None else _array(prototype)
-        _tell("added", name, client.stream(id).add_class(name, row), as_json)
+    row = None if prototype is None else _array(prototype)
+    _tell("added", name, stream.add_class(name, row), as_json)
 
 
 @app.command()
-@explained
-def remove_class(
-    id: str = _ID,  # noqa: A002 - as the service calls it
-    name: str = _CLASS,
-    url: str = _URL,
-    key_file: Path | None = _KEY_FILE,
-    as_json: bool = _AS_JSON,
-) -> None:
+@_of_a_stream
+def remove_class(stream: "Stream", name: str = _CLASS, as_json: bool = _AS_JSON) -> None:
     """Take a class off the list of a stream."""
-    with _client(url, key_file) as client:
-        _tell("removed", name, client.stream(id).remove_class(name), as_json)
+    _tell("removed", name, stream.remove_class(name), as_json)
 
 
 @app.command()
-@explained
-def freeze(
-    id: str = _ID,  # noqa: A002 - as the service calls it
-    url: str = _URL,
-    key_file: Path | None = _KEY_FILE,
-    as_json: bool = _AS_JSON,
-) -> None:
+@_of_a_stream
+def freeze(stream: "Stream", as_json: bool = _AS_JSON) -> None:
     """Stop learning, and go on deciding."""
-    with _client(url, key_file) as client:
-        _tell("frozen", id, client.stream(id).freeze(), as_json)
+    _tell("frozen", stream.id, stream.freeze(), as_json)
 
 
 @app.command()
-@explained
-def unfreeze(
-    id: str = _ID,  # noqa: A002 - as the service calls it
-    url: str = _URL,
-    key_file: Path | None = _KEY_FILE,
-    as_json: bool = _AS_JSON,
-) -> None:
+@_of_a_stream
+def unfreeze(stream: "Stream", as_json: bool = _AS_JSON) -> None:
     """Learn again."""
-    with _client(url, key_file) as client:
-        _tell("unfrozen", id, client.stream(id).unfreeze(), as_json)
+    _tell("unfrozen", stream.id, stream.unfreeze(), as_json)
 
 
 @app.command()
-@explained
-def reset(
-    id: str = _ID,  # noqa: A002 - as the service calls it
-    url: str = _URL,
-    key_file: Path | None = _KEY_FILE,
-    as_json: bool = _AS_JSON,
-) -> None:
+@_of_a_stream
+def reset(stream: "Stream", as_json: bool = _AS_JSON) -> None:
     """Forget what was learned, and begin again."""
-    with _client(url, key_file) as client:
-        _tell("reset", id, client.stream(id).reset(), as_json)
+    _tell("reset", stream.id, stream.reset(), as_json)
 
 
 @app.command()
-@explained
-def snapshot(
-    id: str = _ID,  # noqa: A002 - as the service calls it
-    name: str = _NAME,
-    url: str = _URL,
-    key_file: Path | None = _KEY_FILE,
-    as_json: bool = _AS_JSON,
-) -> None:
+@_of_a_stream
+def snapshot(stream: "Stream", name: str = _NAME, as_json: bool = _AS_JSON) -> None:
     """Keep the present state under a name."""
-    with _client(url, key_file) as client:
-        _tell("kept", name, client.stream(id).snapshot(name), as_json)
+    _tell("kept", name, stream.snapshot(name), as_json)
 
 
 @app.command()
-@explained
-def snapshots(
-    id: str = _ID,  # noqa: A002 - as the service calls it
-    url: str = _URL,
-    key_file: Path | None = _KEY_FILE,
-    as_json: bool = _AS_JSON,
-) -> None:
+@_of_a_stream
+def snapshots(stream: "Stream", as_json: bool = _AS_JSON) -> None:
     """Print the names of the kept states, oldest first."""
-    with _client(url, key_file) as client:
-        names = client.stream(id).snapshots()
+    names = stream.snapshots()
     if as_json:
         typer.echo(json.dumps({"snapshots": names}))
     else:
@@ -223,76 +193,42 @@ def snapshots(
 
 
 @app.command()
-@explained
-def rollback(
-    id: str = _ID,  # noqa: A002 - as the service calls it
-    name: str = _NAME,
-    url: str = _URL,
-    key_file: Path | None = _KEY_FILE,
-    as_json: bool = _AS_JSON,
-) -> None:
+@_of_a_stream
+def rollback(stream: "Stream", name: str = _NAME, as_json: bool = _AS_JSON) -> None:
     """Go back to a kept state."""
-    with _client(url, key_file) as client:
-        _tell("back_at", name, client.stream(id).rollback(name), as_json)
+    _tell("back_at", name, stream.rollback(name), as_json)
 
 
 @app.command()
-@explained
-def forget(
-    id: str = _ID,  # noqa: A002 - as the service calls it
-    name: str = _NAME,
-    url: str = _URL,
-    key_file: Path | None = _KEY_FILE,
-    as_json: bool = _AS_JSON,
-) -> None:
+@_of_a_stream
+def forget(stream: "Stream", name: str = _NAME, as_json: bool = _AS_JSON) -> None:
     """Forget a kept state; one that is not there is gone already."""
-    with _client(url, key_file) as client:
-        client.stream(id).forget(name)
-        tell({"forgotten": name}, as_json)
+    stream.forget(name)
+    tell({"forgotten": name}, as_json)
 
 
 @app.command()
-@explained
-def export(
-    id: str = _ID,  # noqa: A002 - as the service calls it
-    file: Path = _STATE,
-    url: str = _URL,
-    key_file: Path | None = _KEY_FILE,
-    as_json: bool = _AS_JSON,
-) -> None:
+@_of_a_stream
+def export(stream: "Stream", file: Path = _STATE, as_json: bool = _AS_JSON) -> None:
     """Write the whole state of a stream to a file, as `protodcs state show` and engines read it."""
-    with _client(url, key_file) as client:
-        state = client.stream(id).export_state()
+    state = stream.export_state()
     replace_file(file, state)
-    tell({"exported": id, "file": str(file), "bytes": len(state)}, as_json)
+    tell({"exported": stream.id, "file": str(file), "bytes": len(state)}, as_json)
 
 
 @app.command("import")
-@explained
-def import_(
-    id: str = _ID,  # noqa: A002 - as the service calls it
-    file: Path = _STATE,
-    url: str = _URL,
-    key_file: Path | None = _KEY_FILE,
-    as_json: bool = _AS_JSON,
-) -> None:
+@_of_a_stream
+def import_(stream: "Stream", file: Path = _STATE, as_json: bool = _AS_JSON) -> None:
     """Have a stream take over a state that was exported, of this stream or of another one."""
-    with _client(url, key_file) as client:
-        _tell("imported", str(file), client.stream(id).import_state(file.read_bytes()), as_json)
+    _tell("imported", str(file), stream.import_state(file.read_bytes()), as_json)
 
 
 @app.command()
-@explained
-def delete(
-    id: str = _ID,  # noqa: A002 - as the service calls it
-    url: str = _URL,
-    key_file: Path | None = _KEY_FILE,
-    as_json: bool = _AS_JSON,
-) -> None:
+@_of_a_stream
+def delete(stream: "Stream", as_json: bool = _AS_JSON) -> None:
     """Forget a stream for good; one that is not there is gone already."""
-    with _client(url, key_file) as client:
-        client.stream(id).delete()
-        tell({"deleted": id}, as_json)
+    stream.delete()
+    tell({"deleted": stream.id}, as_json)
 
 
 # Scores do not travel, and the decision's own fields stand beside its place.
@@ -321,7 +257,7 @@ def _tell(done: str, what: str, where: "Written", as_json: bool) -> None:
     tell({done: what, **where._asdict()}, as_json)
 
 
-def _observed(client: "Client", id: str, files: list[Path]) -> Iterator[tuple[str, "Observed"]]:  # noqa: A002
+def _observed(stream: "Stream", files: list[Path]) -> Iterator[tuple[str, "Observed"]]:
     """The decisions on files, each with a name to show; the rows of an array are numbered."""
     names: list[str] = []
 
@@ -335,7 +271,7 @@ def _observed(client: "Client", id: str, files: list[Path]) -> Iterator[tuple[st
                 names.append(str(file))
                 yield file
 
-    for number, seen in enumerate(client.stream(id).observe_stream(items())):
+    for number, seen in enumerate(stream.observe_stream(items())):
         yield names[number], seen
 
 
