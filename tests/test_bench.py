@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -671,13 +672,21 @@ def _workers(title):
     return found
 
 
+def _local_workers():
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        # One that has just ended has no command any more.
+        with suppress(psutil.NoSuchProcess):
+            if "LokyProcess" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
+
+
 def test_a_killed_local_worker_is_replaced(data_folder, tmp_path):
     plan = run.planned(grid.Grid(**words(methods=SLOW)), tmp_path)
     work = run.execute(plan, plan.todo(), run.on_this_machine(2))
     finished = [next(work)]
-    mine = psutil.Process()
-    loky = [child for child in mine.children(recursive=True) if "LokyProcess" in " ".join(child.cmdline())]
-    loky[0].kill()
+    _local_workers()[0].kill()
     finished += list(work)
     assert {cell.id for cell in finished} <= {cell.id for cell in plan.cells}
     assert plan.todo() == []

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
@@ -368,7 +369,10 @@ def many(folder, mixed):
 
 def stopped_after_a_checkpoint(arguments, state, how):
     """Start the command and stop it when it has made its first checkpoint; its second is still to come."""
-    child = subprocess.Popen([sys.executable, "-m", "protodcs", *map(str, arguments)], stderr=subprocess.DEVNULL)
+    # Whoever started the tests in the background may have had them ignore Ctrl-C.
+    heeding = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    command = [sys.executable, "-m", "protodcs", *map(str, arguments)]
+    child = subprocess.Popen(command, stderr=subprocess.DEVNULL, preexec_fn=heeding)
     while not state.exists() and child.poll() is None:
         time.sleep(0.002)
     os.kill(child.pid, how)

@@ -156,6 +156,15 @@ def test_engine_follows_the_oracle_on_a_random_stream(name):
 
 
 @pytest.mark.parametrize("name", ON_REAL_DATA)
+def test_engine_follows_the_oracle_on_a_real_stream(name, clip_stream):
+    prototypes, features, _ = clip_stream("dtd")
+    report = teacher_forced(prototypes, features[:800], OPTIONS[name])
+    report.check()
+    assert report.samples == 800
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ON_REAL_DATA)
 def test_engine_follows_the_oracle_on_the_whole_dtd_stream(name, clip_stream):
     prototypes, features, _ = clip_stream("dtd")
     report = teacher_forced(prototypes, features, OPTIONS[name])
