@@ -11,7 +11,10 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-import matplotlib
+try:
+    import matplotlib
+except ModuleNotFoundError:
+    raise SystemExit("this needs matplotlib: pip install matplotlib") from None
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -19,6 +22,10 @@ import matplotlib.pyplot as plt
 BOARD = Path(__file__).parent.parent / "deploy" / "grafana" / "protodcs.json"
 # What Grafana puts in place of $__rate_interval: four scrapes.
 RATE = "20s"
+# Units in the words of Grafana, and in ours.
+UNITS = {"short": "", "percentunit": " [share]", "reqps": " [per second]", "ops": " [per second]", "s": " [seconds]"}
+# Of a legend, so that three fit beside each other.
+LONGEST = 34
 
 
 def panels():
@@ -44,7 +51,18 @@ def answers(prometheus, expression, start, end, step):
 
 def legend(pattern, labels):
     """A legend as Grafana makes it: {{name}} stands for a label."""
-    return re.sub(r"{{\s*(\w+)\s*}}", lambda name: labels.get(name[1], ""), pattern) or "value"
+    words = re.sub(r"{{\s*(\w+)\s*}}", lambda name: labels.get(name[1], ""), pattern) or "value"
+    return words.replace("/v1/streams/{stream}", "...")[:LONGEST]
+
+
+def with_gaps(times, values, step):
+    """The same line, broken where nothing was answered for more than two steps."""
+    broken = []
+    for at, value in zip(times, values, strict=True):
+        if broken and at - broken[-1][0] > 2.5 * step:
+            broken.append((at, float("nan")))
+        broken.append((at, value))
+    return zip(*broken, strict=True)
 
 
 def draw(prometheus, file, minutes):
@@ -63,7 +81,8 @@ def draw(prometheus, file, minutes):
             continue
         box = (left + 0.03, top - (place["h"] - 0.9) / bottom, place["w"] / 24 - 0.045, (place["h"] - 2.1) / bottom)
         axes = figure.add_axes(box)
-        axes.set_title(f"{panel['title']} [{panel['fieldConfig']['defaults']['unit']}]", fontsize=8, loc="left")
+        unit = panel["fieldConfig"]["defaults"]["unit"]
+        axes.set_title(panel["title"] + UNITS.get(unit, f" [{unit}]"), fontsize=8, loc="left")
         axes.tick_params(labelsize=6)
         drawn = 0
         for target in panel["targets"]:
@@ -73,10 +92,12 @@ def draw(prometheus, file, minutes):
                     axes.axis("off")
                     axes.text(0.5, 0.45, f"{values[-1]:.3g}", fontsize=22, ha="center", va="center")
                 else:
-                    at = [(moment - end) / 60 for moment in times]
-                    axes.plot(at, values, linewidth=1, label=legend(target["legendFormat"], labels))
+                    moments, seen = with_gaps(times, values, step)
+                    at = [(moment - end) / 60 for moment in moments]
+                    axes.plot(at, seen, linewidth=1, label=legend(target["legendFormat"], labels))
         if drawn and panel["type"] != "stat":
             axes.set_xlim(-minutes, 0)
+            axes.set_xlabel("minutes", fontsize=6, labelpad=0)
             # Room for the legend above the lines, and for lines at zero.
             highest = axes.get_ylim()[1]
             axes.set_ylim(-0.02 * highest, 1.5 * highest)

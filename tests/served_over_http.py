@@ -40,6 +40,9 @@ class Faulty:
         """As a service that is being stopped."""
         await answer(send, 503, b'{"error": "not now"}')
 
+    async def want_a_key(self, scope, receive, send):
+        await answer(send, 401, b'{"detail": "send the header"}')
+
     async def overload(self, scope, receive, send):
         await answer(send, 429, b'{"error": "too many"}')
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from made_service import FEATURES, ROWS, engine_of, learned
 from protodcs.cli import app
 from redis_server import free_port
-from served_over_http import serving
+from served_over_http import Faulty, serving
 from test_client import PixelEncoding, png
 
 
@@ -101,6 +101,11 @@ def test_the_key_comes_from_a_file_or_the_environment(run, service, tmp_path, mo
     (tmp_path / "key").write_text("pdcs_two\n")
     run("list", "--key-file", tmp_path / "key")
     assert faulty.authorization == b"Bearer pdcs_two"
+
+
+def test_a_key_that_is_missing_is_told_in_the_words_of_the_command_line(run, service):
+    service[2].plan = [Faulty.want_a_key]
+    assert "set PROTODCS_KEY, or give --key-file" in run("list", code=1)
 
 
 def test_mistakes_are_told_in_a_line(run, rows, tmp_path):

@@ -281,10 +281,16 @@ def test_the_words_of_an_error_are_those_of_the_service(client):
 def test_it_gives_up_in_words_when_nobody_is_there():
     start = time.monotonic()
     nobody = f"http://127.0.0.1:{free_port()}"
-    words = r"given up after .* tries, the last: ConnectError"
+    words = rf"given up after .* tries, the last: {nobody}: ConnectError"
     with Client(nobody, give_up=0.5) as client, pytest.raises(ServiceError, match=words) as caught:
         client.streams()
     assert caught.value.status is None
+    assert "applied" not in str(caught.value)
+    with (
+        Client(nobody, give_up=0.1) as client,
+        pytest.raises(ServiceError, match="whether it was applied is not known"),
+    ):
+        client.stream("s").reset()
     assert time.monotonic() - start < 5
 
 
@@ -389,6 +395,9 @@ class Clock:
         return self.now
 
 
+LOOK = wire.streams()
+
+
 def told(status, body=b'{"detail": "words"}', **headers):
     return wire.Answer(status, headers, body)
 
@@ -397,7 +406,7 @@ def test_pauses_grow_to_a_limit_and_are_not_the_same_for_all():
     clock = Clock()
     shortest, longest = (
         [tries.pause_after(wire.Silence("lost")) for _ in range(40)]
-        for tries in (wire.Tries(1e9, clock, lambda: 0.0), wire.Tries(1e9, clock, lambda: 1.0))
+        for tries in (wire.Tries(LOOK, 1e9, clock, lambda: 0.0), wire.Tries(LOOK, 1e9, clock, lambda: 1.0))
     )
     assert longest == sorted(longest)
     assert longest[-1] == longest[-2] > longest[0]
@@ -405,33 +414,33 @@ def test_pauses_grow_to_a_limit_and_are_not_the_same_for_all():
 
 
 def test_a_service_that_says_when_to_ask_again_is_not_asked_before():
-    assert wire.Tries(100).pause_after(told(503, **{"retry-after": "7"})) > 7
+    assert wire.Tries(LOOK, 100).pause_after(told(503, **{"retry-after": "7"})) > 7
     date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 60))
-    assert 30 < wire.Tries(100).pause_after(told(503, **{"retry-after": date})) < 61
+    assert 30 < wire.Tries(LOOK, 100).pause_after(told(503, **{"retry-after": date})) < 61
 
 
 @pytest.mark.parametrize("value", ["", "-1", "soon", "1.5.2", "Thu, 01 Jan 1970 00:00:00 GMT"])
 def test_nonsense_about_when_to_ask_again_is_passed_over(value):
-    assert wire.Tries(100).pause_after(told(429, **{"retry-after": value})) < 1
+    assert wire.Tries(LOOK, 100).pause_after(told(429, **{"retry-after": value})) < 1
 
 
 def test_it_does_not_wait_for_what_comes_after_its_time():
     with pytest.raises(ServiceError, match="given up") as caught:
-        wire.Tries(100).pause_after(told(503, **{"retry-after": "3600"}))
+        wire.Tries(LOOK, 100).pause_after(told(503, **{"retry-after": "3600"}))
     assert caught.value.status == 503
 
 
 @pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 405, 409, 413, 415, 422, 500])
 def test_errors_in_the_words_of_the_service_are_final_but_for_those_that_pass(status):
     with pytest.raises(ServiceError, match=r"^words$") as caught:
-        wire.Tries(100).pause_after(told(status))
+        wire.Tries(LOOK, 100).pause_after(told(status))
     assert caught.value.status == status
     for passing in (408, 429, 503):
-        wire.Tries(100).pause_after(told(passing))
+        wire.Tries(LOOK, 100).pause_after(told(passing))
     for strange in (404, 500, 502, 504):
-        wire.Tries(100).pause_after(told(strange, b"<html>"))
+        wire.Tries(LOOK, 100).pause_after(told(strange, b"<html>"))
     with pytest.raises(ServiceError, match="403 and 'not here'"):
-        wire.Tries(100).pause_after(told(403, b"not  here"))
+        wire.Tries(LOOK, 100).pause_after(told(403, b"not  here"))
 
 
 # Streams of samples.

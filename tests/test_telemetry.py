@@ -361,6 +361,24 @@ def test_requests_are_counted_by_route_and_status_and_timed_by_stage():
     assert value(report, "protodcs_ingress_waiting_requests") == 0
 
 
+def test_a_caller_that_goes_away_is_no_failure_of_the_service(caplog):
+    async def run():
+        async with served() as service:
+            service.store.down = True
+            asking = asyncio.create_task(service.observe(feature(0)))
+            await asyncio.sleep(0.1)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            return families(service.router.metrics.registry)
+
+    with caplog.at_level(logging.DEBUG, "protodcs.serve.watched"):
+        report = asyncio.run(run())
+    route = "POST /v1/streams/{stream}/observe"
+    assert value(report, "protodcs_requests_total", route=route, status="499") == 1
+    assert [record.levelname for record in caplog.records if record.name == "protodcs.serve.watched"][-1] == "WARNING"
+
+
 def test_retries_late_and_refused_requests_are_counted_by_their_reason():
     async def run():
         async with served(request_seconds=0.3, store_patience=0.02, waiting=2) as service:

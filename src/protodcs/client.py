@@ -26,7 +26,8 @@ try:
 except ModuleNotFoundError:
     raise ModuleNotFoundError("the client needs httpx: pip install 'protodcs[client]'", name="httpx") from None
 
-_TIMEOUT, _GIVE_UP = 30.0, 120.0
+# The first is longer than a service takes to say that it is too late: request_seconds of its settings.
+_TIMEOUT, _GIVE_UP = 35.0, 120.0
 
 
 class Client:
@@ -102,7 +103,7 @@ class Client:
         return Stream(self._send, id, {})
 
     def _send(self, call: Call) -> Answer:
-        tries = Tries(self._give_up)
+        tries = Tries(call, self._give_up)
         while True:
             heard = self._try(call)
             if isinstance(heard, Answer) and heard.good:
@@ -113,7 +114,7 @@ class Client:
         try:
             return _answer(self._http.request(call.method, call.path, content=call.body, headers=call.headers))
         except httpx.TransportError as problem:
-            return _silence(problem)
+            return _silence(problem, self._http.base_url)
 
 
 class Stream:
@@ -325,7 +326,7 @@ class AsyncClient:
         while True:
             async with self._turns:
                 # The time spent waiting for the first turn is nobody's failure.
-                tries = tries or Tries(self._give_up)
+                tries = tries or Tries(call, self._give_up)
                 heard = await self._try(call)
             if isinstance(heard, Answer) and heard.good:
                 return heard
@@ -335,7 +336,7 @@ class AsyncClient:
         try:
             return _answer(await self._http.request(call.method, call.path, content=call.body, headers=call.headers))
         except httpx.TransportError as problem:
-            return _silence(problem)
+            return _silence(problem, self._http.base_url)
 
 
 class AsyncStream:
@@ -500,8 +501,10 @@ def _answer(response: httpx.Response) -> Answer:
     )
 
 
-def _silence(problem: httpx.TransportError) -> Silence:
-    return Silence(f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__)
+def _silence(problem: httpx.TransportError, url: httpx.URL) -> Silence:
+    words = f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
+    # Without a password that may stand before it.
+    return Silence(f"{url.scheme}://{url.netloc.decode()}: {words}")
 
 
 def _check_ahead(ahead: int) -> None:

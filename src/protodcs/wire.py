@@ -458,14 +458,20 @@ class Tries:
     """One request, from its first try to the answer that is final or the time that is over.
 
     Args:
+        call: the request.
         give_up: seconds after which it is not tried again.
         clock: where the time comes from.
         chance: a number in 0..1, another one each time: what failed together shall not come back together.
     """
 
     def __init__(
-        self, give_up: float, clock: Callable[[], float] = time.monotonic, chance: Callable[[], float] = random.random
+        self,
+        call: Call,
+        give_up: float,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
     ):
+        self._call = call
         self._give_up = give_up
         self._clock = clock
         self._chance = chance
@@ -490,10 +496,13 @@ class Tries:
         self._failed += 1
         passed = self._clock() - self._start
         if passed + pause > self._give_up:
+            unsure = (
+                "; whether it was applied is not known, and asking again with the same idempotency key is safe"
+                if "idempotency-key" in self._call.headers
+                else ""
+            )
             raise ServiceError(
-                f"given up after {passed:.3g} seconds and {self._failed} tries, the last: {words}; whether it was "
-                "applied is not known, and asking again with the same idempotency key is safe",
-                status,
+                f"given up after {passed:.3g} seconds and {self._failed} tries, the last: {words}{unsure}", status
             )
         return pause
 

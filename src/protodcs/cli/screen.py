@@ -48,7 +48,7 @@ def tell(report: Mapping[str, Any], as_json: bool) -> None:
         typer.echo(json.dumps(report))
         return
     for key, value in report.items():
-        console.print(f"{key.replace('_', ' ')}: {value}", highlight=False)
+        console.print(f"{key.replace('_', ' ')}: {value}", highlight=False, soft_wrap=True)
 
 
 def progress(quiet: bool) -> Progress:

@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..durable import replace_file
-from ..errors import InputError
+from ..errors import InputError, ServiceError
 from .screen import explained, given_classes, tell
 
 if TYPE_CHECKING:
@@ -104,7 +105,11 @@ def create(
 @_of_a_stream
 def show(stream: "Stream", as_json: bool = _AS_JSON) -> None:
     """Print what a stream is and how it fares."""
-    tell(stream.status(), as_json)
+    status = stream.status()
+    if as_json:
+        tell(status, as_json)
+    else:
+        tell(_for_a_person(status), as_json)
 
 
 @app.command()
@@ -233,14 +238,23 @@ def delete(stream: "Stream", as_json: bool = _AS_JSON) -> None:
 
 # Scores do not travel, and the decision's own fields stand beside its place.
 _LEFT_OUT = ("decision", "scores")
+# What an operator looks for.
+_FIRST = ("id", "frozen", "sequence", "known", "unknown", "classes", "owner", "position", "epoch")
 
 
-def _client(url: str, key_file: Path | None) -> "Client":
+@contextmanager
+def _client(url: str, key_file: Path | None) -> Iterator["Client"]:
     from ..client import Client
 
     # Never as an argument: every user of a machine can read those.
     key = os.environ.get("PROTODCS_KEY") if key_file is None else key_file.read_text().strip()
-    return Client(url, key or None, give_up=_GIVE_UP)
+    try:
+        with Client(url, key or None, give_up=_GIVE_UP) as client:
+            yield client
+    except ServiceError as problem:
+        if problem.status != 401:
+            raise
+        raise ServiceError("the service wants a good key: set PROTODCS_KEY, or give --key-file", 401) from None
 
 
 def _tell_decision(of: dict[str, Any], seen: "Observed", as_json: bool) -> None:
@@ -251,6 +265,25 @@ def _tell_decision(of: dict[str, Any], seen: "Observed", as_json: bool) -> None:
     else:
         label = seen.decision.label or "unknown"
         typer.echo(f"{', '.join(map(str, of.values()))}: {label}, p_unknown {seen.decision.p_unknown:.3f}")
+
+
+def _for_a_person(status: dict[str, Any]) -> dict[str, Any]:
+    """What matters first, in a line each; numbers with as many digits as anybody reads."""
+    guard = status.pop("guard", {})
+    events = guard.pop("events", [])
+    first = {name: status.pop(name) for name in _FIRST if name in status}
+    guarded = {f"guard {name}": value for name, value in guard.items()}
+    last = {"guard's last act": events[-1]} if events else {}
+    every = {**first, **guarded, **last, **status}
+    return {name: _short(value) for name, value in every.items()}
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_short(one)}" for name, one in value.items()) or "none"
+    return value
 
 
 def _tell(done: str, what: str, where: "Written", as_json: bool) -> None:

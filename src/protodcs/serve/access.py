@@ -87,8 +87,8 @@ def _pattern(path: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+)", whole), re.DOTALL)
 
 
-_BY_PATH: list[tuple[re.Pattern[str], dict[str, Rule]]] = [
-    (_pattern(path), {method: rule for (method, other), rule in RULES.items() if other == path})
+_BY_PATH: list[tuple[str, re.Pattern[str], dict[str, Rule]]] = [
+    (path, _pattern(path), {method: rule for (method, other), rule in RULES.items() if other == path})
     for path in dict.fromkeys(path for _, path in RULES)
 ]
 
@@ -118,8 +118,9 @@ class Access:
     def _refused(self, scope: Scope) -> Response | None:
         """Why a request may not go on; it leaves with the request what was found out about it."""
         state = scope.setdefault("state", {})
-        rules, state["stream"] = _rules(scope)
+        path, rules, state["stream"] = _rules(scope)
         rule = state["rule"] = rules.get(scope["method"])
+        state["route"] = None if rule is None else path
         if self._keys is None:
             state["caller"] = None
             return None
@@ -139,14 +140,14 @@ class Access:
         return None if words is None else refusal(403, words)
 
 
-def _rules(scope: Scope) -> tuple[dict[str, Rule], str | None]:
-    """The rules of a path by method, and the stream that it names."""
+def _rules(scope: Scope) -> tuple[str | None, dict[str, Rule], str | None]:
+    """Which path of the table a path is, its rules by method, and the stream that it names."""
     path = scope["path"].removeprefix(scope.get("root_path", ""))
-    for pattern, rules in _BY_PATH:
+    for known, pattern, rules in _BY_PATH:
         found = pattern.fullmatch(path)
         if found is not None:
-            return rules, found.groupdict().get("stream")
-    return {}, None
+            return known, rules, found.groupdict().get("stream")
+    return None, {}, None
 
 
 def _bearer(scope: Scope) -> str:

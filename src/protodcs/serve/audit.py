@@ -90,7 +90,8 @@ def of_guard(stream: str, event: Event) -> dict[str, Any]:
         "tenant": tenant or None,
         "key": None,
         "role": None,
-        "action": event.action.value,
+        # In the word of those who do it by hand.
+        "action": event.action.value.replace(" ", ""),
         "stream": name,
         "status": None,
         "outcome": "done",

@@ -20,6 +20,8 @@ _ID = "x-request-id"
 # What fleets of streams do all the time: well served it is counted, and written down only by the level debug.
 _DECIDING = ("POST /v1/streams/{stream}/observe", "POST /v1/streams/{stream}/peek")
 _LOOKING = ("GET /v1/health", "GET /v1/ready")
+# Of a caller that went away before there was an answer: no status that anybody was sent.
+_GONE = 499
 
 
 class Watched:
@@ -34,7 +36,7 @@ class Watched:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        start, status = time.perf_counter(), 500
+        start, status = time.perf_counter(), _GONE
         headers = Headers(scope=scope)
         state: dict[str, Any] = scope.setdefault("state", {})
         state["request_id"] = logs.request_id(headers.get(_ID))
@@ -51,6 +53,7 @@ class Watched:
                 await self._app(scope, receive, noted)
             except Exception as raised:
                 problem = raised
+                status = 500 if status == _GONE else status
                 raise
             finally:
                 self._note(scope, span, status, time.perf_counter() - start, problem)
@@ -73,8 +76,8 @@ class Watched:
 
 
 def _route(scope: Scope) -> str:
-    """The route by its pattern: one of a few, whatever the path."""
-    pattern = getattr(scope.get("route"), "path", None)
+    """The route by its pattern, also of a request that was refused before it came there: one of a few."""
+    pattern = scope["state"].get("route") or getattr(scope.get("route"), "path", None)
     return "other" if pattern is None else f"{scope['method']} {pattern}"
 
 

@@ -23,7 +23,7 @@ try:
     import pyarrow as arrow
     import pyarrow.parquet as arrow_parquet
 except ImportError:
-    raise DataError("reading Parquet files needs pyarrow: pip install 'protodcs[bench]'") from None
+    raise DataError("reading Parquet files needs pyarrow: pip install 'protodcs[data]'") from None
 
 # Encoded images kept in memory, of all row groups together: the usual test sets fit whole, larger ones do not.
 CACHE_BYTES = 512 * 2**20
