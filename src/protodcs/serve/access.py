@@ -121,7 +121,7 @@ class Access:
         rule = state["rule"] = rules.get(scope["method"])
         if self._keys is None:
             state["caller"] = None
-            return None
+            return _wrong_method(rules) if rules and rule is None else None
         if rule is not None and rule.role is None:
             # Nobody asked for a key, so there is no caller: `scoped` fails on such a route.
             return None
@@ -132,10 +132,14 @@ class Access:
             return refusal(401, _NO_KEY, {"WWW-Authenticate": "Bearer"})
         state["caller"] = caller
         if rule is None:
-            allow = {"Allow": ", ".join(rules)}
-            return refusal(405, "Method Not Allowed", allow) if rules else refusal(404, "Not Found")
+            return _wrong_method(rules) if rules else refusal(404, "Not Found")
         words = rule.refuses(caller)
         return None if words is None else refusal(403, words)
+
+
+def _wrong_method(rules: dict[str, Rule]) -> Response:
+    """The refusal that names all methods of a path, which are routes of their own and know of themselves only."""
+    return refusal(405, "Method Not Allowed", {"Allow": ", ".join(rules)})
 
 
 def _rules(scope: Scope) -> tuple[dict[str, Rule], str | None]:
