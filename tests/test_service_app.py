@@ -808,6 +808,16 @@ def test_an_explanation_is_that_of_the_engine_and_changes_nothing():
     asyncio.run(run())
 
 
+def test_one_sample_is_explained_at_a_time():
+    async def run():
+        async with served() as service:
+            body = FEATURES[:2].astype("<f4").tobytes()
+            refused = await service.observe(body, path="s/explain", params={"count": 2})
+            assert "one sample" in words_of(refused, 422)
+
+    asyncio.run(run())
+
+
 def test_classes_are_added_and_removed_and_stay_so_after_a_sleep():
     async def run():
         async with served(sleep_records=0) as service:

@@ -329,6 +329,23 @@ def test_requests_are_counted_by_route_and_status_and_timed_by_stage():
     assert value(report, "protodcs_ingress_waiting_requests") == 0
 
 
+def test_who_leaves_before_the_answer_is_not_counted_as_an_error_of_the_service():
+    async def run():
+        async with served() as service:
+            service.store.gate = asyncio.Event()
+            asked = asyncio.create_task(service.observe(feature(0)))
+            await asyncio.sleep(0.05)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+            service.store.gate.set()
+            counted = samples(families(service.router.metrics.registry), "protodcs_requests_total")
+            statuses = [dict(key)["status"] for key in counted]
+            assert "499" in statuses
+            assert "500" not in statuses
+
+    asyncio.run(run())
+
+
 def test_retries_late_and_refused_requests_are_counted_by_their_reason():
     async def run():
         async with served(request_seconds=0.3, store_patience=0.02, waiting=2) as service:

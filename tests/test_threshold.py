@@ -47,8 +47,8 @@ def test_an_id_of_a_request_reaches_the_proxy_if_it_can_be_read(given, passes):
 def test_too_many_headers_and_too_long_a_path_are_431():
     for refused in (
         asked((b"x", b"y" * 70_000)),
-        asked(*[(b"x-%d" % n, b"y" * 60) for n in range(1000)]),
-        asked(path="/" + "x" * 65_000),
+        asked(*[(b"x-%d" % n, b"y" * 60) for n in range(1100)]),
+        asked(path="/" + "x" * 65_500),
     ):
         assert refused.status_code == 431
         assert refused.headers["content-type"] == "application/problem+json"

@@ -34,7 +34,7 @@ class Attack:
         what: which one, in words.
         parts: bytes to send, and between them pauses in seconds.
         wanted: the statuses that are right; None: any that is no error of the service.
-        broken: this is no HTTP, or hardly: a connection that is closed without an answer is right as well.
+        broken: this is no HTTP, or hardly: that the connection is closed, or that nothing ever comes, is right as well.
         half: say after the last byte that no more will come, and go on listening.
         leaves: go away without waiting for an answer.
     """
@@ -394,7 +394,8 @@ class Hostile:
             "a trailer that lies": one + b"0\r\ncontent-length: 5\r\nauthorization: x\r\n\r\n",
         }
         what = rng.choice(list(bodies))
-        return Attack("chunks", what, (head + bodies[what],), broken=True, half=True)
+        sound = what in ("sound", "a byte each")
+        return Attack("chunks", what, (head + bodies[what],), broken=not sound)
 
     # What is hardly HTTP.
 
@@ -444,7 +445,7 @@ class Hostile:
             "only line ends": b"\r\n" * 10_000,
         }
         what = rng.choice(list(choices))
-        return Attack("broken", what, (choices[what],), broken=True, half=True)
+        return Attack("broken", what, (choices[what],), broken=True)
 
     # Odd paths, ids and headers.
 
@@ -529,7 +530,9 @@ class Hostile:
     def _lying_state(self) -> Attack:
         rng = self._rng
         data = self._state
-        what = rng.choice(["cut", "flips", "length", "foreign", "noise", "other tensors", "rehashed"])
+        what = rng.choice(
+            ["sound", "cut", "flips", "length", "foreign", "noise", "other tensors", "rehashed", "rehashed"]
+        )
         match what:
             case "cut":
                 data = data[: rng.randrange(len(data))]

@@ -223,8 +223,10 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
     @api.post("/v1/streams/{stream}/explain")
     async def explain(stream: str, http: HttpRequest) -> dict[str, Any]:
         """What each stage would do with a feature or an image, and why; nothing changes."""
-        (reply,) = await gate.decide(stream, Action.EXPLAIN, http)
-        return reply.facts or {}
+        replies = await gate.decide(stream, Action.EXPLAIN, http)
+        if len(replies) != 1:
+            raise InputError(f"one sample is explained at a time; given: {len(replies)}")
+        return replies[0].facts or {}
 
     @api.get("/v1/streams/{stream}/decisions")
     async def decisions(

@@ -3,6 +3,7 @@
 It stands outside all else, so that what is refused is counted too. It passes bodies through and looks at none.
 """
 
+import asyncio
 import logging
 import time
 from typing import Any
@@ -20,6 +21,8 @@ _ID = "x-request-id"
 # What fleets of streams do all the time: well served it is counted, and written down only by the level debug.
 _DECIDING = ("POST /v1/streams/{stream}/observe", "POST /v1/streams/{stream}/peek")
 _LOOKING = ("GET /v1/health", "GET /v1/ready")
+# The status of a request whose caller did not wait for it, as other servers count it. Nobody is told.
+_GONE = 499
 
 
 class Watched:
@@ -49,6 +52,10 @@ class Watched:
             problem: Exception | None = None
             try:
                 await self._app(scope, receive, noted)
+            except asyncio.CancelledError:
+                # The caller has gone: that is no error of the service.
+                status = _GONE
+                raise
             except Exception as raised:
                 problem = raised
                 raise
