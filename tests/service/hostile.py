@@ -477,8 +477,13 @@ class Hostile:
         ]
         method, path = rng.choice(routes)
         body = self._feature() if method == "POST" else b""
-        # Bytes beyond ASCII are no URL.
-        return Attack("path", f"{method} {path[:60]}", (self._request(method, path, body),), broken="\xe9" in path)
+        # Bytes beyond ASCII are no URL, and of one this long the proxy will not hear.
+        return Attack(
+            "path",
+            f"{method} {path[:60]}",
+            (self._request(method, path, body),),
+            broken="\xe9" in path or len(path) > 60_000,
+        )
 
     def _header(self) -> Attack:
         rng = self._rng

@@ -197,7 +197,7 @@ async def _honest(
         siege.honest.append(time.monotonic() - start)
         expected = engine.observe(feature).to_dict()
         del expected["scores"]
-        expected |= {"position": number, "repeated": False}
+        expected["position"] = number
         said = answer.json().get("decisions", [{}])[0] if answer.status_code == 200 else {}
         if {name: said.get(name) for name in expected} != expected:
             siege.wrong.append(

@@ -56,6 +56,8 @@ _ID = r"^[^/\\\x00-\x1f\x7f]{1,200}$"
 _MOST_FEATURES = 4096
 _MOST_IMAGES = 256
 _LONGEST_CLASS = 1000
+# More numbers than any encoder's features have. Engines take time and memory by the number.
+_WIDEST = 16_384
 # A key of several features is followed by their number.
 _LONGEST_GIVEN_KEY = LONGEST_KEY - 10
 
@@ -428,6 +430,8 @@ def _class_names(which: list[str] | str) -> tuple[str, ...]:
 def _prototypes(rows: list[list[float]]) -> Prototypes:
     if len({len(row) for row in rows}) != 1:
         raise InputError("prototypes must be rows of one length, at least one")
+    if len(rows[0]) > _WIDEST:
+        raise InputError(f"prototypes may have {_WIDEST} numbers each; given: {len(rows[0])}")
     return Prototypes(_as_float32(rows))
 
 
