@@ -13,7 +13,7 @@ from service.hostile import Hostile
 from service.rig import Service
 from service.siege import besiege, prepare
 
-BODY_SECONDS = 2.0
+BODY_SECONDS = 5.0
 
 
 @pytest.mark.long

@@ -36,7 +36,7 @@ def images(data_folder):
     return files
 
 
-BODY_SECONDS = 3.0
+BODY_SECONDS = 5.0
 ATTACKS, SEED = 200, 21
 
 

@@ -26,7 +26,7 @@ from .hostile import IMAGES, NUMBERS, Attack
 # Attacks under way at once; those that only wait cost nothing.
 _AT_ONCE, _SLOW_AT_ONCE = 8, 64
 # Seconds after which nobody will answer any more, and for what is no HTTP.
-_PATIENCE, _LITTLE_PATIENCE = 60.0, 6.0
+_PATIENCE, _LITTLE_PATIENCE = 60.0, 9.0
 _LOOK = 0.25
 # What a process may have grown by meanwhile and in the end, in MiB. The largest image that is let in, and its batch,
 # take some hundreds for a moment; what stays is what allocators keep and what streams have learned.

@@ -303,8 +303,9 @@ def _complete(document: Document, keyed: bool, parameters: Document) -> None:
 
 def _schemas() -> Document:
     """The schemas of all that is answered, and of bodies that are read without FastAPI."""
-    told = [answer.content for answer in _ANSWERS.values() if isinstance(answer.content, type)]
-    models: list[tuple[type[BaseModel], JsonSchemaMode]] = [(model, "serialization") for model in (Problem, *told)]
+    told: list[type[BaseModel]] = [Problem]
+    told += [answer.content for answer in _ANSWERS.values() if isinstance(answer.content, type)]
+    models: list[tuple[type[BaseModel], JsonSchemaMode]] = [(model, "serialization") for model in told]
     _, known = models_json_schema([*dict.fromkeys(models), (Features, "validation")], ref_template=_REFERENCE)
     found: Document = known["$defs"]
     return found
