@@ -5,6 +5,7 @@ import random
 import time
 from collections import defaultdict
 from contextlib import suppress
+from contextvars import ContextVar
 
 import pytest
 
@@ -560,3 +561,17 @@ def test_an_error_that_no_call_should_raise_is_told_and_the_line_goes_on(caplog)
 def test_errors_of_the_router_are_ours():
     for error in (LateError, OverloadedError, OwnerLostError):
         assert issubclass(error, ProtoDCSError)
+
+
+def test_a_call_for_several_is_made_in_the_name_of_none():
+    name, seen = ContextVar("name", default="nobody"), []
+
+    async def note(owner, requests):
+        seen.append(name.get())
+
+    async def run():
+        name.set("the first caller")
+        await Owners(fate=note).router().ask(request(1))
+
+    asyncio.run(run())
+    assert seen == ["nobody"]

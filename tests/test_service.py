@@ -1,5 +1,6 @@
 """The service as a user starts it: one command, an encoder, files, images over HTTP."""
 
+import asyncio
 import io
 import json
 import shutil
@@ -13,10 +14,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from conftest import random_stream
 from protodcs import OpenSetClassifier
 from protodcs.data import open_source
 from protodcs.serve.keys import create_key, revoke_key, rotate_key
+from service.hostile import Hostile
 from service.rig import Service
+from service.siege import besiege, prepare
 
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
@@ -32,8 +36,14 @@ def images(data_folder):
     return files
 
 
-def test_images_are_decided_as_in_this_process_and_survive_a_stop(tmp_path, images):
-    service = Service(tmp_path, store=f"files:{tmp_path / 'streams'}", encoder="mini")
+BODY_SECONDS = 5.0
+ATTACKS, SEED = 200, 21
+
+
+def test_images_are_decided_as_in_this_process_and_survive_attacks_and_a_stop(tmp_path, images, data_folder):
+    service = Service(
+        tmp_path, store=f"files:{tmp_path / 'streams'}", encoder="mini", body_seconds=BODY_SECONDS, log_level="warning"
+    )
     classifier = OpenSetClassifier.from_pretrained("mini", CLASSES)
     with service, httpx.Client(base_url=service.base_url, timeout=60) as client:
         created = client.post("/v1/streams", json={"id": "camera 7", "classes": CLASSES})
@@ -43,10 +53,11 @@ def test_images_are_decided_as_in_this_process_and_survive_a_stop(tmp_path, imag
         broken = client.post("/v1/streams/camera 7/observe", content=b"GIF89a", headers={"content-type": "image/gif"})
         assert broken.status_code == 422, broken.text
         assert client.get("/v1/streams/camera 7").json()["sequence"] == 12
+        assert not besieged(service, data_folder)
     with service, httpx.Client(base_url=service.base_url, timeout=60) as client:
         told += [observed(client, image) for image in images[12:]]
         assert client.post("/v1/streams", json={"id": "camera 8", "like": "camera 7"}).status_code == 201
-        assert sorted(client.get("/v1/streams").json()["streams"]) == ["camera 7", "camera 8"]
+        assert {"camera 7", "camera 8"} <= set(client.get("/v1/streams").json()["streams"])
     for place, (image, decision) in enumerate(zip(images, told, strict=True)):
         expected = classifier(image)
         assert decision["position"] == decision["sequence"] == place
@@ -56,6 +67,17 @@ def test_images_are_decided_as_in_this_process_and_survive_a_stop(tmp_path, imag
             expected.label,
         )
         assert np.isclose(decision["openness"], expected.openness, atol=1e-5)
+
+
+def besieged(service, data_folder):
+    """What goes wrong while the service is attacked; there are many more attacks in test_hostile.py."""
+    rows, features, _ = random_stream(samples=1000, seed=11)
+    prepare(service.base_url, rows, {})
+    attacks = Hostile(SEED, data_folder, rows, features, BODY_SECONDS).attacks(ATTACKS)
+    siege = asyncio.run(besiege(service.base_url, service.pid, attacks, rows, features, 2, {}))
+    print(siege)
+    assert len(siege.outcomes) == ATTACKS
+    return siege.faults
 
 
 def observed(client, image):

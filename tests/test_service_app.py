@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 import made_service
 from made_service import FEATURES, PROTOTYPES, ROWS, SHARED, engine_of, feature, learned
@@ -18,7 +19,7 @@ from memory_store import MemoryStore
 from protodcs import ProtoDCS
 from protodcs.errors import ImageError
 from protodcs.serve.answers import pack_decision, unpack_decision
-from protodcs.serve.app import application
+from protodcs.serve.app import NewStream, application
 from protodcs.serve.messages import Outcome, Reply
 from protodcs.serve.owner import Owner
 from protodcs.serve.router import OwnerLostError, Router
@@ -365,7 +366,7 @@ def test_what_is_not_there_is_404():
                 words_of(await client.get(path), 404)
             wrong = await client.put("/v1/streams/s")
             words_of(wrong, 405)
-            assert "GET" in wrong.headers["allow"]
+            assert set(wrong.headers["allow"].split(", ")) == {"GET", "DELETE"}
 
     asyncio.run(run())
 
@@ -462,6 +463,7 @@ BAD_JSON = [
     b'{"features": [[{}]]}', b'{"features": {"a": 1}}', b'{"features": "abc"}', b"\xff\xfe", b"[" * 100_000,
     b'{"features": ' + b"[" * 100 + b"]" * 100 + b"}", b'{"features": [[1' + b"0" * 5000 + b"]]}",
     b'{"features": [[1' + b"0" * 400 + b"]]}", b'{"features": [' + b"[1]," * 4096 + b"[1]]}",
+    b'{"features": [["1"]]}', b'{"features": [[true]]}', b'{"features": [[1]], "features": 7}',
 ]  # fmt: skip
 
 
@@ -496,6 +498,7 @@ def test_a_key_that_is_empty_or_too_long_is_422(key):
         ({"prototypes": [[]]}, "prototypes"),
         ({"prototypes": [[1.0], [1.0, 2.0]]}, "rows of one length"),
         ({"prototypes": [[0.0, 0.0]]}, "prototypes"),
+        ({"prototypes": [[1.0] * 16_385] * 2}, "16384 numbers"),
         ({"prototypes": [[1e300, 0.0]]}, "prototypes"),
         ({"prototypes": [["a"]]}, "prototypes"),
         ({"classes": ["a"]}, "7"),
@@ -534,6 +537,88 @@ def test_a_body_that_is_no_json_or_lacks_a_field_is_422_in_words():
             surrogate = b'{"name": "\\ud800"}'
             assert "name" in words_of(await service.post("s/snapshots", surrogate, AS_JSON), 422)
             assert "name" in words_of(await service.post("s/snapshots", json={"name": "x" * 201}), 422)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"id": "t", "prototypes": [["a"] * 1000] * 1000},
+        {"id": "t", "classes": [7] * 1000},
+        {"id": "t", **{f"unknown {number}": 1 for number in range(1000)}},
+    ],
+)
+def test_a_body_that_is_wrong_in_a_thousand_places_is_refused_for_the_first(body):
+    with pytest.raises(ValidationError) as problem:
+        NewStream(**body)
+    assert problem.value.error_count() <= 2
+
+
+def test_a_class_name_is_no_book():
+    async def run():
+        async with served() as service:
+            for name, status in (("x" * 1000, 201), ("x" * 1001, 422)):
+                assert (await service.create(id="t", classes=[name, *"bcdefg"])).status_code == status
+
+    asyncio.run(run())
+
+
+def test_json_may_be_less_long_than_other_bodies():
+    async def run():
+        async with served(FakeEncoding(), body_bytes=10_000, json_bytes=5000) as service:
+            for kind in ("application/json", "application/problem+json; charset=utf-8", "APPLICATION/JSON"):
+                refused = await service.client.post("/v1/streams", content=b" " * 5001, headers={"content-type": kind})
+                assert "5000 bytes" in words_of(refused, 413)
+            assert "not an image" in words_of(await service.observe(b" " * 5001, PNG), 422)
+
+    asyncio.run(run())
+
+
+def test_bodies_that_are_too_much_together_are_429_and_leave_room_when_they_are_gone():
+    async def run():
+        arrived, on = asyncio.Event(), asyncio.Event()
+
+        async def in_parts():
+            yield feature(0)[:100]
+            arrived.set()
+            await on.wait()
+            yield feature(0)[100:]
+
+        async with served(bodies_bytes=1024) as service:
+            first = asyncio.create_task(service.observe(in_parts()))
+            await arrived.wait()
+            assert "take too much" in words_of(await service.observe(bytes(1000)), 429)
+            on.set()
+            decisions_of(await first)
+            # Alone a body has room, however large: it is refused for what it is.
+            words_of(await service.observe(bytes(2000)), 422)
+            decisions_of(await service.observe(feature(1)))
+
+    asyncio.run(run())
+
+
+def test_who_leaves_before_the_body_is_there_is_no_error_of_the_service():
+    async def run():
+        async with served() as service:
+            told = []
+
+            async def send(message):
+                told.append(message)
+
+            async def receive():
+                return {"type": "http.disconnect"}
+
+            scope = {
+                "type": "http",
+                "method": "POST",
+                "path": "/v1/streams/s/observe",
+                "query_string": b"",
+                "headers": [],
+            }
+            await service.api(scope, receive, send)
+            assert told[0]["status"] == 400
+            assert service.router.waiting == 0
 
     asyncio.run(run())
 
@@ -724,6 +809,16 @@ def test_an_explanation_is_that_of_the_engine_and_changes_nothing():
     asyncio.run(run())
 
 
+def test_one_sample_is_explained_at_a_time():
+    async def run():
+        async with served() as service:
+            body = FEATURES[:2].astype("<f4").tobytes()
+            refused = await service.observe(body, path="s/explain", params={"count": 2})
+            assert "one sample" in words_of(refused, 422)
+
+    asyncio.run(run())
+
+
 def test_classes_are_added_and_removed_and_stay_so_after_a_sleep():
     async def run():
         async with served(sleep_records=0) as service:
@@ -740,7 +835,9 @@ def test_classes_are_added_and_removed_and_stay_so_after_a_sleep():
             engine.observe(FEATURES[1])
             assert engine_of(service.owner) == engine.snapshot()
             words_of(await client.delete("/v1/streams/s/classes/owls"), 422)
-            words_of(await client.post("/v1/streams/s/classes", json={"name": "x", "prototype": [1.0]}), 422)
+            for prototype in ([1.0], [1e39] * 32, []):
+                new = {"name": "x", "prototype": prototype}
+                words_of(await client.post("/v1/streams/s/classes", json=new), 422)
             words_of(await client.post("/v1/streams/s/classes", json={"name": "x"}), 422)
 
     asyncio.run(run())

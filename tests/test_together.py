@@ -1,4 +1,5 @@
 import asyncio
+from contextvars import ContextVar
 
 import pytest
 
@@ -61,3 +62,18 @@ def test_a_caller_that_leaves_holds_nobody_up():
             await second
 
     asyncio.run(run())
+
+
+def test_a_call_for_several_is_made_in_the_name_of_none():
+    name, seen = ContextVar("name", default="nobody"), []
+
+    async def encode(images):
+        seen.append(name.get())
+        return images
+
+    async def run():
+        name.set("the first caller")
+        await Together(encode, calls=2, images=16).encode(b"x")
+
+    asyncio.run(run())
+    assert seen == ["nobody"]

@@ -96,6 +96,12 @@ class Service:
         self._process.kill()
         self._end()
 
+    @property
+    def pid(self) -> int:
+        """The process that a user started; all others come from it."""
+        assert self._process is not None
+        return self._process.pid
+
     def memory(self) -> dict[str, float]:
         """Resident MiB of its processes, by what they are."""
         assert self._process is not None

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _FILES = ("keys", "audit", "tls_certificate", "tls_key")
 # What actors ask of a cluster of our own is bookkeeping: on a small machine they share its cores.
 _LEAST_CPUS = 16
+# The setting of Ray Serve that has its proxy pass requests through a threshold of ours.
+THRESHOLD = ("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "protodcs.serve.threshold:middlewares")
 
 
 @explained
@@ -42,6 +44,8 @@ def serve(
     settings = ServeConfig(**_absolute(options))
     _check_files(settings)
     stopped = threading.Event()
+    # The processes of a cluster of our own take it over from here.
+    os.environ.setdefault(*THRESHOLD)
     with connected(address, "use protodcs.Streams", num_cpus=max(_LEAST_CPUS, os.cpu_count() or 1)):
         from ..serve.deploy import Service
 

@@ -61,8 +61,8 @@ RULES: dict[tuple[str, str], Rule] = {
     ("GET", f"{_STREAM}/state"): Rule("export", "admin"),
     ("PUT", f"{_STREAM}/state"): Rule("import", "admin"),
     ("POST", f"{_STREAM}/classes"): Rule("add class", "admin"),
-    ("DELETE", f"{_STREAM}/classes/{{name:path}}"): Rule("remove class", "admin"),
-    ("DELETE", f"{_STREAM}/snapshots/{{name:path}}"): Rule("forget", "admin"),
+    ("DELETE", f"{_STREAM}/classes/{{name}}"): Rule("remove class", "admin"),
+    ("DELETE", f"{_STREAM}/snapshots/{{name}}"): Rule("forget", "admin"),
     ("GET", "/v2"): Rule("description", "read"),
     ("GET", "/v2/health/live"): Rule("health", None),
     ("GET", "/v2/health/ready"): Rule("health", None),
@@ -82,9 +82,9 @@ RULES: dict[tuple[str, str], Rule] = {
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    """What matches a path of the table: a part in braces stands for anything but a slash, with `:path` for anything."""
-    whole = re.sub(r"\\\{(\w+):path\\\}", r"(?P<\1>.+)", re.escape(path))
-    return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+)", whole), re.DOTALL)
+    """What matches a path of the table: a part in braces stands for anything but a slash, a name for anything."""
+    named = re.escape(path).replace(r"\{name\}", "(?P<name>.+)")
+    return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+)", named), re.DOTALL)
 
 
 _BY_PATH: list[tuple[str, re.Pattern[str], dict[str, Rule]]] = [
@@ -123,7 +123,7 @@ class Access:
         state["route"] = None if rule is None else path
         if self._keys is None:
             state["caller"] = None
-            return None
+            return _wrong_method(rules) if rules and rule is None else None
         if rule is not None and rule.role is None:
             # Nobody asked for a key, so there is no caller: `scoped` fails on such a route.
             return None
@@ -134,10 +134,14 @@ class Access:
             return refusal(401, _NO_KEY, {"WWW-Authenticate": "Bearer"})
         state["caller"] = caller
         if rule is None:
-            allow = {"Allow": ", ".join(rules)}
-            return refusal(405, "Method Not Allowed", allow) if rules else refusal(404, "Not Found")
+            return _wrong_method(rules) if rules else refusal(404, "Not Found")
         words = rule.refuses(caller)
         return None if words is None else refusal(403, words)
+
+
+def _wrong_method(rules: dict[str, Rule]) -> Response:
+    """The refusal that names all methods of a path, which are routes of their own and know of themselves only."""
+    return refusal(405, "Method Not Allowed", {"Allow": ", ".join(rules)})
 
 
 def _rules(scope: Scope) -> tuple[str | None, dict[str, Rule], str | None]:

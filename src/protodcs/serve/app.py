@@ -8,16 +8,17 @@ import asyncio
 import json
 import uuid
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 from fastapi import FastAPI, Query, Response
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from ..core.config import Config, Preset
 from ..core.prototypes import Prototypes
@@ -29,6 +30,8 @@ from .access import Access, in_own_words, own, scoped
 from .answers import described
 from .audit import AuditLog
 from .audited import Audited
+from .bodies import Features, Row, Rows, only_known_names
+from .description import describe
 from .guard import GuardSettings
 from .hosted import Birth, pack_class
 from .inference import add_open_inference
@@ -53,8 +56,16 @@ _STATUS = {
 _ID = r"^[^/\\\x00-\x1f\x7f]{1,200}$"
 _MOST_FEATURES = 4096
 _MOST_IMAGES = 256
+_LONGEST_CLASS = 1000
+# More numbers than any encoder's features have. Engines take time and memory by the number.
+_WIDEST = 16_384
 # A key of several features is followed by their number.
 _LONGEST_GIVEN_KEY = LONGEST_KEY - 10
+
+ClassName = Annotated[str, Field(max_length=_LONGEST_CLASS)]
+ClassNames = Annotated[list[ClassName], Field(fail_fast=True)]
+# Settings by their names; there are not so many.
+Options = Annotated[dict[str, Any], Field(max_length=200)]
 
 
 class Encoding(Protocol):
@@ -96,17 +107,17 @@ class Control(Protocol):
 class NewStream(BaseModel):
     """What a stream is created with."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(strict=True, extra="forbid")
 
     id: str = Field(pattern=_ID, description="1 to 200 characters without slashes and control characters.")
-    classes: list[str] | str | None = Field(None, description="Class names, or the name of a list such as 'cifar10'.")
-    prototypes: list[list[float]] | None = Field(
-        None, description="One row per class, where the features are the caller's own."
-    )
+    classes: ClassNames | str | None = Field(None, description="Class names, or the name of a list such as 'cifar10'.")
+    prototypes: Rows | None = Field(None, description="One row per class, where the features are the caller's own.")
     like: str | None = Field(None, description="Another stream, to be created as that one was; then nothing else.")
     preset: Preset = "default"
-    config: dict[str, Any] = Field(default_factory=dict, description="Settings that differ from the preset's.")
-    guard: dict[str, Any] = Field(default_factory=dict, description="Settings that differ from the service's guard.")
+    config: Options = Field(default_factory=dict, description="Settings that differ from the preset's.")
+    guard: Options = Field(default_factory=dict, description="Settings that differ from the service's guard.")
+
+    _known = model_validator(mode="before")(only_known_names)
 
     @field_validator("id")
     @classmethod
@@ -119,26 +130,32 @@ class NewStream(BaseModel):
 class Name(BaseModel):
     """The name of a snapshot."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(strict=True, extra="forbid")
 
     name: str = Field(min_length=1, max_length=200)
+
+    _known = model_validator(mode="before")(only_known_names)
 
 
 class NewClass(BaseModel):
     """A class to be added."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(strict=True, extra="forbid")
 
-    name: str = Field(min_length=1, max_length=1000)
-    prototype: list[float] | None = Field(None, description="Where the features are the caller's own.")
+    name: ClassName = Field(min_length=1)
+    prototype: Row | None = Field(None, description="Where the features are the caller's own.")
+
+    _known = model_validator(mode="before")(only_known_names)
 
 
 class Owners(BaseModel):
     """How many owners there shall be."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(strict=True, extra="forbid")
 
     count: int = Field(ge=1, le=1000)
+
+    _known = model_validator(mode="before")(only_known_names)
 
 
 def application(config: ServeConfig, router: Router, control: Control, encoding: Encoding | None) -> FastAPI:
@@ -210,8 +227,10 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
     @api.post("/v1/streams/{stream}/explain")
     async def explain(stream: str, http: HttpRequest) -> dict[str, Any]:
         """What each stage would do with a feature or an image, and why; nothing changes."""
-        (reply,) = await gate.decide(stream, Action.EXPLAIN, http)
-        return reply.facts or {}
+        replies = await gate.decide(stream, Action.EXPLAIN, http)
+        if len(replies) != 1:
+            raise InputError(f"one sample is explained at a time; given: {len(replies)}")
+        return replies[0].facts or {}
 
     @api.get("/v1/streams/{stream}/decisions")
     async def decisions(
@@ -279,6 +298,7 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
         """Have more or fewer owners, while requests flow."""
         return {"names": await control.resize(wanted.count)}
 
+    describe(api, config.keys is not None, _MOST_FEATURES, _LONGEST_GIVEN_KEY)
     return api
 
 
@@ -337,7 +357,7 @@ class _Gate:
 
     async def add_class(self, stream: str, new: NewClass, http: HttpRequest) -> Reply:
         if new.prototype is not None:
-            (prototype,) = _split(np.asarray([new.prototype], dtype=np.float32))
+            (prototype,) = _split(_as_float32([new.prototype]))
         elif self._encoding is not None:
             _, shared = await self._encoding.prototypes([new.name])
             prototype = unpack_prototypes(shared).unit[0].astype("<f4").tobytes()
@@ -412,9 +432,15 @@ def _class_names(which: list[str] | str) -> tuple[str, ...]:
 def _prototypes(rows: list[list[float]]) -> Prototypes:
     if len({len(row) for row in rows}) != 1:
         raise InputError("prototypes must be rows of one length, at least one")
-    # What is too large for float32 becomes infinite, and is refused as that.
+    if len(rows[0]) > _WIDEST:
+        raise InputError(f"prototypes may have {_WIDEST} numbers each; given: {len(rows[0])}")
+    return Prototypes(_as_float32(rows))
+
+
+def _as_float32(rows: list[list[float]]) -> NDArray[np.float32]:
+    """Rows of one length; what is too large becomes infinite, and is refused as that."""
     with np.errstate(over="ignore"):
-        return Prototypes(np.asarray(rows, dtype=np.float32))
+        return np.asarray(rows, dtype=np.float32)
 
 
 def _key(http: HttpRequest) -> str:
@@ -448,11 +474,10 @@ def _from_bytes(body: bytes, count: str) -> list[bytes]:
 def _from_json(body: bytes) -> list[bytes]:
     """The features of a body like {"features": [[0.1, 0.2], [0.3, 0.4]]}."""
     try:
-        with np.errstate(over="ignore"):
-            rows = np.asarray(json.loads(body)["features"], dtype=np.float32)
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        rows = _as_float32(Features.model_validate_json(body).features)
+    except ValueError:
         raise InputError('a JSON body must be {"features": [[number, ...], ...]}, rows of one length') from None
-    if rows.ndim != 2 or not 0 < len(rows) <= _MOST_FEATURES or rows.shape[1] == 0:
+    if len(rows) > _MOST_FEATURES or rows.shape[1] == 0:
         raise InputError(f"features must be 1 to {_MOST_FEATURES} rows of numbers; given: shape {rows.shape}")
     return _split(rows)
 
@@ -500,6 +525,10 @@ def _report_errors(api: FastAPI) -> None:
         assert isinstance(problem, RequestValidationError)
         return answer(http, 422, _in_words(problem))
 
+    async def gone_handler(http: HttpRequest, problem: Exception) -> Response:
+        # Nobody hears it; but it is no error of the service, and must not be counted and logged as one.
+        return answer(http, 400, "the connection ended before the body did")
+
     async def unforeseen_handler(http: HttpRequest, problem: Exception) -> Response:
         # It comes from outside of what gives answers their id.
         named = {"X-Request-Id": http.scope["state"]["request_id"]}
@@ -507,6 +536,7 @@ def _report_errors(api: FastAPI) -> None:
 
     api.add_exception_handler(HTTPException, http_handler)
     api.add_exception_handler(RequestValidationError, body_handler)
+    api.add_exception_handler(ClientDisconnect, gone_handler)
     api.add_exception_handler(Exception, unforeseen_handler)
     for kind, status in _ERRORS:
         handle(kind, status)

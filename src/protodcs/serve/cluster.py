@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 from prometheus_client import CollectorRegistry
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError, TaskCancelledError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..core.compiled import ensure_compiled
@@ -291,6 +291,8 @@ class Calls:
             raise OwnerLostError(f"{owner} is not there: {str(problem).splitlines()[0]}") from None
         except RayTaskError as problem:
             raise OwnerLostError(f"{owner} could not work: {problem.cause!r}") from None
+        except TaskCancelledError:
+            raise OwnerLostError(f"a call to {owner} was cancelled") from None
         return replies
 
     async def owners(self) -> list[str]:

@@ -6,8 +6,11 @@ the words that say why there is none.
 
 import asyncio
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from ray import serve
 
 from .. import encoders
@@ -21,6 +24,29 @@ from .telemetry import EncoderMetrics
 
 # Lists of classes whose prototypes an encoder keeps at hand.
 _AT_HAND = 16
+# How much of a batch is decoded at a time, beyond one image. The largest images that are let in are small files if they
+# are of one colour, and a batch of them would take gigabytes.
+_DECODED_BYTES = 64 * 2**20
+
+
+def decoded_in_groups(
+    images: list[bytes], answers: list[bytes | str]
+) -> Iterator[tuple[list[int], list[NDArray[np.uint8]]]]:
+    """Places and pixels of the images that can be used, a group at a time; for others `answers` is told why not."""
+    places: list[int] = []
+    pixels: list[NDArray[np.uint8]] = []
+    for place, image in enumerate(images):
+        try:
+            pixels.append(decode(image))
+        except ImageError as problem:
+            answers[place] = str(problem)
+            continue
+        places.append(place)
+        if sum(one.nbytes for one in pixels) > _DECODED_BYTES:
+            yield places, pixels
+            places, pixels = [], []
+    if pixels:
+        yield places, pixels
 
 
 class EncoderReplica:
@@ -48,17 +74,10 @@ class EncoderReplica:
 
     def _encode(self, images: list[bytes]) -> list[bytes | str]:
         answers: list[bytes | str] = [""] * len(images)
-        pixels, places = [], []
-        for place, image in enumerate(images):
-            try:
-                pixels.append(decode(image))
-                places.append(place)
-            except ImageError as problem:
-                answers[place] = str(problem)
-                self._counted.bad.inc()
-        if pixels:
+        for places, pixels in decoded_in_groups(images, answers):
             for place, feature in zip(places, self._encoder.encode_pixels(pixels), strict=True):
                 answers[place] = feature.astype("<f4").tobytes()
+        self._counted.bad.inc(sum(isinstance(answer, str) for answer in answers))
         return answers
 
     async def prototypes(self, classes: list[str]) -> tuple[str, bytes]:

@@ -38,7 +38,7 @@ Ready = Callable[[], Awaitable[dict[str, Any]]]
 class Tensor(BaseModel):
     """An input: the features, row by row or in one flat list."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(strict=True, extra="ignore")
 
     name: Literal["feature"]
     shape: list[int] = Field(min_length=1, max_length=2)
@@ -60,7 +60,7 @@ class Tensor(BaseModel):
 class Parameters(BaseModel):
     """What the request says beside its input."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(strict=True, extra="ignore")
 
     sequence_id: str | int
 
@@ -68,7 +68,7 @@ class Parameters(BaseModel):
 class Inference(BaseModel):
     """A request for an inference."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(strict=True, extra="ignore")
 
     id: str | None = Field(None, min_length=1)
     inputs: list[Tensor] = Field(min_length=1, max_length=1)

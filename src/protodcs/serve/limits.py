@@ -90,6 +90,7 @@ class Limits:
         self._buckets: dict[str, Bucket] = {}
         self._rooms: dict[str, _Rooms] = {}
         self.under_way: Counter[str] = Counter()
+        self._held: Counter[str] = Counter()
 
     def of(self, caller: Caller | None) -> Allowed:
         """The limits of a caller."""
@@ -99,6 +100,11 @@ class Limits:
             general = {name: getattr(self._config, name) for name in Allowed._fields}
             self._allowed[tenant] = Allowed(**{**general, **special})
         return self._allowed[tenant]
+
+    def largest(self, caller: Caller | None, is_json: bool) -> int:
+        """How many bytes a body may have."""
+        most = self.of(caller).body_bytes
+        return min(most, self._config.json_bytes) if is_json else most
 
     def too_many(self, caller: Caller) -> Response | None:
         """Whether a tenant asks too much at once or too often."""
@@ -116,6 +122,23 @@ class Limits:
         if wait:
             return not_now(f"a tenant may make {allowed.rate:g} requests a second: ask again later", wait)
         return None
+
+    def hold(self, tenant: str, size: int, own: int) -> None:
+        """Take note of a piece of a body, behind `own` bytes of the same one; refused where bodies take too much.
+
+        A body that is alone always has room: how large it may be is another limit.
+        """
+        most = self._config.bodies_bytes
+        share = self._config.share * most if tenant else most
+        others, of_tenant = self._held.total() - own, self._held[tenant] - own
+        self._held[tenant] += size
+        grown = own + size
+        if (others and others + grown > most) or (of_tenant and of_tenant + grown > share):
+            raise HTTPException(429, "the bodies of requests under way take too much: ask again when some are answered")
+
+    def let_go(self, tenant: str, size: int) -> None:
+        """Forget a body of so many bytes."""
+        self._held[tenant] -= size
 
     @asynccontextmanager
     async def admitted(self, http: HTTPConnection, stream: str, classes: int) -> AsyncIterator[None]:
@@ -189,38 +212,61 @@ class Limited:
             await self._app(scope, receive, send)
             return
         caller: Caller | None = scope["state"].get("caller")
-        most = self._limits.of(caller).body_bytes
+        most = self._limits.largest(caller, _is_json(scope))
         answer = (None if caller is None else self._limits.too_many(caller)) or _refused(scope, most)
         if answer is not None:
             await answer(scope, receive, send)
             return
         tenant = "" if caller is None else caller.tenant
+        body = _Body(self._limits, tenant, most, self._seconds)
         self._limits.under_way[tenant] += 1
         try:
-            await self._app(scope, self._bounded(receive, most), send)
+            await self._app(scope, body.bounded(receive), send)
         finally:
             self._limits.under_way[tenant] -= 1
+            self._limits.let_go(tenant, body.size)
 
-    def _bounded(self, receive: Receive, most: int) -> Receive:
-        """The body as it comes in, as long as it is neither too long nor too slow."""
+
+class _Body:
+    """One body as it comes in, as long as it is neither too long nor too slow, and there is room for it."""
+
+    def __init__(self, limits: Limits, tenant: str, most: int, seconds: float):
+        self._limits = limits
+        self._tenant = tenant
+        self._most = most
+        self._seconds = seconds
+        self.size = 0
+
+    def bounded(self, receive: Receive) -> Receive:
+        """What gives the pieces of the body; the time begins now."""
         until = asyncio.get_running_loop().time() + self._seconds
-        size, more = 0, True
+        more = True
 
         async def bounded() -> Message:
-            nonlocal size, more
+            nonlocal more
             try:
                 # Behind the body there is nothing to hurry for: what comes then is the end of the connection.
                 async with asyncio.timeout_at(until if more else None):
                     message = await receive()
             except TimeoutError:
                 raise HTTPException(408, f"the body did not come within {self._seconds:g} seconds") from None
-            size += len(message.get("body", b""))
             more = more and message.get("more_body", False)
-            if size > most:
-                raise _too_long(most)
+            self._take(len(message.get("body", b"")))
             return message
 
         return bounded
+
+    def _take(self, size: int) -> None:
+        before = self.size
+        self.size += size
+        self._limits.hold(self._tenant, size, before)
+        if self.size > self._most:
+            raise _too_long(self._most)
+
+
+def _is_json(scope: Scope) -> bool:
+    """Whether a body says that it is JSON, of whatever kind."""
+    return any(b"json" in value.lower() for name, value in scope["headers"] if name.lower() == b"content-type")
 
 
 def _refused(scope: Scope, most: int) -> Response | None:

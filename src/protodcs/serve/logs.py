@@ -30,6 +30,8 @@ def start(kind: Literal["json", "text", "off"], level: str, process: str) -> Non
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(_AsJson(process) if kind == "json" else _AsText(process))
     log.handlers = [handler]
+    # It has a line, in words of its own, for whatever is wrong with a form; the caller is told.
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 def hashed(stream: str) -> str:

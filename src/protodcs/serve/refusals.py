@@ -8,12 +8,12 @@ from http import HTTPStatus
 from starlette.responses import Response
 
 # What may pass by itself.
-_PASSING = (429, 503)
+PASSING = (429, 503)
 
 
 def refusal(status: int, words: str, headers: Mapping[str, str] | None = None) -> Response:
     """An error as every caller gets it."""
-    again = {"Retry-After": "1"} if status in _PASSING else {}
+    again = {"Retry-After": "1"} if status in PASSING else {}
     problem = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": words}
     return Response(json.dumps(problem), status, {**again, **(headers or {})}, "application/problem+json")
 

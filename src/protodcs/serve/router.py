@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass, field
 
 from ..errors import ProtoDCSError
@@ -274,7 +275,9 @@ class Router:
             room -= len(groups[-1][1])
         if groups:
             lane.calls += 1
-            task = asyncio.create_task(self._travel(owner, lane, groups))
+            # In a context of its own: Ray cancels what was called on behalf of a request when its caller leaves, and
+            # this call is made for others too.
+            task = asyncio.create_task(self._travel(owner, lane, groups), context=Context())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         self._kick(owner, lane)
@@ -323,7 +326,7 @@ class Router:
     def _look(self) -> None:
         """Look up the owners in the background, once at a time."""
         if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._see())
+            self._looking = asyncio.create_task(self._see(), context=Context())
 
     async def _see(self) -> None:
         owners = await self._viewed()

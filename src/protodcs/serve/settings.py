@@ -83,6 +83,14 @@ class ServeConfig(Settings):
     )
     waiting: int = Field(10_000, ge=1, description="How many requests may wait in one ingress process.")
     body_bytes: int = Field(64 * 2**20, ge=1024, description="The largest body of a request. Bytes.")
+    json_bytes: int = Field(
+        16 * 2**20,
+        ge=1024,
+        description="The largest body of JSON, which takes many times its size while it is read. Bytes.",
+    )
+    bodies_bytes: int = Field(
+        2**30, ge=1024, description="What the bodies of all requests under way may take in one ingress process. Bytes."
+    )
     body_seconds: float = Field(20.0, gt=0, le=3600, description="How long a body may take to come in. Seconds.")
     classes: int = Field(10_000, ge=1, description="How many classes a stream may have.")
     pixels: int = Field(25_000_000, ge=1, description="How many pixels an image may have.")
@@ -95,7 +103,9 @@ class ServeConfig(Settings):
     rate: float = Field(1000.0, gt=0, le=1_000_000, description="How many requests a tenant may make a second.")
     burst: int = Field(2000, ge=1, le=1_000_000, description="And how many at once, after a pause.")
     streams: int = Field(10_000, ge=0, description="How many streams a tenant may have.")
-    share: float = Field(0.5, gt=0, le=1, description="How much of `waiting` one tenant may fill. A fraction.")
+    share: float = Field(
+        0.5, gt=0, le=1, description="How much of `waiting` and `bodies_bytes` one tenant may fill. A fraction."
+    )
     tenants: dict[Tenant, TenantLimits] = Field(
         {}, description="Tenants with other limits: their rate, burst, streams, classes, pixels or body_bytes."
     )

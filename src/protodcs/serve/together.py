@@ -7,6 +7,7 @@ under way leaves at once. Order is not kept here; the router does that.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 
 from ..errors import ImageError
 
@@ -47,7 +48,9 @@ class Together:
     def _depart(self) -> None:
         self._soon = False
         group = [self._waiting.popleft() for _ in range(min(self._images, len(self._waiting)))]
-        task = asyncio.create_task(self._travel([entry for entry in group if not entry[1].done()]))
+        # In a context of its own: Ray cancels what was called on behalf of a request when its caller leaves, and this
+        # call is made for others too.
+        task = asyncio.create_task(self._travel([entry for entry in group if not entry[1].done()]), context=Context())
         self._under_way.add(task)
         task.add_done_callback(self._arrived)
         self._kick()

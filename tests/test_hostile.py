@@ -1,0 +1,49 @@
+"""The service among those who mean it harm: thousands of bodies and connections, with honest streams beside them."""
+
+import asyncio
+import os
+import time
+
+import pytest
+
+from conftest import random_stream
+from protodcs.serve.keys import create_key
+from redis_server import RedisServer
+from service.hostile import Hostile
+from service.rig import Service
+from service.siege import besiege, prepare
+
+BODY_SECONDS = 5.0
+
+
+@pytest.mark.long
+def test_5000_attacks_kill_nothing_and_disturb_no_honest_stream(tmp_path, data_folder):
+    seed = int(os.environ.get("PROTODCS_HOSTILE_SEED", time.time()))
+    count = int(os.environ.get("PROTODCS_HOSTILE_COUNT", 5000))
+    print(f"PROTODCS_HOSTILE_SEED={seed}")
+    keys = tmp_path / "keys.json"
+    mallory, acme = (create_key(keys, tenant, "admin")[1] for tenant in ("mallory", "acme"))
+    rows, features, _ = random_stream(samples=2000, seed=11)
+    with RedisServer(tmp_path) as redis:
+        service = Service(
+            tmp_path,
+            store=redis.url,
+            owners=2,
+            encoder="mini",
+            keys=str(keys),
+            audit=str(tmp_path / "audit.jsonl"),
+            body_seconds=BODY_SECONDS,
+            log_level="warning",
+        )
+        with service:
+            caller = {"authorization": f"Bearer {mallory}"}
+            prepare(service.base_url, rows, caller)
+            key = f"authorization: Bearer {mallory}".encode()
+            hostile = Hostile(seed, data_folder, rows, features, BODY_SECONDS, (key,))
+            honest = {"authorization": f"Bearer {acme}"}
+            siege = asyncio.run(
+                besiege(service.base_url, service.pid, hostile.attacks(count), rows, features, 3, honest)
+            )
+    print(siege)
+    assert not siege.faults, "\n".join(siege.faults[:50])
+    assert len(siege.outcomes) == count

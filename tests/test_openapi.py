@@ -1,0 +1,124 @@
+"""The service against its own description: whatever the OpenAPI document allows or forbids, answers are as it says.
+
+Schemathesis makes the requests. The application runs in its event loop, with an owner and a store in memory.
+"""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+import schemathesis
+from hypothesis import settings
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from made_service import ROWS
+from protodcs.core.prototypes import Prototypes
+from protodcs.serve.shared import pack_prototypes
+from test_access import Guarded, made_keys
+from test_service_app import FakeEncoding, Service
+
+# That a feature has the width of its stream and is not zero is nothing that a schema can say.
+BEYOND_SCHEMAS = [positive_data_acceptance]
+FEW, MANY = settings(max_examples=10), settings(max_examples=400)
+
+
+class Living:
+    """An application that begins and ends with the event loop it is served in, with a stream "s"."""
+
+    def __init__(self, make, create):
+        self._make = make
+        self._create = create
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] != "lifespan":
+            await self._service.api(scope, receive, send)
+            return
+        await receive()
+        self._service = self._make()
+        await self._service.owner.start()
+        assert (await self._create(self._service)).status_code == 201
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self._service.client.aclose()
+        await self._service.owner.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+class Naming(FakeEncoding):
+    """Knows every name."""
+
+    async def prototypes(self, classes):
+        made = Prototypes(np.random.default_rng(len(classes)).normal(size=(len(classes), ROWS.shape[1])))
+        return made.fingerprint, pack_prototypes(made)
+
+
+@schemathesis.serializer("image/*")
+def as_image(context, value):
+    """Images are bytes, whatever stands in for them."""
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def described(make, create):
+    """The description of a service, to be tried on one that is made in the event loop."""
+    schema = schemathesis.openapi.from_dict(make().api.openapi())
+    schema.app = Living(make, create)
+    return schema
+
+
+FOLDER = TemporaryDirectory()
+
+
+def open_service():
+    return Service(Naming(), audit=f"{FOLDER.name}/audit")
+
+
+def keyed_service():
+    return Guarded(Path(FOLDER.name), Naming(), rate=1e6, burst=1_000_000)
+
+
+# An operator may do everything.
+KEY = {"Authorization": f"Bearer {made_keys()[2]['operator admin']}"}
+without_keys = described(open_service, Service.create)
+with_keys = described(keyed_service, lambda service: service.made("operator admin"))
+
+
+def on_known_stream(case):
+    """Have a case speak of the stream that is there; False where it names none, or would delete it."""
+    if "stream" not in case.path_parameters or (case.method, case.path) == ("DELETE", "/v1/streams/{stream}"):
+        return False
+    case.path_parameters["stream"] = "s"
+    return True
+
+
+def check(case, **more):
+    """The answer is as described, for a stream of any name and for one that is there."""
+    case.call_and_validate(excluded_checks=BEYOND_SCHEMAS, **more)
+    if on_known_stream(case):
+        case.call_and_validate(excluded_checks=BEYOND_SCHEMAS, **more)
+
+
+@without_keys.parametrize()
+@FEW
+def test_answers_are_as_described(case):
+    check(case)
+
+
+@with_keys.parametrize()
+@FEW
+def test_answers_to_a_key_are_as_described(case):
+    check(case, headers=KEY)
+
+
+@pytest.mark.long
+@without_keys.parametrize()
+@MANY
+def test_answers_are_as_described_to_many_more_requests(case):
+    check(case)
+
+
+@pytest.mark.long
+@with_keys.parametrize()
+@MANY
+def test_answers_to_a_key_are_as_described_to_many_more_requests(case):
+    check(case, headers=KEY)
