@@ -30,7 +30,7 @@ _PATIENCE, _LITTLE_PATIENCE = 60.0, 9.0
 _LOOK = 0.25
 # What a process may have grown by meanwhile and in the end, in MiB. The largest image that is let in, and its batch,
 # take some hundreds for a moment; what stays is what allocators keep and what streams have learned.
-MOST_GROWTH, LASTING_GROWTH = 1500, 500
+MOST_GROWTH, LASTING_GROWTH = 800, 500
 # What the service says, and nobody before it.
 _OURS = ("application/json", "application/problem+json", "application/octet-stream")
 
