@@ -1,11 +1,13 @@
 """The service as a user starts it: one command, an encoder, files, images over HTTP."""
 
+import asyncio
 import io
 import json
 import shutil
 import ssl
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import httpx
@@ -32,10 +34,13 @@ def images(data_folder):
     return files
 
 
-def test_images_are_decided_as_in_this_process_and_survive_a_stop(tmp_path, images):
-    service = Service(tmp_path, store=f"files:{tmp_path / 'streams'}", encoder="mini")
+def test_images_are_decided_as_in_this_process_and_survive_a_stop_and_a_flood(tmp_path, images):
+    file = tmp_path / "keys.json"
+    mine, other = ({"authorization": f"Bearer {create_key(file, name, 'admin')[1]}"} for name in ("mine", "other"))
+    limits = {"keys": str(file), "tenants": {"other": {"rate": 1.0, "burst": 5}}}
+    service = Service(tmp_path, store=f"files:{tmp_path / 'streams'}", encoder="mini", **limits)
     classifier = OpenSetClassifier.from_pretrained("mini", CLASSES)
-    with service, httpx.Client(base_url=service.base_url, timeout=60) as client:
+    with service, httpx.Client(base_url=service.base_url, headers=mine, timeout=60) as client:
         created = client.post("/v1/streams", json={"id": "camera 7", "classes": CLASSES})
         assert created.status_code == 201, created.text
         assert created.json()["encoder"] == classifier.encoder.fingerprint
@@ -43,10 +48,18 @@ def test_images_are_decided_as_in_this_process_and_survive_a_stop(tmp_path, imag
         broken = client.post("/v1/streams/camera 7/observe", content=b"GIF89a", headers={"content-type": "image/gif"})
         assert broken.status_code == 422, broken.text
         assert client.get("/v1/streams/camera 7").json()["sequence"] == 12
-    with service, httpx.Client(base_url=service.base_url, timeout=60) as client:
-        told += [observed(client, image) for image in images[12:]]
+    with service, httpx.Client(base_url=service.base_url, headers=mine, timeout=60) as client:
+        with ThreadPoolExecutor(1) as beside:
+            flood = beside.submit(asyncio.run, flooded(service.base_url, other))
+            told += [observed(client, image) for image in images[12:]]
+            answers = flood.result()
         assert client.post("/v1/streams", json={"id": "camera 8", "like": "camera 7"}).status_code == 201
         assert sorted(client.get("/v1/streams").json()["streams"]) == ["camera 7", "camera 8"]
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert len(refused) >= 0.8 * len(answers)
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+    # Where it is refused: before anything behind Ray Serve's proxy hears of it.
+    assert sum("than you may make" in answer.json()["detail"] for answer in refused) >= 0.8 * len(refused)
     for place, (image, decision) in enumerate(zip(images, told, strict=True)):
         expected = classifier(image)
         assert decision["position"] == decision["sequence"] == place
@@ -56,6 +69,16 @@ def test_images_are_decided_as_in_this_process_and_survive_a_stop(tmp_path, imag
             expected.label,
         )
         assert np.isclose(decision["openness"], expected.openness, atol=1e-5)
+
+
+async def flooded(address, headers, connections=20, each=8):
+    """The answers to a tenant that asks again at once, over many connections."""
+
+    async def ask(client):
+        return [await client.get("/v1/streams/none") for _ in range(each)]
+
+    async with httpx.AsyncClient(base_url=address, headers=headers, timeout=60) as client:
+        return [answer for told in await asyncio.gather(*(ask(client) for _ in range(connections))) for answer in told]
 
 
 def observed(client, image):

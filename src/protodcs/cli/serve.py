@@ -35,6 +35,7 @@ def serve(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object when it is ready."),
 ) -> None:
     """Serve streams over HTTP until SIGTERM or Ctrl-C; then refuse new work, put the streams to sleep, and stop."""
+    from ..serve.door import DOOR, VARIABLE
     from ..serve.settings import ServeConfig
 
     given = {"store": store, "encoder": encoder, "owners": owners, "host": host, "port": port, "keys": keys}
@@ -42,6 +43,8 @@ def serve(
     settings = ServeConfig(**_absolute(options))
     _check_files(settings)
     stopped = threading.Event()
+    # A cluster of our own inherits it; whoever starts another one decides that there.
+    os.environ.setdefault(VARIABLE, DOOR)
     with connected(address, "use protodcs.Streams", num_cpus=max(_LEAST_CPUS, os.cpu_count() or 1)):
         from ..serve.deploy import Service
 

@@ -117,7 +117,7 @@ class Access:
     def _refused(self, scope: Scope) -> Response | None:
         """Why a request may not go on; it leaves with the request what was found out about it."""
         state = scope.setdefault("state", {})
-        rules, state["stream"] = _rules(scope)
+        rules, state["stream"] = rules_of(scope)
         rule = state["rule"] = rules.get(scope["method"])
         if self._keys is None:
             state["caller"] = None
@@ -125,7 +125,7 @@ class Access:
         if rule is not None and rule.role is None:
             # Nobody asked for a key, so there is no caller: `scoped` fails on such a route.
             return None
-        key = _bearer(scope)
+        key = bearer(scope)
         caller = self._keys.caller(key)
         if caller is None:
             state["claimed"] = self._keys.claimed(key)
@@ -138,7 +138,7 @@ class Access:
         return None if words is None else refusal(403, words)
 
 
-def _rules(scope: Scope) -> tuple[dict[str, Rule], str | None]:
+def rules_of(scope: Scope) -> tuple[dict[str, Rule], str | None]:
     """The rules of a path by method, and the stream that it names."""
     path = scope["path"].removeprefix(scope.get("root_path", ""))
     for pattern, rules in _BY_PATH:
@@ -148,7 +148,7 @@ def _rules(scope: Scope) -> tuple[dict[str, Rule], str | None]:
     return {}, None
 
 
-def _bearer(scope: Scope) -> str:
+def bearer(scope: Scope) -> str:
     """The key of a request; empty where there is none, or more than one."""
     given = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
     scheme, _, key = (given[0] if len(given) == 1 else b"").decode("latin-1").partition(" ")
