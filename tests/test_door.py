@@ -172,8 +172,9 @@ def test_a_flood_stops_at_the_door_and_is_told_in_its_own_time(keys, monkeypatch
     assert all(int(answer.headers["retry-after"]) >= 1 for answer, _ in refused)
     assert all(answer.headers["x-request-id"] == "mine" for answer, _ in refused)
     assert all(answer.headers["content-type"] == "application/problem+json" for answer, _ in refused)
-    # 20 at once, and 40 more at 200 a second.
-    assert refused[-1][1] - refused[0][1] >= 0.19
+    # 20 at once, and 40 more at 200 a second, or up to twice as fast.
+    times = sorted(told for _, told in refused)
+    assert times[-1] - times[0] >= 0.09
     assert behind.served == 1 + 5 + 10
 
 
@@ -205,7 +206,7 @@ def test_the_body_of_a_refused_request_is_not_read(keys):
 def test_strangers_share_one_small_rate_and_health_has_its_own(keys, monkeypatch):
     monkeypatch.setattr(door, "_STRANGERS", (0.001, 3.0))
     monkeypatch.setattr(door, "_HEALTH", (0.001, 4.0))
-    monkeypatch.setattr(door, "_HELD", 0.0)
+    monkeypatch.setattr(door, "_REFUSALS_AT_ONCE", 1000.0)
     file, of = keys
     behind = Behind()
 

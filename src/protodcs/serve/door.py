@@ -6,6 +6,7 @@ read a body, and never wait for anything but its own clock. Ray Serve takes it b
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
@@ -32,9 +33,10 @@ DOOR = "protodcs.serve.door:middlewares"
 # What those may do who have no good key, all together; and those who ask for nothing but health. A second, and at once.
 _STRANGERS, _HEALTH = (20.0, 100.0), (50.0, 100.0)
 _NOBODY, _ANYONE = "-strangers", "-health"
-# A tenant is told "too often" so many times a second, and so many times at once. Others hear it later, at most so many
-# seconds: a connection that waits for its answer sends nothing else.
-_REFUSALS, _REFUSALS_AT_ONCE, _HELD = 50.0, 50.0, 4.0
+# A tenant is refused so many times a second, and so many times at once. Others hear it later, by at most so many
+# seconds for each reason: a connection that waits for its answer sends nothing else.
+_REFUSALS, _REFUSALS_AT_ONCE = 50.0, 50.0
+_HELD = {"rate": 4.0, "full": 1.0}
 # Pause before the settings are asked for again, in seconds.
 _PAUSE = 1.0
 
@@ -79,7 +81,7 @@ class Desk:
         self._config = config
         self._keys = None if config.keys is None else Keys.open(config.keys)
         self._buckets: dict[str, Bucket] = {}
-        self._paced: dict[str, Paced] = {}
+        self._paced: dict[tuple[str, str], Paced] = {}
         self.places = None if config.slowdown is None else Places(config.slowdown)
         self.metrics = DoorMetrics(self.places)
 
@@ -103,11 +105,18 @@ class Desk:
         if who:
             wait = self._bucket(who).take(now)
             if wait:
-                held = self._paced.setdefault(who, Paced(_REFUSALS, _REFUSALS_AT_ONCE, _HELD)).delay(now)
-                return Refused("rate", "more requests a second than you may make: ask again later", wait, held)
+                words = "more requests a second than you may make: ask again later"
+                return Refused("rate", words, wait, self._held("rate", who, now))
         if self.places is not None and who != _ANYONE and not self.places.enter(who, now):
-            return Refused("full", "more requests than can be served well: nothing was done; ask again later", 1.0, 0.0)
+            words = "more requests than can be served well: nothing was done; ask again later"
+            return Refused("full", words, 1.0, self._held("full", who, now))
         return None
+
+    def _held(self, reason: str, who: str, now: float) -> float:
+        if (reason, who) not in self._paced:
+            self._paced[reason, who] = Paced(_REFUSALS, _REFUSALS_AT_ONCE, _HELD[reason])
+        # Those that were held for the longest time would all come back at one moment, again and again.
+        return self._paced[reason, who].delay(now) * random.uniform(0.5, 1.0)
 
     def _bucket(self, who: str) -> Bucket:
         if who not in self._buckets:
