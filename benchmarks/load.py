@@ -4,7 +4,13 @@ It does as little as it can for each request, because it takes its time from the
 """
 
 import asyncio
+import multiprocessing
+import os
 import time
+from contextlib import contextmanager
+
+# A request that no connection was free for is left out after so many seconds.
+_LATE = 0.1
 
 
 class Connection:
@@ -14,13 +20,14 @@ class Connection:
         self._place = (host, port)
         self._reader = self._writer = None
 
-    async def post(self, path, body, kind="application/octet-stream", key=None):
-        """Send a body; the status and the body of the answer."""
+    async def post(self, path, body, kind="application/octet-stream", key=None, more=""):
+        """Send a body, and more lines of the header if there are any; the status and the body of the answer."""
         if self._writer is None:
             self._reader, self._writer = await asyncio.open_connection(*self._place)
         named = f"idempotency-key: {key}\r\n" if key is not None else ""
         head = (
-            f"POST {path} HTTP/1.1\r\nhost: load\r\ncontent-type: {kind}\r\n{named}content-length: {len(body)}\r\n\r\n"
+            f"POST {path} HTTP/1.1\r\nhost: load\r\ncontent-type: {kind}\r\n{named}{more}"
+            f"content-length: {len(body)}\r\n\r\n"
         )
         self._writer.write(head.encode() + body)
         answer = await self._reader.readuntil(b"\r\n\r\n")
@@ -59,3 +66,78 @@ async def closed_loop(host, port, requests, connections, seconds=float("inf"), v
 
     await asyncio.gather(*(work(worker) for worker in range(connections)))
     return times, time.perf_counter() - start
+
+
+async def open_loop(host, port, requests, rate, connections, seconds):
+    """Send so many requests a second, whatever becomes of them: [(when it was due, status, seconds since then)].
+
+    `requests(number)` gives path, body, kind and more header lines of a request. Connections are bounded: one that none
+    was free for in time has the status None, and one whose connection broke the status 0.
+    """
+    told = []
+    start = time.perf_counter()
+    numbers = iter(range(int(rate * seconds)))
+
+    async def work():
+        connection = Connection(host, port)
+        for number in numbers:
+            due = number / rate
+            wait = start + due - time.perf_counter()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            elif -wait > _LATE:
+                told.append((due, None, 0.0))
+                continue
+            path, body, kind, more = requests(number)
+            try:
+                status, _ = await connection.post(path, body, kind, more=more)
+            except (OSError, EOFError):
+                status = 0
+                connection.close()
+            told.append((due, status, time.perf_counter() - start - due))
+        connection.close()
+
+    await asyncio.gather(*(work() for _ in range(connections)))
+    return told
+
+
+class Sender:
+    """What a process of its own sends: `open_loop` over paths, bodies and header lines that it goes round in."""
+
+    def __init__(self, host, port, paths, bodies, headers):
+        self._place = (host, port)
+        self._paths, self._bodies, self._headers = paths, bodies, headers
+
+    def _request(self, number):
+        turn = number % len(self._paths)
+        return (
+            self._paths[turn],
+            self._bodies[number % len(self._bodies)],
+            "application/octet-stream",
+            self._headers[turn],
+        )
+
+    def send(self, rate, connections, seconds):
+        """What became of it, sent from this process."""
+        return asyncio.run(open_loop(*self._place, self._request, rate, connections, seconds))
+
+    @contextmanager
+    def beside(self, rate, connections, seconds):
+        """The same from a process that takes only what the service leaves it; gives what waits for its outcome."""
+        context = multiprocessing.get_context("spawn")
+        mine, other = context.Pipe(duplex=False)
+        process = context.Process(target=_send_politely, args=(self, other, rate, connections, seconds), daemon=True)
+        process.start()
+        mine.recv()
+        try:
+            yield mine.recv
+        finally:
+            process.kill()
+            process.join()
+
+
+def _send_politely(sender, pipe, *plan):
+    # Ray runs its processes at niceness 15: a sender at 0 would take the cores from what it measures.
+    os.nice(19)
+    pipe.send("begins")
+    pipe.send(sender.send(*plan))

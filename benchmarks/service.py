@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from benchmarks.load import Connection, closed_loop
+from benchmarks.overload import SETTINGS, TENANTS, flood, lines_of, overload
 from benchmarks.timing import RESULTS, ROOT, clip_stream, machine, table
 
 NAME = "service"
@@ -78,7 +79,7 @@ def encode_app(config):
 class Rig:
     """Redis, Ray, the service and the two bare apps, for as long as a measurement takes."""
 
-    def __init__(self, encoder="mini", owners=4, **settings):
+    def __init__(self, encoder="mini", owners=4, keyed=(), bare=True, **settings):
         sys.path.insert(0, str(ROOT / "tests"))
         os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
         os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S", "60")
@@ -86,15 +87,26 @@ class Rig:
         from ray import serve
 
         from protodcs.serve.deploy import Service
+        from protodcs.serve.door import DOOR, VARIABLE
+        from protodcs.serve.keys import create_key
         from protodcs.serve.settings import ServeConfig
         from redis_server import RedisServer
 
         self.folder = tempfile.TemporaryDirectory()
         self.redis = RedisServer(Path(self.folder.name))
         self.redis.start()
+        self.tenant_keys = {}
+        if keyed:
+            settings["keys"] = f"{self.folder.name}/keys.json"
+            # Ray's 15 is so low that whatever else runs on the machine is measured too.
+            os.environ.setdefault("RAY_worker_niceness", "10")
+            self.tenant_keys = {name: create_key(Path(settings["keys"]), name, "admin")[1] for name in keyed}
+        os.environ.setdefault(VARIABLE, DOOR)
         ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         self.config = ServeConfig(store=self.redis.url, owners=owners, encoder=encoder, port=PORT, **settings)
         self.service = Service(self.config)
+        if not bare:
+            return
         serve.run(echo_app(), name="echo", route_prefix="/echo")
         if encoder is not None:
             serve.run(encode_app(self.config), name="encode", route_prefix="/encode")
@@ -321,15 +333,21 @@ def steady(rig, quick, seconds=600.0, connections=32):
     yield {"task": "steady", "seconds": took, "per_second": len(times) / took, **quantiles(times), "memory": memory}
 
 
-PARTS = {"cost": cost, "many": many, "steady": steady}
+PARTS = {"cost": cost, "many": many, "steady": steady, "flood": flood, "overload": overload}
+# What the service of a part has beside four owners.
+RIGS = {
+    "cost": {"encoder": "mini"},
+    "many": {"encoder": None, "awake": 250},
+    "steady": {"encoder": None},
+    **{name: {"encoder": None, "keyed": TENANTS, "bare": False, **more} for name, more in SETTINGS.items()},
+}
 
 
 def measure(quick=False, parts=tuple(PARTS), **settings):
     """Rows of all parts, each with a service of its own."""
     rows = []
     for name in parts:
-        encoder = "mini" if name == "cost" else None
-        with Rig(encoder, **(settings | ({"awake": 250} if name == "many" else {}))) as rig:
+        with Rig(**RIGS[name], **settings) as rig:
             for row in PARTS[name](rig, quick):
                 print(json.dumps(row))
                 rows.append(row)
@@ -350,6 +368,7 @@ def as_markdown(rows):
             lines.append(cells)
         parts += table(head, lines)
     for row in rows:
+        parts += lines_of(row)
         if row["task"] == "many streams":
             parts += [
                 "",

@@ -7,6 +7,7 @@ import shutil
 import ssl
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import httpx
@@ -40,12 +41,14 @@ BODY_SECONDS = 5.0
 ATTACKS, SEED = 200, 21
 
 
-def test_images_are_decided_as_in_this_process_and_survive_attacks_and_a_stop(tmp_path, images, data_folder):
-    service = Service(
-        tmp_path, store=f"files:{tmp_path / 'streams'}", encoder="mini", body_seconds=BODY_SECONDS, log_level="warning"
-    )
+def test_images_are_decided_as_in_this_process_and_survive_attacks_a_stop_and_a_flood(tmp_path, images, data_folder):
+    file = tmp_path / "keys.json"
+    mine, other = ({"authorization": f"Bearer {create_key(file, name, 'admin')[1]}"} for name in ("mine", "other"))
+    limits = {"keys": str(file), "tenants": {"other": {"rate": 1.0, "burst": 5}}, "body_seconds": BODY_SECONDS}
+    store = f"files:{tmp_path / 'streams'}"
+    service = Service(tmp_path, store=store, encoder="mini", log_level="warning", **limits)
     classifier = OpenSetClassifier.from_pretrained("mini", CLASSES)
-    with service, httpx.Client(base_url=service.base_url, timeout=60) as client:
+    with service, httpx.Client(base_url=service.base_url, headers=mine, timeout=60) as client:
         created = client.post("/v1/streams", json={"id": "camera 7", "classes": CLASSES})
         assert created.status_code == 201, created.text
         assert created.json()["encoder"] == classifier.encoder.fingerprint
@@ -53,11 +56,19 @@ def test_images_are_decided_as_in_this_process_and_survive_attacks_and_a_stop(tm
         broken = client.post("/v1/streams/camera 7/observe", content=b"GIF89a", headers={"content-type": "image/gif"})
         assert broken.status_code == 422, broken.text
         assert client.get("/v1/streams/camera 7").json()["sequence"] == 12
-        assert not besieged(service, data_folder)
-    with service, httpx.Client(base_url=service.base_url, timeout=60) as client:
-        told += [observed(client, image) for image in images[12:]]
+        assert not besieged(service, data_folder, mine)
+    with service, httpx.Client(base_url=service.base_url, headers=mine, timeout=60) as client:
+        with ThreadPoolExecutor(1) as beside:
+            flood = beside.submit(asyncio.run, flooded(service.base_url, other))
+            told += [observed(client, image) for image in images[12:]]
+            answers = flood.result()
         assert client.post("/v1/streams", json={"id": "camera 8", "like": "camera 7"}).status_code == 201
         assert {"camera 7", "camera 8"} <= set(client.get("/v1/streams").json()["streams"])
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert len(refused) >= 0.8 * len(answers)
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+    # Where it is refused: before anything behind Ray Serve's proxy hears of it.
+    assert sum("than you may make" in answer.json()["detail"] for answer in refused) >= 0.8 * len(refused)
     for place, (image, decision) in enumerate(zip(images, told, strict=True)):
         expected = classifier(image)
         assert decision["position"] == decision["sequence"] == place
@@ -69,15 +80,26 @@ def test_images_are_decided_as_in_this_process_and_survive_attacks_and_a_stop(tm
         assert np.isclose(decision["openness"], expected.openness, atol=1e-5)
 
 
-def besieged(service, data_folder):
+def besieged(service, data_folder, headers):
     """What goes wrong while the service is attacked; there are many more attacks in test_hostile.py."""
     rows, features, _ = random_stream(samples=1000, seed=11)
-    prepare(service.base_url, rows, {})
-    attacks = Hostile(SEED, data_folder, rows, features, BODY_SECONDS).attacks(ATTACKS)
-    siege = asyncio.run(besiege(service.base_url, service.pid, attacks, rows, features, 2, {}))
+    prepare(service.base_url, rows, headers)
+    keys = tuple(f"{name}: {value}".encode() for name, value in headers.items())
+    attacks = Hostile(SEED, data_folder, rows, features, BODY_SECONDS, keys).attacks(ATTACKS)
+    siege = asyncio.run(besiege(service.base_url, service.pid, attacks, rows, features, 2, headers))
     print(siege)
     assert len(siege.outcomes) == ATTACKS
     return siege.faults
+
+
+async def flooded(address, headers, connections=20, each=8):
+    """The answers to a tenant that asks again at once, over many connections."""
+
+    async def ask(client):
+        return [await client.get("/v1/streams/none") for _ in range(each)]
+
+    async with httpx.AsyncClient(base_url=address, headers=headers, timeout=60) as client:
+        return [answer for told in await asyncio.gather(*(ask(client) for _ in range(connections))) for answer in told]
 
 
 def observed(client, image):

@@ -31,9 +31,10 @@ from protodcs.serve.answers import unpack_decision
 from protodcs.serve.gathering import Gathering
 from protodcs.serve.messages import Action, Outcome, Reply
 from protodcs.serve.owner import Owner
+from protodcs.serve.places import Places
 from protodcs.serve.readiness import Readiness
 from protodcs.serve.router import OwnerLostError
-from protodcs.serve.telemetry import EncoderMetrics, IngressMetrics, families
+from protodcs.serve.telemetry import DoorMetrics, EncoderMetrics, IngressMetrics, families
 from test_service_app import BYTES, PNG, FakeEncoding, served
 
 ROOT = Path(__file__).parent.parent
@@ -63,6 +64,7 @@ def page_of(owner):
     gathered.put("ingress-1", families(IngressMetrics(100).registry))
     gathered.put("ingress-2", families(IngressMetrics(100).registry))
     gathered.put("encoder-1", families(EncoderMetrics().registry))
+    gathered.put("door-1", families(DoorMetrics(Places(slowdown=2)).registry))
     gathered.put("owner-0", owner.metrics())
     gathered.saw(["owner-0"], [owner.facts()])
     return gathered

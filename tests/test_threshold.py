@@ -7,7 +7,7 @@ import httpx
 import pytest
 from starlette.responses import JSONResponse
 
-from protodcs.cli.serve import THRESHOLD
+from protodcs.serve.door import DOOR, Door
 from protodcs.serve.threshold import Threshold
 
 
@@ -56,6 +56,5 @@ def test_too_many_headers_and_too_long_a_path_are_431():
 
 
 def test_the_proxy_finds_it_by_its_name():
-    module, _, function = THRESHOLD[1].partition(":")
-    (middleware,) = getattr(import_module(module), function)()
-    assert middleware.cls is Threshold
+    module, _, function = DOOR.partition(":")
+    assert [middleware.cls for middleware in getattr(import_module(module), function)()] == [Threshold, Door]

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 _FILES = ("keys", "audit", "tls_certificate", "tls_key")
 # What actors ask of a cluster of our own is bookkeeping: on a small machine they share its cores.
 _LEAST_CPUS = 16
-# The setting of Ray Serve that has its proxy pass requests through a threshold of ours.
-THRESHOLD = ("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "protodcs.serve.threshold:middlewares")
 
 
 @explained
@@ -37,6 +35,7 @@ def serve(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object when it is ready."),
 ) -> None:
     """Serve streams over HTTP until SIGTERM or Ctrl-C; then refuse new work, put the streams to sleep, and stop."""
+    from ..serve.door import DOOR, VARIABLE
     from ..serve.settings import ServeConfig
 
     given = {"store": store, "encoder": encoder, "owners": owners, "host": host, "port": port, "keys": keys}
@@ -44,8 +43,8 @@ def serve(
     settings = ServeConfig(**_absolute(options))
     _check_files(settings)
     stopped = threading.Event()
-    # The processes of a cluster of our own take it over from here.
-    os.environ.setdefault(*THRESHOLD)
+    # A cluster of our own inherits it; whoever starts another one decides that there.
+    os.environ.setdefault(VARIABLE, DOOR)
     with connected(address, "use protodcs.Streams", num_cpus=max(_LEAST_CPUS, os.cpu_count() or 1)):
         from ..serve.deploy import Service
 

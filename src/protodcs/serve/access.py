@@ -118,7 +118,7 @@ class Access:
     def _refused(self, scope: Scope) -> Response | None:
         """Why a request may not go on; it leaves with the request what was found out about it."""
         state = scope.setdefault("state", {})
-        path, rules, state["stream"] = _rules(scope)
+        path, rules, state["stream"] = rules_of(scope)
         rule = state["rule"] = rules.get(scope["method"])
         state["route"] = None if rule is None else path
         if self._keys is None:
@@ -127,7 +127,7 @@ class Access:
         if rule is not None and rule.role is None:
             # Nobody asked for a key, so there is no caller: `scoped` fails on such a route.
             return None
-        key = _bearer(scope)
+        key = bearer(scope)
         caller = self._keys.caller(key)
         if caller is None:
             state["claimed"] = self._keys.claimed(key)
@@ -144,7 +144,7 @@ def _wrong_method(rules: dict[str, Rule]) -> Response:
     return refusal(405, "Method Not Allowed", {"Allow": ", ".join(rules)})
 
 
-def _rules(scope: Scope) -> tuple[str | None, dict[str, Rule], str | None]:
+def rules_of(scope: Scope) -> tuple[str | None, dict[str, Rule], str | None]:
     """Which path of the table a path is, its rules by method, and the stream that it names."""
     path = scope["path"].removeprefix(scope.get("root_path", ""))
     for known, pattern, rules in _BY_PATH:
@@ -154,7 +154,7 @@ def _rules(scope: Scope) -> tuple[str | None, dict[str, Rule], str | None]:
     return None, {}, None
 
 
-def _bearer(scope: Scope) -> str:
+def bearer(scope: Scope) -> str:
     """The key of a request; empty where there is none, or more than one."""
     given = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
     scheme, _, key = (given[0] if len(given) == 1 else b"").decode("latin-1").partition(" ")

@@ -136,6 +136,10 @@ class Keeper:
             await asyncio.wait_for(actor.drain.remote(True), self._settings["drain_seconds"])
         ray.kill(actor, no_restart=True)
 
+    async def settings(self) -> dict[str, Any]:
+        """The settings of the service."""
+        return self._settings
+
     async def facts(self) -> list[dict[str, Any]]:
         """What each owner says of itself; those that do not answer are left out."""
         answers = await asyncio.gather(*(_answer(name, "facts") for name in self._names))
@@ -185,7 +189,13 @@ def begin(config: ServeConfig, process: str, registry: CollectorRegistry | None 
     """What every process of the service does first: logs, traces, and its numbers to the keeper from time to time."""
     logs.start(config.log, config.log_level, process)
     traces.start(config.tracing)
-    if config.metrics_port and registry is not None:
+    if registry is not None:
+        bring_numbers(config, process, registry)
+
+
+def bring_numbers(config: ServeConfig, process: str, registry: CollectorRegistry) -> None:
+    """Tell the keeper from now on what this process counts, if anyone wants to know."""
+    if config.metrics_port:
         # A thread, because a replica is made outside the event loop that it serves in.
         threading.Thread(target=_bring, args=(process, registry), name="numbers to the keeper", daemon=True).start()
 
@@ -299,6 +309,11 @@ class Calls:
         """The present owners."""
         names: list[str] = await self._of_keeper("names")
         return names
+
+    async def settings(self) -> dict[str, Any]:
+        """The settings of the service."""
+        settings: dict[str, Any] = await self._of_keeper("settings")
+        return settings
 
     async def facts(self) -> list[dict[str, Any]]:
         """What each owner says of itself."""

@@ -65,6 +65,12 @@ class Allowed(NamedTuple):
     body_bytes: int
 
 
+def allowed_for(config: ServeConfig, tenant: str) -> Allowed:
+    """The limits of a tenant: its own where it has any, else those of all."""
+    special = config.tenants.get(tenant, TenantLimits()).model_dump(exclude_none=True)
+    return Allowed(**{**{name: getattr(config, name) for name in Allowed._fields}, **special})
+
+
 class _Rooms:
     """The streams of one tenant, as far as they are known here; those that are just being created are `coming`."""
 
@@ -96,9 +102,7 @@ class Limits:
         """The limits of a caller."""
         tenant = "" if caller is None else caller.tenant
         if tenant not in self._allowed:
-            special = self._config.tenants.get(tenant, TenantLimits()).model_dump(exclude_none=True)
-            general = {name: getattr(self._config, name) for name in Allowed._fields}
-            self._allowed[tenant] = Allowed(**{**general, **special})
+            self._allowed[tenant] = allowed_for(self._config, tenant)
         return self._allowed[tenant]
 
     def largest(self, caller: Caller | None, is_json: bool) -> int:

@@ -18,6 +18,6 @@ def refusal(status: int, words: str, headers: Mapping[str, str] | None = None) -
     return Response(json.dumps(problem), status, {**again, **(headers or {})}, "application/problem+json")
 
 
-def not_now(words: str, seconds: float) -> Response:
+def not_now(words: str, seconds: float, headers: Mapping[str, str] | None = None) -> Response:
     """A refusal that says in how many seconds it is worth to ask again."""
-    return refusal(429, words, {"Retry-After": str(max(1, math.ceil(seconds)))})
+    return refusal(429, words, {"Retry-After": str(max(1, math.ceil(seconds))), **(headers or {})})

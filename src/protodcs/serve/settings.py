@@ -82,6 +82,13 @@ class ServeConfig(Settings):
         5.0, gt=0, description="After so long without an answer from an owner another one is asked. Seconds."
     )
     waiting: int = Field(10_000, ge=1, description="How many requests may wait in one ingress process.")
+    slowdown: float | None = Field(
+        None,
+        gt=1,
+        le=1000,
+        description="How many times slower than one that is alone requests may become, by the median, before others "
+        "are refused with 429. None: others wait.",
+    )
     body_bytes: int = Field(64 * 2**20, ge=1024, description="The largest body of a request. Bytes.")
     json_bytes: int = Field(
         16 * 2**20,

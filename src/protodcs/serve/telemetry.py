@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from .answers import CACHED, EVOLVED, KNOWN, TRUSTED, openness_of
+from .places import Places
 
 Families = list[Metric]
 
@@ -94,6 +95,35 @@ class IngressMetrics:
     def gave_up(self, reason: str) -> None:
         """A request was refused or answered too late."""
         self._given_up.labels(reason).inc()
+
+
+class DoorMetrics:
+    """What the door counts.
+
+    Args:
+        places: those that it gives out; None where it does not.
+    """
+
+    def __init__(self, places: Places | None) -> None:
+        registry = self.registry = CollectorRegistry()
+        self._refused = Counter(
+            "protodcs_door_refused",
+            "Requests refused at the door: rate, of those who asked too often; full, where there was no place.",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in ("rate", "full"):
+            self._refused.labels(reason)
+        self.held = Gauge("protodcs_door_held_refusals", "Refusals that are held back now.", registry=registry)
+        if places is not None:
+            most = Gauge("protodcs_door_places", "Requests that may be under way.", registry=registry)
+            most.set_function(lambda: int(places.most))
+            taken = Gauge("protodcs_door_taken_places", "Requests that are under way.", registry=registry)
+            taken.set_function(lambda: places.taken)
+
+    def refused(self, reason: str) -> None:
+        """A request did not come in."""
+        self._refused.labels(reason).inc()
 
 
 class EncoderMetrics:

@@ -1,12 +1,10 @@
 """What stands before Ray's proxy: headers that it cannot read, or that steer it, do not reach it.
 
-Ray Serve calls `middlewares` in its proxy where RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH names it, and `protodcs
-serve` sees to that on a cluster of its own. It knows neither keys nor routes, and looks at no body.
+It stands outside the door, and is put there with it. It knows neither keys nor routes, and looks at no body.
 """
 
 import re
 
-from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .refusals import refusal
@@ -40,11 +38,6 @@ class Threshold:
         if "headers" in scope:
             scope["headers"] = [(name, value) for name, value in scope["headers"] if _passes(name.lower(), value)]
         await self._app(scope, receive, send)
-
-
-def middlewares() -> list[Middleware]:
-    """What Ray's proxy asks for when it starts."""
-    return [Middleware(Threshold)]
 
 
 def _passes(name: bytes, value: bytes) -> bool:

@@ -1,0 +1,225 @@
+"""The service under more than it can serve: the flood of one tenant, and too much of all of them.
+
+What a polite caller meets is measured by a small probe at a steady rate, in turns with and without the load, which
+comes from a process of its own at the lowest priority. Probe and load are open loops: they do not wait for answers.
+"""
+
+import json
+import os
+import time
+from collections import Counter
+
+import numpy as np
+
+from benchmarks.load import Sender
+from benchmarks.timing import clip_stream, table
+
+# The probe: requests a second, connections, seconds of a run.
+PROBE, PROBE_CONNECTIONS, SECONDS = 25.0, 16, 15.0
+TENANTS = ("calm", "flood")
+# The flood of one tenant, and the load of all: requests a second, connections.
+FLOOD, FLOOD_CONNECTIONS = 2000.0, 200
+LOAD, LOAD_CONNECTIONS = 400.0, 100
+# Most of what the probe sends then is refused: it sends more, so that enough is served to tell a p99.
+BUSY_PROBE, BUSY_CONNECTIONS = 100.0, 64
+# So long it runs before anything is measured.
+BEFORE = 3.0
+
+
+def p99(told):
+    """Of the requests that were served, in milliseconds."""
+    return 1000 * float(np.quantile([seconds for _, status, seconds in told if status == 200], 0.99))
+
+
+def p50(told):
+    return 1000 * float(np.median([seconds for _, status, seconds in told if status == 200]))
+
+
+def statuses(told):
+    """How many requests had which outcome."""
+    return dict(Counter(str(status) for _, status, _ in told))
+
+
+def senders_of(rig, streams=8):
+    """New streams of tenants: {tenant: Sender of observes on them}."""
+    import httpx
+
+    prototypes, features = clip_stream("dtd")
+    bodies = [row.astype("<f4").tobytes() for row in features[:500]]
+    senders = {}
+    for name in TENANTS:
+        who = {"authorization": f"Bearer {rig.tenant_keys[name]}"}
+        with httpx.Client(base_url=rig.service.address, headers=who, timeout=60) as client:
+            first = f"{name}-0"
+            made = client.post("/v1/streams", json={"id": first, "prototypes": prototypes.tolist()})
+            assert made.status_code == 201, made.text
+            for number in range(1, streams):
+                made = client.post("/v1/streams", json={"id": f"{name}-{number}", "like": first})
+                assert made.status_code == 201, made.text
+        paths = [f"/v1/streams/{name}-{number}/observe" for number in range(streams)]
+        headers = [f"authorization: Bearer {rig.tenant_keys[name]}\r\n"] * streams
+        senders[name] = Sender(rig.config.host, rig.config.port, paths, bodies, headers)
+    return senders
+
+
+def flood(rig, quick, rounds=5, seconds=SECONDS):
+    """A row: what the flood of one tenant does to another one."""
+    if quick:
+        rounds, seconds = 1, 5.0
+    senders = senders_of(rig)
+
+    def probe():
+        return senders["calm"].send(PROBE, PROBE_CONNECTIONS, seconds)
+
+    probe()
+    turns = []
+    for _ in range(rounds):
+        load = os.getloadavg()[0]
+        quiet = probe()
+        with senders["flood"].beside(FLOOD, FLOOD_CONNECTIONS, BEFORE + seconds) as outcome:
+            time.sleep(BEFORE)
+            flooded = probe()
+            sent = outcome()
+        turns.append(
+            {
+                "load": load,
+                "quiet": {"p50": p50(quiet), "p99": p99(quiet), **statuses(quiet)},
+                "flooded": {"p50": p50(flooded), "p99": p99(flooded), **statuses(flooded)},
+                "flood": statuses(sent),
+                "refused_after": max((took for _, status, took in sent if status == 429), default=0.0),
+            }
+        )
+        print(json.dumps(turns[-1]), flush=True)
+        time.sleep(2)
+    yield {
+        "task": "flood",
+        "ratio": float(np.median([turn["flooded"]["p99"] / turn["quiet"]["p99"] for turn in turns])),
+        "offered": FLOOD,
+        "connections": FLOOD_CONNECTIONS,
+        "rounds": turns,
+    }
+
+
+def overload(rig, quick, rounds=5, seconds=SECONDS):
+    """A row: what too much of all tenants does to those who are served, and how soon it is over."""
+    if quick:
+        rounds, seconds = 1, 5.0
+    senders = senders_of(rig)
+    both = Sender(
+        rig.config.host,
+        rig.config.port,
+        [path for pair in zip(*(senders[name]._paths for name in senders), strict=True) for path in pair],
+        senders["calm"]._bodies,
+        [line for pair in zip(*(senders[name]._headers for name in senders), strict=True) for line in pair],
+    )
+    senders["calm"].send(PROBE, PROBE_CONNECTIONS, seconds)
+    turns = []
+    for _ in range(rounds):
+        load = os.getloadavg()[0]
+        quiet = senders["calm"].send(PROBE, PROBE_CONNECTIONS, seconds)
+        with both.beside(LOAD, LOAD_CONNECTIONS, BEFORE + seconds) as outcome:
+            time.sleep(BEFORE)
+            busy = senders["calm"].send(BUSY_PROBE, BUSY_CONNECTIONS, seconds - 1)
+            sent = outcome()
+        after = senders["calm"].send(PROBE, PROBE_CONNECTIONS, 8.0)
+        refused = [took for told in (busy, sent) for _, status, took in told if status == 429]
+        turns.append(
+            {
+                "load": load,
+                "quiet": {"p50": p50(quiet), "p99": p99(quiet), **statuses(quiet)},
+                "busy": {"p50": p50(busy), "p99": p99(busy), **statuses(busy)},
+                "sent": {"p50": p50(sent), "p99": p99(sent), **statuses(sent)},
+                "refused_after": max(refused, default=0.0),
+                "refused_p50": 1000 * float(np.median(refused)) if refused else 0.0,
+                "recovered": recovery(after, p50(quiet)),
+                "served_per_second": sum(status == 200 for _, status, _ in sent) / (BEFORE + seconds)
+                + sum(status == 200 for _, status, _ in busy) / (seconds - 1),
+            }
+        )
+        print(json.dumps(turns[-1]), flush=True)
+        time.sleep(2)
+    yield {
+        "task": "overload",
+        "ratio": float(np.median([turn["busy"]["p99"] / turn["quiet"]["p99"] for turn in turns])),
+        "offered": LOAD + BUSY_PROBE,
+        "connections": LOAD_CONNECTIONS,
+        "rounds": turns,
+    }
+
+
+def recovery(told, usual, window=0.5):
+    """Seconds until half a second passes whose requests are all served, by the median within 1.5 of the usual."""
+    for begin in np.arange(0.0, told[-1][0], window):
+        part = [(status, 1000 * took) for due, status, took in told if begin <= due < begin + window]
+        if all(status == 200 for status, _ in part) and np.median([took for _, took in part]) < 1.5 * usual:
+            return float(begin)
+    return float("inf")
+
+
+SETTINGS = {
+    "flood": {"tenants": {"flood": {"rate": 20, "burst": 20}}},
+    "overload": {"slowdown": 1.5},
+}
+
+
+def lines_of(row):
+    """A row as lines of the page; none where it is of another part."""
+    if row["task"] == "flood":
+        return _flood_lines(row)
+    return _overload_lines(row) if row["task"] == "overload" else []
+
+
+_SHARED = (
+    "Other work ran on the machine, and a p99 of a few hundred requests hangs on single pauses, which quiet rounds "
+    "have too:"
+)
+
+
+def _flood_lines(row):
+    said = (
+        f"One tenant sends {row['offered']:.0f} requests a second over {row['connections']} connections and may make "
+        f"20; another one sends {PROBE:.0f} a second. The p99 of the other one is {row['ratio']:.2f} of that without "
+        f"the flood, by the median of the rounds. {_SHARED}"
+    )
+    head = ["load average", "quiet p50 ms", "p99 ms", "flooded p50 ms", "p99 ms", "ratio", "served of the flood"]
+    head += ["refused", "not sent", "latest refusal s"]
+    cells = []
+    for turn in row["rounds"]:
+        quiet, flooded, sent = turn["quiet"], turn["flooded"], turn["flood"]
+        cells.append(
+            [
+                f"{turn['load']:.1f}",
+                *(f"{told[key]:.1f}" for told in (quiet, flooded) for key in ("p50", "p99")),
+                f"{flooded['p99'] / quiet['p99']:.2f}",
+                *(f"{sent.get(status, 0):,}" for status in ("200", "429", "None")),
+                f"{turn['refused_after']:.1f}",
+            ]
+        )
+    return ["", said, "", *table(head, cells)]
+
+
+def _overload_lines(row):
+    said = (
+        f"Two tenants send {row['offered']:.0f} requests a second together, within their rates, over "
+        f"{row['connections']} connections. The p99 of those that are served is {row['ratio']:.2f} of that without the "
+        f"load, by the median of the rounds. {_SHARED}"
+    )
+    head = ["load average", "quiet p50 ms", "p99 ms", "overloaded p50 ms", "p99 ms", "ratio", "served a second"]
+    head += ["refused", "not sent", "refusal p50 ms", "latest refusal s", "over after s"]
+    cells = []
+    for turn in row["rounds"]:
+        quiet, busy = turn["quiet"], turn["busy"]
+        cells.append(
+            [
+                f"{turn['load']:.1f}",
+                *(f"{told[key]:.1f}" for told in (quiet, busy) for key in ("p50", "p99")),
+                f"{busy['p99'] / quiet['p99']:.2f}",
+                f"{turn['served_per_second']:.0f}",
+                f"{turn['sent'].get('429', 0) + turn['busy'].get('429', 0):,}",
+                f"{turn['sent'].get('None', 0) + turn['busy'].get('None', 0):,}",
+                f"{turn['refused_p50']:.1f}",
+                f"{turn['refused_after']:.2f}",
+                f"{turn['recovered']:.1f}",
+            ]
+        )
+    return ["", said, "", *table(head, cells)]
