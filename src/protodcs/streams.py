@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,6 +25,7 @@ from .core.base import FeatureMethod, class_names, own_state, prototypes_of
 from .core.compiled import KERNEL
 from .core.decision import Decision
 from .core.prototypes import Prototypes
+from .core.refill import refill
 from .durable import hold_folder, put_file, replace_file
 from .errors import ConfigError, InputError, StateError, UsageError
 from .version import __version__
@@ -34,6 +35,12 @@ _SETTINGS, _ENDING = "streams.json", ".stream"
 _LONGEST_ID = 1000
 # A file that grew by so much of its first size through what was appended to it is written anew.
 _GROWTH = 0.5
+# So many engines of streams that fell asleep wait to become those of streams that wake up, and as many desks.
+_SPARES = 4
+# What an engine takes up beside what it would export, in bytes: a share of that for room to grow, and its objects.
+_ROOM, _OBJECTS = 0.2, 16_384
+# It is weighed again when it has seen so many samples more: a share of those it had seen, and some.
+_LATER, _SOME = 0.25, 16
 
 
 class _Awake:
@@ -44,20 +51,62 @@ class _Awake:
         using: held by whoever works with the stream.
         owner: the thread that does.
         changed: whether it may differ from its file.
+        lent: whether a caller had the engine in hand, and may have kept it.
         digests: of the blocks that its file holds; None where there is no file.
         whole, size: bytes of the file when it was last written whole, and now.
+        weight: about so many bytes of memory it takes up.
+        weigh_at: it is weighed again when it has seen so many samples.
     """
 
-    __slots__ = ("changed", "digests", "engine", "owner", "size", "using", "whole")
+    __slots__ = (
+        "changed", "digests", "engine", "lent", "owner", "size", "using", "weigh_at", "weight", "whole",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.engine: FeatureMethod | None = None
         self.using = threading.Lock()
         self.owner = 0
         self.changed = False
+        self.lent = False
         self.digests: parcel.Digests | None = None
         self.whole = 0
         self.size = 0
+        self.weight = 0
+        self.weigh_at = 0
+
+
+class _Desk:
+    """Room to read a stream in, which the next one uses again: new memory for each would cost more than the reading."""
+
+    def __init__(self) -> None:
+        self._data = memoryview(bytearray())
+        self._blocks = np.empty((0, parcel.BLOCK), dtype=np.uint8)
+
+    def read(self, path: str) -> memoryview:
+        """The content of a file, good until the next one is read."""
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            size = os.fstat(handle).st_size
+            if size > len(self._data):
+                self._data = memoryview(bytearray(size + size // 4))
+            read = 0
+            while read < size and (more := os.readv(handle, [self._data[read:size]])):
+                read += more
+            return self._data[:read]
+        finally:
+            os.close(handle)
+
+    def blank(self, blocks: int) -> parcel.Bytes:
+        """So many blocks of zeros, good until the next ones are asked for, unless they are given away."""
+        if blocks > len(self._blocks):
+            self._blocks = np.empty((blocks + blocks // 4, parcel.BLOCK), dtype=np.uint8)
+        blank = self._blocks[:blocks]
+        blank.fill(0)
+        return blank
+
+    def give_away(self) -> None:
+        """Leave the last blocks to whoever has them."""
+        self._blocks = self._blocks[:0]
 
 
 class Streams:
@@ -73,7 +122,8 @@ class Streams:
         classes: K unique names; None names them "0".."K-1".
         config: the settings of the method; None is its default.
         folder: where streams sleep; made if it is not there. One process at a time can hold it.
-        awake: how many streams stay in memory.
+        awake: how many streams stay in memory in any case.
+        memory: about so many bytes they may take up there: while they take up less, more of them stay.
         method: a registered method.
         encoder: fingerprint of the encoder that makes the features, if known.
     """
@@ -86,15 +136,20 @@ class Streams:
         *,
         folder: str | os.PathLike[str],
         awake: int = 1000,
+        memory: int = 0,
         method: str = "protodcs",
         encoder: str | None = None,
     ):
         if isinstance(awake, bool) or not isinstance(awake, int) or awake < 1:
             raise ConfigError(f"awake must be a whole number of streams, 1 or more; given: {awake!r}")
+        if isinstance(memory, bool) or not isinstance(memory, int) or memory < 0:
+            raise ConfigError(f"memory must be a whole number of bytes, 0 or more; given: {memory!r}")
         self.prototypes = Prototypes.of(prototypes)
         self.folder = Path(folder)
         self._root = os.fspath(self.folder)
         self.awake = awake
+        self.memory = memory
+        self._weight = 0
         self._method: type[FeatureMethod] = methods.REGISTER[method]
         self._encoder = encoder
         self._config: BaseModel | None = config
@@ -102,6 +157,8 @@ class Streams:
         self.classes, self._config = first.classes, first.config
         self._streams: OrderedDict[str, _Awake] = OrderedDict()
         self._guard = threading.Lock()
+        self._spares: deque[FeatureMethod] = deque(maxlen=_SPARES)
+        self._desks: deque[_Desk] = deque(maxlen=_SPARES)
         self._handle = _locked(self.folder)
         try:
             self._check_settings()
@@ -138,7 +195,7 @@ class Streams:
     def engine(self, stream: str) -> Iterator[FeatureMethod]:
         """The engine of a stream, for all else that it can do; good until the end of the `with`."""
         with self._woken(stream) as awake:
-            awake.changed = True
+            awake.changed = awake.lent = True
             yield _engine(awake)
 
     def __contains__(self, stream: object) -> bool:
@@ -233,9 +290,9 @@ class Streams:
         finally:
             # A stream that could not be read, or was interrupted while it learned, falls back to its file.
             if awake.engine is None or not awake.engine._whole:
-                awake.engine = None
-                with self._guard:
-                    self._streams.pop(stream, None)
+                self._forget(stream, awake)
+            elif awake.engine.sequence >= awake.weigh_at:
+                self._weigh(awake, awake.engine, awake.engine._memory.export()[1])
             awake.owner = 0
             awake.using.release()
 
@@ -261,7 +318,7 @@ class Streams:
 
     def _make_room(self) -> None:
         """Put those streams to sleep that were not used for longest; those in use stay."""
-        while len(self._streams) > self.awake:
+        while len(self._streams) > self.awake and self._weight >= self.memory:
             with self._guard:
                 found = next((pair for pair in self._streams.items() if pair[1].using.acquire(blocking=False)), None)
             if found is None:
@@ -272,28 +329,57 @@ class Streams:
                 found[1].using.release()
 
     def _put_to_sleep(self, stream: str, awake: _Awake) -> None:
-        if awake.engine is not None:
+        engine = awake.engine
+        if engine is not None:
             self._write(stream, awake)
+            if engine._prototypes is self.prototypes and not awake.lent:
+                self._spares.append(engine)
+        self._forget(stream, awake)
+
+    def _forget(self, stream: str, awake: _Awake) -> None:
+        """Let a stream go from memory."""
         awake.engine = None
         with self._guard:
-            self._streams.pop(stream, None)
+            self._weight -= awake.weight
+            awake.weight = 0
+            # Another caller may have woken it up again already.
+            if self._streams.get(stream) is awake:
+                del self._streams[stream]
+
+    def _weigh(self, awake: _Awake, engine: FeatureMethod, arrays: state.Arrays) -> None:
+        """Estimate what a stream takes up in memory by what it exports."""
+        size = sum(array.nbytes for array in arrays.values())
+        if engine._prototypes is self.prototypes and "entry" in arrays:
+            size -= arrays["entry"].nbytes
+        weight = int((1.0 + _ROOM) * size) + _OBJECTS
+        awake.weigh_at = int((1.0 + _LATER) * engine.sequence) + _SOME
+        with self._guard:
+            self._weight += weight - awake.weight
+            awake.weight = weight
 
     def _wake(self, stream: str, awake: _Awake) -> None:
         path = self._path(stream)
         try:
-            data = _read(path)
+            desk = self._desks.pop()
+        except IndexError:
+            desk = _Desk()
+        try:
+            data = desk.read(path)
         except FileNotFoundError:
             awake.engine, awake.changed = self._new(self.classes), True
             return
         except OSError as problem:
             raise StateError(f"cannot read the stream {stream!r} in {path}: {problem.strerror}") from problem
-        found = _in_words(path, parcel.opened, data, stream)
+        found = _in_words(path, parcel.opened, data, stream, desk.blank)
+        header, counters, arrays = _in_words(path, parcel.contents, found.image.blocks)
         with own_state():
-            awake.engine = _in_words(path, self._restored, found.image)
+            engine = awake.engine = _in_words(path, self._engine_of, header, counters, arrays, desk)
+        self._weigh(awake, engine, arrays)
         awake.digests, awake.whole, awake.size, awake.changed = found.image.digests, found.whole, found.used, False
         if found.used < len(data):
             # What a killed writer left of a record must not stand between the whole ones and the next.
             os.truncate(path, found.used)
+        self._desks.append(desk)
 
     def _write(self, stream: str, awake: _Awake) -> None:
         """Bring the file of a stream up to date: by what changed, or whole."""
@@ -336,20 +422,38 @@ class Streams:
             "kernel": KERNEL,
             "frozen": engine.frozen,
             "classes": list(engine.classes) if own else None,
-            "counters": counters,
         }
-        return parcel.image(header, arrays)
+        return parcel.image(header, counters, arrays)
 
-    def _restored(self, image: parcel.Image) -> FeatureMethod:
-        header, arrays = parcel.contents(image.blocks)
+    def _engine_of(
+        self, header: dict[str, Any], counters: dict[str, Any], arrays: state.Arrays, desk: _Desk
+    ) -> FeatureMethod:
+        """The engine of a stream that wakes up, whose arrays lie on the desk."""
         if header.get("schema_version") != state.SCHEMA or header.get("classes") is not None:
-            return self._restored_by_header(header, arrays)
-        assert self._config is not None
-        engine = self._method._rebuilt(
-            self._config, self.classes, self._encoder, self.prototypes, header["counters"], arrays
-        )
+            desk.give_away()
+            return self._restored_by_header({**header, "counters": counters}, arrays)
+        engine = self._refilled(counters, arrays)
+        if engine is None:
+            desk.give_away()
+            engine = self._restored(counters, arrays)
         engine.frozen = bool(header["frozen"])
         return engine
+
+    def _refilled(self, counters: dict[str, Any], arrays: state.Arrays) -> FeatureMethod | None:
+        """The engine of a stream that fell asleep, as that of another; None where none is at hand that suits."""
+        for _ in range(len(self._spares)):
+            try:
+                spare = self._spares.popleft()
+            except IndexError:  # Another thread was faster.
+                return None
+            if refill(spare._memory, counters, arrays):
+                return spare
+            self._spares.append(spare)
+        return None
+
+    def _restored(self, counters: dict[str, Any], arrays: state.Arrays) -> FeatureMethod:
+        assert self._config is not None
+        return self._method._rebuilt(self._config, self.classes, self._encoder, self.prototypes, counters, arrays)
 
     def _restored_by_header(self, header: dict[str, Any], arrays: state.Arrays) -> FeatureMethod:
         """A stream of an older schema, or one whose classes were edited."""
@@ -474,21 +578,6 @@ def _in_words(path: str, function: Any, *arguments: Any) -> Any:
         return function(*arguments)
     except (StateError, UnicodeDecodeError, KeyError) as problem:
         raise StateError(f"{path}: {problem}") from None
-
-
-def _read(path: str) -> bytearray:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        data = bytearray(os.fstat(handle).st_size)
-        read = os.readv(handle, [data])
-        while 0 < read < len(data):
-            more = os.readv(handle, [memoryview(data)[read:]])
-            if not more:
-                break
-            read += more
-        return data if read == len(data) else data[:read]
-    finally:
-        os.close(handle)
 
 
 def _append(path: str, data: bytes) -> None:

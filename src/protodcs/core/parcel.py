@@ -1,15 +1,16 @@
 """How a sleeping stream is laid out: blocks of bytes, of which only those that changed are written again.
 
-A parcel is a file's content: an id, then records. A record is a set of blocks, each with its place in an image of the
-state; the first lies on zeros, each later one on those before it. Every record has a checksum, which tells damage, not
-forgery. A record that the file's end cuts off is one whose writer was killed, and counts as never written.
+An image of a state begins with a text that says what is in it, the same for most states of a pool; then come its
+numbers, then its arrays. A parcel is a file's content: an id, then records. A record is a set of blocks, each with its
+place in an image; the first lies on zeros, each later one on those before it. Every record has a checksum, which tells
+damage, not forgery. A record that the file's end cuts off is one whose writer was killed, and counts as never written.
 """
 
 import json
 import math
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from .state import Arrays
 
 Bytes = NDArray[np.uint8]
 Digests = NDArray[np.uint64]
+Places = NDArray[np.uint32]
 
 _MAGIC = b"PDCSstr1"
 _START = struct.Struct("<8sI")
@@ -32,14 +34,18 @@ _SEAL = struct.Struct("<I")
 _HEAD = _RECORD.size + _SEAL.size
 _RECORD_MAGIC = b"blck"
 # Bytes of a block: a sample of a stream changes some tens of kilobytes in small pieces.
-_BLOCK = 256
-_WORDS = _BLOCK // 8
+BLOCK = 256
+_WORDS = BLOCK // 8
 # The header of an image gets so much room, and more of it in steps of that size.
 _HEADER_ROOM = 2048
 # No image is larger: a damaged record must not make us allocate for it.
 _MOST_BLOCKS = 2**24
 _TYPES: dict[str, np.dtype[Any]] = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "I64": np.dtype("<i8")}
 _encode = json.JSONEncoder(separators=(",", ":")).encode
+# The text of an image begins so. Images of before have their numbers in the text itself.
+_LAYOUT = b'{"layout":2,'
+# How a number is packed.
+_NUMBERS: tuple[tuple[type, str], ...] = ((bool, "?"), (int, "q"), (float, "d"), (type(None), "x"))
 _CODES = {dtype: code for code, dtype in _TYPES.items()}
 
 
@@ -58,6 +64,36 @@ def digest(words: Digests, weights: Digests, out: Digests) -> None:
         out[row] = total
 
 
+def lay_twin(places: Places, rows: Digests, words: Digests, weights: Digests, digests: Digests) -> tuple[bool, int]:
+    """The same without numba."""
+    if len(places) and int(places.max()) >= len(words):
+        return False, 0
+    words[places] = rows
+    digests[places] = rows @ weights
+    return True, _checksum(0, places, digests[places])
+
+
+@kernel("Tuple((boolean, uint64))(uint32[::1], uint64[:,::1], uint64[:,::1], uint64[::1], uint64[::1])", twin=lay_twin)
+def lay(places: Places, rows: Digests, words: Digests, weights: Digests, digests: Digests) -> tuple[bool, int]:
+    """Lay the blocks `rows` (n, m) of a record upon an image `words` (N, m) at `places` (n,), and their digests (N,).
+
+    Returns whether all places are in the image, and the checksum of the record.
+    """
+    total: Any = np.uint64(0)
+    shift, spread = np.uint64(29), np.uint64(0x9E3779B97F4A7C15)
+    for i in range(places.shape[0]):
+        place = places[i]
+        if place >= words.shape[0]:
+            return False, total
+        found = np.uint64(0)
+        for word in range(rows.shape[1]):
+            words[place, word] = rows[i, word]
+            found += rows[i, word] * weights[word]
+        digests[place] = found
+        total += ((found ^ (found >> shift)) + np.uint64(place) * spread) * np.uint64(2 * i + 1)
+    return True, total
+
+
 class Image(NamedTuple):
     """A state laid out, and a digest of each of its blocks."""
 
@@ -71,44 +107,121 @@ def start(name: str) -> bytes:
     return _START.pack(_MAGIC, len(text)) + text
 
 
-def name_of(data: bytes | bytearray) -> str:
+def name_of(data: bytes | bytearray | memoryview) -> str:
     """The id in the beginning of a parcel."""
-    return data[_START.size : _start_length(data)].decode()
+    return bytes(data[_START.size : _start_length(data)]).decode()
 
 
-def image(header: dict[str, Any], arrays: Arrays) -> Image:
-    """Lay out a state: a header for `json`, and arrays; one that grows a little moves none of the others."""
-    table: list[tuple[str, str, tuple[int, ...], int]] = []
-    parts: list[Any] = []
-    at = 0
-    for name in sorted(arrays):
+def image(header: dict[str, Any], counters: dict[str, Any], arrays: Arrays) -> Image:
+    """Lay out a state: a header for `json`, numbers and arrays; one that grows a little moves none of the others."""
+    names = sorted(arrays)
+    parts: list[Any] = [b"", b""]
+    kinds: list[tuple[np.dtype[Any], int]] = []
+    shapes: list[int] = []
+    for name in names:
         array = np.ascontiguousarray(arrays[name])
-        room = _room(array.nbytes)
-        table.append((name, _CODES[array.dtype], array.shape, at))
-        parts += (array.data, bytes(room - array.nbytes))
-        at += room
-    text = _encode({**header, "arrays": table}).encode()
-    first = _first(len(text))
-    parts[:0] = (struct.pack("<Q", len(text)), text, bytes(first - 8 - len(text)))
+        kinds.append((array.dtype, array.ndim))
+        shapes += array.shape
+        if size := array.nbytes:
+            parts += (array.data, _zeros(_room(size) - size))
+    values = list(counters.values())
+    text, numbers = _described(tuple(names), tuple(kinds), tuple(counters), tuple(map(type, values)))
+    text = _LAYOUT + _encode(header)[1:-1].encode() + text
+    packed = numbers.pack(*shapes, *(value for value in values if value is not None))
+    used = 8 + len(text) + len(packed)
+    parts[0] = b"".join((struct.pack("<Q", len(text)), text, packed))
+    parts[1] = _zeros(_first(used) - used)
     # Kernels want what can be written to, though none does.
-    blocks = np.frombuffer(bytearray().join(parts), dtype=np.uint8).reshape(-1, _BLOCK)
+    blocks = np.frombuffer(bytearray().join(parts), dtype=np.uint8).reshape(-1, BLOCK)
     return Image(blocks, _digests(blocks))
 
 
-def contents(blocks: Bytes) -> tuple[dict[str, Any], Arrays]:
-    """Header and arrays of an image; the arrays are views of it."""
+@lru_cache(maxsize=256)
+def _described(
+    names: tuple[str, ...],
+    kinds: tuple[tuple[np.dtype[Any], int], ...],
+    counters: tuple[str, ...],
+    types: tuple[type, ...],
+) -> tuple[bytes, struct.Struct]:
+    """What the text of an image says of its arrays and counters, and how their lengths and values are packed."""
+    codes = [next(code for type_, code in _NUMBERS if issubclass(given, type_)) for given in types]
+    arrays = [(name, _CODES[dtype], axes) for name, (dtype, axes) in zip(names, kinds, strict=True)]
+    text = _encode({"counters": list(zip(counters, codes, strict=True)), "arrays": arrays})
+    return f",{text[1:]}".encode(), _numbers(sum(axes for _, axes in kinds), codes)
+
+
+def _numbers(axes: int, codes: list[str]) -> struct.Struct:
+    return struct.Struct(f"<{axes}q{''.join(codes)}")
+
+
+class _Text(NamedTuple):
+    """What the text of an image says.
+
+    Attributes:
+        header: as it was given.
+        counters, none: the names of the numbers, and of those that are None.
+        arrays: name, type and number of axes of each.
+        numbers: how the lengths of the arrays along their axes and then the numbers are packed.
+    """
+
+    header: dict[str, Any]
+    counters: list[str]
+    none: dict[str, None]
+    arrays: list[tuple[str, np.dtype[Any], int]]
+    numbers: struct.Struct
+
+
+@lru_cache(maxsize=256)
+def _read_text(text: bytes) -> _Text:
+    header = json.loads(text)
+    del header["layout"]
+    counters, arrays = header.pop("counters"), header.pop("arrays")
+    codes = {code for _, code in _NUMBERS}
+    if not all(code in codes for _, code in counters) or not all(axes in (1, 2, 3, 4) for _, _, axes in arrays):
+        raise ValueError("its text describes what cannot be")
+    return _Text(
+        header,
+        [name for name, code in counters if code != "x"],
+        {name: None for name, code in counters if code == "x"},
+        [(name, _TYPES[code], axes) for name, code, axes in arrays],
+        _numbers(sum(axes for _, _, axes in arrays), [code for _, code in counters]),
+    )
+
+
+def contents(blocks: Bytes) -> tuple[dict[str, Any], dict[str, Any], Arrays]:
+    """Header, numbers and arrays of an image; the arrays are views of it."""
     flat = blocks.reshape(-1)
     try:
         length = int(flat[:8].view("<u8")[0])
-        header = json.loads(flat[8 : 8 + length].tobytes())
-        first, buffer = _first(length), flat.data
-        arrays: Arrays = {}
-        for name, code, shape, at in header.pop("arrays"):
-            array = np.frombuffer(buffer, _TYPES[code], math.prod(shape), first + at)
-            arrays[name] = array if len(shape) == 1 else array.reshape(shape)
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as problem:
+        text = flat[8 : 8 + length].tobytes()
+        return _contents(flat.data, text) if text.startswith(_LAYOUT) else _contents_before(flat.data, text)
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError, struct.error) as problem:
         raise StateError(f"the stream cannot be read: {str(problem)[:200]}") from None
-    return header, arrays
+
+
+def _contents(buffer: memoryview, text: bytes) -> tuple[dict[str, Any], dict[str, Any], Arrays]:
+    said = _read_text(text)
+    numbers = said.numbers.unpack_from(buffer, 8 + len(text))
+    at, axis = _first(8 + len(text) + said.numbers.size), 0
+    arrays: Arrays = {}
+    for name, dtype, axes in said.arrays:
+        shape = numbers[axis : axis + axes]
+        array: NDArray[Any] = np.ndarray(shape, dtype, buffer, at)
+        arrays[name] = array
+        axis += axes
+        if size := array.nbytes:
+            at += _room(size)
+    return said.header, dict(zip(said.counters, numbers[axis:], strict=True)) | said.none, arrays
+
+
+def _contents_before(buffer: memoryview, text: bytes) -> tuple[dict[str, Any], dict[str, Any], Arrays]:
+    """The same for an image whose text holds the numbers, and where each array lies."""
+    header = json.loads(text)
+    first = _first(8 + len(text))
+    arrays: Arrays = {}
+    for name, code, shape, at in header.pop("arrays"):
+        arrays[name] = np.frombuffer(buffer, _TYPES[code], math.prod(shape), first + at).reshape(shape)
+    return header, header.pop("counters"), arrays
 
 
 def record(new: Image, old: Digests | None) -> bytes:
@@ -116,13 +229,14 @@ def record(new: Image, old: Digests | None) -> bytes:
     changed = new.digests != (old if old is not None else 0)
     if old is None:
         # A block of other numbers may have the digest of zeros.
-        changed |= new.blocks.any(axis=1)
-    places = np.flatnonzero(changed).astype("<u4")
+        changed |= _words(new.blocks).any(axis=1)
+    places = np.flatnonzero(changed)
     if not len(places) and old is not None:
         return b""
     digest = _checksum(len(new.blocks), places, new.digests[places])
     head = _RECORD.pack(_RECORD_MAGIC, len(places), len(new.blocks), digest)
-    return b"".join((head, _SEAL.pack(zlib.crc32(head)), places.tobytes(), new.blocks[places].tobytes()))
+    rows = new.blocks.take(places, axis=0)
+    return b"".join((head, _SEAL.pack(zlib.crc32(head)), places.astype("<u4").data, rows.data))
 
 
 class Opened(NamedTuple):
@@ -133,45 +247,45 @@ class Opened(NamedTuple):
     used: int
 
 
-def opened(data: bytearray, name: str) -> Opened:
-    """What a parcel holds; refuses one that is damaged or of another stream than `name`."""
+def opened(data: bytearray | memoryview, name: str, blank: Callable[[int], Bytes]) -> Opened:
+    """What a parcel holds; refuses one that is damaged or of another stream than `name`.
+
+    `blank` gives so many blocks of zeros, upon which the image is laid.
+    """
     at, whole = _start_length(data), 0
     if name_of(data) != name:
         raise StateError(f"the file of the stream {name!r} holds the stream {name_of(data)[:200]!r}")
-    blocks, digests = np.zeros((0, _BLOCK), dtype=np.uint8), np.zeros(0, dtype=np.uint64)
-    for total, places, rows, found, end in _records(data, at):
-        if len(blocks) == 0:
-            blocks, digests = np.zeros((total, _BLOCK), dtype=np.uint8), np.zeros(total, dtype=np.uint64)
-            whole = end
-        if total != len(blocks):
-            raise StateError("the stream's records are of different sizes")
-        blocks[places], digests[places], at = rows, found, end
-    if len(blocks) == 0:
-        raise StateError("the stream's file was cut off")
-    return Opened(Image(blocks, digests), whole, at)
-
-
-def _records(data: bytearray, at: int) -> Iterator[tuple[int, NDArray[np.uint32], Bytes, Digests, int]]:
-    """Of each record how many blocks its image has, where its blocks lie, they and their digests, and where it ends."""
+    found: Image | None = None
     while at + _HEAD <= len(data):
-        magic, count, total, checksum = _RECORD.unpack_from(data, at)
-        body = at + _HEAD
-        sealed = data[body - _SEAL.size : body] == _SEAL.pack(zlib.crc32(data[at : body - _SEAL.size]))
-        if magic != _RECORD_MAGIC or not sealed or not 0 < total <= _MOST_BLOCKS or count > total:
-            raise StateError("the stream's file is damaged: a record does not begin as one does")
-        end = body + count * (4 + _BLOCK)
+        count, total, checksum, end = _record_head(data, at)
         if end > len(data):
-            return
-        places = np.frombuffer(data, dtype="<u4", count=count, offset=body)
-        rows = np.frombuffer(data, dtype=np.uint8, count=count * _BLOCK, offset=body + 4 * count).reshape(-1, _BLOCK)
-        digests = _digests(rows)
-        if _checksum(total, places, digests) != checksum or (count and int(places.max()) >= total):
+            break
+        if found is None:
+            found, whole = Image(blank(total), np.zeros(total, dtype=np.uint64)), end
+        if total != len(found.blocks):
+            raise StateError("the stream's records are of different sizes")
+        places = np.frombuffer(data, dtype="<u4", count=count, offset=at + _HEAD)
+        rows = np.frombuffer(data, dtype="<u8", count=count * _WORDS, offset=end - count * BLOCK).reshape(-1, _WORDS)
+        fits, mixed = lay(places, rows, _words(found.blocks), _weights(), found.digests)
+        if not fits or (int(mixed) + total) % 2**64 != checksum:
             raise StateError("the stream's content does not match its checksum: it is damaged")
-        yield total, places, rows, digests, end
         at = end
+    if found is None:
+        raise StateError("the stream's file was cut off")
+    return Opened(found, whole, at)
 
 
-def _start_length(data: bytes | bytearray) -> int:
+def _record_head(data: bytearray | memoryview, at: int) -> tuple[int, int, int, int]:
+    """Of the record that begins here how many blocks it has and its image has, its checksum, and where it ends."""
+    magic, count, total, checksum = _RECORD.unpack_from(data, at)
+    body = at + _HEAD
+    sealed = bytes(data[body - _SEAL.size : body]) == _SEAL.pack(zlib.crc32(data[at : body - _SEAL.size]))
+    if magic != _RECORD_MAGIC or not sealed or not 0 < total <= _MOST_BLOCKS or count > total:
+        raise StateError("the stream's file is damaged: a record does not begin as one does")
+    return count, total, checksum, body + count * (4 + BLOCK)
+
+
+def _start_length(data: bytes | bytearray | memoryview) -> int:
     if len(data) < _START.size:
         raise StateError(f"the stream's file has {len(data)} bytes: it was cut off")
     magic, length = _START.unpack_from(data)
@@ -182,15 +296,15 @@ def _start_length(data: bytes | bytearray) -> int:
     return int(_START.size + length)
 
 
-def _first(length: int) -> int:
-    """Where the arrays begin behind a header of so many bytes."""
-    return _HEADER_ROOM * (1 + (length + 8) // _HEADER_ROOM)
+def _first(used: int) -> int:
+    """Where the arrays begin behind a text and numbers of so many bytes."""
+    return _HEADER_ROOM * (1 + used // _HEADER_ROOM)
 
 
 @lru_cache(maxsize=4096)
 def _room(size: int) -> int:
     """Room for so many bytes and some more, the same for sizes nearby: a power of two, or a quarter or more of one."""
-    step = max(_BLOCK, 1 << max(0, size.bit_length() - 3))
+    step = max(BLOCK, 1 << max(0, size.bit_length() - 3))
     return step * (1 + size // step)
 
 
@@ -201,15 +315,28 @@ def _weights() -> Digests:
     return numbers.integers(0, 2**64, size=_WORDS, dtype=np.uint64) | np.uint64(1)
 
 
+_ZEROS = memoryview(bytes(2**16))
+
+
+def _zeros(size: int) -> bytes | memoryview:
+    """So many zeros, which cost nothing where they are few."""
+    return _ZEROS[:size] if size <= len(_ZEROS) else bytes(size)
+
+
+def _words(blocks: Bytes) -> Digests:
+    """Blocks (n, 256) as (n, 32) numbers of 64 bits."""
+    return blocks.view("<u8")
+
+
 def _digests(blocks: Bytes) -> Digests:
     """One number of 64 bits for each block (n, 256)."""
-    words = blocks.reshape(-1).view("<u8").reshape(-1, _WORDS)
+    words = _words(blocks)
     digests: Digests = np.empty(len(words), dtype=np.uint64)
     digest(words, _weights(), digests)
     return digests
 
 
-def _checksum(total: int, places: NDArray[np.uint32], digests: Digests) -> int:
+def _checksum(total: int, places: NDArray[np.integer], digests: Digests) -> int:
     """Over the places and digests of a record's blocks, in order."""
     turns = np.arange(1, 2 * len(places) + 1, 2, dtype=np.uint64)
     mixed = (digests ^ (digests >> np.uint64(29))) + places.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
