@@ -37,8 +37,9 @@ _LONGEST_ID = 1000
 _GROWTH = 0.5
 # So many engines of streams that fell asleep wait to become those of streams that wake up, and as many desks.
 _SPARES = 4
-# What an engine takes up beside what it would export, in bytes: a share of that for room to grow, and its objects.
-_ROOM, _OBJECTS = 0.2, 16_384
+# What an engine takes up beside what it would export, in bytes: a share of that for room to grow, and its objects and
+# work space.
+_ROOM, _OBJECTS = 0.1, 49_152
 # It is weighed again when it has seen so many samples more: a share of those it had seen, and some.
 _LATER, _SOME = 0.25, 16
 

@@ -70,7 +70,7 @@ def lay_twin(places: Places, rows: Digests, words: Digests, weights: Digests, di
         return False, 0
     words[places] = rows
     digests[places] = rows @ weights
-    return True, _checksum(0, places, digests[places])
+    return True, _checksum(places, digests[places])
 
 
 @kernel("Tuple((boolean, uint64))(uint32[::1], uint64[:,::1], uint64[:,::1], uint64[::1], uint64[::1])", twin=lay_twin)
@@ -92,6 +92,38 @@ def lay(places: Places, rows: Digests, words: Digests, weights: Digests, digests
         digests[place] = found
         total += ((found ^ (found >> shift)) + np.uint64(place) * spread) * np.uint64(2 * i + 1)
     return True, total
+
+
+def differ_twin(words: Digests, digests: Digests, old: Digests, whole: bool, places: Places) -> tuple[int, int]:
+    """The same without numba."""
+    changed = digests != old
+    if whole:
+        changed |= words.any(axis=1)
+    found = np.flatnonzero(changed)
+    places[: len(found)] = found
+    return len(found), _checksum(found, digests[found])
+
+
+@kernel("Tuple((int64, uint64))(uint64[:,::1], uint64[::1], uint64[::1], boolean, uint32[::1])", twin=differ_twin)
+def differ(words: Digests, digests: Digests, old: Digests, whole: bool, places: Places) -> tuple[int, int]:
+    """Which blocks have other digests than the `old` ones, into `places` (N,); their number, and a record's checksum.
+
+    `whole` says that the old ones are of zeros: other blocks may have that digest too, so the `words` are looked at.
+    """
+    count = 0
+    total: Any = np.uint64(0)
+    shift, spread = np.uint64(29), np.uint64(0x9E3779B97F4A7C15)
+    for place in range(digests.shape[0]):
+        changed = digests[place] != old[place]
+        if whole and not changed:
+            for word in range(words.shape[1]):
+                changed |= words[place, word] != 0
+        if changed:
+            places[count] = place
+            found = digests[place]
+            total += ((found ^ (found >> shift)) + np.uint64(place) * spread) * np.uint64(2 * count + 1)
+            count += 1
+    return count, total
 
 
 class Image(NamedTuple):
@@ -226,17 +258,16 @@ def _contents_before(buffer: memoryview, text: bytes) -> tuple[dict[str, Any], d
 
 def record(new: Image, old: Digests | None) -> bytes:
     """The blocks of an image that differ from those with the digests `old`, or from zeros; empty where none do."""
-    changed = new.digests != (old if old is not None else 0)
-    if old is None:
-        # A block of other numbers may have the digest of zeros.
-        changed |= _words(new.blocks).any(axis=1)
-    places = np.flatnonzero(changed)
-    if not len(places) and old is not None:
+    total, whole = len(new.blocks), old is None
+    places = np.empty(total, dtype=np.uint32)
+    before = np.zeros_like(new.digests) if old is None else old
+    count, mixed = differ(_words(new.blocks), new.digests, before, whole, places)
+    if not count and not whole:
         return b""
-    digest = _checksum(len(new.blocks), places, new.digests[places])
-    head = _RECORD.pack(_RECORD_MAGIC, len(places), len(new.blocks), digest)
+    head = _RECORD.pack(_RECORD_MAGIC, count, total, (int(mixed) + total) % 2**64)
+    places = places[:count].astype("<u4", copy=False)
     rows = new.blocks.take(places, axis=0)
-    return b"".join((head, _SEAL.pack(zlib.crc32(head)), places.astype("<u4").data, rows.data))
+    return b"".join((head, _SEAL.pack(zlib.crc32(head)), places.data, rows.data))
 
 
 class Opened(NamedTuple):
@@ -336,8 +367,8 @@ def _digests(blocks: Bytes) -> Digests:
     return digests
 
 
-def _checksum(total: int, places: NDArray[np.integer], digests: Digests) -> int:
+def _checksum(places: NDArray[np.integer], digests: Digests) -> int:
     """Over the places and digests of a record's blocks, in order."""
     turns = np.arange(1, 2 * len(places) + 1, 2, dtype=np.uint64)
     mixed = (digests ^ (digests >> np.uint64(29))) + places.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return (int(mixed @ turns) + total) % 2**64
+    return int(mixed @ turns)
