@@ -215,8 +215,8 @@ def as_markdown(rows):
         "The first row of a preset is with `memory` for awake streams, the second with a fixed number of them.",
         "",
         "Visits of one sample each, to streams drawn by Zipf's law, against a single engine in the same run; the",
-        "second ratio is of the processor's time, without waiting for the disk or for other processes. A wake-up is what a",
-        "visit to a sleeping stream takes beyond a step, with putting another one to sleep:",
+        "second ratio is of the processor's time, without waiting for the disk or for other processes. A wake-up is",
+        "what a visit to a sleeping stream takes beyond a step, with putting another one to sleep:",
         "",
     ]
     lines += table(
