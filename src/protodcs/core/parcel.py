@@ -238,12 +238,19 @@ def _contents(buffer: memoryview, text: bytes) -> tuple[dict[str, Any], dict[str
     arrays: Arrays = {}
     for name, dtype, axes in said.arrays:
         shape = numbers[axis : axis + axes]
-        array: NDArray[Any] = np.ndarray(shape, dtype, buffer, at)
-        arrays[name] = array
         axis += axes
-        if size := array.nbytes:
-            at += _room(size)
+        if 0 in shape:
+            arrays[name] = _nothing(shape, dtype)
+            continue
+        arrays[name] = array = np.ndarray(shape, dtype, buffer, at)
+        at += _room(array.nbytes)
     return said.header, dict(zip(said.counters, numbers[axis:], strict=True)) | said.none, arrays
+
+
+@lru_cache(maxsize=256)
+def _nothing(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An array without elements, which many share."""
+    return np.zeros(shape, dtype=dtype)
 
 
 def _contents_before(buffer: memoryview, text: bytes) -> tuple[dict[str, Any], dict[str, Any], Arrays]:
