@@ -17,7 +17,7 @@ from conftest import random_stream
 from protodcs import Config, ProtoDCS, Prototypes, Streams
 from protodcs.core import parcel
 from protodcs.core.base import own_state
-from protodcs.core.refill import all_within, refill
+from protodcs.core.berth import Berth, all_within, can_lie
 from protodcs.errors import ConfigError, StateError
 from test_many_streams import resident, same
 
@@ -106,6 +106,9 @@ def test_a_small_stream_does_not_keep_the_room_of_a_large_one(tmp_path):
 # What cannot be taken over.
 
 
+HEADER = {"frozen": False}
+
+
 def exported(engine):
     counters, arrays = engine._memory.export()
     arrays.pop("entry")
@@ -113,8 +116,10 @@ def exported(engine):
 
 
 def taken_over(engine, counters, arrays):
+    """Whether an engine takes over what was exported, once it is laid out."""
+    blocks = parcel.image(HEADER, counters, arrays).blocks
     with own_state():
-        return refill(engine._memory, counters, arrays)
+        return Berth(engine._memory).take(parcel.front_of(blocks), blocks)
 
 
 @pytest.fixture(scope="module")
@@ -156,25 +161,37 @@ SPOILERS = {
 
 
 @pytest.mark.parametrize("what", SPOILERS)
-def test_what_cannot_be_is_not_taken_over_and_changes_nothing(two, what):
-    engine = two[1]
-    counters, arrays = exported(two[0])
+def test_what_cannot_be_is_not_taken_over_and_does_no_harm(two, what):
+    there, here = ProtoDCS.restore(two[0].snapshot()), two[1]
+    counters, arrays = exported(here)
     SPOILERS[what](counters, arrays)
-    before = engine.snapshot()
     with suppress(StateError):
-        assert not taken_over(engine, counters, arrays)
-    assert engine.snapshot() == before
+        assert not taken_over(there, counters, arrays)
+    assert taken_over(there, *exported(here))
+    assert there.snapshot() == here.snapshot()
 
 
-def test_a_stream_with_queues_is_not_taken_over():
+def test_a_stream_with_queues_needs_an_engine_of_its_own():
     rows, features, _ = random_stream(samples=200, seed=6)
-    prototypes = Prototypes(rows)
     config = Config.preset("default", visual_prototypes=True)
-    full, empty = ProtoDCS(prototypes, config=config), ProtoDCS(prototypes, config=config)
+    full, empty = ProtoDCS(rows, config=config), ProtoDCS(rows, config=config)
     full.observe_many(features)
     assert full.stats()["cached_features"]
-    assert not taken_over(full, *exported(empty))
+    assert not can_lie(full._memory)
+    assert can_lie(empty._memory)
     assert not taken_over(empty, *exported(full))
+
+
+@pytest.mark.parametrize("samples", [0, 1, 19, 120, 700])
+def test_an_engine_is_laid_out_as_what_it_exports(samples):
+    rows, features, _ = random_stream(samples=700, seed=9)
+    engine = ProtoDCS(rows)
+    engine.observe_many(features[:samples])
+    used = np.full((2000, parcel.BLOCK), 7, dtype=np.uint8)
+    got = Berth(engine._memory).image(HEADER, lambda blocks: used[:blocks])
+    wanted = parcel.image(HEADER, *exported(engine))
+    np.testing.assert_array_equal(got.blocks, wanted.blocks)
+    np.testing.assert_array_equal(got.digests, wanted.digests)
 
 
 # Files of before.
@@ -203,7 +220,7 @@ def test_kernels_over_blocks_agree_with_their_numpy_twins(seed, total):
     rng = np.random.default_rng(seed)
     words = rng.integers(0, 2**64, size=(total, 32), dtype=np.uint64)
     words[rng.random(total) < 0.3] = 0
-    digests = parcel._digests(words.view(np.uint8))
+    digests = parcel.digests_of(words.view(np.uint8))
     old = np.where(rng.random(total) < 0.5, digests, digests + np.uint64(1))
     for whole, before in ((False, old), (True, np.zeros_like(old))):
         got, twin = np.zeros((2, total), dtype=np.uint32)

@@ -22,10 +22,10 @@ from pydantic import BaseModel
 from . import methods
 from .core import parcel, state
 from .core.base import FeatureMethod, class_names, own_state, prototypes_of
+from .core.berth import Berth, can_lie
 from .core.compiled import KERNEL
 from .core.decision import Decision
 from .core.prototypes import Prototypes
-from .core.refill import refill
 from .durable import hold_folder, put_file, replace_file
 from .errors import ConfigError, InputError, StateError, UsageError
 from .version import __version__
@@ -52,6 +52,7 @@ class _Awake:
         using: held by whoever works with the stream.
         owner: the thread that does.
         changed: whether it may differ from its file.
+        berth: the same arrays once more, for a quick sleep; None until it first slept.
         lent: whether a caller had the engine in hand, and may have kept it.
         digests: of the blocks that its file holds; None where there is no file.
         whole, size: bytes of the file when it was last written whole, and now.
@@ -60,11 +61,12 @@ class _Awake:
     """
 
     __slots__ = (
-        "changed", "digests", "engine", "lent", "owner", "size", "using", "weigh_at", "weight", "whole",
+        "berth", "changed", "digests", "engine", "lent", "owner", "size", "using", "weigh_at", "weight", "whole",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.engine: FeatureMethod | None = None
+        self.berth: Berth | None = None
         self.using = threading.Lock()
         self.owner = 0
         self.changed = False
@@ -97,11 +99,15 @@ class _Desk:
         finally:
             os.close(handle)
 
-    def blank(self, blocks: int) -> parcel.Bytes:
-        """So many blocks of zeros, good until the next ones are asked for, unless they are given away."""
+    def used(self, blocks: int) -> parcel.Bytes:
+        """So many blocks with anything on them, good until the next ones are asked for, unless they are given away."""
         if blocks > len(self._blocks):
             self._blocks = np.empty((blocks + blocks // 4, parcel.BLOCK), dtype=np.uint8)
-        blank = self._blocks[:blocks]
+        return self._blocks[:blocks]
+
+    def blank(self, blocks: int) -> parcel.Bytes:
+        """The same with zeros on them."""
+        blank = self.used(blocks)
         blank.fill(0)
         return blank
 
@@ -158,7 +164,7 @@ class Streams:
         self.classes, self._config = first.classes, first.config
         self._streams: OrderedDict[str, _Awake] = OrderedDict()
         self._guard = threading.Lock()
-        self._spares: deque[FeatureMethod] = deque(maxlen=_SPARES)
+        self._spares: deque[tuple[FeatureMethod, Berth]] = deque(maxlen=_SPARES)
         self._desks: deque[_Desk] = deque(maxlen=_SPARES)
         self._handle = _locked(self.folder)
         try:
@@ -293,7 +299,7 @@ class Streams:
             if awake.engine is None or not awake.engine._whole:
                 self._forget(stream, awake)
             elif awake.engine.sequence >= awake.weigh_at:
-                self._weigh(awake, awake.engine, awake.engine._memory.export()[1])
+                self._weigh(awake, awake.engine, self._exported_size(awake.engine))
             awake.owner = 0
             awake.using.release()
 
@@ -333,8 +339,8 @@ class Streams:
         engine = awake.engine
         if engine is not None:
             self._write(stream, awake)
-            if engine._prototypes is self.prototypes and not awake.lent:
-                self._spares.append(engine)
+            if awake.berth is not None and awake.berth.memory is engine._memory and not awake.lent:
+                self._spares.append((engine, awake.berth))
         self._forget(stream, awake)
 
     def _forget(self, stream: str, awake: _Awake) -> None:
@@ -347,23 +353,23 @@ class Streams:
             if self._streams.get(stream) is awake:
                 del self._streams[stream]
 
-    def _weigh(self, awake: _Awake, engine: FeatureMethod, arrays: state.Arrays) -> None:
-        """Estimate what a stream takes up in memory by what it exports."""
-        size = sum(array.nbytes for array in arrays.values())
-        if engine._prototypes is self.prototypes and "entry" in arrays:
-            size -= arrays["entry"].nbytes
+    def _weigh(self, awake: _Awake, engine: FeatureMethod, size: int) -> None:
+        """Estimate what a stream takes up in memory by the size of what it exports."""
         weight = int((1.0 + _ROOM) * size) + _OBJECTS
         awake.weigh_at = int((1.0 + _LATER) * engine.sequence) + _SOME
         with self._guard:
             self._weight += weight - awake.weight
             awake.weight = weight
 
+    def _exported_size(self, engine: FeatureMethod) -> int:
+        """Bytes of what an engine exports, without the prototypes that all share."""
+        _, arrays = engine._memory.export()
+        if engine._prototypes is self.prototypes:
+            del arrays["entry"]
+        return _size(arrays)
+
     def _wake(self, stream: str, awake: _Awake) -> None:
-        path = self._path(stream)
-        try:
-            desk = self._desks.pop()
-        except IndexError:
-            desk = _Desk()
+        path, desk = self._path(stream), self._desk()
         try:
             data = desk.read(path)
         except FileNotFoundError:
@@ -372,21 +378,28 @@ class Streams:
         except OSError as problem:
             raise StateError(f"cannot read the stream {stream!r} in {path}: {problem.strerror}") from problem
         found = _in_words(path, parcel.opened, data, stream, desk.blank)
-        header, counters, arrays = _in_words(path, parcel.contents, found.image.blocks)
         with own_state():
-            engine = awake.engine = _in_words(path, self._engine_of, header, counters, arrays, desk)
-        self._weigh(awake, engine, arrays)
+            if not _in_words(path, self._lies_down, awake, found.image):
+                desk.give_away()
+                _in_words(path, self._build, awake, found.image)
         awake.digests, awake.whole, awake.size, awake.changed = found.image.digests, found.whole, found.used, False
         if found.used < len(data):
             # What a killed writer left of a record must not stand between the whole ones and the next.
             os.truncate(path, found.used)
         self._desks.append(desk)
 
+    def _desk(self) -> _Desk:
+        try:
+            return self._desks.pop()
+        except IndexError:
+            return _Desk()
+
     def _write(self, stream: str, awake: _Awake) -> None:
         """Bring the file of a stream up to date: by what changed, or whole."""
         if not awake.changed:
             return
-        image = self._image(_engine(awake))
+        desk = self._desk()
+        image = self._image(awake, _engine(awake), desk)
         path, fits = self._path(stream), awake.digests is not None and len(awake.digests) == len(image.digests)
         changes = parcel.record(image, awake.digests if fits else None)
         try:
@@ -405,18 +418,15 @@ class Streams:
         with self._guard:
             self._count += awake.digests is None
             awake.digests, awake.changed = image.digests, False
+        self._desks.append(desk)
 
     # Engines and their images.
 
     def _new(self, classes: tuple[str, ...]) -> FeatureMethod:
         return self._method(self.prototypes, classes, self._config, self._encoder)
 
-    def _image(self, engine: FeatureMethod) -> parcel.Image:
-        with engine._alone():
-            counters, arrays = engine._memory.export()
+    def _image(self, awake: _Awake, engine: FeatureMethod, desk: _Desk) -> parcel.Image:
         own = engine._prototypes is not self.prototypes
-        if not own:
-            del arrays["entry"]
         header = {
             "schema_version": state.SCHEMA,
             "package": __version__,
@@ -424,37 +434,46 @@ class Streams:
             "frozen": engine.frozen,
             "classes": list(engine.classes) if own else None,
         }
+        with engine._alone():
+            if not own and can_lie(engine._memory):
+                if awake.berth is None or awake.berth.memory is not engine._memory:
+                    awake.berth = Berth(engine._memory)
+                return awake.berth.image(header, desk.used)
+            awake.berth = None
+            counters, arrays = engine._memory.export()
+        if not own:
+            del arrays["entry"]
         return parcel.image(header, counters, arrays)
 
-    def _engine_of(
-        self, header: dict[str, Any], counters: dict[str, Any], arrays: state.Arrays, desk: _Desk
-    ) -> FeatureMethod:
-        """The engine of a stream that wakes up, whose arrays lie on the desk."""
-        if header.get("schema_version") != state.SCHEMA or header.get("classes") is not None:
-            desk.give_away()
-            return self._restored_by_header({**header, "counters": counters}, arrays)
-        engine = self._refilled(counters, arrays)
-        if engine is None:
-            desk.give_away()
-            engine = self._restored(counters, arrays)
-        engine.frozen = bool(header["frozen"])
-        return engine
-
-    def _refilled(self, counters: dict[str, Any], arrays: state.Arrays) -> FeatureMethod | None:
-        """The engine of a stream that fell asleep, as that of another; None where none is at hand that suits."""
+    def _lies_down(self, awake: _Awake, image: parcel.Image) -> bool:
+        """Let a stream lie where one lay that fell asleep; False where no such place is at hand that suits."""
+        front = parcel.front_of(image.blocks)
+        if front is None or not _is_plain(front.said.header):
+            return False
         for _ in range(len(self._spares)):
             try:
-                spare = self._spares.popleft()
+                engine, berth = spare = self._spares.popleft()
             except IndexError:  # Another thread was faster.
-                return None
-            if refill(spare._memory, counters, arrays):
-                return spare
+                return False
+            if berth.take(front, image.blocks):
+                engine.frozen = bool(front.said.header["frozen"])
+                awake.engine, awake.berth = engine, berth
+                self._weigh(awake, engine, berth.nbytes)
+                return True
             self._spares.append(spare)
-        return None
+        return False
 
-    def _restored(self, counters: dict[str, Any], arrays: state.Arrays) -> FeatureMethod:
-        assert self._config is not None
-        return self._method._rebuilt(self._config, self.classes, self._encoder, self.prototypes, counters, arrays)
+    def _build(self, awake: _Awake, image: parcel.Image) -> None:
+        """Build the engine of a stream anew."""
+        header, counters, arrays = parcel.contents(image.blocks)
+        if _is_plain(header):
+            assert self._config is not None
+            engine = self._method._rebuilt(self._config, self.classes, self._encoder, self.prototypes, counters, arrays)
+            engine.frozen = bool(header["frozen"])
+        else:
+            engine = self._restored_by_header({**header, "counters": counters}, arrays)
+        awake.engine = engine
+        self._weigh(awake, engine, _size(arrays))
 
     def _restored_by_header(self, header: dict[str, Any], arrays: state.Arrays) -> FeatureMethod:
         """A stream of an older schema, or one whose classes were edited."""
@@ -535,6 +554,15 @@ class Streams:
 def _engine(awake: _Awake) -> FeatureMethod:
     assert awake.engine is not None
     return awake.engine
+
+
+def _size(arrays: state.Arrays) -> int:
+    return sum(array.nbytes for array in arrays.values())
+
+
+def _is_plain(header: dict[str, Any]) -> bool:
+    """Whether a stream is of the present schema and has the classes of its pool."""
+    return header.get("schema_version") == state.SCHEMA and header.get("classes") is None
 
 
 def _checked_id(stream: Any) -> str:

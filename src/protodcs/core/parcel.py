@@ -46,6 +46,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 _LAYOUT = b'{"layout":2,'
 # How a number is packed.
 _NUMBERS: tuple[tuple[type, str], ...] = ((bool, "?"), (int, "q"), (float, "d"), (type(None), "x"))
+_UNREADABLE = (ValueError, KeyError, TypeError, IndexError, RecursionError, struct.error)
 _CODES = {dtype: code for code, dtype in _TYPES.items()}
 
 
@@ -147,7 +148,7 @@ def name_of(data: bytes | bytearray | memoryview) -> str:
 def image(header: dict[str, Any], counters: dict[str, Any], arrays: Arrays) -> Image:
     """Lay out a state: a header for `json`, numbers and arrays; one that grows a little moves none of the others."""
     names = sorted(arrays)
-    parts: list[Any] = [b"", b""]
+    parts: list[Any] = [b""]
     kinds: list[tuple[np.dtype[Any], int]] = []
     shapes: list[int] = []
     for name in names:
@@ -156,16 +157,26 @@ def image(header: dict[str, Any], counters: dict[str, Any], arrays: Arrays) -> I
         shapes += array.shape
         if size := array.nbytes:
             parts += (array.data, _zeros(_room(size) - size))
+    parts[0] = front(header, tuple(names), tuple(kinds), shapes, counters)
+    # Kernels want what can be written to, though none does.
+    blocks = np.frombuffer(bytearray().join(parts), dtype=np.uint8).reshape(-1, BLOCK)
+    return Image(blocks, digests_of(blocks))
+
+
+def front(
+    header: dict[str, Any],
+    names: tuple[str, ...],
+    kinds: tuple[tuple[np.dtype[Any], int], ...],
+    shapes: list[int],
+    counters: dict[str, Any],
+) -> bytes:
+    """What an image has before its arrays: the text and the numbers, `shapes` being the lengths along all axes."""
     values = list(counters.values())
-    text, numbers = _described(tuple(names), tuple(kinds), tuple(counters), tuple(map(type, values)))
+    text, numbers = _described(names, kinds, tuple(counters), tuple(map(type, values)))
     text = _LAYOUT + _encode(header)[1:-1].encode() + text
     packed = numbers.pack(*shapes, *(value for value in values if value is not None))
     used = 8 + len(text) + len(packed)
-    parts[0] = b"".join((struct.pack("<Q", len(text)), text, packed))
-    parts[1] = _zeros(_first(used) - used)
-    # Kernels want what can be written to, though none does.
-    blocks = np.frombuffer(bytearray().join(parts), dtype=np.uint8).reshape(-1, BLOCK)
-    return Image(blocks, _digests(blocks))
+    return b"".join((struct.pack("<Q", len(text)), text, packed, _zeros(_first(used) - used)))
 
 
 @lru_cache(maxsize=256)
@@ -186,65 +197,93 @@ def _numbers(axes: int, codes: list[str]) -> struct.Struct:
     return struct.Struct(f"<{axes}q{''.join(codes)}")
 
 
-class _Text(NamedTuple):
+class Text(NamedTuple):
     """What the text of an image says.
 
     Attributes:
         header: as it was given.
         counters, none: the names of the numbers, and of those that are None.
-        arrays: name, type and number of axes of each.
+        names, kinds: of the arrays; a kind is a type and a number of axes.
+        axes: how many axes they have in all.
         numbers: how the lengths of the arrays along their axes and then the numbers are packed.
     """
 
     header: dict[str, Any]
     counters: list[str]
     none: dict[str, None]
-    arrays: list[tuple[str, np.dtype[Any], int]]
+    names: tuple[str, ...]
+    kinds: tuple[tuple[np.dtype[Any], int], ...]
+    axes: int
     numbers: struct.Struct
 
 
 @lru_cache(maxsize=256)
-def _read_text(text: bytes) -> _Text:
+def _read_text(text: bytes) -> Text:
     header = json.loads(text)
     del header["layout"]
     counters, arrays = header.pop("counters"), header.pop("arrays")
     codes = {code for _, code in _NUMBERS}
     if not all(code in codes for _, code in counters) or not all(axes in (1, 2, 3, 4) for _, _, axes in arrays):
         raise ValueError("its text describes what cannot be")
-    return _Text(
+    return Text(
         header,
         [name for name, code in counters if code != "x"],
         {name: None for name, code in counters if code == "x"},
-        [(name, _TYPES[code], axes) for name, code, axes in arrays],
+        tuple(name for name, _, _ in arrays),
+        tuple((_TYPES[code], axes) for _, code, axes in arrays),
+        sum(axes for _, _, axes in arrays),
         _numbers(sum(axes for _, _, axes in arrays), [code for _, code in counters]),
     )
 
 
+class Front(NamedTuple):
+    """What an image has before its arrays: what its text says, lengths and numbers, and where the arrays begin."""
+
+    said: Text
+    shapes: tuple[int, ...]
+    counters: dict[str, Any]
+    end: int
+
+
 def contents(blocks: Bytes) -> tuple[dict[str, Any], dict[str, Any], Arrays]:
     """Header, numbers and arrays of an image; the arrays are views of it."""
+    found = front_of(blocks)
+    try:
+        if found is None:
+            return _contents_before(blocks)
+        return found.said.header, found.counters, _arrays(found, blocks.reshape(-1).data)
+    except _UNREADABLE as problem:
+        raise StateError(f"the stream cannot be read: {str(problem)[:200]}") from None
+
+
+def front_of(blocks: Bytes) -> Front | None:
+    """What an image has before its arrays; None for an image whose text holds the numbers."""
     flat = blocks.reshape(-1)
     try:
         length = int(flat[:8].view("<u8")[0])
         text = flat[8 : 8 + length].tobytes()
-        return _contents(flat.data, text) if text.startswith(_LAYOUT) else _contents_before(flat.data, text)
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError, struct.error) as problem:
+        if not text.startswith(_LAYOUT):
+            return None
+        said = _read_text(text)
+        numbers = said.numbers.unpack_from(flat.data, 8 + length)
+    except _UNREADABLE as problem:
         raise StateError(f"the stream cannot be read: {str(problem)[:200]}") from None
+    counters = dict(zip(said.counters, numbers[said.axes :], strict=True)) | said.none
+    return Front(said, numbers[: said.axes], counters, _first(8 + length + said.numbers.size))
 
 
-def _contents(buffer: memoryview, text: bytes) -> tuple[dict[str, Any], dict[str, Any], Arrays]:
-    said = _read_text(text)
-    numbers = said.numbers.unpack_from(buffer, 8 + len(text))
-    at, axis = _first(8 + len(text) + said.numbers.size), 0
+def _arrays(found: Front, buffer: memoryview) -> Arrays:
+    at, axis = found.end, 0
     arrays: Arrays = {}
-    for name, dtype, axes in said.arrays:
-        shape = numbers[axis : axis + axes]
+    for name, (dtype, axes) in zip(found.said.names, found.said.kinds, strict=True):
+        shape = found.shapes[axis : axis + axes]
         axis += axes
         if 0 in shape:
             arrays[name] = _nothing(shape, dtype)
             continue
         arrays[name] = array = np.ndarray(shape, dtype, buffer, at)
         at += _room(array.nbytes)
-    return said.header, dict(zip(said.counters, numbers[axis:], strict=True)) | said.none, arrays
+    return arrays
 
 
 @lru_cache(maxsize=256)
@@ -253,10 +292,12 @@ def _nothing(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.zeros(shape, dtype=dtype)
 
 
-def _contents_before(buffer: memoryview, text: bytes) -> tuple[dict[str, Any], dict[str, Any], Arrays]:
+def _contents_before(blocks: Bytes) -> tuple[dict[str, Any], dict[str, Any], Arrays]:
     """The same for an image whose text holds the numbers, and where each array lies."""
-    header = json.loads(text)
-    first = _first(8 + len(text))
+    flat = blocks.reshape(-1)
+    length = int(flat[:8].view("<u8")[0])
+    header = json.loads(flat[8 : 8 + length].tobytes())
+    first, buffer = _first(8 + length), flat.data
     arrays: Arrays = {}
     for name, code, shape, at in header.pop("arrays"):
         arrays[name] = np.frombuffer(buffer, _TYPES[code], math.prod(shape), first + at).reshape(shape)
@@ -366,7 +407,7 @@ def _words(blocks: Bytes) -> Digests:
     return blocks.view("<u8")
 
 
-def _digests(blocks: Bytes) -> Digests:
+def digests_of(blocks: Bytes) -> Digests:
     """One number of 64 bits for each block (n, 256)."""
     words = _words(blocks)
     digests: Digests = np.empty(len(words), dtype=np.uint64)
