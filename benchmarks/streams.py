@@ -86,6 +86,17 @@ def fill(streams, count, features, prototypes, begun, folder):
     return awake, asleep, time.perf_counter() - start
 
 
+def wake_some(streams, count):
+    """Put all streams to sleep, and wake up any of them until no more stay awake."""
+    for name in list(streams._streams):
+        streams.sleep(name)
+    for number in np.random.default_rng(1).permutation(count):
+        before = len(streams._streams)
+        streams.stats(f"stream {number}")
+        if len(streams._streams) <= before:
+            return
+
+
 def zipf(count, exponent, visits, rng):
     """The streams that are visited, the most popular ones anywhere among them."""
     shares = np.cumsum(np.arange(1, count + 1) ** -exponent)
@@ -161,10 +172,11 @@ def run(preset, count, awake, visits, folder):
     check_room(count, begun or single.difference(), visits, Path(folder).parent)
     memory = MEMORY * count // SIZES[preset]
     folder.mkdir()
-    with Streams(prototypes, config=config, folder=folder / "pool", awake=awake, memory=memory) as streams:
+    with Streams(prototypes, config=config, folder=folder / "pool", awake=awake) as streams:
         awake_bytes, asleep_bytes, seconds = fill(streams, count, features, prototypes, begun, folder)
         rows = []
         for streams.memory in (memory, 0):
+            wake_some(streams, count)
             mixes = [mix(streams, count, exponent, visits, features, single) for exponent in EXPONENTS]
             rows.append({"memory": streams.memory, "awake": len(streams._streams), "mixes": mixes})
             rows[-1]["resident_bytes"] = resident()

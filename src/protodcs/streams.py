@@ -339,8 +339,8 @@ class Streams:
         engine = awake.engine
         if engine is not None:
             self._write(stream, awake)
-            if awake.berth is not None and awake.berth.memory is engine._memory and not awake.lent:
-                self._spares.append((engine, awake.berth))
+            if not awake.lent and (berth := self._berth(awake, engine)) is not None:
+                self._spares.append((engine, berth))
         self._forget(stream, awake)
 
     def _forget(self, stream: str, awake: _Awake) -> None:
@@ -435,15 +435,20 @@ class Streams:
             "classes": list(engine.classes) if own else None,
         }
         with engine._alone():
-            if not own and can_lie(engine._memory):
-                if awake.berth is None or awake.berth.memory is not engine._memory:
-                    awake.berth = Berth(engine._memory)
-                return awake.berth.image(header, desk.used)
-            awake.berth = None
+            if (berth := self._berth(awake, engine)) is not None:
+                return berth.image(header, desk.used)
             counters, arrays = engine._memory.export()
         if not own:
             del arrays["entry"]
         return parcel.image(header, counters, arrays)
+
+    def _berth(self, awake: _Awake, engine: FeatureMethod) -> Berth | None:
+        """Where a stream lies, if another one can lie there after it."""
+        if engine._prototypes is not self.prototypes or not can_lie(engine._memory):
+            awake.berth = None
+        elif awake.berth is None or awake.berth.memory is not engine._memory:
+            awake.berth = Berth(engine._memory)
+        return awake.berth
 
     def _lies_down(self, awake: _Awake, image: parcel.Image) -> bool:
         """Let a stream lie where one lay that fell asleep; False where no such place is at hand that suits."""

@@ -44,6 +44,7 @@ _GROWING = (
     ("gate_window", 1), ("quality_window", 1), ("stream_confidences", 1), ("stream_familiars", None),
     ("stream_foremost", 1), ("stream_history", 4), ("stream_predicted", 1), ("stream_strangers", None),
 )  # fmt: skip
+_FAMILIARS, _STRANGERS = 3, 7
 # A berth may have so many times the room that a stream needs, and some rows more: else small streams would come to take
 # as much as large ones.
 _MOST_ROOM, _SPARE_SAMPLES, _SPARE_ROWS = 2, 256, 32
@@ -155,7 +156,7 @@ class Berth:
         memory, verification = self.memory, self._verification
         self._follow()
         held = verification.text.size, *verification.recall.held
-        self._resize(self._rows(*held, memory.gate_window.size, memory.quality_window.size))
+        self._resize(_rows(*held, memory.gate_window.size, memory.quality_window.size))
         self._put_small()
         front = parcel.front(header, self.names, self.kinds, self.shapes, self._counters())
         blocks = blank((len(front) + _WORD * extent(self.sizes)) // parcel.BLOCK)
@@ -185,7 +186,7 @@ class Berth:
         return True
 
     def _live(self) -> list[NDArray[Any]]:
-        """The arrays of the memory in which a state lies, by the names of those in it."""
+        """The arrays of the memory in which a state lies, in the order of `_LIVE`."""
         memory, verification, bias = self.memory, self._verification, self._bias
         background, recall, trust = verification.background, verification.recall, verification.trust
         return [
@@ -220,9 +221,6 @@ class Berth:
             self.shapes[axis] = count
             self.sizes[place] = count * words
 
-    def _rows(self, held: int, strangers: int, familiars: int, gated: int, confirmed: int) -> tuple[int, ...]:
-        return gated, confirmed, held, familiars, held, held, held, strangers
-
     def _put_small(self) -> None:
         """Bring the small arrays up to date."""
         small, verification = self.small, self._verification
@@ -253,22 +251,22 @@ class Berth:
         return counters
 
     def _fits(self, found: parcel.Front, words: int) -> bool:
-        """Take on the shapes of an image; whether they are those that its numbers ask for, and there is room for it."""
-        config, counters, shapes = self.memory.config, found.counters, found.shapes
-        self._resize(tuple(shapes[axis] for axis, _, _ in self._growing))
-        gated, confirmed, held, familiars, *_, strangers = (shapes[axis] for axis, _, _ in self._growing)
-        if tuple(self.shapes) != shapes or min(familiars, strangers) < 0 or self._rows(
-            min(counters["stream_seen"], config.history), strangers, familiars,
-            min(config.gate_window, counters["learned"]), min(config.gate_window, counters["confirmed"]),
-        ) != (gated, confirmed, held, familiars, held, held, held, strangers):  # fmt: skip
+        """Whether an image has the shapes that its numbers ask for, and there is room for it; takes them on if so."""
+        config, counters, recall = self.memory.config, found.counters, self._verification.recall
+        rows = tuple(found.shapes[axis] for axis, _, _ in self._growing)
+        familiars, strangers = rows[_FAMILIARS], rows[_STRANGERS]
+        held = min(counters["stream_seen"], config.history)
+        gated, confirmed = (min(config.gate_window, counters[name]) for name in ("learned", "confirmed"))
+        samples = len(self._verification.history)
+        if (
+            rows != _rows(held, strangers, familiars, gated, confirmed)
+            or not held <= samples <= _MOST_ROOM * held + _SPARE_SAMPLES
+            or not 0 <= strangers <= len(recall.strangers) <= _MOST_ROOM * strangers + _SPARE_ROWS
+            or not 0 <= familiars <= len(recall.familiars) <= _MOST_ROOM * familiars + _SPARE_ROWS
+        ):
             return False
-        recall, samples = self._verification.recall, len(self._verification.history)
-        return (
-            extent(self.sizes) <= words
-            and held <= samples <= _MOST_ROOM * held + _SPARE_SAMPLES
-            and strangers <= len(recall.strangers) <= _MOST_ROOM * strangers + _SPARE_ROWS
-            and familiars <= len(recall.familiars) <= _MOST_ROOM * familiars + _SPARE_ROWS
-        )
+        self._resize(rows)
+        return tuple(self.shapes) == found.shapes and extent(self.sizes) <= words
 
     def _is_right(self, counters: dict[str, Any]) -> bool:
         """Whether the whole numbers that now lie here are some that a stream could have.
@@ -276,15 +274,14 @@ class Berth:
         What noise reaches by chance must be what it is here, since engines share it.
         """
         verification, small, config = self._verification, self.small, self.memory.config
-        held, seen, classes = self.shapes[self._growing[2][0]], counters["stream_seen"], len(self.memory.counts)
-        recall, modes = verification.recall, verification.modes
+        seen, classes, modes = counters["stream_seen"], len(self.memory.counts), verification.modes
+        held = min(seen, config.history)
         mixture.check(self.memory.mixture, counters["fitted"], (-0.001, 2.001), 1.001)
         mixture.check(modes.parameters, counters["stream_fitted"], (-STRANGEST, STRANGEST), STRANGEST * STRANGEST)
         strangers, familiars = small["stream_entered"].tolist()
-        rows = min(strangers, config.strangers), min(familiars, config.familiars)
-        recall.strangers_seen, recall.familiars_seen = strangers, familiars
         return bool(
-            rows == (self.shapes[self._growing[7][0]], self.shapes[self._growing[3][0]])
+            self.shapes[self._growing[_STRANGERS][0]] == min(strangers, config.strangers)
+            and self.shapes[self._growing[_FAMILIARS][0]] == min(familiars, config.familiars)
             and max(strangers, familiars) <= seen
             and not small["counts"].any()
             and small["stream_chance"].tolist() == verification.background.chance.tolist()
@@ -317,12 +314,18 @@ class Berth:
         modes.share, verification.cut = small["stream_rules"].tolist()
         for name in modes.SCALARS:
             setattr(modes, name, counters[f"stream_{name}"])
+        recall.strangers_seen, recall.familiars_seen = small["stream_entered"].tolist()
         recall.ready = min(recall.held) >= LEAST_ROWS
         trust.places[:], trust.scales[:], trust.weights[:], trust.separation[:] = small["stream_signal_scales"]
         trust._mix()
         *sums, cut, settled, alarm, crowded, strange, even, runs, unsure = small["stream_cold"].tolist()
         cold.sums[:], cold.cut, cold.settled = sums, cut, bool(settled)
         cold.crowd = Crowd(alarm, crowded, bool(strange), bool(even), bool(runs), bool(unsure))
+
+
+def _rows(held: int, strangers: int, familiars: int, gated: int, confirmed: int) -> tuple[int, ...]:
+    """How many rows each of the arrays of `_GROWING` has."""
+    return gated, confirmed, held, familiars, held, held, held, strangers
 
 
 def _whole(counters: dict[str, Any]) -> bool:
