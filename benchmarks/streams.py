@@ -2,8 +2,8 @@
 
 Every stream sees 200 samples of a real CLIP stream with K = 100 classes, each from another place on, and goes to sleep.
 Then single samples come to streams drawn by Zipf's law, in blocks; after each block, in the same run and on the same
-thread, one plain engine observes as many samples. Times are of this machine; the ratios are what to look at. The folder
-is emptied again.
+thread, one plain engine observes as many samples: first with memory for about a fifth of the streams, then with a fixed
+number of them awake. Times are of this machine; the ratios are what to look at. The folder is emptied again.
 """
 
 import argparse
@@ -33,6 +33,8 @@ BLOCK = 500
 # Where every queue is full there are fewer streams: a state weighs some megabytes.
 SIZES = {"default": 100_000, "paper": 10_000}
 QUICK = {"default": 600, "paper": 150}
+# Bytes of memory for awake streams where there are so many streams; fewer streams get as much less.
+MEMORY = 7 * 2**30
 # The folder may take about so much of the disk.
 MOST_BYTES = 30e9
 
@@ -57,22 +59,42 @@ def full_queues(config, features, prototypes):
     return engine.difference()
 
 
-def fill(streams, count, features, prototypes, begun):
-    """Let so many streams begin: bytes in memory per awake stream and per sleeping one, and seconds."""
+def fill(streams, count, features, prototypes, begun, folder):
+    """Let so many streams begin: bytes in memory per awake stream and per sleeping one, and seconds.
+
+    There are as many places to begin from as features: after that the states come again, and are read from `folder`.
+    """
     before, start = resident(), time.perf_counter()
     marks = {}
     for number in range(count):
+        at = (37 * number) % len(features)
+        kept = folder / str(at)
         with streams.engine(f"stream {number}") as engine:
-            if begun is not None:
-                engine._memory = ProtoDCS.restore(begun, prototypes=prototypes)._memory
-            at = (37 * number) % len(features)
-            engine.observe_many(np.take(features, range(at, at + SAMPLES), axis=0, mode="wrap"))
+            if number >= len(features):
+                engine._memory = ProtoDCS.load(kept, prototypes=prototypes)._memory
+            else:
+                if begun is not None:
+                    engine._memory = ProtoDCS.restore(begun, prototypes=prototypes)._memory
+                engine.observe_many(np.take(features, range(at, at + SAMPLES), axis=0, mode="wrap"))
+                if number + len(features) < count:
+                    kept.write_bytes(engine.difference())
         if number + 1 in (streams.awake, count // 2, count):
             marks[number + 1] = resident()
     awake = (marks[streams.awake] - before) / streams.awake
     # As many are awake at both marks: what the process grew by belongs to those that sleep.
     asleep = max(0, marks[count] - marks[count // 2]) / (count - count // 2)
     return awake, asleep, time.perf_counter() - start
+
+
+def wake_some(streams, count):
+    """Put all streams to sleep, and wake up any of them until no more stay awake."""
+    for name in list(streams._streams):
+        streams.sleep(name)
+    for number in np.random.default_rng(1).permutation(count):
+        before = len(streams._streams)
+        streams.stats(f"stream {number}")
+        if len(streams._streams) <= before:
+            return
 
 
 def zipf(count, exponent, visits, rng):
@@ -84,15 +106,16 @@ def zipf(count, exponent, visits, rng):
 
 def mix(streams, count, exponent, visits, features, single):
     """Visits by Zipf's law, and as many samples of one engine, block by block."""
-    rng = np.random.default_rng(int(100 * exponent))
+    # Others are the popular ones each time, so that none of them is at hand from the time before.
+    rng = np.random.default_rng([int(100 * exponent), streams.memory])
     visited = zipf(count, exponent, 2 * visits, rng)
     for number in visited[:visits]:
         streams.observe(f"stream {number}", features[rng.integers(len(features))])
-    pooled, alone, wakes, hits, ratios = 0.0, 0.0, [], 0, []
+    pooled, alone, wakes, hits, ratios, working = 0.0, 0.0, [], 0, [], []
     for first in range(visits, 2 * visits, BLOCK):
         block = visited[first : first + BLOCK]
         samples = features[rng.integers(len(features), size=len(block))]
-        in_block = 0.0
+        in_block, began = 0.0, time.thread_time()
         for number, feature in zip(block, samples, strict=True):
             name = f"stream {number}"
             hit = name in streams._streams
@@ -103,12 +126,13 @@ def mix(streams, count, exponent, visits, features, single):
             hits += hit
             if not hit:
                 wakes.append(seconds)
-        start = time.perf_counter()
+        between, start = time.thread_time(), time.perf_counter()
         for feature in samples:
             single.observe(feature)
         seconds = time.perf_counter() - start
         pooled, alone = pooled + in_block, alone + seconds
         ratios.append(seconds / in_block)
+        working.append((time.thread_time() - between) / (between - began))
     step = alone / visits
     return {
         "exponent": exponent,
@@ -117,6 +141,8 @@ def mix(streams, count, exponent, visits, features, single):
         "per_second": visits / pooled,
         "single_per_second": visits / alone,
         "ratio": float(np.median(ratios)),
+        # The same in time of the processor alone: without waiting for the disk, or for other processes.
+        "working_ratio": float(np.median(working)),
         # What a visit to a sleeping stream takes beyond a step: the wake-up, and putting another one to sleep.
         "wake_p50_us": 1e6 * (float(np.median(wakes)) - step),
         "wake_p99_us": 1e6 * (float(np.quantile(wakes, 0.99)) - step),
@@ -144,22 +170,26 @@ def run(preset, count, awake, visits, folder):
     single.observe_many(features[:SAMPLES])
     begun = full_queues(config, features, prototypes) if preset == "paper" else None
     check_room(count, begun or single.difference(), visits, Path(folder).parent)
-    with Streams(prototypes, config=config, folder=folder, awake=awake) as streams:
-        awake_bytes, asleep_bytes, seconds = fill(streams, count, features, prototypes, begun)
-        mixes = [mix(streams, count, exponent, visits, features, single) for exponent in EXPONENTS]
-        total = resident()
+    memory = MEMORY * count // SIZES[preset]
+    folder.mkdir()
+    with Streams(prototypes, config=config, folder=folder / "pool", awake=awake) as streams:
+        awake_bytes, asleep_bytes, seconds = fill(streams, count, features, prototypes, begun, folder)
+        rows = []
+        for streams.memory in (memory, 0):
+            wake_some(streams, count)
+            mixes = [mix(streams, count, exponent, visits, features, single) for exponent in EXPONENTS]
+            rows.append({"memory": streams.memory, "awake": len(streams._streams), "mixes": mixes})
+            rows[-1]["resident_bytes"] = resident()
     taken, files = disk(folder)
-    return {
+    common = {
         "preset": preset,
         "streams": count,
-        "awake": awake,
         "awake_bytes": awake_bytes,
         "asleep_bytes": asleep_bytes,
         "disk_bytes": taken / files,
-        "resident_bytes": total,
         "fill_seconds": seconds,
-        "mixes": mixes,
     }
+    return [{**common, **row} for row in rows]
 
 
 def measure(quick: bool = False, sizes=None, awake=1000, visits=None, folder=None) -> list[dict]:
@@ -169,7 +199,7 @@ def measure(quick: bool = False, sizes=None, awake=1000, visits=None, folder=Non
         path = Path(tempfile.mkdtemp(prefix="streams-", dir=folder))
         try:
             here = min(awake, max(count // 10, 1))
-            rows.append(run(preset, count, here, visits or (2_000 if quick else 20_000), path / "pool"))
+            rows += run(preset, count, here, visits or (2_000 if quick else 20_000), path / "streams")
         finally:
             shutil.rmtree(path)
     return rows
@@ -194,17 +224,22 @@ def as_markdown(rows):
     )  # fmt: skip
     lines += [
         "",
-        "Visits of one sample each, to streams drawn by Zipf's law, against a single engine in the same run; a wake-up",
-        "is what a visit to a sleeping stream takes beyond a step, with putting another one to sleep:",
+        "The first row of a preset is with `memory` for awake streams, the second with a fixed number of them.",
+        "",
+        "Visits of one sample each, to streams drawn by Zipf's law, against a single engine in the same run; the",
+        "second ratio is of the processor's time, without waiting for the disk or for other processes. A wake-up is",
+        "what a visit to a sleeping stream takes beyond a step, with putting another one to sleep:",
         "",
     ]
     lines += table(
-        ["preset", "exponent", "awake when visited", "visits/s", "one engine", "ratio", "wake-up p50", "p99", "worst"],
+        ["preset", "awake", "exponent", "awake when visited", "visits/s", "one engine", "ratio", "of the processor"]
+        + ["wake-up p50", "p99", "worst"],
         (
             (
-                f"`{row['preset']}`", mixed["exponent"], f"{mixed['hit_rate']:.0%}", f"{mixed['per_second']:,.0f}",
-                f"{mixed['single_per_second']:,.0f}", f"{mixed['ratio']:.2f}", f"{mixed['wake_p50_us']:,.0f} us",
-                f"{mixed['wake_p99_us']:,.0f} us", f"{mixed['wake_worst_us']:,.0f} us",
+                f"`{row['preset']}`", f"{row['awake']:,}", mixed["exponent"], f"{mixed['hit_rate']:.0%}",
+                f"{mixed['per_second']:,.0f}", f"{mixed['single_per_second']:,.0f}", f"{mixed['ratio']:.2f}",
+                f"{mixed['working_ratio']:.2f}", f"{mixed['wake_p50_us']:,.0f} us", f"{mixed['wake_p99_us']:,.0f} us",
+                f"{mixed['wake_worst_us']:,.0f} us",
             )
             for row in rows
             for mixed in row["mixes"]

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from . import methods
 from .core import parcel, state
 from .core.base import FeatureMethod, class_names, own_state, prototypes_of
+from .core.berth import Berth, can_lie
 from .core.compiled import KERNEL
 from .core.decision import Decision
 from .core.prototypes import Prototypes
@@ -34,6 +35,13 @@ _SETTINGS, _ENDING = "streams.json", ".stream"
 _LONGEST_ID = 1000
 # A file that grew by so much of its first size through what was appended to it is written anew.
 _GROWTH = 0.5
+# So many engines of streams that fell asleep wait to become those of streams that wake up, and as many desks.
+_SPARES = 4
+# What an engine takes up beside what it would export, in bytes: a share of that for room to grow, and its objects and
+# work space.
+_ROOM, _OBJECTS = 0.1, 49_152
+# It is weighed again when it has seen so many samples more: a share of those it had seen, and some.
+_LATER, _SOME = 0.25, 16
 
 
 class _Awake:
@@ -44,20 +52,68 @@ class _Awake:
         using: held by whoever works with the stream.
         owner: the thread that does.
         changed: whether it may differ from its file.
+        berth: the same arrays once more, for a quick sleep; None until it first slept.
+        lent: whether a caller had the engine in hand, and may have kept it.
         digests: of the blocks that its file holds; None where there is no file.
         whole, size: bytes of the file when it was last written whole, and now.
+        weight: about so many bytes of memory it takes up.
+        weigh_at: it is weighed again when it has seen so many samples.
     """
 
-    __slots__ = ("changed", "digests", "engine", "owner", "size", "using", "whole")
+    __slots__ = (
+        "berth", "changed", "digests", "engine", "lent", "owner", "size", "using", "weigh_at", "weight", "whole",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.engine: FeatureMethod | None = None
+        self.berth: Berth | None = None
         self.using = threading.Lock()
         self.owner = 0
         self.changed = False
+        self.lent = False
         self.digests: parcel.Digests | None = None
         self.whole = 0
         self.size = 0
+        self.weight = 0
+        self.weigh_at = 0
+
+
+class _Desk:
+    """Room to read a stream in, which the next one uses again: new memory for each would cost more than the reading."""
+
+    def __init__(self) -> None:
+        self._data = memoryview(bytearray())
+        self._blocks = np.empty((0, parcel.BLOCK), dtype=np.uint8)
+
+    def read(self, path: str) -> memoryview:
+        """The content of a file, good until the next one is read."""
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            size = os.fstat(handle).st_size
+            if size > len(self._data):
+                self._data = memoryview(bytearray(size + size // 4))
+            read = 0
+            while read < size and (more := os.readv(handle, [self._data[read:size]])):
+                read += more
+            return self._data[:read]
+        finally:
+            os.close(handle)
+
+    def used(self, blocks: int) -> parcel.Bytes:
+        """So many blocks with anything on them, good until the next ones are asked for, unless they are given away."""
+        if blocks > len(self._blocks):
+            self._blocks = np.empty((blocks + blocks // 4, parcel.BLOCK), dtype=np.uint8)
+        return self._blocks[:blocks]
+
+    def blank(self, blocks: int) -> parcel.Bytes:
+        """The same with zeros on them."""
+        blank = self.used(blocks)
+        blank.fill(0)
+        return blank
+
+    def give_away(self) -> None:
+        """Leave the last blocks to whoever has them."""
+        self._blocks = self._blocks[:0]
 
 
 class Streams:
@@ -73,7 +129,8 @@ class Streams:
         classes: K unique names; None names them "0".."K-1".
         config: the settings of the method; None is its default.
         folder: where streams sleep; made if it is not there. One process at a time can hold it.
-        awake: how many streams stay in memory.
+        awake: how many streams stay in memory in any case.
+        memory: about so many bytes they may take up there: while they take up less, more of them stay.
         method: a registered method.
         encoder: fingerprint of the encoder that makes the features, if known.
     """
@@ -86,15 +143,20 @@ class Streams:
         *,
         folder: str | os.PathLike[str],
         awake: int = 1000,
+        memory: int = 0,
         method: str = "protodcs",
         encoder: str | None = None,
     ):
         if isinstance(awake, bool) or not isinstance(awake, int) or awake < 1:
             raise ConfigError(f"awake must be a whole number of streams, 1 or more; given: {awake!r}")
+        if isinstance(memory, bool) or not isinstance(memory, int) or memory < 0:
+            raise ConfigError(f"memory must be a whole number of bytes, 0 or more; given: {memory!r}")
         self.prototypes = Prototypes.of(prototypes)
         self.folder = Path(folder)
         self._root = os.fspath(self.folder)
         self.awake = awake
+        self.memory = memory
+        self._weight = 0
         self._method: type[FeatureMethod] = methods.REGISTER[method]
         self._encoder = encoder
         self._config: BaseModel | None = config
@@ -102,6 +164,8 @@ class Streams:
         self.classes, self._config = first.classes, first.config
         self._streams: OrderedDict[str, _Awake] = OrderedDict()
         self._guard = threading.Lock()
+        self._spares: deque[tuple[FeatureMethod, Berth]] = deque(maxlen=_SPARES)
+        self._desks: deque[_Desk] = deque(maxlen=_SPARES)
         self._handle = _locked(self.folder)
         try:
             self._check_settings()
@@ -138,7 +202,7 @@ class Streams:
     def engine(self, stream: str) -> Iterator[FeatureMethod]:
         """The engine of a stream, for all else that it can do; good until the end of the `with`."""
         with self._woken(stream) as awake:
-            awake.changed = True
+            awake.changed = awake.lent = True
             yield _engine(awake)
 
     def __contains__(self, stream: object) -> bool:
@@ -233,9 +297,9 @@ class Streams:
         finally:
             # A stream that could not be read, or was interrupted while it learned, falls back to its file.
             if awake.engine is None or not awake.engine._whole:
-                awake.engine = None
-                with self._guard:
-                    self._streams.pop(stream, None)
+                self._forget(stream, awake)
+            elif awake.engine.sequence >= awake.weigh_at:
+                self._weigh(awake, awake.engine, self._exported_size(awake.engine))
             awake.owner = 0
             awake.using.release()
 
@@ -261,7 +325,7 @@ class Streams:
 
     def _make_room(self) -> None:
         """Put those streams to sleep that were not used for longest; those in use stay."""
-        while len(self._streams) > self.awake:
+        while len(self._streams) > self.awake and self._weight >= self.memory:
             with self._guard:
                 found = next((pair for pair in self._streams.items() if pair[1].using.acquire(blocking=False)), None)
             if found is None:
@@ -272,34 +336,70 @@ class Streams:
                 found[1].using.release()
 
     def _put_to_sleep(self, stream: str, awake: _Awake) -> None:
-        if awake.engine is not None:
+        engine = awake.engine
+        if engine is not None:
             self._write(stream, awake)
+            if not awake.lent and (berth := self._berth(awake, engine)) is not None:
+                self._spares.append((engine, berth))
+        self._forget(stream, awake)
+
+    def _forget(self, stream: str, awake: _Awake) -> None:
+        """Let a stream go from memory."""
         awake.engine = None
         with self._guard:
-            self._streams.pop(stream, None)
+            self._weight -= awake.weight
+            awake.weight = 0
+            # Another caller may have woken it up again already.
+            if self._streams.get(stream) is awake:
+                del self._streams[stream]
+
+    def _weigh(self, awake: _Awake, engine: FeatureMethod, size: int) -> None:
+        """Estimate what a stream takes up in memory by the size of what it exports."""
+        weight = int((1.0 + _ROOM) * size) + _OBJECTS
+        awake.weigh_at = int((1.0 + _LATER) * engine.sequence) + _SOME
+        with self._guard:
+            self._weight += weight - awake.weight
+            awake.weight = weight
+
+    def _exported_size(self, engine: FeatureMethod) -> int:
+        """Bytes of what an engine exports, without the prototypes that all share."""
+        _, arrays = engine._memory.export()
+        if engine._prototypes is self.prototypes:
+            del arrays["entry"]
+        return _size(arrays)
 
     def _wake(self, stream: str, awake: _Awake) -> None:
-        path = self._path(stream)
+        path, desk = self._path(stream), self._desk()
         try:
-            data = _read(path)
+            data = desk.read(path)
         except FileNotFoundError:
             awake.engine, awake.changed = self._new(self.classes), True
             return
         except OSError as problem:
             raise StateError(f"cannot read the stream {stream!r} in {path}: {problem.strerror}") from problem
-        found = _in_words(path, parcel.opened, data, stream)
+        found = _in_words(path, parcel.opened, data, stream, desk.blank)
         with own_state():
-            awake.engine = _in_words(path, self._restored, found.image)
+            if not _in_words(path, self._lies_down, awake, found.image):
+                desk.give_away()
+                _in_words(path, self._build, awake, found.image)
         awake.digests, awake.whole, awake.size, awake.changed = found.image.digests, found.whole, found.used, False
         if found.used < len(data):
             # What a killed writer left of a record must not stand between the whole ones and the next.
             os.truncate(path, found.used)
+        self._desks.append(desk)
+
+    def _desk(self) -> _Desk:
+        try:
+            return self._desks.pop()
+        except IndexError:
+            return _Desk()
 
     def _write(self, stream: str, awake: _Awake) -> None:
         """Bring the file of a stream up to date: by what changed, or whole."""
         if not awake.changed:
             return
-        image = self._image(_engine(awake))
+        desk = self._desk()
+        image = self._image(awake, _engine(awake), desk)
         path, fits = self._path(stream), awake.digests is not None and len(awake.digests) == len(image.digests)
         changes = parcel.record(image, awake.digests if fits else None)
         try:
@@ -318,38 +418,67 @@ class Streams:
         with self._guard:
             self._count += awake.digests is None
             awake.digests, awake.changed = image.digests, False
+        self._desks.append(desk)
 
     # Engines and their images.
 
     def _new(self, classes: tuple[str, ...]) -> FeatureMethod:
         return self._method(self.prototypes, classes, self._config, self._encoder)
 
-    def _image(self, engine: FeatureMethod) -> parcel.Image:
-        with engine._alone():
-            counters, arrays = engine._memory.export()
+    def _image(self, awake: _Awake, engine: FeatureMethod, desk: _Desk) -> parcel.Image:
         own = engine._prototypes is not self.prototypes
-        if not own:
-            del arrays["entry"]
         header = {
             "schema_version": state.SCHEMA,
             "package": __version__,
             "kernel": KERNEL,
             "frozen": engine.frozen,
             "classes": list(engine.classes) if own else None,
-            "counters": counters,
         }
-        return parcel.image(header, arrays)
+        with engine._alone():
+            if (berth := self._berth(awake, engine)) is not None:
+                return berth.image(header, desk.used)
+            counters, arrays = engine._memory.export()
+        if not own:
+            del arrays["entry"]
+        return parcel.image(header, counters, arrays)
 
-    def _restored(self, image: parcel.Image) -> FeatureMethod:
-        header, arrays = parcel.contents(image.blocks)
-        if header.get("schema_version") != state.SCHEMA or header.get("classes") is not None:
-            return self._restored_by_header(header, arrays)
-        assert self._config is not None
-        engine = self._method._rebuilt(
-            self._config, self.classes, self._encoder, self.prototypes, header["counters"], arrays
-        )
-        engine.frozen = bool(header["frozen"])
-        return engine
+    def _berth(self, awake: _Awake, engine: FeatureMethod) -> Berth | None:
+        """Where a stream lies, if another one can lie there after it."""
+        if engine._prototypes is not self.prototypes or not can_lie(engine._memory):
+            awake.berth = None
+        elif awake.berth is None or awake.berth.memory is not engine._memory:
+            awake.berth = Berth(engine._memory)
+        return awake.berth
+
+    def _lies_down(self, awake: _Awake, image: parcel.Image) -> bool:
+        """Let a stream lie where one lay that fell asleep; False where no such place is at hand that suits."""
+        front = parcel.front_of(image.blocks)
+        if front is None or not _is_plain(front.said.header):
+            return False
+        for _ in range(len(self._spares)):
+            try:
+                engine, berth = spare = self._spares.popleft()
+            except IndexError:  # Another thread was faster.
+                return False
+            if berth.take(front, image.blocks):
+                engine.frozen = bool(front.said.header["frozen"])
+                awake.engine, awake.berth = engine, berth
+                self._weigh(awake, engine, berth.nbytes)
+                return True
+            self._spares.append(spare)
+        return False
+
+    def _build(self, awake: _Awake, image: parcel.Image) -> None:
+        """Build the engine of a stream anew."""
+        header, counters, arrays = parcel.contents(image.blocks)
+        if _is_plain(header):
+            assert self._config is not None
+            engine = self._method._rebuilt(self._config, self.classes, self._encoder, self.prototypes, counters, arrays)
+            engine.frozen = bool(header["frozen"])
+        else:
+            engine = self._restored_by_header({**header, "counters": counters}, arrays)
+        awake.engine = engine
+        self._weigh(awake, engine, _size(arrays))
 
     def _restored_by_header(self, header: dict[str, Any], arrays: state.Arrays) -> FeatureMethod:
         """A stream of an older schema, or one whose classes were edited."""
@@ -432,6 +561,15 @@ def _engine(awake: _Awake) -> FeatureMethod:
     return awake.engine
 
 
+def _size(arrays: state.Arrays) -> int:
+    return sum(array.nbytes for array in arrays.values())
+
+
+def _is_plain(header: dict[str, Any]) -> bool:
+    """Whether a stream is of the present schema and has the classes of its pool."""
+    return header.get("schema_version") == state.SCHEMA and header.get("classes") is None
+
+
 def _checked_id(stream: Any) -> str:
     if not isinstance(stream, str) or not 0 < len(stream) <= _LONGEST_ID:
         raise InputError(
@@ -474,21 +612,6 @@ def _in_words(path: str, function: Any, *arguments: Any) -> Any:
         return function(*arguments)
     except (StateError, UnicodeDecodeError, KeyError) as problem:
         raise StateError(f"{path}: {problem}") from None
-
-
-def _read(path: str) -> bytearray:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        data = bytearray(os.fstat(handle).st_size)
-        read = os.readv(handle, [data])
-        while 0 < read < len(data):
-            more = os.readv(handle, [memoryview(data)[read:]])
-            if not more:
-                break
-            read += more
-        return data if read == len(data) else data[:read]
-    finally:
-        os.close(handle)
 
 
 def _append(path: str, data: bytes) -> None:

@@ -55,6 +55,14 @@ def _empty(classes: int, width: int, size: int) -> state.Arrays:
     }
 
 
+@lru_cache(maxsize=16)
+def _no_queues(width: int) -> state.Arrays:
+    """What is exported of the queues while all are empty."""
+    rows, wide, numbers = np.zeros((0, width), dtype=np.float32), np.zeros((0, width)), np.zeros(0)
+    names = ("quality", "normaliser", "applied", "diagonal")
+    return {"cache": rows, "pull": rows, "pull_rest": rows, "visual_sum": wide, **dict.fromkeys(names, numbers)}
+
+
 class Memory:
     """The state of one engine with K classes of dimension d.
 
@@ -367,18 +375,10 @@ class Memory:
     # Export and restore.
 
     def export(self) -> tuple[Counters, state.Arrays]:
-        filled = np.arange(self.cache.shape[1]) < self.counts[:, None]
         arrays: state.Arrays = {
             "entry": self.entry,
             "counts": self.counts,
-            "cache": self.cache[filled],
-            "quality": self.quality[filled],
-            "pull": self.pull[self._keys()],
-            "pull_rest": self.pull_rest[self._keys()],
-            "visual_sum": self.visual_sum[self.opened],
-            "normaliser": self.normaliser[self.opened],
-            "applied": self.applied[self.opened],
-            "diagonal": self.diagonal[self.opened],
+            **(self._exported_queues() if len(self._keys()) else _no_queues(self.entry.shape[1])),
             "mixture": self.mixture if self.fitted else np.zeros_like(self.mixture),
             "buffer": self.buffer[: self.buffered],
             "buffer_class": self.buffer_class[: self.buffered],
@@ -400,6 +400,19 @@ class Memory:
         if self.bias is not None:
             arrays |= {_BIAS + name: array for name, array in self.bias.export().items()}
         return counters, arrays
+
+    def _exported_queues(self) -> state.Arrays:
+        filled = np.arange(self.cache.shape[1]) < self.counts[:, None]
+        return {
+            "cache": self.cache[filled],
+            "quality": self.quality[filled],
+            "pull": self.pull[self._keys()],
+            "pull_rest": self.pull_rest[self._keys()],
+            "visual_sum": self.visual_sum[self.opened],
+            "normaliser": self.normaliser[self.opened],
+            "applied": self.applied[self.opened],
+            "diagonal": self.diagonal[self.opened],
+        }
 
     @classmethod
     def restored(cls, prototypes: Prototypes, config: Config, counters: Counters, arrays: state.Arrays) -> "Memory":

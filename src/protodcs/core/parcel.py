@@ -1,15 +1,16 @@
 """How a sleeping stream is laid out: blocks of bytes, of which only those that changed are written again.
 
-A parcel is a file's content: an id, then records. A record is a set of blocks, each with its place in an image of the
-state; the first lies on zeros, each later one on those before it. Every record has a checksum, which tells damage, not
-forgery. A record that the file's end cuts off is one whose writer was killed, and counts as never written.
+An image of a state begins with a text that says what is in it, the same for most states of a pool; then come its
+numbers, then its arrays. A parcel is a file's content: an id, then records. A record is a set of blocks, each with its
+place in an image; the first lies on zeros, each later one on those before it. Every record has a checksum, which tells
+damage, not forgery. A record that the file's end cuts off is one whose writer was killed, and counts as never written.
 """
 
 import json
 import math
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from .state import Arrays
 
 Bytes = NDArray[np.uint8]
 Digests = NDArray[np.uint64]
+Places = NDArray[np.uint32]
 
 _MAGIC = b"PDCSstr1"
 _START = struct.Struct("<8sI")
@@ -32,14 +34,19 @@ _SEAL = struct.Struct("<I")
 _HEAD = _RECORD.size + _SEAL.size
 _RECORD_MAGIC = b"blck"
 # Bytes of a block: a sample of a stream changes some tens of kilobytes in small pieces.
-_BLOCK = 256
-_WORDS = _BLOCK // 8
+BLOCK = 256
+_WORDS = BLOCK // 8
 # The header of an image gets so much room, and more of it in steps of that size.
 _HEADER_ROOM = 2048
 # No image is larger: a damaged record must not make us allocate for it.
 _MOST_BLOCKS = 2**24
 _TYPES: dict[str, np.dtype[Any]] = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "I64": np.dtype("<i8")}
 _encode = json.JSONEncoder(separators=(",", ":")).encode
+# The text of an image begins so. Images of before have their numbers in the text itself.
+_LAYOUT = b'{"layout":2,'
+# How a number is packed.
+_NUMBERS: tuple[tuple[type, str], ...] = ((bool, "?"), (int, "q"), (float, "d"), (type(None), "x"))
+_UNREADABLE = (ValueError, KeyError, TypeError, IndexError, RecursionError, struct.error)
 _CODES = {dtype: code for code, dtype in _TYPES.items()}
 
 
@@ -58,6 +65,68 @@ def digest(words: Digests, weights: Digests, out: Digests) -> None:
         out[row] = total
 
 
+def lay_twin(places: Places, rows: Digests, words: Digests, weights: Digests, digests: Digests) -> tuple[bool, int]:
+    """The same without numba."""
+    if len(places) and int(places.max()) >= len(words):
+        return False, 0
+    words[places] = rows
+    digests[places] = rows @ weights
+    return True, _checksum(places, digests[places])
+
+
+@kernel("Tuple((boolean, uint64))(uint32[::1], uint64[:,::1], uint64[:,::1], uint64[::1], uint64[::1])", twin=lay_twin)
+def lay(places: Places, rows: Digests, words: Digests, weights: Digests, digests: Digests) -> tuple[bool, int]:
+    """Lay the blocks `rows` (n, m) of a record upon an image `words` (N, m) at `places` (n,), and their digests (N,).
+
+    Returns whether all places are in the image, and the checksum of the record.
+    """
+    total: Any = np.uint64(0)
+    shift, spread = np.uint64(29), np.uint64(0x9E3779B97F4A7C15)
+    for i in range(places.shape[0]):
+        place = places[i]
+        if place >= words.shape[0]:
+            return False, total
+        found = np.uint64(0)
+        for word in range(rows.shape[1]):
+            words[place, word] = rows[i, word]
+            found += rows[i, word] * weights[word]
+        digests[place] = found
+        total += ((found ^ (found >> shift)) + np.uint64(place) * spread) * np.uint64(2 * i + 1)
+    return True, total
+
+
+def differ_twin(words: Digests, digests: Digests, old: Digests, whole: bool, places: Places) -> tuple[int, int]:
+    """The same without numba."""
+    changed = digests != old
+    if whole:
+        changed |= words.any(axis=1)
+    found = np.flatnonzero(changed)
+    places[: len(found)] = found
+    return len(found), _checksum(found, digests[found])
+
+
+@kernel("Tuple((int64, uint64))(uint64[:,::1], uint64[::1], uint64[::1], boolean, uint32[::1])", twin=differ_twin)
+def differ(words: Digests, digests: Digests, old: Digests, whole: bool, places: Places) -> tuple[int, int]:
+    """Which blocks have other digests than the `old` ones, into `places` (N,); their number, and a record's checksum.
+
+    `whole` says that the old ones are of zeros: other blocks may have that digest too, so the `words` are looked at.
+    """
+    count = 0
+    total: Any = np.uint64(0)
+    shift, spread = np.uint64(29), np.uint64(0x9E3779B97F4A7C15)
+    for place in range(digests.shape[0]):
+        changed = digests[place] != old[place]
+        if whole and not changed:
+            for word in range(words.shape[1]):
+                changed |= words[place, word] != 0
+        if changed:
+            places[count] = place
+            found = digests[place]
+            total += ((found ^ (found >> shift)) + np.uint64(place) * spread) * np.uint64(2 * count + 1)
+            count += 1
+    return count, total
+
+
 class Image(NamedTuple):
     """A state laid out, and a digest of each of its blocks."""
 
@@ -71,58 +140,182 @@ def start(name: str) -> bytes:
     return _START.pack(_MAGIC, len(text)) + text
 
 
-def name_of(data: bytes | bytearray) -> str:
+def name_of(data: bytes | bytearray | memoryview) -> str:
     """The id in the beginning of a parcel."""
-    return data[_START.size : _start_length(data)].decode()
+    return bytes(data[_START.size : _start_length(data)]).decode()
 
 
-def image(header: dict[str, Any], arrays: Arrays) -> Image:
-    """Lay out a state: a header for `json`, and arrays; one that grows a little moves none of the others."""
-    table: list[tuple[str, str, tuple[int, ...], int]] = []
-    parts: list[Any] = []
-    at = 0
-    for name in sorted(arrays):
+def image(header: dict[str, Any], counters: dict[str, Any], arrays: Arrays) -> Image:
+    """Lay out a state: a header for `json`, numbers and arrays; one that grows a little moves none of the others."""
+    names = sorted(arrays)
+    parts: list[Any] = [b""]
+    kinds: list[tuple[np.dtype[Any], int]] = []
+    shapes: list[int] = []
+    for name in names:
         array = np.ascontiguousarray(arrays[name])
-        room = _room(array.nbytes)
-        table.append((name, _CODES[array.dtype], array.shape, at))
-        parts += (array.data, bytes(room - array.nbytes))
-        at += room
-    text = _encode({**header, "arrays": table}).encode()
-    first = _first(len(text))
-    parts[:0] = (struct.pack("<Q", len(text)), text, bytes(first - 8 - len(text)))
+        kinds.append((array.dtype, array.ndim))
+        shapes += array.shape
+        if size := array.nbytes:
+            parts += (array.data, _zeros(_room(size) - size))
+    parts[0] = front(header, tuple(names), tuple(kinds), shapes, counters)
     # Kernels want what can be written to, though none does.
-    blocks = np.frombuffer(bytearray().join(parts), dtype=np.uint8).reshape(-1, _BLOCK)
-    return Image(blocks, _digests(blocks))
+    blocks = np.frombuffer(bytearray().join(parts), dtype=np.uint8).reshape(-1, BLOCK)
+    return Image(blocks, digests_of(blocks))
 
 
-def contents(blocks: Bytes) -> tuple[dict[str, Any], Arrays]:
-    """Header and arrays of an image; the arrays are views of it."""
+def front(
+    header: dict[str, Any],
+    names: tuple[str, ...],
+    kinds: tuple[tuple[np.dtype[Any], int], ...],
+    shapes: list[int],
+    counters: dict[str, Any],
+) -> bytes:
+    """What an image has before its arrays: the text and the numbers, `shapes` being the lengths along all axes."""
+    values = list(counters.values())
+    text, numbers = _described(names, kinds, tuple(counters), tuple(map(type, values)))
+    text = _LAYOUT + _encode(header)[1:-1].encode() + text
+    packed = numbers.pack(*shapes, *(value for value in values if value is not None))
+    used = 8 + len(text) + len(packed)
+    return b"".join((struct.pack("<Q", len(text)), text, packed, _zeros(_first(used) - used)))
+
+
+@lru_cache(maxsize=256)
+def _described(
+    names: tuple[str, ...],
+    kinds: tuple[tuple[np.dtype[Any], int], ...],
+    counters: tuple[str, ...],
+    types: tuple[type, ...],
+) -> tuple[bytes, struct.Struct]:
+    """What the text of an image says of its arrays and counters, and how their lengths and values are packed."""
+    codes = [next(code for type_, code in _NUMBERS if issubclass(given, type_)) for given in types]
+    arrays = [(name, _CODES[dtype], axes) for name, (dtype, axes) in zip(names, kinds, strict=True)]
+    text = _encode({"counters": list(zip(counters, codes, strict=True)), "arrays": arrays})
+    return f",{text[1:]}".encode(), _numbers(sum(axes for _, axes in kinds), codes)
+
+
+def _numbers(axes: int, codes: list[str]) -> struct.Struct:
+    return struct.Struct(f"<{axes}q{''.join(codes)}")
+
+
+class Text(NamedTuple):
+    """What the text of an image says.
+
+    Attributes:
+        header: as it was given.
+        counters, none: the names of the numbers, and of those that are None.
+        names, kinds: of the arrays; a kind is a type and a number of axes.
+        axes: how many axes they have in all.
+        numbers: how the lengths of the arrays along their axes and then the numbers are packed.
+    """
+
+    header: dict[str, Any]
+    counters: list[str]
+    none: dict[str, None]
+    names: tuple[str, ...]
+    kinds: tuple[tuple[np.dtype[Any], int], ...]
+    axes: int
+    numbers: struct.Struct
+
+
+@lru_cache(maxsize=256)
+def _read_text(text: bytes) -> Text:
+    header = json.loads(text)
+    del header["layout"]
+    counters, arrays = header.pop("counters"), header.pop("arrays")
+    codes = {code for _, code in _NUMBERS}
+    if not all(code in codes for _, code in counters) or not all(axes in (1, 2, 3, 4) for _, _, axes in arrays):
+        raise ValueError("its text describes what cannot be")
+    return Text(
+        header,
+        [name for name, code in counters if code != "x"],
+        {name: None for name, code in counters if code == "x"},
+        tuple(name for name, _, _ in arrays),
+        tuple((_TYPES[code], axes) for _, code, axes in arrays),
+        sum(axes for _, _, axes in arrays),
+        _numbers(sum(axes for _, _, axes in arrays), [code for _, code in counters]),
+    )
+
+
+class Front(NamedTuple):
+    """What an image has before its arrays: what its text says, lengths and numbers, and where the arrays begin."""
+
+    said: Text
+    shapes: tuple[int, ...]
+    counters: dict[str, Any]
+    end: int
+
+
+def contents(blocks: Bytes) -> tuple[dict[str, Any], dict[str, Any], Arrays]:
+    """Header, numbers and arrays of an image; the arrays are views of it."""
+    found = front_of(blocks)
+    try:
+        if found is None:
+            return _contents_before(blocks)
+        return found.said.header, found.counters, _arrays(found, blocks.reshape(-1).data)
+    except _UNREADABLE as problem:
+        raise StateError(f"the stream cannot be read: {str(problem)[:200]}") from None
+
+
+def front_of(blocks: Bytes) -> Front | None:
+    """What an image has before its arrays; None for an image whose text holds the numbers."""
     flat = blocks.reshape(-1)
     try:
         length = int(flat[:8].view("<u8")[0])
-        header = json.loads(flat[8 : 8 + length].tobytes())
-        first, buffer = _first(length), flat.data
-        arrays: Arrays = {}
-        for name, code, shape, at in header.pop("arrays"):
-            array = np.frombuffer(buffer, _TYPES[code], math.prod(shape), first + at)
-            arrays[name] = array if len(shape) == 1 else array.reshape(shape)
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as problem:
+        text = flat[8 : 8 + length].tobytes()
+        if not text.startswith(_LAYOUT):
+            return None
+        said = _read_text(text)
+        numbers = said.numbers.unpack_from(flat.data, 8 + length)
+    except _UNREADABLE as problem:
         raise StateError(f"the stream cannot be read: {str(problem)[:200]}") from None
-    return header, arrays
+    counters = dict(zip(said.counters, numbers[said.axes :], strict=True)) | said.none
+    return Front(said, numbers[: said.axes], counters, _first(8 + length + said.numbers.size))
+
+
+def _arrays(found: Front, buffer: memoryview) -> Arrays:
+    at, axis = found.end, 0
+    arrays: Arrays = {}
+    for name, (dtype, axes) in zip(found.said.names, found.said.kinds, strict=True):
+        shape = found.shapes[axis : axis + axes]
+        axis += axes
+        if 0 in shape:
+            arrays[name] = _nothing(shape, dtype)
+            continue
+        arrays[name] = array = np.ndarray(shape, dtype, buffer, at)
+        at += _room(array.nbytes)
+    return arrays
+
+
+@lru_cache(maxsize=256)
+def _nothing(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An array without elements, which many share."""
+    return np.zeros(shape, dtype=dtype)
+
+
+def _contents_before(blocks: Bytes) -> tuple[dict[str, Any], dict[str, Any], Arrays]:
+    """The same for an image whose text holds the numbers, and where each array lies."""
+    flat = blocks.reshape(-1)
+    length = int(flat[:8].view("<u8")[0])
+    header = json.loads(flat[8 : 8 + length].tobytes())
+    first, buffer = _first(8 + length), flat.data
+    arrays: Arrays = {}
+    for name, code, shape, at in header.pop("arrays"):
+        arrays[name] = np.frombuffer(buffer, _TYPES[code], math.prod(shape), first + at).reshape(shape)
+    return header, header.pop("counters"), arrays
 
 
 def record(new: Image, old: Digests | None) -> bytes:
     """The blocks of an image that differ from those with the digests `old`, or from zeros; empty where none do."""
-    changed = new.digests != (old if old is not None else 0)
-    if old is None:
-        # A block of other numbers may have the digest of zeros.
-        changed |= new.blocks.any(axis=1)
-    places = np.flatnonzero(changed).astype("<u4")
-    if not len(places) and old is not None:
+    total, whole = len(new.blocks), old is None
+    places = np.empty(total, dtype=np.uint32)
+    before = np.zeros_like(new.digests) if old is None else old
+    count, mixed = differ(_words(new.blocks), new.digests, before, whole, places)
+    if not count and not whole:
         return b""
-    digest = _checksum(len(new.blocks), places, new.digests[places])
-    head = _RECORD.pack(_RECORD_MAGIC, len(places), len(new.blocks), digest)
-    return b"".join((head, _SEAL.pack(zlib.crc32(head)), places.tobytes(), new.blocks[places].tobytes()))
+    head = _RECORD.pack(_RECORD_MAGIC, count, total, (int(mixed) + total) % 2**64)
+    places = places[:count].astype("<u4", copy=False)
+    rows = new.blocks.take(places, axis=0)
+    return b"".join((head, _SEAL.pack(zlib.crc32(head)), places.data, rows.data))
 
 
 class Opened(NamedTuple):
@@ -133,45 +326,45 @@ class Opened(NamedTuple):
     used: int
 
 
-def opened(data: bytearray, name: str) -> Opened:
-    """What a parcel holds; refuses one that is damaged or of another stream than `name`."""
+def opened(data: bytearray | memoryview, name: str, blank: Callable[[int], Bytes]) -> Opened:
+    """What a parcel holds; refuses one that is damaged or of another stream than `name`.
+
+    `blank` gives so many blocks of zeros, upon which the image is laid.
+    """
     at, whole = _start_length(data), 0
     if name_of(data) != name:
         raise StateError(f"the file of the stream {name!r} holds the stream {name_of(data)[:200]!r}")
-    blocks, digests = np.zeros((0, _BLOCK), dtype=np.uint8), np.zeros(0, dtype=np.uint64)
-    for total, places, rows, found, end in _records(data, at):
-        if len(blocks) == 0:
-            blocks, digests = np.zeros((total, _BLOCK), dtype=np.uint8), np.zeros(total, dtype=np.uint64)
-            whole = end
-        if total != len(blocks):
-            raise StateError("the stream's records are of different sizes")
-        blocks[places], digests[places], at = rows, found, end
-    if len(blocks) == 0:
-        raise StateError("the stream's file was cut off")
-    return Opened(Image(blocks, digests), whole, at)
-
-
-def _records(data: bytearray, at: int) -> Iterator[tuple[int, NDArray[np.uint32], Bytes, Digests, int]]:
-    """Of each record how many blocks its image has, where its blocks lie, they and their digests, and where it ends."""
+    found: Image | None = None
     while at + _HEAD <= len(data):
-        magic, count, total, checksum = _RECORD.unpack_from(data, at)
-        body = at + _HEAD
-        sealed = data[body - _SEAL.size : body] == _SEAL.pack(zlib.crc32(data[at : body - _SEAL.size]))
-        if magic != _RECORD_MAGIC or not sealed or not 0 < total <= _MOST_BLOCKS or count > total:
-            raise StateError("the stream's file is damaged: a record does not begin as one does")
-        end = body + count * (4 + _BLOCK)
+        count, total, checksum, end = _record_head(data, at)
         if end > len(data):
-            return
-        places = np.frombuffer(data, dtype="<u4", count=count, offset=body)
-        rows = np.frombuffer(data, dtype=np.uint8, count=count * _BLOCK, offset=body + 4 * count).reshape(-1, _BLOCK)
-        digests = _digests(rows)
-        if _checksum(total, places, digests) != checksum or (count and int(places.max()) >= total):
+            break
+        if found is None:
+            found, whole = Image(blank(total), np.zeros(total, dtype=np.uint64)), end
+        if total != len(found.blocks):
+            raise StateError("the stream's records are of different sizes")
+        places = np.frombuffer(data, dtype="<u4", count=count, offset=at + _HEAD)
+        rows = np.frombuffer(data, dtype="<u8", count=count * _WORDS, offset=end - count * BLOCK).reshape(-1, _WORDS)
+        fits, mixed = lay(places, rows, _words(found.blocks), _weights(), found.digests)
+        if not fits or (int(mixed) + total) % 2**64 != checksum:
             raise StateError("the stream's content does not match its checksum: it is damaged")
-        yield total, places, rows, digests, end
         at = end
+    if found is None:
+        raise StateError("the stream's file was cut off")
+    return Opened(found, whole, at)
 
 
-def _start_length(data: bytes | bytearray) -> int:
+def _record_head(data: bytearray | memoryview, at: int) -> tuple[int, int, int, int]:
+    """Of the record that begins here how many blocks it has and its image has, its checksum, and where it ends."""
+    magic, count, total, checksum = _RECORD.unpack_from(data, at)
+    body = at + _HEAD
+    sealed = bytes(data[body - _SEAL.size : body]) == _SEAL.pack(zlib.crc32(data[at : body - _SEAL.size]))
+    if magic != _RECORD_MAGIC or not sealed or not 0 < total <= _MOST_BLOCKS or count > total:
+        raise StateError("the stream's file is damaged: a record does not begin as one does")
+    return count, total, checksum, body + count * (4 + BLOCK)
+
+
+def _start_length(data: bytes | bytearray | memoryview) -> int:
     if len(data) < _START.size:
         raise StateError(f"the stream's file has {len(data)} bytes: it was cut off")
     magic, length = _START.unpack_from(data)
@@ -182,15 +375,15 @@ def _start_length(data: bytes | bytearray) -> int:
     return int(_START.size + length)
 
 
-def _first(length: int) -> int:
-    """Where the arrays begin behind a header of so many bytes."""
-    return _HEADER_ROOM * (1 + (length + 8) // _HEADER_ROOM)
+def _first(used: int) -> int:
+    """Where the arrays begin behind a text and numbers of so many bytes."""
+    return _HEADER_ROOM * (1 + used // _HEADER_ROOM)
 
 
 @lru_cache(maxsize=4096)
 def _room(size: int) -> int:
     """Room for so many bytes and some more, the same for sizes nearby: a power of two, or a quarter or more of one."""
-    step = max(_BLOCK, 1 << max(0, size.bit_length() - 3))
+    step = max(BLOCK, 1 << max(0, size.bit_length() - 3))
     return step * (1 + size // step)
 
 
@@ -201,16 +394,29 @@ def _weights() -> Digests:
     return numbers.integers(0, 2**64, size=_WORDS, dtype=np.uint64) | np.uint64(1)
 
 
-def _digests(blocks: Bytes) -> Digests:
+_ZEROS = memoryview(bytes(2**16))
+
+
+def _zeros(size: int) -> bytes | memoryview:
+    """So many zeros, which cost nothing where they are few."""
+    return _ZEROS[:size] if size <= len(_ZEROS) else bytes(size)
+
+
+def _words(blocks: Bytes) -> Digests:
+    """Blocks (n, 256) as (n, 32) numbers of 64 bits."""
+    return blocks.view("<u8")
+
+
+def digests_of(blocks: Bytes) -> Digests:
     """One number of 64 bits for each block (n, 256)."""
-    words = blocks.reshape(-1).view("<u8").reshape(-1, _WORDS)
+    words = _words(blocks)
     digests: Digests = np.empty(len(words), dtype=np.uint64)
     digest(words, _weights(), digests)
     return digests
 
 
-def _checksum(total: int, places: NDArray[np.uint32], digests: Digests) -> int:
+def _checksum(places: NDArray[np.integer], digests: Digests) -> int:
     """Over the places and digests of a record's blocks, in order."""
     turns = np.arange(1, 2 * len(places) + 1, 2, dtype=np.uint64)
     mixed = (digests ^ (digests >> np.uint64(29))) + places.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return (int(mixed @ turns) + total) % 2**64
+    return int(mixed @ turns)

@@ -57,7 +57,7 @@ def proven(entry: Feature, config: Config, counters: Counters, arrays: state.Arr
     expected = {*SCALARS, "confirmed", "unknown", "skipped"}
     if set(counters) != expected:
         raise StateError(f"the state's counters are {sorted(counters)[:20]}, they must be {sorted(expected)}")
-    _check_counters(config, counters)
+    check_counters(config, counters)
     learned, evolved = counter(counters, "learned"), counter(counters, "evolved")
     found = {name: array for name, array in arrays.items() if name != "entry"}
     checked: state.Arrays = {"entry": entry}
@@ -166,7 +166,8 @@ def _close(got: NDArray[Any], wanted: NDArray[Any]) -> bool:
     return bool(np.allclose(got, wanted, rtol=_DRIFT_TOLERANCE, atol=_DRIFT_TOLERANCE))
 
 
-def _check_counters(config: Config, counters: Counters) -> None:
+def check_counters(config: Config, counters: Counters) -> None:
+    """Refuse numbers that contradict each other, or that no memory with these settings can hold."""
     sequence = counter(counters, "sequence", high=2**62)
     learned = counter(counters, "learned", high=sequence)
     known = counter(counters, "known", high=learned)

@@ -139,7 +139,7 @@ class Trust:
         return {
             "rings": self.rings,
             "ring_entered": self.entered,
-            "signal_scales": np.stack([self.places, self.scales, self.weights, self.separation]),
+            "signal_scales": np.array([self.places, self.scales, self.weights, self.separation]),
         }
 
     @classmethod

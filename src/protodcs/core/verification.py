@@ -41,7 +41,7 @@ _DIVIDE = 1.5
 # With so many samples that the memories spoke of, those of before are left out.
 _ENOUGH = 64
 # In place of a predicted class that was removed.
-_GONE = -1
+GONE = -1
 # There is room for so many recent samples at first; it doubles, so that a young stream stays small.
 _FIRST_ROOM = 256
 # The arrays of a state.
@@ -351,8 +351,8 @@ class Verification:
         """What the classes of the last samples tell, of which the strangeness is given."""
         classes, slots = len(self.background.seen), self._slots(len(strangeness))
         predicted, foremost = self.predicted[slots], self.foremost[slots]
-        if min(predicted.min(), foremost.min()) == _GONE:
-            there = (predicted != _GONE) & (foremost != _GONE)
+        if min(predicted.min(), foremost.min()) == GONE:
+            there = (predicted != GONE) & (foremost != GONE)
             strangeness, predicted, foremost = strangeness[there], predicted[there], foremost[there]
         if not self.config.concentration or classes < FEWEST_CLASSES or not len(predicted):
             return Crowd()
@@ -396,7 +396,7 @@ class Verification:
         twin = copy.copy(self)
         twin.background = self.background.with_classes(entry, kept)
         # Samples of a class that is gone say nothing about how the others are filled.
-        places = np.full(len(self.background.seen) + 1, _GONE)
+        places = np.full(len(self.background.seen) + 1, GONE)
         places[kept] = np.arange(len(kept))
         twin.predicted, twin.foremost = places[self.predicted], places[self.foremost]
         return twin
@@ -449,8 +449,8 @@ class Verification:
         predicted, foremost = (required(arrays, name, np.int64, (held,)) for name in ("predicted", "foremost"))
         confidences = required(arrays, "confidences", np.float64, (held,))
         within(history, "history", -STRANGEST, STRANGEST)
-        within(predicted, "predicted", _GONE, classes - 1)
-        within(foremost, "foremost", _GONE, classes - 1)
+        within(predicted, "predicted", GONE, classes - 1)
+        within(foremost, "foremost", GONE, classes - 1)
         within(confidences, "confidences", 0.0, 1.0 + 1e-9)
         room = min(max(_FIRST_ROOM, held + held // 4), most)
         self.history = np.zeros((room, len(SIGNALS)))
