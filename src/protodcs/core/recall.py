@@ -135,10 +135,11 @@ class Recall:
         """How many strangers and familiars are remembered."""
         return min(self.strangers_seen, self.config.strangers), min(self.familiars_seen, self.config.familiars)
 
-    def admit(self, familiar: bool) -> None:
-        """Remember the centred feature of the last look, if it has a direction."""
+    def admit(self, familiar: bool) -> bool:
+        """Remember the centred feature of the last look, if it has a direction; True if a memory moved to make room."""
         if not (self.centred[0] or self.centred.any()):
-            return
+            return False
+        before = self.strangers, self.familiars
         if self._shared:
             self.strangers, self.familiars, self._shared = self.strangers.copy(), self.familiars.copy(), False
         if familiar:
@@ -150,6 +151,7 @@ class Recall:
             self.strangers[self.strangers_seen % self.config.strangers] = self.centred
             self.strangers_seen += 1
         self.ready = min(self.held) >= LEAST_ROWS
+        return self.strangers is not before[0] or self.familiars is not before[1]
 
     def fork(self) -> Self:
         """A copy that shares the two memories until one of them grows."""
