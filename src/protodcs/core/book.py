@@ -47,7 +47,7 @@ class Layout:
         table = np.zeros((len(arrays), _COLUMNS), dtype=np.int64) if before is None else before.table.copy()
         for at, array in enumerate(arrays):
             if before is None or array is not before.arrays[at]:
-                if (array.dtype, array.ndim) != self.kinds[at] or not array.flags.c_contiguous:
+                if (array.dtype.type, array.ndim) != self.kinds[at] or not array.flags.c_contiguous:
                     raise TypeError(f"{self.names[at]} cannot be {array.ndim} dimensions of {array.dtype}")
                 table[at, _ADDRESS] = array.ctypes.data
                 table[at, _FIRST : _FIRST + array.ndim] = array.shape
@@ -96,14 +96,15 @@ if KERNEL == "numpy":
 else:
     from numba.extending import intrinsic
 
-    @intrinsic  # type: ignore[untyped-decorator]
-    def _pointer(context: Any, address: Any, kind: Any) -> Any:
+    def _as_pointer(context: Any, address: Any, kind: Any) -> Any:
         """A number as the address of values of some type."""
 
         def generate(target: Any, builder: Any, signature: Any, values: Any) -> Any:
             return builder.inttoptr(values[0], target.get_value_type(signature.return_type))
 
         return numba.types.CPointer(kind.dtype)(address, kind), generate
+
+    _pointer: Any = intrinsic(_as_pointer)
 
     @inner
     def vector(table: Table, at: int) -> Any:
