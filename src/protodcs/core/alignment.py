@@ -468,14 +468,21 @@ def _add_rows(
     rows: Counts, weights: Vector, prototypes: Matrix, inverse_norms: Vector, light: Row, heavy: Vector
 ) -> None:
     """Add the unit text `rows` by their `weights` (K,) to `light` (d,), or to `heavy` (d,) if they weigh much."""
-    for j in rows:
-        weight = weights[j] * inverse_norms[j]
-        if weight > 1.0:  # Another class is nearer than the query's own: such a weight can exceed single precision.
-            _add(heavy, weight, prototypes[j])
-        elif weight > _NEGLIGIBLE:
-            short = np.float32(weight)
-            for i in range(light.shape[0]):
-                light[i] += short * prototypes[j, i]
+    short, last = np.zeros(_BLOCK, dtype=np.float32), len(rows) - 1
+    for first in range(0, len(rows), _BLOCK):
+        for b in range(_BLOCK):
+            j = rows[min(first + b, last)]
+            weight = weights[j] * inverse_norms[j] if first + b <= last else 0.0
+            if weight > 1.0:  # Another class is nearer than the query's own: such a weight can exceed single precision.
+                _add(heavy, weight, prototypes[j])
+            short[b] = weight if _NEGLIGIBLE < weight <= 1.0 else 0.0
+        j, k, m, n = rows[first], rows[min(first + 1, last)], rows[min(first + 2, last)], rows[min(first + 3, last)]
+        w_0, w_1, w_2, w_3 = short[0], short[1], short[2], short[3]
+        for i in range(light.shape[0]):
+            light[i] = (
+                light[i] + w_0 * prototypes[j, i] + w_1 * prototypes[k, i]
+                + w_2 * prototypes[m, i] + w_3 * prototypes[n, i]
+            )  # fmt: skip
 
 
 @kernel(
