@@ -225,42 +225,6 @@ def project(
 
 
 @kernel(
-    "void(int64[::1], float64[::1], float64[::1], float32[::1], float64[::1], float64[::1], float32[::1], "
-    "float64[::1], float32[:,::1], float64[::1], float32[:,::1], float32[:,::1])",
-    strict=True,
-)
-def shift(
-    rows: Counts,
-    gain: Vector,
-    current: Vector,
-    short: Row,
-    loss: Vector,
-    previous: Vector,
-    short_before: Row,
-    back: Vector,
-    prototypes: Matrix,
-    inverse_norms: Vector,
-    pull: Matrix,
-    pull_rest: Matrix,
-) -> None:
-    """`shift_rows`, with the two directions given in single precision too."""
-    for j in rows:
-        inverse = inverse_norms[j]
-        added, dropped, taken = gain[j] * inverse, loss[j] * inverse, back[j] * inverse * inverse
-        if max(abs(added), abs(dropped)) > _LARGE_WEIGHT:
-            for i in range(current.shape[0]):
-                _move(pull[j], pull_rest[j], i, added * current[i] - dropped * previous[i] - taken * prototypes[j, i])
-            continue
-        # Kahan's summation, here and below: what the addition rounds away comes back with the next one.
-        a, b, c = np.float32(added), np.float32(dropped), np.float32(taken)
-        for i in range(current.shape[0]):
-            change = (a * short[i] - b * short_before[i] - c * prototypes[j, i]) + pull_rest[j, i]
-            before = pull[j, i]
-            pull[j, i] = before + change
-            pull_rest[j, i] = change - (pull[j, i] - before)
-
-
-@kernel(
     "void(int64[::1], float64[::1], float64[::1], float64[::1], float64[::1], float64[::1], float32[:,::1], "
     "float64[::1], float32[:,::1], float32[:,::1])",
     strict=True,
@@ -282,9 +246,20 @@ def shift_rows(
     `back` (K,) is what the projection takes away again, along the unit text row.
     """
     short, short_before = current.astype(np.float32), previous.astype(np.float32)
-    shift(
-        rows, gain, current, short, loss, previous, short_before, back, prototypes, inverse_norms, pull, pull_rest
-    )  # fmt: skip
+    for j in rows:
+        inverse = inverse_norms[j]
+        added, dropped, taken = gain[j] * inverse, loss[j] * inverse, back[j] * inverse * inverse
+        if max(abs(added), abs(dropped)) > _LARGE_WEIGHT:
+            for i in range(current.shape[0]):
+                _move(pull[j], pull_rest[j], i, added * current[i] - dropped * previous[i] - taken * prototypes[j, i])
+            continue
+        # Kahan's summation, here and below: what the addition rounds away comes back with the next one.
+        a, b, c = np.float32(added), np.float32(dropped), np.float32(taken)
+        for i in range(current.shape[0]):
+            change = (a * short[i] - b * short_before[i] - c * prototypes[j, i]) + pull_rest[j, i]
+            before = pull[j, i]
+            pull[j, i] = before + change
+            pull_rest[j, i] = change - (pull[j, i] - before)
 
 
 @kernel(
@@ -486,10 +461,10 @@ def _add_rows(
 
 
 @kernel(
-    "void(int64, boolean, int64[::1], float64[::1], float64[::1], float32[:,::1], float64[::1], float64[:,::1], "
-    "float64[::1], float64[::1], float64[::1], float64, float64[::1], float64[::1], float64[::1])"
+    "void(int64, boolean, int64[::1], float64[::1], float64[::1], float32[:,::1], float64[::1], float32[:,::1], "
+    "float32[:,::1], float64[:,::1], float64[::1], float64[::1], float64[::1], float64)"
 )
-def reweigh(
+def change_query(
     k: int,
     opened: bool,
     keys: Counts,
@@ -497,25 +472,22 @@ def reweigh(
     previous: Vector,
     prototypes: Matrix,
     inverse_norms: Vector,
+    pull: Matrix,
+    pull_rest: Matrix,
     visual_sum: Wide,
     normaliser: Vector,
     applied: Vector,
     diagonal: Vector,
     temperature: float,
-    gain: Vector,
-    loss: Vector,
-    back: Vector,
 ) -> None:
-    """Bring everything but `pull` up to date with a change of queue k, see `change_query`.
-
-    What `shift_rows` then adds to `pull` comes to stand in `gain`, `loss` and `back` (K,).
-    """
+    """The direction of queue k has changed from `previous` to `current` (d,), or begun: bring everything up to date."""
     width, own = prototypes.shape[1], _dot(prototypes[k], current) * inverse_norms[k]
     cosines, cosines_before = np.zeros(prototypes.shape[0]), np.zeros(prototypes.shape[0])
+    gain, loss, back = np.zeros(prototypes.shape[0]), np.zeros(prototypes.shape[0]), np.zeros(prototypes.shape[0])
     one, two, light = current.astype(np.float32), previous.astype(np.float32), np.zeros(width, dtype=np.float32)
     rest_weight = 0.0
     visual_sum[k, :] = 0.0
-    # Few rows at a time: those that are compared are still at hand when they are added up.
+    # A few rows at a time: those that are compared are still at hand when they are added up.
     for first in range(0, len(keys), _AT_HAND):
         some = keys[first : first + _AT_HAND]
         _both_cosines(some, one, two, prototypes, inverse_norms, cosines, cosines_before)
@@ -547,32 +519,4 @@ def reweigh(
     normaliser[k] = total
     applied[k] = total
     diagonal[k] = own
-
-
-@kernel(
-    "void(int64, boolean, int64[::1], float64[::1], float64[::1], float32[:,::1], float64[::1], float32[:,::1], "
-    "float32[:,::1], float64[:,::1], float64[::1], float64[::1], float64[::1], float64)"
-)
-def change_query(
-    k: int,
-    opened: bool,
-    keys: Counts,
-    current: Vector,
-    previous: Vector,
-    prototypes: Matrix,
-    inverse_norms: Vector,
-    pull: Matrix,
-    pull_rest: Matrix,
-    visual_sum: Wide,
-    normaliser: Vector,
-    applied: Vector,
-    diagonal: Vector,
-    temperature: float,
-) -> None:
-    """The direction of queue k has changed from `previous` to `current` (d,), or begun: bring everything up to date."""
-    gain, loss, back = np.zeros(prototypes.shape[0]), np.zeros(prototypes.shape[0]), np.zeros(prototypes.shape[0])
-    reweigh(
-        k, opened, keys, current, previous, prototypes, inverse_norms, visual_sum, normaliser, applied, diagonal,
-        temperature, gain, loss, back,
-    )  # fmt: skip
     shift_rows(keys, gain, current, loss, previous, back, prototypes, inverse_norms, pull, pull_rest)

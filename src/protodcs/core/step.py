@@ -8,7 +8,7 @@ paper and for what happens rarely.
 import numpy as np
 from numpy.typing import NDArray
 
-from .alignment import reweigh, shift
+from .alignment import change_query
 from .book import TABLE, Layout, Table, matrix, numbers, queues, vector, wide
 from .cache import choose_slot, place
 from .compiled import kernel
@@ -56,9 +56,6 @@ SETTINGS = (
     _TEMPERATURE, _ALL_KEYS,
 ) = range(len(SETTINGS) + 1)  # fmt: skip
 
-# Classes whose rows of text and `pull` the innermost cache of a processor holds.
-_AT_HAND = 4
-
 
 def settings(config: Config) -> Vector:
     """What the kernels here need of a config."""
@@ -92,54 +89,21 @@ def _pull_scale(memory: Table) -> float:
     return chosen[_BY_ALIGNMENT] / (max(len(numbers(memory, _OPENED)), 1) * chosen[_ALIGNMENT_TEMPERATURE])
 
 
-@kernel(
-    f"void({TABLE}, {TABLE}, float32[::1], int64[::1], int64[::1], float64[::1], float64[::1], float64[::1], "
-    "float64[::1], float64[::1])"
-)
-def _shift_and_rescore(
-    memory: Table, scratch: Table, feature: Row, rows: Classes, keys: Classes, current: Vector, previous: Vector,
-    gain: Vector, loss: Vector, back: Vector,
-) -> None:  # fmt: skip
-    """`alignment.shift_rows` of the classes `keys` and `residual.rescore` of the text `rows`, both ascending.
-
-    A few at a time: the step finds at hand what the shift has just touched.
-    """
-    chosen, text, norms = vector(memory, _SETTINGS), matrix(memory, _TEXT), vector(memory, _NORMS)
-    pull, rest, scale = matrix(memory, _PULL), matrix(memory, _PULL_REST), _pull_scale(memory)
-    before, after, slopes = vector(scratch, _BEFORE), vector(scratch, _AFTER), vector(scratch, _SLOPES)
-    short, short_before = current.astype(np.float32), previous.astype(np.float32)
-    first = 0
-    for at in range(0, len(rows), _AT_HAND):
-        some = rows[at : at + _AT_HAND]
-        last = first
-        while last < len(keys) and keys[last] <= some[-1]:
-            last += 1
-        shift(keys[first:last], gain, current, short, loss, previous, short_before, back, text, norms, pull, rest)
-        rescore(some, text, norms, pull, scale, feature, before, slopes, chosen[_TEXT_RATE], chosen[_EPSILON], after)
-        first = last
-    shift(keys[first:], gain, current, short, loss, previous, short_before, back, text, norms, pull, rest)
-
-
-@kernel(f"void({TABLE}, {TABLE}, float32[::1], int64[::1], int64, int64, float64)")
-def _admit_and_step(
-    memory: Table, scratch: Table, feature: Row, rows: Classes, k: int, slot: int, uncertainty: float
-) -> None:
-    """Put `feature` into `slot` of the open queue k, let everything follow, and take the step of the text `rows`."""
+@kernel(f"void({TABLE}, int64[::1], float32[::1], int64, int64, float64)")
+def _admit(memory: Table, keys: Classes, feature: Row, k: int, slot: int, uncertainty: float) -> None:
+    """Put `feature` into `slot` of the open queue k; alignment, with these `keys`, and temporary prototype follow."""
     chosen, counts, lengths = vector(memory, _SETTINGS), numbers(memory, _COUNTS), vector(memory, _LENGTHS)
     visual, visual_sum = matrix(memory, _VISUAL), wide(memory, _VISUAL_SUM)
-    keys = numbers(scratch, _EVERY) if chosen[_ALL_KEYS] else numbers(memory, _OPENED)
     previous, current = np.empty(feature.shape[0]), np.empty(feature.shape[0])
-    gain, loss, back = np.zeros(counts.shape[0]), np.zeros(counts.shape[0]), np.zeros(counts.shape[0])
     place(
         k, slot, feature, uncertainty, queues(memory, _CACHE), wide(memory, _QUALITY), counts, visual, lengths,
         previous, current,
     )  # fmt: skip
-    reweigh(
-        k, False, keys, current, previous, matrix(memory, _TEXT), vector(memory, _NORMS), visual_sum,
-        vector(memory, _NORMALISER), vector(memory, _APPLIED), vector(memory, _DIAGONAL),
-        chosen[_ALIGNMENT_TEMPERATURE], gain, loss, back,
+    change_query(
+        k, False, keys, current, previous, matrix(memory, _TEXT), vector(memory, _NORMS), matrix(memory, _PULL),
+        matrix(memory, _PULL_REST), visual_sum, vector(memory, _NORMALISER), vector(memory, _APPLIED),
+        vector(memory, _DIAGONAL), chosen[_ALIGNMENT_TEMPERATURE],
     )  # fmt: skip
-    _shift_and_rescore(memory, scratch, feature, rows, keys, current, previous, gain, loss, back)
     one, none = np.full(1, k), np.zeros(counts.shape[0])
     step_visual(
         one, visual, lengths, visual_sum, feature, none, none, _pull_scale(memory), chosen[_VISUAL_RATE],
@@ -160,15 +124,13 @@ def step_and_predict(
     """
     chosen, opened, every = vector(memory, _SETTINGS), numbers(memory, _OPENED), numbers(scratch, _EVERY)
     before, after, slopes = vector(scratch, _BEFORE), vector(scratch, _AFTER), vector(scratch, _SLOPES)
-    rows = every if trusted and chosen[_TEXT_RATE] > 0.0 else every[:0]
-    after[:] = before
-    if len(rows):
-        uncertainty_gradient(before, chosen[_BY_ALEATORIC], chosen[_BY_EPISTEMIC], slopes)
     if slot >= 0:
-        _admit_and_step(memory, scratch, feature, rows, k, slot, uncertainty)
-    else:
+        _admit(memory, every if chosen[_ALL_KEYS] else opened, feature, k, slot, uncertainty)
+    after[:] = before
+    if trusted and chosen[_TEXT_RATE] > 0.0:
+        uncertainty_gradient(before, chosen[_BY_ALEATORIC], chosen[_BY_EPISTEMIC], slopes)
         rescore(
-            rows, matrix(memory, _TEXT), vector(memory, _NORMS), matrix(memory, _PULL), _pull_scale(memory), feature,
+            every, matrix(memory, _TEXT), vector(memory, _NORMS), matrix(memory, _PULL), _pull_scale(memory), feature,
             before, slopes, chosen[_TEXT_RATE], chosen[_EPSILON], after,
         )  # fmt: skip
     visual, affinity = matrix(memory, _ADAPTED if trusted else _VISUAL), vector(scratch, _AFFINITY)
