@@ -32,7 +32,7 @@ _ADDRESS, _FIRST, _SECOND, _THIRD, _COLUMNS = range(5)
 
 
 class Layout:
-    """Which arrays of an owner stand in its book: by name ("part__array" for one of a part), of what kind."""
+    """Which arrays of an owner stand in its book, two or more: by name ("part__array" for one of a part), and kind."""
 
     def __init__(self, **kinds: str):
         self.names = tuple(kinds)
