@@ -15,7 +15,7 @@ from benchmarks.load import Sender
 from benchmarks.timing import clip_stream, table
 
 # The probe: requests a second, connections, seconds of a run.
-PROBE, PROBE_CONNECTIONS, SECONDS = 25.0, 16, 15.0
+PROBE, PROBE_CONNECTIONS, SECONDS = 40.0, 16, 30.0
 TENANTS = ("calm", "flood")
 # The flood of one tenant, and the load of all: requests a second, connections.
 FLOOD, FLOOD_CONNECTIONS = 2000.0, 200
@@ -169,10 +169,7 @@ def lines_of(row):
     return _overload_lines(row) if row["task"] == "overload" else []
 
 
-_SHARED = (
-    "Other work ran on the machine, and a p99 of a few hundred requests hangs on single pauses, which quiet rounds "
-    "have too:"
-)
+_SHARED = "The load average is that before the round, and tells of other work on the machine:"
 
 
 def _flood_lines(row):

@@ -12,6 +12,7 @@ import numpy as np  # noqa: E402 - the thread limits above must come first
 
 from protodcs import Config, ProtoDCS  # noqa: E402
 from protodcs.core import evidence  # noqa: E402
+from protodcs.core.cache import queue_mean  # noqa: E402
 from protodcs.core.first_check import similarities  # noqa: E402
 from protodcs.core.prediction import affinities, conclude  # noqa: E402
 from protodcs.core.recall import nearest  # noqa: E402
@@ -49,6 +50,7 @@ def of_paper(engine, feature):
     unit = engine._checked(feature).copy()
     return {
         "first check: cosines": lambda: similarities(memory.text, memory.inverse_norms, unit, scratch.before),
+        "alignment after a queue change": queue_change(engine),
         "loss and its slopes": lambda: evidence.uncertainty_gradient(
             scratch.before, config.aleatoric_weight, config.epistemic_weight, scratch.slopes
         ),
@@ -65,6 +67,15 @@ def of_paper(engine, feature):
             scratch.scores,
         ),
     }  # fmt: skip
+
+
+def queue_change(engine):
+    """The alignment's part of a queue change, on a copy: a queue that changes to what it is costs as much as any."""
+    copied, direction = engine._memory.fork(), np.empty(engine.dimension)
+    copied.own(*copied._CACHED)
+    k = int(copied.opened[0])
+    queue_mean(copied.cache[k], copied.counts[k], direction)
+    return lambda: copied._change(k, False, direction, direction)
 
 
 def of_default(engine, feature):

@@ -25,6 +25,7 @@ from .exponential import power_of_e
 Vector = NDArray[np.float64]
 Counts = NDArray[np.int64]
 Wide = NDArray[np.float64]
+Row = NDArray[np.float32]
 Matrix = NDArray[np.float32]
 
 REBUILD_AFTER = 1000
@@ -44,9 +45,10 @@ _LARGE_WEIGHT = 1e-3
 # Corrections below this weight cannot reach the ninth decimal of a gradient even when all of them add up.
 _NEGLIGIBLE = 1e-12
 
-
 # Queries per pass over the keys: each key row that is read serves this many of them.
 _BLOCK = 4
+# Text rows that the innermost cache of a processor holds beside what they are compared with; an even number.
+_AT_HAND = 8
 
 
 def allowed_drift(classes: int) -> float:
@@ -404,18 +406,17 @@ def add_key(
     )  # fmt: skip
 
 
-@kernel("void(int64[::1], float64[::1], float64[::1], float32[:,::1], float64[::1], float64[::1], float64[::1])")
+@kernel("void(int64[::1], float32[::1], float32[::1], float32[:,::1], float64[::1], float64[::1], float64[::1])")
 def _both_cosines(
     rows: Counts,
-    current: Vector,
-    previous: Vector,
+    one: Row,
+    two: Row,
     prototypes: Matrix,
     inverse_norms: Vector,
     cosines: Vector,
     cosines_before: Vector,
 ) -> None:
     """Cosines of the text `rows` with two unit directions, in single precision."""
-    one, two = current.astype(np.float32), previous.astype(np.float32)
     whole = len(rows) - len(rows) % 2
     # Two rows at a time: they share the loads of the directions, and four sums do not wait for each other.
     for at in range(0, whole, 2):
@@ -437,21 +438,26 @@ def _both_cosines(
         cosines[j], cosines_before[j] = by_one * inverse_norms[j], by_two * inverse_norms[j]
 
 
-@kernel("void(int64[::1], float64[::1], float32[:,::1], float64[::1], float64[::1])")
-def _weighted_sum(rows: Counts, weights: Vector, prototypes: Matrix, inverse_norms: Vector, out: Vector) -> None:
-    """The sum of the unit text `rows` by their `weights` (K,) into `out` (d,)."""
-    light = np.zeros(out.shape[0], dtype=np.float32)
-    out[:] = 0.0
-    for j in rows:
-        weight = weights[j] * inverse_norms[j]
-        if weight > 1.0:  # Another class is nearer than the query's own: such a weight can exceed single precision.
-            _add(out, weight, prototypes[j])
-        elif weight > _NEGLIGIBLE:
-            short = np.float32(weight)
-            for i in range(out.shape[0]):
-                light[i] += short * prototypes[j, i]
-    for i in range(out.shape[0]):
-        out[i] += light[i]
+@kernel("void(int64[::1], float64[::1], float32[:,::1], float64[::1], float32[::1], float64[::1])")
+def _add_rows(
+    rows: Counts, weights: Vector, prototypes: Matrix, inverse_norms: Vector, light: Row, heavy: Vector
+) -> None:
+    """Add the unit text `rows` by their `weights` (K,) to `light` (d,), or to `heavy` (d,) if they weigh much."""
+    short, last = np.zeros(_BLOCK, dtype=np.float32), len(rows) - 1
+    for first in range(0, len(rows), _BLOCK):
+        for b in range(_BLOCK):
+            j = rows[min(first + b, last)]
+            weight = weights[j] * inverse_norms[j] if first + b <= last else 0.0
+            if weight > 1.0:  # Another class is nearer than the query's own: such a weight can exceed single precision.
+                _add(heavy, weight, prototypes[j])
+            short[b] = weight if _NEGLIGIBLE < weight <= 1.0 else 0.0
+        j, k, m, n = rows[first], rows[min(first + 1, last)], rows[min(first + 2, last)], rows[min(first + 3, last)]
+        w_0, w_1, w_2, w_3 = short[0], short[1], short[2], short[3]
+        for i in range(light.shape[0]):
+            light[i] = (
+                light[i] + w_0 * prototypes[j, i] + w_1 * prototypes[k, i]
+                + w_2 * prototypes[m, i] + w_3 * prototypes[n, i]
+            )  # fmt: skip
 
 
 @kernel(
@@ -475,29 +481,31 @@ def change_query(
     temperature: float,
 ) -> None:
     """The direction of queue k has changed from `previous` to `current` (d,), or begun: bring everything up to date."""
-    width = prototypes.shape[1]
-    own = _dot(prototypes[k], current) * inverse_norms[k]
+    width, own = prototypes.shape[1], _dot(prototypes[k], current) * inverse_norms[k]
     cosines, cosines_before = np.zeros(prototypes.shape[0]), np.zeros(prototypes.shape[0])
     gain, loss, back = np.zeros(prototypes.shape[0]), np.zeros(prototypes.shape[0]), np.zeros(prototypes.shape[0])
-    _both_cosines(keys, current, previous, prototypes, inverse_norms, cosines, cosines_before)
-    for j in range(prototypes.shape[0]):
-        gain[j] = power_of_e((cosines[j] - own) / temperature)
-        loss[j] = power_of_e((cosines_before[j] - diagonal[k]) / temperature)
+    one, two, light = current.astype(np.float32), previous.astype(np.float32), np.zeros(width, dtype=np.float32)
     rest_weight = 0.0
-    for j in keys:
-        if j == k:
-            continue
-        # The temperature magnifies the rounding of a similarity; where the result has weight it is taken exactly.
-        if gain[j] > _SMALL_WEIGHT:
-            cosines[j] = _dot(prototypes[j], current) * inverse_norms[j]
-            gain[j] = math.exp((cosines[j] - own) / temperature)
-        if loss[j] > _SMALL_WEIGHT and not opened:
-            cosines_before[j] = _dot(prototypes[j], previous) * inverse_norms[j]
-            loss[j] = math.exp((cosines_before[j] - diagonal[k]) / temperature)
-        loss[j] = 0.0 if opened else loss[j] / applied[k]
-        rest_weight += gain[j]
-    gain[k] = 0.0
-    _weighted_sum(keys, gain, prototypes, inverse_norms, visual_sum[k])
+    visual_sum[k, :] = 0.0
+    # A few rows at a time: those that are compared are still at hand when they are added up.
+    for first in range(0, len(keys), _AT_HAND):
+        some = keys[first : first + _AT_HAND]
+        _both_cosines(some, one, two, prototypes, inverse_norms, cosines, cosines_before)
+        for j in range(some[0], some[-1] + 1):
+            gain[j] = power_of_e((cosines[j] - own) / temperature)
+            loss[j] = power_of_e((cosines_before[j] - diagonal[k]) / temperature)
+        for j in some:
+            # The temperature magnifies the rounding of a similarity; where the result has weight it is taken exactly.
+            if gain[j] > _SMALL_WEIGHT and j != k:
+                cosines[j] = _dot(prototypes[j], current) * inverse_norms[j]
+                gain[j] = math.exp((cosines[j] - own) / temperature)
+            if loss[j] > _SMALL_WEIGHT and j != k and not opened:
+                cosines_before[j] = _dot(prototypes[j], previous) * inverse_norms[j]
+                loss[j] = math.exp((cosines_before[j] - diagonal[k]) / temperature)
+            gain[j] = 0.0 if j == k else gain[j]
+            loss[j] = 0.0 if opened else loss[j] / applied[k]
+            rest_weight += gain[j]
+        _add_rows(some, gain, prototypes, inverse_norms, light, visual_sum[k])
     total = 1.0 + rest_weight
     for j in keys:
         gain[j] /= total
@@ -506,6 +514,7 @@ def change_query(
     loss[k] = 0.0 if opened else 1.0 / normaliser[k] - 1.0
     back[k] = gain[k] * own - loss[k] * diagonal[k]
     for i in range(width):
+        visual_sum[k, i] += light[i]
         visual_sum[k, i] = (visual_sum[k, i] - rest_weight * (prototypes[k, i] * inverse_norms[k])) / total
     normaliser[k] = total
     applied[k] = total

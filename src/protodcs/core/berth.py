@@ -19,7 +19,6 @@ from .concentration import Crowd
 from .memory import Memory
 from .modes import STRANGEST
 from .proof import SCALARS, check_counters
-from .recall import LEAST_ROWS
 from .trust import TEXT
 from .verification import GONE
 
@@ -315,7 +314,7 @@ class Berth:
         for name in modes.SCALARS:
             setattr(modes, name, counters[f"stream_{name}"])
         recall.strangers_seen, recall.familiars_seen = small["stream_entered"].tolist()
-        recall.ready = min(recall.held) >= LEAST_ROWS
+        recall.recount()
         trust.places[:], trust.scales[:], trust.weights[:], trust.separation[:] = small["stream_signal_scales"]
         trust._mix()
         *sums, cut, settled, alarm, crowded, strange, even, runs, unsure = small["stream_cold"].tolist()

@@ -128,6 +128,34 @@ def correction(vectors: Matrix, sums: Vector, temperature: float, out: Vector) -
     return beta
 
 
+@kernel("void(float64[:,::1], float64[:,::1], float64[:,::1], float64[::1])")
+def rebuild(rows: Matrix, likeness: Matrix, vectors: Matrix, sums: Vector) -> None:
+    """Compute the running sums from the rows."""
+    sums[: _WW + 1] = 0.0
+    sums[_SINCE] = 0.0
+    vectors[_RESPONSES:] = 0.0
+    for c in range(rows.shape[0]):
+        if vectors[_COUNT, c] != 0.0:
+            _describe(rows, likeness, c, vectors)
+            _count(rows, likeness, c, 1.0, vectors, sums)
+
+
+@kernel(
+    "float64(float64[::1], int64, float64, float64[:,::1], float64[:,::1], float64[:,::1], float64[::1], float64, "
+    "float64[::1])"
+)
+def learn(
+    cosines: Vector, c: int, confidence: float, rows: Matrix, likeness: Matrix, vectors: Matrix, sums: Vector,
+    temperature: float, out: Vector,
+) -> float:  # fmt: skip
+    """`take_in`, `rebuild` when it is time to, and `correction`."""
+    take_in(cosines, c, confidence, rows, likeness, vectors, sums)
+    sums[_SINCE] += 1.0
+    if sums[_SINCE] >= _REBUILD_AFTER:
+        rebuild(rows, likeness, vectors, sums)
+    return correction(vectors, sums, temperature, out)
+
+
 def products_twin(rows: Feature, out: Matrix) -> None:
     """The same without numba."""
     values = rows.astype(np.float64)
@@ -185,20 +213,9 @@ class Bias:
             return
         if self._shared:
             self.rows, self._shared = self.rows.copy(), False
-        take_in(cosines, best, confidence, self.rows, self.likeness, self.vectors, self.sums)
-        self.sums[_SINCE] += 1
-        if self.sums[_SINCE] >= _REBUILD_AFTER:
-            self._rebuild()
-        self.beta = correction(self.vectors, self.sums, self.temperature, self.logits)
-
-    def _rebuild(self) -> None:
-        """Compute the running sums from the rows."""
-        self.sums[: _WW + 1] = 0.0
-        self.sums[_SINCE] = 0.0
-        self.vectors[_RESPONSES:] = 0.0
-        for c in np.flatnonzero(self.vectors[_COUNT]).tolist():
-            _describe(self.rows, self.likeness, c, self.vectors)
-            _count(self.rows, self.likeness, c, 1.0, self.vectors, self.sums)
+        self.beta = learn(
+            cosines, best, confidence, self.rows, self.likeness, self.vectors, self.sums, self.temperature, self.logits
+        )
 
     def fork(self) -> Self:
         """A copy that shares the rows until it learns."""
@@ -214,7 +231,7 @@ class Bias:
         twin.rows[own, own] = _centred(self.rows[np.ix_(kept, kept)])
         twin.vectors[_COUNT, own] = self.vectors[_COUNT, kept]
         twin.sums[[_CONFIDENCE, _SEEN]] = self.sums[[_CONFIDENCE, _SEEN]]
-        twin._rebuild()
+        rebuild(twin.rows, twin.likeness, twin.vectors, twin.sums)
         twin.beta = correction(twin.vectors, twin.sums, twin.temperature, twin.logits)
         return twin
 
@@ -242,7 +259,7 @@ class Bias:
     def _check(self) -> None:
         """Refuse running sums that are not those of the rows."""
         right = self.fork()
-        right._rebuild()
+        rebuild(right.rows, right.likeness, right.vectors, right.sums)
         for name, got, wanted in (("vectors", self.vectors, right.vectors), ("sums", self.sums[:5], right.sums[:5])):
             if not np.allclose(got, wanted, rtol=_TOLERANCE, atol=_TOLERANCE):
                 raise StateError(f"the state's class bias has {name} that contradict its rows")

@@ -21,13 +21,13 @@ from .config import Config
 from .decision import Decision, decided
 from .evolution import evolve
 from .explain import Explanation, explanation
-from .first_check import invert_norms, look, similarities
+from .first_check import invert_norms, similarities
 from .memory import Memory
 from .prediction import affinities, conclude, text_probabilities
 from .prototypes import Prototypes
 from .residual import rescore, spread_step, step_visual
 from .scratch import Scratch
-from .step import predict_by_text, step_and_predict
+from .step import check_first, look_and_predict, look_step_and_predict, step_and_predict, verify
 from .verification import confidence
 
 
@@ -44,6 +44,22 @@ class FirstCheck(NamedTuple):
 class Prediction(NamedTuple):
     """What stage 4 found under the temporary prototypes."""
 
+    best: int
+    aleatoric: float
+    epistemic: float
+    entropy: float
+
+
+class Found(NamedTuple):
+    """What all but the verification found: `FirstCheck`, whether a queue changed, S', and `Prediction`."""
+
+    nearest: int
+    openness_first: float
+    confident: bool
+    trusted: bool
+    quality: float
+    cached: bool
+    openness: float
     best: int
     aleatoric: float
     epistemic: float
@@ -112,17 +128,14 @@ class ProtoDCS(FeatureMethod):
     # Algorithm 1.
 
     def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
-        first = self._first_check(memory, feature)
-        cached = self._admit_at_once(memory, feature, first)
+        found = self._adapt_and_predict(memory, feature)
 
-        openness, final = self._adapt_and_predict(memory, feature, first)
-
-        p_unknown, known, score = self._verify(memory, feature, first, openness)
+        p_unknown, known, score = self._verify(memory, feature, found)
 
         if memory.bias is not None:
-            self._learn_bias(memory.bias, final.best, p_unknown)
-        evolved = known and self._evolve(memory, feature, first, final)
-        cached |= self._admit_verified(memory, feature, first, known)
+            self._learn_bias(memory.bias, found.best, p_unknown)
+        evolved = known and self._evolve(memory, feature, found)
+        cached = found.cached or self._admit_verified(memory, feature, found, known)
         if memory.verification is not None:
             memory.verification.learn(feature, self._scratch.before)
 
@@ -130,33 +143,60 @@ class ProtoDCS(FeatureMethod):
         memory.sequence += 1
         memory.learned += 1
         memory.known += known
-        memory.trusted += first.trusted
+        memory.trusted += found.trusted
         return decided(
             known,
-            final.best,
-            self.classes[final.best] if known else None,
+            found.best,
+            self.classes[found.best] if known else None,
             p_unknown,
-            openness,
-            first.openness,
+            found.openness,
+            found.openness_first,
             score,
             self._scratch.scores.astype(np.float32) if scores else None,
-            final.aleatoric,
-            final.epistemic,
-            first.trusted,
+            found.aleatoric,
+            found.epistemic,
+            found.trusted,
             cached,
             evolved,
             sequence,
         )
 
+    def _adapt_and_predict(self, memory: Memory, feature: Feature) -> Found:
+        """Stages 1 and 2, and the prediction, which the verification has no part in.
+
+        For the readings that the two presets take it is one call, unless something rare happens: see `step`.
+        """
+        scratch, window = self._scratch, memory.gate_window
+        if self._by_text_alone:
+            bias = scratch.affinity if memory.bias is None else memory.bias.logits
+            found = look_and_predict(memory.table, scratch.table, feature, window.pushed, bias)
+        elif self._in_one_call and self._every_class_steps:
+            slot, found = look_step_and_predict(
+                memory.table, scratch.table, feature, window.pushed, self._admits_at_once, memory.renews
+            )
+            if slot >= 0:
+                found = self._admit_and_predict(memory, feature, FirstCheck(*found[:5]), slot)
+            elif found[5]:
+                memory.renewed()
+        else:
+            first = self._first_check(memory, feature)
+            cached = self._admit_at_once(memory, feature, first)
+            openness = self._temporary_prototypes(memory, feature, first)
+            return Found(*first, cached, openness, *self._predict(memory))
+        window.pushed += 1
+        return Found(*found)
+
+    def _admit_and_predict(self, memory: Memory, feature: Feature, first: FirstCheck, slot: int) -> tuple[Any, ...]:
+        """Put a sample into a slot that the one call could not put it into, and do the rest; the fields of `Found`."""
+        memory.take(first.best, slot, feature, first.quality)
+        rest = step_and_predict(memory.table, self._scratch.table, feature, first.trusted, first.best, -1, 0.0)
+        return *first, True, *rest
+
     # Stage 1: first check.
 
     def _first_check(self, memory: Memory, feature: Feature) -> FirstCheck:
-        config, scratch = self.config, self._scratch
-        window = memory.gate_window
-        best, openness, cache_gate, trust_gate = look(
-            memory.text, memory.inverse_norms, feature, scratch.before, window.arrivals, window.ordered, window.pushed,
-            config.cache_quantile, config.trust_quantile,
-        )  # fmt: skip
+        config, window = self.config, memory.gate_window
+        best, openness, cache_gate, trust_gate = check_first(memory.table, self._scratch.table, feature, window.pushed)
         window.pushed += 1
         trusted = openness < trust_gate or not config.first_check
         confident = (openness < cache_gate or not config.first_check) and config.visual_prototypes
@@ -173,31 +213,7 @@ class ProtoDCS(FeatureMethod):
         immediate = first.confident and self.config.cache_admission == "immediate"
         return immediate and memory.offer(first.best, feature, first.quality)
 
-    # Stage 2: temporary prototypes, and the prediction under them, which the verification has no part in.
-
-    def _adapt_and_predict(self, memory: Memory, feature: Feature, first: FirstCheck) -> tuple[float, Prediction]:
-        """S' and the prediction, in one call for the readings that the two presets take."""
-        config, scratch = self.config, self._scratch
-        if self._by_text_alone:
-            bias = scratch.affinity if memory.bias is None else memory.bias.logits
-            found = predict_by_text(
-                scratch.before, bias, config.temperature, scratch.after, scratch.logits, scratch.probabilities,
-                scratch.scores,
-            )  # fmt: skip
-            return first.openness, Prediction(*found)
-        if not self._in_one_call:
-            openness = self._temporary_prototypes(memory, feature, first)
-            return openness, self._predict(memory)
-        stepped = first.trusted and config.text_rate > 0
-        openness, best, aleatoric, epistemic, entropy = step_and_predict(
-            self._candidates() if stepped else scratch.none, config.aleatoric_weight,
-            config.epistemic_weight, memory.text, memory.inverse_norms, memory.pull, memory.pull_scale, feature,
-            scratch.before, scratch.slopes, config.text_rate, config.step_epsilon, scratch.after, memory.opened,
-            memory.adapted if first.trusted else memory.visual, config.affinity_weight, config.affinity_sharpness,
-            scratch.visual, scratch.affinity, config.temperature, scratch.logits, scratch.probabilities,
-            scratch.scores,
-        )  # fmt: skip
-        return openness, Prediction(best, aleatoric, epistemic, entropy)
+    # Stage 2: temporary prototypes.
 
     def _temporary_prototypes(self, memory: Memory, feature: Feature, first: FirstCheck) -> float:
         """Leave the adapted cosines in `after` and the affinities in `affinity`; returns S'."""
@@ -227,7 +243,7 @@ class ProtoDCS(FeatureMethod):
     def _candidates(self) -> NDArray[np.int64]:
         """The classes whose text prototypes a step moves: all, or the nearest of very many."""
         scratch, most = self._scratch, self.config.candidates
-        if len(scratch.every) <= max(most, self.config.candidates_above):
+        if self._every_class_steps:
             return scratch.every
         return np.sort(np.argpartition(scratch.before, -most)[-most:])
 
@@ -274,29 +290,27 @@ class ProtoDCS(FeatureMethod):
 
     # Stage 3: final verification.
 
-    def _verify(
-        self, memory: Memory, feature: Feature, first: FirstCheck, openness: float
-    ) -> tuple[float, bool, float]:
+    def _verify(self, memory: Memory, feature: Feature, found: Found) -> tuple[float, bool, float]:
         """P(unknown), whether the sample counts as known, and the score."""
         if memory.verification is None:
-            p_unknown, known = self._verify_by_openness(memory, first, openness)
-            return p_unknown, known, self._score(first.openness, openness, p_unknown)
-        verdict = memory.verification.decide(feature, self._scratch.before, first.best)
+            p_unknown, known = self._verify_by_openness(memory, found)
+            return p_unknown, known, self._score(found, p_unknown)
+        verdict = memory.verification.decide(feature, self._scratch.before, found.nearest)
         score = verdict.familiarity
         if self.config.score != "familiarity":
-            score = self._score(first.openness, openness, verdict.p_unknown)
+            score = self._score(found, verdict.p_unknown)
         return verdict.p_unknown, verdict.known, score
 
-    def _verify_by_openness(self, memory: Memory, first: FirstCheck, openness: float) -> tuple[float, bool]:
+    def _verify_by_openness(self, memory: Memory, found: Found) -> tuple[float, bool]:
         """P(unknown), and whether the sample counts as known."""
-        config, window = self.config, memory.mixture_window
+        config, window, openness = self.config, memory.mixture_window, found.openness
         if memory.fitted and config.verification and not self._refit_due(memory):
-            p_unknown = mixture.take_in(window.arrivals, window.ordered, window.pushed, memory.mixture, openness)
+            p_unknown = verify(memory.table, window.pushed, openness)
             window.pushed += 1
         else:
             window.push(openness)
             if not config.verification:
-                return (0.0, True) if first.trusted else (1.0, False)
+                return (0.0, True) if found.trusted else (1.0, False)
             if self._refit_due(memory):
                 self._refit(memory)
             if not memory.fitted:
@@ -326,10 +340,10 @@ class ProtoDCS(FeatureMethod):
         quantile = NormalDist().inv_cdf(1.0 - (self.config.target_false_reject or 0.0))
         return float(mean + quantile * math.sqrt(variance))
 
-    def _score(self, openness_first: float, openness: float, p_unknown: float) -> float:
+    def _score(self, found: Found, p_unknown: float) -> float:
         if self.config.score == "openness":
-            return 1.0 - openness
-        return 1.0 - (openness_first if self.config.score == "openness_first" else p_unknown)
+            return 1.0 - found.openness
+        return 1.0 - (found.openness_first if self.config.score == "openness_first" else p_unknown)
 
     # Stage 4: prediction and evolution.
 
@@ -360,14 +374,14 @@ class ProtoDCS(FeatureMethod):
         if bias.learns_from(p_unknown):
             bias.learn(self._scratch.before, best, confidence(self._scratch.scores, best, 1.0), p_unknown)
 
-    def _evolve(self, memory: Memory, feature: Feature, first: FirstCheck, final: Prediction) -> bool:
+    def _evolve(self, memory: Memory, feature: Feature, found: Found) -> bool:
         """Move the text prototypes if a known sample passes the quality gate; True if they moved."""
         config, scratch = self.config, self._scratch
-        if not self._passes(memory, final):
+        if not self._passes(memory, found):
             return False
         memory.passed += 1
         counted = memory.passed if config.evolution_count == "passed" else memory.known + 1
-        if not first.trusted:  # Its temporary prototypes are the global ones: their mean stays where it is.
+        if not found.trusted:  # Its temporary prototypes are the global ones: their mean stays where it is.
             return False
         memory.own_text()
         evolve(
@@ -380,15 +394,15 @@ class ProtoDCS(FeatureMethod):
         memory.rebuild()
         return True
 
-    def _passes(self, memory: Memory, final: Prediction) -> bool:
+    def _passes(self, memory: Memory, found: Found) -> bool:
         """The quality gate. What passes also tightens it."""
         config = self.config
         if config.evolution_gate == "off" or not config.text_prototypes:
             return False
         if config.evolution_gate == "quantile":
-            memory.quality_window.push(final.aleatoric)
-            return bool(final.aleatoric < memory.quality_window.quantile(config.evolution_quantile))
-        uncertainty = final.aleatoric if config.evolution_gate == "aleatoric" else self._normalised(final.entropy)
+            memory.quality_window.push(found.aleatoric)
+            return bool(found.aleatoric < memory.quality_window.quantile(config.evolution_quantile))
+        uncertainty = found.aleatoric if config.evolution_gate == "aleatoric" else self._normalised(found.entropy)
         if uncertainty >= memory.evolution_threshold:
             return False
         memory.evolution_threshold += config.evolution_momentum * (uncertainty - memory.evolution_threshold)
@@ -398,16 +412,16 @@ class ProtoDCS(FeatureMethod):
         """Entropy as a share of the most that K classes can have."""
         return entropy / math.log(len(self.classes)) if len(self.classes) > 1 else 0.0
 
-    def _admit_verified(self, memory: Memory, feature: Feature, first: FirstCheck, known: bool) -> bool:
+    def _admit_verified(self, memory: Memory, feature: Feature, found: Found, known: bool) -> bool:
         """Admission after the decision, at once or held back; True if a queue changed."""
         admission = self.config.cache_admission
         if admission == "immediate":
             return False
-        verified = first.confident and known
+        verified = found.confident and known
         if admission == "verified":
-            return verified and memory.offer(first.best, feature, first.quality)
+            return verified and memory.offer(found.nearest, feature, found.quality)
         if verified:
-            memory.wait(first.best, feature, first.quality)
+            memory.wait(found.nearest, feature, found.quality)
         return self._refit_due(memory) and memory.flush()
 
     # Beside the stream.
@@ -473,14 +487,18 @@ class ProtoDCS(FeatureMethod):
     def _assume(self, config: BaseModel, encoder: str | None, frozen: bool) -> None:
         super()._assume(config, encoder, frozen)
         chosen = self.config
-        plain = chosen.text_prototypes and chosen.evidence_logits == "text"
-        self._in_one_call = plain and chosen.uncertainty == "evidence" and chosen.prediction_scale == "probability"
+        plain = chosen.text_prototypes and chosen.evidence_logits == "text" and chosen.first_check
+        cached = chosen.visual_prototypes and chosen.cache_quality == "aleatoric"
+        by_evidence = chosen.uncertainty == "evidence" and chosen.prediction_scale == "probability"
+        self._in_one_call = plain and cached and by_evidence
         still = chosen.text_rate == 0 and not chosen.visual_prototypes
         self._by_text_alone = plain and still and chosen.prediction_scale == "logit"
+        self._admits_at_once = chosen.cache_admission == "immediate"
 
     def _resize(self, classes: tuple[str, ...], width: int) -> None:
         super()._resize(classes, width)
         self._scratch = Scratch(len(classes), width)
+        self._every_class_steps = len(classes) <= max(self.config.candidates, self.config.candidates_above)
 
     def _new_memory(self, entry: Feature) -> Memory:
         return Memory(self._prototypes, self.config)

@@ -22,15 +22,51 @@ def similarities_twin(prototypes: Matrix, inverse_norms: Vector, feature: Row, o
     return int(out.argmax())
 
 
+@inner
+def product(row: Row, feature: Row) -> np.float32:
+    """The product of two vectors (d,), in single precision."""
+    total = np.float32(0.0)
+    for i in range(feature.shape[0]):
+        total += row[i] * feature[i]
+    return total
+
+
+@inner
+def four_products(
+    one: Row, two: Row, three: Row, four: Row, feature: Row
+) -> tuple[np.float32, np.float32, np.float32, np.float32]:
+    """The same of four rows: they share the loads of the feature, and their sums do not wait for each other."""
+    a, b, c, d = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
+    for i in range(feature.shape[0]):
+        a += one[i] * feature[i]
+        b += two[i] * feature[i]
+        c += three[i] * feature[i]
+        d += four[i] * feature[i]
+    return a, b, c, d
+
+
+@kernel("void(int64[::1], float32[:,::1], float32[::1], float64[::1])")
+def products(chosen: NDArray[np.int64], rows: Matrix, feature: Row, out: Vector) -> None:
+    """The products of `feature` (d,) with the `chosen` of some `rows` (K, d), into their places of `out` (K,)."""
+    count = len(chosen)
+    if count < 4:
+        for k in chosen:
+            out[k] = product(rows[k], feature)
+        return
+    for at in range(0, count, 4):
+        # The last four overlap with those before: equal rows give equal bits wherever they stand.
+        first = min(at, count - 4)
+        j, k, m, n = chosen[first], chosen[first + 1], chosen[first + 2], chosen[first + 3]
+        out[j], out[k], out[m], out[n] = four_products(rows[j], rows[k], rows[m], rows[n], feature)
+
+
 @kernel("int64(float32[:,::1], float64[::1], float32[::1], float64[::1])", twin=similarities_twin)
 def similarities(prototypes: Matrix, inverse_norms: Vector, feature: Row, out: Vector) -> int:
     """Cosine of `feature` (d,) with every row of `prototypes` (K, d) into `out` (K,); returns the lowest best index."""
+    products(np.arange(prototypes.shape[0]), prototypes, feature, out)
     best = 0
     for k in range(prototypes.shape[0]):
-        dot = np.float32(0.0)
-        for i in range(prototypes.shape[1]):
-            dot += prototypes[k, i] * feature[i]
-        out[k] = dot * inverse_norms[k]
+        out[k] *= inverse_norms[k]
         if out[k] > out[best]:
             best = k
     return best

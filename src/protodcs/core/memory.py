@@ -5,7 +5,6 @@ entry prototypes themselves until they first evolve, and all engines share the s
 again to the bit from the rest (visual prototypes, projected gradients, ordered windows) is not exported.
 """
 
-import copy
 from functools import lru_cache
 from typing import Any, Self
 
@@ -17,14 +16,15 @@ from . import alignment, mixture, state, untouched
 from .background import Background, chance
 from .base import Counters, Feature, counter
 from .bias import Bias, likeness
-from .cache import choose_slot, place, queue_mean
+from .book import Booked
+from .cache import place, queue_mean
 from .compiled import KERNEL
 from .config import Config
 from .first_check import Window, inverse_norms, invert_norms
 from .proof import SCALARS, proven
 from .prototypes import Prototypes
 from .residual import step_visual
-from .step import renew_queue
+from .step import MEMORY, choose, settings
 from .verification import Verification
 
 # The arrays of the samples that wait for the next refit, and by how many rows they grow.
@@ -63,7 +63,7 @@ def _no_queues(width: int) -> state.Arrays:
     return {"cache": rows, "pull": rows, "pull_rest": rows, "visual_sum": wide, **dict.fromkeys(names, numbers)}
 
 
-class Memory:
+class Memory(Booked):
     """The state of one engine with K classes of dimension d.
 
     Attributes:
@@ -77,9 +77,11 @@ class Memory:
         pull, pull_rest, visual_sum, normaliser, applied, diagonal: the alignment accumulators, see `alignment`.
         gate_window, mixture_window, quality_window: recent S, S' and AU of known samples.
         mixture: (6,) float64 parameters of the last fit, valid while `fitted`.
+        settings: the numbers of the config that kernels need, see `step.settings`.
         buffer, buffer_class, buffer_quality: verified samples waiting for the next refit ("buffered" admission).
     """
 
+    layout = MEMORY
     # What changes with a queue.
     _CACHED = (
         "cache", "quality", "counts", "visual", "lengths", "adapted",
@@ -123,6 +125,7 @@ class Memory:
         self.mixture_window = Window(config.mixture_window if config.verify_by == "openness" else 1)
         self.quality_window = Window(config.gate_window)
         self.mixture = np.zeros(mixture.PARAMETERS)
+        self.settings = settings(config)
         self.fitted = False
         self.verification = verification
         if verification is None and config.verify_by == "stream":
@@ -152,7 +155,7 @@ class Memory:
     # Copy on write.
 
     def fork(self) -> Self:
-        twin = copy.copy(self)
+        twin = self._shallow()
         twin._shared = frozenset(self._BIG)
         for name in ("gate_window", "mixture_window", "quality_window"):
             setattr(twin, name, getattr(self, name).fork())
@@ -164,13 +167,15 @@ class Memory:
 
     def own(self, *names: str) -> None:
         """Make these arrays this memory's own before they are written to."""
-        if self._shared:
+        shared = self._shared.intersection(names)
+        if shared:
             empty = _empty(*self.entry.shape, self.config.cache_size)
-            for name in self._shared.intersection(names):
+            for name in shared:
                 array = getattr(self, name)
                 unused = name in _ROWS and array is empty[name]
                 setattr(self, name, untouched.zeros(array.shape, array.dtype) if unused else array.copy())
-            self._shared = self._shared.difference(names)
+            self._shared = self._shared.difference(shared)
+            self.outdated = True
 
     def own_text(self) -> None:
         """The same for the text prototypes, which are the entry prototypes themselves until they first evolve."""
@@ -180,14 +185,19 @@ class Memory:
 
     def offer(self, k: int, feature: Feature, uncertainty: float) -> bool:
         """Algorithm 2: offer a feature to the queue of class k; True if the queue changed."""
-        threshold = self.config.cache_similarity
-        slot = choose_slot(self.cache[k], self.quality[k], int(self.counts[k]), feature, uncertainty, threshold)
+        slot = self.choose(k, feature, uncertainty)
         if slot < 0:
             return False
+        self.take(k, slot, feature, uncertainty)
+        return True
+
+    def choose(self, k: int, feature: Feature, uncertainty: float) -> int:
+        """The slot of queue k that a feature should take, or -1 if it should not enter."""
+        return choose(self.table, feature, k, uncertainty)
+
+    def take(self, k: int, slot: int, feature: Feature, uncertainty: float) -> None:
+        """Put a feature into a slot of queue k, and let everything follow."""
         self.own(*self._CACHED)
-        if self.counts[k] and self._follows():
-            self._renew(k, slot, feature, uncertainty)
-            return True
         previous, current = np.empty((2, len(feature)))
         opens = place(
             k, slot, feature, uncertainty, self.cache, self.quality, self.counts, self.visual, self.lengths,
@@ -196,19 +206,19 @@ class Memory:
         self.cached += 1
         if opens:
             self._open(k, previous, current)
+        elif self._follows():
+            self._change(k, False, previous, current)
+            self._step_visual(np.array([k]))
         else:
             self.rebuild()
-        return True
 
-    def _renew(self, k: int, slot: int, feature: Feature, uncertainty: float) -> None:
-        """Put a feature into a queue that is open already."""
-        config = self.config
-        renew_queue(
-            k, slot, feature, uncertainty, self.cache, self.quality, self.counts, self.visual, self.lengths,
-            self._keys(), self.text, self.inverse_norms, self.pull, self.pull_rest, self.visual_sum, self.normaliser,
-            self.applied, self.diagonal, config.alignment_temperature, self.pull_scale, config.visual_rate,
-            config.step_epsilon, self.adapted,
-        )  # fmt: skip
+    @property
+    def renews(self) -> bool:
+        """Whether a kernel may put a feature into an open queue: it is the memory's own, and the alignment follows."""
+        return "cache" not in self._shared and self._follows()
+
+    def renewed(self) -> None:
+        """Count a feature that came that way."""
         self.cached += 1
         self.alignment_updates += 1
 
@@ -243,7 +253,8 @@ class Memory:
         """What `pull` and `visual_sum` must be multiplied by: lambda_align / (M T)."""
         return self.config.alignment_weight / (max(len(self.opened), 1) * self.config.alignment_temperature)
 
-    def _keys(self) -> NDArray[np.int64]:
+    @property
+    def keys(self) -> NDArray[np.int64]:
         """The classes whose text row the alignment compares with."""
         return np.arange(len(self.counts)) if self.config.alignment_keys == "all" else self.opened
 
@@ -258,30 +269,34 @@ class Memory:
     def _open(self, k: int, previous: NDArray[np.float64], current: NDArray[np.float64]) -> None:
         """Queue k has its first feature: bring the alignment up to date."""
         config = self.config
-        self.opened = np.flatnonzero(self.counts)
+        self.opened, self.outdated = np.flatnonzero(self.counts), True
         if not self._follows() or len(self.opened) <= alignment.REBUILD_UP_TO:
             self.rebuild()
             return
-        self.alignment_updates += 1
-        keys = self._keys()
+        keys = self.keys
         if config.alignment_keys == "open":
             alignment.add_key(
                 k, keys, self.cache, self.counts, self.text, self.inverse_norms, self.pull, self.pull_rest,
                 self.visual_sum, self.normaliser, self.applied, self.diagonal, config.alignment_temperature,
                 alignment.allowed_drift(len(keys)),
             )  # fmt: skip
-        alignment.change_query(
-            k, True, keys, current, previous, self.text, self.inverse_norms, self.pull, self.pull_rest,
-            self.visual_sum, self.normaliser, self.applied, self.diagonal, config.alignment_temperature,
-        )  # fmt: skip
+        self._change(k, True, previous, current)
         # One class more changes the mean over queries, hence every step that is scaled by it.
         self._step_visual(self.opened)
+
+    def _change(self, k: int, opened: bool, previous: NDArray[np.float64], current: NDArray[np.float64]) -> None:
+        """The direction of queue k has changed, or begun: let the alignment follow."""
+        self.alignment_updates += 1
+        alignment.change_query(
+            k, opened, self.keys, current, previous, self.text, self.inverse_norms, self.pull, self.pull_rest,
+            self.visual_sum, self.normaliser, self.applied, self.diagonal, self.config.alignment_temperature,
+        )  # fmt: skip
 
     def rebuild(self) -> None:
         """Compute the alignment in full: after an evolution, a class edit, and every so many updates."""
         self.own("pull", "pull_rest", "visual_sum", "normaliser", "applied", "diagonal", "adapted")
         self.alignment_updates = 0
-        keys, opened = self._keys(), self.opened
+        keys, opened = self.keys, self.opened
         own = opened if len(keys) == len(self.counts) else np.arange(len(opened))  # Where each open class's key stands.
         prototypes, norms = np.ascontiguousarray(self.text[keys]), np.ascontiguousarray(self.inverse_norms[keys])
         directions = np.zeros(prototypes.shape)
@@ -378,7 +393,7 @@ class Memory:
         arrays: state.Arrays = {
             "entry": self.entry,
             "counts": self.counts,
-            **(self._exported_queues() if len(self._keys()) else _no_queues(self.entry.shape[1])),
+            **(self._exported_queues() if len(self.keys) else _no_queues(self.entry.shape[1])),
             "mixture": self.mixture if self.fitted else np.zeros_like(self.mixture),
             "buffer": self.buffer[: self.buffered],
             "buffer_class": self.buffer_class[: self.buffered],
@@ -406,8 +421,8 @@ class Memory:
         return {
             "cache": self.cache[filled],
             "quality": self.quality[filled],
-            "pull": self.pull[self._keys()],
-            "pull_rest": self.pull_rest[self._keys()],
+            "pull": self.pull[self.keys],
+            "pull_rest": self.pull_rest[self.keys],
             "visual_sum": self.visual_sum[self.opened],
             "normaliser": self.normaliser[self.opened],
             "applied": self.applied[self.opened],
@@ -471,7 +486,7 @@ class Memory:
             self.lengths[k] = queue_mean(self.cache[k], self.counts[k], direction)
             self.visual[k] = direction
         for name in ("pull", "pull_rest"):
-            getattr(self, name)[self._keys()] = checked[name]
+            getattr(self, name)[self.keys] = checked[name]
         for name in ("visual_sum", "normaliser", "applied", "diagonal"):
             getattr(self, name)[self.opened] = checked[name]
         self._step_visual(self.opened)

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from .compiled import kernel
 from .evidence import softmax, softmax_twin, uncertainty, uncertainty_twin
 from .exponential import power_of_e
+from .first_check import products
 
 Vector = NDArray[np.float64]
 Row = NDArray[np.float32]
@@ -45,11 +46,7 @@ def affinities(
     """
     cosines[:] = 0.0
     out[:] = 0.0
-    for k in rows:
-        dot = np.float32(0.0)
-        for i in range(feature.shape[0]):
-            dot += visual[k, i] * feature[i]
-        cosines[k] = dot
+    products(rows, visual, feature, cosines)
     for k in rows:
         out[k] = weight * power_of_e(-sharpness * (1.0 - cosines[k]))
 

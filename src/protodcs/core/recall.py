@@ -112,6 +112,7 @@ class Recall:
         strangers, familiars: (S, d) and (F, d) float32, the last centred features of each kind. They grow as there is
             need, up to the number in the settings.
         strangers_seen, familiars_seen: how many ever entered.
+        held: how many strangers and familiars are remembered.
         centred: (d,) float32, the sample at hand less the mean, of unit length.
         ready: whether both hold enough to compare with.
         best, cosines: work space of a comparison.
@@ -125,20 +126,21 @@ class Recall:
         self.strangers_seen = 0
         self.familiars_seen = 0
         self.centred = np.zeros(width, dtype=np.float32)
-        self.ready = False
+        self.recount()
         self.best = np.zeros(config.nearest)
         self.cosines = np.zeros(max(config.strangers, config.familiars))
         self._shared = False
 
-    @property
-    def held(self) -> tuple[int, int]:
-        """How many strangers and familiars are remembered."""
-        return min(self.strangers_seen, self.config.strangers), min(self.familiars_seen, self.config.familiars)
+    def recount(self) -> None:
+        """Tell how many are remembered from how many ever entered."""
+        self.held = min(self.strangers_seen, self.config.strangers), min(self.familiars_seen, self.config.familiars)
+        self.ready = min(self.held) >= LEAST_ROWS
 
-    def admit(self, familiar: bool) -> None:
-        """Remember the centred feature of the last look, if it has a direction."""
+    def admit(self, familiar: bool) -> bool:
+        """Remember the centred feature of the last look, if it has a direction; True if a memory moved to make room."""
         if not (self.centred[0] or self.centred.any()):
-            return
+            return False
+        before = self.strangers, self.familiars
         if self._shared:
             self.strangers, self.familiars, self._shared = self.strangers.copy(), self.familiars.copy(), False
         if familiar:
@@ -149,7 +151,8 @@ class Recall:
             self.strangers = _with_room(self.strangers, self.strangers_seen, self.config.strangers)
             self.strangers[self.strangers_seen % self.config.strangers] = self.centred
             self.strangers_seen += 1
-        self.ready = min(self.held) >= LEAST_ROWS
+        self.recount()
+        return self.strangers is not before[0] or self.familiars is not before[1]
 
     def fork(self) -> Self:
         """A copy that shares the two memories until one of them grows."""
@@ -172,13 +175,13 @@ class Recall:
         recall = cls(width, config)
         entered = within(required(arrays, "entered", np.int64, (2,)), "entered", 0, seen)
         recall.strangers_seen, recall.familiars_seen = int(entered[0]), int(entered[1])
+        recall.recount()
         recall.mean = within(required(arrays, "mean", np.float64, (width,)), "mean", -1.001, 1.001).copy()
         for name, held in zip(("strangers", "familiars"), recall.held, strict=True):
             rows = required(arrays, name, np.float32, (held, width))
             check_unit(rows, name)
             most = getattr(config, name)
             setattr(recall, name, rows.copy() if held == most else _with_room(rows, held, most))
-        recall.ready = min(recall.held) >= LEAST_ROWS
         return recall
 
 

@@ -2,8 +2,11 @@
 
 import numpy as np
 
+from .book import Booked
+from .step import SCRATCH
 
-class Scratch:
+
+class Scratch(Booked):
     """Vectors (K,) that the stages pass to each other; they hold no state between samples.
 
     Attributes:
@@ -15,6 +18,8 @@ class Scratch:
         every, none: the numbers of all classes, and of none.
         adapted: (K, d) float32, P'_v of one sample; allocated when the evidence is fused.
     """
+
+    layout = SCRATCH
 
     def __init__(self, classes: int, width: int):
         self.before = np.empty(classes)

@@ -6,7 +6,6 @@ or else `cold` decides. A sample is decided first and learned from after, and wh
 text's score alone.
 """
 
-import copy
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -16,6 +15,7 @@ from ..errors import StateError
 from . import mixture, state
 from .background import NO_LEVEL, Background, blend_in, noise_level, stand_by_text
 from .base import Counters, Feature, counter, required, truth, within
+from .book import TABLE, Booked, Layout, Table, matrix, numbers, row, vector, wide
 from .cold import FEWEST_CLASSES, Cold
 from .compiled import kernel
 from .concentration import Crowd, crowd, median
@@ -49,6 +49,19 @@ _NAMES = frozenset(
     ("history", "predicted", "foremost", "confidences", "rules", "seen", "moments", "pool", "chance")
     + ("mean", "strangers", "familiars", "entered", "head", "rings", "ring_entered", "signal_scales", "modes", "cold")
 )
+# The arrays that kernels find by a book, and the places of them.
+_LAYOUT = Layout(
+    background__seen="vector", background__moments="wide", background__pool="vector", background__chance="vector",
+    recall__mean="vector", recall__centred="row", recall__strangers="matrix", recall__familiars="matrix",
+    recall__cosines="vector", recall__best="vector", head__weights="vector", history="wide", predicted="numbers",
+    foremost="numbers", confidences="vector", text__arrivals="vector", text__ordered="vector", cold__sums="vector",
+)  # fmt: skip
+(
+    _SEEN, _MOMENTS, _POOL, _CHANCE,
+    _MEAN, _CENTRED, _STRANGERS, _FAMILIARS,
+    _COMPARED, _FEW, _WEIGHTS, _HISTORY, _PREDICTED,
+    _FOREMOST, _CONFIDENCES, _ARRIVALS, _ORDERED, _SUMS,
+) = range(len(_LAYOUT.names))  # fmt: skip
 # Scores that spread less are all the same, and have no scale to follow.
 _NARROWEST = 1e-6
 
@@ -68,81 +81,62 @@ def confidence(cosines: Vector, best: int, temperature: float) -> float:
 
 
 @kernel(
-    "UniTuple(float64, 5)(float32[::1], float64[::1], int64, float64, float64[::1], float64[:,::1], float64, "
-    "float64[::1], float64, float64[::1], int64, int64, float64[::1], float32[::1], float32[:,::1], float32[:,::1], "
-    "float64[::1], float64[::1], float64[::1], int64, float64[:,::1], int64[::1], int64[::1], float64[::1], "
-    "float64[::1], float64[::1], int64, float64[::1])"
+    f"UniTuple(float64, 5)({TABLE}, float32[::1], float64[::1], int64, float64, float64, float64, int64, int64, int64, "
+    "int64)"
 )
 def look(
+    parts: Table,
     feature: Row,
     cosines: Vector,
     best: int,
     temperature: float,
-    seen: Vector,
-    moments: Vector,
     prior: float,
-    pool: Vector,
     centred_weight: float,
-    chance: Vector,
     held: int,
     kept: int,
-    mean: Vector,
-    centred: Row,
-    strangers: NDArray[np.float32],
-    familiars: NDArray[np.float32],
-    compared: Vector,
-    few: Vector,
-    weights: Vector,
     slot: int,
-    history: Vector,
-    predicted: Classes,
-    foremost: Classes,
-    confidences: Vector,
-    arrivals: Vector,
-    ordered: Vector,
     pushed: int,
-    sums: Vector,
 ) -> tuple[float, float, float, float, float]:
     """The four signals of a sample and the level of noise; the history, the window and the sums take note of it.
 
     Everything stands in the parts, in their order; the first `held` strangers and `kept` familiars are compared with.
     """
-    text, foremost[slot] = stand_by_text(cosines, seen, moments, prior, pool, centred_weight)
+    pool, history, sums = vector(parts, _POOL), wide(parts, _HISTORY), vector(parts, _SUMS)
+    centred, compared, few = row(parts, _CENTRED), vector(parts, _COMPARED), vector(parts, _FEW)
+    text, numbers(parts, _FOREMOST)[slot] = stand_by_text(
+        cosines, vector(parts, _SEEN), wide(parts, _MOMENTS), prior, pool, centred_weight
+    )
     sure = confidence(cosines, best, temperature)
     head, contrast, stranger = 0.0, 0.0, 0.0
-    centre(feature, mean, centred)
+    centre(feature, vector(parts, _MEAN), centred)
     if min(held, kept) >= LEAST_ROWS:
-        closest, strange = nearest(strangers, held, centred, compared, few)
-        _, familiar = nearest(familiars, kept, centred, compared, few)
-        head, contrast, stranger = logit(weights, centred), familiar - strange, -closest
+        closest, strange = nearest(matrix(parts, _STRANGERS), held, centred, compared, few)
+        _, familiar = nearest(matrix(parts, _FAMILIARS), kept, centred, compared, few)
+        head, contrast, stranger = logit(vector(parts, _WEIGHTS), centred), familiar - strange, -closest
     history[slot, TEXT], history[slot, HEAD] = text, head
     history[slot, CONTRAST], history[slot, STRANGER] = contrast, stranger
-    predicted[slot], confidences[slot] = best, sure
-    push(arrivals, ordered, pushed, text)
+    numbers(parts, _PREDICTED)[slot], vector(parts, _CONFIDENCES)[slot] = best, sure
+    push(vector(parts, _ARRIVALS), vector(parts, _ORDERED), pushed, text)
     sums[0] += 1.0
     sums[1] += text
     sums[2] += text * text
     sums[3] += sure
-    return text, head, contrast, stranger, noise_level(chance, pool, centred_weight)
+    level = noise_level(vector(parts, _CHANCE), pool, centred_weight)
+    return float(text), float(head), float(contrast), float(stranger), float(level)
 
 
 @kernel(
-    "void(float64[::1], float64[::1], float64[:,::1], float64, float32[::1], float64[::1], float64, boolean, "
-    "float64[::1], float32[:,::1], int64, float32[:,::1], int64, int64, int64, float64, float64)"
+    f"void({TABLE}, float32[::1], float64[::1], float64, float64, boolean, int64, int64, int64, int64, float64, "
+    "float64)"
 )
 def take_in(
-    cosines: Vector,
-    seen: Vector,
-    moments: Vector,
-    horizon: float,
+    parts: Table,
     feature: Row,
-    mean: Vector,
+    cosines: Vector,
+    horizon: float,
     mean_rate: float,
     replays: bool,
-    weights: Vector,
-    strangers: NDArray[np.float32],
     held: int,
-    familiars: NDArray[np.float32],
     kept: int,
     start: int,
     steps: int,
@@ -150,10 +144,11 @@ def take_in(
     decay: float,
 ) -> None:
     """Let the background, the running mean and the head learn from a sample."""
-    blend_in(cosines, seen, moments, horizon)
-    follow(mean, feature, mean_rate)
+    blend_in(cosines, vector(parts, _SEEN), wide(parts, _MOMENTS), horizon)
+    follow(vector(parts, _MEAN), feature, mean_rate)
     if replays:
-        replay(weights, strangers, held, familiars, kept, start, steps, rate, decay)
+        strangers, familiars = matrix(parts, _STRANGERS), matrix(parts, _FAMILIARS)
+        replay(vector(parts, _WEIGHTS), strangers, held, familiars, kept, start, steps, rate, decay)
 
 
 @kernel("void(float64[:,::1], int64, int64, int64, float64[::1], float64, float64[::1])")
@@ -184,7 +179,7 @@ class Verdict(NamedTuple):
     known: bool
 
 
-class Verification:
+class Verification(Booked):
     """All that the stream has taught about known and unknown.
 
     Attributes:
@@ -197,6 +192,8 @@ class Verification:
         silent: before so many samples the memories had nothing to say.
         cut: strangeness beyond which `target_false_reject` calls a sample unknown, once `weighed`.
     """
+
+    layout = _LAYOUT
 
     def __init__(self, entry: Feature, config: Config, background: Background | None = None):
         self.config = config
@@ -220,19 +217,15 @@ class Verification:
 
     def decide(self, feature: Feature, cosines: Vector, best: int) -> Verdict:
         """Look at a sample by its unit feature (d,), its cosines (K,) with the text prototypes and the best of them."""
-        config, background, recall, window = self.config, self.background, self.recall, self.text
+        config, recall, window = self.config, self.recall, self.text
         if self.seen == len(self.history) < config.history:
             self._make_room(min(2 * self.seen, config.history))
-        text, head, contrast, stranger, level = look(
-            feature, cosines, best, config.temperature, background.seen, background.moments, background.prior,
-            background.pool, config.centred_weight, background.chance, *recall.held, recall.mean, recall.centred,
-            recall.strangers, recall.familiars, recall.cosines, recall.best, self.head.weights,
-            self.seen % len(self.history), self.history, self.predicted, self.foremost, self.confidences,
-            window.arrivals, window.ordered, window.pushed, self.cold.sums,
+        text, head, contrast, stranger, self.background.level = look(
+            self.table, feature, cosines, best, config.temperature, self.background.prior, config.centred_weight,
+            *recall.held, self.seen % len(self.history), window.pushed,
         )  # fmt: skip
         window.pushed += 1
-        background.level = float(level)
-        self.signals = (float(text), float(head), float(contrast), float(stranger))
+        self.signals = (text, head, contrast, stranger)
         if not recall.ready and config.recalls:
             self.silent = self.seen + 1
         if config.until_refit(self.seen) == 1:
@@ -241,19 +234,16 @@ class Verification:
 
     def learn(self, feature: Feature, cosines: Vector) -> None:
         """Learn from the sample that was just decided."""
-        config, background, recall = self.config, self.background, self.recall
+        config, recall = self.config, self.recall
         familiar = self._side() if config.recalls else None
         self.seen += 1
         if familiar is not None:
             if recall.ready:
                 self.trust.learn(self.signals, familiar)
-            recall.admit(familiar)
-        held, kept = recall.held
+            self.outdated |= recall.admit(familiar)
         take_in(
-            cosines, background.seen, background.moments, config.background_horizon, feature, recall.mean,
-            1.0 / min(self.seen, MEAN_HORIZON), recall.ready, self.head.weights, recall.strangers, held,
-            recall.familiars, kept, config.head_steps * self.seen, config.head_steps, config.head_rate,
-            config.head_decay,
+            self.table, feature, cosines, config.background_horizon, 1.0 / min(self.seen, MEAN_HORIZON), recall.ready,
+            *recall.held, config.head_steps * self.seen, config.head_steps, config.head_rate, config.head_decay,
         )  # fmt: skip
 
     @property
@@ -382,9 +372,10 @@ class Verification:
             grown[: len(held)] = held
             setattr(self, name, grown)
         self.text.make_room(samples)
+        self.outdated = True
 
     def fork(self) -> Self:
-        twin = copy.copy(self)
+        twin = self._shallow()
         for name in ("background", "recall", "head", "trust", "modes", "cold", "text"):
             setattr(twin, name, getattr(self, name).fork())
         for name in ("history", "predicted", "foremost", "confidences"):
@@ -393,7 +384,7 @@ class Verification:
 
     def with_classes(self, entry: Feature, kept: NDArray[np.int64]) -> "Verification":
         """The same for the prototypes `entry`, of which the first are the classes `kept` and the others new."""
-        twin = copy.copy(self)
+        twin = self._shallow()
         twin.background = self.background.with_classes(entry, kept)
         # Samples of a class that is gone say nothing about how the others are filled.
         places = np.full(len(self.background.seen) + 1, GONE)
