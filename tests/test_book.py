@@ -76,5 +76,5 @@ class Kept(Booked):
 @pytest.mark.skipif(KERNEL == "numpy", reason="without numba kernels see the arrays themselves")
 @pytest.mark.parametrize("values", [np.zeros(3, np.float32), np.zeros((3, 3)), np.zeros(6)[::2]])
 def test_an_array_of_another_kind_has_no_place_in_a_book(values):
-    with pytest.raises(TypeError, match="values"):
+    with pytest.raises(TypeError):
         Kept(values).table  # noqa: B018 - asking for it is what binds the book

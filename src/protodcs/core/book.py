@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .compiled import KERNEL, inner, numba
+from .compiled import KERNEL, inner, kernel, numba
 
 # What the arrays of a book may be: their type and number of dimensions, by the name of the reader below.
 KINDS: dict[str, tuple[type, int]] = {
@@ -47,10 +47,9 @@ class Layout:
         table = np.zeros((len(arrays), _COLUMNS), dtype=np.int64) if before is None else before.table.copy()
         for at, array in enumerate(arrays):
             if before is None or array is not before.arrays[at]:
-                if (array.dtype.type, array.ndim) != self.kinds[at] or not array.flags.c_contiguous:
+                if (array.dtype.type, array.ndim) != self.kinds[at]:
                     raise TypeError(f"{self.names[at]} cannot be {array.ndim} dimensions of {array.dtype}")
-                table[at, _ADDRESS] = array.ctypes.data
-                table[at, _FIRST : _FIRST + array.ndim] = array.shape
+                _enter(table, at, array)
         return Book(arrays, table)
 
 
@@ -84,6 +83,17 @@ class Booked:
         twin = copy.copy(self)
         twin._book = self._book
         return twin
+
+
+@kernel(
+    *(f"void({TABLE}, int64, {kind})" for kind in ("float64[::1]", "float64[:,::1]", "float32[::1]")),
+    *(f"void({TABLE}, int64, {kind})" for kind in ("float32[:,::1]", "float32[:,:,::1]", "int64[::1]")),
+)
+def _enter(table: Table, at: int, array: NDArray[Any]) -> None:
+    """Write down where a contiguous array lies and how long it is; numpy would take longer to say it."""
+    table[at, _ADDRESS] = array.ctypes.data
+    for i in range(array.ndim):
+        table[at, _FIRST + i] = array.shape[i]
 
 
 if KERNEL == "numpy":
