@@ -158,7 +158,7 @@ def recovery(told, usual, window=0.5):
 
 SETTINGS = {
     "flood": {"tenants": {"flood": {"rate": 20, "burst": 20}}},
-    "overload": {"slowdown": 1.5},
+    "overload": {"slowdown": 1.25},
 }
 
 
@@ -198,7 +198,7 @@ def _flood_lines(row):
 def _overload_lines(row):
     said = (
         f"Two tenants send {row['offered']:.0f} requests a second together, within their rates, over "
-        f"{row['connections']} connections. The p99 of those that are served is {row['ratio']:.2f} of that without the "
+        f"{row['connections']} connections, with `slowdown: {SETTINGS['overload']['slowdown']}`. The p99 of those that are served is {row['ratio']:.2f} of that without the "
         f"load, by the median of the rounds. {_SHARED}"
     )
     head = ["load average", "quiet p50 ms", "p99 ms", "overloaded p50 ms", "p99 ms", "ratio", "served a second"]
