@@ -198,8 +198,8 @@ def _flood_lines(row):
 def _overload_lines(row):
     said = (
         f"Two tenants send {row['offered']:.0f} requests a second together, within their rates, over "
-        f"{row['connections']} connections, with `slowdown: {SETTINGS['overload']['slowdown']}`. The p99 of those that are served is {row['ratio']:.2f} of that without the "
-        f"load, by the median of the rounds. {_SHARED}"
+        f"{row['connections']} connections, with `slowdown: {SETTINGS['overload']['slowdown']}`. The p99 of those that "
+        f"are served is {row['ratio']:.2f} of that without the load, by the median of the rounds. {_SHARED}"
     )
     head = ["load average", "quiet p50 ms", "p99 ms", "overloaded p50 ms", "p99 ms", "ratio", "served a second"]
     head += ["refused", "not sent", "refusal p50 ms", "latest refusal s", "over after s"]
