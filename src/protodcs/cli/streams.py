@@ -63,12 +63,7 @@ def main() -> None:
 def list_(url: str = _URL, key_file: Path | None = _KEY_FILE, as_json: bool = _AS_JSON) -> None:
     """Print the ids of all streams."""
     with _client(url, key_file) as client:
-        ids = client.streams()
-    if as_json:
-        typer.echo(json.dumps({"streams": ids}))
-    else:
-        for name in ids:
-            typer.echo(name)
+        _tell_names("streams", client.streams(), as_json)
 
 
 @app.command()
@@ -189,12 +184,7 @@ def snapshot(stream: "Stream", name: str = _NAME, as_json: bool = _AS_JSON) -> N
 @_of_a_stream
 def snapshots(stream: "Stream", as_json: bool = _AS_JSON) -> None:
     """Print the names of the kept states, oldest first."""
-    names = stream.snapshots()
-    if as_json:
-        typer.echo(json.dumps({"snapshots": names}))
-    else:
-        for name in names:
-            typer.echo(name)
+    _tell_names("snapshots", stream.snapshots(), as_json)
 
 
 @app.command()
@@ -255,6 +245,14 @@ def _client(url: str, key_file: Path | None) -> Iterator["Client"]:
         if problem.status != 401:
             raise
         raise ServiceError("the service wants a good key: set PROTODCS_KEY, or give --key-file", 401) from None
+
+
+def _tell_names(what: str, names: list[str], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({what: names}))
+    else:
+        for name in names:
+            typer.echo(name)
 
 
 def _tell_decision(of: dict[str, Any], seen: "Observed", as_json: bool) -> None:

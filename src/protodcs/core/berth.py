@@ -24,19 +24,23 @@ from .verification import GONE
 
 Words = NDArray[np.uint64]
 
-# The arrays of a state without its entry prototypes, and those among them that are empty here: the queues, what waits
-# for them, and a window that only verification by openness fills.
-_ARRAYS = 38
-_EMPTY = frozenset(
-    ("cache", "quality", "pull", "pull_rest", "visual_sum", "normaliser", "applied", "diagonal")
-    + ("buffer", "buffer_class", "buffer_quality", "mixture_window")
-)
+# The arrays of a state without its entry prototypes: those that are empty here - the queues, what waits for them, and a
+# window that only verification by openness fills -, those that a memory keeps as something else, and its own.
+_EMPTY = (
+    "cache", "quality", "pull", "pull_rest", "visual_sum", "normaliser", "applied", "diagonal",
+    "buffer", "buffer_class", "buffer_quality", "mixture_window",
+)  # fmt: skip
+_SMALL = ("counts", "stream_chance", "stream_cold", "stream_entered", "stream_rules", "stream_signal_scales")
+_LIVE = (
+    "bias_rows", "bias_sums", "bias_vectors", "gate_window", "mixture",
+    "quality_window", "stream_confidences", "stream_familiars", "stream_foremost",
+    "stream_head", "stream_history", "stream_mean", "stream_modes",
+    "stream_moments", "stream_pool", "stream_predicted", "stream_ring_entered", "stream_rings", "stream_seen",
+    "stream_strangers",
+)  # fmt: skip
+_ARRAYS = len(_EMPTY) + len(_SMALL) + len(_LIVE)
 _COUNTS = tuple(f"stream_{name}" for name in ("seen", "silent", "proofs", "unproven", "fits", "failed_fits"))
 _TRUTHS = ("stream_weighed", "stream_fitted")
-_COUNTERS = (
-    *SCALARS, "confirmed", "unknown", "skipped", "stream_seen", "stream_silent", "stream_weighed",
-    "stream_fitted", "stream_proofs", "stream_unproven", "stream_fits", "stream_failed_fits",
-)  # fmt: skip
 _LARGEST = 2**56
 # The arrays that grow with a stream, and how many words a row of them has; None is half of the width of a feature.
 _GROWING = (
@@ -125,8 +129,9 @@ class Berth:
         assert memory.verification is not None
         assert memory.bias is not None
         self.memory, self._verification, self._bias = memory, memory.verification, memory.bias
-        _, arrays = memory.export()
+        counters, arrays = memory.export()
         del arrays["entry"]
+        self._counters = tuple(counters)
         self.names = tuple(sorted(arrays))
         self.kinds = tuple((arrays[name].dtype, arrays[name].ndim) for name in self.names)
         self.shapes = [length for name in self.names for length in arrays[name].shape]
@@ -157,7 +162,7 @@ class Berth:
         held = verification.text.size, *verification.recall.held
         self._resize(_rows(*held, memory.gate_window.size, memory.quality_window.size))
         self._put_small()
-        front = parcel.front(header, self.names, self.kinds, self.shapes, self._counters())
+        front = parcel.front(header, self.names, self.kinds, self.shapes, memory.counters())
         blocks = blank((len(front) + _WORD * extent(self.sizes)) // parcel.BLOCK)
         flat = blocks.reshape(-1)
         flat[: len(front)] = np.frombuffer(front, dtype=np.uint8)
@@ -170,7 +175,7 @@ class Berth:
         What lay here before is lost in any case.
         """
         counters = found.counters
-        if found.said.names != self.names or found.said.kinds != self.kinds or tuple(counters) != _COUNTERS:
+        if found.said.names != self.names or found.said.kinds != self.kinds or tuple(counters) != self._counters:
             return False
         check_counters(self.memory.config, counters)
         data = blocks.reshape(-1)[found.end :].view(np.uint64)
@@ -196,21 +201,13 @@ class Berth:
             recall.strangers,
         ]  # fmt: skip
 
-    _LIVE = (
-        "bias_rows", "bias_sums", "bias_vectors", "gate_window", "mixture",
-        "quality_window", "stream_confidences", "stream_familiars", "stream_foremost",
-        "stream_head", "stream_history", "stream_mean", "stream_modes",
-        "stream_moments", "stream_pool", "stream_predicted", "stream_ring_entered", "stream_rings", "stream_seen",
-        "stream_strangers",
-    )  # fmt: skip
-
     def _follow(self) -> None:
         """Look at the arrays again where one was replaced by another."""
         live = self._live()
         if len(live) == len(self._known) and all(map(is_, live, self._known)):
             return
         nothing = np.zeros(0, dtype=np.uint64)
-        arrays = {**dict.fromkeys(_EMPTY, nothing), **self.small, **dict(zip(self._LIVE, live, strict=True))}
+        arrays = {**dict.fromkeys(_EMPTY, nothing), **self.small, **dict(zip(_LIVE, live, strict=True))}
         self._parts = tuple(arrays[name].reshape(-1).view(np.uint64) for name in self.names)
         self._known = live
 
@@ -235,19 +232,6 @@ class Berth:
             verification.modes.parameters[:] = 0.0
         if not self.memory.fitted:
             self.memory.mixture[:] = 0.0
-
-    def _counters(self) -> dict[str, Any]:
-        memory, verification, modes = self.memory, self._verification, self._verification.modes
-        counters = {name: getattr(memory, name) for name in SCALARS}
-        counters["confirmed"] = memory.quality_window.pushed
-        counters["unknown"] = memory.learned - memory.known
-        counters["skipped"] = memory.sequence - memory.learned
-        counters["stream_seen"] = verification.seen
-        counters["stream_silent"] = verification.silent
-        counters["stream_weighed"] = verification.weighed
-        for name in modes.SCALARS:
-            counters[f"stream_{name}"] = getattr(modes, name)
-        return counters
 
     def _fits(self, found: parcel.Front, words: int) -> bool:
         """Whether an image has the shapes that its numbers ask for, and there is room for it; takes them on if so."""

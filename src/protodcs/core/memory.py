@@ -404,17 +404,21 @@ class Memory(Booked):
             arrays[name] = window.arrivals[: window.size]
         if self.evolved:
             arrays["text"] = self.text
+        if self.verification is not None:
+            arrays |= {_STREAM + name: array for name, array in self.verification.export().items()}
+        if self.bias is not None:
+            arrays |= {_BIAS + name: array for name, array in self.bias.export().items()}
+        return self.counters(), arrays
+
+    def counters(self) -> Counters:
+        """The numbers of a state beside its arrays, those of the verification last."""
         counters: Counters = {name: getattr(self, name) for name in SCALARS}
         counters["confirmed"] = self.quality_window.pushed
         counters["unknown"] = self.learned - self.known
         counters["skipped"] = self.sequence - self.learned
         if self.verification is not None:
-            own_counters, own_arrays = self.verification.export()
-            counters |= {_STREAM + name: value for name, value in own_counters.items()}
-            arrays |= {_STREAM + name: array for name, array in own_arrays.items()}
-        if self.bias is not None:
-            arrays |= {_BIAS + name: array for name, array in self.bias.export().items()}
-        return counters, arrays
+            counters |= {_STREAM + name: value for name, value in self.verification.counters().items()}
+        return counters
 
     def _exported_queues(self) -> state.Arrays:
         filled = np.arange(self.cache.shape[1]) < self.counts[:, None]

@@ -392,7 +392,7 @@ class Verification(Booked):
         twin.predicted, twin.foremost = places[self.predicted], places[self.foremost]
         return twin
 
-    def export(self) -> tuple[Counters, state.Arrays]:
+    def export(self) -> state.Arrays:
         held = self.text.size
         arrays: state.Arrays = {
             "history": self.history[:held],
@@ -403,8 +403,12 @@ class Verification(Booked):
         }
         for part in (self.background, self.recall, self.head, self.trust, self.modes, self.cold):
             arrays |= part.export()
+        return arrays
+
+    def counters(self) -> Counters:
+        """The numbers of its state beside the arrays."""
         counters: Counters = {name: getattr(self, name) for name in ("seen", "silent", "weighed")}
-        return counters | {name: getattr(self.modes, name) for name in Modes.SCALARS}, arrays
+        return counters | {name: getattr(self.modes, name) for name in Modes.SCALARS}
 
     @classmethod
     def restored(cls, entry: Feature, config: Config, counters: Counters, arrays: state.Arrays) -> Self:

@@ -17,7 +17,7 @@ from .keys import without_keys
 
 _ROOT = "protodcs"
 # What a request id may look like: whatever else a caller sends could forge lines of a log in text.
-_SAFE = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+SAFE_ID = r"[A-Za-z0-9._:-]{1,128}"
 
 
 def start(kind: Literal["json", "text", "off"], level: str, process: str) -> None:
@@ -41,7 +41,7 @@ def hashed(stream: str) -> str:
 
 def request_id(given: str | None) -> str:
     """The caller's id of a request if it can be used, or a new one; a key given by mistake cannot."""
-    if given is None or not _SAFE.fullmatch(given) or without_keys(given) != given:
+    if given is None or not re.fullmatch(SAFE_ID, given) or without_keys(given) != given:
         return uuid.uuid4().hex
     return given
 

@@ -7,10 +7,11 @@ import re
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from .logs import SAFE_ID
 from .refusals import refusal
 
 _ID = b"x-request-id"
-_SAFE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_SAFE_ID = re.compile(SAFE_ID.encode())
 # By these callers would tell Ray's proxy how long to wait, whether to care that they have gone, and whom to ask.
 _STEERING = (
     b"x-request-timeout-seconds",
