@@ -23,7 +23,7 @@ from protodcs.core.concentration import Crowd, _spread, crowd
 from protodcs.core.modes import Modes
 from protodcs.core.recall import Recall
 from protodcs.core.target import cut_between_modes
-from protodcs.core.trust import CONTRAST, HEAD, SIGNALS, STRANGER, TEXT, Trust
+from protodcs.core.trust import CONTRAST, HEAD, SIGNALS, STRANGER, TEXT, Trust, combine, remember
 from protodcs.core.verification import Verification
 from protodcs.errors import ConfigError, UsageError
 
@@ -160,25 +160,32 @@ def test_centring_leaves_the_unit_direction_of_the_difference(seed):
     assert not out.any()
 
 
+def admit_stranger(memory, row):
+    if not memory.roomy:
+        memory.make_room()
+    assert recall.keep(memory.strangers, memory.strangers_seen % memory.config.strangers, row.copy())
+    memory.entered(familiar=False)
+
+
 def test_a_memory_keeps_the_last_rows_and_a_fork_writes_to_its_own():
     memory = Recall(4, DEFAULT.replace(strangers=8, familiars=8))
     rows = unit(np.random.default_rng(0).normal(size=(11, 4))).astype(np.float32)
     for row in rows[:10]:
-        memory.centred = row.copy()
-        memory.admit(False)
+        admit_stranger(memory, row)
     assert memory.held == (8, 0)
+    assert memory.roomy
     np.testing.assert_array_equal(memory.strangers, [*rows[8:10], *rows[2:8]])
     twin = memory.fork()
-    twin.centred = rows[10].copy()
-    twin.admit(False)
+    assert not twin.roomy
+    admit_stranger(twin, rows[10])
     np.testing.assert_array_equal(memory.strangers[2], rows[2])
     np.testing.assert_array_equal(twin.strangers[2], rows[10])
 
 
 def test_a_sample_without_direction_is_not_remembered():
-    memory = Recall(4, DEFAULT)
-    memory.admit(True)
-    assert memory.held == (0, 0)
+    rows = np.ones((1, 4), dtype=np.float32)
+    assert not recall.keep(rows, 0, np.zeros(4, dtype=np.float32))
+    assert rows.all()
 
 
 # The head.
@@ -216,7 +223,7 @@ def trusting(chance, gaps, samples=(90, 70), **options):
     tails = [chance.normal(size=(count, 4)) + side * np.array(gaps) for side, count in enumerate(samples)]
     for side, rows in enumerate(tails):
         for row in rows:
-            trust.learn(tuple(row), bool(side))
+            remember(trust.rings, trust.entered, side, row)
     return trust, tails
 
 
@@ -250,17 +257,17 @@ def test_signals_are_put_on_the_scale_of_the_text():
     trust, (strange, familiar) = trusting(np.random.default_rng(3), (4.0, 9.0, 9.0, 2.0))
     trust.weigh(1.0)
     middle = 0.5 * (strange.mean(axis=0) + familiar.mean(axis=0))
-    assert trust.combine(tuple(middle)) == pytest.approx(middle[TEXT])
+    assert combine(middle, trust.mix) == pytest.approx(middle[TEXT])
     high = middle.copy()
     high[HEAD] = familiar[:, HEAD].mean()
     scale = 0.5 * (familiar[:, TEXT].mean() - strange[:, TEXT].mean())
-    assert trust.combine(tuple(high)) - middle[TEXT] == pytest.approx(DEFAULT.head_weight * scale)
+    assert combine(high, trust.mix) - middle[TEXT] == pytest.approx(DEFAULT.head_weight * scale)
 
 
 def test_a_few_samples_are_not_enough_to_trust_anything():
     trust, _ = trusting(np.random.default_rng(0), (9.0,) * len(SIGNALS), samples=(15, 100))
     trust.weigh(1.0)
-    assert trust.combine((1.5, 9.0, 9.0, 9.0)) == 1.5
+    assert combine(np.array([1.5, 9.0, 9.0, 9.0]), trust.mix) == 1.5
 
 
 # One mode or two.

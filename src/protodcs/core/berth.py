@@ -290,7 +290,7 @@ class Berth:
         recall, trust, modes, cold = verification.recall, verification.trust, verification.modes, verification.cold
         verification.seen, verification.silent = counters["stream_seen"], counters["stream_silent"]
         verification.weighed = counters["stream_weighed"]
-        verification.signals = (0.0, 0.0, 0.0, 0.0)
+        verification.latest[:] = 0.0
         held = min(verification.seen, self.memory.config.history)
         verification.text.restore(verification.history[:held, TEXT], verification.seen)
         verification.background.level = verification.background._level()

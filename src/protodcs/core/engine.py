@@ -51,7 +51,10 @@ class Prediction(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What all but the verification found: `FirstCheck`, whether a queue changed, S', and `Prediction`."""
+    """What all but the verification found: `FirstCheck`, whether a queue changed, S', and `Prediction`.
+
+    P(unknown) is negative where it was not asked for along with them.
+    """
 
     nearest: int
     openness_first: float
@@ -64,6 +67,7 @@ class Found(NamedTuple):
     aleatoric: float
     epistemic: float
     entropy: float
+    p_unknown: float = -1.0
 
 
 class ProtoDCS(FeatureMethod):
@@ -171,13 +175,16 @@ class ProtoDCS(FeatureMethod):
             bias = scratch.affinity if memory.bias is None else memory.bias.logits
             found = look_and_predict(memory.table, scratch.table, feature, window.pushed, bias)
         elif self._in_one_call and self._every_class_steps:
-            slot, found = look_step_and_predict(
-                memory.table, scratch.table, feature, window.pushed, self._admits_at_once, memory.renews
+            judged = memory.mixture_window.pushed if self._judges_by_mixture(memory) else -1
+            slot, p_unknown, found = look_step_and_predict(
+                memory.table, scratch.table, feature, window.pushed, self._admits_at_once, memory.renews, judged
             )
             if slot >= 0:
                 found = self._admit_and_predict(memory, feature, FirstCheck(*found[:5]), slot)
             elif found[5]:
                 memory.renewed()
+            window.pushed += 1
+            return Found(*found, p_unknown)
         else:
             first = self._first_check(memory, feature)
             cached = self._admit_at_once(memory, feature, first)
@@ -303,9 +310,10 @@ class ProtoDCS(FeatureMethod):
 
     def _verify_by_openness(self, memory: Memory, found: Found) -> tuple[float, bool]:
         """P(unknown), and whether the sample counts as known."""
-        config, window, openness = self.config, memory.mixture_window, found.openness
-        if memory.fitted and config.verification and not self._refit_due(memory):
+        config, window, openness, p_unknown = self.config, memory.mixture_window, found.openness, found.p_unknown
+        if p_unknown < 0.0 and self._judges_by_mixture(memory):
             p_unknown = verify(memory.table, window.pushed, openness)
+        if p_unknown >= 0.0:
             window.pushed += 1
         else:
             window.push(openness)
@@ -320,6 +328,11 @@ class ProtoDCS(FeatureMethod):
         if config.target_false_reject is None:
             return p_unknown, p_unknown < config.unknown_threshold
         return p_unknown, openness < self._tail(memory)
+
+    def _judges_by_mixture(self, memory: Memory) -> bool:
+        """Whether the sample that is being decided is judged by a mixture that stays as it is."""
+        judges = memory.fitted and self.config.verification and memory.verification is None
+        return judges and not self._refit_due(memory)
 
     def _refit_due(self, memory: Memory) -> bool:
         """Whether the sample that is being decided is one at which the mixture is fitted anew."""

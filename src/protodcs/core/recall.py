@@ -104,6 +104,17 @@ def nearest(rows: Matrix, held: int, feature: Row, cosines: Vector, best: Vector
     return best[few - 1], total / count
 
 
+@kernel("boolean(float32[:,::1], int64, float32[::1])")
+def keep(rows: Matrix, slot: int, centred: Row) -> bool:
+    """Put the direction `centred` (d,) into a row; False where there is none."""
+    directed = False
+    for i in range(centred.shape[0]):
+        directed |= centred[i] != 0.0
+    if directed:
+        rows[slot, :] = centred
+    return directed
+
+
 class Recall:
     """The two memories.
 
@@ -115,6 +126,7 @@ class Recall:
         held: how many strangers and familiars are remembered.
         centred: (d,) float32, the sample at hand less the mean, of unit length.
         ready: whether both hold enough to compare with.
+        roomy: whether they are its own, and one more of either kind has a place.
         best, cosines: work space of a comparison.
     """
 
@@ -126,39 +138,40 @@ class Recall:
         self.strangers_seen = 0
         self.familiars_seen = 0
         self.centred = np.zeros(width, dtype=np.float32)
-        self.recount()
         self.best = np.zeros(config.nearest)
         self.cosines = np.zeros(max(config.strangers, config.familiars))
         self._shared = False
+        self.recount()
 
     def recount(self) -> None:
-        """Tell how many are remembered from how many ever entered."""
-        self.held = min(self.strangers_seen, self.config.strangers), min(self.familiars_seen, self.config.familiars)
-        self.ready = min(self.held) >= LEAST_ROWS
+        """Tell from how many ever entered how many are remembered, and whether one more has a place."""
+        strangers, familiars = self.config.strangers, self.config.familiars
+        self.held = held, kept = min(self.strangers_seen, strangers), min(self.familiars_seen, familiars)
+        self.ready = min(held, kept) >= LEAST_ROWS
+        room = min(held, strangers - 1) < len(self.strangers) and min(kept, familiars - 1) < len(self.familiars)
+        self.roomy = room and not self._shared
 
-    def admit(self, familiar: bool) -> bool:
-        """Remember the centred feature of the last look, if it has a direction; True if a memory moved to make room."""
-        if not (self.centred[0] or self.centred.any()):
-            return False
-        before = self.strangers, self.familiars
+    def make_room(self) -> None:
+        """Have memories of its own, in which one more of either kind has a place."""
         if self._shared:
             self.strangers, self.familiars, self._shared = self.strangers.copy(), self.familiars.copy(), False
+        self.strangers = _with_room(self.strangers, self.strangers_seen, self.config.strangers)
+        self.familiars = _with_room(self.familiars, self.familiars_seen, self.config.familiars)
+        self.roomy = True
+
+    def entered(self, familiar: bool) -> None:
+        """Count a sample that came into a memory."""
         if familiar:
-            self.familiars = _with_room(self.familiars, self.familiars_seen, self.config.familiars)
-            self.familiars[self.familiars_seen % self.config.familiars] = self.centred
             self.familiars_seen += 1
         else:
-            self.strangers = _with_room(self.strangers, self.strangers_seen, self.config.strangers)
-            self.strangers[self.strangers_seen % self.config.strangers] = self.centred
             self.strangers_seen += 1
         self.recount()
-        return self.strangers is not before[0] or self.familiars is not before[1]
 
     def fork(self) -> Self:
         """A copy that shares the two memories until one of them grows."""
         twin = copy.copy(self)
         twin.mean, twin.centred = self.mean.copy(), self.centred.copy()
-        twin._shared = True
+        twin._shared, twin.roomy = True, False
         return twin
 
     def export(self) -> state.Arrays:
@@ -182,6 +195,7 @@ class Recall:
             check_unit(rows, name)
             most = getattr(config, name)
             setattr(recall, name, rows.copy() if held == most else _with_room(rows, held, most))
+        recall.recount()
         return recall
 
 

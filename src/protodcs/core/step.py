@@ -144,17 +144,24 @@ def step_and_predict(
     return 1.0 - largest(after), best, aleatoric, epistemic, entropy
 
 
+@kernel(f"float64({TABLE}, int64, float64)")
+def verify(memory: Table, pushed: int, openness: float) -> float:
+    """P(unknown) of an openness, which enters the window behind the mixture. See `mixture.take_in`."""
+    return take_in(vector(memory, _ARRIVALS), vector(memory, _ORDERED), pushed, vector(memory, _MIXTURE), openness)
+
+
 @kernel(
-    "Tuple((int64, Tuple((int64, float64, boolean, boolean, float64, boolean, float64, int64, float64, float64, "
-    f"float64))))({TABLE}, {TABLE}, float32[::1], int64, boolean, boolean)"
+    "Tuple((int64, float64, Tuple((int64, float64, boolean, boolean, float64, boolean, float64, int64, float64, "
+    f"float64, float64))))({TABLE}, {TABLE}, float32[::1], int64, boolean, boolean, int64)"
 )
 def look_step_and_predict(
-    memory: Table, scratch: Table, feature: Row, pushed: int, offered: bool, renews: bool
-) -> tuple[int, tuple[int, float, bool, bool, float, bool, float, int, float, float, float]]:
-    """All of a sample up to its verification, as the fields of `engine.Found`, and a slot.
+    memory: Table, scratch: Table, feature: Row, pushed: int, offered: bool, renews: bool, judged: int
+) -> tuple[int, float, tuple[int, float, bool, bool, float, bool, float, int, float, float, float]]:
+    """All of a sample up to its verification, as the fields of `engine.Found`, and before them a slot and P(unknown).
 
     A confident sample is `offered` to its queue and enters it if that `renews`, which an open queue may do here. Else
-    there is a slot, which it should be put into before `step_and_predict`.
+    there is a slot, which it should be put into before `step_and_predict`. P(unknown) is asked for where `judged`, the
+    number of samples in the window behind the mixture so far, is not negative; it is negative where it is not known.
     """
     before, counts = vector(scratch, _BEFORE), numbers(memory, _COUNTS)
     k, openness, cache_gate, trust_gate = check_first(memory, scratch, feature, pushed)
@@ -163,9 +170,11 @@ def look_step_and_predict(
         quality, _ = uncertainty(before, vector(scratch, _PROBABILITIES))
         slot = choose(memory, feature, k, quality) if offered else -1
     if slot >= 0 and not (renews and counts[k] > 0):
-        return slot, (k, openness, confident, trusted, quality, True, openness, k, 0.0, 0.0, 0.0)
+        return slot, -1.0, (k, openness, confident, trusted, quality, True, openness, k, 0.0, 0.0, 0.0)
     after, best, aleatoric, epistemic, entropy = step_and_predict(memory, scratch, feature, trusted, k, slot, quality)
-    return -1, (k, openness, confident, trusted, quality, slot >= 0, after, best, aleatoric, epistemic, entropy)
+    p_unknown = verify(memory, judged, after) if judged >= 0 else -1.0
+    found = (k, openness, confident, trusted, quality, slot >= 0, after, best, aleatoric, epistemic, entropy)
+    return -1, p_unknown, found
 
 
 @kernel(
@@ -189,9 +198,3 @@ def look_and_predict(
         if scores[i] > scores[best]:
             best = i
     return k, openness, False, openness < trust_gate, 0.0, False, openness, best, aleatoric, epistemic, entropy
-
-
-@kernel(f"float64({TABLE}, int64, float64)")
-def verify(memory: Table, pushed: int, openness: float) -> float:
-    """P(unknown) of an openness, which enters the window behind the mixture. See `mixture.take_in`."""
-    return take_in(vector(memory, _ARRIVALS), vector(memory, _ORDERED), pushed, vector(memory, _MIXTURE), openness)

@@ -22,6 +22,8 @@ Signals = tuple[float, float, float, float]
 # The signals of a sample, in order; the text's is the one the others are measured by.
 SIGNALS = ("text", "head", "contrast", "stranger")
 TEXT, HEAD, CONTRAST, STRANGER = range(4)
+# Where the offset stands in `Trust.mix`, behind the slopes of the signals.
+_OFFSET = len(SIGNALS)
 # The signals that have to earn their weight.
 _JUDGED = (HEAD, CONTRAST)
 # Samples of each tail that are remembered, and how many it takes to judge.
@@ -40,6 +42,22 @@ def _auroc(higher: Vector, lower: Vector) -> float:
     ordered = np.sort(lower)
     twice = (np.searchsorted(ordered, higher) + np.searchsorted(ordered, higher, "right")).sum()
     return twice / (2.0 * higher.shape[0] * lower.shape[0])
+
+
+@kernel("float64(float64[::1], float64[::1])", strict=True)
+def combine(signals: Vector, mix: Vector) -> float:
+    """The familiarity of a sample with these `signals` (4,), on the scale of the text's; see `Trust.mix`."""
+    text, head, contrast, stranger = signals[TEXT], signals[HEAD], signals[CONTRAST], signals[STRANGER]
+    return float(text + mix[HEAD] * head + mix[CONTRAST] * contrast + mix[STRANGER] * stranger + mix[_OFFSET])
+
+
+@kernel("void(float64[:,:,::1], int64[::1], int64, float64[::1])")
+def remember(rings: NDArray[np.float64], entered: NDArray[np.int64], side: int, signals: Vector) -> None:
+    """Keep the `signals` (4,) of a sample in a tail of the text's familiarity, taken before it was learned."""
+    slot = entered[side] % rings.shape[2]
+    for signal in range(signals.shape[0]):
+        rings[side, signal, slot] = signals[signal]
+    entered[side] += 1
 
 
 @kernel("void(float64[:,:,::1], int64, int64, float64[::1], float64[::1], float64[::1])")
@@ -64,8 +82,7 @@ class Trust:
         places, scales: (4,) float64, where a signal's middle lies and how far its tails lie from it.
         weights: (4,) float64, how much of each standardised signal is added to the text's.
         separation: (4,) float64, the AUROC of each between the tails; one half where not measured.
-
-    A sample's familiarity is linear in its signals: `slopes` (4,) and `offset` say how.
+        mix: (5,) float64, how a sample's familiarity follows from its signals: their slopes, and an offset.
     """
 
     def __init__(self, config: Config):
@@ -76,21 +93,8 @@ class Trust:
         self.scales = np.ones(len(SIGNALS))
         self.weights = np.zeros(len(SIGNALS))
         self.separation = np.full(len(SIGNALS), 0.5)
+        self.mix = np.zeros(len(SIGNALS) + 1)
         self._mix()
-
-    def combine(self, signals: Signals) -> float:
-        """The familiarity of a sample with these signals, on the scale of the text's."""
-        text, head, contrast, stranger = signals
-        _, by_head, by_contrast, by_stranger = self.slopes
-        return text + by_head * head + by_contrast * contrast + by_stranger * stranger + self.offset
-
-    def learn(self, signals: Signals, familiar: bool) -> None:
-        """Remember the signals (4,) of a sample in a tail of the text's familiarity, taken before it was learned."""
-        side = int(familiar)
-        ring, slot = self.rings[side], int(self.entered[side]) % _RING
-        for signal, value in enumerate(signals):
-            ring[signal, slot] = value
-        self.entered[side] += 1
 
     def weigh(self, stranger_spread: float) -> None:
         """Measure scales and weights anew. `stranger_spread` is the spread of that signal over all samples."""
@@ -115,9 +119,8 @@ class Trust:
     def _mix(self) -> None:
         """Slopes and offset from places, scales and weights."""
         slopes = self.weights * self.scales[TEXT] / self.scales
-        self.offset = -float(slopes @ self.places)
-        slopes[TEXT] = 1.0
-        self.slopes: Signals = tuple(slopes.tolist())
+        self.mix[:_OFFSET], self.mix[_OFFSET] = slopes, -float(slopes @ self.places)
+        self.mix[TEXT] = 1.0
 
     def voices(self) -> dict[str, float]:
         """The weight of every signal beside the text's, by name."""
@@ -129,7 +132,7 @@ class Trust:
 
     def fork(self) -> Self:
         twin = copy.copy(self)
-        for name in ("rings", "entered", "places", "scales", "separation"):
+        for name in ("rings", "entered", "places", "scales", "separation", "mix"):
             setattr(twin, name, getattr(self, name).copy())
         return twin
 
@@ -153,5 +156,6 @@ class Trust:
         within(scales[2], "signal_scales", 0.0, 100.0)
         within(scales[3], "signal_scales", 0.0, 1.0)
         trust.places, trust.scales, trust.weights, trust.separation = scales.copy()
+        trust.mix = np.zeros(len(SIGNALS) + 1)
         trust._mix()
         return trust

@@ -6,7 +6,7 @@ or else `cold` decides. A sample is decided first and learned from after, and wh
 text's score alone.
 """
 
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,22 +15,22 @@ from ..errors import StateError
 from . import mixture, state
 from .background import NO_LEVEL, Background, blend_in, noise_level, stand_by_text
 from .base import Counters, Feature, counter, required, truth, within
-from .book import TABLE, Booked, Layout, Table, matrix, numbers, row, vector, wide
+from .book import TABLE, Booked, Layout, Table, matrix, numbers, rings, row, vector, wide
 from .cold import FEWEST_CLASSES, Cold
 from .compiled import kernel
 from .concentration import Crowd, crowd, median
 from .config import Config
 from .exponential import power_of_e
-from .first_check import Window, mean_and_deviation, push
+from .first_check import Window, mean_and_deviation, push, quantile
 from .head import Head, logit, replay
-from .modes import STRANGEST, Modes
-from .recall import LEAST_ROWS, MEAN_HORIZON, Recall, centre, follow, nearest
+from .modes import STRANGEST, Modes, monotone
+from .recall import LEAST_ROWS, MEAN_HORIZON, Recall, centre, follow, keep, nearest
 from .target import cut_between_modes, cut_within_one_mode
-from .trust import CONTRAST, HEAD, SIGNALS, STRANGER, TEXT, Signals, Trust
+from .trust import CONTRAST, HEAD, SIGNALS, STRANGER, TEXT, Signals, Trust, combine, remember
 
 Vector = NDArray[np.float64]
 Row = NDArray[np.float32]
-Classes = NDArray[np.int64]
+Number = TypeVar("Number", np.float64, np.int64)
 
 # No tail is told from so few samples.
 _FIRST = 20
@@ -55,13 +55,28 @@ _LAYOUT = Layout(
     recall__mean="vector", recall__centred="row", recall__strangers="matrix", recall__familiars="matrix",
     recall__cosines="vector", recall__best="vector", head__weights="vector", history="wide", predicted="numbers",
     foremost="numbers", confidences="vector", text__arrivals="vector", text__ordered="vector", cold__sums="vector",
+    latest="vector", trust__mix="vector", trust__rings="rings", trust__entered="numbers", modes__parameters="vector",
+    settings="vector",
 )  # fmt: skip
 (
     _SEEN, _MOMENTS, _POOL, _CHANCE,
     _MEAN, _CENTRED, _STRANGERS, _FAMILIARS,
     _COMPARED, _FEW, _WEIGHTS, _HISTORY, _PREDICTED,
     _FOREMOST, _CONFIDENCES, _ARRIVALS, _ORDERED, _SUMS,
+    _LATEST, _MIX, _RINGS, _ENTERED, _MODES,
+    _SETTINGS,
 ) = range(len(_LAYOUT.names))  # fmt: skip
+# What the kernels need of a config, beside what the background makes of it.
+_CHOSEN = (
+    "temperature", "centred_weight", "background_horizon", "head_steps", "head_rate", "head_decay", "strangers",
+    "familiars", "recalls",
+)  # fmt: skip
+(
+    _TEMPERATURE, _CENTRED_WEIGHT, _HORIZON, _HEAD_STEPS, _HEAD_RATE, _HEAD_DECAY, _MOST_STRANGERS,
+    _MOST_FAMILIARS, _RECALLS, _PRIOR,
+) = range(len(_CHOSEN) + 1)  # fmt: skip
+# A sample lies in neither tail of the text's familiarity, in the strange one, or in the familiar one.
+_NEITHER, _STRANGE, _FAMILIAR = -1, 0, 1
 # Scores that spread less are all the same, and have no scale to follow.
 _NARROWEST = 1e-6
 
@@ -81,83 +96,116 @@ def confidence(cosines: Vector, best: int, temperature: float) -> float:
 
 
 @kernel(
-    f"UniTuple(float64, 5)({TABLE}, float32[::1], float64[::1], int64, float64, float64, float64, int64, int64, int64, "
-    "int64)"
+    f"UniTuple(float64, 4)({TABLE}, float32[::1], float64[::1], int64, int64, int64, int64, int64, boolean, boolean)"
 )
 def look(
     parts: Table,
     feature: Row,
     cosines: Vector,
     best: int,
-    temperature: float,
-    prior: float,
-    centred_weight: float,
+    seen: int,
+    pushed: int,
     held: int,
     kept: int,
-    slot: int,
-    pushed: int,
-) -> tuple[float, float, float, float, float]:
-    """The four signals of a sample and the level of noise; the history, the window and the sums take note of it.
+    spoken: bool,
+    fitted: bool,
+) -> tuple[float, float, float, float]:
+    """Familiarity of a sample by the text and by all voices, P(unknown) by the modes, and the level of noise.
 
     Everything stands in the parts, in their order; the first `held` strangers and `kept` familiars are compared with.
+    The history, the window and the sums take note of the sample, and its signals stay in `latest`. The memories count
+    only where they have `spoken`, the modes where they are `fitted`.
     """
+    chosen, signals = vector(parts, _SETTINGS), vector(parts, _LATEST)
     pool, history, sums = vector(parts, _POOL), wide(parts, _HISTORY), vector(parts, _SUMS)
     centred, compared, few = row(parts, _CENTRED), vector(parts, _COMPARED), vector(parts, _FEW)
+    slot = seen % history.shape[0]
     text, numbers(parts, _FOREMOST)[slot] = stand_by_text(
-        cosines, vector(parts, _SEEN), wide(parts, _MOMENTS), prior, pool, centred_weight
+        cosines, vector(parts, _SEEN), wide(parts, _MOMENTS), chosen[_PRIOR], pool, chosen[_CENTRED_WEIGHT]
     )
-    sure = confidence(cosines, best, temperature)
-    head, contrast, stranger = 0.0, 0.0, 0.0
+    sure = confidence(cosines, best, chosen[_TEMPERATURE])
+    signals[:] = 0.0
+    signals[TEXT] = text
     centre(feature, vector(parts, _MEAN), centred)
     if min(held, kept) >= LEAST_ROWS:
         closest, strange = nearest(matrix(parts, _STRANGERS), held, centred, compared, few)
         _, familiar = nearest(matrix(parts, _FAMILIARS), kept, centred, compared, few)
-        head, contrast, stranger = logit(vector(parts, _WEIGHTS), centred), familiar - strange, -closest
-    history[slot, TEXT], history[slot, HEAD] = text, head
-    history[slot, CONTRAST], history[slot, STRANGER] = contrast, stranger
+        signals[HEAD], signals[CONTRAST] = logit(vector(parts, _WEIGHTS), centred), familiar - strange
+        signals[STRANGER] = -closest
+    history[slot, :] = signals
     numbers(parts, _PREDICTED)[slot], vector(parts, _CONFIDENCES)[slot] = best, sure
     push(vector(parts, _ARRIVALS), vector(parts, _ORDERED), pushed, text)
     sums[0] += 1.0
     sums[1] += text
     sums[2] += text * text
     sums[3] += sure
-    level = noise_level(vector(parts, _CHANCE), pool, centred_weight)
-    return float(text), float(head), float(contrast), float(stranger), float(level)
+    familiarity = combine(signals, vector(parts, _MIX)) if spoken else text
+    p_unknown = monotone(vector(parts, _MODES), -familiarity) if fitted else 0.0
+    level = noise_level(vector(parts, _CHANCE), pool, chosen[_CENTRED_WEIGHT])
+    return float(text), float(familiarity), float(p_unknown), float(level)
 
 
-@kernel(
-    f"void({TABLE}, float32[::1], float64[::1], float64, float64, boolean, int64, int64, int64, int64, float64, "
-    "float64)"
-)
+@kernel("int64(float64[::1], int64, int64, float64, float64, float64)", strict=True)
+def side_of(ordered: Vector, size: int, seen: int, text: float, level: float, share: float) -> int:
+    """In which tail of the text's familiarity a sample lies, if in any; `share` is that of strangers in the stream.
+
+    The `size` recent values stand in `ordered`, the sample's own among them.
+    """
+    if seen < _FIRST:
+        return _NEITHER
+    if text <= _DIVIDE * level:
+        return _STRANGE if text <= quantile(ordered, size, min(_STRANGE_TAIL, _SIDE_SHARE * share)) else _NEITHER
+    tail = min(_FAMILIAR_TAIL, _SIDE_SHARE * (1.0 - share))
+    return _FAMILIAR if text >= quantile(ordered, size, 1.0 - tail) else _NEITHER
+
+
+@kernel(f"int64({TABLE}, float32[::1], float64[::1], float64, float64, int64, int64, int64, int64)")
 def take_in(
     parts: Table,
     feature: Row,
     cosines: Vector,
-    horizon: float,
-    mean_rate: float,
-    replays: bool,
-    held: int,
-    kept: int,
-    start: int,
-    steps: int,
-    rate: float,
-    decay: float,
-) -> None:
-    """Let the background, the running mean and the head learn from a sample."""
-    blend_in(cosines, vector(parts, _SEEN), wide(parts, _MOMENTS), horizon)
-    follow(vector(parts, _MEAN), feature, mean_rate)
-    if replays:
-        strangers, familiars = matrix(parts, _STRANGERS), matrix(parts, _FAMILIARS)
-        replay(vector(parts, _WEIGHTS), strangers, held, familiars, kept, start, steps, rate, decay)
+    level: float,
+    share: float,
+    seen: int,
+    size: int,
+    strangers_seen: int,
+    familiars_seen: int,
+) -> int:
+    """Let everything learn from the sample that was just looked at; the side of the memory that it entered.
+
+    Before it `seen` samples were learned from, and so many strangers and familiars entered; there is room for one more.
+    """
+    chosen, signals, centred = vector(parts, _SETTINGS), vector(parts, _LATEST), row(parts, _CENTRED)
+    strangers, familiars = matrix(parts, _STRANGERS), matrix(parts, _FAMILIARS)
+    most, most_kept = int(chosen[_MOST_STRANGERS]), int(chosen[_MOST_FAMILIARS])
+    side = _NEITHER
+    if chosen[_RECALLS] > 0.0:
+        side = side_of(vector(parts, _ORDERED), size, seen, signals[TEXT], level, share)
+    if side != _NEITHER and min(strangers_seen, most, familiars_seen, most_kept) >= LEAST_ROWS:
+        remember(rings(parts, _RINGS), numbers(parts, _ENTERED), side, signals)
+    if side == _STRANGE and keep(strangers, strangers_seen % most, centred):
+        strangers_seen += 1
+    elif side == _FAMILIAR and keep(familiars, familiars_seen % most_kept, centred):
+        familiars_seen += 1
+    else:
+        side = _NEITHER
+    held, kept = min(strangers_seen, most), min(familiars_seen, most_kept)
+    blend_in(cosines, vector(parts, _SEEN), wide(parts, _MOMENTS), chosen[_HORIZON])
+    follow(vector(parts, _MEAN), feature, 1.0 / min(seen + 1, MEAN_HORIZON))
+    if min(held, kept) >= LEAST_ROWS:
+        steps = int(chosen[_HEAD_STEPS])
+        replay(
+            vector(parts, _WEIGHTS), strangers, held, familiars, kept, steps * (seen + 1), steps, chosen[_HEAD_RATE],
+            chosen[_HEAD_DECAY],
+        )  # fmt: skip
+    return side
 
 
-@kernel("void(float64[:,::1], int64, int64, int64, float64[::1], float64, float64[::1])")
-def strange_in_order(
-    history: Vector, seen: int, count: int, silent: int, slopes: Vector, offset: float, out: Vector
-) -> None:
+@kernel("void(float64[:,::1], int64, int64, int64, float64[::1], float64[::1])")
+def strange_in_order(history: Vector, seen: int, count: int, silent: int, mix: Vector, out: Vector) -> None:
     """Strangeness of the last `count` samples up to number `seen` into `out`, in order of arrival.
 
-    `slopes` (4,) and `offset` make familiarity of signals; before sample `silent` only the text had something to say.
+    `mix` (5,) makes familiarity of signals, see `trust`; before sample `silent` only the text had something to say.
     """
     size = history.shape[0]
     for at in range(count):
@@ -165,9 +213,9 @@ def strange_in_order(
         row = history[number % size]
         familiarity = row[TEXT]
         if number >= silent:
-            familiarity = offset
+            familiarity = mix[row.shape[0]]
             for signal in range(row.shape[0]):
-                familiarity += slopes[signal] * row[signal]
+                familiarity += mix[signal] * row[signal]
         out[at] = -familiarity
 
 
@@ -191,6 +239,8 @@ class Verification(Booked):
         seen: how many samples were learned from.
         silent: before so many samples the memories had nothing to say.
         cut: strangeness beyond which `target_false_reject` calls a sample unknown, once `weighed`.
+        latest: (4,) float64, the signals of the sample that was last looked at.
+        settings: float64, what kernels need of the config.
     """
 
     layout = _LAYOUT
@@ -213,43 +263,52 @@ class Verification(Booked):
         self.silent = 0
         self.cut = 0.0
         self.weighed = False
-        self.signals: Signals = (0.0, 0.0, 0.0, 0.0)
+        self.latest = np.zeros(len(SIGNALS))
+        self.settings = self._chosen()
 
     def decide(self, feature: Feature, cosines: Vector, best: int) -> Verdict:
         """Look at a sample by its unit feature (d,), its cosines (K,) with the text prototypes and the best of them."""
-        config, recall, window = self.config, self.recall, self.text
-        if self.seen == len(self.history) < config.history:
-            self._make_room(min(2 * self.seen, config.history))
-        text, head, contrast, stranger, self.background.level = look(
-            self.table, feature, cosines, best, config.temperature, self.background.prior, config.centred_weight,
-            *recall.held, self.seen % len(self.history), window.pushed,
+        config, recall, window, seen = self.config, self.recall, self.text, self.seen
+        if seen == len(self.history) < config.history:
+            self._make_room(min(2 * seen, config.history))
+        if not recall.ready and config.recalls:
+            self.silent = seen + 1
+        text, familiarity, p_unknown, self.background.level = look(
+            self.table, feature, cosines, best, seen, window.pushed, *recall.held, self.silent <= seen,
+            self.modes.fitted,
         )  # fmt: skip
         window.pushed += 1
-        self.signals = (text, head, contrast, stranger)
-        if not recall.ready and config.recalls:
-            self.silent = self.seen + 1
-        if config.until_refit(self.seen) == 1:
+        if config.until_refit(seen) == 1:
             self._weigh()
-        return self._verdict(self.familiarity, self.signals[TEXT])
+            familiarity = self.familiarity
+            p_unknown = self.modes.posterior(-familiarity) if self.modes.fitted else 0.0
+        return self._verdict(text, familiarity, p_unknown)
 
     def learn(self, feature: Feature, cosines: Vector) -> None:
         """Learn from the sample that was just decided."""
-        config, recall = self.config, self.recall
-        familiar = self._side() if config.recalls else None
+        recall, level, share, size = self.recall, self.background.level, self.modes.share, self.text.size
+        if not recall.roomy:
+            side = side_of(self.text.ordered, size, self.seen, self.latest[TEXT], level, share)
+            if side != _NEITHER and self.config.recalls:
+                recall.make_room()
+                self.outdated = True
+        side = take_in(
+            self.table, feature, cosines, level, share, self.seen, size, recall.strangers_seen, recall.familiars_seen
+        )
         self.seen += 1
-        if familiar is not None:
-            if recall.ready:
-                self.trust.learn(self.signals, familiar)
-            self.outdated |= recall.admit(familiar)
-        take_in(
-            self.table, feature, cosines, config.background_horizon, 1.0 / min(self.seen, MEAN_HORIZON), recall.ready,
-            *recall.held, config.head_steps * self.seen, config.head_steps, config.head_rate, config.head_decay,
-        )  # fmt: skip
+        if side != _NEITHER:
+            recall.entered(side == _FAMILIAR)
+
+    @property
+    def signals(self) -> Signals:
+        """Of the sample that was last looked at."""
+        text, head, contrast, stranger = self.latest.tolist()
+        return text, head, contrast, stranger
 
     @property
     def familiarity(self) -> float:
         """Of the sample that was last looked at, by all voices."""
-        return self.trust.combine(self.signals) if self.silent <= self.seen else self.signals[TEXT]
+        return combine(self.latest, self.trust.mix) if self.silent <= self.seen else float(self.latest[TEXT])
 
     @property
     def boundary(self) -> float:
@@ -270,25 +329,14 @@ class Verification(Booked):
         """Whether the cut of `target_false_reject` is in force."""
         return self.config.target_false_reject is not None and self.weighed
 
-    def _verdict(self, familiarity: float, text: float) -> Verdict:
-        if self.modes.fitted:
-            p_unknown = self.modes.posterior(-familiarity)
-        else:
+    def _verdict(self, text: float, familiarity: float, p_unknown: float) -> Verdict:
+        """What a sample's familiarity means; `p_unknown` is by the modes and counts where they are fitted."""
+        if not self.modes.fitted:
             p_unknown = self.cold.posterior(-familiarity, text, self._cold_level)
         if not self.targeted:
             return Verdict(familiarity, p_unknown, p_unknown < self.config.unknown_threshold)
         by_text = self.cold.crowd.strange and not self.modes.fitted
         return Verdict(familiarity, p_unknown, -(text if by_text else familiarity) <= self.cut)
-
-    def _side(self) -> bool | None:
-        """Whether the sample lies in the familiar tail of the text's score, in the strange one, or in none (None)."""
-        if self.seen < _FIRST:
-            return None
-        familiarity, share = self.signals[TEXT], self.modes.share
-        if familiarity <= _DIVIDE * self.background.level:
-            return False if familiarity <= self.text.quantile(min(_STRANGE_TAIL, _SIDE_SHARE * share)) else None
-        tail = min(_FAMILIAR_TAIL, _SIDE_SHARE * (1.0 - share))
-        return True if familiarity >= self.text.quantile(1.0 - tail) else None
 
     # Every so many samples.
 
@@ -296,15 +344,16 @@ class Verification(Booked):
         """Measure the signals against the tails, and look for two kinds in recent samples."""
         every = min(self.seen + 1, len(self.history))
         count = min(every, self.config.mixture_window)
-        slots = self._slots(count)
         before = self._strangeness(count)
         spoken = self._spoken(count)
-        self.trust.weigh(mean_and_deviation(self.history[slots[count - spoken :], STRANGER])[1] if spoken else 0.0)
+        closest = self._recent(self.history[:, STRANGER], spoken)
+        self.trust.weigh(mean_and_deviation(closest)[1] if spoken else 0.0)
         strangeness = self._strangeness(every)
         self._follow(before, strangeness[-count:])
-        text, sure = self.history[slots, TEXT], self.confidences[slots]
+        text, sure = self._recent(self.history[:, TEXT], count), self._recent(self.confidences, count)
         seen = self._crowd(strangeness[-self._mostly(every, 2 * _ENOUGH) :], text, sure)
         kept = self._mostly(count, _ENOUGH)
+        self.outdated = True  # The modes may come to have other parameters.
         self._settle(strangeness[-kept:], text[-kept:], mean_and_deviation(sure[-kept:])[0], seen)
 
     def _spoken(self, count: int) -> int:
@@ -316,15 +365,16 @@ class Verification(Booked):
         spoken = self._spoken(count)
         return spoken if spoken >= enough else count
 
-    def _slots(self, count: int) -> Classes:
-        """Where the last `count` samples stand, in order of arrival."""
-        return np.arange(self.seen + 1 - count, self.seen + 1) % len(self.history)
+    def _recent(self, ring: NDArray[Number], count: int) -> NDArray[Number]:
+        """What a ring as long as the history holds of the last `count` samples, in order of arrival."""
+        end = (self.seen + 1) % len(ring)
+        begin = end - count
+        return ring[begin:end].copy() if begin >= 0 else np.concatenate((ring[begin:], ring[:end]))
 
     def _strangeness(self, count: int) -> Vector:
         """Of the last `count` samples, in order of arrival."""
         out = np.empty(count)
-        trust = self.trust
-        strange_in_order(self.history, self.seen, count, self.silent, np.array(trust.slopes), trust.offset, out)
+        strange_in_order(self.history, self.seen, count, self.silent, self.trust.mix, out)
         return out
 
     def _follow(self, before: Vector, after: Vector) -> None:
@@ -339,8 +389,8 @@ class Verification(Booked):
 
     def _crowd(self, strangeness: Vector, text: Vector, sure: Vector) -> Crowd:
         """What the classes of the last samples tell, of which the strangeness is given."""
-        classes, slots = len(self.background.seen), self._slots(len(strangeness))
-        predicted, foremost = self.predicted[slots], self.foremost[slots]
+        classes, count = len(self.background.seen), len(strangeness)
+        predicted, foremost = self._recent(self.predicted, count), self._recent(self.foremost, count)
         if min(predicted.min(), foremost.min()) == GONE:
             there = (predicted != GONE) & (foremost != GONE)
             strangeness, predicted, foremost = strangeness[there], predicted[there], foremost[there]
@@ -364,6 +414,10 @@ class Verification(Booked):
 
     # Copies, classes, export.
 
+    def _chosen(self) -> Vector:
+        """What kernels need of the config."""
+        return np.array([*(getattr(self.config, name) for name in _CHOSEN), self.background.prior], dtype=np.float64)
+
     def _make_room(self, samples: int) -> None:
         """Let the history hold so many samples, before it is full for the first time."""
         for name in ("history", "predicted", "foremost", "confidences"):
@@ -378,7 +432,7 @@ class Verification(Booked):
         twin = self._shallow()
         for name in ("background", "recall", "head", "trust", "modes", "cold", "text"):
             setattr(twin, name, getattr(self, name).fork())
-        for name in ("history", "predicted", "foremost", "confidences"):
+        for name in ("history", "predicted", "foremost", "confidences", "latest"):
             setattr(twin, name, getattr(self, name).copy())
         return twin
 
@@ -428,7 +482,8 @@ class Verification(Booked):
         verification.silent = counter(counters, "silent", high=seen)
         verification.weighed = truth(counters, "weighed")
         verification.seen = seen
-        verification.signals = (0.0, 0.0, 0.0, 0.0)
+        verification.latest = np.zeros(len(SIGNALS))
+        verification.settings = verification._chosen()
         rules = required(arrays, "rules", np.float64, (2,))
         verification.modes.share = float(within(rules[:1], "rules", 0.0, 1.0)[0])
         verification.cut = float(within(rules[1:], "rules", -STRANGEST, STRANGEST)[0])
