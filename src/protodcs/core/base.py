@@ -126,6 +126,10 @@ class FeatureMethod(ABC):
     def _advance(self, memory: Any, feature: Feature, scores: bool) -> Decision:
         """Decide on a unit feature and learn from it, in `memory` and nowhere else."""
 
+    def _glance(self, feature: Feature, scores: bool) -> Decision:
+        """What `_advance` would decide on a unit feature; nothing changes."""
+        return self._advance(self._memory.fork(), feature, scores)
+
     @abstractmethod
     def _entry(self, memory: Any) -> Feature:
         """The prototypes (K, d) the memory started from."""
@@ -218,7 +222,7 @@ class FeatureMethod(ABC):
     def peek(self, feature: NDArray[np.floating]) -> Decision:
         """What `observe` would return next; nothing changes."""
         with self._alone():
-            decision = self._advance(self._memory.fork(), self._checked(feature), True)
+            decision = self._glance(self._checked(feature), True)
             return _nothing_kept(decision) if self.frozen else decision
 
     def observe_many(self, features: NDArray[np.floating], scores: bool = False) -> Decisions:
@@ -393,7 +397,7 @@ class FeatureMethod(ABC):
             decision = self._advance(self._memory, feature, scores)
             self._whole = True
             return decision
-        decision = self._advance(self._memory.fork(), feature, scores)
+        decision = self._glance(feature, scores)
         self._memory.sequence += 1
         return _nothing_kept(decision)
 

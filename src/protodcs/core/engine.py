@@ -131,16 +131,20 @@ class ProtoDCS(FeatureMethod):
 
     # Algorithm 1.
 
-    def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
+    def _glance(self, feature: Feature, scores: bool) -> Decision:
+        return self._advance(self._memory.fork(), feature, scores, learns=False)
+
+    def _advance(self, memory: Memory, feature: Feature, scores: bool, learns: bool = True) -> Decision:
+        """Decide on a sample. What comes after its decision and has no part in it is left out unless it `learns`."""
         found = self._adapt_and_predict(memory, feature)
 
         p_unknown, known, score = self._verify(memory, feature, found)
 
-        if memory.bias is not None:
+        if learns and memory.bias is not None:
             self._learn_bias(memory.bias, found.best, p_unknown)
         evolved = known and self._evolve(memory, feature, found)
         cached = found.cached or self._admit_verified(memory, feature, found, known)
-        if memory.verification is not None:
+        if learns and memory.verification is not None:
             memory.verification.learn(feature, self._scratch.before)
 
         sequence = memory.sequence
