@@ -19,7 +19,7 @@ TITLES = {
     "stages": "Where the time of a step goes",
     "classes": "How the cost grows with the number of classes",
     "pipeline": "From images to decisions",
-    "streams": "Many streams in one process",
+    "streams": "Many streams on one machine",
     "guards": "Guards on streams that poison, and on honest ones",
 }
 # A ratio that lies by more than this factor beyond that of the last run is shown as moved.

@@ -172,6 +172,6 @@ def as_markdown(rows):
         "element: 20 bytes are read or written where a scoring reads 4. From about 200 classes on, text, alignment and "
         "visual prototypes no longer fit side by side into the second cache of a core (2 MB here), and each pass waits "
         "for the third. `default`: the 512 remembered rows are as many as five hundred classes. What Python itself "
-        "takes, 5 to 20 us a sample, is most of it at 10 classes and hardly shows at 1000.",
+        "takes, 5 to 15 us a sample, is most of it at 10 classes and hardly shows at 1000.",
     ]
     return "\n".join(lines) + "\n"

@@ -1,15 +1,18 @@
-"""Many streams in one process: `python -m benchmarks streams`; by itself it takes numbers, as `--streams 3000`.
+"""Many streams on one machine: `python -m benchmarks streams`; by itself it takes numbers, as `--streams 3000`.
 
 Every stream sees 200 samples of a real CLIP stream with K = 100 classes, each from another place on, and goes to sleep.
 Then single samples come to streams drawn by Zipf's law, in blocks; after each block, in the same run and on the same
-thread, one plain engine observes as many samples: first with memory for about a fifth of the streams, then with a fixed
-number of them awake. Times are of this machine; the ratios are what to look at. The folder is emptied again.
+thread, one plain engine observes as many samples: first with a fixed number of streams awake, then with memory for
+about a sixth of them. Each process has one thread and its part of the streams, and all of them visit at the same time.
+Times are of this machine; the ratios are what to look at. The folder is emptied again.
 """
 
 import argparse
 import gc
 import json
+import multiprocessing
 import os
+import queue
 import shutil
 import sys
 import tempfile
@@ -34,7 +37,9 @@ BLOCK = 500
 SIZES = {"default": 100_000, "paper": 10_000}
 QUICK = {"default": 600, "paper": 150}
 # Bytes of memory for awake streams where there are so many streams; fewer streams get as much less.
-MEMORY = 7 * 2**30
+MEMORY = 6 * 2**30
+# One for each core.
+PROCESSES = 2
 # The folder may take about so much of the disk.
 MOST_BYTES = 30e9
 
@@ -59,38 +64,38 @@ def full_queues(config, features, prototypes):
     return engine.difference()
 
 
-def fill(streams, count, features, prototypes, begun, folder):
-    """Let so many streams begin: bytes in memory per awake stream and per sleeping one, and seconds.
+def fill(streams, numbers, features, prototypes, begun, folder):
+    """Let the streams of these numbers begin: bytes in memory per awake stream and per sleeping one, and seconds.
 
     There are as many places to begin from as features: after that the states come again, and are read from `folder`.
     """
-    before, start = resident(), time.perf_counter()
+    before, start, count = resident(), time.perf_counter(), len(numbers)
     marks = {}
-    for number in range(count):
-        at = (37 * number) % len(features)
+    for i, number in enumerate(numbers):
+        at = (37 * i) % len(features)
         kept = folder / str(at)
         with streams.engine(f"stream {number}") as engine:
-            if number >= len(features):
+            if i >= len(features):
                 engine._memory = ProtoDCS.load(kept, prototypes=prototypes)._memory
             else:
                 if begun is not None:
                     engine._memory = ProtoDCS.restore(begun, prototypes=prototypes)._memory
                 engine.observe_many(np.take(features, range(at, at + SAMPLES), axis=0, mode="wrap"))
-                if number + len(features) < count:
+                if i + len(features) < count:
                     kept.write_bytes(engine.difference())
-        if number + 1 in (streams.awake, count // 2, count):
-            marks[number + 1] = resident()
+        if i + 1 in (streams.awake, count // 2, count):
+            marks[i + 1] = resident()
     awake = (marks[streams.awake] - before) / streams.awake
     # As many are awake at both marks: what the process grew by belongs to those that sleep.
     asleep = max(0, marks[count] - marks[count // 2]) / (count - count // 2)
-    return awake, asleep, time.perf_counter() - start
+    return {"awake_bytes": awake, "asleep_bytes": asleep, "fill_seconds": time.perf_counter() - start}
 
 
-def wake_some(streams, count):
+def wake_some(streams, numbers):
     """Put all streams to sleep, and wake up any of them until no more stay awake."""
     for name in list(streams._streams):
         streams.sleep(name)
-    for number in np.random.default_rng(1).permutation(count):
+    for number in np.random.default_rng(1).permutation(numbers):
         before = len(streams._streams)
         streams.stats(f"stream {number}")
         if len(streams._streams) <= before:
@@ -104,49 +109,52 @@ def zipf(count, exponent, visits, rng):
     return rng.permutation(count)[ranks]
 
 
-def mix(streams, count, exponent, visits, features, single):
-    """Visits by Zipf's law, and as many samples of one engine, block by block."""
-    # Others are the popular ones each time, so that none of them is at hand from the time before.
-    rng = np.random.default_rng([int(100 * exponent), streams.memory])
-    visited = zipf(count, exponent, 2 * visits, rng)
-    for number in visited[:visits]:
+def mix(streams, visited, features, single, together):
+    """Visits to streams, and as many samples of one engine, block by block; the first half is to get there."""
+    rng = np.random.default_rng(len(visited))
+    half = len(visited) // 2
+    for number in visited[:half]:
         streams.observe(f"stream {number}", features[rng.integers(len(features))])
-    pooled, alone, wakes, hits, ratios, working = 0.0, 0.0, [], 0, [], []
-    for first in range(visits, 2 * visits, BLOCK):
+    pooled, alone, wakes = 0.0, 0.0, []
+    together.wait()
+    for first in range(half, len(visited), BLOCK):
         block = visited[first : first + BLOCK]
         samples = features[rng.integers(len(features), size=len(block))]
-        in_block, began = 0.0, time.thread_time()
         for number, feature in zip(block, samples, strict=True):
             name = f"stream {number}"
             hit = name in streams._streams
             start = time.perf_counter()
             streams.observe(name, feature)
             seconds = time.perf_counter() - start
-            in_block += seconds
-            hits += hit
+            pooled += seconds
             if not hit:
                 wakes.append(seconds)
-        between, start = time.thread_time(), time.perf_counter()
+        start = time.perf_counter()
         for feature in samples:
             single.observe(feature)
-        seconds = time.perf_counter() - start
-        pooled, alone = pooled + in_block, alone + seconds
-        ratios.append(seconds / in_block)
-        working.append((time.thread_time() - between) / (between - began))
-    step = alone / visits
+        alone += time.perf_counter() - start
+    return {"visits": len(visited) - half, "pooled": pooled, "alone": alone, "wakes": wakes}
+
+
+def summed(exponent, mixes):
+    """What the processes did with one mix, each with its part of the visits."""
+    visits, alone = sum(mixed["visits"] for mixed in mixes), sum(mixed["alone"] for mixed in mixes)
+    pooled, step = sum(mixed["pooled"] for mixed in mixes), alone / visits
+    wakes = np.concatenate([mixed["wakes"] for mixed in mixes]) - step
+    # All visits are done when the last process is through with its own.
+    per_second = visits / max(mixed["pooled"] for mixed in mixes)
     return {
         "exponent": exponent,
         "visits": visits,
-        "hit_rate": hits / visits,
-        "per_second": visits / pooled,
-        "single_per_second": visits / alone,
-        "ratio": float(np.median(ratios)),
-        # The same in time of the processor alone: without waiting for the disk, or for other processes.
-        "working_ratio": float(np.median(working)),
+        "hit_rate": 1.0 - len(wakes) / visits,
+        "per_second": per_second,
+        "single_per_second": 1.0 / step,
+        "ratio_of_a_core": alone / pooled,
+        "ratio": per_second * step,
         # What a visit to a sleeping stream takes beyond a step: the wake-up, and putting another one to sleep.
-        "wake_p50_us": 1e6 * (float(np.median(wakes)) - step),
-        "wake_p99_us": 1e6 * (float(np.quantile(wakes, 0.99)) - step),
-        "wake_worst_us": 1e6 * (float(np.max(wakes)) - step),
+        "wake_p50_us": 1e6 * float(np.median(wakes)),
+        "wake_p99_us": 1e6 * float(np.quantile(wakes, 0.99)),
+        "wake_worst_us": 1e6 * float(np.max(wakes)),
     }
 
 
@@ -163,56 +171,93 @@ def check_room(count, state, visits, folder):
         sys.exit(f"error: {count} streams would take about {need / 1e9:.0f} GB of the disk: choose fewer, or a folder")
 
 
-def run(preset, count, awake, visits, folder):
+def visits_of(part, parts, count, exponent, visits, memory):
+    """The streams of one part among those that are visited, twice as many as are measured."""
+    # Others are the popular ones each time, so that none of them is at hand from the time before.
+    visited = zipf(count, exponent, 2 * visits, np.random.default_rng([int(100 * exponent), memory]))
+    return visited[visited % parts == part]
+
+
+def run_part(part, parts, preset, count, awake, visits, folder, together, results):
+    """What one process does with its part of the streams."""
     prototypes, features = clip_stream("dtd", CLASSES)
     prototypes, config = Prototypes(prototypes), Config.preset(preset)
     single = ProtoDCS(prototypes, config=config)
     single.observe_many(features[:SAMPLES])
     begun = full_queues(config, features, prototypes) if preset == "paper" else None
-    check_room(count, begun or single.difference(), visits, Path(folder).parent)
-    memory = MEMORY * count // SIZES[preset]
-    folder.mkdir()
-    with Streams(prototypes, config=config, folder=folder / "pool", awake=awake) as streams:
-        awake_bytes, asleep_bytes, seconds = fill(streams, count, features, prototypes, begun, folder)
-        rows = []
-        for streams.memory in (memory, 0):
-            wake_some(streams, count)
-            mixes = [mix(streams, count, exponent, visits, features, single) for exponent in EXPONENTS]
-            rows.append({"memory": streams.memory, "awake": len(streams._streams), "mixes": mixes})
-            rows[-1]["resident_bytes"] = resident()
-    taken, files = disk(folder)
+    check_room(count, begun or single.difference(), visits, folder)
+    memory = MEMORY * count // SIZES[preset] // parts
+    numbers, place = range(part, count, parts), folder / str(part)
+    place.mkdir()
+    with Streams(prototypes, config=config, folder=place / "pool", awake=awake // parts) as streams:
+        filled, rows = fill(streams, numbers, features, prototypes, begun, place), []
+        for streams.memory in (0, memory):
+            wake_some(streams, numbers)
+            mixes = []
+            for exponent in EXPONENTS:
+                visited = visits_of(part, parts, count, exponent, visits, streams.memory)
+                mixes.append(mix(streams, visited, features, single, together))
+            rows.append({"awake": len(streams._streams), "mixes": mixes, "resident": resident()})
+    results.put({**filled, "rows": rows, "disk": disk(place)})
+
+
+def run(preset, count, awake, visits, parts, folder):
+    start = multiprocessing.get_context("spawn")
+    together, results = start.Barrier(parts), start.Queue()
+    shared = (parts, preset, count, awake, visits, folder, together, results)
+    processes = [start.Process(target=run_part, args=(part, *shared)) for part in range(parts)]
+    for process in processes:
+        process.start()
+    found = []
+    while len(found) < parts:
+        try:
+            found.append(results.get(timeout=1))
+        except queue.Empty:
+            if any(process.exitcode for process in processes):
+                together.abort()
+                sys.exit("error: a process of the benchmark failed; see above")
+    for process in processes:
+        process.join()
     common = {
         "preset": preset,
         "streams": count,
-        "awake_bytes": awake_bytes,
-        "asleep_bytes": asleep_bytes,
-        "disk_bytes": taken / files,
-        "fill_seconds": seconds,
+        "processes": parts,
+        "awake_bytes": float(np.mean([one["awake_bytes"] for one in found])),
+        "asleep_bytes": float(np.mean([one["asleep_bytes"] for one in found])),
+        "disk_bytes": sum(one["disk"][0] for one in found) / sum(one["disk"][1] for one in found),
+        "fill_seconds": max(one["fill_seconds"] for one in found),
     }
-    return [{**common, **row} for row in rows]
+    rows = []
+    for at in range(2):
+        ones = [one["rows"][at] for one in found]
+        mixes = [summed(exponent, [one["mixes"][i] for one in ones]) for i, exponent in enumerate(EXPONENTS)]
+        awake, memory = (sum(one[name] for one in ones) for name in ("awake", "resident"))
+        rows.append({**common, "awake": awake, "resident_bytes": memory, "mixes": mixes})
+    return rows
 
 
-def measure(quick: bool = False, sizes=None, awake=1000, visits=None, folder=None) -> list[dict]:
+def measure(quick: bool = False, sizes=None, awake=1000, visits=None, processes=PROCESSES, folder=None) -> list[dict]:
     sizes = sizes or (QUICK if quick else SIZES)
     rows = []
     for preset, count in sizes.items():
         path = Path(tempfile.mkdtemp(prefix="streams-", dir=folder))
         try:
-            here = min(awake, max(count // 10, 1))
-            rows += run(preset, count, here, visits or (2_000 if quick else 20_000), path / "streams")
+            here = min(awake, max(count // 10, processes))
+            rows += run(preset, count, here, visits or (2_000 if quick else 20_000), processes, path)
         finally:
             shutil.rmtree(path)
     return rows
 
 
 def as_markdown(rows):
+    processes = rows[0]["processes"]
     lines = [
         f"Real CLIP ViT-B/32 features, K = {CLASSES}, d = 512; each stream has seen {SAMPLES} samples, with `paper` "
-        "upon full queues. One thread.",
+        f"upon full queues. {processes} processes of one thread, each with its part of the streams.",
         "",
     ]
     lines += table(
-        ("preset", "streams", "awake", "an awake stream", "a sleeping one", "on disk", "the process"),
+        ("preset", "streams", "awake", "an awake stream", "a sleeping one", "on disk", "all processes"),
         (
             (
                 f"`{row['preset']}`", f"{row['streams']:,}", f"{row['awake']:,}", f"{row['awake_bytes'] / 1e3:,.0f} kB",
@@ -224,21 +269,22 @@ def as_markdown(rows):
     )  # fmt: skip
     lines += [
         "",
-        "The first row of a preset is with `memory` for awake streams, the second with a fixed number of them.",
+        "The first row of a preset is with a fixed number of awake streams, the second with `memory` for them.",
         "",
-        "Visits of one sample each, to streams drawn by Zipf's law, against a single engine in the same run; the",
-        "second ratio is of the processor's time, without waiting for the disk or for other processes. A wake-up is",
-        "what a visit to a sleeping stream takes beyond a step, with putting another one to sleep:",
+        "Visits of one sample each, to streams drawn by Zipf's law, against a single engine in the same run, which is",
+        "one stream and so one core: by the time that a core takes for a visit, and by what the processes do together",
+        "until the last of them is through with its part. A wake-up is what a visit to a sleeping stream takes beyond",
+        "a step, with putting another one to sleep:",
         "",
     ]
     lines += table(
-        ["preset", "awake", "exponent", "awake when visited", "visits/s", "one engine", "ratio", "of the processor"]
+        ["preset", "awake", "exponent", "awake when visited", "visits/s", "one engine", "of a core", "together"]
         + ["wake-up p50", "p99", "worst"],
         (
             (
                 f"`{row['preset']}`", f"{row['awake']:,}", mixed["exponent"], f"{mixed['hit_rate']:.0%}",
-                f"{mixed['per_second']:,.0f}", f"{mixed['single_per_second']:,.0f}", f"{mixed['ratio']:.2f}",
-                f"{mixed['working_ratio']:.2f}", f"{mixed['wake_p50_us']:,.0f} us", f"{mixed['wake_p99_us']:,.0f} us",
+                f"{mixed['per_second']:,.0f}", f"{mixed['single_per_second']:,.0f}", f"{mixed['ratio_of_a_core']:.2f}",
+                f"{mixed['ratio']:.2f}", f"{mixed['wake_p50_us']:,.0f} us", f"{mixed['wake_p99_us']:,.0f} us",
                 f"{mixed['wake_worst_us']:,.0f} us",
             )
             for row in rows
@@ -253,6 +299,7 @@ def main():
     parser.add_argument("--streams", type=int, help="how many; both presets have their own number else")
     parser.add_argument("--awake", type=int, default=1000, help="how many stay in memory, a tenth of all at most")
     parser.add_argument("--visits", type=int, help="how many are measured")
+    parser.add_argument("--processes", type=int, default=PROCESSES, help="one for each core")
     parser.add_argument("--preset", choices=list(SIZES), help="one of them alone")
     parser.add_argument("--folder", type=Path, help="where the streams sleep; it is emptied again")
     parser.add_argument("--quick", action="store_true", help="a few hundred streams")
@@ -263,7 +310,9 @@ def main():
         sizes = {arguments.preset: sizes[arguments.preset]}
     if arguments.streams:
         sizes = {preset: min(arguments.streams, SIZES[preset]) for preset in sizes}
-    rows = measure(arguments.quick, sizes, arguments.awake, arguments.visits, arguments.folder)
+    rows = measure(
+        arguments.quick, sizes, arguments.awake, arguments.visits, arguments.processes, arguments.folder
+    )  # fmt: skip
     print(json.dumps({"benchmark": NAME, "rows": rows}) if arguments.json else as_markdown(rows))
 
 
