@@ -474,7 +474,7 @@ async def visited(stream="camera-of-mr-smith"):
         await service.post(f"{stream}/observe", b"secret body", headers)
         await service.post(f"{stream}/freeze", headers={"x-request-id": "forged\tid"})
 
-        def broken(*_):
+        def broken(*_, **__):
             raise ZeroDivisionError("a bug")
 
         service.owner._streams[stream].hosted.engine._advance = broken
