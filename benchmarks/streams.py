@@ -214,7 +214,9 @@ def run(preset, count, awake, visits, parts, folder):
             found.append(results.get(timeout=1))
         except queue.Empty:
             if any(process.exitcode for process in processes):
-                together.abort()
+                for process in processes:
+                    process.terminate()
+                    process.join()
                 sys.exit("error: a process of the benchmark failed; see above")
     for process in processes:
         process.join()
@@ -228,8 +230,7 @@ def run(preset, count, awake, visits, parts, folder):
         "fill_seconds": max(one["fill_seconds"] for one in found),
     }
     rows = []
-    for at in range(2):
-        ones = [one["rows"][at] for one in found]
+    for ones in zip(*(one["rows"] for one in found), strict=True):
         mixes = [summed(exponent, [one["mixes"][i] for one in ones]) for i, exponent in enumerate(EXPONENTS)]
         awake, memory = (sum(one[name] for one in ones) for name in ("awake", "resident"))
         rows.append({**common, "awake": awake, "resident_bytes": memory, "mixes": mixes})

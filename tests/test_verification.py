@@ -186,6 +186,18 @@ def test_a_sample_without_direction_is_not_remembered():
     rows = np.ones((1, 4), dtype=np.float32)
     assert not recall.keep(rows, 0, np.zeros(4, dtype=np.float32))
     assert rows.all()
+    chance = np.random.default_rng(0)
+    prototypes, features = (unit(chance.normal(size=(count, 32))).astype(np.float32) for count in (9, 60))
+    usual, directionless = Verification(prototypes, DEFAULT), Verification(prototypes, DEFAULT)
+    for feature in features:
+        cosines = (prototypes @ feature).astype(float)
+        for verification in (usual, directionless):
+            verification.decide(feature, cosines, int(cosines.argmax()))
+            if verification is directionless:
+                verification.recall.centred[:] = 0.0
+            verification.learn(feature, cosines)
+    assert max(usual.recall.held) > 0
+    assert directionless.recall.held == (0, 0)
 
 
 # The head.
