@@ -259,3 +259,18 @@ def test_a_guard_goes_on_over_the_classes_that_there_are_now():
         again = Hosted(held, PROTOTYPES, 10, 60.0)
         assert again.engine.snapshot() == hosted.engine.snapshot()
         assert again.guard.pack() == hosted.guard.pack()
+
+
+def test_a_stream_that_goes_on_and_on_stops_growing():
+    guarded = birth_of().model_copy(update={"guard": GuardSettings(window=32, keep_windows=1)}).pack()
+    hosted = woken(birth=guarded)
+    sizes = []
+    for number in range(6000):
+        hosted.change(Kind.OBSERVE, f"key-{number:09}", feature(number % len(FEATURES)), NOW + number)
+        if number % 100 == 99:
+            sizes.append(len(hosted.snapshot()))
+    early, full = sizes[4], sizes[30:]
+    assert hosted.guard.counts.total() == 0
+    assert early < min(full) / 2
+    # Counters get more digits, and a sample more or less may have moved into a memory.
+    assert max(full) < 1.01 * min(full)

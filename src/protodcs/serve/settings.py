@@ -58,16 +58,19 @@ class ServeConfig(Settings):
 
     # Journals.
     snapshot_records: int = Field(1000, ge=1, description="A stream is written whole after so many records.")
-    snapshot_seconds: float = Field(300.0, gt=0, description="And after so long, if it changed. Seconds.")
+    snapshot_seconds: float = Field(3600.0, gt=0, description="And after so long, if it changed. Seconds.")
     sleep_records: int = Field(
         64,
         ge=0,
         description="With so few records behind its snapshot a stream sleeps without a new one. Records.",
     )
     answers: int = Field(
-        300, ge=0, le=1_000_000, description="How many answers a stream remembers for repeated requests, at least."
+        300,
+        ge=0,
+        le=1_000_000,
+        description="How many answers a stream remembers for repeated requests; more while its journal holds them.",
     )
-    answers_seconds: float = Field(3600.0, ge=0, description="And for how long. Seconds.")
+    answers_seconds: float = Field(3600.0, ge=0, description="And how old they may be. Seconds.")
     history: bool = Field(True, description="Tell of the past decisions that a stream remembers.")
     kept_snapshots: int = Field(10, ge=1, le=1000, description="How many named snapshots a stream may have.")
 
