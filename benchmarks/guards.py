@@ -18,11 +18,11 @@ from benchmarks import attacks  # noqa: E402
 from protodcs import Config, Prototypes, metrics  # noqa: E402
 from protodcs.bench import pack, streams  # noqa: E402
 from protodcs.bench.grid import ImageStream  # noqa: E402
-from protodcs.serve.answers import unpack_decision  # noqa: E402
 from protodcs.serve.guard import Action, GuardSettings  # noqa: E402
-from protodcs.serve.hosted import Birth, Hosted  # noqa: E402
-from protodcs.serve.records import Kind  # noqa: E402
 from protodcs.serve.store.base import Held  # noqa: E402
+from protodcs.serve.stream.answers import unpack_decision  # noqa: E402
+from protodcs.serve.stream.hosted import Birth, Hosted  # noqa: E402
+from protodcs.serve.stream.records import Kind  # noqa: E402
 
 NAME = "guards"
 PRESETS = ("default", "paper")

@@ -54,7 +54,7 @@ def encode_app(config):
     from fastapi import FastAPI, Request, Response
     from ray import serve
 
-    from protodcs.serve.encoding import EncoderReplica
+    from protodcs.serve.encoder.encoding import EncoderReplica
 
     def routes():
         api = FastAPI()
@@ -86,9 +86,9 @@ class Rig:
         import ray
         from ray import serve
 
+        from protodcs.serve.access.keys import create_key
+        from protodcs.serve.api.door import DOOR, VARIABLE
         from protodcs.serve.deploy import Service
-        from protodcs.serve.door import DOOR, VARIABLE
-        from protodcs.serve.keys import create_key
         from protodcs.serve.settings import ServeConfig
         from redis_server import RedisServer
 

@@ -21,13 +21,13 @@ import numpy as np
 
 from protodcs import Config
 from protodcs.core.prototypes import Prototypes
-from protodcs.serve.answers import unpack_decision
-from protodcs.serve.hosted import Birth, Hosted
-from protodcs.serve.records import Kind
-from protodcs.serve.shared import pack_prototypes
 from protodcs.serve.store.base import Batch, Checkpoint, Held, Store
 from protodcs.serve.store.files import FileStore
 from protodcs.serve.store.redis import RedisStore
+from protodcs.serve.stream.answers import unpack_decision
+from protodcs.serve.stream.hosted import Birth, Hosted
+from protodcs.serve.stream.records import Kind
+from protodcs.serve.stream.shared import pack_prototypes
 from redis_server import RedisServer
 
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden"

@@ -7,11 +7,11 @@ from conftest import random_stream
 from memory_store import MemoryStore
 from protodcs import Config, ProtoDCS
 from protodcs.core.prototypes import Prototypes
-from protodcs.serve.hosted import Birth
 from protodcs.serve.messages import Action, Outcome, Request
-from protodcs.serve.owner import Owner
+from protodcs.serve.owners.owner import Owner
 from protodcs.serve.settings import ServeConfig
-from protodcs.serve.shared import pack_prototypes
+from protodcs.serve.stream.hosted import Birth
+from protodcs.serve.stream.shared import pack_prototypes
 
 ROWS, FEATURES, _ = random_stream(samples=200, seed=3)
 PROTOTYPES = Prototypes(ROWS)

@@ -21,11 +21,12 @@ from PIL import Image
 from made_service import FEATURES, ROWS, engine_of, feature, learned
 from protodcs import ProtoDCS
 from protodcs.errors import ConfigError
-from protodcs.serve import audited, keys, limits
-from protodcs.serve.access import RULES, Access
-from protodcs.serve.keys import create_key, revoke_key, rotate_key
-from protodcs.serve.limits import Bucket
-from protodcs.serve.router import OwnerLostError
+from protodcs.serve.access import keys, limits
+from protodcs.serve.access.keys import create_key, revoke_key, rotate_key
+from protodcs.serve.access.limits import Bucket
+from protodcs.serve.access.rules import RULES, Access
+from protodcs.serve.api import audited
+from protodcs.serve.owners.router import OwnerLostError
 from protodcs.serve.settings import ServeConfig
 from test_service_app import AS_JSON, BYTES, PNG, FakeEncoding, Service, decisions_of, words_of
 

@@ -6,10 +6,10 @@ import random
 import httpx
 import pytest
 
-from protodcs.serve import door
-from protodcs.serve.door import Desk, Door, Paced
-from protodcs.serve.keys import create_key
-from protodcs.serve.places import Places
+from protodcs.serve.access.keys import create_key
+from protodcs.serve.access.places import Places
+from protodcs.serve.api import door
+from protodcs.serve.api.door import Desk, Door, Paced
 from protodcs.serve.settings import ServeConfig
 
 

@@ -4,7 +4,7 @@ import io
 
 from PIL import Image
 
-from protodcs.serve import encoding
+from protodcs.serve.encoder import encoding
 
 
 def png(side):

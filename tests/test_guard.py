@@ -15,13 +15,13 @@ from made_service import PROTOTYPES, ask, birth_of, create, done, started
 from protodcs import Config, ProtoDCS, Prototypes
 from protodcs.core.decision import Decision
 from protodcs.errors import ConfigError, StoreError
-from protodcs.serve.answers import unpack_decision
 from protodcs.serve.guard import Action, Guard, GuardSettings
-from protodcs.serve.hosted import Birth, Hosted
 from protodcs.serve.messages import Action as Ask
-from protodcs.serve.records import Kind, Record
 from protodcs.serve.settings import ServeConfig
 from protodcs.serve.store.base import Held
+from protodcs.serve.stream.answers import unpack_decision
+from protodcs.serve.stream.hosted import Birth, Hosted
+from protodcs.serve.stream.records import Kind, Record
 
 WINDOW = 32
 CLASSES, WIDTH = 4, 16

@@ -9,11 +9,11 @@ from made_service import BIRTH, FEATURES, PROTOTYPES, ROWS, birth_of, feature
 from protodcs import ProtoDCS
 from protodcs.core.prototypes import Prototypes
 from protodcs.errors import InputError, ProtoDCSError, StoreError, UsageError
-from protodcs.serve.answers import pack_decision, unpack_decision
 from protodcs.serve.guard import GuardSettings
-from protodcs.serve.hosted import Birth, Hosted, pack_class
-from protodcs.serve.records import LONGEST_KEY, Kind, Record
 from protodcs.serve.store.base import Held
+from protodcs.serve.stream.answers import pack_decision, unpack_decision
+from protodcs.serve.stream.hosted import Birth, Hosted, pack_class
+from protodcs.serve.stream.records import LONGEST_KEY, Kind, Record
 
 NOW = 1_700_000_000.0
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from conftest import random_stream
-from protodcs.serve.keys import create_key
+from protodcs.serve.access.keys import create_key
 from redis_server import RedisServer
 from service.hostile import Hostile
 from service.rig import Service

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from protodcs.cli import app
 from protodcs.errors import ConfigError, InputError
-from protodcs.serve import keys as module
-from protodcs.serve.keys import Caller, Keys, create_key, list_keys, revoke_key, rotate_key, without_keys
+from protodcs.serve.access import keys as module
+from protodcs.serve.access.keys import Caller, Keys, create_key, list_keys, revoke_key, rotate_key, without_keys
 
 DAY = timedelta(days=1)
 

@@ -14,7 +14,7 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 
 from made_service import ROWS
 from protodcs.core.prototypes import Prototypes
-from protodcs.serve.shared import pack_prototypes
+from protodcs.serve.stream.shared import pack_prototypes
 from test_access import Guarded, made_keys
 from test_service_app import FakeEncoding, Service
 

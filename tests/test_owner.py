@@ -25,12 +25,12 @@ from made_service import (
 from memory_store import MemoryStore
 from protodcs import ProtoDCS
 from protodcs.errors import StoreError
-from protodcs.serve import owner as owner_module
-from protodcs.serve.answers import pack_decision
 from protodcs.serve.messages import Action, Outcome, Reply, Request
-from protodcs.serve.owner import Owner
-from protodcs.serve.records import Record
-from protodcs.serve.ring import Ring
+from protodcs.serve.owners import owner as owner_module
+from protodcs.serve.owners.owner import Owner
+from protodcs.serve.owners.ring import Ring
+from protodcs.serve.stream.answers import pack_decision
+from protodcs.serve.stream.records import Record
 
 STOPPED = Reply(Outcome.CLOSED, "the service is being stopped")
 

@@ -7,7 +7,7 @@ import pytest
 
 from made_service import create, done, engine_of, learned, observe, one, settings
 from protodcs.serve.messages import Outcome
-from protodcs.serve.owner import Owner
+from protodcs.serve.owners.owner import Owner
 from protodcs.serve.store.files import FileStore
 
 

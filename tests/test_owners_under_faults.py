@@ -13,10 +13,10 @@ import pytest
 from made_service import FEATURES, PROTOTYPES, create, engine_of, feature, settings
 from memory_store import MemoryStore
 from protodcs import ProtoDCS
-from protodcs.serve.answers import pack_decision
 from protodcs.serve.messages import Action, Outcome, Reply, Request
-from protodcs.serve.owner import Owner
-from protodcs.serve.router import LateError, OwnerLostError, Router
+from protodcs.serve.owners.owner import Owner
+from protodcs.serve.owners.router import LateError, OwnerLostError, Router
+from protodcs.serve.stream.answers import pack_decision
 
 STREAMS = [f"s{number}" for number in range(6)]
 STEPS = 60

@@ -12,10 +12,10 @@ from made_service import FEATURES, PROTOTYPES
 from protodcs import ProtoDCS
 from protodcs.core.decision import decided
 from protodcs.errors import StoreError
-from protodcs.serve import snapshots
-from protodcs.serve.answers import Remembered, fingerprint, pack_decision, unpack_decision
-from protodcs.serve.records import Kind, Record
-from protodcs.serve.snapshots import Snapshot
+from protodcs.serve.stream import snapshots
+from protodcs.serve.stream.answers import Remembered, fingerprint, pack_decision, unpack_decision
+from protodcs.serve.stream.records import Kind, Record
+from protodcs.serve.stream.snapshots import Snapshot
 
 NUMBERS = st.integers(0, 2**64 - 1)
 KEYS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protodcs.serve.ring import Ring
+from protodcs.serve.owners.ring import Ring
 
 STREAMS = [f"camera-{number}" for number in range(4000)]
 OWNERS = [f"owner-{number}" for number in range(8)]

@@ -11,10 +11,10 @@ import pytest
 
 from made_service import settings
 from protodcs.errors import InputError, ProtoDCSError
-from protodcs.serve import router as router_module
 from protodcs.serve.messages import Action, Outcome, Reply, Request
-from protodcs.serve.ring import Ring
-from protodcs.serve.router import LateError, OverloadedError, OwnerLostError, Router
+from protodcs.serve.owners import router as router_module
+from protodcs.serve.owners.ring import Ring
+from protodcs.serve.owners.router import LateError, OverloadedError, OwnerLostError, Router
 
 OWNERS = ["a", "b", "c"]
 

@@ -18,7 +18,7 @@ from PIL import Image
 from conftest import random_stream
 from protodcs import OpenSetClassifier
 from protodcs.data import open_source
-from protodcs.serve.keys import create_key, revoke_key, rotate_key
+from protodcs.serve.access.keys import create_key, revoke_key, rotate_key
 from service.hostile import Hostile
 from service.rig import Service
 from service.siege import besiege, prepare

@@ -18,11 +18,11 @@ from made_service import FEATURES, PROTOTYPES, ROWS, SHARED, engine_of, feature,
 from memory_store import MemoryStore
 from protodcs import ProtoDCS
 from protodcs.errors import ImageError
-from protodcs.serve.answers import pack_decision, unpack_decision
-from protodcs.serve.app import NewStream, application
+from protodcs.serve.api.app import NewStream, application
 from protodcs.serve.messages import Outcome, Reply
-from protodcs.serve.owner import Owner
-from protodcs.serve.router import OwnerLostError, Router
+from protodcs.serve.owners.owner import Owner
+from protodcs.serve.owners.router import OwnerLostError, Router
+from protodcs.serve.stream.answers import pack_decision, unpack_decision
 
 BYTES = {"content-type": "application/octet-stream"}
 AS_JSON = {"content-type": "application/json"}

@@ -14,13 +14,13 @@ from memory_store import MemoryStore
 from protodcs import Config
 from protodcs.core.prototypes import Prototypes
 from protodcs.errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError
-from protodcs.serve.hosted import Birth
 from protodcs.serve.messages import Action, Outcome, Request
-from protodcs.serve.owner import Owner
+from protodcs.serve.owners.owner import Owner
 from protodcs.serve.settings import ServeConfig
-from protodcs.serve.shared import pack_prototypes
 from protodcs.serve.store.base import Batch, Checkpoint
 from protodcs.serve.store.redis import Durability, RedisStore
+from protodcs.serve.stream.hosted import Birth
+from protodcs.serve.stream.shared import pack_prototypes
 from redis_server import RedisServer, free_port
 from store_contract import BLOB, STORES, StoreMachine, begun, of_every_store
 

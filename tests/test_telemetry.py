@@ -25,16 +25,16 @@ from memory_store import MemoryStore
 from prometheus_server import FILES, promtool
 from protodcs import ProtoDCS
 from protodcs.errors import ConfigError
-from protodcs.serve import gathering, logs, readiness, traces
-from protodcs.serve.adaptation import Adaptation
-from protodcs.serve.answers import unpack_decision
-from protodcs.serve.gathering import Gathering
+from protodcs.serve.access.places import Places
 from protodcs.serve.messages import Action, Outcome, Reply
-from protodcs.serve.owner import Owner
-from protodcs.serve.places import Places
-from protodcs.serve.readiness import Readiness
-from protodcs.serve.router import OwnerLostError
-from protodcs.serve.telemetry import DoorMetrics, EncoderMetrics, IngressMetrics, families
+from protodcs.serve.owners.adaptation import Adaptation
+from protodcs.serve.owners.owner import Owner
+from protodcs.serve.owners.router import OwnerLostError
+from protodcs.serve.stream.answers import unpack_decision
+from protodcs.serve.telemetry import gathering, logs, readiness, traces
+from protodcs.serve.telemetry.gathering import Gathering
+from protodcs.serve.telemetry.metrics import DoorMetrics, EncoderMetrics, IngressMetrics, families
+from protodcs.serve.telemetry.readiness import Readiness
 from test_service_app import BYTES, PNG, FakeEncoding, served
 
 ROOT = Path(__file__).parent.parent
@@ -374,11 +374,13 @@ def test_a_caller_that_goes_away_is_no_failure_of_the_service(caplog):
                 await asking
             return families(service.router.metrics.registry)
 
-    with caplog.at_level(logging.DEBUG, "protodcs.serve.watched"):
+    with caplog.at_level(logging.DEBUG, "protodcs.serve.api.watched"):
         report = asyncio.run(run())
     route = "POST /v1/streams/{stream}/observe"
     assert value(report, "protodcs_requests_total", route=route, status="499") == 1
-    assert [record.levelname for record in caplog.records if record.name == "protodcs.serve.watched"][-1] == "WARNING"
+    assert [record.levelname for record in caplog.records if record.name == "protodcs.serve.api.watched"][
+        -1
+    ] == "WARNING"
 
 
 def test_retries_late_and_refused_requests_are_counted_by_their_reason():

@@ -4,7 +4,7 @@ from contextvars import ContextVar
 import pytest
 
 from protodcs.errors import ImageError
-from protodcs.serve.together import Together
+from protodcs.serve.encoder.together import Together
 
 
 def test_images_travel_together_while_others_are_under_way_and_each_gets_its_own_answer():

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protodcs.serve.answers import unpack_decision
-from protodcs.serve.hosted import Birth, Hosted
-from protodcs.serve.records import Kind
-from protodcs.serve.shared import unpack_prototypes
 from protodcs.serve.store.base import Batch
 from protodcs.serve.store.files import FileStore
 from protodcs.serve.store.redis import RedisStore
+from protodcs.serve.stream.answers import unpack_decision
+from protodcs.serve.stream.hosted import Birth, Hosted
+from protodcs.serve.stream.records import Kind
+from protodcs.serve.stream.shared import unpack_prototypes
 from redis_server import RedisServer
 
 GOLDEN = Path(__file__).parent / "golden"

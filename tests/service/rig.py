@@ -19,10 +19,10 @@ import psutil
 import yaml
 
 from protodcs.core.prototypes import Prototypes
-from protodcs.serve.hosted import Birth, Hosted
 from protodcs.serve.settings import ServeConfig
-from protodcs.serve.shared import unpack_prototypes
 from protodcs.serve.store import open_store
+from protodcs.serve.stream.hosted import Birth, Hosted
+from protodcs.serve.stream.shared import unpack_prototypes
 from redis_server import RedisServer, free_port
 
 from .checker import Final, digest_of

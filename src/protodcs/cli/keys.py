@@ -12,7 +12,7 @@ from ..errors import InputError
 from .screen import console, explained, tell
 
 if TYPE_CHECKING:
-    from ..serve.keys import Key
+    from ..serve.access.keys import Key
 
 app = typer.Typer(help="Keys of the service.", no_args_is_help=True)
 
@@ -34,7 +34,7 @@ def create(
     as_json: bool = _JSON,
 ) -> None:
     """Make a key and print it, this once: the file holds a hash of it only."""
-    from ..serve.keys import create_key
+    from ..serve.access.keys import create_key
 
     lifetime = None if days is None else _length("days", days, 86400)
     _tell_new(*create_key(file, tenant, role, lifetime), as_json=as_json)  # type: ignore[arg-type]
@@ -44,7 +44,7 @@ def create(
 @explained
 def list_all(file: Path = _FILE, as_json: bool = _JSON) -> None:
     """List the keys: whose they are, what they may do, until when."""
-    from ..serve.keys import list_keys
+    from ..serve.access.keys import list_keys
 
     moment = datetime.now(UTC)
     rows = [{**_about(key), "condition": key.condition(moment)} for key in list_keys(file)]
@@ -61,7 +61,7 @@ def list_all(file: Path = _FILE, as_json: bool = _JSON) -> None:
 @explained
 def revoke(name: str = _ID, file: Path = _FILE, as_json: bool = _JSON) -> None:
     """End a key; a running service refuses it within a second."""
-    from ..serve.keys import revoke_key
+    from ..serve.access.keys import revoke_key
 
     tell(_about(revoke_key(file, name)), as_json)
 
@@ -75,7 +75,7 @@ def rotate(
     as_json: bool = _JSON,
 ) -> None:
     """Make a new key for the same tenant with the same role, print it, this once, and let the old one end."""
-    from ..serve.keys import rotate_key
+    from ..serve.access.keys import rotate_key
 
     grace = _length("grace-hours", grace_hours, 3600)
     _tell_new(*rotate_key(file, name, grace), as_json=as_json)

@@ -35,7 +35,7 @@ def serve(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object when it is ready."),
 ) -> None:
     """Serve streams over HTTP until SIGTERM or Ctrl-C; then refuse new work, put the streams to sleep, and stop."""
-    from ..serve.door import DOOR, VARIABLE
+    from ..serve.api.door import DOOR, VARIABLE
     from ..serve.settings import ServeConfig
 
     given = {"store": store, "encoder": encoder, "owners": owners, "host": host, "port": port, "keys": keys}
@@ -87,7 +87,7 @@ def _absolute(options: dict[str, Any]) -> dict[str, Any]:
 
 def _check_files(settings: "ServeConfig") -> None:
     """Say now, and not from some process of a cluster, that a file cannot be used."""
-    from ..serve.keys import Keys
+    from ..serve.access.keys import Keys
 
     if settings.keys is not None:
         Keys.open(settings.keys)

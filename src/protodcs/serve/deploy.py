@@ -10,12 +10,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import ConfigError
-from .app import application
-from .cluster import Calls, begin, drain, end, process_name, start_keeper
-from .encoding import EncoderReplica
-from .router import Router
+from .api.app import application
+from .encoder.encoding import EncoderReplica
+from .encoder.together import Together
+from .owners.cluster import Calls, begin, drain, end, process_name, start_keeper
+from .owners.router import Router
 from .settings import ServeConfig
-from .together import Together
 
 APPLICATION = "protodcs"
 _ENCODER = "Encoder"

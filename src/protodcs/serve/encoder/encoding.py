@@ -1,0 +1,102 @@
+"""The encoder as a deployment of its own: stateless, batched, as many as the load asks for.
+
+An image that cannot be used spoils neither its batch nor its neighbours: each place of the answer holds a feature or
+the words that say why there is none.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from ray import serve
+
+from ... import encoders
+from ...core.prototypes import Prototypes
+from ...data.image import decode
+from ...errors import ImageError
+from ..owners.cluster import begin, process_name
+from ..settings import ServeConfig
+from ..stream.shared import pack_prototypes
+from ..telemetry.metrics import EncoderMetrics
+
+# Lists of classes whose prototypes an encoder keeps at hand.
+_AT_HAND = 16
+# How much of a batch is decoded at a time, beyond one image. The largest images that are let in are small files if they
+# are of one colour, and a batch of them would take gigabytes.
+_DECODED_BYTES = 64 * 2**20
+
+
+def decoded_in_groups(
+    images: list[bytes], answers: list[bytes | str]
+) -> Iterator[tuple[list[int], list[NDArray[np.uint8]]]]:
+    """Places and pixels of the images that can be used, a group at a time; for others `answers` is told why not."""
+    places: list[int] = []
+    pixels: list[NDArray[np.uint8]] = []
+    for place, image in enumerate(images):
+        try:
+            pixels.append(decode(image))
+        except ImageError as problem:
+            answers[place] = str(problem)
+            continue
+        places.append(place)
+        if sum(one.nbytes for one in pixels) > _DECODED_BYTES:
+            yield places, pixels
+            places, pixels = [], []
+    if pixels:
+        yield places, pixels
+
+
+class EncoderReplica:
+    """One encoder in a process of its own."""
+
+    def __init__(self, settings: dict[str, Any]):
+        config = ServeConfig(**settings)
+        assert config.encoder is not None
+        self._encoder = encoders.load(config.encoder, device=config.device, batch_size=config.batch_size)
+        self._made: dict[tuple[str, ...], tuple[str, bytes]] = {}
+        self._counted = EncoderMetrics()
+        begin(config, process_name("encoder"), self._counted.registry)
+        self.encode.set_max_batch_size(config.batch_size)
+        self.encode.set_batch_wait_timeout_s(config.batch_wait)
+
+    @serve.batch(max_batch_size=32, batch_wait_timeout_s=0.005)  # type: ignore[untyped-decorator]
+    async def encode(self, groups: list[list[bytes]]) -> list[list[bytes | str]]:
+        """For each image of each caller its feature as float32, little-endian, or why there is none."""
+        images = [image for group in groups for image in group]
+        self._counted.batch.observe(len(images))
+        with self._counted.seconds.time():
+            # In a thread, so that the next batch gathers meanwhile.
+            answers = iter(await asyncio.to_thread(self._encode, images))
+        return [list(itertools.islice(answers, len(group))) for group in groups]
+
+    def _encode(self, images: list[bytes]) -> list[bytes | str]:
+        answers: list[bytes | str] = [""] * len(images)
+        for places, pixels in decoded_in_groups(images, answers):
+            for place, feature in zip(places, self._encoder.encode_pixels(pixels), strict=True):
+                answers[place] = feature.astype("<f4").tobytes()
+        self._counted.bad.inc(sum(isinstance(answer, str) for answer in answers))
+        return answers
+
+    async def prototypes(self, classes: list[str]) -> tuple[str, bytes]:
+        """The prototypes of class names: their fingerprint, and packed."""
+        return await asyncio.to_thread(self._prototypes, tuple(classes))
+
+    def _prototypes(self, classes: tuple[str, ...]) -> tuple[str, bytes]:
+        """Fleets of streams have the same classes: the last ones are at hand."""
+        if classes not in self._made:
+            shared = Prototypes(self._encoder.prototypes(classes))
+            self._made[classes] = (shared.fingerprint, pack_prototypes(shared))
+            while len(self._made) > _AT_HAND:
+                del self._made[next(iter(self._made))]
+        return self._made[classes]
+
+    async def facts(self) -> dict[str, Any]:
+        """What the encoder is."""
+        return {
+            "name": self._encoder.name,
+            "fingerprint": self._encoder.fingerprint,
+            "temperature": 1 / self._encoder.logit_scale,
+        }

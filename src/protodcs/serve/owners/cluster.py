@@ -1,0 +1,348 @@
+"""Owners as actors on Ray, and the keeper that says which ones there are.
+
+Ray restarts an owner that died, under the same name and as a new incarnation. The keeper adds and removes owners while
+requests flow; it holds nothing that cannot be found again by looking at the actors that are there.
+"""
+
+import asyncio
+import logging
+import os
+import re
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import ray
+from prometheus_client import CollectorRegistry
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError, TaskCancelledError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from ...core.compiled import ensure_compiled
+from ...errors import ConfigError
+from ..messages import Outcome, Reply, Request
+from ..settings import ServeConfig
+from ..store import open_store
+from ..telemetry import logs, traces
+from ..telemetry.gathering import PERIOD, Gathering
+from ..telemetry.metrics import Families, families
+from .owner import Owner
+from .router import OwnerLostError
+
+_log = logging.getLogger(__name__)
+
+NAMESPACE = "protodcs"
+KEEPER = "keeper"
+_OWNER = re.compile(r"owner-(\d+)")
+# Requests that one owner may have under way: the router sends few calls, each with many of them.
+_CALLS = 1000
+_STOPPING = Reply(Outcome.CLOSED, "the service is being stopped: nothing was done; ask again when it is back")
+_REMOVED = Reply(Outcome.MOVED, "this owner is being removed")
+
+
+class OwnerActor:
+    """An owner in a process of its own."""
+
+    def __init__(self, name: str, settings: dict[str, Any]):
+        self._name = name
+        self._config = ServeConfig(**settings)
+        self._starting: asyncio.Task[Owner] | None = None
+        begin(self._config, name)
+        ensure_compiled()
+
+    async def _owner(self) -> Owner:
+        """The owner, started by whoever asks first: also after Ray has restarted the process."""
+        if self._starting is None or (self._starting.done() and self._starting.exception() is not None):
+            self._starting = asyncio.create_task(self._start())
+        return await asyncio.shield(self._starting)
+
+    async def _start(self) -> Owner:
+        store = await open_store(self._config)
+        owner = Owner(self._name, store, self._config)
+        owner.arrange(await _actor(KEEPER).names.remote())
+        await owner.start()
+        return owner
+
+    async def handle(self, requests: list[Request]) -> list[Reply]:
+        """Serve requests, as `Owner.handle` does."""
+        return await (await self._owner()).handle(requests)
+
+    async def arrange(self, owners: list[str]) -> None:
+        """Take note of who the owners are."""
+        (await self._owner()).arrange(owners)
+
+    async def facts(self) -> dict[str, Any]:
+        """Numbers for monitoring."""
+        return {**(await self._owner()).facts(), "pid": os.getpid()}
+
+    async def metrics(self) -> tuple[dict[str, Any], Families]:
+        """The same, and what Prometheus is told."""
+        owner = await self._owner()
+        return owner.facts(), owner.metrics()
+
+    async def drain(self, removed: bool) -> None:
+        """Put all streams to sleep and let the store go."""
+        owner = await self._owner()
+        await owner.drain(_REMOVED if removed else _STOPPING)
+
+    async def streams(self) -> list[str]:
+        """The ids of all streams in the store."""
+        return await (await self._owner()).streams()
+
+
+class Keeper:
+    """Knows the owners, and makes them more or fewer."""
+
+    def __init__(self, settings: dict[str, Any]):
+        self._settings = settings
+        self._changing = asyncio.Lock()
+        self._names = _present()
+        config = ServeConfig(**settings)
+        begin(config, KEEPER)
+        self._gathering = Gathering(config.lease_seconds, config.encoder is not None)
+        if config.metrics_port:
+            self._gathering.listen(config.host, config.metrics_port)
+            # Ray makes an actor of coroutines within its event loop.
+            self._watching = asyncio.get_running_loop().create_task(self._watch())
+
+    async def names(self) -> list[str]:
+        """The owners that streams may belong to."""
+        return self._names
+
+    async def resize(self, count: int) -> list[str]:
+        """Have so many owners; comes back when those that are gone have put their streams to sleep."""
+        async with self._changing:
+            ServeConfig(**{**self._settings, "owners": count})
+            kept = self._names[:count]
+            fresh = _names_beyond(self._names, count - len(kept))
+            gone = self._names[count:]
+            for name in fresh:
+                _start_owner(name, self._settings)
+            await asyncio.gather(*(_actor(name).facts.remote() for name in fresh))
+            self._names = kept + fresh
+            await asyncio.gather(*(self._tell(name) for name in self._names))
+            await asyncio.gather(*(self._remove(name) for name in gone))
+            return self._names
+
+    async def _tell(self, name: str) -> None:
+        # One that died asks for the names itself when it is restarted.
+        with suppress(RayActorError):
+            await _actor(name).arrange.remote(self._names)
+
+    async def _remove(self, name: str) -> None:
+        actor = _actor(name)
+        # The lease of one that is dead or stuck runs out, and others take its streams.
+        with suppress(RayActorError, TimeoutError):
+            await asyncio.wait_for(actor.drain.remote(True), self._settings["drain_seconds"])
+        ray.kill(actor, no_restart=True)
+
+    async def settings(self) -> dict[str, Any]:
+        """The settings of the service."""
+        return self._settings
+
+    async def facts(self) -> list[dict[str, Any]]:
+        """What each owner says of itself; those that do not answer are left out."""
+        answers = await asyncio.gather(*(_answer(name, "facts") for name in self._names))
+        return [answer for answer in answers if answer is not None]
+
+    async def deaf(self) -> str:
+        """Why Prometheus will find nothing, if that is so."""
+        return self._gathering.deaf
+
+    async def report(self, process: str, report: Families) -> None:
+        """Take what a process counted that speaks HTTP or encodes."""
+        self._gathering.put(process, report)
+
+    async def _watch(self) -> None:
+        """Fetch what the owners counted, again and again."""
+        while True:
+            try:
+                await self._gather()
+            except Exception:
+                _log.exception("the owners' numbers were not fetched")
+            await asyncio.sleep(PERIOD)
+
+    async def _gather(self) -> None:
+        names = self._names
+        answers = await asyncio.gather(*(_answer(name, "metrics") for name in names))
+        for name, answer in zip(names, answers, strict=True):
+            if answer is not None:
+                self._gathering.put(name, answer[1])
+        self._gathering.saw(names, [answer[0] for answer in answers if answer is not None])
+
+    async def drain(self) -> None:
+        """Stop all owners; what they hold goes to sleep."""
+        async with self._changing:
+            stops = [_actor(name).drain.remote(False) for name in self._names]
+            await asyncio.gather(*stops, return_exceptions=True)
+
+
+async def _answer(name: str, question: str) -> Any:
+    """What an owner says; None if it does not."""
+    try:
+        return await asyncio.wait_for(getattr(_actor(name), question).remote(), 2.0)
+    except (RayActorError, RayTaskError, TimeoutError, ValueError):
+        return None
+
+
+def begin(config: ServeConfig, process: str, registry: CollectorRegistry | None = None) -> None:
+    """What every process of the service does first: logs, traces, and its numbers to the keeper from time to time."""
+    logs.start(config.log, config.log_level, process)
+    traces.start(config.tracing)
+    if registry is not None:
+        bring_numbers(config, process, registry)
+
+
+def bring_numbers(config: ServeConfig, process: str, registry: CollectorRegistry) -> None:
+    """Tell the keeper from now on what this process counts, if anyone wants to know."""
+    if config.metrics_port:
+        # A thread, because a replica is made outside the event loop that it serves in.
+        threading.Thread(target=_bring, args=(process, registry), name="numbers to the keeper", daemon=True).start()
+
+
+def process_name(role: str) -> str:
+    """What a process is called that has no name of its own: no two on the cluster alike."""
+    return f"{role}-{ray.get_runtime_context().get_node_id()[:4]}-{os.getpid()}"
+
+
+def _bring(process: str, registry: CollectorRegistry) -> None:
+    while True:
+        time.sleep(PERIOD)
+        try:
+            _actor(KEEPER).report.remote(process, families(registry))
+        except Exception as problem:
+            # The keeper may be on its way back; requests are served without it.
+            _log.debug("the keeper was not told", extra=logs.with_fields(problem=type(problem).__name__))
+
+
+def _present() -> list[str]:
+    """The owners that are there, in the order they were made."""
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    names = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
+    return sorted((name for name in names if _OWNER.fullmatch(name)), key=_number)
+
+
+def _number(name: str) -> int:
+    found = _OWNER.fullmatch(name)
+    assert found is not None
+    return int(found[1])
+
+
+def _names_beyond(names: list[str], count: int) -> list[str]:
+    start = max((_number(name) for name in names), default=-1) + 1
+    return [f"owner-{number}" for number in range(start, start + count)]
+
+
+def _start_owner(name: str, settings: dict[str, Any]) -> None:
+    options: dict[str, Any] = {
+        "name": name,
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "max_restarts": -1,
+        "max_concurrency": _CALLS,
+        "num_cpus": settings["owner_cpus"],
+    }
+    ray.remote(OwnerActor).options(**options).remote(name, settings)
+
+
+def _actor(name: str) -> Any:
+    return ray.get_actor(name, namespace=NAMESPACE)
+
+
+def start_keeper(config: ServeConfig) -> Any:
+    """The keeper of this cluster, with as many owners as the settings say."""
+    options: dict[str, Any] = {
+        "name": KEEPER,
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "max_restarts": -1,
+        "max_concurrency": _CALLS,
+        "num_cpus": 0,
+        "get_if_exists": True,
+        # Prometheus looks for it on this machine.
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True),
+    }
+    keeper = ray.remote(Keeper).options(**options).remote(config.model_dump())
+    deaf = ray.get(keeper.deaf.remote())
+    # A service that runs already goes on without its numbers; a new one begins with all that was asked for.
+    if deaf and not _present():
+        ray.kill(keeper, no_restart=True)
+        raise ConfigError(deaf)
+    ray.get(keeper.resize.remote(config.owners))
+    return keeper
+
+
+def drain(keeper: Any, seconds: float) -> None:
+    """Have all owners refuse new work and put their streams to sleep."""
+    # What was acknowledged is durable without it; waking just takes longer.
+    with suppress(GetTimeoutError, RayActorError):
+        ray.get(keeper.drain.remote(), timeout=seconds)
+
+
+def end(keeper: Any) -> None:
+    """End all owners, and their keeper."""
+    ray.kill(keeper, no_restart=True)
+    for name in _present():
+        ray.kill(_actor(name), no_restart=True)
+
+
+class Calls:
+    """Calls to owners and to the keeper, from a process that speaks HTTP."""
+
+    def __init__(self) -> None:
+        self._actors: dict[str, Any] = {}
+
+    async def call(self, owner: str, requests: list[Request]) -> list[Reply]:
+        """Ask one owner."""
+        try:
+            replies: list[Reply] = await self._find(owner).handle.remote(requests)
+        except (RayActorError, ValueError) as problem:
+            self._actors.pop(owner, None)
+            raise OwnerLostError(f"{owner} is not there: {str(problem).splitlines()[0]}") from None
+        except RayTaskError as problem:
+            raise OwnerLostError(f"{owner} could not work: {problem.cause!r}") from None
+        except TaskCancelledError:
+            raise OwnerLostError(f"a call to {owner} was cancelled") from None
+        return replies
+
+    async def owners(self) -> list[str]:
+        """The present owners."""
+        names: list[str] = await self._of_keeper("names")
+        return names
+
+    async def settings(self) -> dict[str, Any]:
+        """The settings of the service."""
+        settings: dict[str, Any] = await self._of_keeper("settings")
+        return settings
+
+    async def facts(self) -> list[dict[str, Any]]:
+        """What each owner says of itself."""
+        facts: list[dict[str, Any]] = await self._of_keeper("facts")
+        return facts
+
+    async def resize(self, count: int) -> list[str]:
+        """Have so many owners."""
+        names: list[str] = await self._of_keeper("resize", count)
+        return names
+
+    async def streams(self) -> list[str]:
+        """The ids of all streams."""
+        for owner in await self.owners():
+            try:
+                ids: list[str] = await self._find(owner).streams.remote()
+                return ids
+            except (RayActorError, RayTaskError, ValueError):
+                continue
+        raise OwnerLostError("no owner answers")
+
+    async def _of_keeper(self, question: str, *values: Any) -> Any:
+        try:
+            return await getattr(self._find(KEEPER), question).remote(*values)
+        except (RayActorError, ValueError) as problem:
+            self._actors.pop(KEEPER, None)
+            raise OwnerLostError(f"the keeper is not there: {str(problem).splitlines()[0]}") from None
+
+    def _find(self, name: str) -> Any:
+        if name not in self._actors:
+            self._actors[name] = _actor(name)
+        return self._actors[name]

@@ -1,0 +1,350 @@
+"""Finds the owner of a stream, and asks again, here or elsewhere, until there is an answer or the time is up.
+
+Requests on one stream stand in line: the next ones leave when the ones before are answered, all together, so their
+order is kept whatever fails on the way. Requests to one owner share calls. A request that was sent twice is applied
+once, because it carries a key; the router may therefore repeat whatever it is not sure of.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from contextvars import Context
+from dataclasses import dataclass, field
+
+from ...errors import ProtoDCSError
+from ..messages import Outcome, Reply, Request
+from ..settings import ServeConfig, share_of, tenant_of
+from ..telemetry import traces
+from ..telemetry.metrics import IngressMetrics
+from .ring import Ring
+
+_log = logging.getLogger(__name__)
+
+Call = Callable[[str, list[Request]], Awaitable[list[Reply]]]
+View = Callable[[], Awaitable[list[str]]]
+
+# Calls under way to one owner, and requests in each, at most.
+_CALLS, _TOGETHER = 2, 256
+# Pause before the same thing is asked again, in seconds.
+_PAUSE = 0.05
+# How often the list of owners is looked up when nothing is wrong, in seconds.
+_REFRESH = 2.0
+
+
+class OwnerLostError(ProtoDCSError, ConnectionError):
+    """An owner that died, is not there, or could not be reached. It may or may not have done what was asked."""
+
+
+class OverloadedError(ProtoDCSError, RuntimeError):
+    """More requests than may wait. Nothing was done."""
+
+
+class LateError(ProtoDCSError, TimeoutError):
+    """No answer in time. Whether the request was applied is not known; asking again with its key is safe."""
+
+
+@dataclass(slots=True, eq=False)
+class _Item:
+    """One request on its way; without one while its content is in the making."""
+
+    request: Request | None
+    future: "asyncio.Future[Reply]"
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """The requests on one stream, in order; `away` while the first of them are asked, `trouble` what was last heard."""
+
+    stream: str
+    items: deque[_Item] = field(default_factory=deque)
+    away: bool = False
+    target: str | None = None
+    stand_in: bool = False
+    trouble: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """What waits to be asked of one owner."""
+
+    groups: deque[tuple[_Line, list[_Item]]] = field(default_factory=deque)
+    calls: int = 0
+    soon: bool = False
+
+
+class Router:
+    """Asks owners.
+
+    Args:
+        call: asks one owner; raises OwnerLostError where it cannot.
+        view: the names of the present owners.
+        config: the settings of the service.
+    """
+
+    def __init__(self, call: Call, view: View, config: ServeConfig):
+        self._call = call
+        self._view = view
+        self._config = config
+        self._ring: Ring | None = None
+        self._looked = 0.0
+        self._looking: asyncio.Task[None] | None = None
+        self._suspects: dict[str, float] = {}
+        self._lines: dict[str, _Line] = {}
+        self._lanes: dict[str, _Lane] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.waiting = 0
+        # By tenant, so that none fills all of the places.
+        self._waiting_of: Counter[str] = Counter()
+        self.metrics = IngressMetrics(config.waiting)
+        self.metrics.waiting.set_function(lambda: self.waiting)
+
+    async def ask(self, request: Request) -> Reply:
+        """The final answer to one request."""
+        (reply,) = await self.ask_many([request])
+        return reply
+
+    async def ask_many(self, requests: list[Request]) -> list[Reply]:
+        """The final answers to requests on one stream, in their order."""
+        line = self._line(requests[0].stream)
+        items = self._enter(line, [traces.marked(request) for request in requests])
+        self._pump(line)
+        return await self._answers(line, items)
+
+    async def ask_when_made(self, stream: str, make: Callable[[], Awaitable[list[Request]]], count: int) -> list[Reply]:
+        """The same for `count` requests whose content is still in the making: their place in line is taken now."""
+        line = self._line(stream)
+        items = self._enter(line, [None] * count)
+        try:
+            async with asyncio.timeout(self._config.request_seconds):
+                for item, request in zip(items, await make(), strict=True):
+                    item.request = traces.marked(request)
+        except TimeoutError:
+            self._leave(line, items)
+            self.metrics.gave_up("late")
+            raise LateError("the images were not encoded in time: nothing was applied") from None
+        except BaseException:
+            self._leave(line, items)
+            raise
+        self._pump(line)
+        return await self._answers(line, items)
+
+    # Lines.
+
+    def _line(self, stream: str) -> _Line:
+        if self._ring is None or time.monotonic() - self._looked > _REFRESH:
+            self._look()
+        line = self._lines.get(stream)
+        if line is None:
+            line = self._lines[stream] = _Line(stream)
+        return line
+
+    def _enter(self, line: _Line, requests: Sequence[Request | None]) -> list[_Item]:
+        """Take places in line for all of the requests, or for none."""
+        if self.waiting + len(requests) > self._config.waiting:
+            self._pump(line)
+            self.metrics.gave_up("overloaded")
+            raise OverloadedError(
+                f"{self.waiting} requests wait already, and {self._config.waiting} may; {len(requests)} more are too "
+                "many: ask again later"
+            )
+        tenant = tenant_of(line.stream)
+        if tenant and self._waiting_of[tenant] + len(requests) > share_of(self._config):
+            self._pump(line)
+            raise OverloadedError(
+                f"{self._waiting_of[tenant]} requests of this tenant wait already, and {share_of(self._config)} may; "
+                f"{len(requests)} more are too many: ask again later"
+            )
+        loop = asyncio.get_running_loop()
+        items = [_Item(request, loop.create_future()) for request in requests]
+        line.items.extend(items)
+        self.waiting += len(items)
+        self._waiting_of[tenant] += len(items)
+        return items
+
+    def _leave(self, line: _Line, items: list[_Item]) -> None:
+        for item in items:
+            item.future.cancel()
+        self.waiting -= len(items)
+        self._waiting_of[tenant_of(line.stream)] -= len(items)
+        self._pump(line)
+
+    async def _answers(self, line: _Line, items: list[_Item]) -> list[Reply]:
+        try:
+            with traces.span("route"), self.metrics.answer.time():
+                async with asyncio.timeout(self._config.request_seconds):
+                    return [await item.future for item in items]
+        except TimeoutError:
+            self.metrics.gave_up("late")
+            heard = f"; last heard: {line.trouble}" if line.trouble else ""
+            raise LateError(
+                f"no answer within {self._config.request_seconds:g} seconds: whether it was applied is not known; "
+                f"ask again with the same key{heard}"
+            ) from None
+        finally:
+            self._leave(line, items)
+
+    def _pump(self, line: _Line) -> None:
+        """Send the first requests of a line, if none of it is away."""
+        while line.items and line.items[0].future.done():
+            line.items.popleft()
+        if line.away:
+            return
+        if not line.items:
+            # Who was answered late may hold a line that is over, while another one has begun.
+            if self._lines.get(line.stream) is line:
+                del self._lines[line.stream]
+            return
+        if self._ring is None:
+            return
+        group: list[_Item] = []
+        for item in line.items:
+            if item.future.done():
+                continue
+            if item.request is None or len(group) == _TOGETHER:
+                break
+            group.append(item)
+        if group:
+            line.away = True
+            owner = self._target(line)
+            lane = self._lanes.setdefault(owner, _Lane())
+            lane.groups.append((line, group))
+            self._kick(owner, lane)
+
+    def _target(self, line: _Line) -> str:
+        """Whom to ask: the one who is known to hold the stream, else the first around the ring that is not suspect."""
+        assert self._ring is not None
+        now = time.monotonic()
+        if line.target is not None and self._suspects.get(line.target, 0.0) < now:
+            return line.target
+        around = self._ring.order(line.stream)
+        found = next((owner for owner in around if self._suspects.get(owner, 0.0) < now), around[0])
+        line.stand_in = found != around[0]
+        return found
+
+    def _settle(self, owner: str, line: _Line, group: list[_Item], replies: list[Reply]) -> None:
+        """Hand out what is final; the rest stays in line and is asked again."""
+        line.away = False
+        trouble: Reply | None = None
+        for item, reply in zip(group, replies, strict=True):
+            if reply.outcome.final:
+                if not item.future.done():
+                    item.future.set_result(reply)
+            elif trouble is None:
+                trouble = reply
+        if trouble is None:
+            line.trouble = ""
+            self._pump(line)
+            return
+        self.metrics.asked_again(trouble.outcome.value)
+        line.trouble = f"{owner}: {trouble.outcome.value}: {trouble.words}"
+        pause = _PAUSE
+        if trouble.outcome is Outcome.HELD:
+            # Wherever the stream belongs: as long as the store says that this owner holds it, nobody else can serve it.
+            line.target, line.stand_in = trouble.words, True
+        elif trouble.outcome is Outcome.MOVED:
+            line.target, line.stand_in, pause = None, False, 0.0
+            if self._ring is None or self._ring.first(line.stream) == owner:
+                self._look()
+                pause = _PAUSE
+        elif owner in self._suspects or line.target == owner:
+            line.target = None
+        line.away = True
+        asyncio.get_running_loop().call_later(pause, self._again, line)
+
+    def _again(self, line: _Line) -> None:
+        line.away = False
+        self._pump(line)
+
+    # Lanes.
+
+    def _kick(self, owner: str, lane: _Lane) -> None:
+        """Ask soon: what comes within the same turn of the event loop goes together."""
+        if not lane.soon and lane.groups and lane.calls < _CALLS:
+            lane.soon = True
+            asyncio.get_running_loop().call_soon(self._depart, owner, lane)
+
+    def _depart(self, owner: str, lane: _Lane) -> None:
+        lane.soon = False
+        groups: list[tuple[_Line, list[_Item]]] = []
+        room = _TOGETHER
+        while lane.groups and len(lane.groups[0][1]) <= room:
+            groups.append(lane.groups.popleft())
+            room -= len(groups[-1][1])
+        if groups:
+            lane.calls += 1
+            # In a context of its own: Ray cancels what was called on behalf of a request when its caller leaves, and
+            # this call is made for others too.
+            task = asyncio.create_task(self._travel(owner, lane, groups), context=Context())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        self._kick(owner, lane)
+
+    async def _travel(self, owner: str, lane: _Lane, groups: list[tuple[_Line, list[_Item]]]) -> None:
+        """One call to one owner."""
+        requests = [
+            item.request._replace(stand_in=True) if line.stand_in and item.request is not None else item.request
+            for line, group in groups
+            for item in group
+        ]
+        try:
+            with self.metrics.call.time():
+                async with asyncio.timeout(self._config.attempt_seconds):
+                    replies = await self._call(owner, requests)  # type: ignore[arg-type]
+            self._suspects.pop(owner, None)
+        except (OwnerLostError, TimeoutError) as problem:
+            self._suspect(owner, lane, groups)
+            self.metrics.call_failed("lost" if isinstance(problem, OwnerLostError) else "silent")
+            replies = [Reply(Outcome.LATER, f"{owner}: {problem or 'no answer in time'}")] * len(requests)
+        except Exception as problem:
+            # Whatever it is, the lines must go on.
+            _log.exception("a call to %s failed", owner)
+            self.metrics.call_failed("error")
+            replies = [Reply(Outcome.FAILED, f"an error inside the service: {problem!r}")] * len(requests)
+        finally:
+            lane.calls -= 1
+        at = 0
+        for line, group in groups:
+            self._settle(owner, line, group, replies[at : at + len(group)])
+            at += len(group)
+        self._kick(owner, lane)
+
+    def _suspect(self, owner: str, lane: _Lane, groups: list[tuple[_Line, list[_Item]]]) -> None:
+        """Ask others for a while, and send back to their lines what waits for this owner."""
+        self._suspects[owner] = time.monotonic() + self._config.lease_seconds / 2
+        self._look()
+        while lane.groups:
+            line, _ = lane.groups.popleft()
+            line.away = False
+            line.target = None
+            asyncio.get_running_loop().call_soon(self._pump, line)
+
+    # Who the owners are.
+
+    def _look(self) -> None:
+        """Look up the owners in the background, once at a time."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._see(), context=Context())
+
+    async def _see(self) -> None:
+        owners = await self._viewed()
+        self._looked = time.monotonic()
+        if self._ring is None or set(self._ring.owners) != set(owners):
+            first = self._ring is None
+            self._ring = Ring(owners)
+            for line in list(self._lines.values()):
+                line.target = None
+                if first:
+                    self._pump(line)
+
+    async def _viewed(self) -> list[str]:
+        """The owners, as soon as there are any."""
+        while True:
+            with suppress(OwnerLostError, TimeoutError):
+                async with asyncio.timeout(self._config.attempt_seconds):
+                    owners = await self._view()
+                if owners:
+                    return owners
+            await asyncio.sleep(_PAUSE)

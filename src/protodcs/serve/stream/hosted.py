@@ -1,0 +1,305 @@
+"""One stream awake: its engine, the guard beside it, its place in its journal, and the answers it remembers.
+
+A pure state machine: no clock, no store, no network. Every change is a `Record`, made by `change` and written down by
+the caller; `replay` makes the same change from the record. The two must never do different things.
+"""
+
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ... import methods
+from ...core.base import own_state
+from ...core.engine import ProtoDCS
+from ...core.prototypes import Prototypes
+from ...core.state import leaves_out_prototypes
+from ...errors import InputError, StateError, StoreError, UsageError
+from ...method import FeatureMethod
+from ..guard import Action, Event, Guard, GuardSettings
+from ..store.base import Held
+from . import snapshots
+from .answers import Remembered, fingerprint, pack_decision
+from .records import LONGEST_KEY, Kind, Record
+
+BIRTH_SCHEMA = 1
+# Births that a process keeps at hand.
+_AT_HAND = 64
+# Of the shadow's probabilities, for methods that have no temperature of their own: CLIP's.
+_TEMPERATURE = 0.01
+
+
+class Birth(BaseModel):
+    """What a stream was created with. It never changes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    schema_version: int = BIRTH_SCHEMA
+    method: str = Field("protodcs", max_length=100)
+    config: dict[str, Any] = Field(description="Every option, resolved.")
+    classes: list[str] = Field(min_length=1)
+    prototypes: str = Field(pattern="^[0-9a-f]{64}$", description="Fingerprint of the entry prototypes.")
+    encoder: str | None = Field(None, max_length=1000, description="Fingerprint of what makes the features, if known.")
+    guard: GuardSettings | None = Field(None, description="Every setting of its guard, resolved. None: it has none.")
+
+    def pack(self) -> bytes:
+        """The same birth gives the same bytes, and one without a guard those of before there were guards."""
+        said = self.model_dump(exclude={"guard"} if self.guard is None else None)
+        return json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
+
+    @staticmethod
+    @lru_cache(maxsize=_AT_HAND)
+    def unpack(data: bytes) -> "Birth":
+        """The birth that `pack` wrote. Fleets of streams have the same one, and each wake-up asks for it twice."""
+        try:
+            birth = Birth.model_validate_json(data)
+        except ValidationError as problem:
+            raise StoreError(f"what a stream was created with cannot be read: {problem.errors()[0]['msg']}") from None
+        if birth.schema_version > BIRTH_SCHEMA:
+            raise StoreError(f"a stream of schema {birth.schema_version}, this protodcs reads {BIRTH_SCHEMA}: upgrade")
+        return birth
+
+    def engine(self, prototypes: Prototypes) -> FeatureMethod:
+        """A new engine for this stream."""
+        return methods.create(self.method, prototypes, self.classes, self.encoder, **self.config)
+
+    def watcher(self, prototypes: Prototypes, whole: bool = False) -> Guard | None:
+        """A new guard for this stream, if it was created with one."""
+        if self.guard is None or not self.guard.enabled:
+            return None
+        return Guard(self.guard, prototypes, self.config.get("temperature", _TEMPERATURE), whole)
+
+
+class Hosted:
+    """A stream in memory.
+
+    Args:
+        held: the stream as the store gave it.
+        prototypes: those it was created with.
+        answers, seconds: how many answers are remembered behind the newest snapshot, and for how long.
+
+    Attributes:
+        position: where its next record goes.
+        covered: how many records its newest snapshot covers.
+        different: how many answers came out otherwise when the journal was replayed: on another type of processor
+            they may, in the last digits.
+        guard: watches the engine; None where the stream has none.
+    """
+
+    def __init__(self, held: Held, prototypes: Prototypes, answers: int, seconds: float):
+        self.birth = Birth.unpack(held.birth)
+        self.epoch = held.epoch
+        self.covered = held.start
+        self.position = held.start
+        self.different = 0
+        self._prototypes = prototypes
+        self._remembered = Remembered(answers, seconds)
+        self._events: list[Event] = []
+        if held.snapshot is None:
+            self.engine = self.birth.engine(prototypes)
+            self.guard = self._watcher()
+        else:
+            found = snapshots.unpack(held.snapshot)
+            if found.position != held.start:
+                raise StoreError(f"the newest snapshot covers {found.position} records and {held.start} are gone")
+            self.engine = self._restored(found.state)
+            self.guard = self._watcher()
+            if self.guard is not None and found.guard:
+                self.guard.resume(found.guard)
+            for record in found.remembered:
+                self._remembered.put_back(record)
+        for data in held.tail:
+            self.replay(Record.unpack(data))
+        # Whoever wrote the records has told of these.
+        self._events.clear()
+
+    def known(self, kind: Kind, key: str, payload: bytes) -> Record | None:
+        """The record of a request that was served before; refuses one that is another request under its key."""
+        found = self._remembered.find(key)
+        if found is None:
+            return None
+        # The state that a stream went back to is not part of the request, which only named it.
+        same = found.kind == kind and (kind == Kind.RESTORE or found.payload == fingerprint(payload))
+        if not same:
+            raise UsageError(f"the key {key!r} was used for another request on this stream: use a key once")
+        return found
+
+    def change(self, kind: Kind, key: str, payload: bytes, now: float) -> Record:
+        """Make a change at the time `now`, and give the record of it; on an error nothing has changed."""
+        if not 0 < len(key.encode()) <= LONGEST_KEY:
+            raise InputError(f"a key must have 1 to {LONGEST_KEY} bytes; given: {len(key.encode())}")
+        answer = _CHANGES[kind](self, payload)
+        record = Record(kind, self.position, self.epoch, int(1000 * now), key, payload, answer)
+        self._add(record)
+        return record
+
+    def replay(self, record: Record) -> None:
+        """Make the change that a record tells of."""
+        if record.position != self.position:
+            raise StoreError(f"the journal holds record {record.position} where {self.position} is due: it is damaged")
+        self.different += _CHANGES[record.kind](self, record.payload) != record.answer
+        self._add(record)
+
+    def _add(self, record: Record) -> None:
+        self.position += 1
+        self._remembered.add(record)
+
+    def peek(self, payload: bytes) -> bytes:
+        """What an observe would answer; nothing changes."""
+        return pack_decision(self.engine.peek(_feature(payload)))
+
+    def state(self) -> bytes:
+        """What the engine has learned, without the prototypes that it shares; whole once its classes were edited."""
+        shares = self.engine._prototypes is self._prototypes
+        return self.engine.difference() if shares else self.engine.snapshot()
+
+    def explain(self, payload: bytes) -> dict[str, Any]:
+        """What each stage would do with a feature; nothing changes."""
+        if not isinstance(self.engine, ProtoDCS):
+            raise UsageError(f"the method {self.engine.name!r} has no explanations")
+        return self.engine.explain(_feature(payload)).to_dict()
+
+    def imported(self, state: bytes, most: int) -> bytes:
+        """A state from outside as this stream may take it over; one that does not fit is refused."""
+        engine = methods.restore(state, self.birth.encoder)
+        check_classes(len(engine.classes), most)
+        if engine.dimension != self.engine.dimension or engine.name != self.engine.name:
+            raise StateError(
+                f"the state is one of {engine.name!r} over {engine.dimension} dimensions, the stream one of "
+                f"{self.engine.name!r} over {self.engine.dimension}"
+            )
+        return engine.snapshot()
+
+    def recent(self, most: int) -> list[Record]:
+        """The last observes that are remembered, newest first."""
+        observed = [record for record in self._remembered if record.kind == Kind.OBSERVE]
+        return observed[: -most - 1 : -1]
+
+    def snapshot(self) -> bytes:
+        """All of the stream, for a checkpoint at its present position."""
+        self._remembered.forget(self.position)
+        guard = b"" if self.guard is None else self.guard.pack()
+        return snapshots.pack(snapshots.Snapshot(self.position, self.state(), list(self._remembered), guard))
+
+    def events(self) -> list[Event]:
+        """What the guard did since this was last asked. Tell of it only after its record is durable."""
+        events, self._events = self._events, []
+        return events
+
+    def _restored(self, state: bytes) -> FeatureMethod:
+        """The engine of a state that this service wrote."""
+        shared = self._prototypes if leaves_out_prototypes(state) else None
+        with own_state():
+            return methods.restore(state, self.birth.encoder, shared)
+
+    def _watcher(self) -> Guard | None:
+        """A new guard over the classes that the engine has now."""
+        own = self.engine._prototypes
+        return self.birth.watcher(own, own is not self._prototypes)
+
+    # The changes, by kind: each returns the answer.
+
+    def _observe(self, payload: bytes) -> bytes:
+        decision = self.engine.observe(_feature(payload))
+        if self.guard is not None:
+            event = self.guard.watch(self.engine.latest, decision, self.engine, self.position)
+            if event is not None:
+                self._obey(event, self.guard.good_state)
+        return pack_decision(decision)
+
+    def _obey(self, event: Event, good_state: bytes | None) -> None:
+        """Do what the guard says."""
+        self._events.append(event)
+        if event.action == Action.THAW:
+            self.engine.unfreeze()
+            return
+        if event.action == Action.ROLL_BACK and good_state is None:
+            self.engine.reset()
+        elif event.action == Action.ROLL_BACK and good_state is not None:
+            self.engine = self._restored(good_state)
+        self.engine.freeze()
+
+    def _freeze(self, _: bytes) -> bytes:
+        self.engine.freeze()
+        if self.guard is not None:
+            self.guard.overruled()
+        return b""
+
+    def _unfreeze(self, _: bytes) -> bytes:
+        self.engine.unfreeze()
+        if self.guard is not None:
+            self.guard.overruled()
+        return b""
+
+    def _reset(self, _: bytes) -> bytes:
+        self.engine.reset()
+        if self.guard is not None:
+            self.guard.begin()
+        return b""
+
+    def _restore(self, payload: bytes) -> bytes:
+        before = self.engine._prototypes
+        self.engine = self._restored(payload)
+        if self.guard is not None and self.engine._prototypes is before:
+            self.guard.begin()
+        else:
+            self.guard = self._watcher()
+        return b""
+
+    def _keep(self, _: bytes) -> bytes:
+        return b""
+
+    def _add_class(self, payload: bytes) -> bytes:
+        prototype, name = unpack_class(payload, self.engine.dimension)
+        self.engine.add_class(name, prototype)
+        self.guard = self._watcher()
+        return b""
+
+    def _remove_class(self, payload: bytes) -> bytes:
+        self.engine.remove_class(payload.decode())
+        self.guard = self._watcher()
+        return b""
+
+
+def check_classes(count: int, most: int) -> None:
+    """Refuse more classes than a stream may have."""
+    if count > most:
+        raise InputError(f"a stream may have {most} classes; given: {count}")
+
+
+def pack_class(prototype: bytes, name: str) -> bytes:
+    """A class to be added: its prototype as float32, little-endian, and its name."""
+    return prototype + name.encode()
+
+
+def unpack_class(payload: bytes, dimension: int) -> tuple[NDArray[np.float32], str]:
+    """The prototype and the name that were packed, for a stream of this dimension."""
+    size = 4 * dimension
+    if len(payload) <= size:
+        raise InputError(f"the prototype of a class must have {dimension} numbers")
+    try:
+        return np.frombuffer(payload[:size], dtype="<f4"), payload[size:].decode()
+    except UnicodeDecodeError:
+        raise InputError(f"the prototype of a class must have {dimension} numbers") from None
+
+
+def _feature(payload: bytes) -> NDArray[np.float32]:
+    if len(payload) % 4:
+        raise InputError(f"a feature of float32 cannot have {len(payload)} bytes")
+    return np.frombuffer(payload, dtype="<f4")
+
+
+_CHANGES: dict[Kind, Callable[[Hosted, bytes], bytes]] = {
+    Kind.OBSERVE: Hosted._observe,
+    Kind.FREEZE: Hosted._freeze,
+    Kind.UNFREEZE: Hosted._unfreeze,
+    Kind.RESET: Hosted._reset,
+    Kind.RESTORE: Hosted._restore,
+    Kind.KEEP: Hosted._keep,
+    Kind.ADD_CLASS: Hosted._add_class,
+    Kind.REMOVE_CLASS: Hosted._remove_class,
+}

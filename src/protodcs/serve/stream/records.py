@@ -1,0 +1,101 @@
+"""One line of a journal: what was asked of a stream, by whom, when, and what was answered.
+
+A record stands alone: it names its version, its place and the epoch of its writer, and its checksum covers all of it.
+It must never be read by position in a file or by trust in its writer; a damaged one is a `StoreError`.
+"""
+
+import struct
+import zlib
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ...errors import StoreError
+
+VERSION = 1
+# version, kind, bytes of the key, of the payload and of the answer, position, epoch, milliseconds since 1970
+_HEAD = struct.Struct("<BBHIIQQQ")
+_SEAL = struct.Struct("<I")
+LONGEST_KEY = 200
+
+
+class Kind(IntEnum):
+    """What a record does to its stream."""
+
+    OBSERVE = 1
+    FREEZE = 2
+    UNFREEZE = 3
+    RESET = 4
+    RESTORE = 5
+    KEEP = 6
+    ADD_CLASS = 7
+    REMOVE_CLASS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One change of a stream.
+
+    Attributes:
+        kind: what it does.
+        position: its place in the journal of the stream, from 0; no two records of a stream share one.
+        epoch: of the owner that wrote it.
+        time: when, in milliseconds since 1970 by the owner's clock.
+        key: the caller's name for this request; never empty.
+        payload: a feature as float32, little-endian; a state for RESTORE; a name for KEEP and REMOVE_CLASS; a prototype
+            as float32 followed by a name for ADD_CLASS; else empty.
+        answer: what the caller was told, as `answers` packs it.
+    """
+
+    kind: Kind
+    position: int
+    epoch: int
+    time: int
+    key: str
+    payload: bytes
+    answer: bytes
+
+    def pack(self) -> bytes:
+        """The record as bytes."""
+        key = self.key.encode()
+        head = _HEAD.pack(
+            VERSION,
+            self.kind,
+            len(key),
+            len(self.payload),
+            len(self.answer),
+            self.position,
+            self.epoch,
+            self.time,
+        )
+        body = b"".join((head, key, self.payload, self.answer))
+        return body + _SEAL.pack(zlib.crc32(body))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "Record":
+        """The record that `pack` wrote; anything else is refused."""
+        if len(data) < _HEAD.size + _SEAL.size:
+            raise StoreError(f"a journal record of {len(data)} bytes: it was cut off")
+        version, kind, key_length, payload_length, answer_length, position, epoch, time = _HEAD.unpack_from(data)
+        if version != VERSION:
+            raise StoreError(f"a journal record of version {version}, this protodcs reads {VERSION}: upgrade protodcs")
+        end = len(data) - _SEAL.size
+        if _HEAD.size + key_length + payload_length + answer_length != end:
+            raise StoreError(f"a journal record of {len(data)} bytes that announces another length: it is damaged")
+        if zlib.crc32(memoryview(data)[:end]) != _SEAL.unpack_from(data, end)[0]:
+            raise StoreError("a journal record does not match its checksum: it is damaged")
+        payload_at = _HEAD.size + key_length
+        answer_at = payload_at + payload_length
+        try:
+            return cls(
+                Kind(kind),
+                position,
+                epoch,
+                time,
+                data[_HEAD.size : payload_at].decode(),
+                data[payload_at:answer_at],
+                data[answer_at:end],
+            )
+        except ValueError:
+            raise StoreError(
+                f"a journal record of kind {kind}, which this protodcs does not know: upgrade it"
+            ) from None

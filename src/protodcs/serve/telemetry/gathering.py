@@ -1,0 +1,98 @@
+"""The numbers of all processes on one page, for Prometheus to fetch at one address.
+
+Requests of a scrape through Ray Serve would reach a replica by chance. So processes bring their numbers here, and those
+that have been silent for a while are left out. It must never hold up the keeper it lives in: it answers from memory, in
+a thread of its own.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client.core import Metric
+
+from ...version import __version__
+from . import logs
+from .metrics import Families, Merged, families
+from .readiness import failing_owners
+
+_log = logging.getLogger(__name__)
+
+# How often processes bring their numbers, and for how long these are shown, in seconds.
+PERIOD = 1.0
+_SHOWN = 10.0
+_KEEPER = "keeper"
+
+
+class Gathering:
+    """What all processes last said.
+
+    Args:
+        lease: how long a store may be silent before the service is not ready, in seconds.
+        encodes: whether there has to be an encoder.
+
+    Attributes:
+        deaf: why the page is not served, if it should be and is not.
+    """
+
+    def __init__(self, lease: float, encodes: bool):
+        self._lease = lease
+        self._encodes = encodes
+        self._reports: dict[str, tuple[float, Families]] = {}
+        self._incarnations: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self.deaf = ""
+        own = self._own = CollectorRegistry()
+        self._ready = Gauge(
+            "protodcs_ready", "Whether a part of the service can serve: 1 or 0.", ["part"], registry=own
+        )
+        self._owners = Gauge("protodcs_owners", "Owners there should be, and that answer.", ["which"], registry=own)
+        Gauge("protodcs_lease_seconds", "How long a store may be silent.", registry=own).set(lease)
+        self._restarts = Counter("protodcs_owner_restarts", "Owners that died and came back.", registry=own)
+        Gauge("protodcs_build_info", "Always 1; the label says which version.", ["version"], registry=own).labels(
+            __version__
+        ).set(1)
+        self.registry = CollectorRegistry()
+        self.registry.register(Merged(self.present))
+
+    def listen(self, host: str, port: int) -> None:
+        """Serve the page from now on. Where the port cannot be had, `deaf` says so: streams are served all the same."""
+        try:
+            start_http_server(port, host, self.registry)
+        except OSError as problem:
+            self.deaf = f"metrics_port={port} on {host} cannot be listened on: {problem}; choose another, or 0 for none"
+            _log.error("metrics are not served", extra=logs.with_fields(problem=self.deaf))
+
+    def put(self, process: str, report: Families) -> None:
+        """Take what a process counted."""
+        with self._lock:
+            self._reports[process] = (time.monotonic(), report)
+
+    def saw(self, names: Sequence[str], facts: Sequence[dict[str, Any]]) -> None:
+        """Take note of which owners answered, and of what they said."""
+        for fact in facts:
+            before = self._incarnations.get(fact["owner"])
+            self._restarts.inc(before is not None and before != fact["incarnation"])
+            self._incarnations[fact["owner"]] = fact["incarnation"]
+        for gone in set(self._incarnations) - set(names):
+            del self._incarnations[gone]
+        self._owners.labels("wanted").set(len(names))
+        self._owners.labels("answering").set(len(facts))
+        failing = failing_owners(facts, self._lease)
+        for part in ("owners", "store"):
+            self._ready.labels(part).set(part not in failing)
+        present = [name.partition("-")[0] for name in self.present()]
+        self._ready.labels("ingress").set("ingress" in present)
+        if self._encodes:
+            self._ready.labels("encoder").set("encoder" in present)
+
+    def present(self) -> Mapping[str, Iterable[Metric]]:
+        """The families of each process that was heard of lately."""
+        oldest = time.monotonic() - _SHOWN
+        with self._lock:
+            self._reports = {name: report for name, report in self._reports.items() if report[0] >= oldest}
+            reports = {name: report for name, (_, report) in self._reports.items()}
+        return {_KEEPER: families(self._own), **reports}

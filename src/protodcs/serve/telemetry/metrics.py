@@ -1,0 +1,311 @@
+"""The numbers of the service for Prometheus: what each process counts, and how all of them become one page.
+
+Every process has one registry, filled by the class named after it. Labels are few and known beforehand: never the id of
+a stream, which anyone may make up; what belongs to single streams is summarised over them. To count must stay cheap
+beside a step of the engine, and must never fail one.
+"""
+
+import itertools
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ..access.places import Places
+from ..stream.answers import CACHED, EVOLVED, KNOWN, TRUSTED, openness_of
+
+Families = list[Metric]
+
+# Upper bounds of seconds: each about twice the one before, from a fast step to a request that is given up.
+_STEP = (5e-5, 1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3, 6.4e-3, 0.0128, 0.0256, 0.0512, 0.1)
+_REQUEST = (1e-3, 2e-3, 4e-3, 8e-3, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+_WAKE = (1e-3, 2e-3, 4e-3, 8e-3, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
+_COUNT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_OPENNESS = tuple(round(0.05 * step, 2) for step in range(1, 25))
+_FLAGS = 16
+
+
+def families(registry: CollectorRegistry) -> Families:
+    """What a registry holds now, as plain values that travel between processes."""
+    return list(registry.collect())
+
+
+class IngressMetrics:
+    """What a process that speaks HTTP counts.
+
+    Args:
+        limit: how many requests may wait in it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        registry = self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "protodcs_requests", "HTTP requests by route and status.", ["route", "status"], registry=registry
+        )
+        stages = Histogram(
+            "protodcs_stage_seconds",
+            "Seconds of each stage of observes and peeks: total; encode, until an image is a feature; answer, from the "
+            "place in line to the final reply; call, one call to one owner.",
+            ["stage"],
+            buckets=_REQUEST,
+            registry=registry,
+        )
+        self.total, self.encode, self.answer, self.call = (
+            stages.labels(stage) for stage in ("total", "encode", "answer", "call")
+        )
+        self.waiting = Gauge("protodcs_ingress_waiting_requests", "Requests under way.", registry=registry)
+        Gauge("protodcs_ingress_waiting_limit_requests", "Requests that may be under way.", registry=registry).set(
+            limit
+        )
+        self._retries = Counter(
+            "protodcs_ingress_retries", "Replies that were not final, by what they said.", ["reason"], registry=registry
+        )
+        self._failed_calls = Counter(
+            "protodcs_ingress_failed_calls",
+            "Calls to owners without an answer: lost, silent or error.",
+            ["reason"],
+            registry=registry,
+        )
+        self._given_up = Counter(
+            "protodcs_ingress_given_up",
+            "Requests that came too late or were too many: late, overloaded.",
+            ["reason"],
+            registry=registry,
+        )
+        # What never happened is 0 and not absent: otherwise nobody would see it happen for the first time.
+        for counter, reasons in (
+            (self._retries, ("held", "moved", "later")),
+            (self._failed_calls, ("lost", "silent", "error")),
+            (self._given_up, ("late", "overloaded")),
+        ):
+            for reason in reasons:
+                counter.labels(reason)
+
+    def asked_again(self, reason: str) -> None:
+        """A reply was not final."""
+        self._retries.labels(reason).inc()
+
+    def call_failed(self, reason: str) -> None:
+        """An owner did not answer a call."""
+        self._failed_calls.labels(reason).inc()
+
+    def gave_up(self, reason: str) -> None:
+        """A request was refused or answered too late."""
+        self._given_up.labels(reason).inc()
+
+
+class DoorMetrics:
+    """What the door counts.
+
+    Args:
+        places: those that it gives out; None where it does not.
+    """
+
+    def __init__(self, places: Places | None) -> None:
+        registry = self.registry = CollectorRegistry()
+        self._refused = Counter(
+            "protodcs_door_refused",
+            "Requests refused at the door: rate, of those who asked too often; full, where there was no place.",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in ("rate", "full"):
+            self._refused.labels(reason)
+        self.held = Gauge("protodcs_door_held_refusals", "Refusals that are held back now.", registry=registry)
+        if places is not None:
+            most = Gauge("protodcs_door_places", "Requests that may be under way.", registry=registry)
+            most.set_function(lambda: int(places.most))
+            taken = Gauge("protodcs_door_taken_places", "Requests that are under way.", registry=registry)
+            taken.set_function(lambda: places.taken)
+
+    def refused(self, reason: str) -> None:
+        """A request did not come in."""
+        self._refused.labels(reason).inc()
+
+
+class EncoderMetrics:
+    """What a process that encodes counts."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        self.batch = Histogram(
+            "protodcs_encoder_batch_images", "Images that went together.", buckets=_COUNT, registry=registry
+        )
+        self.seconds = Histogram(
+            "protodcs_encoder_batch_seconds",
+            "Seconds of a batch, decoding included.",
+            buckets=_REQUEST,
+            registry=registry,
+        )
+        self.bad = Counter("protodcs_encoder_bad_images", "Images that could not be decoded.", registry=registry)
+
+
+class OwnerMetrics:
+    """What an owner counts.
+
+    Args:
+        guards: the kinds of guard rails there are.
+
+    Attributes:
+        reached: when the store last answered, by the monotonic clock.
+        writing: since when a group is being written; None while none is.
+    """
+
+    def __init__(self, guards: Iterable[str] = ()) -> None:
+        registry = self.registry = CollectorRegistry()
+        self._step = _Tally("protodcs_owner_step_seconds", "Seconds of one observe in the engine.", _STEP)
+        self._openness = _Tally("protodcs_decision_openness", "Openness of the decisions on observes.", _OPENNESS)
+        self._commit = _Tally(
+            "protodcs_owner_commit_seconds", "Seconds until a group of writes was done, attempts included.", _REQUEST
+        )
+        self._group = _Tally("protodcs_owner_commit_writes", "Writes that went to the store together.", _COUNT)
+        self._wake = _Tally("protodcs_owner_wake_seconds", "Seconds until a stream was awake.", _WAKE)
+        for tally in (self._step, self._openness, self._commit, self._group, self._wake):
+            registry.register(tally)
+        self._slept = Counter("protodcs_owner_sleeps", "Streams that were put to sleep.", registry=registry)
+        self._fenced = Counter(
+            "protodcs_owner_fenced_writes", "Writes that the store refused: another owner took over.", registry=registry
+        )
+        self._errors = Counter(
+            "protodcs_owner_store_errors", "Attempts to write or to renew the lease that failed.", registry=registry
+        )
+        self._guards = Counter(
+            "protodcs_guard_events", "Times a guard rail of a stream fired.", ["kind"], registry=registry
+        )
+        for kind in guards:
+            self._guards.labels(kind)
+        self.decisions = [0] * _FLAGS
+        self.reached = time.monotonic()
+        self.writing: float | None = None
+        registry.register(_Decisions(self.decisions))
+
+    def stepped(self, seconds: float, answer: bytes) -> None:
+        """An observe was answered."""
+        self._step.observe(seconds)
+        self.decisions[answer[0]] += 1
+        self._openness.observe(openness_of(answer))
+
+    def committed(self, start: float, writes: int) -> None:
+        """A group of writes is durable, or refused by the store, which was first tried at the time `start`."""
+        self.reached = time.monotonic()
+        self._commit.observe(self.reached - start)
+        self._group.observe(writes)
+
+    def renewed(self) -> None:
+        """The lease was renewed."""
+        self.reached = time.monotonic()
+
+    def store_failed(self) -> None:
+        """An attempt to reach the store failed."""
+        self._errors.inc()
+
+    def fenced(self) -> None:
+        """The store refused a write."""
+        self._fenced.inc()
+
+    def woke(self, seconds: float) -> None:
+        """A stream is awake."""
+        self._wake.observe(seconds)
+
+    def slept(self) -> None:
+        """A stream was put to sleep."""
+        self._slept.inc()
+
+    def guarded(self, kind: str) -> None:
+        """A guard rail fired."""
+        self._guards.labels(kind).inc()
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the store last answered."""
+        return time.monotonic() - self.reached
+
+    def families(self, gauges: Mapping[str, float], more: Iterable[Metric]) -> Families:
+        """All that was counted, the present values of `GAUGES` by name, and more."""
+        lag = 0.0 if self.writing is None else time.monotonic() - self.writing
+        values = {"protodcs_store_silence_seconds": self.silence, "protodcs_store_lag_seconds": lag, **gauges}
+        present = [GaugeMetricFamily(name, GAUGES[name], value=value) for name, value in values.items()]
+        return [*families(self.registry), *present, *more]
+
+
+GAUGES = {
+    "protodcs_store_silence_seconds": "Seconds since the store last answered a commit or the lease's renewal.",
+    "protodcs_store_lag_seconds": "For how many seconds the present group of writes is under way; 0 between groups.",
+    "protodcs_owner_awake_streams": "Streams in memory.",
+    "protodcs_owner_queued_writes": "Writes that wait for the group under way to end.",
+    "protodcs_owner_records_behind": "Records behind the newest snapshots of all streams in memory.",
+    "protodcs_owner_records_behind_most": "The same for the stream that has most.",
+}
+
+
+class _Tally(Collector):
+    """A histogram for one event loop: without a lock, it costs a third."""
+
+    def __init__(self, name: str, words: str, bounds: Sequence[float]):
+        self._name, self._words, self._bounds = name, words, bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def collect(self) -> Iterator[Metric]:
+        """The one family that this is."""
+        names = [*(f"{bound:g}" for bound in self._bounds), "+Inf"]
+        upto = list(zip(names, map(float, itertools.accumulate(self._counts)), strict=True))
+        yield HistogramMetricFamily(self._name, self._words, buckets=upto, sum_value=self._sum)
+
+
+class _Decisions(Collector):
+    """Decisions by their flags, counted in a plain list because that costs next to nothing."""
+
+    def __init__(self, counts: list[int]):
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        """Verdicts, and what passed the gates."""
+        counts = list(self._counts)
+
+        def having(flag: int) -> int:
+            return sum(count for flags, count in enumerate(counts) if flags & flag)
+
+        verdicts = CounterMetricFamily("protodcs_decisions", "Observes that were decided.", labels=["verdict"])
+        verdicts.add_metric(["known"], having(KNOWN))
+        verdicts.add_metric(["unknown"], sum(counts) - having(KNOWN))
+        yield verdicts
+        gates = CounterMetricFamily(
+            "protodcs_gate_passes",
+            "Observes that passed a gate: trusted by the first check, cached, evolved the text prototypes.",
+            labels=["gate"],
+        )
+        for gate, flag in (("trusted", TRUSTED), ("cached", CACHED), ("evolved", EVOLVED)):
+            gates.add_metric([gate], having(flag))
+        yield gates
+
+
+class Merged(Collector):
+    """The numbers of many processes as one: each sample says in the label `process` whose it is.
+
+    Args:
+        reports: the families of each process, by its name.
+    """
+
+    def __init__(self, reports: Callable[[], Mapping[str, Iterable[Metric]]]):
+        self._reports = reports
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family once, as Prometheus wants it, whichever processes have it."""
+        found: dict[str, Metric] = {}
+        for process, report in self._reports().items():
+            for family in report:
+                whole = found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for sample in family.samples:
+                    # When a counter began says nothing that its value does not, and doubles the page.
+                    if not sample.name.endswith("_created"):
+                        whole.samples.append(sample._replace(labels={**sample.labels, "process": process}))
+        yield from found.values()

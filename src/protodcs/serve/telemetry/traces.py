@@ -1,0 +1,73 @@
+"""Traces by OpenTelemetry: spans for a request, its encoding, its way, and the batch and commit it shared with others.
+
+Only the API is needed, and by default it does nothing. Who wants traces names a function in the setting `tracing`,
+which sets up an SDK in each process. A span never holds what a caller sent.
+"""
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanKind
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from ...errors import ConfigError
+from ..messages import Request
+
+_tracer = trace.get_tracer("protodcs")
+_form = TraceContextTextMapPropagator()
+
+
+def start(hook: str | None) -> None:
+    """Call the function of the setting `tracing`, MODULE:FUNCTION, in this process."""
+    if hook is None:
+        return
+    module, _, name = hook.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as problem:
+        raise ConfigError(f"tracing={hook!r} must be MODULE:FUNCTION of what is installed: {problem}") from None
+    function()
+
+
+@contextmanager
+def request_span(headers: Mapping[str, str], **about: str) -> Iterator[Span]:
+    """The span of an HTTP request, below the caller's own if its headers name one."""
+    parent = _form.extract(headers)
+    with _tracer.start_as_current_span("request", parent, kind=SpanKind.SERVER, attributes=about) as span:
+        yield span
+
+
+def span(name: str) -> AbstractContextManager[Span]:
+    """A span below the present one."""
+    return _tracer.start_as_current_span(name)
+
+
+def carried() -> str:
+    """The present span in a word that travels; empty where nobody records it."""
+    if not trace.get_current_span().get_span_context().is_valid:
+        return ""
+    carrier: dict[str, str] = {}
+    _form.inject(carrier)
+    return carrier.get("traceparent", "")
+
+
+def marked(request: Request) -> Request:
+    """The request with the present span, if someone records it."""
+    word = carried()
+    return request._replace(trace=word) if word else request
+
+
+def shared_span(name: str, words: Sequence[str], **about: int) -> AbstractContextManager[Span | None]:
+    """The span of work for several spans at once: below the first of them, linked to the others; none for none."""
+    if not words:
+        return nullcontext()
+    first, *others = [_context(word) for word in dict.fromkeys(words)]
+    links = [Link(trace.get_current_span(other).get_span_context()) for other in others]
+    return _tracer.start_as_current_span(name, first, links=links, attributes=about)
+
+
+def _context(word: str) -> Context:
+    return _form.extract({"traceparent": word})
