@@ -1,4 +1,4 @@
-"""The service measured: what durability costs beside bare apps, 10,000 streams, and ten minutes of load.
+"""The service measured: what durability costs beside bare apps, many streams, new and learned, ten minutes of load.
 
 `echo` is an app with one deployment hop that only echoes; `encode` is an app that only encodes. Each takes turns with
 the service at the same concurrency. Redis runs with `appendfsync always`. A name, such as `many`, runs one part.
@@ -273,42 +273,98 @@ def cost(rig, quick, connections=64, seconds=10.0, rounds=5):
 
 
 def many(rig, quick, streams=10_000, visits=20_000, connections=32):
-    """A row of many streams, created and visited at random, most of them asleep."""
-    import numpy as np
-
+    """A row of many new streams, created and visited at random, most of them asleep."""
     if quick:
         streams, visits = 500, 1000
-    prototypes, features = clip_stream("dtd")
-    bodies = [row.astype("<f4").tobytes() for row in features]
+    prototypes, _ = clip_stream("dtd")
     asyncio.run(create(["many"], {"prototypes": prototypes.tolist()}))
-    rng = np.random.default_rng(0)
+    names = [f"many-{n}" for n in range(streams)]
     before = rig.redis_bytes()
-    turn = iter(range(10**9))
     started = time.perf_counter()
-    asyncio.run(create_like([f"many-{n}" for n in range(streams)], "many", connections))
+    asyncio.run(create_like(names, "many", connections))
     created = time.perf_counter() - started
-    chosen = rng.integers(streams, size=visits)
+    row = visited(rig, names, visits, connections)
+    each = (rig.redis_bytes() - before) / streams
+    yield {"task": "many streams", **row, "created_per_second": streams / created, "bytes_each": each}
+
+
+def learned(rig, quick, streams=300, visits=3000, connections=32):
+    """A row of streams that hold as much as a stream can, visited at random, most of them asleep."""
+    if quick:
+        streams, visits = 20, 100
+    prototypes, _ = clip_stream("dtd")
+    asyncio.run(create(["learned"], {"prototypes": prototypes.tolist()}))
+    names = [f"learned-{n}" for n in range(streams)]
+    before = rig.redis_bytes()
+    samples = asyncio.run(write_learned(rig.redis.url, "learned", names))
+    each = (rig.redis_bytes() - before) / streams
+    yield {
+        "task": "learned streams",
+        **visited(rig, names, visits, connections),
+        "samples": samples,
+        "bytes_each": each,
+    }
+
+
+def visited(rig, names, visits, connections):
+    """What visits to streams at random took, and the wake-ups among them."""
+    import numpy as np
+
+    _, features = clip_stream("dtd")
+    bodies = [row.astype("<f4").tobytes() for row in features]
+    chosen = np.random.default_rng(0).integers(len(names), size=visits)
+    turn = iter(range(10**9))
 
     def visit(_):
         at = next(turn)
-        return f"/v1/streams/many-{chosen[at % visits]}/observe", bodies[at % len(bodies)], _BYTES
+        return f"/v1/streams/{names[chosen[at % visits]]}/observe", bodies[at % len(bodies)], _BYTES
 
     woken = sum(owner["woken"] for owner in rig.owners())
     times, took = asyncio.run(closed_loop(HOST, PORT, visit, connections, visits=visits))
     owners = rig.owners()
-    yield {
-        "task": "many streams",
-        "streams": streams,
+    return {
+        "streams": len(names),
         "visits": visits,
         "awake": sum(owner["awake"] for owner in owners),
         "woken": sum(owner["woken"] for owner in owners) - woken,
-        "created_per_second": streams / created,
         "visits_per_second": visits / took,
         **quantiles(times),
         "wake": rig.wake_times(),
-        "bytes_each": (rig.redis_bytes() - before) / streams,
-        "records_each": visits / streams,
     }
+
+
+async def write_learned(url, model, names):
+    """Write streams into the store that are like `model` and have learned until nothing of theirs grows any more.
+
+    They are copies of one, with every record of its journal behind them; gives how many samples it saw.
+    """
+    from protodcs.core.prototypes import Prototypes
+    from protodcs.serve.store.base import Batch, Checkpoint, Held
+    from protodcs.serve.store.redis import RedisStore
+    from protodcs.serve.stream.hosted import Birth, Hosted
+    from protodcs.serve.stream.records import Kind
+
+    prototypes, features = clip_stream("dtd")
+    store = RedisStore(url, timeout=60.0)
+    birth = (await store.describe(model)).birth
+    guard = Birth.unpack(birth).guard
+    # The memories of an engine hold 2,048 samples; the two states that its guard keeps are then of such an engine.
+    samples = 2048 + 2 * guard.keep_windows * guard.window
+    one = Hosted(Held(1, birth, None, 0, []), Prototypes(prototypes), 300, 3600.0)
+    records = []
+    for number in range(samples):
+        payload = features[number % len(features)].astype("<f4").tobytes()
+        records.append(one.change(Kind.OBSERVE, f"sample-{number}", payload, time.time()).pack())
+    snapshot = one.snapshot()
+    for name in names:
+        await store.create(name, birth, Birth.unpack(birth).prototypes)
+        held = await store.acquire(name, "benchmark", "benchmark")
+        writes = [Batch(name, held.epoch, 0, records), Checkpoint(name, held.epoch, samples, snapshot)]
+        if any(refused := await store.commit(writes)):
+            raise RuntimeError(refused)
+        await store.release(name, held.epoch)
+    await store.close()
+    return samples
 
 
 def steady(rig, quick, seconds=600.0, connections=32):
@@ -333,11 +389,12 @@ def steady(rig, quick, seconds=600.0, connections=32):
     yield {"task": "steady", "seconds": took, "per_second": len(times) / took, **quantiles(times), "memory": memory}
 
 
-PARTS = {"cost": cost, "many": many, "steady": steady, "flood": flood, "overload": overload}
+PARTS = {"cost": cost, "many": many, "learned": learned, "steady": steady, "flood": flood, "overload": overload}
 # What the service of a part has beside four owners.
 RIGS = {
     "cost": {"encoder": "mini"},
     "many": {"encoder": None, "awake": 250},
+    "learned": {"encoder": None, "awake": 25, "bare": False},
     "steady": {"encoder": None},
     **{name: {"encoder": None, "keyed": TENANTS, "bare": False, **more} for name, more in SETTINGS.items()},
 }
@@ -369,37 +426,8 @@ def as_markdown(rows):
         parts += table(head, lines)
     for row in rows:
         parts += lines_of(row)
-        if row["task"] == "many streams":
-            parts += [
-                "",
-                f"{row['streams']:,} streams, {row['visits']:,} visits at random, {row['awake']} awake in the end:",
-                "",
-            ]
-            head = [
-                "created per second",
-                "visits per second",
-                "visit p50 ms",
-                "p99 ms",
-                "woken",
-                "wake-up p50 ms",
-                "p99 ms",
-                "bytes each",
-            ]
-            parts += table(
-                head,
-                [
-                    [
-                        f"{row['created_per_second']:.0f}",
-                        f"{row['visits_per_second']:.0f}",
-                        f"{row['p50']:.1f}",
-                        f"{row['p99']:.1f}",
-                        f"{row['woken']:,}",
-                        f"{row['wake']['p50']:.1f}",
-                        f"{row['wake']['p99']:.1f}",
-                        f"{row['bytes_each']:,.0f}",
-                    ]
-                ],
-            )
+        if "wake" in row:
+            parts += ["", *asleep(row)]
         if row["task"] == "steady":
             first, last = row["memory"][len(row["memory"]) // 4], row["memory"][-1]
             parts += [
@@ -412,6 +440,24 @@ def as_markdown(rows):
                 [[name, first[name], last.get(name, "-")] for name in first],
             )
     return "\n".join(parts) + "\n"
+
+
+def asleep(row):
+    """A table of streams that were visited, most of them asleep."""
+    kind = f"that saw {row['samples']:,} samples each" if "samples" in row else "that are new"
+    visits = f"{row['visits']:,} visits at random, {row['awake']:,} awake in the end"
+    cells = {
+        "visits per second": f"{row['visits_per_second']:.0f}",
+        "visit p50 ms": f"{row['p50']:.1f}",
+        "p99 ms": f"{row['p99']:.1f}",
+        "woken": f"{row['woken']:,}",
+        "wake-up p50 ms": f"{row['wake']['p50']:.1f}",
+        "wake-up p99 ms": f"{row['wake']['p99']:.1f}",
+        "bytes each": f"{row['bytes_each']:,.0f}",
+    }
+    if "created_per_second" in row:
+        cells["created per second"] = f"{row['created_per_second']:.0f}"
+    return [f"{row['streams']:,} streams {kind}, {visits}:", "", *table(list(cells), [list(cells.values())])]
 
 
 def keep(rows):

@@ -1,6 +1,7 @@
 """What is done in one call, or on some of the classes, decides as the stages one by one do on all of them."""
 
 import dataclasses
+import time
 
 import numpy as np
 import pytest
@@ -83,3 +84,23 @@ def test_classes_that_a_step_leaves_out_move_as_the_others_do():
     exact, still = uncertainty(), uncertainty(text_rate=0.0)
     some = uncertainty(candidates=20, candidates_above=1)
     assert np.abs(some - exact).mean() < 0.2 * np.abs(still - exact).mean()
+
+
+@pytest.mark.parametrize("laid_out", ["read only", "spread", "half"])
+def test_a_feature_that_is_laid_out_otherwise_is_the_same_feature_at_about_the_same_cost(laid_out):
+    prototypes, features, _ = random_stream(classes=20, width=128, samples=400, seed=4)
+    plain = features.astype(np.float16).astype(np.float32)
+    others = {"spread": np.asfortranarray(plain), "half": plain.astype(np.float16), "read only": plain.copy()}[laid_out]
+    others.setflags(write=laid_out != "read only")
+    one, other = engines(prototypes, Config.preset("default"))
+    spent = []
+    for usual, unusual in zip(plain, others, strict=True):
+        start = time.perf_counter()
+        expected = one.observe(usual)
+        middle = time.perf_counter()
+        found = other.observe(unusual)
+        spent.append((middle - start, time.perf_counter() - middle))
+        for name in FIELDS:
+            assert getattr(found, name) == getattr(expected, name), name
+    usually, otherwise = np.median(spent, axis=0)
+    assert otherwise < 2 * usually

@@ -414,13 +414,10 @@ class FeatureMethod(ABC):
             self._busy.release()
 
     def _checked(self, feature: Any) -> Feature:
-        # What nearly everybody gives; the kernel says by a TypeError that it is laid out otherwise.
-        if type(feature) is np.ndarray and feature.dtype is _SINGLE and feature.shape == self._feature.shape:
-            try:
-                if to_unit(feature, self._feature):
-                    return self._feature
-            except TypeError:
-                pass
+        # What nearly everybody gives, laid out as kernels want it: else they search longer than a step takes.
+        plain = type(feature) is np.ndarray and feature.dtype is _SINGLE and feature.shape == self._feature.shape
+        if plain and feature.flags.carray and to_unit(feature, self._feature):
+            return self._feature
         return self._checked_in_words(feature)
 
     def _checked_in_words(self, feature: Any) -> Feature:
