@@ -561,6 +561,17 @@ async def opened(server, **options):
         await store.close()
 
 
+@asynccontextmanager
+async def opened_again(server):
+    """A second store on a server, for an owner "two" that lives."""
+    store = RedisStore(server.url)
+    try:
+        await store.renew("two", "1", 600)
+        yield store
+    finally:
+        await store.close()
+
+
 @pytest.fixture
 def server(tmp_path):
     with RedisServer(tmp_path) as server:
@@ -766,6 +777,58 @@ def test_a_commit_is_whole_though_redis_knows_only_one_of_its_scripts(server, kn
             assert [answer is None for answer in await store.commit(writes)] == [True, True, False, False, True]
             held = await store.acquire("s", "one", "1")
             assert (held.snapshot, held.start, held.tail) == (b"snapshot", 2, [b"2"])
+
+    asyncio.run(run())
+
+
+def test_a_snapshot_that_is_refused_is_not_left_lying(server):
+    async def run():
+        async with opened(server) as (store, epoch):
+            await store.commit([Batch("s", epoch, 0, [b"0", b"1"]), Checkpoint("s", epoch, 2, b"newest")])
+            sizes = [server.command("DBSIZE")]
+            refused = [
+                Checkpoint("s", epoch - 1, 2, b"of a stale owner"),
+                Checkpoint("s", epoch, 3, b"of more than there is"),
+                Checkpoint("nowhere", epoch, 0, b"of no stream"),
+            ]
+            for write in refused:
+                (answer,) = await store.commit([write])
+                assert isinstance(answer, FencedError), write
+                sizes.append(server.command("DBSIZE"))
+            assert await store.commit([Checkpoint("s", epoch, 1, b"older")]) == [None]
+            held = await store.acquire("s", "one", "2")
+            assert isinstance((await store.commit([Checkpoint("s", held.epoch, 1, b"older")]))[0], FencedError)
+            assert {*sizes, server.command("DBSIZE")} == {sizes[0]}
+            assert (held.snapshot, held.start, held.tail) == (b"newest", 2, [])
+            # Redis may be killed between the two halves of a commit whose scripts it did not know.
+            server.command("SET", "protodcs:ready:s", "half a commit")
+            await store.delete("s", held.epoch)
+            assert server.command("EXISTS", "protodcs:ready:s") == b":0"
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_is_taken_while_it_is_read_belongs_to_who_took_it(server, monkeypatch):
+    async def run():
+        async with opened(server) as (store, epoch), opened_again(server) as rival:
+            await store.commit([Batch("s", epoch, 0, [b"0"])])
+            await store.release("s", epoch)
+            taken = []
+            exchange = store._exchange
+
+            async def late(request, replies):
+                # Three replies are those of a look at what the stream holds.
+                if replies == 3 and not taken:
+                    await store.resign("one", "1")
+                    taken.append(await rival.acquire("s", "two", "1"))
+                    await rival.commit([Batch("s", taken[0].epoch, 1, [b"1"])])
+                return await exchange(request, replies)
+
+            monkeypatch.setattr(store, "_exchange", late)
+            with pytest.raises(HeldError, match="'two'"):
+                await store.acquire("s", "one", "1")
+            assert taken[0].tail == [b"0"]
+            assert await rival.commit([Batch("s", taken[0].epoch, 2, [b"2"])]) == [None]
 
     asyncio.run(run())
 

@@ -311,7 +311,7 @@ class FeatureMethod(ABC):
             encoder: fingerprint of the features to come, if known.
             prototypes: those the engine started from, which it will share. A difference needs them.
         """
-        return cls._from_parts(*state.unpack(data), encoder, prototypes)
+        return cls._from_parts(*state.unpack(data, is_own()), encoder, prototypes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a snapshot in one step: a crash leaves the old file whole."""
@@ -507,8 +507,8 @@ _trust = _Trust()
 def own_state() -> Iterator[None]:
     """Restore a state that this program wrote for itself and whose checksum was right.
 
-    Its real numbers are then taken as they are. Shapes, types, whole numbers and counters are checked all the same:
-    they say where kernels reach, and nothing but damage may come of them.
+    It is not proven whole again, and its real numbers are taken as they are. Shapes, types, whole numbers and counters
+    are checked all the same: they say where kernels reach, and nothing but damage may come of them.
     """
     _trust.own = True
     try:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core import state
+from ..core.base import is_own
 from ..core.prototypes import Prototypes
 from ..errors import StateError
 from ..method import FeatureMethod, Register
@@ -51,7 +52,7 @@ def restore(
     data: bytes, encoder: str | None = None, prototypes: NDArray[np.floating] | Prototypes | None = None
 ) -> FeatureMethod:
     """The engine that a state was taken of, whichever method it belongs to; see `FeatureMethod.restore`."""
-    header, arrays = state.unpack(data)
+    header, arrays = state.unpack(data, is_own())
     if header.method not in REGISTER:
         raise StateError(
             f"the state belongs to the method {header.method!r}, which is not one of {', '.join(REGISTER)}"

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from itertools import chain
 from typing import Any, Final
 
 from redis.asyncio.connection import ConnectionPool, parse_url
@@ -166,7 +167,7 @@ class RedisStore:
         self._streams = start + b"streams"
         self._past = start + b"past"
         self._meta, self._journal, self._snapshot = start + b"meta:", start + b"journal:", start + b"snapshot:"
-        self._kept, self._order = start + b"kept:", start + b"order:"
+        self._ready, self._kept, self._order = start + b"ready:", start + b"kept:", start + b"order:"
         self._lease, self._blob, self._users = start + b"lease:", start + b"blob:", start + b"users:"
 
     async def check(self) -> Durability:
@@ -239,13 +240,23 @@ class RedisStore:
     async def acquire(self, stream: str, owner: str, incarnation: str) -> Held:
         """Become the one that may write to a stream."""
         name = _bytes(stream)
-        keys = [self._meta + name, self._journal + name, self._snapshot + name]
-        answer = await self._run("acquire", keys, _bytes(owner), _bytes(incarnation), self._lease)
-        if answer[0] == b"HELD":
-            holder = _text(answer[1])
-            raise HeldError(f"stream {stream!r} is held by {holder!r}, which lives: ask that owner", holder)
-        _, epoch, birth, snapshot, start, tail = self._known(stream, answer)
-        return Held(epoch, birth, snapshot, start, tail)
+        keys = [self._meta + name, self._journal + name]
+        while True:
+            answer = await self._run("acquire", keys, _bytes(owner), _bytes(incarnation), self._lease)
+            if answer[0] == b"HELD":
+                holder = _text(answer[1])
+                raise HeldError(f"stream {stream!r} is held by {holder!r}, which lives: ask that owner", holder)
+            _, epoch, birth = self._known(stream, answer)
+            # The epoch comes last: if it is still this one, nobody has written since it was given out. This is no
+            # transaction, as a Redis whose memory is full takes none.
+            request = _command(b"GET", self._snapshot + name)
+            request += _command(b"LRANGE", self._journal + name, b"0", b"-1")
+            request += _command(b"HMGET", self._meta + name, b"start", b"epoch")
+            snapshot, tail, numbers = map(self._served, await self._exchange(request, 3))
+            start, newest = numbers
+            # Else somebody has taken the stream, and the next round says who.
+            if newest == b"%d" % epoch:
+                return Held(epoch, birth, snapshot, int(start), tail)
 
     async def commit(self, writes: Sequence[Write]) -> list[FencedError | None]:
         """Make writes durable, in order, in one round trip: for each None, or why it was refused.
@@ -268,18 +279,20 @@ class RedisStore:
         The scripts run between MULTI and EXEC, because Redis would else run those of each 16 KB that it reads on their
         own, and wait for its disk each time; and because a connection that breaks then leaves all or nothing.
         """
-        request = _MULTI.copy()
-        for write in writes:
-            self._add(request, write)
-        request += _EXEC
-        *queued, answers = await self._exchange(request, len(writes) + 2)
+        calls = [self._calls(write) for write in writes]
+        answers = iter(await self._as_one([call for group in calls for call in group]))
+        return [[next(answers) for _ in group][-1] for group in calls]
+
+    async def _as_one(self, commands: Sequence[list[bytes]]) -> list[Any]:
+        """The answers to commands that are one step; what Redis refuses of them is among these as an exception."""
+        request = [*_MULTI, *chain.from_iterable(commands), *_EXEC]
+        *queued, answers = await self._exchange(request, len(commands) + 2)
         for answer in (*queued, answers):
-            if isinstance(answer, ResponseError):
-                raise self._trouble(answer)
+            self._served(answer)
         return list(answers)
 
-    def _add(self, request: list[bytes], write: Write) -> None:
-        """Add the script call of one write to a request."""
+    def _calls(self, write: Write) -> list[list[bytes]]:
+        """The commands of one write; the answer to the last of them tells what became of it."""
         name = _bytes(write.stream)
         epoch, position = b"%d" % write.epoch, b"%d" % write.position
         meta, journal = self._meta + name, self._journal + name
@@ -287,12 +300,15 @@ class RedisStore:
             # All that stands before the records in one piece: joining many small ones costs more than the rest of it.
             head = (7 + len(write.records), self._scripts["append"].digest)
             keys = (len(meta), meta, len(journal), journal)
-            request.append(_APPEND % (*head, *keys, len(epoch), epoch, len(position), position))
+            call = [_APPEND % (*head, *keys, len(epoch), epoch, len(position), position)]
             for record in write.records:
-                request += (b"$%d\r\n" % len(record), record, b"\r\n")
-        else:
-            digest, snapshot = self._scripts["checkpoint"].digest, self._snapshot + name
-            request += _command(b"EVALSHA", digest, b"3", meta, journal, snapshot, epoch, position, write.snapshot)
+                call += (b"$%d\r\n" % len(record), record, b"\r\n")
+            return [call]
+        digest, ready = self._scripts["checkpoint"].digest, self._ready + name
+        return [
+            _command(b"SET", ready, write.snapshot),
+            _command(b"EVALSHA", digest, b"4", meta, journal, self._snapshot + name, ready, epoch, position),
+        ]
 
     def _verdict(self, write: Write, answer: Any) -> FencedError | None:
         """What became of a write."""
@@ -314,7 +330,7 @@ class RedisStore:
     async def delete(self, stream: str, epoch: int) -> None:
         """Forget a stream and all that belongs to it."""
         name = _bytes(stream)
-        keys = [*self._keys(name), self._streams, self._past]
+        keys = [*self._keys(name), self._ready + name, self._streams, self._past]
         answer = await self._run("delete", keys, b"%d" % epoch, name, self._blob, self._users)
         self._unfenced(stream, epoch, answer)
 
@@ -437,10 +453,15 @@ class RedisStore:
             raise self._trouble(error) from None
         return answers
 
-    def _sound(self, answer: Any) -> Any:
-        """An answer that is neither an error nor about a layout that this version does not know."""
+    def _served(self, answer: Any) -> Any:
+        """An answer that is no error."""
         if isinstance(answer, ResponseError):
             raise self._trouble(answer)
+        return answer
+
+    def _sound(self, answer: Any) -> Any:
+        """The answer of a script that is neither an error nor about a layout that this version does not know."""
+        self._served(answer)
         if isinstance(answer, list) and answer and answer[0] == b"NEWER":
             raise StoreError(
                 f"{self._place} holds a stream in layout {answer[1].decode()}, which this protodcs does not know: "

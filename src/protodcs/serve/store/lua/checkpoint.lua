@@ -2,29 +2,36 @@
 -- It must never write for an epoch that is not the newest, cut a record that the snapshot does not cover, or put an
 -- older snapshot in the place of a newer one: from the epoch of the newer one it is a repetition after a lost answer,
 -- and there is nothing to do.
--- KEYS: meta, journal, snapshot
--- ARGV: epoch, how many records the snapshot covers, snapshot
-local meta, journal, snapshot = unpack(KEYS)
+-- The snapshot lies ready under a key of its own, written in the same transaction, because megabytes that pass through a
+-- script hold up everybody else in Redis. It must never be left lying there.
+-- KEYS: meta, journal, snapshot, the new snapshot
+-- ARGV: epoch, how many records the new snapshot covers
+local meta, journal, snapshot, ready = unpack(KEYS)
+
+local function dropped(answer)
+  redis.call('DEL', ready)
+  return answer
+end
 
 local found, newer = read_meta(meta, 'epoch', 'holder', 'start', 'covered_by')
 local refused = refusal(ARGV[1], found, newer)
 if refused then
-  return refused
+  return dropped(refused)
 end
 local position = tonumber(ARGV[2])
 local start = tonumber(found[3])
 local finish = start + redis.call('LLEN', journal)
 
 if position > finish then
-  return {'WRONG', 'the journal ends at ' .. finish .. ': a snapshot cannot cover more'}
+  return dropped({'WRONG', 'the journal ends at ' .. finish .. ': a snapshot cannot cover more'})
 end
 if position < start then
   if found[4] ~= ARGV[1] then
-    return {'WRONG', 'a snapshot that covers ' .. start .. ' records is there already'}
+    return dropped({'WRONG', 'a snapshot that covers ' .. start .. ' records is there already'})
   end
-  return 0
+  return dropped(0)
 end
-redis.call('SET', snapshot, ARGV[3])
+redis.call('RENAME', ready, snapshot)
 redis.call('LTRIM', journal, position - start, -1)
 redis.call('HSET', meta, 'start', position, 'covered_by', ARGV[1])
 return 0

@@ -1,8 +1,9 @@
 -- Forgets a stream and all that belongs to it, and its shared blob if nobody else uses it. Answers 0.
 -- It must never delete for an epoch that is not the newest, nor a blob that another stream uses.
--- KEYS: meta, journal, snapshot, kept snapshots, their order, set of streams, an epoch above those of all deleted streams
+-- KEYS: meta, journal, snapshot, kept snapshots, their order, a snapshot left lying where Redis died, set of streams, an
+-- epoch above those of all deleted streams
 -- ARGV: epoch, stream, what the keys of shared blobs begin with, what the keys of their users begin with
-local meta, journal, snapshot, kept, order, streams, past = unpack(KEYS)
+local meta, journal, snapshot, kept, order, ready, streams, past = unpack(KEYS)
 local epoch, stream, blobs, users = unpack(ARGV)
 
 local found, newer = read_meta(meta, 'epoch', 'holder', 'shared')
@@ -11,7 +12,7 @@ if refused then
   return refused
 end
 -- First what frees memory, as a Redis that is full would not begin with anything else.
-redis.call('DEL', meta, journal, snapshot, kept, order)
+redis.call('DEL', meta, journal, snapshot, kept, order, ready)
 local above = tonumber(epoch) + 1
 if above > tonumber(redis.call('GET', past) or '0') then
   redis.call('SET', past, above)

@@ -1,6 +1,6 @@
 -- Stands at the top of every script of this folder: the layout's version, and who may write to a stream.
--- It must never write. A script checks everything before its first write, because Redis does not undo what a script
--- did before it failed.
+-- It must never write. A script checks everything before its first write to a stream, because Redis does not undo what
+-- a script did before it failed.
 local SCHEMA = 1
 
 -- What a meta hash says in these fields. Nothing if there is no such stream; nothing, and an answer that says so, if its
