@@ -465,13 +465,14 @@ def keep(rows):
     file = RESULTS / "service.json"
     before = json.loads(file.read_text())["rows"] if file.exists() else []
     fresh = {row["task"] for row in rows}
-    rows = [row for row in before if row["task"] not in fresh] + rows
+    rows = sorted([row for row in before if row["task"] not in fresh] + rows, key=lambda row: _ORDER.index(row["task"]))
     about = machine()
     file.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
     made = f"`python -m benchmarks.service --write`, {about['cores']} cores of {about['machine']}, load and all."
     (RESULTS / "service.md").write_text(f"# What the service costs\n\n{made}\n\n{_ABOUT}\n\n{as_markdown(rows)}")
 
 
+_ORDER = ("features", "images", "many streams", "learned streams", "steady", "flood", "overload")
 _ABOUT = """Four owners, 50 streams, 64 connections with one request under way each, Redis with `appendfsync always`;
 the load comes from the same machine. *features*: observe with CLIP features (100 classes, 512 dimensions), beside an
 app of Ray Serve with one deployment hop that only echoes the same body. *images*: observe with PNG images and the mini
