@@ -1,8 +1,9 @@
 """Streams in Redis: for several owners, on several machines.
 
 Every step that must be whole is one script inside Redis (the folder `lua`), so that checking an epoch and writing are
-one thing. A commit is one round trip and one wait for Redis' disk, however many writes it holds. This module must never
-read a clock to judge a lease, nor send a write again whose answer it has.
+one thing. Snapshots are too large to pass through a script: one is put beside the stream, and the script moves it to
+its place in the same transaction. A commit is one round trip and one wait for Redis' disk, however many writes it
+holds. This module must never read a clock to judge a lease, nor send a write again whose answer it has.
 """
 
 import asyncio
