@@ -59,7 +59,7 @@ def test_everybody_computes_alike_in_whatever_order_the_owners_are_told(owners, 
 
 def test_another_process_computes_alike():
     code = (
-        "from protodcs.serve.ring import Ring\n"
+        "from protodcs.serve.owners.ring import Ring\n"
         f"ring = Ring({OWNERS!r})\n"
         "print(*(ring.first(f'camera-{number}') for number in range(50)))"
     )
