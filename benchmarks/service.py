@@ -347,9 +347,9 @@ async def write_learned(url, model, names):
     prototypes, features = clip_stream("dtd")
     store = RedisStore(url, timeout=60.0)
     birth = (await store.describe(model)).birth
-    guard = Birth.unpack(birth).guard
-    # The memories of an engine hold 2,048 samples; the two states that its guard keeps are then of such an engine.
-    samples = 2048 + 2 * guard.keep_windows * guard.window
+    born = Birth.unpack(birth)
+    # Until the memories of the engine are full, and both states that its guard keeps are of such an engine.
+    samples = born.config["history"] + 2 * born.guard.keep_windows * born.guard.window
     one = Hosted(Held(1, birth, None, 0, []), Prototypes(prototypes), 300, 3600.0)
     records = []
     for number in range(samples):
@@ -357,7 +357,7 @@ async def write_learned(url, model, names):
         records.append(one.change(Kind.OBSERVE, f"sample-{number}", payload, time.time()).pack())
     snapshot = one.snapshot()
     for name in names:
-        await store.create(name, birth, Birth.unpack(birth).prototypes)
+        await store.create(name, birth, born.prototypes)
         held = await store.acquire(name, "benchmark", "benchmark")
         writes = [Batch(name, held.epoch, 0, records), Checkpoint(name, held.epoch, samples, snapshot)]
         if any(refused := await store.commit(writes)):

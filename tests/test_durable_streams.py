@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from protodcs import ProtoDCS
+from protodcs import Config, ProtoDCS
 from protodcs.serve.guard import GuardSettings
 from redis_server import RedisServer
 from service.checker import check, reference
@@ -157,9 +157,9 @@ def test_ten_minutes_of_load_do_not_make_it_grow(tmp_path, clip_stream):
     """Once streams have learned as much as they hold, no process grows by more than a tenth."""
     seconds = float(os.environ.get("PROTODCS_STEADY_SECONDS", 600))
     prototypes, streams = real_streams(clip_stream, 8, 500)
-    # The memories of an engine are full after 2,048 samples, and so are then both good states that its guard keeps.
+    # Until the memories of an engine are full, and both good states that its guard keeps are of such an engine.
     guard = GuardSettings()
-    learned = 2048 + 2 * guard.keep_windows * guard.window
+    learned = Config.preset("default").history + 2 * guard.keep_windows * guard.window
     samples, sent = [], []
 
     async def load():

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from itertools import chain
 from typing import Any, Final
 
 from redis.asyncio.connection import ConnectionPool, parse_url
@@ -280,20 +279,19 @@ class RedisStore:
         The scripts run between MULTI and EXEC, because Redis would else run those of each 16 KB that it reads on their
         own, and wait for its disk each time; and because a connection that breaks then leaves all or nothing.
         """
-        calls = [self._calls(write) for write in writes]
-        answers = iter(await self._as_one([call for group in calls for call in group]))
-        return [[next(answers) for _ in group][-1] for group in calls]
-
-    async def _as_one(self, commands: Sequence[list[bytes]]) -> list[Any]:
-        """The answers to commands that are one step; what Redis refuses of them is among these as an exception."""
-        request = [*_MULTI, *chain.from_iterable(commands), *_EXEC]
-        *queued, answers = await self._exchange(request, len(commands) + 2)
+        request, last = _MULTI.copy(), []
+        commands = 0
+        for write in writes:
+            commands += self._add(request, write)
+            last.append(commands - 1)
+        request += _EXEC
+        *queued, answers = await self._exchange(request, commands + 2)
         for answer in (*queued, answers):
             self._served(answer)
-        return list(answers)
+        return [answers[index] for index in last]
 
-    def _calls(self, write: Write) -> list[list[bytes]]:
-        """The commands of one write; the answer to the last of them tells what became of it."""
+    def _add(self, request: list[bytes], write: Write) -> int:
+        """Add one write to a request; gives how many commands it is, the last of which tells what became of it."""
         name = _bytes(write.stream)
         epoch, position = b"%d" % write.epoch, b"%d" % write.position
         meta, journal = self._meta + name, self._journal + name
@@ -301,15 +299,14 @@ class RedisStore:
             # All that stands before the records in one piece: joining many small ones costs more than the rest of it.
             head = (7 + len(write.records), self._scripts["append"].digest)
             keys = (len(meta), meta, len(journal), journal)
-            call = [_APPEND % (*head, *keys, len(epoch), epoch, len(position), position)]
+            request.append(_APPEND % (*head, *keys, len(epoch), epoch, len(position), position))
             for record in write.records:
-                call += (b"$%d\r\n" % len(record), record, b"\r\n")
-            return [call]
+                request += (b"$%d\r\n" % len(record), record, b"\r\n")
+            return 1
         digest, ready = self._scripts["checkpoint"].digest, self._ready + name
-        return [
-            _command(b"SET", ready, write.snapshot),
-            _command(b"EVALSHA", digest, b"4", meta, journal, self._snapshot + name, ready, epoch, position),
-        ]
+        request += _command(b"SET", ready, write.snapshot)
+        request += _command(b"EVALSHA", digest, b"4", meta, journal, self._snapshot + name, ready, epoch, position)
+        return 2
 
     def _verdict(self, write: Write, answer: Any) -> FencedError | None:
         """What became of a write."""
