@@ -1,13 +1,11 @@
 #!/bin/sh
-# Start Redis on a file that is whole: what a crash left of an unfinished transaction is cut off first.
-# If the file cannot be mended this ends with an error, and Redis does not start on half of it.
-# Usage: start.sh [option of redis-server ...]; REDIS_DATA is another folder than /data.
+# Start Redis after repair_aof.pl has checked its append-only files. If they are damaged, Redis does not start.
+# Usage: start.sh [option of redis-server ...]. Set REDIS_DATA to use another folder than /data.
 set -eu
 here=$(dirname "$0")
 data=${REDIS_DATA:-/data}
-for manifest in "$data"/appendonlydir/*.manifest; do
-    if [ -e "$manifest" ]; then
-        echo y | redis-check-aof --fix "$manifest"
-    fi
-done
+# Redis creates this folder too, but does not sync its entry: a power loss could remove it with everything inside.
+mkdir -p "$data/appendonlydir"
+sync "$data"
+perl "$here/repair_aof.pl" "$data/appendonlydir"
 exec redis-server "$here/redis.conf" --dir "$data" "$@"
