@@ -19,9 +19,10 @@ from protodcs import Config, Prototypes, metrics  # noqa: E402
 from protodcs.bench import pack, streams  # noqa: E402
 from protodcs.bench.grid import ImageStream  # noqa: E402
 from protodcs.serve.guard import Action, GuardSettings  # noqa: E402
-from protodcs.serve.store.base import Held  # noqa: E402
+from protodcs.serve.store.base import Fence, Held  # noqa: E402
 from protodcs.serve.stream.answers import unpack_decision  # noqa: E402
 from protodcs.serve.stream.hosted import Birth, Hosted  # noqa: E402
+from protodcs.serve.stream.idempotency import Limits  # noqa: E402
 from protodcs.serve.stream.records import Kind  # noqa: E402
 
 NAME = "guards"
@@ -52,7 +53,7 @@ def hosted(prototypes, config, guard=None):
     shared = prototypes if isinstance(prototypes, Prototypes) else Prototypes(prototypes)
     classes = [str(number) for number in range(len(shared))]
     birth = Birth(config=config.model_dump(), classes=classes, prototypes=shared.fingerprint, guard=guard)
-    return Hosted(Held(1, birth.pack(), None, 0, []), shared, 0, 0.0)
+    return Hosted(Held(Fence(1), birth.pack(), None, 0, []), shared, Limits(0, 0, 0.0))
 
 
 def through(stream, features, resets=()):

@@ -339,9 +339,11 @@ async def write_learned(url, model, names):
     They are copies of one, with every record of its journal behind them; gives how many samples it saw.
     """
     from protodcs.core.prototypes import Prototypes
-    from protodcs.serve.store.base import Batch, Checkpoint, Held
+    from protodcs.serve.settings import ServeConfig
+    from protodcs.serve.store.base import Batch, Checkpoint, Fence, Held
     from protodcs.serve.store.redis import RedisStore
     from protodcs.serve.stream.hosted import Birth, Hosted
+    from protodcs.serve.stream.idempotency import Limits
     from protodcs.serve.stream.records import Kind
 
     prototypes, features = clip_stream("dtd")
@@ -350,7 +352,9 @@ async def write_learned(url, model, names):
     born = Birth.unpack(birth)
     # Until the memories of the engine are full, and both states that its guard keeps are of such an engine.
     samples = born.config["history"] + 2 * born.guard.keep_windows * born.guard.window
-    one = Hosted(Held(1, birth, None, 0, []), Prototypes(prototypes), 300, 3600.0)
+    config = ServeConfig()
+    limits = Limits(config.idempotency_answers, config.idempotency_entries, config.idempotency_seconds)
+    one = Hosted(Held(Fence(1), birth, None, 0, []), Prototypes(prototypes), limits)
     records = []
     for number in range(samples):
         payload = features[number % len(features)].astype("<f4").tobytes()
@@ -359,10 +363,10 @@ async def write_learned(url, model, names):
     for name in names:
         await store.create(name, birth, born.prototypes)
         held = await store.acquire(name, "benchmark", "benchmark")
-        writes = [Batch(name, held.epoch, 0, records), Checkpoint(name, held.epoch, samples, snapshot)]
+        writes = [Batch(name, held.fence, 0, records), Checkpoint(name, held.fence, samples, snapshot)]
         if any(refused := await store.commit(writes)):
             raise RuntimeError(refused)
-        await store.release(name, held.epoch)
+        await store.release(name, held.fence)
     await store.close()
     return samples
 

@@ -1,15 +1,27 @@
+import asyncio
 import importlib.util
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from virtual_time import VirtualClock
+
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 settings.load_profile("ci")
+
+
+def pytest_collection_modifyitems(items):
+    """Put tests that start Ray first, so that two clusters never compete for the machine.
+
+    With `--dist worksteal` the first half of the tests goes to the first worker, and others take from its end.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
 
 
 def _data() -> Path | None:
@@ -33,6 +45,18 @@ def clip_stream(data_folder):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.stream
+
+
+@pytest.fixture
+def virtual_time(monkeypatch) -> VirtualClock:
+    """Run `asyncio.run` and `time.monotonic` in virtual time, in which sleeping takes no real time.
+
+    Use it for tests without sockets and subprocesses: those take real time, and timers would not wait for them.
+    """
+    clock = VirtualClock()
+    monkeypatch.setattr(asyncio.events, "new_event_loop", clock.new_event_loop)
+    monkeypatch.setattr(time, "monotonic", clock.time)
+    return clock
 
 
 @pytest.fixture

@@ -11,11 +11,13 @@ from protodcs.serve.messages import Action, Outcome, Request
 from protodcs.serve.owners.owner import Owner
 from protodcs.serve.settings import ServeConfig
 from protodcs.serve.stream.hosted import Birth
+from protodcs.serve.stream.idempotency import Limits
 from protodcs.serve.stream.shared import pack_prototypes
 
 ROWS, FEATURES, _ = random_stream(samples=200, seed=3)
 PROTOTYPES = Prototypes(ROWS)
 SHARED = pack_prototypes(PROTOTYPES)
+LIMITS = Limits(answers=300, entries=300, seconds=3600.0)
 
 
 def birth_of(**config):
@@ -72,6 +74,12 @@ async def done(owner, *requests):
     replies = await owner.handle(list(requests))
     assert [reply.outcome for reply in replies] == [Outcome.DONE] * len(requests), replies
     return replies
+
+
+async def delete(owner, stream="s", key="delete"):
+    """Return the request to delete the stream that there is now."""
+    described = await one(owner, ask(Action.DESCRIBE, stream=stream))
+    return ask(Action.DELETE, key, described.facts["incarnation"].encode(), stream)
 
 
 def engine_of(owner, stream="s"):

@@ -9,17 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protodcs.errors import FencedError, HeldError, StoreError, UnknownStreamError
-from protodcs.serve.store.base import Batch, Checkpoint, Described, Held, Write, check_lease
+from protodcs.serve.store.base import Batch, Checkpoint, Described, Fence, Held, Lease, Write, check_lease
 
 
 @dataclass
 class _Stream:
     birth: bytes
     shared: str
-    epoch: int = 0
-    # Where the newest epoch began, and the epoch that wrote the snapshot.
+    fence: Fence
+    incarnation: str
+    # Where the newest epoch began, and the fence that wrote the snapshot.
     since: int = 0
-    covered_by: int | None = None
+    covered_by: Fence | None = None
     holder: tuple[str, str] | None = None
     snapshot: bytes | None = None
     start: int = 0
@@ -33,6 +34,11 @@ class _Stream:
 
 class MemoryStore:
     def __init__(self) -> None:
+        self.generation = ""
+        # Added to the time of this machine.
+        self.clock_offset = 0.0
+        self._created = 0
+        self._acquired = 0
         self.content: dict[str, _Stream] = {}
         self.leases: dict[str, tuple[str, float]] = {}
         self.shared: dict[str, bytes] = {}
@@ -51,11 +57,11 @@ class MemoryStore:
         if self.down:
             raise StoreError("the store is down")
 
-    def _own(self, stream: str, epoch: int) -> _Stream:
+    def _own(self, stream: str, fence: Fence) -> _Stream:
         found = self.content.get(stream)
-        if found is None or found.epoch != epoch:
-            newest = "gone" if found is None else f"at epoch {found.epoch}"
-            raise FencedError(f"a write of epoch {epoch} to the stream {stream!r}, which is {newest}")
+        if found is None or found.fence != fence:
+            newest = "gone" if found is None else f"at {found.fence}"
+            raise FencedError(f"a write of {fence} to the stream {stream!r}, which is {newest}")
         return found
 
     def _holder(self, found: _Stream) -> str | None:
@@ -66,10 +72,15 @@ class MemoryStore:
         lives, until = self.leases.get(owner, ("", 0.0))
         return owner if lives == incarnation and time.monotonic() < until else None
 
-    async def renew(self, owner: str, incarnation: str, seconds: float) -> None:
+    async def renew(self, owner: str, incarnation: str, seconds: float, takes_over: bool = False) -> Lease:
         self._reach()
         check_lease(seconds)
-        self.leases[owner] = (incarnation, time.monotonic() + seconds)
+        holder, until = self.leases.get(owner, (None, 0.0))
+        if time.monotonic() >= until:
+            holder = None
+        if takes_over or holder in (None, incarnation):
+            self.leases[owner] = (incarnation, time.monotonic() + seconds)
+        return Lease(holder, time.time() + self.clock_offset)
 
     async def resign(self, owner: str, incarnation: str) -> None:
         self._reach()
@@ -82,7 +93,8 @@ class MemoryStore:
             return False
         if shared not in self.shared:
             raise StoreError(f"there is no shared blob {shared!r}: put it first")
-        self.content[stream] = _Stream(birth, shared, self.past)
+        self._created += 1
+        self.content[stream] = _Stream(birth, shared, Fence(self.past, "nobody"), str(self._created))
         return True
 
     async def acquire(self, stream: str, owner: str, incarnation: str) -> Held:
@@ -93,10 +105,11 @@ class MemoryStore:
         holder = self._holder(found)
         if holder is not None and holder != owner:
             raise HeldError(f"{stream!r} is held by {holder!r}", holder)
-        found.epoch += 1
+        self._acquired += 1
+        found.fence = Fence(found.fence.epoch + 1, str(self._acquired))
         found.since, found.covered_by = found.position, None
         found.holder = (owner, incarnation)
-        return Held(found.epoch, found.birth, found.snapshot, found.start, list(found.journal))
+        return Held(found.fence, found.birth, found.snapshot, found.start, list(found.journal), found.incarnation)
 
     async def commit(self, writes: Sequence[Write]) -> list[FencedError | None]:
         if self.gate is not None:
@@ -111,7 +124,7 @@ class MemoryStore:
 
     def _write(self, write: Write) -> FencedError | None:
         try:
-            found = self._own(write.stream, write.epoch)
+            found = self._own(write.stream, write.fence)
         except FencedError as problem:
             return problem
         fits = self._append(found, write) if isinstance(write, Batch) else self._cover(found, write)
@@ -133,25 +146,25 @@ class MemoryStore:
 
     def _cover(self, found: _Stream, checkpoint: Checkpoint) -> bool:
         if checkpoint.position < found.start:
-            return found.covered_by == checkpoint.epoch
+            return found.covered_by == checkpoint.fence
         if checkpoint.position > found.position:
             return False
-        found.snapshot, found.covered_by = checkpoint.snapshot, checkpoint.epoch
+        found.snapshot, found.covered_by = checkpoint.snapshot, checkpoint.fence
         del found.journal[: checkpoint.position - found.start]
         found.start = checkpoint.position
         return True
 
-    async def release(self, stream: str, epoch: int) -> None:
+    async def release(self, stream: str, fence: Fence) -> None:
         self._reach()
         found = self.content.get(stream)
-        if found is not None and found.epoch == epoch:
+        if found is not None and found.fence == fence:
             found.holder = None
 
-    async def delete(self, stream: str, epoch: int) -> None:
+    async def delete(self, stream: str, fence: Fence) -> None:
         self._reach()
-        shared = self._own(stream, epoch).shared
+        shared = self._own(stream, fence).shared
         del self.content[stream]
-        self.past = max(self.past, epoch + 1)
+        self.past = max(self.past, fence.epoch + 1)
         if all(other.shared != shared for other in self.content.values()):
             del self.shared[shared]
 
@@ -161,16 +174,17 @@ class MemoryStore:
         if found is None:
             raise UnknownStreamError(f"there is no stream {stream!r}")
         size = sum(map(len, [found.birth, found.snapshot or b"", *found.journal, *found.kept.values()]))
-        return Described(found.birth, found.epoch, self._holder(found), found.position, found.start, size)
+        holder = self._holder(found)
+        return Described(found.birth, found.fence.epoch, holder, found.position, found.start, size, found.incarnation)
 
     async def streams(self):
         self._reach()
         for stream in list(self.content):
             yield stream
 
-    async def keep(self, stream: str, epoch: int, name: str, snapshot: bytes) -> None:
+    async def keep(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:
         self._reach()
-        kept = self._own(stream, epoch).kept
+        kept = self._own(stream, fence).kept
         kept.pop(name, None)
         kept[name] = snapshot
 
@@ -182,9 +196,9 @@ class MemoryStore:
         self._reach()
         return self.content[stream].kept.get(name) if stream in self.content else None
 
-    async def forget(self, stream: str, epoch: int, name: str) -> None:
+    async def forget(self, stream: str, fence: Fence, name: str) -> None:
         self._reach()
-        self._own(stream, epoch).kept.pop(name, None)
+        self._own(stream, fence).kept.pop(name, None)
 
     async def put_shared(self, name: str, data: bytes) -> None:
         self._reach()

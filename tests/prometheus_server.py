@@ -24,7 +24,7 @@ def _installed() -> bool:
             subprocess.run(
                 ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "prometheus"],
                 capture_output=True,
-                timeout=120,
+                timeout=300,
                 check=False,
             )
     return shutil.which("promtool") is not None and shutil.which("prometheus") is not None
@@ -35,7 +35,7 @@ def promtool(*arguments: object, text: str | None = None) -> str:
     if not _installed():
         pytest.skip("Prometheus is not installed and cannot be: its package is not to be had here")
     command = ["promtool", *map(str, arguments)]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -66,7 +66,7 @@ class Prometheus:
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while time.monotonic() < end:
             with suppress(httpx.HTTPError):
                 if httpx.get(f"{self.url}/-/ready").status_code == 200:

@@ -6,6 +6,7 @@ import threading
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 
+import httpx
 import uvicorn
 
 from test_service_app import served
@@ -66,9 +67,13 @@ class Faulty:
         await send({"type": "http.response.body", "body": b"{", "more_body": True})
 
     async def dawdle_after(self, scope, receive, send):
-        """Longer than any client here waits."""
+        """Answer when a client has stopped waiting; `Impatient` stands for its clock."""
         await self.apply(scope, receive)
-        await asyncio.sleep(2)
+        await answer(send, 200, b"", (b"x-late", b"yes"))
+
+    async def never(self, scope, receive, send):
+        """Do not answer."""
+        await asyncio.Event().wait()
 
     async def apply(self, scope, receive):
         async def unheard(message):
@@ -77,8 +82,19 @@ class Faulty:
         await self._api(scope, receive, unheard)
 
 
-async def answer(send, status, body):
-    headers = [(b"content-type", b"application/json"), (b"retry-after", b"0")]
+class Impatient(httpx.HTTPTransport):
+    """Time out on answers that the service marks as late, and wait for all others, however slow the machine is."""
+
+    def handle_request(self, request):
+        response = super().handle_request(request)
+        if "x-late" in response.headers:
+            response.close()
+            raise httpx.ReadTimeout("the answer is late", request=request)
+        return response
+
+
+async def answer(send, status, body, *more):
+    headers = [(b"content-type", b"application/json"), (b"retry-after", b"0"), *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
@@ -101,12 +117,12 @@ def serving(encoding=None, plan=(), **changes):
     with TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=asyncio.run, args=(run(listening),), daemon=True)
         thread.start()
-        assert ready.wait(30)
+        assert ready.wait(300)
         service, faulty, server = inside
         try:
             yield f"http://127.0.0.1:{listening.getsockname()[1]}", service, faulty
         finally:
             # Requests that are never answered must not keep it.
             server.should_exit = server.force_exit = True
-            thread.join(30)
+            thread.join(300)
             assert not thread.is_alive()

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from memory_store import MemoryStore
 from protodcs.errors import FencedError, UnknownStreamError
-from protodcs.serve.store.base import Batch, Checkpoint, Store
+from protodcs.serve.store.base import Batch, Checkpoint, Fence, Store
 from protodcs.serve.store.files import FileStore
 from protodcs.serve.store.redis import RedisStore
 from redis_server import RedisServer, redis_program
@@ -88,10 +88,15 @@ async def _checked(name: str, folder: Path, check: Callable[[Store], Awaitable[N
         await store.close()
 
 
-async def begun(store: Store, stream: str = "s", birth: bytes = b"birth") -> int:
-    """The epoch of a new stream that owner "one" holds."""
+async def begun(store: Store, stream: str = "s", birth: bytes = b"birth") -> Fence:
+    """Create a stream that owner "one" holds, and return its fence."""
     assert await store.create(stream, birth, BLOB)
-    return (await store.acquire(stream, "one", "1")).epoch
+    return (await store.acquire(stream, "one", "1")).fence
+
+
+def older(fence: Fence, by: int = 1) -> Fence:
+    """Return the fence of an earlier epoch."""
+    return Fence(fence.epoch - by, fence.token)
 
 
 class _Stream:
@@ -103,7 +108,7 @@ class _Stream:
         self.start = 0
         self.journal: list[bytes] = []
         self.kept: dict[str, bytes] = {}
-        self.epoch = 0
+        self.fence = Fence(0)
         self.held = False
 
     @property
@@ -157,7 +162,7 @@ class StoreMachine(RuleBasedStateMachine):
         if stream not in self.model:
             self.model[stream] = _Stream(birth)
             # A stream may begin with any epoch that was not there before.
-            self.model[stream].epoch = self.now(self.store.describe(stream)).epoch
+            self.model[stream].fence = Fence(self.now(self.store.describe(stream)).epoch)
 
     @rule(stream=IDS)
     def acquire(self, stream: str) -> None:
@@ -167,10 +172,10 @@ class StoreMachine(RuleBasedStateMachine):
             return
         known = self.model[stream]
         held = self.now(self.store.acquire(stream, "one", "1"))
-        assert held.epoch > known.epoch
+        assert held.epoch > known.fence.epoch
         assert (held.birth, held.snapshot, held.start) == (known.birth, known.snapshot, known.start)
         assert held.tail == known.journal
-        known.epoch, known.held = held.epoch, True
+        known.fence, known.held = held.fence, True
         self.last = [], []
 
     @precondition(any_held)
@@ -182,13 +187,13 @@ class StoreMachine(RuleBasedStateMachine):
             stream = data.draw(self._held())
             known = self.model[stream]
             stale.append(data.draw(st.booleans(), label="stale"))
-            epoch = known.epoch - stale[-1]
+            fence = older(known.fence, stale[-1])
             if data.draw(st.booleans(), label="checkpoint"):
                 position = data.draw(st.integers(known.start, known.position), label="position")
-                writes.append(Checkpoint(stream, epoch, position, data.draw(BYTES)))
+                writes.append(Checkpoint(stream, fence, position, data.draw(BYTES)))
             else:
                 records = data.draw(st.lists(BYTES, min_size=1, max_size=4))
-                writes.append(Batch(stream, epoch, known.position, records))
+                writes.append(Batch(stream, fence, known.position, records))
             if not stale[-1]:
                 known.do(writes[-1])
         self.last = writes, stale
@@ -210,8 +215,8 @@ class StoreMachine(RuleBasedStateMachine):
     def keep_or_forget(self, data: st.DataObject, name: str, snapshot: bytes, stale: bool, forgets: bool) -> None:
         stream = data.draw(self._held())
         known = self.model[stream]
-        epoch = known.epoch - stale
-        done = self.store.forget(stream, epoch, name) if forgets else self.store.keep(stream, epoch, name, snapshot)
+        fence = older(known.fence, stale)
+        done = self.store.forget(stream, fence, name) if forgets else self.store.keep(stream, fence, name, snapshot)
         if stale:
             with pytest.raises(FencedError):
                 self.now(done)
@@ -227,9 +232,9 @@ class StoreMachine(RuleBasedStateMachine):
         stream = data.draw(self._held())
         if stale:
             with pytest.raises(FencedError):
-                self.now(self.store.delete(stream, self.model[stream].epoch - 1))
+                self.now(self.store.delete(stream, older(self.model[stream].fence)))
             return
-        self.now(self.store.delete(stream, self.model.pop(stream).epoch))
+        self.now(self.store.delete(stream, self.model.pop(stream).fence))
         self.last = [], []
 
     @precondition(any_held)
@@ -237,7 +242,7 @@ class StoreMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject, stale: bool) -> None:
         stream = data.draw(self._held())
         before = self.now(self.store.describe(stream))
-        self.now(self.store.release(stream, self.model[stream].epoch - stale))
+        self.now(self.store.release(stream, older(self.model[stream].fence, stale)))
         after = self.now(self.store.describe(stream))
         assert after.owner == (before.owner if stale else None)
         # Who released a stream may still write to it, until someone acquires it.
@@ -248,9 +253,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.open()
         for stream, known in self.model.items():
             epoch = self.now(self.store.describe(stream)).epoch
-            assert epoch >= known.epoch
-            if epoch > known.epoch:  # Who held it before is fenced.
-                known.epoch, known.held, self.last = epoch, False, ([], [])
+            assert epoch >= known.fence.epoch
+            if epoch > known.fence.epoch:  # Who held it before is fenced.
+                known.fence, known.held, self.last = Fence(epoch), False, ([], [])
 
     @invariant()
     def everything_is_as_it_should_be(self) -> None:
@@ -260,7 +265,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.now(listed()) == sorted(self.model)
         for stream, known in self.model.items():
             found = self.now(self.store.describe(stream))
-            assert (found.birth, found.epoch) == (known.birth, known.epoch)
+            assert (found.birth, found.epoch) == (known.birth, known.fence.epoch)
             assert (found.start, found.position) == (known.start, known.position)
             assert self.now(self.store.kept(stream)) == list(known.kept)
             for name, snapshot in known.kept.items():

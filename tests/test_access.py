@@ -30,6 +30,8 @@ from protodcs.serve.owners.router import OwnerLostError
 from protodcs.serve.settings import ServeConfig
 from test_service_app import AS_JSON, BYTES, PNG, FakeEncoding, Service, decisions_of, words_of
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 NEW = {"id": "s", "prototypes": ROWS.tolist()}
 NAME = {"name": "kept"}
 ROLES = ("read", "observe", "admin")
@@ -119,7 +121,7 @@ BODIES = {
     "/v1/streams": {"json": NEW},
     "/v1/streams/{stream}/observe": {"content": feature(0)},
     "/v1/streams/{stream}/peek": {"content": feature(0)},
-    "/v1/streams/{stream}/snapshots": {"json": NAME},
+    "/v1/streams/{stream}/snapshots": {"json": {**NAME, "replace": True}},
     "/v1/streams/{stream}/rollback": {"json": NAME},
     "/v1/owners": {"json": {"count": 2}},
 }
@@ -171,7 +173,8 @@ def test_each_route_lets_in_who_may_and_nobody_else(tmp_path):
                     if "acme/s" not in service.store.content:
                         assert (await service.made()).status_code == 201
                     if "kept" not in service.store.content["acme/s"].kept:
-                        kept = await service.ask("acme admin", "POST", "/v1/streams/s/snapshots", json=NAME)
+                        saved = {**NAME, "replace": True}
+                        kept = await service.ask("acme admin", "POST", "/v1/streams/s/snapshots", json=saved)
                         assert kept.status_code == 201
                     before = {name: stream.journal[:] for name, stream in service.store.content.items()}
                     response = await service.ask(who, method, place(path), **BODIES.get(path, {}))
@@ -392,7 +395,7 @@ def test_words_name_streams_as_their_tenant_does(tmp_path):
     async def run():
         async with guarded(tmp_path) as service:
             words = words_of(await service.made(preset="paper"), 409)
-            assert "the stream 's' exists already" in words
+            assert "the stream 's' already exists" in words
             words = words_of(await service.ask("acme read", "GET", "/v1/streams/it's"), 404)
             assert '"it\'s"' in words
             words = words_of(await service.ask("acme admin", "POST", "/v1/streams/s/rollback", json=NAME), 404)

@@ -20,6 +20,9 @@ from protodcs import ahead
 from protodcs.ahead import Ahead
 from protodcs.errors import UsageError
 
+# Seconds after which a test gives up: only a program that hangs takes so long.
+HANG = 300
+
 
 def workers():
     return [thread for thread in threading.enumerate() if thread.name == "protodcs-ahead"]
@@ -62,7 +65,7 @@ class Counted:
 
     def settled(self, expected):
         """Wait until so many were taken, and a little longer: whether no more are."""
-        end = time.monotonic() + 30
+        end = time.monotonic() + HANG
         while self.taken < expected and time.monotonic() < end:
             time.sleep(0.001)
         time.sleep(0.05)
@@ -104,7 +107,7 @@ def test_a_result_is_there_before_the_next_item_is():
 
 
 def test_work_and_reader_run_at_the_same_time():
-    meeting = threading.Barrier(2, timeout=30)
+    meeting = threading.Barrier(2, timeout=HANG)
 
     def work(items):
         for item in items:
@@ -216,10 +219,11 @@ def test_an_endless_reader_is_stopped_in_the_middle_of_a_result():
 
 @pytest.mark.parametrize("what", ["an item", "an error", "the end"])
 def test_nothing_is_made_of_what_comes_when_the_reader_has_gone(what):
-    gate, made = threading.Event(), []
+    blocked, gate, made = threading.Event(), threading.Event(), []
 
     def items():
         yield 1
+        blocked.set()
         gate.wait()
         if what == "an error":
             raise ValueError
@@ -234,6 +238,7 @@ def test_nothing_is_made_of_what_comes_when_the_reader_has_gone(what):
         yield
 
     results = Ahead(stubborn, items(), 2)
+    blocked.wait()
     results.close()
     (left,) = workers()
     gate.set()
@@ -242,14 +247,17 @@ def test_nothing_is_made_of_what_comes_when_the_reader_has_gone(what):
 
 
 def test_items_that_block_before_the_first_hold_nobody_up():
-    gate = threading.Event()
+    blocked, gate = threading.Event(), threading.Event()
 
     class Slow:
         def __iter__(self):
+            blocked.set()
             gate.wait()
             return iter([1])
 
-    Ahead(doubled, Slow(), 2).close()
+    results = Ahead(doubled, Slow(), 2)
+    blocked.wait()
+    results.close()
     (left,) = workers()
     gate.set()
     left.join()
@@ -273,11 +281,12 @@ def test_a_result_in_the_making_is_waited_for():
 
 
 def test_a_blocked_item_holds_nobody_up_and_its_thread_ends_when_it_comes():
-    gate, closed = threading.Event(), []
+    blocked, gate, closed = threading.Event(), threading.Event(), []
 
     def items():
         try:
             yield 1
+            blocked.set()
             gate.wait()
             yield 2
         finally:
@@ -285,6 +294,7 @@ def test_a_blocked_item_holds_nobody_up_and_its_thread_ends_when_it_comes():
 
     results = Ahead(doubled, items(), 2)
     assert next(results) == 2
+    blocked.wait()
     results.close()
     (left,) = workers()
     gate.set()
@@ -408,21 +418,24 @@ def test_a_program_ends_although_its_reader_has_not(items):
         next(results)
         print("done")
     """)
-    output, errors = child.communicate(timeout=30)
+    output, errors = child.communicate(timeout=HANG)
     assert (child.returncode, output, errors) == (0, "done\n", "")
 
 
 def test_a_program_ends_only_after_the_result_that_its_thread_works_on():
     child = script("""
+        begun = threading.Event()
         def work(items):
             for item in items:
                 yield item
+                begun.set()
                 time.sleep(1)
                 print("worked", flush=True)
         results = Ahead(work, itertools.count(), 2)
         next(results)
+        begun.wait()
     """)
-    output, errors = child.communicate(timeout=30)
+    output, errors = child.communicate(timeout=HANG)
     assert (child.returncode, output, errors) == (0, "worked\n", "")
 
 
@@ -439,7 +452,7 @@ def test_an_interrupt_from_the_keyboard_reaches_a_reader_that_waits():
     """)
     assert child.stdout.readline() == "1\n"
     child.send_signal(signal.SIGINT)
-    output, errors = child.communicate(timeout=30)
+    output, errors = child.communicate(timeout=HANG)
     assert (child.returncode, output, errors) == (0, "interrupted\n", "")
 
 
@@ -448,13 +461,13 @@ def test_it_says_whether_the_next_result_or_the_end_is_there():
 
     def items():
         yield 1
-        gate.wait(10)
+        gate.wait()
 
     with closing(Ahead(iter, items(), 4)) as results:
         assert next(results) == 1
         assert not results.waiting
         gate.set()
-        end = time.monotonic() + 10
+        end = time.monotonic() + HANG
         while not results.waiting:
             assert time.monotonic() < end
             time.sleep(0.001)

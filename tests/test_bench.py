@@ -1,6 +1,5 @@
 import hashlib
 import json
-import os
 import re
 import signal
 import subprocess
@@ -18,6 +17,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from interrupting import interrupting
 from protodcs import Config, ProtoDCS, methods, metrics
 from protodcs.bench import cells, figures, grid, pack, preparation, rows, run, streams, traces
 from protodcs.cli import app
@@ -515,16 +515,15 @@ def test_a_run_that_was_stopped_goes_on_and_equals_one_that_was_not(command, tmp
 
 
 def test_a_killed_run_goes_on_and_equals_one_that_was_not(command, tmp_path):
-    methods = [{"method": "dpe", "label": str(size), "options": {"cache_size": size}} for size in (1, 2, 3)]
+    methods = [
+        {"method": "zero_shot", "label": score, "options": {"score": score}} for score in ("max", "mcm", "energy")
+    ]
     file = written(tmp_path, methods=methods)
     arguments = [sys.executable, "-m", "protodcs", "bench", "run", file, "--out", tmp_path / "killed", "--jobs", "1"]
-    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    try:
-        wait_for(lambda: list((tmp_path / "killed").glob("cells/*.parquet")))
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    assert json.loads(command(file, "--out", tmp_path / "killed", "--jobs", 1, "--json").output)["run"] in (1, 2)
+    before_the_second = interrupting(tmp_path, ".parquet", 2)
+    killed = subprocess.run(arguments, env=before_the_second, capture_output=True, start_new_session=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert json.loads(command(file, "--out", tmp_path / "killed", "--jobs", 1, "--json").output)["run"] == 2
     command(file, "--out", tmp_path / "whole", "--jobs", 1, "--json")
     assert same(done(tmp_path / "killed"), done(tmp_path / "whole"))
 
@@ -558,7 +557,7 @@ def test_no_jobs_are_refused(command, tmp_path):
     assert "--jobs 0" in command(written(tmp_path), "--out", tmp_path / "out", "--jobs", 0).output
 
 
-def wait_for(condition, seconds=120):
+def wait_for(condition, seconds=600):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never came"
@@ -631,9 +630,10 @@ def cluster():
     ray.shutdown()
 
 
-SLOW = [{"method": "dpe", "label": str(size), "options": {"cache_size": size}} for size in (1, 2, 3, 4)]
+SLOW = [{"method": "dpe", "label": str(size), "options": {"cache_size": size}} for size in (1, 2, 3)]
 
 
+@pytest.mark.ray
 def test_ray_gives_the_same_rows_and_a_killed_worker_costs_only_its_cell(cluster, data_folder, tmp_path, features):
     methods = [{"method": "zero_shot", "label": "plain"}, *SLOW]
     plan = run.planned(grid.Grid(**words(streams=[PACKED], methods=methods)), tmp_path / "ray")
@@ -653,6 +653,7 @@ def test_ray_gives_the_same_rows_and_a_killed_worker_costs_only_its_cell(cluster
     assert same(done(tmp_path / "ray"), done(tmp_path / "here"))
 
 
+@pytest.mark.ray
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 def test_methods_over_images_give_the_same_rows_on_ray(cluster, command, tmp_path, features):
     few = {**PIXELS, "protocols": ["continual"], "corruptions": ["fog"]}
@@ -666,9 +667,11 @@ def test_methods_over_images_give_the_same_rows_on_ray(cluster, command, tmp_pat
 
 def _workers(title):
     found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if process.info["cmdline"] and process.info["cmdline"][0].startswith(title):
-            found.append(process)
+    # Among our own children only: other tests may run Ray on this machine too.
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "".join(process.cmdline()[:1]).startswith(title):
+                found.append(process)
     return found
 
 

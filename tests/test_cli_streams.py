@@ -52,7 +52,7 @@ def test_a_stream_from_its_creation_to_its_end(run, rows, service, tmp_path):
     ]  # fmt: skip
     assert {"label", "p_unknown", "epoch", "repeated"} <= set(lines[0])
     assert json.loads(run("snapshot", "c", "five", "--json")) == {
-        "kept": "five", "position": 5, "epoch": 1, "repeated": False
+        "saved": "five", "position": 5, "epoch": 1, "repeated": False
     }  # fmt: skip
     assert run("snapshots", "c") == "five\n"
     assert json.loads(run("snapshots", "c", "--json")) == {"snapshots": ["five"]}
@@ -61,7 +61,7 @@ def test_a_stream_from_its_creation_to_its_end(run, rows, service, tmp_path):
     assert "unfrozen: c" in run("unfreeze", "c")
     assert "reset: c" in run("reset", "c")
     assert json.loads(run("show", "c", "--json"))["sequence"] == 0
-    assert "back at: five" in run("rollback", "c", "five")
+    assert "restored: five" in run("rollback", "c", "five")
     assert "sequence: 5" in run("show", "c")
     assert json.loads(run("decisions", "c", "--last", "1", "--json"))["position"] == 4
     assert run("decisions", "c").startswith("4: ")
@@ -70,7 +70,7 @@ def test_a_stream_from_its_creation_to_its_end(run, rows, service, tmp_path):
     assert "added: owl" in run("add-class", "c", "owl", "--prototype", tmp_path / "one.npy")
     assert "removed: owl" in run("remove-class", "c", "owl")
     assert "imported" in run("import", "c", state)
-    assert "forgotten: five" in run("forget", "c", "five")
+    assert "deleted: five" in run("delete-snapshot", "c", "five")
     assert run("snapshots", "c") == ""
     run("create", "d", "--like", "c")
     assert run("list").split() == ["c", "d", "s"]

@@ -342,13 +342,13 @@ def test_a_second_thread_inside_one_engine_is_refused(variant):
 
     def slow(*arguments):
         inside.set()
-        release.wait(10)
+        release.wait(300)
         return original(*arguments)
 
     engine._advance = slow
     worker = threading.Thread(target=lambda: told.append(engine.observe(features[0])))
     worker.start()
-    inside.wait(10)
+    assert inside.wait(300)
     with pytest.raises(UsageError, match="another thread"):
         engine.observe(features[1])
     with pytest.raises(UsageError, match="another thread"):

@@ -1,15 +1,14 @@
 """`protodcs corrupt`: copies on disk are what `corrupt` gives, in the layouts others publish, and survive a kill."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 
+from interrupting import interrupting
 from protodcs.data import open_source
 from protodcs.data.copies import Copies
 from protodcs.data.corruptions import corrupt
@@ -185,14 +184,13 @@ def test_corrupt_killed_and_resumed_gives_the_same_bytes(digits, tmp_path, data_
     assert whole.returncode == 0, whole.stderr[-2000:]
     assert json.loads(whole.stdout)["written"] == 15
     assert json.loads(whole.stdout)["images"] == 15 * 5 * 40
-    child = subprocess.Popen(command(tmp_path / "cut"), stdout=subprocess.DEVNULL, start_new_session=True)
-    while child.poll() is None and len(list((tmp_path / "cut").glob("*.npy"))) < 4:
-        time.sleep(0.002)
-    os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+    cut = subprocess.run(
+        command(tmp_path / "cut"), env=interrupting(tmp_path, ".npy", 4), check=False, start_new_session=True
+    )
+    assert cut.returncode == -signal.SIGKILL
     again = subprocess.run(command(tmp_path / "cut"), capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr[-2000:]
-    assert 0 < json.loads(again.stdout)["written"] < 15
+    assert json.loads(again.stdout)["written"] == 15 - 3
     assert {file.name for file in (tmp_path / "whole").iterdir()} == {
         file.name for file in (tmp_path / "cut").iterdir()
     }

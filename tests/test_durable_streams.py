@@ -1,162 +1,312 @@
-"""The service as a whole under faults: nothing that was acknowledged is lost, doubled or reordered, and nothing hangs.
+"""The service as a whole under faults: every acknowledged observe is applied exactly once, in order, and never lost.
 
-Real processes: Ray, four owners, Redis that waits for its disk. The faults come at random moments from a printed seed.
+Real processes: Ray, workers, two ingress replicas, an encoder, and a Redis that waits for its disk. The faults come
+from a printed seed; set PROTODCS_FAULT_SEED to repeat a run.
 """
 
 import asyncio
+import io
 import os
+import random
+import shutil
+import subprocess
 import time
+from collections import Counter
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
 import psutil
 import pytest
+from PIL import Image
 
-from protodcs import Config, ProtoDCS
+from conftest import random_stream
+from protodcs import Client, Config
+from protodcs.data import open_source
 from protodcs.serve.guard import GuardSettings
 from redis_server import RedisServer
-from service.checker import check, reference
-from service.client import Repetitions, drive
-from service.faults import in_words, inflict, plan, until
-from service.history import History, key_of
-from service.rig import Service, ServiceRig
+from service.checker import Kind, Stress, Violation, check, replay
+from service.faults import Processes, describe, inject, plan, until
+from service.journal import entry_of, journal_from_answers, journals_from_aof, merged, takeovers
+from service.load import Habits, Load, feature_programs, image_programs
+from service.local_faults import FAULTS
+from service.rig import Rig, Service
 
+pytestmark = pytest.mark.ray
+
+CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 LEASE = 1.5
 REQUEST = 20.0
+# Only a service that hangs takes so long.
+HANG = 600.0
+STORED_ANSWERS = 64
+PROTOTYPES, FEATURES, _ = random_stream(classes=12, width=32, samples=5000, seed=1)
+
+
 SETTINGS = {
     "lease_seconds": LEASE,
     "attempt_seconds": 2.0,
     "request_seconds": REQUEST,
     "store_patience": 5.0,
-    # Small, so that streams are written whole, cut, put to sleep and woken all the time.
+    # Small, so that streams are saved, cut, unloaded and loaded all the time.
     "snapshot_records": 40,
     "snapshot_seconds": 2.0,
     "sleep_seconds": 1.5,
     "sleep_records": 10,
     "awake": 12,
-    # The undisturbed run that they are held against has none.
-    "guard": {"enabled": False},
+    "idempotency_answers": STORED_ANSWERS,
+    # Above the time for which a producer sends old requests again.
+    "idempotency_seconds": 1800.0,
+    # It acts now and then on these features.
+    "guard": {
+        "window": 32,
+        "keep_windows": 1,
+        "freeze_windows": 2,
+        "calm_windows": 1,
+        "sameness": 0.926,
+    },
 }
 
 
-def real_streams(clip_stream, count, length):
-    """So many streams of real CLIP features, and the prototypes of all of them."""
-    prototypes, features, _ = clip_stream("dtd")
-    rng = np.random.default_rng(7)
-    rows = [rng.choice(len(features), length, replace=length > len(features)) for _ in range(count)]
-    return prototypes, {f"camera {number}": features[row].astype(np.float32) for number, row in enumerate(rows)}
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of its own for Redis, which can run full; None if this machine does not allow one."""
+    image, folder = tmp_path / "disk.ext4", tmp_path / "disk"
+    folder.mkdir()
+    with image.open("wb") as file:
+        file.truncate(8 * 2**30)
+    commands = ["mkfs.ext4", "-q", "-F", "-m", "0", str(image)], ["mount", "-o", "loop", str(image), str(folder)]
+    mounted = all(
+        shutil.which(command[0]) and subprocess.run(command, capture_output=True, check=False).returncode == 0
+        for command in commands
+    )
+    yield folder if mounted else None
+    if mounted:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    image.unlink()
 
 
-async def nothing(_):
-    """No fault beside those of the plan."""
-
-
-def run(service, redis, prototypes, streams, counts, seed, beside=nothing):
-    """Load the service and inflict the faults; the history, and what was inflicted."""
-    length = sum(len(features) for features in streams.values())
-    planned = plan(seed, counts, length, pauses=(1.2 * LEASE, 3 * LEASE))
-    print(in_words(seed, planned))
-    history, done = History(), []
-    body = {"prototypes": prototypes.tolist()}
-
-    async def load(rig):
-        faults = asyncio.gather(inflict(planned, rig, lambda: history.acknowledged, done), beside(history))
-        await drive(
-            service.base_url,
-            streams,
-            birth=lambda _: body,
-            history=history,
-            concurrency=len(streams),
-            timeout=REQUEST + 10,
-            give_up=300.0,
-            repetitions=Repetitions(share=0.05),
-            seed=seed,
-        )
-        await asyncio.wait_for(faults, 120)
-
-    start = time.monotonic()
-    with ServiceRig(service, redis) as rig:
-        asyncio.run(load(rig))
-    print(f"{history.acknowledged} acknowledged in {time.monotonic() - start:.0f} s")
-    for fault in done:
-        print(fault)
-    return history, done
-
-
-def judge(service, prototypes, streams, history):
-    """All promises that were broken, by what the store holds in the end."""
-    expected = reference(streams, lambda _: ProtoDCS(prototypes))
-    intended = {stream: [key_of(stream, number) for number in range(len(rows))] for stream, rows in streams.items()}
-    return check(history.requests, intended, service.finals(), expected, deadline=REQUEST)
+@pytest.fixture
+def images(data_folder):
+    """Real images as PNG files."""
+    files = []
+    for pixels in open_source("cifar10-test").read(range(200)):
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "PNG")
+        files.append(file.getvalue())
+    return files
 
 
 def fault_seed():
     return int(os.environ.get("PROTODCS_FAULT_SEED", time.time()))
 
 
-def over_redis(tmp_path, clip_stream, count, length, counts):
-    prototypes, streams = real_streams(clip_stream, count, length)
-    with RedisServer(tmp_path) as redis:
-        service = Service(tmp_path, store=redis.url, owners=4, **SETTINGS)
-        with service:
-            history, done = run(service, redis, prototypes, streams, counts, fault_seed())
-        faults = judge(service, prototypes, streams, history)
-        assert not faults, faults[:10]
-        assert len(done) == sum(counts.values())
+def mixed_load(base_urls, seed, images, feature_streams, image_streams, samples, largest):
+    """Plan streams of features and streams of images that share `samples` evenly."""
+    rng, creations, programs = random.Random(seed), {}, []
+    each = samples // (feature_streams + image_streams)
+    for number in range(feature_streams):
+        stream = f"features-{number}"
+        creations[stream] = {"prototypes": PROTOTYPES}
+        programs += feature_programs(rng, stream, FEATURES, each, largest)
+    for number in range(image_streams):
+        stream = f"images-{number}"
+        creations[stream] = {"classes": CLASSES}
+        programs += image_programs(rng, stream, images, each)
+    return Load(base_urls, creations, programs, timeout=REQUEST + 40, give_up=900.0, seed=seed)
 
 
-def over_files(tmp_path, clip_stream, count, length, kills):
-    prototypes, streams = real_streams(clip_stream, count, length)
-    service = Service(tmp_path, store=f"files:{tmp_path / 'streams'}", **SETTINGS)
+async def run(load, rig, planned, done):
+    """Run the load while the faults are injected; faults that are still due when the load ends are injected then."""
+    loading = asyncio.create_task(asyncio.to_thread(load.run))
+    try:
+        await inject(planned, rig, lambda: load.rows if loading.done() else load.history.applied_rows, done)
+    except BaseException:
+        load.stop()
+        raise
+    await loading
+
+
+def judge(load, journals, streams, outages=()):
+    """Return all violations and the replays, from complete journals and what the store holds at the end."""
+    replays = {
+        stream: replay(spec, prototypes, [entry.payload for entry in journals.get(stream, ()) if entry.observe])
+        for stream, (_, spec, prototypes) in streams.items()
+    }
+    finals = {stream: final for stream, (final, _, _) in streams.items()}
+    violations = check(load.history.requests, journals, finals, replays, STORED_ANSWERS, outages)
+    for program, error in load.errors:
+        detail = f"producer {program.producer} ended with {error!r}"
+        violations.append(Violation(Kind.PROGRAM, program.stream, None, detail))
+    return violations, replays
+
+
+def report(violations):
+    """Return the violations as text: how many of each kind, and a few of each."""
+    counts = Counter(violation.kind for violation in violations)
+    few = [[v for v in violations if v.kind is kind][:3] for kind in counts]
+    return "\n".join([f"{dict(counts)}", *(str(violation) for some in few for violation in some)])
+
+
+def under_faults(tmp_path, disk, images, counts, **sizes):
+    """Load a service, inject the faults, and check every promise."""
+    seed, done = fault_seed(), []
+    settings = {**SETTINGS, "owners": 4, "ingresses": 2, "encoder": "mini", "audit": str(tmp_path / "audit.jsonl")}
+    rig = Rig(tmp_path, disk, **settings)
+    impossible = {"disk full": disk is None, "step clock": rig.clocks is None}
+    counts = {kind: count for kind, count in counts.items() if not impossible.get(kind)}
+    with rig:
+        load = mixed_load(rig.base_urls, seed, images, **sizes)
+        planned = plan(seed, counts, load.rows)
+        print(describe(seed, planned))
+        start = time.monotonic()
+        asyncio.run(run(load, rig, planned, done))
+        print(f"{load.history.applied_rows} of {load.rows} rows in {time.monotonic() - start:.0f} s")
+        rig.service.stop()
+        streams = rig.service.streams()
+        found = merged(journals_from_aof(folder) for folder in rig.folders)
+        fences = sum(takeovers(folder) for folder in rig.folders)
+    for fault in done:
+        print(fault)
+    journals = {stream: [entry_of(record) for record in records] for stream, records in found.items()}
+    violations, replays = judge(load, journals, streams, rig.outages)
+    stress = Stress.of(load.history.requests, len(done), fences, replays)
+    print(stress)
+    assert not violations, report(violations)
+    assert len(done) == len(planned)
+    assert not stress.missing("faults", "retries", "repeated_keys", "misuses", "fences", "guard_events"), stress
+
+
+def test_every_acknowledged_observe_is_applied_once_under_faults(tmp_path, disk, images):
+    kinds = ["fence worker", "kill worker", "pause worker", "kill ingress", "cut power", "lose replies of redis"]
+    kinds += ["lose replies to clients"]
+    sizes = {"feature_streams": 5, "image_streams": 2, "samples": 840, "largest": 128}
+    under_faults(tmp_path, disk, images, dict.fromkeys(kinds, 1), **sizes)
+
+
+def test_a_restored_redis_is_the_truth_though_workers_remember_more(tmp_path):
+    """A restore loses acknowledged requests by design. Then reads agree with what is left, and producers can resend."""
+    seed = fault_seed()
+    print(f"seed {seed}")
+    # Streams stay loaded, so that workers remember what the restore loses. No answer expires, because the second load
+    # sends requests again that the first load made old.
+    settings = {**SETTINGS, "sleep_seconds": 600.0, "owners": 3, "idempotency_answers": 100_000}
+    with Rig(tmp_path, **settings) as rig:
+        first, again = (mixed_load(rig.base_urls, seed, (), 8, 0, 1600, 128) for _ in range(2))
+        first.habits = Habits(misuse=0.0)
+        asyncio.run(loaded_with_backup(first, rig.redis, tmp_path / "backup"))
+        assert not first.errors
+        before = next_positions(rig.redis)
+        restore(rig.redis, tmp_path / "backup")
+        left = next_positions(rig.redis)
+        lost = sum(before.values()) - sum(left.values())
+        print(f"the restore lost {lost} of {sum(before.values())} records")
+        asyncio.run(until(lambda: told_positions(rig.service, left) == left, "reads that agree with the store", 60))
+        again.run()
+        with Client(rig.service.base_url) as client:
+            read = {stream: client.stream(stream).decisions(20) for stream in again.creations}
+        rig.service.stop()
+        streams = rig.service.streams()
+        journals = {s: [entry_of(r) for r in records] for s, records in journals_from_aof(rig.redis.folder).items()}
+    violations, _ = judge(again, journals, streams)
+    assert not violations, report(violations)
+    assert lost > 0
+    for stream, observed in read.items():
+        for seen in observed:
+            entry = journals[stream][seen.position]
+            assert (seen.epoch, seen.decision.score) == (entry.epoch, entry.answer["score"])
+
+
+async def loaded_with_backup(load, redis, backup):
+    """Run a load, and copy the append-only file to `backup` in the middle of it."""
+    loading = asyncio.create_task(asyncio.to_thread(load.run))
+    await until(lambda: load.history.applied_rows > load.rows / 2 or loading.done(), "half of the run", 300)
+    redis.pause()
+    shutil.copytree(redis.folder / "appendonlydir", backup)
+    redis.resume()
+    await loading
+
+
+def restore(redis, backup):
+    """Start Redis again from a backup."""
+    redis.kill()
+    shutil.rmtree(redis.folder / "appendonlydir")
+    shutil.copytree(backup, redis.folder / "appendonlydir")
+    redis.start()
+
+
+def next_positions(redis):
+    """Return where the next record of each stream goes, by the append-only file."""
+    return {stream: len(records) for stream, records in journals_from_aof(redis.folder).items()}
+
+
+def told_positions(service, streams):
+    """Return where the next record of each stream goes, as the service says."""
+    with Client(service.base_url) as client:
+        return {stream: client.stream(stream).status()["position"] for stream in streams}
+
+
+@pytest.mark.long
+def test_every_acknowledged_observe_of_60_streams_is_applied_once_under_all_faults(tmp_path, disk, images):
+    counts = {**dict.fromkeys(FAULTS, 3), "kill worker": 8, "pause worker": 6, "restart ray": 2}
+    sizes = {"feature_streams": 50, "image_streams": 10, "samples": 30_000, "largest": 1024}
+    under_faults(tmp_path, disk, images, counts, **sizes)
+
+
+def over_files(tmp_path, streams, samples, kills, beside=None):
+    """Load a service on files, kill its worker, and check every promise; returns the history."""
+    seed, done = fault_seed(), []
+    stored = {"idempotency_answers": 100_000}
+    service = Service(tmp_path, store=f"files:{tmp_path / 'streams'}", **{**SETTINGS, **stored})
+
+    async def run_both():
+        await asyncio.gather(run(load, rig, planned, done), *([] if beside is None else [beside(service, load)]))
+
     with service:
-        history, done = run(service, None, prototypes, streams, {"kill owner": kills}, fault_seed())
-    faults = judge(service, prototypes, streams, history)
-    assert not faults, faults[:10]
+        load = mixed_load([service.base_url], seed, (), streams, 0, samples, 128)
+        rig = SimpleNamespace(attack=Processes(service.processes))
+        planned = plan(seed, {"kill worker": kills}, load.rows)
+        print(describe(seed, planned))
+        asyncio.run(run_both())
+    sent = load.history.requests
+    journals = {stream: journal_from_answers(r for r in sent if r.stream == stream) for stream in load.creations}
+    violations, _ = judge(load, journals, service.streams())
+    assert not violations, report(violations)
     assert len(done) == kills
-
-
-def test_nothing_is_lost_while_owners_die_hang_come_and_go_and_redis_dies(tmp_path, clip_stream):
-    counts = {"kill owner": 3, "pause owner": 2, "kill store": 1, "add owner": 1, "remove owner": 1}
-    over_redis(tmp_path, clip_stream, 10, 120, counts)
+    return load.history
 
 
 @pytest.mark.long
-def test_nothing_is_lost_of_20000_samples_over_50_streams(tmp_path, clip_stream):
-    counts = {"kill owner": 20, "pause owner": 10, "kill store": 3, "add owner": 3, "remove owner": 2}
-    over_redis(tmp_path, clip_stream, 50, 400, counts)
+def test_every_acknowledged_observe_is_applied_once_on_files_while_the_worker_is_killed_50_times(tmp_path):
+    over_files(tmp_path, 50, 20_000, 50)
 
 
-@pytest.mark.long
-def test_nothing_is_lost_over_files_while_their_process_is_killed_50_times(tmp_path, clip_stream):
-    over_files(tmp_path, clip_stream, 50, 400, 50)
+def test_a_service_on_files_is_stopped_and_killed_in_mid_work_and_started_again(tmp_path):
+    unsnapshotted = {}
 
-
-def test_a_service_on_files_is_stopped_and_killed_in_mid_work_and_started_again(tmp_path, clip_stream):
-    prototypes, streams = real_streams(clip_stream, 6, 100)
-    service = Service(tmp_path, store=f"files:{tmp_path / 'streams'}", **SETTINGS)
-
-    async def restart(history):
-        await until(lambda: history.acknowledged > 200, "a third of the run", 120)
+    async def restart(service, load):
+        await until(lambda: load.history.applied_rows > load.rows / 3, "a third of the run", HANG)
         await asyncio.to_thread(service.stop)
+        assert "stopped" in service.said[-1]
+        unsnapshotted.update(await service.unsnapshotted_records())
         await asyncio.to_thread(service.start)
-        await until(lambda: history.acknowledged > 400, "two thirds of the run", 120)
+        await until(lambda: load.history.applied_rows > 2 * load.rows / 3, "two thirds of the run", HANG)
         await asyncio.to_thread(service.kill)
         await asyncio.to_thread(service.start)
 
-    with service:
-        history, done = run(service, None, prototypes, streams, {"kill owner": 2}, fault_seed(), restart)
-    faults = judge(service, prototypes, streams, history)
-    assert not faults, faults[:10]
-    assert len(done) == 2
-    said = {attempt.words for request in history.requests for attempt in request.attempts}
-    assert any("the service is being stopped" in words for words in said), said
+    over_files(tmp_path, 6, 1200, 2, restart)
+    # The stop unloaded every stream: at most so many records of each are not in its snapshot.
+    assert len(unsnapshotted) == 6
+    assert max(unsnapshotted.values()) <= SETTINGS["sleep_records"]
 
 
 @pytest.mark.long
 def test_ten_minutes_of_load_do_not_make_it_grow(tmp_path, clip_stream):
     """Once streams have learned as much as they hold, no process grows by more than a tenth."""
     seconds = float(os.environ.get("PROTODCS_STEADY_SECONDS", 600))
-    prototypes, streams = real_streams(clip_stream, 8, 500)
+    prototypes, features, _ = clip_stream("dtd")
+    rng = np.random.default_rng(7)
+    streams = {f"camera {number}": features[rng.choice(len(features), 500)].astype("<f4") for number in range(8)}
     # Until the memories of an engine are full, and both good states that its guard keeps are of such an engine.
     guard = GuardSettings()
     learned = Config.preset("default").history + 2 * guard.keep_windows * guard.window

@@ -95,11 +95,11 @@ def test_a_feature_that_is_laid_out_otherwise_is_the_same_feature_at_about_the_s
     one, other = engines(prototypes, Config.preset("default"))
     spent = []
     for usual, unusual in zip(plain, others, strict=True):
-        start = time.perf_counter()
+        start = time.thread_time()
         expected = one.observe(usual)
-        middle = time.perf_counter()
+        middle = time.thread_time()
         found = other.observe(unusual)
-        spent.append((middle - start, time.perf_counter() - middle))
+        spent.append((middle - start, time.thread_time() - middle))
         for name in FIELDS:
             assert getattr(found, name) == getattr(expected, name), name
     usually, otherwise = np.median(spent, axis=0)

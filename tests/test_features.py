@@ -79,6 +79,7 @@ def done(extraction, how=run.in_a_loop, **options):
     return content(extraction.folder)
 
 
+@pytest.mark.ray
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 def test_ray_writes_the_bytes_that_a_plain_loop_writes(plan, cluster):
     in_a_loop = done(plan("loop"))
@@ -216,6 +217,7 @@ def test_a_run_killed_before_its_job_was_written_goes_on(plan):
     assert not (extraction.folder / "shards" / ".draft.tmp").exists()
 
 
+@pytest.mark.ray
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 def test_what_a_worker_refuses_is_told_in_its_own_words(sources, mini, tmp_path, cluster):
     (tmp_path / "set" / "cat").mkdir(parents=True)
@@ -273,6 +275,7 @@ def killed_and_resumed(arguments, folder, moments, rng):
     return json.loads(last.stdout)
 
 
+@pytest.mark.ray
 def test_features_killed_twice_and_resumed_are_byte_identical(small, tmp_path):
     known = small / "cifar10_test.parquet"
     whole = subprocess.run(
@@ -288,6 +291,7 @@ def test_features_killed_twice_and_resumed_are_byte_identical(small, tmp_path):
     assert 0 < report["extracted"] < 15 * 330
 
 
+@pytest.mark.ray
 @pytest.mark.long
 def test_all_of_cifar10_under_15_corruptions_killed_five_times(data_folder, tmp_path):
     rng = random.Random()

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import random_stream, unit
-from made_service import PROTOTYPES, ask, birth_of, create, done, started
+from made_service import LIMITS, PROTOTYPES, ask, birth_of, create, done, started
 from protodcs import Config, ProtoDCS, Prototypes
 from protodcs.core.decision import Decision
 from protodcs.errors import ConfigError, StoreError
 from protodcs.serve.guard import Action, Guard, GuardSettings
 from protodcs.serve.messages import Action as Ask
 from protodcs.serve.settings import ServeConfig
-from protodcs.serve.store.base import Held
+from protodcs.serve.store.base import Fence, Held
 from protodcs.serve.stream.answers import unpack_decision
 from protodcs.serve.stream.hosted import Birth, Hosted
 from protodcs.serve.stream.records import Kind, Record
@@ -303,7 +303,7 @@ def reckless_birth(**changes):
 
 
 def woken(snapshot=None, start=0, tail=(), epoch=1):
-    return Hosted(Held(epoch, reckless_birth(), snapshot, start, list(tail)), SHARED, 10, 3600.0)
+    return Hosted(Held(Fence(epoch), reckless_birth(), snapshot, start, list(tail)), SHARED, LIMITS)
 
 
 @pytest.fixture(scope="module")
@@ -350,10 +350,10 @@ def test_a_guarded_stream_wakes_to_the_bit_from_any_snapshot_and_goes_on_so(live
 
 
 def test_a_snapshot_without_a_guard_wakes_with_a_new_one():
-    plain = Hosted(Held(1, birth_of().pack(), None, 0, []), PROTOTYPES, 10, 3600.0)
+    plain = Hosted(Held(Fence(1), birth_of().pack(), None, 0, []), PROTOTYPES, LIMITS)
     assert plain.guard is None
     birth = birth_of().model_copy(update={"guard": GuardSettings()}).pack()
-    assert Hosted(Held(1, birth, plain.snapshot(), 0, []), PROTOTYPES, 10, 3600.0).guard.windows == 0
+    assert Hosted(Held(Fence(1), birth, plain.snapshot(), 0, []), PROTOTYPES, LIMITS).guard.windows == 0
 
 
 def test_a_birth_without_a_guard_is_written_as_before_there_were_guards():
@@ -365,7 +365,7 @@ def test_a_birth_without_a_guard_is_written_as_before_there_were_guards():
 
 def test_a_guard_that_is_switched_off_watches_nothing():
     birth = birth_of().model_copy(update={"guard": GuardSettings(enabled=False)}).pack()
-    assert Hosted(Held(1, birth, None, 0, []), PROTOTYPES, 10, 3600.0).guard is None
+    assert Hosted(Held(Fence(1), birth, None, 0, []), PROTOTYPES, LIMITS).guard is None
 
 
 def test_settings_of_the_service_hold_those_of_guards_and_say_what_is_wrong_with_them():
@@ -422,7 +422,7 @@ def guarded(prototypes, config, chosen):
     shared = Prototypes(prototypes)
     names = [str(k) for k in range(len(shared))]
     birth = Birth(config=config.model_dump(), classes=names, prototypes=shared.fingerprint, guard=chosen)
-    return Hosted(Held(1, birth.pack(), None, 0, []), shared, 0, 0.0)
+    return Hosted(Held(Fence(1), birth.pack(), None, 0, []), shared, LIMITS)
 
 
 def answers(hosted, features):

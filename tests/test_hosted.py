@@ -5,21 +5,27 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from made_service import BIRTH, FEATURES, PROTOTYPES, ROWS, birth_of, feature
+from made_service import BIRTH, FEATURES, LIMITS, PROTOTYPES, ROWS, birth_of, feature
 from protodcs import ProtoDCS
 from protodcs.core.prototypes import Prototypes
 from protodcs.errors import InputError, ProtoDCSError, StoreError, UsageError
 from protodcs.serve.guard import GuardSettings
-from protodcs.serve.store.base import Held
+from protodcs.serve.store.base import Fence, Held
 from protodcs.serve.stream.answers import pack_decision, unpack_decision
 from protodcs.serve.stream.hosted import Birth, Hosted, pack_class
+from protodcs.serve.stream.idempotency import digest_of
 from protodcs.serve.stream.records import LONGEST_KEY, Kind, Record
 
 NOW = 1_700_000_000.0
 
 
-def woken(snapshot=None, start=0, tail=(), epoch=1, answers=300, seconds=3600.0, birth=BIRTH):
-    return Hosted(Held(epoch, birth, snapshot, start, list(tail)), PROTOTYPES, answers, seconds)
+def woken(snapshot=None, start=0, tail=(), epoch=1, birth=BIRTH, limits=LIMITS):
+    return Hosted(Held(Fence(epoch), birth, snapshot, start, list(tail)), PROTOTYPES, limits)
+
+
+def found(hosted, kind, key, payload):
+    """Return the answer to a retry whose content is one payload."""
+    return hosted.applied(kind, key, digest_of(payload))
 
 
 def same(one, other):
@@ -27,7 +33,7 @@ def same(one, other):
     return (
         one.engine.snapshot() == other.engine.snapshot()
         and one.position == other.position
-        and list(one._remembered) == list(other._remembered)
+        and one._applied.pack() == other._applied.pack()
     )
 
 
@@ -43,6 +49,7 @@ def eventful(hosted):
         if number == 11:
             kept.append(hosted.state())
             yield Kind.KEEP, b"before the reset"
+            yield Kind.DELETE_SNAPSHOT, b"an older one"
         if number == 13:
             yield Kind.RESET, b""
         if number == 17:
@@ -134,7 +141,7 @@ def test_an_error_changes_nothing(kind, key, payload, error):
     with pytest.raises(error):
         hosted.change(kind, key, payload, NOW)
     assert (hosted.snapshot(), hosted.engine.snapshot()) == (before, engine)
-    assert hosted.known(kind, "k", payload) is None
+    assert found(hosted, kind, "k", payload) is None
 
 
 @pytest.mark.parametrize("payload", [b"", feature(0)[:-1], feature(0) * 2, bytes(128)])
@@ -149,7 +156,7 @@ def test_a_peek_at_a_bad_feature_is_refused_in_words(payload):
 def test_the_longest_key_is_taken():
     hosted = woken()
     hosted.change(Kind.OBSERVE, "k" * LONGEST_KEY, feature(0), NOW)
-    assert hosted.known(Kind.OBSERVE, "k" * LONGEST_KEY, feature(0)).position == 0
+    assert found(hosted, Kind.OBSERVE, "k" * LONGEST_KEY, feature(0)).position == 0
 
 
 def test_a_repeated_key_finds_what_was_answered_before_and_after_a_sleep():
@@ -162,12 +169,12 @@ def test_a_repeated_key_finds_what_was_answered_before_and_after_a_sleep():
     ):
         for data in journal:
             record = Record.unpack(data)
-            found = hosted.known(record.kind, record.key, record.payload)
-            assert (found.position, found.epoch, found.answer) == (record.position, record.epoch, record.answer)
-        assert hosted.known(Kind.OBSERVE, "never used", feature(0)) is None
+            answer = found(hosted, record.kind, record.key, record.payload)
+            assert (answer.position, answer.epoch, answer.answer) == (record.position, record.epoch, record.answer)
+        assert found(hosted, Kind.OBSERVE, "never used", feature(0)) is None
 
 
-def test_a_key_that_was_used_for_another_request_is_refused_in_words():
+def test_a_key_that_was_used_for_another_request_is_an_error():
     hosted = woken()
     hosted.change(Kind.OBSERVE, "mine", feature(0), NOW)
     hosted.change(Kind.KEEP, "kept", b"name", NOW)
@@ -178,8 +185,8 @@ def test_a_key_that_was_used_for_another_request_is_refused_in_words():
         (Kind.RESTORE, "mine", b"name"),
         (Kind.KEEP, "kept", b"another name"),
     ):
-        with pytest.raises(UsageError, match=f"the key '{key}' was used for another request.*use a key once"):
-            hosted.known(kind, key, payload)
+        with pytest.raises(UsageError, match=f"key '{key}' was used for a request with other content.*Use a new key"):
+            found(hosted, kind, key, payload)
     assert hosted.snapshot() == before
 
 
@@ -194,7 +201,7 @@ def test_an_answer_that_was_tampered_with_is_counted_when_it_is_replayed_and_sti
     assert hosted.different == 2
     assert hosted.engine.snapshot() == woken(None, 0, journal).engine.snapshot()
     # What a caller was told stays what it was.
-    assert unpack_decision(hosted.known(Kind.OBSERVE, "key-0", feature(0)).answer).p_unknown == 0.123
+    assert unpack_decision(found(hosted, Kind.OBSERVE, "key-0", feature(0)).answer).p_unknown == 0.123
 
 
 def test_a_journal_with_a_record_missing_doubled_or_damaged_is_refused():
@@ -234,14 +241,14 @@ def test_a_birth_from_the_future_is_refused_in_words():
 def test_a_stream_beside_other_prototypes_is_refused():
     hosted = woken()
     hosted.change(Kind.OBSERVE, "k", feature(0), NOW)
-    held = Held(2, BIRTH, hosted.snapshot(), 1, [])
+    held = Held(Fence(2), BIRTH, hosted.snapshot(), 1, [])
     with pytest.raises(ProtoDCSError):
-        Hosted(held, Prototypes(ROWS[::-1]), 300, 3600.0)
+        Hosted(held, Prototypes(ROWS[::-1]), LIMITS)
 
 
 def test_a_guard_goes_on_over_the_classes_that_there_are_now():
     guarded = birth_of().model_copy(update={"guard": GuardSettings(window=32, keep_windows=1)}).pack()
-    hosted = Hosted(Held(1, guarded, None, 0, []), PROTOTYPES, 10, 60.0)
+    hosted = Hosted(Held(Fence(1), guarded, None, 0, []), PROTOTYPES, LIMITS)
     journal = []
 
     def change(kind, payload):
@@ -255,15 +262,15 @@ def test_a_guard_goes_on_over_the_classes_that_there_are_now():
         if number == 110:
             snapshot, start = hosted.snapshot(), hosted.position
     assert hosted.guard.windows == 2
-    for held in (Held(1, guarded, None, 0, journal), Held(1, guarded, snapshot, start, journal[start:])):
-        again = Hosted(held, PROTOTYPES, 10, 60.0)
+    for held in (Held(Fence(1), guarded, None, 0, journal), Held(Fence(1), guarded, snapshot, start, journal[start:])):
+        again = Hosted(held, PROTOTYPES, LIMITS)
         assert again.engine.snapshot() == hosted.engine.snapshot()
         assert again.guard.pack() == hosted.guard.pack()
 
 
 def test_a_stream_that_goes_on_and_on_stops_growing():
     guarded = birth_of().model_copy(update={"guard": GuardSettings(window=32, keep_windows=1)}).pack()
-    hosted = woken(birth=guarded)
+    hosted = woken(birth=guarded, limits=LIMITS._replace(seconds=600.0))
     sizes = []
     for number in range(6000):
         hosted.change(Kind.OBSERVE, f"key-{number:09}", feature(number % len(FEATURES)), NOW + number)

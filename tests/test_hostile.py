@@ -16,6 +16,7 @@ from service.siege import besiege, prepare
 BODY_SECONDS = 5.0
 
 
+@pytest.mark.ray
 @pytest.mark.long
 def test_5000_attacks_kill_nothing_and_disturb_no_honest_stream(tmp_path, data_folder):
     seed = int(os.environ.get("PROTODCS_HOSTILE_SEED", time.time()))

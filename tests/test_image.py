@@ -404,7 +404,7 @@ def test_three_thousand_hostile_files_are_decoded_or_refused_in_words(data_folde
         [sys.executable, "-W", "error", "-X", "faulthandler", hostile_images.__file__, str(data_folder)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
     )
     assert child.returncode == 0, child.stderr[-3000:]
     report = json.loads(child.stdout)

@@ -157,10 +157,12 @@ def test_engine_follows_the_oracle_on_a_random_stream(name):
 
 @pytest.mark.parametrize("name", ON_REAL_DATA)
 def test_engine_follows_the_oracle_on_a_real_stream(name, clip_stream):
+    # The long test below takes the whole stream.
+    samples = 800 if name == "paper" else 300
     prototypes, features, _ = clip_stream("dtd")
-    report = teacher_forced(prototypes, features[:800], OPTIONS[name])
+    report = teacher_forced(prototypes, features[:samples], OPTIONS[name])
     report.check()
-    assert report.samples == 800
+    assert report.samples == samples
 
 
 @pytest.mark.long
@@ -185,9 +187,11 @@ def test_engine_follows_the_oracle_with_a_thousand_classes(name, clip_stream):
     teacher_forced(prototypes, features[:300], OPTIONS[name]).check()
 
 
+@pytest.mark.parametrize("samples", [800, pytest.param(None, marks=pytest.mark.long, id="all")])
 @pytest.mark.parametrize("name", ["paper", "verified, entropy gate"])
-def test_free_running_decisions_agree(name, clip_stream):
+def test_free_running_decisions_agree(name, samples, clip_stream):
     prototypes, features, _ = clip_stream("dtd")
+    features = features[:samples]
     config = Config.preset("paper", **OPTIONS[name])
     engine = ProtoDCS(prototypes, config=config)
     oracle = Oracle(engine._memory.text, config)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from functools import partial
 
 import pytest
 
@@ -13,6 +14,7 @@ from made_service import (
     ask,
     birth_of,
     create,
+    delete,
     done,
     engine_of,
     feature,
@@ -30,7 +32,11 @@ from protodcs.serve.owners import owner as owner_module
 from protodcs.serve.owners.owner import Owner
 from protodcs.serve.owners.ring import Ring
 from protodcs.serve.stream.answers import pack_decision
+from protodcs.serve.stream.hosted import pack_class
+from protodcs.serve.stream.idempotency import digest_of
 from protodcs.serve.stream.records import Record
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 STOPPED = Reply(Outcome.CLOSED, "the service is being stopped")
 
@@ -163,7 +169,7 @@ def test_a_repeated_request_is_answered_as_the_first_time_and_applied_once():
             assert engine_of(owner) == learned(6)
             other = await one(owner, observe(7, key="key-5"))
             assert other.outcome is Outcome.CONFLICT
-            assert "use a key once" in other.words
+            assert "Use a new key" in other.words
 
     asyncio.run(run())
 
@@ -575,7 +581,9 @@ def test_a_stream_that_cannot_be_written_whole_does_not_hold_up_the_others(monke
 
 def test_a_stream_that_remembers_no_answers_is_written_whole_too():
     async def run():
-        async with started(answers=0, answers_seconds=0, snapshot_records=3) as owner:
+        async with started(
+            idempotency_answers=0, idempotency_entries=0, idempotency_seconds=0, snapshot_records=3
+        ) as owner:
             for number in range(10):
                 await done(owner, observe(number))
             assert engine_of(owner) == learned(10)
@@ -588,7 +596,7 @@ def test_prototypes_that_no_stream_in_memory_uses_are_let_go():
         async with started() as owner:
             await done(owner, observe(0))
             assert len(owner._shared) == 1
-            await done(owner, ask(Action.DELETE))
+            await done(owner, await delete(owner))
             await turns()
             assert len(owner._shared) == 0
 
@@ -691,7 +699,7 @@ def test_a_stream_is_created_once_and_told_so():
             assert (again.outcome, again.repeated) == (Outcome.DONE, True)
             otherwise = await one(owner, create(birth=birth_of(trust_quantile=0.7).pack()))
             assert otherwise.outcome is Outcome.CONFLICT
-            assert "exists already and was created otherwise" in otherwise.words
+            assert "already exists with different settings" in otherwise.words
             assert engine_of(owner) == learned(1)
             assert await owner.streams() == ["s"]
 
@@ -717,8 +725,8 @@ def test_what_cannot_be_created_is_refused_in_words_and_leaves_no_trace(birth, w
     asyncio.run(run())
 
 
-def keep(name, key=None):
-    return ask(Action.KEEP, f"keep {name}" if key is None else key, name.encode())
+def keep(name, key=None, replace=False):
+    return ask(Action.KEEP, f"keep {name}" if key is None else key, name.encode(), replace=replace)
 
 
 def roll_back(name, key=None):
@@ -762,7 +770,7 @@ def test_repeated_keeps_and_rollbacks_are_done_once():
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("request_of", [keep, roll_back])
+@pytest.mark.parametrize("request_of", [partial(keep, replace=True), roll_back], ids=["keep", "roll_back"])
 def test_a_keep_or_rollback_that_is_asked_again_while_it_is_under_way_is_done_once(request_of):
     """As by a router whose first attempt took too long."""
 
@@ -788,7 +796,7 @@ def test_a_keep_or_rollback_that_is_asked_again_while_it_is_under_way_is_done_on
     asyncio.run(run())
 
 
-def test_a_keep_that_comes_late_does_not_replace_what_was_kept_by_its_repetition():
+def test_a_snapshot_that_is_saved_slowly_is_not_replaced_by_its_retry():
     class Held(MemoryStore):
         waits = None
 
@@ -803,25 +811,26 @@ def test_a_keep_that_comes_late_does_not_replace_what_was_kept_by_its_repetition
         async with started(store) as owner:
             await done(owner, observe(0))
             release = store.waits = asyncio.Event()
-            late = asyncio.create_task(one(owner, keep("a")))
+            first, retry = (asyncio.create_task(one(owner, keep("a"))) for _ in range(2))
             await turns()
-            await done(owner, keep("a"), observe(1))
             release.set()
-            assert (await late).repeated
+            assert not (await first).repeated
+            await done(owner, observe(1))
+            assert (await retry).repeated
             await done(owner, roll_back("a"))
             assert engine_of(owner) == learned(1)
 
     asyncio.run(run())
 
 
-def test_too_many_kept_snapshots_are_refused_in_words_and_a_name_may_be_used_again():
+def test_too_many_saved_snapshots_are_an_error_and_one_may_be_replaced():
     async def run():
         async with started(kept_snapshots=2) as owner:
             await done(owner, keep("a"), observe(0), keep("b"))
             full = await one(owner, keep("c"))
             assert full.outcome is Outcome.CONFLICT
-            assert "2 kept snapshots" in full.words
-            await done(owner, observe(1), keep("a", "anew"), observe(2), roll_back("a"))
+            assert "2 saved snapshots, which is the limit" in full.words
+            await done(owner, observe(1), keep("a", "anew", replace=True), observe(2), roll_back("a"))
             assert engine_of(owner) == learned(2)
             assert (await one(owner, ask(Action.KEPT))).facts == {"snapshots": ["b", "a"]}
 
@@ -847,7 +856,7 @@ def test_a_deleted_stream_is_gone_and_may_be_deleted_and_created_again():
         store = MemoryStore()
         async with started(store) as owner:
             await done(owner, observe(0), keep("a"))
-            first, again = await done(owner, ask(Action.DELETE, "a"), ask(Action.DELETE, "b"))
+            first, again = await done(owner, *[await delete(owner, key=key) for key in "ab"])
             assert (first.repeated, again.repeated) == (False, True)
             assert (await one(owner, observe(1))).outcome is Outcome.MISSING
             assert (store.content, store.shared) == ({}, {})
@@ -893,7 +902,7 @@ def test_a_damaged_stream_says_so_at_once_and_can_be_deleted():
             reply = await one(owner, observe(5))
             assert reply.outcome is Outcome.FAILED
             assert "does not match its checksum" in reply.words
-            await done(owner, ask(Action.DELETE))
+            await done(owner, await delete(owner))
             assert (await one(owner, observe(5))).outcome is Outcome.MISSING
 
     asyncio.run(run())
@@ -907,5 +916,232 @@ def test_a_kept_snapshot_is_forgotten():
             await done(owner, ask(Action.FORGET, "f", b"first"), ask(Action.FORGET, "g", b"never"))
             (reply,) = await done(owner, ask(Action.KEPT))
             assert reply.facts == {"snapshots": []}
+
+    asyncio.run(run())
+
+
+# Retries.
+
+
+def test_a_second_snapshot_of_the_same_name_needs_an_explicit_replacement():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as owner:
+            await done(owner, observe(0), keep("a", "first"), observe(1))
+            refused = await one(owner, keep("a", "second"))
+            assert refused.outcome is Outcome.CONFLICT
+            assert "a snapshot 'a' already" in refused.words
+            await done(owner, roll_back("a", "back"))
+            assert engine_of(owner) == learned(1)
+            await done(owner, observe(1, key="again"), keep("a", "third", replace=True), observe(2))
+            await done(owner, roll_back("a", "back to the third"))
+            assert engine_of(owner) == learned(2)
+
+    asyncio.run(run())
+
+
+def test_two_snapshots_of_one_name_at_the_same_time_do_not_both_succeed():
+    async def run():
+        async with started() as owner:
+            await done(owner, observe(0))
+            replies = await asyncio.gather(*(one(owner, keep("a", f"key of {number}")) for number in range(5)))
+            assert sorted(reply.outcome.name for reply in replies) == ["CONFLICT"] * 4 + ["DONE"]
+
+    asyncio.run(run())
+
+
+def test_a_snapshot_whose_worker_died_before_it_answered_is_saved_once():
+    """The retry must neither be a conflict with itself nor save what was learned since."""
+
+    class Dying(MemoryStore):
+        async def keep(self, *arguments):
+            await super().keep(*arguments)
+            raise StoreError("the worker died here")
+
+    async def run():
+        store = Dying()
+        async with started(store) as owner:
+            await done(owner, observe(0))
+            assert (await one(owner, keep("a"))).outcome is Outcome.LATER
+            await done(owner, observe(1))
+            # The retry does not save again, so it does not fail again.
+            await done(owner, keep("a"), roll_back("a"))
+            assert engine_of(owner) == learned(1)
+
+    asyncio.run(run())
+
+
+def test_a_delayed_delete_leaves_a_stream_alone_that_was_created_again():
+    async def run():
+        async with started() as owner:
+            await done(owner, observe(0))
+            delayed = await delete(owner, key="delayed")
+            await done(owner, await delete(owner), create(), observe(0))
+            (reply,) = await done(owner, delayed)
+            assert reply.repeated
+            assert engine_of(owner) == learned(1)
+
+    asyncio.run(run())
+
+
+def test_a_delayed_deletion_of_a_snapshot_leaves_one_alone_that_was_saved_again():
+    async def run():
+        async with started() as owner:
+            await done(owner, observe(0), keep("a"), ask(Action.FORGET, "f", b"a"), keep("a", "second"))
+            (reply,) = await done(owner, ask(Action.FORGET, "f", b"a"))
+            assert reply.repeated
+            assert (await one(owner, ask(Action.KEPT))).facts == {"snapshots": ["a"]}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("action", [Action.ROLLBACK, Action.IMPORT, Action.KEEP, Action.FORGET, Action.ADD_CLASS])
+def test_a_key_with_other_content_is_a_conflict_for_every_verb(action):
+    async def run():
+        async with started() as owner:
+            await done(owner, observe(0), keep("a"), keep("b"))
+            payload = {
+                Action.ROLLBACK: b"a",
+                Action.IMPORT: learned(1),
+                Action.KEEP: b"c",
+                Action.FORGET: b"a",
+                Action.ADD_CLASS: pack_class(feature(0), "owl"),
+            }[action]
+            first = (await done(owner, ask(action, "same key", payload)))[0]
+            again = (await done(owner, ask(action, "same key", payload)))[0]
+            assert again == first._replace(repeated=True)
+            other = learned(2) if action == Action.IMPORT else payload[:-1] + b"b"
+            before = engine_of(owner)
+            for changed in (ask(action, "same key", other), observe(1, key="same key")):
+                assert (await one(owner, changed)).outcome is Outcome.CONFLICT
+            assert engine_of(owner) == before
+
+    asyncio.run(run())
+
+
+def test_a_roll_back_and_an_import_of_the_same_bytes_are_different_requests():
+    async def run():
+        async with started() as owner:
+            await done(owner, observe(0), keep("a"), roll_back("a", "same key"))
+            assert (await one(owner, ask(Action.IMPORT, "same key", b"a"))).outcome is Outcome.CONFLICT
+
+    asyncio.run(run())
+
+
+def large(rows, key="large"):
+    """Return a request of many rows, as the ingress sends it."""
+    digest = digest_of(*map(feature, range(rows)))
+    return [observe(row, key=key, digest=digest, row=row) for row in range(rows)]
+
+
+def test_a_large_request_whose_answer_was_lost_is_applied_once_though_snapshots_were_made():
+    async def run():
+        store = MemoryStore()
+        async with started(store, snapshot_records=10, idempotency_answers=30, idempotency_entries=50) as owner:
+            first = await done(owner, *large(100))
+            async with started(store, streams=()) as successor:
+                again = await successor.handle(large(100))
+                outcomes = [reply.outcome for reply in again]
+                # The key is known for the whole request. Answers beyond the limit are gone, and say so.
+                kept = outcomes.count(Outcome.DONE)
+                assert 30 <= kept < 100
+                assert outcomes == [Outcome.EXPIRED] * (100 - kept) + [Outcome.DONE] * kept
+                assert again[-1] == first[-1]._replace(repeated=True)
+                assert engine_of(successor) == learned(100)
+
+    asyncio.run(run())
+
+
+def test_the_rest_of_a_request_that_was_applied_in_part_is_applied():
+    async def run():
+        store = MemoryStore()
+        async with started(store, snapshot_records=3) as owner:
+            await done(owner, *large(20)[:7])
+            async with started(store, streams=()) as successor:
+                replies = await done(successor, *large(20))
+                assert [reply.repeated for reply in replies] == [True] * 7 + [False] * 13
+                assert engine_of(successor) == learned(20)
+
+    asyncio.run(run())
+
+
+def test_a_worker_whose_clock_is_wrong_forgets_no_key(monkeypatch):
+    async def run():
+        store = MemoryStore()
+        async with started(store, snapshot_records=1, idempotency_entries=0) as owner:
+            await done(owner, observe(0))
+            monkeypatch.setattr(time, "time", lambda: 9e9)
+            await done(owner, observe(1), observe(2))
+            (reply,) = await done(owner, observe(0))
+            assert reply.repeated
+
+    asyncio.run(run())
+
+
+def test_a_key_expires_by_the_clock_of_the_store():
+    async def run():
+        store = MemoryStore()
+        changes = {"snapshot_records": 1, "idempotency_entries": 0, "idempotency_seconds": 300.0}
+        async with started(store, **changes) as owner:
+            await done(owner, observe(0))
+            store.clock_offset = 1000.0
+            await owner._renew()
+            await done(owner, observe(1))
+            (reply,) = await done(owner, observe(0))
+            assert not reply.repeated
+
+    asyncio.run(run())
+
+
+# The lease.
+
+
+def test_a_worker_whose_lease_was_lost_discards_its_streams_before_it_answers():
+    """As after a fail-over that lost the lease: another worker may have written meanwhile."""
+
+    async def run():
+        store = MemoryStore()
+        async with started(store) as owner, started(store, name="owner-1", streams=()) as other:
+            await done(owner, observe(0))
+            store.leases.pop("owner-0")
+            await done(other, observe(1)._replace(stand_in=True))
+            await other.drain(Reply(Outcome.CLOSED, "over"))
+            await owner._renew()
+            status = await one(owner, ask(Action.STATUS))
+            assert status.facts["position"] == 2
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_was_replaced_serves_nothing_until_its_successor_is_gone():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as owner, started(store, streams=()) as successor:
+            with pytest.raises(StoreError, match="another process has the lease"):
+                await owner._renew()
+            reply = await one(owner, ask(Action.STATUS))
+            assert reply.outcome is Outcome.LATER
+            await done(successor, observe(0))
+            await successor.drain(Reply(Outcome.CLOSED, "over"))
+            await owner._renew()
+            await done(owner, observe(1))
+            assert engine_of(owner) == learned(2)
+
+    asyncio.run(run())
+
+
+def test_a_store_that_was_replaced_makes_a_worker_read_its_streams_again():
+    """As after the promotion of a replica that had not received the last record."""
+
+    async def run():
+        store = MemoryStore()
+        async with started(store) as owner:
+            await done(owner, observe(0), observe(1))
+            store.content["s"].journal.pop()
+            store.generation = "the promoted replica"
+            peeked = await one(owner, ask(Action.STATUS))
+            assert peeked.facts["position"] == 1
+            await done(owner, observe(1))
+            assert engine_of(owner) == learned(2)
 
     asyncio.run(run())

@@ -18,6 +18,8 @@ from protodcs.serve.owners.owner import Owner
 from protodcs.serve.owners.router import LateError, OwnerLostError, Router
 from protodcs.serve.stream.answers import pack_decision
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 STREAMS = [f"s{number}" for number in range(6)]
 STEPS = 60
 FAULTS = 12
@@ -162,8 +164,10 @@ def script(chance, stream):
         action = chance.choice([Action.OBSERVE] * 10 + [Action.PEEK] * 2 + changes)
         if action in (Action.OBSERVE, Action.PEEK):
             yield Request(stream, action, f"key-{number}", feature(number))
+        elif action == Action.KEEP:
+            yield Request(stream, action, f"key-{number}", b"kept", replace=True)
         else:
-            yield Request(stream, action, f"key-{number}", b"kept" if action in (Action.KEEP, Action.ROLLBACK) else b"")
+            yield Request(stream, action, f"key-{number}", b"kept" if action == Action.ROLLBACK else b"")
 
 
 class Undisturbed:

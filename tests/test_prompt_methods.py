@@ -540,14 +540,14 @@ def test_a_second_thread_is_refused(clip, pictures, monkeypatch):
 
     def slow(image, sequence):
         inside.set()
-        done.wait(20)
+        done.wait(300)
         return views(image, sequence)
 
     monkeypatch.setattr(method, "_views", slow)
     worker = threading.Thread(target=method.observe_batch, args=([pictures[0]],))
     worker.start()
     try:
-        assert inside.wait(20)
+        assert inside.wait(300)
         with pytest.raises(UsageError, match="another thread"):
             method.observe_batch([pictures[1]])
         with pytest.raises(UsageError, match="another thread"):

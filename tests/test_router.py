@@ -16,6 +16,8 @@ from protodcs.serve.owners import router as router_module
 from protodcs.serve.owners.ring import Ring
 from protodcs.serve.owners.router import LateError, OverloadedError, OwnerLostError, Router
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 OWNERS = ["a", "b", "c"]
 
 

@@ -23,6 +23,8 @@ from service.hostile import Hostile
 from service.rig import Service
 from service.siege import besiege, prepare
 
+pytestmark = pytest.mark.ray
+
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 

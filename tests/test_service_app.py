@@ -24,6 +24,8 @@ from protodcs.serve.owners.owner import Owner
 from protodcs.serve.owners.router import OwnerLostError, Router
 from protodcs.serve.stream.answers import pack_decision, unpack_decision
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 BYTES = {"content-type": "application/octet-stream"}
 AS_JSON = {"content-type": "application/json"}
 PNG = {"content-type": "image/png"}
@@ -56,7 +58,7 @@ class Service:
     """An application over one owner, and the client that speaks to it; also what it asks of its cluster."""
 
     def __init__(self, encoding=None, **changes):
-        config = made_service.settings(**{"request_seconds": 5, **changes})
+        config = made_service.settings(**{"request_seconds": 60, **changes})
         self.store = MemoryStore()
         self.owner = Owner("owner-0", self.store, config)
         self.problem = None
@@ -198,7 +200,9 @@ def test_a_key_makes_a_request_safe_to_repeat():
             first = decisions_of(await service.observe(b"0 4", PNG, key="image"))
             assert decisions_of(await service.observe(b"0 4", PNG, key="image")) == [{**first[0], "repeated": True}]
             assert engine_of(service.owner) == learned(5)
-            assert "'one' was used for another request" in words_of(await service.observe(feature(9), key="one"), 409)
+            assert "'one' was used for a request with other content" in words_of(
+                await service.observe(feature(9), key="one"), 409
+            )
             headers = {"idempotency-key": "freeze"}
             told = [(await service.post("s/freeze", headers=headers)).json() for _ in range(2)]
             assert told == [{"position": 5, "epoch": 1, "repeated": repeated} for repeated in (False, True)]
@@ -239,8 +243,10 @@ def test_a_stream_is_created_from_prototypes_or_from_class_names():
         async with served(FakeEncoding()) as service:
             again = await service.create()
             assert (again.status_code, again.json()["classes"]) == (201, [str(number) for number in range(7)])
-            assert "created otherwise" in words_of(await service.create(preset="paper"), 409)
-            assert "created otherwise" in words_of(await service.create(config={"trust_quantile": 0.5}), 409)
+            assert "already exists with different settings" in words_of(await service.create(preset="paper"), 409)
+            assert "already exists with different settings" in words_of(
+                await service.create(config={"trust_quantile": 0.5}), 409
+            )
             named = await service.create(id="named", classes=list("abcdefg"), config={"trust_quantile": 0.5})
             assert named.json()["classes"] == list("abcdefg")
             assert named.json()["config"]["trust_quantile"] == 0.5
@@ -375,7 +381,7 @@ def test_too_many_kept_snapshots_are_409():
     async def run():
         async with served(kept_snapshots=1) as service:
             assert (await service.post("s/snapshots", json={"name": "a"})).status_code == 201
-            assert "forget one first" in words_of(await service.post("s/snapshots", json={"name": "b"}), 409)
+            assert "Delete one first" in words_of(await service.post("s/snapshots", json={"name": "b"}), 409)
 
     asyncio.run(run())
 
@@ -477,16 +483,16 @@ def test_bad_json_is_422_and_changes_nothing(body):
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("key", ["", "k" * 191, "\u00e9" * 96])
+@pytest.mark.parametrize("key", ["", "k" * 201, "\u00e9" * 101])
 def test_a_key_that_is_empty_or_too_long_is_422(key):
     async def run():
         async with served() as service:
             headers = {**BYTES, "idempotency-key": key.encode("latin-1")}
             for path in ("s/observe", "s/freeze"):
-                assert "1 to 190 bytes" in words_of(await service.post(path, feature(0), headers), 422)
-            assert decisions_of(await service.observe(feature(0), key="k" * 190))[0]["position"] == 0
+                assert "1 to 200 bytes" in words_of(await service.post(path, feature(0), headers), 422)
+            assert decisions_of(await service.observe(feature(0), key="k" * 200))[0]["position"] == 0
             body = FEATURES[:100].astype("<f4").tobytes()
-            assert len(decisions_of(await service.observe(body, key="m" * 190, params={"count": 100}))) == 100
+            assert len(decisions_of(await service.observe(body, key="m" * 200, params={"count": 100}))) == 100
 
     asyncio.run(run())
 
@@ -892,5 +898,127 @@ def test_the_open_inference_protocol_observes_on_the_stream_of_its_sequence():
             words_of(
                 await client.post("/v2/models/protodcs/infer", json={**body, "parameters": {"sequence_id": "x"}}), 404
             )
+
+    asyncio.run(run())
+
+
+# Retries.
+
+
+class DriftingEncoding(FakeEncoding):
+    """Gives each image other last bits each time, as an encoder does whose batches differ; counts what it encoded."""
+
+    def __init__(self):
+        self.encoded = 0
+
+    async def encode(self, image):
+        self.encoded += 1
+        drift = np.float32(1 + 1e-6 * self.encoded)
+        numbers = np.frombuffer(await super().encode(image), dtype="<f4").copy()
+        numbers[0] *= drift
+        return numbers.astype("<f4").tobytes()
+
+
+IMAGES = {"content": b"0 1", "headers": {"content-type": "image/png", "idempotency-key": "k"}}
+OTHER_IMAGES = {"content": b"0 2", "headers": {"content-type": "image/png", "idempotency-key": "k"}}
+
+
+def test_an_image_that_is_sent_again_gets_its_first_answer_and_is_not_encoded_again():
+    async def run():
+        encoding = DriftingEncoding()
+        async with served(encoding) as service:
+            first = decisions_of(await service.client.post("/v1/streams/s/observe", **IMAGES))
+            again = decisions_of(await service.client.post("/v1/streams/s/observe", **IMAGES))
+            assert [one["repeated"] for one in (*first, *again)] == [False, True]
+            assert {**again[0], "repeated": False} == first[0]
+            assert encoding.encoded == 1
+            words_of(await service.client.post("/v1/streams/s/observe", **OTHER_IMAGES), 409)
+            assert encoding.encoded == 1
+
+    asyncio.run(run())
+
+
+def test_images_that_are_sent_again_at_the_same_time_are_applied_once():
+    async def run():
+        async with served(DriftingEncoding()) as service:
+            responses = await asyncio.gather(
+                *(service.client.post("/v1/streams/s/observe", **IMAGES) for _ in range(8))
+            )
+            found = [one for response in responses for one in decisions_of(response)]
+            assert sorted(one["repeated"] for one in found) == [False] + [True] * 7
+            assert len({json.dumps({**one, "repeated": False}) for one in found}) == 1
+
+    asyncio.run(run())
+
+
+def test_a_form_of_images_is_recognised_whatever_its_boundary():
+    async def run():
+        encoding = DriftingEncoding()
+        files = [("image", (str(number), f"0 {number}".encode())) for number in range(3)]
+        async with served(encoding) as service:
+            headers = {"idempotency-key": "k"}
+            first = decisions_of(await service.client.post("/v1/streams/s/observe", files=files, headers=headers))
+            again = decisions_of(await service.client.post("/v1/streams/s/observe", files=files, headers=headers))
+            assert [{**one, "repeated": True} for one in first] == again
+            assert encoding.encoded == 3
+            fewer = await service.client.post("/v1/streams/s/observe", files=files[:2], headers=headers)
+            words_of(fewer, 409)
+
+    asyncio.run(run())
+
+
+def test_a_retry_whose_answer_is_no_longer_stored_is_410_and_applied_once():
+    async def run():
+        changes = {"snapshot_records": 1, "idempotency_answers": 1}
+        async with served(**changes) as service:
+            bodies = [{"content": feature(number), "headers": {"idempotency-key": f"{number}"}} for number in range(3)]
+            for body in bodies:
+                decisions_of(await service.client.post("/v1/streams/s/observe", **body))
+            said = words_of(await service.client.post("/v1/streams/s/observe", **bodies[0]), 410)
+            assert "already applied, and its answer is no longer stored" in said
+            assert (await service.client.get("/v1/streams/s")).json()["position"] == 3
+
+    asyncio.run(run())
+
+
+def test_the_same_key_with_more_or_fewer_rows_is_409():
+    async def run():
+        async with served() as service:
+            rows = b"".join(map(feature, range(4)))
+            headers = {"idempotency-key": "k"}
+            decisions_of(await service.client.post("/v1/streams/s/observe?count=4", content=rows, headers=headers))
+            for count, content in ((1, feature(0)), (3, rows[: 3 * len(feature(0))]), (2, rows)):
+                path = f"/v1/streams/s/observe?count={count}"
+                response = await service.client.post(path, content=content, headers=headers)
+                assert response.status_code in (409, 422), response.text
+            assert (await service.client.get("/v1/streams/s")).json()["position"] == 4
+
+    asyncio.run(run())
+
+
+def test_a_snapshot_of_a_taken_name_is_409_unless_it_is_replaced():
+    async def run():
+        async with served() as service:
+            path, name = "/v1/streams/s/snapshots", {"name": "a"}
+            assert (await service.client.post(path, json=name)).status_code == 201
+            assert "snapshot 'a' already" in words_of(await service.client.post(path, json=name), 409)
+            assert (await service.client.post(path, json={**name, "replace": True})).status_code == 201
+
+    asyncio.run(run())
+
+
+def test_a_delete_of_an_earlier_incarnation_leaves_the_stream_alone():
+    async def run():
+        async with served() as service:
+            earlier = (await service.client.get("/v1/streams/s")).json()["incarnation"]
+            assert (await service.client.delete(f"/v1/streams/s?incarnation={earlier}")).status_code == 204
+            body = {"id": "s", "prototypes": ROWS.tolist()}
+            created = (await service.client.post("/v1/streams", json=body)).json()
+            assert created["incarnation"] != earlier
+            assert (await service.client.delete(f"/v1/streams/s?incarnation={earlier}")).status_code == 204
+            assert (await service.client.get("/v1/streams/s")).json()["incarnation"] == created["incarnation"]
+            assert (await service.client.delete("/v1/streams/s")).status_code == 204
+            assert (await service.client.get("/v1/streams/s")).status_code == 404
+            assert (await service.client.delete("/v1/streams/s")).status_code == 204
 
     asyncio.run(run())

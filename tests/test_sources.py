@@ -324,7 +324,7 @@ def test_a_pickled_source_reads_in_another_process(pictures, tmp_path):
         "    pixels = b''.join(image.tobytes() for image in source.read([5, 1, 5]))\n"
         "    print(source.fingerprint, hashlib.sha256(pixels).hexdigest())"
     )
-    child = subprocess.run([sys.executable, "-W", "error", "-c", code], input=data, capture_output=True, timeout=120)
+    child = subprocess.run([sys.executable, "-W", "error", "-c", code], input=data, capture_output=True, timeout=600)
     assert child.returncode == 0, child.stderr.decode()
     lines = child.stdout.decode().split("\n")[:-1]
     assert [line.split()[0] for line in lines] == [source.fingerprint for source in sources]
@@ -993,5 +993,5 @@ def test_importing_the_room_is_light():
         "room.names(); room.open_source\n"
         "assert not {'PIL', 'pyarrow', 'scipy', 'torch'} & set(sys.modules), sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
     assert decode is not None

@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+import shutil
+import threading
 import time
 from contextlib import asynccontextmanager
 
@@ -17,12 +19,13 @@ from protodcs.errors import ConfigError, FencedError, HeldError, StoreError, Unk
 from protodcs.serve.messages import Action, Outcome, Request
 from protodcs.serve.owners.owner import Owner
 from protodcs.serve.settings import ServeConfig
-from protodcs.serve.store.base import Batch, Checkpoint
-from protodcs.serve.store.redis import Durability, RedisStore
+from protodcs.serve.store import open_store
+from protodcs.serve.store.base import Batch, Checkpoint, Fence
+from protodcs.serve.store.redis import RedisStore
 from protodcs.serve.stream.hosted import Birth
 from protodcs.serve.stream.shared import pack_prototypes
 from redis_server import RedisServer, free_port
-from store_contract import BLOB, STORES, StoreMachine, begun, of_every_store
+from store_contract import BLOB, STORES, StoreMachine, begun, of_every_store, older
 
 ODD_IDS = ["", " ", "a:b", "meta:a", "../up", "a/b", "\n\r\0", "*?[a]", "{a}", "\u00e9", "e\u0301", "\U0001f600", "%2e",
            "a" * 2000, "\ud800", "\ud83d\ude00", "A", "a", ".", "..", "-rf", "CON"]  # fmt: skip
@@ -59,10 +62,14 @@ async def test_what_was_never_created_is_unknown(store):
         await store.acquire("nobody", "one", "1")
     with pytest.raises(UnknownStreamError, match="nobody"):
         await store.describe("nobody")
-    await store.release("nobody", 1)
+    await store.release("nobody", Fence(1))
     assert await store.kept("nobody") == []
     assert await store.kept_snapshot("nobody", "x") is None
-    for attempt in (store.keep("nobody", 1, "x", b""), store.forget("nobody", 1, "x"), store.delete("nobody", 1)):
+    for attempt in (
+        store.keep("nobody", Fence(1), "x", b""),
+        store.forget("nobody", Fence(1), "x"),
+        store.delete("nobody", Fence(1)),
+    ):
         with pytest.raises(FencedError, match="nobody"):
             await attempt
     assert await ids(store) == []
@@ -70,43 +77,43 @@ async def test_what_was_never_created_is_unknown(store):
 
 @of_every_store
 async def test_records_come_back_in_order_and_to_the_byte(store):
-    epoch = await begun(store)
+    fence = await begun(store)
     records = [b"", b"\0", b"\r\n", bytes(range(256)), b"$-1\r\n", random.Random(0).randbytes(300_000)]
-    assert await store.commit([Batch("s", epoch, 0, records[:2]), Batch("s", epoch, 2, records[2:])]) == [None, None]
+    assert await store.commit([Batch("s", fence, 0, records[:2]), Batch("s", fence, 2, records[2:])]) == [None, None]
     assert await tail(store) == records
 
 
 @of_every_store
 async def test_each_acquisition_raises_the_epoch(store):
-    epochs = [await begun(store), *[(await store.acquire("s", "one", "1")).epoch for _ in range(3)]]
-    assert epochs == sorted(set(epochs))
-    assert (await store.describe("s")).epoch == epochs[-1]
+    fences = [await begun(store), *[(await store.acquire("s", "one", "1")).fence for _ in range(3)]]
+    assert fences == sorted(set(fences))
+    assert (await store.describe("s")).epoch == fences[-1].epoch
 
 
 @of_every_store
 async def test_a_checkpoint_cuts_the_records_that_it_covers_and_no_others(store):
-    epoch = await begun(store)
-    await store.commit([Batch("s", epoch, 0, [b"0", b"1", b"2"]), Checkpoint("s", epoch, 2, b"snapshot")])
-    await store.commit([Batch("s", epoch, 3, [b"3"])])
+    fence = await begun(store)
+    await store.commit([Batch("s", fence, 0, [b"0", b"1", b"2"]), Checkpoint("s", fence, 2, b"snapshot")])
+    await store.commit([Batch("s", fence, 3, [b"3"])])
     held = await store.acquire("s", "one", "1")
     assert (held.snapshot, held.start, held.tail, held.position) == (b"snapshot", 2, [b"2", b"3"], 4)
 
 
 @of_every_store
 async def test_a_checkpoint_of_all_leaves_an_empty_journal_that_goes_on(store):
-    epoch = await begun(store)
-    await store.commit([Batch("s", epoch, 0, [b"0", b"1"]), Checkpoint("s", epoch, 2, b"a")])
-    await store.commit([Batch("s", epoch, 2, [b"2"]), Checkpoint("s", epoch, 3, b"b")])
+    fence = await begun(store)
+    await store.commit([Batch("s", fence, 0, [b"0", b"1"]), Checkpoint("s", fence, 2, b"a")])
+    await store.commit([Batch("s", fence, 2, [b"2"]), Checkpoint("s", fence, 3, b"b")])
     held = await store.acquire("s", "one", "1")
     assert (held.snapshot, held.start, held.tail) == (b"b", 3, [])
-    assert await store.commit([Batch("s", held.epoch, 3, [b"3"])]) == [None]
+    assert await store.commit([Batch("s", held.fence, 3, [b"3"])]) == [None]
 
 
 @of_every_store
 async def test_a_batch_may_hold_thousands_of_records(store):
-    epoch = await begun(store)
+    fence = await begun(store)
     records = [b"%d" % number for number in range(12_345)]
-    assert await store.commit([Batch("s", epoch, 0, records)]) == [None]
+    assert await store.commit([Batch("s", fence, 0, records)]) == [None]
     assert await tail(store) == records
 
 
@@ -120,12 +127,12 @@ async def test_a_stale_epoch_can_write_nothing_at_all(store):
     stale = await begun(store)
     await store.commit([Batch("s", stale, 0, [b"0"])])
     await store.keep("s", stale, "kept", b"good")
-    epoch = (await store.acquire("s", "one", "2")).epoch
+    fence = (await store.acquire("s", "one", "2")).fence
     before = await store.describe("s")
 
     refused = await store.commit([Batch("s", stale, 1, [b"bad"]), Checkpoint("s", stale, 1, b"bad")])
     assert [type(answer) for answer in refused] == [FencedError, FencedError]
-    assert str(epoch) in str(refused[0])
+    assert str(fence.epoch) in str(refused[0])
     for attempt in (
         store.keep("s", stale, "kept", b"bad"),
         store.keep("s", stale, "other", b"bad"),
@@ -144,8 +151,8 @@ async def test_a_stale_epoch_can_write_nothing_at_all(store):
 
 @of_every_store
 async def test_an_epoch_that_was_never_given_out_can_write_nothing(store):
-    epoch = await begun(store)
-    refused = await store.commit([Batch("s", epoch + 1, 0, [b"bad"])])
+    fence = await begun(store)
+    refused = await store.commit([Batch("s", older(fence, -1), 0, [b"bad"])])
     assert isinstance(refused[0], FencedError)
     assert await tail(store) == []
 
@@ -180,13 +187,13 @@ async def test_one_fenced_write_among_good_ones_spoils_nothing(store):
 
 @of_every_store
 async def test_a_repeated_commit_is_done_once(store):
-    epoch = await begun(store)
+    fence = await begun(store)
     writes = [
-        Batch("s", epoch, 0, [b"0", b"1"]),
-        Checkpoint("s", epoch, 1, b"early"),
-        Batch("s", epoch, 2, [b"2"]),
-        Checkpoint("s", epoch, 3, b"late"),
-        Batch("s", epoch, 3, [b"3", b"4"]),
+        Batch("s", fence, 0, [b"0", b"1"]),
+        Checkpoint("s", fence, 1, b"early"),
+        Batch("s", fence, 2, [b"2"]),
+        Checkpoint("s", fence, 3, b"late"),
+        Batch("s", fence, 3, [b"3", b"4"]),
     ]
     assert await asyncio.gather(*(store.commit(writes) for _ in range(3))) == [[None] * 5] * 3
     assert await store.commit(writes) == [None] * 5
@@ -197,8 +204,8 @@ async def test_a_repeated_commit_is_done_once(store):
 @of_every_store
 async def test_snapshots_of_records_from_an_earlier_epoch_are_repeated_and_done_once(store):
     await store.commit([Batch("s", await begun(store), 0, [b"0", b"1", b"2"])])
-    epoch = (await store.acquire("s", "one", "1")).epoch
-    writes = [Checkpoint("s", epoch, 1, b"early"), Checkpoint("s", epoch, 2, b"late")]
+    fence = (await store.acquire("s", "one", "1")).fence
+    writes = [Checkpoint("s", fence, 1, b"early"), Checkpoint("s", fence, 2, b"late")]
     for _ in range(2):
         assert await store.commit(writes) == [None, None]
     held = await store.acquire("s", "one", "1")
@@ -207,13 +214,13 @@ async def test_snapshots_of_records_from_an_earlier_epoch_are_repeated_and_done_
 
 @of_every_store
 async def test_who_is_wrong_about_a_stream_is_fenced_and_its_neighbours_are_not(store):
-    epoch, other = await begun(store), await begun(store, "other")
-    await store.commit([Batch("s", epoch, 0, [b"0", b"1"])])
+    fence, other = await begun(store), await begun(store, "other")
+    await store.commit([Batch("s", fence, 0, [b"0", b"1"])])
     wrong = [
-        Batch("s", epoch, 3, [b"behind a gap"]),
-        Batch("s", epoch, 1, [b"1", b"there in part"]),
-        Batch("s", epoch, 0, [b"0", b"another"]),
-        Checkpoint("s", epoch, 3, b"of more than there is"),
+        Batch("s", fence, 3, [b"behind a gap"]),
+        Batch("s", fence, 1, [b"1", b"there in part"]),
+        Batch("s", fence, 0, [b"0", b"another"]),
+        Checkpoint("s", fence, 3, b"of more than there is"),
     ]
     *refused, fine = await store.commit([*wrong, Batch("other", other, 0, [b"0"])])
     for write, answer in zip(wrong, refused, strict=True):
@@ -228,46 +235,46 @@ async def test_who_is_wrong_about_a_stream_is_fenced_and_its_neighbours_are_not(
 @of_every_store
 async def test_what_an_earlier_epoch_wrote_is_no_repetition(store):
     await store.commit([Batch("s", await begun(store), 0, [b"0", b"1"])])
-    later = (await store.acquire("s", "one", "1")).epoch
+    later = (await store.acquire("s", "one", "1")).fence
     refused = await store.commit([Batch("s", later, 0, [b"0", b"1"]), Checkpoint("s", later, 2, b"all")])
     assert [type(answer) for answer in refused] == [FencedError, type(None)]
-    latest = (await store.acquire("s", "one", "1")).epoch
+    latest = (await store.acquire("s", "one", "1")).fence
     assert isinstance((await store.commit([Checkpoint("s", latest, 1, b"older")]))[0], FencedError)
     assert (await store.acquire("s", "one", "1")).snapshot == b"all"
 
 
 @of_every_store
 async def test_who_gave_a_stream_up_may_write_until_another_takes_it(store):
-    epoch = await begun(store)
-    await store.release("s", epoch)
+    fence = await begun(store)
+    await store.release("s", fence)
     await store.resign("one", "1")
-    assert await store.commit([Batch("s", epoch, 0, [b"0"]), Checkpoint("s", epoch, 1, b"snapshot")]) == [None, None]
-    await store.keep("s", epoch, "x", b"kept")
+    assert await store.commit([Batch("s", fence, 0, [b"0"]), Checkpoint("s", fence, 1, b"snapshot")]) == [None, None]
+    await store.keep("s", fence, "x", b"kept")
     held = await store.acquire("s", "two", "1")
     assert (held.snapshot, held.start, await store.kept("s")) == (b"snapshot", 1, ["x"])
-    assert isinstance((await store.commit([Batch("s", epoch, 1, [b"bad"])]))[0], FencedError)
+    assert isinstance((await store.commit([Batch("s", fence, 1, [b"bad"])]))[0], FencedError)
 
 
 @of_every_store
 async def test_a_write_to_a_deleted_stream_is_fenced(store):
-    epoch = await begun(store)
-    await store.delete("s", epoch)
-    refused = await store.commit([Batch("s", epoch, 0, [b"0"]), Checkpoint("s", epoch, 0, b"snapshot")])
+    fence = await begun(store)
+    await store.delete("s", fence)
+    refused = await store.commit([Batch("s", fence, 0, [b"0"]), Checkpoint("s", fence, 0, b"snapshot")])
     assert all(isinstance(answer, FencedError) for answer in refused)
     with pytest.raises(FencedError):
-        await store.keep("s", epoch, "x", b"bad")
+        await store.keep("s", fence, "x", b"bad")
     with pytest.raises(FencedError):
-        await store.delete("s", epoch)
+        await store.delete("s", fence)
     with pytest.raises(UnknownStreamError):
         await store.describe("s")
 
 
 @of_every_store
 async def test_a_deleted_stream_leaves_nothing_to_one_of_the_same_name(store):
-    epoch = await begun(store)
-    await store.commit([Batch("s", epoch, 0, [b"0", b"1"]), Checkpoint("s", epoch, 1, b"old")])
-    await store.keep("s", epoch, "x", b"old")
-    await store.delete("s", epoch)
+    fence = await begun(store)
+    await store.commit([Batch("s", fence, 0, [b"0", b"1"]), Checkpoint("s", fence, 1, b"old")])
+    await store.keep("s", fence, "x", b"old")
+    await store.delete("s", fence)
     assert await ids(store) == []
     await store.put_shared(BLOB, b"blob")
     assert await store.create("s", b"new", BLOB)
@@ -280,28 +287,28 @@ async def test_a_deleted_stream_leaves_nothing_to_one_of_the_same_name(store):
 async def test_who_held_a_stream_in_its_former_life_is_fenced_in_the_next(store):
     former = await begun(store)
     another = await begun(store, "another")
-    await store.delete("s", (await store.acquire("s", "one", "1")).epoch)
+    await store.delete("s", (await store.acquire("s", "one", "1")).fence)
     await store.delete("another", another)
     await store.put_shared(BLOB, b"blob")
     assert await store.create("s", b"", BLOB)
     # Before it has an owner again, and after.
     for _ in range(2):
-        refused = await store.commit([Batch("s", former, 0, [b"bad"]), Batch("s", former + 1, 0, [b"bad"])])
+        refused = await store.commit([Batch("s", former, 0, [b"bad"]), Batch("s", older(former, -1), 0, [b"bad"])])
         assert [type(answer) for answer in refused] == [FencedError, FencedError]
         assert await tail(store) == []
 
 
 @of_every_store
 async def test_kept_snapshots_are_listed_oldest_first_and_replaced_by_name(store):
-    epoch = await begun(store)
+    fence = await begun(store)
     for name in ("b", "a", "c"):
-        await store.keep("s", epoch, name, name.encode())
+        await store.keep("s", fence, name, name.encode())
     assert await store.kept("s") == ["b", "a", "c"]
-    await store.keep("s", epoch, "b", b"again")
+    await store.keep("s", fence, "b", b"again")
     assert await store.kept("s") == ["a", "c", "b"]
     assert await store.kept_snapshot("s", "b") == b"again"
-    await store.forget("s", epoch, "c")
-    await store.forget("s", epoch, "never there")
+    await store.forget("s", fence, "c")
+    await store.forget("s", fence, "never there")
     assert await store.kept("s") == ["a", "b"]
     assert await store.kept_snapshot("s", "c") is None
     # They stand beside the newest snapshot.
@@ -314,9 +321,9 @@ async def test_a_shared_blob_lives_as_long_as_a_stream_uses_it(store):
     await store.put_shared("fingerprint", b"prototypes")
     assert await store.create("a", b"", "fingerprint")
     assert await store.create("b", b"", "fingerprint")
-    await store.delete("a", (await store.acquire("a", "one", "1")).epoch)
+    await store.delete("a", (await store.acquire("a", "one", "1")).fence)
     assert await store.get_shared("fingerprint") == b"prototypes"
-    await store.delete("b", (await store.acquire("b", "one", "1")).epoch)
+    await store.delete("b", (await store.acquire("b", "one", "1")).fence)
     with pytest.raises(StoreError, match="fingerprint"):
         await store.get_shared("fingerprint")
     assert await store.get_shared(BLOB) == b"blob"
@@ -328,9 +335,9 @@ async def test_no_stream_begins_without_its_shared_blob(store):
         await store.create("s", b"", "nowhere")
     assert await ids(store) == []
     # It may have gone with the last that used it, though it was put again before that.
-    epoch = await begun(store)
+    fence = await begun(store)
     await store.put_shared(BLOB, b"blob")
-    await store.delete("s", epoch)
+    await store.delete("s", fence)
     with pytest.raises(StoreError, match=BLOB):
         await store.create("t", b"", BLOB)
     await store.put_shared(BLOB, b"blob")
@@ -340,16 +347,16 @@ async def test_no_stream_begins_without_its_shared_blob(store):
 @of_every_store
 async def test_ids_and_names_may_hold_any_characters(store):
     for stream in ODD_IDS:
-        epoch = await begun(store, stream, stream.encode("utf-8", "surrogatepass"))
-        await store.commit([Batch(stream, epoch, 0, [b"record of %d" % ODD_IDS.index(stream)])])
-        await store.keep(stream, epoch, stream, b"kept")
+        fence = await begun(store, stream, stream.encode("utf-8", "surrogatepass"))
+        await store.commit([Batch(stream, fence, 0, [b"record of %d" % ODD_IDS.index(stream)])])
+        await store.keep(stream, fence, stream, b"kept")
     assert await ids(store) == sorted(ODD_IDS)
     for number, stream in enumerate(ODD_IDS):
         held = await store.acquire(stream, "one", "1")
         assert held.birth == stream.encode("utf-8", "surrogatepass")
         assert held.tail == [b"record of %d" % number]
         assert await store.kept(stream) == [stream]
-        await store.delete(stream, held.epoch)
+        await store.delete(stream, held.fence)
     assert await ids(store) == []
 
 
@@ -363,26 +370,26 @@ async def test_a_thousand_streams_are_listed_each_once(store):
 
 @of_every_store
 async def test_a_description_tells_the_position_the_owner_and_about_the_size(store):
-    epoch = await begun(store)
+    fence = await begun(store)
     empty = await store.describe("s")
-    assert (empty.epoch, empty.owner, empty.position, empty.start) == (epoch, "one", 0, 0)
-    await store.commit([Batch("s", epoch, 0, [b"r" * 2200] * 50)])
+    assert (empty.epoch, empty.owner, empty.position, empty.start) == (fence.epoch, "one", 0, 0)
+    await store.commit([Batch("s", fence, 0, [b"r" * 2200] * 50)])
     journal = await store.describe("s")
     assert 0.9 * 110_000 < journal.size - empty.size < 1.6 * 110_000
-    await store.commit([Checkpoint("s", epoch, 40, b"s" * 300_000)])
-    await store.keep("s", epoch, "x", b"k" * 200_000)
+    await store.commit([Checkpoint("s", fence, 40, b"s" * 300_000)])
+    await store.keep("s", fence, "x", b"k" * 200_000)
     full = await store.describe("s")
     assert (full.position, full.start) == (50, 40)
     assert 0.9 * 522_000 < full.size - empty.size < 1.6 * 522_000
-    await store.release("s", epoch)
+    await store.release("s", fence)
     assert (await store.describe("s")).owner is None
 
 
 @of_every_store
 async def test_calls_may_come_all_at_once(store):
-    epochs = [await begun(store, f"s{number}") for number in range(60)]
+    fences = [await begun(store, f"s{number}") for number in range(60)]
     answers = await asyncio.gather(
-        *(store.commit([Batch(f"s{number}", epoch, 0, [b"%d" % number])]) for number, epoch in enumerate(epochs)),
+        *(store.commit([Batch(f"s{number}", fence, 0, [b"%d" % number])]) for number, fence in enumerate(fences)),
     )
     assert answers == [[None]] * 60
     held = await asyncio.gather(*(store.acquire(f"s{number}", "one", "1") for number in range(60)))
@@ -396,16 +403,16 @@ def test_what_was_committed_is_there_when_the_store_is_opened_again(name, tmp_pa
         await store.put_shared(BLOB, b"blob")
         for stream in ODD_IDS:
             await store.create(stream, b"odd", BLOB)
-        epoch = await begun(store)
-        await store.commit([Batch("s", epoch, 0, [b"0", b"1"]), Checkpoint("s", epoch, 1, b"snapshot")])
-        await store.keep("s", epoch, "x", b"kept")
+        fence = await begun(store)
+        await store.commit([Batch("s", fence, 0, [b"0", b"1"]), Checkpoint("s", fence, 1, b"snapshot")])
+        await store.keep("s", fence, "x", b"kept")
         await store.close()
-        return epoch
+        return fence
 
-    async def read(epoch):
+    async def read(fence):
         store = await STORES[name](tmp_path)
         held = await store.acquire("s", "one", "2")
-        assert held.epoch > epoch
+        assert held.fence > fence
         assert (held.birth, held.snapshot, held.start, held.tail) == (b"birth", b"snapshot", 1, [b"1"])
         assert await store.kept_snapshot("s", "x") == b"kept"
         assert await ids(store) == sorted([*ODD_IDS, "s"])
@@ -466,21 +473,21 @@ async def test_a_lease_that_cannot_be_is_refused(store):
 
 @of_every_store
 async def test_a_live_holder_is_respected(store):
-    epoch = await begun(store)
+    fence = await begun(store)
     with pytest.raises(HeldError, match="one") as refused:
         await store.acquire("s", "two", "1")
     assert refused.value.owner == "one"
-    assert await store.commit([Batch("s", epoch, 0, [b"0"])]) == [None]
+    assert await store.commit([Batch("s", fence, 0, [b"0"])]) == [None]
 
 
 @of_every_store
 async def test_a_holder_whose_lease_ran_out_is_not_respected(store):
-    epoch = await begun(store)
+    fence = await begun(store)
     await store.renew("one", "1", 0.03)
     await asyncio.sleep(0.08)
     assert (await store.describe("s")).owner is None
-    assert (await store.acquire("s", "two", "1")).epoch > epoch
-    assert isinstance((await store.commit([Batch("s", epoch, 0, [b"bad"])]))[0], FencedError)
+    assert (await store.acquire("s", "two", "1")).fence > fence
+    assert isinstance((await store.commit([Batch("s", fence, 0, [b"bad"])]))[0], FencedError)
 
 
 @of_every_store
@@ -503,7 +510,7 @@ async def test_a_holder_that_resigned_is_not_respected(store):
 
 @of_every_store
 async def test_an_earlier_incarnation_cannot_resign_for_a_later_one(store):
-    await store.renew("one", "2", 60)
+    await store.renew("one", "2", 60, takes_over=True)
     assert await store.create("s", b"", BLOB)
     await store.acquire("s", "one", "2")
     await store.resign("one", "1")
@@ -513,26 +520,59 @@ async def test_an_earlier_incarnation_cannot_resign_for_a_later_one(store):
 
 @of_every_store
 async def test_an_owner_takes_over_from_an_earlier_incarnation_of_its_name(store):
-    epoch = await begun(store)
-    assert (await store.acquire("s", "one", "2")).epoch > epoch
-    assert isinstance((await store.commit([Batch("s", epoch, 0, [b"bad"])]))[0], FencedError)
+    fence = await begun(store)
+    assert (await store.acquire("s", "one", "2")).fence > fence
+    assert isinstance((await store.commit([Batch("s", fence, 0, [b"bad"])]))[0], FencedError)
 
 
 @of_every_store
 async def test_what_a_dead_incarnation_held_is_free_though_its_successor_lives(store):
     await begun(store)
-    await store.renew("one", "2", 60)
+    await store.renew("one", "2", 60, takes_over=True)
     await store.acquire("s", "two", "1")
 
 
 @of_every_store
+async def test_a_renewal_tells_who_held_the_lease_and_takes_it_from_nobody_who_lives(store):
+    assert (await store.renew("new", "1", 60)).holder is None
+    assert (await store.renew("new", "1", 60)).holder == "1"
+    assert (await store.renew("new", "2", 60, takes_over=True)).holder == "1"
+    # The first incarnation learns that it was replaced, and the lease stays with the second.
+    assert (await store.renew("new", "1", 60)).holder == "2"
+    assert (await store.renew("new", "2", 60)).holder == "2"
+    await store.resign("new", "2")
+    assert (await store.renew("new", "1", 60)).holder is None
+
+
+@of_every_store
+async def test_a_renewal_tells_the_time_of_the_store(store):
+    first = (await store.renew("one", "1", 60)).time
+    second = (await store.renew("one", "1", 60)).time
+    assert 0 <= second - first < 600
+
+
+@of_every_store
+async def test_a_stream_that_is_created_again_is_another_incarnation(store):
+    fence = await begun(store)
+    first = (await store.describe("s")).incarnation
+    await store.delete("s", fence)
+    await store.put_shared(BLOB, b"blob")
+    await begun(store)
+    second = (await store.describe("s")).incarnation
+    assert first
+    assert second
+    assert first != second
+    assert (await store.acquire("s", "one", "1")).incarnation == second
+
+
+@of_every_store
 async def test_a_released_stream_goes_to_anyone_though_its_owner_lives(store):
-    epoch = await begun(store)
-    await store.release("s", epoch)
+    fence = await begun(store)
+    await store.release("s", fence)
     await store.acquire("s", "two", "1")
     # A release that comes late must not take it away again.
     await store.renew("two", "1", 60)
-    await store.release("s", epoch)
+    await store.release("s", fence)
     with pytest.raises(HeldError):
         await store.acquire("s", "one", "1")
 
@@ -561,6 +601,47 @@ async def opened(server, **options):
         await store.close()
 
 
+def test_an_epoch_that_redis_gives_out_twice_fences_its_first_owner(tmp_path):
+    """A restore from a backup undoes the acquisition by the first owner, so its epoch is given out again."""
+
+    async def trial():
+        with RedisServer(tmp_path) as server:
+            store, other = RedisStore(server.url), RedisStore(server.url)
+            await store.put_shared(BLOB, b"blob")
+            assert await store.create("s", b"birth", BLOB)
+            server.stop()
+            shutil.copytree(tmp_path / "appendonlydir", tmp_path / "backup")
+            server.start()
+            first = (await _when_reached(lambda: store.acquire("s", "one", "1"))).fence
+            before = store.generation
+            server.kill()
+            shutil.rmtree(tmp_path / "appendonlydir")
+            shutil.copytree(tmp_path / "backup", tmp_path / "appendonlydir")
+            server.start()
+            second = (await other.acquire("s", "two", "1")).fence
+            assert second.epoch == first.epoch
+            # The position that both write to is free: only the token tells them apart.
+            (refused,) = await _when_reached(lambda: store.commit([Batch("s", first, 0, [b"of the first"])]))
+            assert isinstance(refused, FencedError)
+            assert "second time" in str(refused)
+            assert store.generation != before
+            assert await other.commit([Batch("s", second, 0, [b"of the second"])]) == [None]
+            assert await tail(other) == [b"of the second"]
+            await store.close()
+            await other.close()
+
+    asyncio.run(trial())
+
+
+async def _when_reached(call):
+    """Repeat a call until it does not meet a connection that a killed server has closed."""
+    while True:
+        try:
+            return await call()
+        except StoreError:
+            await asyncio.sleep(0.01)
+
+
 @asynccontextmanager
 async def opened_again(server):
     """A second store on a server, for an owner "two" that lives."""
@@ -580,23 +661,27 @@ def server(tmp_path):
 
 def test_no_commit_that_returned_is_lost_or_doubled_when_redis_is_killed_twenty_times(server):
     """The killer strikes at a random moment of a run of commits; each commit that failed is sent again as it was."""
-    chance = random.Random(1)
+    chance, failed = random.Random(1), threading.Event()
 
     async def run():
-        async with asyncio.timeout(50), opened(server, timeout=2.0) as (store, epoch):
+        async with asyncio.timeout(600), opened(server, timeout=60) as (store, fence):
             assert await store.create("t", b"", BLOB)
-            other = (await store.acquire("t", "one", "1")).epoch
+            other = (await store.acquire("t", "one", "1")).fence
             written, failures, number = {"s": [], "t": []}, 0, 0
             for _ in range(20):
-                strike = asyncio.create_task(asyncio.to_thread(struck, chance.uniform(0.002, 0.03)))
-                while not strike.done():
+                begun = number + chance.randint(2, 5)
+                strike = None
+                while strike is None or not strike.done():
+                    if strike is None and number >= begun:
+                        failed.clear()
+                        strike = asyncio.create_task(asyncio.to_thread(struck, chance.uniform(0, 0.01)))
                     writes = []
-                    for stream, at in (("s", epoch), ("t", other)):
+                    for stream, at in (("s", fence), ("t", other)):
                         records = [b"%d " % number * 300, b"%d" % number]
                         writes.append(Batch(stream, at, len(written[stream]), records))
                         written[stream] += records
                     if number % 10 == 0:
-                        writes.append(Checkpoint("s", epoch, len(written["s"]) - 1, b"up to %d" % number))
+                        writes.append(Checkpoint("s", fence, len(written["s"]) - 1, b"up to %d" % number))
                     number += 1
                     failures += await persistent(store, writes, strike)
                 await strike
@@ -607,6 +692,7 @@ def test_no_commit_that_returned_is_lost_or_doubled_when_redis_is_killed_twenty_
     def struck(seconds):
         time.sleep(seconds)
         server.kill()
+        assert failed.wait(300)
         server.start()
 
     async def persistent(store, writes, strike):
@@ -618,8 +704,9 @@ def test_no_commit_that_returned_is_lost_or_doubled_when_redis_is_killed_twenty_
                 return failures
             except StoreError:
                 failures += 1
+                failed.set()
                 # A server that did not start again is told as such, not waited for.
-                if strike.done():
+                if strike is not None and strike.done():
                     strike.result()
                 await asyncio.sleep(0.002)
 
@@ -638,14 +725,14 @@ def test_a_commit_that_was_torn_apart_on_the_disk_is_done_once(server, share):
     """As after a power cut: only a part of what Redis wrote is there. Two starts later all is as it should be."""
 
     async def run():
-        async with opened(server) as (store, epoch):
-            await store.commit([Batch("s", epoch, 0, [b"0", b"1"])])
+        async with opened(server) as (store, fence):
+            await store.commit([Batch("s", fence, 0, [b"0", b"1"])])
             (journal,) = server.folder.glob("appendonlydir/*.incr.aof")
             whole = journal.stat().st_size
             writes = [
-                Batch("s", epoch, 2, [b"2" * 99, b"3"]),
-                Batch("s", epoch, 4, [b"4"]),
-                Checkpoint("s", epoch, 3, b"s"),
+                Batch("s", fence, 2, [b"2" * 99, b"3"]),
+                Batch("s", fence, 4, [b"4"]),
+                Checkpoint("s", fence, 3, b"s"),
             ]
             await store.commit(writes)
             server.kill()
@@ -714,10 +801,10 @@ def test_a_commit_is_sent_whole_before_any_answer_comes(server):
     """One round trip: a hundred batches go out though every answer is withheld until the last word of the request."""
 
     async def run():
-        async with Proxy(server) as proxy, opened(proxy) as (store, epoch):
-            epochs = [await begun(store, f"s{number}") for number in range(100)]
-            writes = [Batch(f"s{number}", epoch, 0, [b"r" * 2200]) for number, epoch in enumerate(epochs)]
-            await store.commit([Batch("s", epoch, 0, [b"the script is known now"])])
+        async with Proxy(server) as proxy, opened(proxy) as (store, fence):
+            fences = [await begun(store, f"s{number}") for number in range(100)]
+            writes = [Batch(f"s{number}", fence, 0, [b"r" * 2200]) for number, fence in enumerate(fences)]
+            await store.commit([Batch("s", fence, 0, [b"the script is known now"])])
             last = b"$4\r\nEXEC\r\n"
             proxy.said, proxy.awaited = b"", last
             assert await store.commit(writes) == [None] * 100
@@ -731,9 +818,9 @@ def test_a_commit_is_sent_whole_before_any_answer_comes(server):
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_commit_whose_answer_was_lost_is_repeated_and_done_once(server, times):
     async def run():
-        async with Proxy(server) as proxy, opened(proxy) as (store, epoch):
-            await store.commit([Batch("s", epoch, 0, [b"0"])])
-            writes = [Batch("s", epoch, 1, [b"1", b"2"]), Checkpoint("s", epoch, 2, b"snapshot")]
+        async with Proxy(server) as proxy, opened(proxy) as (store, fence):
+            await store.commit([Batch("s", fence, 0, [b"0"])])
+            writes = [Batch("s", fence, 1, [b"1", b"2"]), Checkpoint("s", fence, 2, b"snapshot")]
             for _ in range(times):
                 proxy.loses_an_answer = True
                 with pytest.raises(StoreError, match="cannot be reached"):
@@ -747,9 +834,9 @@ def test_a_commit_whose_answer_was_lost_is_repeated_and_done_once(server, times)
 
 def test_scripts_that_redis_forgot_are_loaded_and_nothing_is_done_twice(server):
     async def run():
-        async with opened(server) as (store, epoch):
-            await store.commit([Batch("s", epoch, 0, [b"0"])])
-            writes = [Batch("s", epoch, 1, [b"1", b"2"]), Checkpoint("s", epoch, 2, b"snapshot")]
+        async with opened(server) as (store, fence):
+            await store.commit([Batch("s", fence, 0, [b"0"])])
+            writes = [Batch("s", fence, 1, [b"1", b"2"]), Checkpoint("s", fence, 2, b"snapshot")]
             server.command("SCRIPT", "FLUSH")
             assert await store.commit(writes) == [None, None]
             server.command("SCRIPT", "FLUSH")
@@ -762,15 +849,15 @@ def test_scripts_that_redis_forgot_are_loaded_and_nothing_is_done_twice(server):
 @pytest.mark.parametrize("known", ["append", "checkpoint"])
 def test_a_commit_is_whole_though_redis_knows_only_one_of_its_scripts(server, known):
     async def run():
-        async with opened(server) as (store, epoch):
+        async with opened(server) as (store, fence):
             other = await begun(store, "other")
             stale, _ = other, await store.acquire("other", "one", "2")
             writes = [
-                Batch("s", epoch, 0, [b"0", b"1"]),
-                Checkpoint("s", epoch, 2, b"snapshot"),
+                Batch("s", fence, 0, [b"0", b"1"]),
+                Checkpoint("s", fence, 2, b"snapshot"),
                 Batch("other", stale, 0, [b"bad"]),
                 Checkpoint("other", stale, 0, b"bad"),
-                Batch("s", epoch, 2, [b"2"]),
+                Batch("s", fence, 2, [b"2"]),
             ]
             server.command("SCRIPT", "FLUSH")
             server.command("SCRIPT", "LOAD", store._scripts[known].text.decode())
@@ -783,26 +870,26 @@ def test_a_commit_is_whole_though_redis_knows_only_one_of_its_scripts(server, kn
 
 def test_a_snapshot_that_is_refused_is_not_left_lying(server):
     async def run():
-        async with opened(server) as (store, epoch):
-            await store.commit([Batch("s", epoch, 0, [b"0", b"1"]), Checkpoint("s", epoch, 2, b"newest")])
+        async with opened(server) as (store, fence):
+            await store.commit([Batch("s", fence, 0, [b"0", b"1"]), Checkpoint("s", fence, 2, b"newest")])
             sizes = [server.command("DBSIZE")]
             refused = [
-                Checkpoint("s", epoch - 1, 2, b"of a stale owner"),
-                Checkpoint("s", epoch, 3, b"of more than there is"),
-                Checkpoint("nowhere", epoch, 0, b"of no stream"),
+                Checkpoint("s", older(fence), 2, b"of a stale owner"),
+                Checkpoint("s", fence, 3, b"of more than there is"),
+                Checkpoint("nowhere", fence, 0, b"of no stream"),
             ]
             for write in refused:
                 (answer,) = await store.commit([write])
                 assert isinstance(answer, FencedError), write
                 sizes.append(server.command("DBSIZE"))
-            assert await store.commit([Checkpoint("s", epoch, 1, b"older")]) == [None]
+            assert await store.commit([Checkpoint("s", fence, 1, b"older")]) == [None]
             held = await store.acquire("s", "one", "2")
-            assert isinstance((await store.commit([Checkpoint("s", held.epoch, 1, b"older")]))[0], FencedError)
+            assert isinstance((await store.commit([Checkpoint("s", held.fence, 1, b"older")]))[0], FencedError)
             assert {*sizes, server.command("DBSIZE")} == {sizes[0]}
             assert (held.snapshot, held.start, held.tail) == (b"newest", 2, [])
             # Redis may be killed between the two halves of a commit whose scripts it did not know.
             server.command("SET", "protodcs:ready:s", "half a commit")
-            await store.delete("s", held.epoch)
+            await store.delete("s", held.fence)
             assert server.command("EXISTS", "protodcs:ready:s") == b":0"
 
     asyncio.run(run())
@@ -810,9 +897,9 @@ def test_a_snapshot_that_is_refused_is_not_left_lying(server):
 
 def test_a_stream_that_is_taken_while_it_is_read_belongs_to_who_took_it(server, monkeypatch):
     async def run():
-        async with opened(server) as (store, epoch), opened_again(server) as rival:
-            await store.commit([Batch("s", epoch, 0, [b"0"])])
-            await store.release("s", epoch)
+        async with opened(server) as (store, fence), opened_again(server) as rival:
+            await store.commit([Batch("s", fence, 0, [b"0"])])
+            await store.release("s", fence)
             taken = []
             exchange = store._exchange
 
@@ -821,25 +908,27 @@ def test_a_stream_that_is_taken_while_it_is_read_belongs_to_who_took_it(server, 
                 if replies == 3 and not taken:
                     await store.resign("one", "1")
                     taken.append(await rival.acquire("s", "two", "1"))
-                    await rival.commit([Batch("s", taken[0].epoch, 1, [b"1"])])
+                    await rival.commit([Batch("s", taken[0].fence, 1, [b"1"])])
                 return await exchange(request, replies)
 
             monkeypatch.setattr(store, "_exchange", late)
             with pytest.raises(HeldError, match="'two'"):
                 await store.acquire("s", "one", "1")
             assert taken[0].tail == [b"0"]
-            assert await rival.commit([Batch("s", taken[0].epoch, 2, [b"2"])]) == [None]
+            assert await rival.commit([Batch("s", taken[0].fence, 2, [b"2"])]) == [None]
 
     asyncio.run(run())
 
 
-def test_a_redis_that_is_frozen_down_or_back_is_told_in_words(server):
+def test_a_redis_that_is_frozen_down_or_back_is_told_in_words(server, monkeypatch):
     async def run():
-        async with opened(server, timeout=0.3) as (store, epoch):
-            batch = Batch("s", epoch, 0, [b"0"])
+        async with opened(server, timeout=300) as (store, fence):
+            batch = Batch("s", fence, 0, [b"0"])
             server.pause()
-            with pytest.raises(StoreError, match=r"did not answer within 0\.3 s"):
-                await store.commit([batch])
+            with monkeypatch.context() as patch:
+                patch.setattr(store, "_timeout", 0.3)
+                with pytest.raises(StoreError, match=r"did not answer within 0\.3 s"):
+                    await store.commit([batch])
             server.resume()
             assert await store.commit([batch]) == [None]
             server.stop()
@@ -856,16 +945,16 @@ def test_a_redis_that_is_frozen_down_or_back_is_told_in_words(server):
 
 def test_a_call_that_is_cancelled_leaves_the_next_ones_their_own_answers(server):
     async def run():
-        async with opened(server, connections=1) as (store, epoch):
+        async with opened(server, connections=1) as (store, fence):
             server.pause()
-            call = asyncio.create_task(store.commit([Batch("s", epoch, 0, [b"0"])]))
+            call = asyncio.create_task(store.commit([Batch("s", fence, 0, [b"0"])]))
             await asyncio.sleep(0.05)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
             server.resume()
             assert await store.get_shared(BLOB) == b"blob"
-            assert await store.commit([Batch("s", epoch, 0, [b"0"])]) == [None]
+            assert await store.commit([Batch("s", fence, 0, [b"0"])]) == [None]
             assert await tail(store) == [b"0"]
 
     asyncio.run(run())
@@ -873,16 +962,16 @@ def test_a_call_that_is_cancelled_leaves_the_next_ones_their_own_answers(server)
 
 def test_a_redis_without_memory_takes_all_of_a_commit_or_nothing(server):
     async def run():
-        async with opened(server) as (store, epoch):
+        async with opened(server) as (store, fence):
             other, third = await begun(store, "other"), await begun(store, "third")
-            writes = [Batch("s", epoch, 0, [b"0"]), Batch("other", other, 0, [b"1"])]
+            writes = [Batch("s", fence, 0, [b"0"]), Batch("other", other, 0, [b"1"])]
             server.command("CONFIG", "SET", "maxmemory", "1kb")
             for attempt in (store.commit(writes), store.put_shared("x", b""), store.create("x", b"", BLOB)):
                 with pytest.raises(StoreError, match="maxmemory"):
                     await attempt
             # It can be emptied, be it of a stream that nobody holds.
             await store.release("third", third)
-            await store.delete("third", (await store.acquire("third", "one", "1")).epoch)
+            await store.delete("third", (await store.acquire("third", "one", "1")).fence)
             assert await ids(store) == ["other", "s"]
             server.command("CONFIG", "SET", "maxmemory", "0")
             assert [(await store.describe(stream)).position for stream in ("s", "other")] == [0, 0]
@@ -893,11 +982,12 @@ def test_a_redis_without_memory_takes_all_of_a_commit_or_nothing(server):
 
 def test_a_replica_a_wrong_password_and_a_stuck_script_are_told_in_words(server):
     async def run():
-        async with opened(server, timeout=20) as (store, epoch):
-            batch = Batch("s", epoch, 0, [b"0"])
+        async with opened(server, timeout=300) as (store, fence):
+            batch = Batch("s", fence, 0, [b"0"])
             server.command("CONFIG", "SET", "busy-reply-threshold", "1")
             stuck = asyncio.create_task(asyncio.to_thread(server.command, "EVAL", "while true do end", "0"))
-            await asyncio.sleep(0.3)
+            while not server.command("PING").startswith(b"-BUSY"):
+                await asyncio.sleep(0.01)
             with pytest.raises(StoreError, match="SCRIPT KILL"):
                 await store.commit([batch])
             server.command("SCRIPT", "KILL")
@@ -924,7 +1014,7 @@ def test_a_replica_a_wrong_password_and_a_stuck_script_are_told_in_words(server)
         (b"-LOADING Redis is loading the dataset in memory", "try again in a moment"),
         (b"-NOAUTH Authentication required.", "password"),
         (b"-NOPERM this user has no permissions", "ACL"),
-        (b"-NOREPLICAS Not enough good replicas to write.", "NOREPLICAS"),
+        (b"-NOREPLICAS Not enough good replicas to write.", "min-replicas-to-write"),
         (b"HTTP/1.1 400 Bad Request", "cannot be reached"),
         (b"", "cannot be reached"),
     ],
@@ -938,7 +1028,11 @@ def test_whatever_is_answered_is_told_in_words(answer, words):
     async def run():
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
             store = RedisStore(f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}")
-            for attempt in (store.get_shared(BLOB), store.commit([Batch("s", 1, 0, [b"0"])]), store.release("s", 1)):
+            for attempt in (
+                store.get_shared(BLOB),
+                store.commit([Batch("s", Fence(1), 0, [b"0"])]),
+                store.release("s", Fence(1)),
+            ):
                 with pytest.raises(StoreError, match=words):
                     await attempt
             await store.close()
@@ -946,22 +1040,22 @@ def test_whatever_is_answered_is_told_in_words(answer, words):
     asyncio.run(run())
 
 
-def test_a_layout_from_the_future_is_left_alone(server):
+def test_a_stream_in_another_layout_is_left_alone(server):
     async def run():
-        async with opened(server) as (store, epoch):
-            server.command("HSET", "protodcs:meta:s", "schema", "2")
+        async with opened(server) as (store, fence):
+            server.command("HSET", "protodcs:meta:s", "schema", "3")
             for attempt in (
                 store.acquire("s", "one", "1"),
-                store.commit([Batch("s", epoch, 0, [b"0"])]),
-                store.commit([Checkpoint("s", epoch, 0, b"")]),
-                store.keep("s", epoch, "x", b""),
-                store.forget("s", epoch, "x"),
+                store.commit([Batch("s", fence, 0, [b"0"])]),
+                store.commit([Checkpoint("s", fence, 0, b"")]),
+                store.keep("s", fence, "x", b""),
+                store.forget("s", fence, "x"),
                 store.describe("s"),
-                store.delete("s", epoch),
+                store.delete("s", fence),
             ):
-                with pytest.raises(StoreError, match=r"layout 2.*upgrade protodcs"):
+                with pytest.raises(StoreError, match=r"layout 3.*use the version"):
                     await attempt
-            server.command("HSET", "protodcs:meta:s", "schema", "1")
+            server.command("HSET", "protodcs:meta:s", "schema", "2")
             assert await tail(store) == []
 
     asyncio.run(run())
@@ -980,60 +1074,67 @@ def test_a_blob_that_no_stream_came_to_use_goes_and_a_used_one_stays(server):
 
 def test_a_deleted_stream_leaves_no_key_behind(server):
     async def run():
-        async with opened(server) as (store, epoch):
-            await store.commit([Batch("s", epoch, 0, [b"0", b"1"]), Checkpoint("s", epoch, 1, b"snapshot")])
-            await store.keep("s", epoch, "x", b"kept")
-            await store.delete("s", epoch)
+        async with opened(server) as (store, fence):
+            await store.commit([Batch("s", fence, 0, [b"0", b"1"]), Checkpoint("s", fence, 1, b"snapshot")])
+            await store.keep("s", fence, "x", b"kept")
+            await store.delete("s", fence)
             assert sorted(await store._ask(b"KEYS", b"*")) == [b"protodcs:lease:one", b"protodcs:past"]
 
     asyncio.run(run())
 
 
-def test_a_safe_redis_passes_the_check(server):
-    async def run():
-        async with opened(server) as (store, _):
-            assert await store.check() == Durability("always", None)
-            server.command("CONFIG", "SET", "appendfsync", "everysec")
-            found = await store.check()
-            assert found.appendfsync == "everysec"
-            assert "appendfsync always" in found.warning
-            server.command("CONFIG", "SET", "appendfsync", "always")
-            server.command("CONFIG", "SET", "no-appendfsync-on-rewrite", "yes")
-            assert "no-appendfsync-on-rewrite no" in (await store.check()).warning
+async def open_and_close(url, **settings):
+    await (await open_store(ServeConfig(store=url, **settings))).close()
 
-    asyncio.run(run())
+
+def test_a_safe_redis_is_accepted_without_a_warning(server, caplog):
+    asyncio.run(open_and_close(server.url))
+    asyncio.run(open_and_close(server.url, allow_unsafe_redis=True))
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize(
-    ("options", "remedy"),
+    ("options", "given", "fix"),
     [
-        ({"appendonly": "no"}, "appendonly yes"),
-        ({"aof-load-truncated": "yes"}, "aof-load-truncated no"),
-        ({"maxmemory-policy": "allkeys-lru"}, "maxmemory-policy noeviction"),
-        ({"maxmemory-policy": "volatile-ttl"}, "maxmemory-policy noeviction"),
-        ({"cluster-enabled": "yes", "cluster-port": str(free_port())}, "single Redis"),
+        ({"appendonly": "no"}, "`appendonly` is `no`", "set `appendonly yes`"),
+        ({"appendfsync": "everysec"}, "`appendfsync` is `everysec`", "set `appendfsync always`"),
+        ({"appendfsync": "no"}, "`appendfsync` is `no`", "set `appendfsync always`"),
+        ({"no-appendfsync-on-rewrite": "yes"}, "-on-rewrite` is `yes`", "set `no-appendfsync-on-rewrite no`"),
+        ({"aof-load-truncated": "yes"}, "`aof-load-truncated` is `yes`", "set `aof-load-truncated no`"),
+        ({"maxmemory-policy": "allkeys-lru"}, "is `allkeys-lru`", "set `maxmemory-policy noeviction`"),
+        ({"maxmemory-policy": "volatile-ttl"}, "is `volatile-ttl`", "set `maxmemory-policy noeviction`"),
     ],
 )
-def test_a_redis_that_would_lose_streams_is_refused(tmp_path, options, remedy):
-    async def run(url):
-        store = RedisStore(url)
-        with pytest.raises(StoreError, match=remedy):
-            await store.check()
-        await store.close()
-
+def test_an_unsafe_redis_is_refused_unless_the_settings_allow_it(tmp_path, caplog, options, given, fix):
     with RedisServer(tmp_path, **options) as server:
-        asyncio.run(run(server.url))
+        with pytest.raises(StoreError) as error:
+            asyncio.run(open_and_close(server.url))
+        for part in (server.url.split("/")[2], given, fix, "allow_unsafe_redis"):
+            assert part in str(error.value)
+        assert caplog.records == []
+        asyncio.run(open_and_close(server.url, allow_unsafe_redis=True))
+        (record,) = caplog.records
+        assert record.levelname == "WARNING"
+        assert given in record.getMessage()
 
 
-def test_a_redis_that_hides_its_settings_is_not_trusted_blindly(server):
-    async def run():
-        async with opened(server) as (store, _):
-            server.command("ACL", "SETUSER", "default", "-config")
-            found = await store.check()
-            assert found.appendfsync == "unknown"
-            assert "always" in found.warning
+@pytest.mark.parametrize("setting", ['rename-command CONFIG ""', "user default on nopass ~* +@all -config"])
+def test_a_redis_that_hides_its_settings_is_refused(tmp_path, caplog, setting):
+    (tmp_path / "hidden.conf").write_text(setting + "\n")
+    with RedisServer(tmp_path, include=str(tmp_path / "hidden.conf")) as server:
+        with pytest.raises(StoreError, match=r"CONFIG GET. failed.*`appendfsync` is `unknown`.*allow_unsafe_redis"):
+            asyncio.run(open_and_close(server.url))
+        asyncio.run(open_and_close(server.url, allow_unsafe_redis=True))
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
 
-    asyncio.run(run())
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_redis_cluster_is_always_refused(tmp_path, allowed):
+    with (
+        RedisServer(tmp_path, **{"cluster-enabled": "yes", "cluster-port": str(free_port())}) as server,
+        pytest.raises(StoreError, match="single Redis"),
+    ):
+        asyncio.run(open_and_close(server.url, allow_unsafe_redis=allowed))
 
 
 @pytest.mark.parametrize("prefix", ["", "a:b", "a*", "a b"])
@@ -1049,8 +1150,8 @@ def test_an_address_of_something_else_is_refused():
 
 def test_two_prefixes_in_one_redis_know_nothing_of_each_other(server):
     async def run():
-        async with opened(server, prefix="a") as (one, _), opened(server, prefix="b") as (other, epoch):
-            await other.delete("s", epoch)
+        async with opened(server, prefix="a") as (one, _), opened(server, prefix="b") as (other, fence):
+            await other.delete("s", fence)
             assert (await ids(one), await ids(other)) == (["s"], [])
             assert await one.get_shared(BLOB) == b"blob"
 

@@ -959,16 +959,16 @@ def peak_memory(work):
 
 def test_a_hostile_file_costs_no_more_memory_than_a_few_times_its_size(tmp_path):
     texts = {
-        "one endless line": b"1" * 4_000_000 + b"\n",
-        "many short tokens": b"1 " * 2_000_000 + b"\n",
-        "only newlines": b"\n" * 4_000_000,
-        "valid lines": b"0 0 0\n" * 700_000,
+        "one endless line": b"1" * 1_000_000 + b"\n",
+        "many short tokens": b"1 " * 500_000 + b"\n",
+        "only newlines": b"\n" * 1_000_000,
+        "valid lines": b"0 0 0\n" * 175_000,
     }
     for name, text in texts.items():
         content = {**good_header(), "samples": text.count(b"\n")}
         data = spelled(content, text)
         assert peak_memory(lambda data=data: try_to_read(data)) < 25 * len(data), name
-    brackets = spelled({**good_header(), "classes": [[]] * 1_300_000})
+    brackets = spelled({**good_header(), "classes": [[]] * 325_000})
     assert peak_memory(lambda: try_to_read(brackets)) < 60 * len(brackets)
 
 
@@ -1063,16 +1063,16 @@ def test_a_summary_counts_what_the_stream_holds_and_is_ready_for_json():
 # ---- the paper's size
 
 
-def test_the_paper_s_stream_is_made_written_and_read_in_seconds(tmp_path):
+def test_building_saving_and_loading_the_paper_stream_takes_seconds_of_cpu(tmp_path):
     known = Images("cifar10-test", np.arange(10_000) % 10, [f"class {n}" for n in range(10)])
     unknown = Images("svhn-test", np.arange(26_032) % 10, "0123456789")
-    started = time.perf_counter()
+    started = time.thread_time()
     manifest = build("continual", known, unknown, 0)
-    built = time.perf_counter()
+    built = time.thread_time()
     manifest.save(tmp_path / "stream.txt")
-    saved = time.perf_counter()
+    saved = time.thread_time()
     again = Manifest.load(tmp_path / "stream.txt")
-    loaded = time.perf_counter()
+    loaded = time.thread_time()
     print(
         f"{len(manifest)} samples, {(tmp_path / 'stream.txt').stat().st_size} bytes: built in {built - started:.2f} s,"
         f" saved in {saved - built:.2f} s, loaded in {loaded - saved:.2f} s"

@@ -27,15 +27,19 @@ from protodcs import ProtoDCS
 from protodcs.errors import ConfigError
 from protodcs.serve.access.places import Places
 from protodcs.serve.messages import Action, Outcome, Reply
+from protodcs.serve.owners import adaptation as adaptation_module
 from protodcs.serve.owners.adaptation import Adaptation
 from protodcs.serve.owners.owner import Owner
 from protodcs.serve.owners.router import OwnerLostError
+from protodcs.serve.store.base import Fence
 from protodcs.serve.stream.answers import unpack_decision
 from protodcs.serve.telemetry import gathering, logs, readiness, traces
 from protodcs.serve.telemetry.gathering import Gathering
 from protodcs.serve.telemetry.metrics import DoorMetrics, EncoderMetrics, IngressMetrics, families
 from protodcs.serve.telemetry.readiness import Readiness
 from test_service_app import BYTES, PNG, FakeEncoding, served
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 ROOT = Path(__file__).parent.parent
 BOARD = json.loads((ROOT / "deploy" / "grafana" / "protodcs.json").read_text())
@@ -230,7 +234,7 @@ def test_waking_sleeping_fenced_writes_and_a_store_that_is_down_are_counted():
             store.down = False
             await asyncio.sleep(0.15)
             await done(owner, observe(1))
-            store.content["s"].epoch += 1
+            store.content["s"].fence = Fence(9, "of another worker")
             assert (await owner.handle([observe(2)]))[0].outcome is Outcome.LATER
             await done(owner, observe(2))
             after = owner.metrics()
@@ -307,14 +311,16 @@ def test_the_fares_of_streams_are_summarised_over_them():
     assert value(list(adaptation.families()), "protodcs_streams_frozen") == 0
 
 
-def test_a_look_without_time_goes_on_where_it_ended_and_all_streams_get_their_turn():
+def test_a_look_without_time_goes_on_where_it_ended_and_all_streams_get_their_turn(monkeypatch):
     looked = []
+    # A look at one stream takes longer than the budget.
+    monkeypatch.setattr(adaptation_module.time, "perf_counter", lambda: 0.002 * len(looked))
 
     class Slow(Stub):
         def __init__(self, name):
             super().__init__(50)
             stats = self.engine.stats()
-            self.engine = type("Engine", (), {"stats": lambda _: (looked.append(name), time.sleep(0.002), stats)[2]})()
+            self.engine = type("Engine", (), {"stats": lambda _: (looked.append(name), stats)[1]})()
 
     streams = {name: Slow(name) for name in "abcde"}
     adaptation = Adaptation()
@@ -406,7 +412,7 @@ def test_retries_late_and_refused_requests_are_counted_by_their_reason():
 
 
 def test_ready_names_the_part_that_fails_while_the_process_is_alive(monkeypatch):
-    monkeypatch.setattr(readiness, "_FRESH", 0.0)
+    monkeypatch.setattr(readiness, "_FRESH", -1.0)
 
     async def run():
         class Deaf(FakeEncoding):

@@ -103,6 +103,7 @@ def until(condition, seconds):
         time.sleep(0.5)
 
 
+@pytest.mark.ray
 @pytest.mark.long
 def test_prometheus_sees_a_service_under_load_and_alerts_when_it_is_struck(tmp_path, images, monkeypatch):
     spans_of = tmp_path / "traces"

@@ -6,6 +6,8 @@ import pytest
 from protodcs.errors import ImageError
 from protodcs.serve.encoder.together import Together
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 
 def test_images_travel_together_while_others_are_under_way_and_each_gets_its_own_answer():
     sizes = []

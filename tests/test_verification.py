@@ -524,16 +524,16 @@ def test_an_explanation_names_every_voice_and_the_kinds_that_were_found():
 
 @pytest.mark.parametrize("name", ["dtd", "flowers", "big"])
 def test_the_default_costs_at_most_twice_what_the_paper_does(clip_stream, name):
-    """From the start of a stream, block by block in turn; a third of the blocks may be disturbed by others."""
+    """Compare the CPU time of this thread, block by block in turn, so that other processes do not count."""
     prototypes, features, _ = clip_stream(name)
     engines = [ProtoDCS(prototypes, config=Config.preset(preset)) for preset in ("paper", "default")]
     ratios = []
     for first in range(0, 1600, 40):
         seconds = []
         for engine in engines:
-            start = time.perf_counter()
+            start = time.thread_time()
             engine.observe_many(features[first : first + 40])
-            seconds.append(time.perf_counter() - start)
+            seconds.append(time.thread_time() - start)
         ratios.append(seconds[1] / seconds[0])
     assert np.median(ratios) <= 2.0
 

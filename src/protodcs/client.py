@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from . import wire
 from .ahead import Ahead
-from .errors import InputError
+from .errors import InputError, ServiceError
 from .wire import Answer, Call, Failure, Image, Observed, Parcel, Silence, Tries, Written
 
 try:
@@ -215,21 +215,21 @@ class Stream:
         """Forget what was learned, and begin again."""
         return wire.written(self._send(wire.change(self.id, "reset")))
 
-    def snapshot(self, name: str) -> Written:
-        """Keep the present state under a name."""
-        return wire.written(self._send(wire.snapshot(self.id, name)))
+    def snapshot(self, name: str, replace: bool = False) -> Written:
+        """Save the present state under a name. If the name is taken, this is an error unless `replace` is set."""
+        return wire.written(self._send(wire.snapshot(self.id, name, replace)))
 
     def snapshots(self) -> list[str]:
-        """The names of the kept states, oldest first."""
+        """Return the names of the saved snapshots, oldest first."""
         return wire.names(self._send(wire.snapshots(self.id)), "snapshots")
 
     def rollback(self, name: str) -> Written:
-        """Go back to a kept state."""
+        """Restore a saved snapshot."""
         return wire.written(self._send(wire.rollback(self.id, name)))
 
-    def forget(self, name: str) -> None:
-        """Forget a kept state; one that is not there is gone already."""
-        self._send(wire.forget(self.id, name))
+    def delete_snapshot(self, name: str) -> None:
+        """Delete a saved snapshot; if it is not there, it is gone already."""
+        self._send(wire.delete_snapshot(self.id, name))
 
     def add_class(self, name: str, prototype: Any = None) -> Written:
         """Append a class by its name, or with a prototype (d,) where the features are the caller's own."""
@@ -248,8 +248,16 @@ class Stream:
         return wire.written(self._send(wire.import_state(self.id, state)))
 
     def delete(self) -> None:
-        """Forget the stream for good; one that is not there is gone already."""
-        self._send(wire.delete(self.id))
+        """Delete the stream for good. If it was deleted and created again in the meantime, the new one stays."""
+        incarnation = self.created.get("incarnation")
+        if incarnation is None:
+            try:
+                incarnation = self.status()["incarnation"]
+            except ServiceError as problem:
+                if problem.status == 404:
+                    return
+                # A stream that cannot be loaded has no status, and can be deleted all the same.
+        self._send(wire.delete(self.id, incarnation))
 
     def _decisions(self, call: Call, parcel: Parcel) -> list[Observed]:
         return wire.decisions(self._send(call), parcel)
@@ -437,21 +445,21 @@ class AsyncStream:
         """Forget what was learned, and begin again."""
         return wire.written(await self._send(wire.change(self.id, "reset")))
 
-    async def snapshot(self, name: str) -> Written:
-        """Keep the present state under a name."""
-        return wire.written(await self._send(wire.snapshot(self.id, name)))
+    async def snapshot(self, name: str, replace: bool = False) -> Written:
+        """Save the present state under a name. If the name is taken, this is an error unless `replace` is set."""
+        return wire.written(await self._send(wire.snapshot(self.id, name, replace)))
 
     async def snapshots(self) -> list[str]:
-        """The names of the kept states, oldest first."""
+        """Return the names of the saved snapshots, oldest first."""
         return wire.names(await self._send(wire.snapshots(self.id)), "snapshots")
 
     async def rollback(self, name: str) -> Written:
-        """Go back to a kept state."""
+        """Restore a saved snapshot."""
         return wire.written(await self._send(wire.rollback(self.id, name)))
 
-    async def forget(self, name: str) -> None:
-        """Forget a kept state; one that is not there is gone already."""
-        await self._send(wire.forget(self.id, name))
+    async def delete_snapshot(self, name: str) -> None:
+        """Delete a saved snapshot; if it is not there, it is gone already."""
+        await self._send(wire.delete_snapshot(self.id, name))
 
     async def add_class(self, name: str, prototype: Any = None) -> Written:
         """Append a class by its name, or with a prototype (d,) where the features are the caller's own."""
@@ -470,8 +478,16 @@ class AsyncStream:
         return wire.written(await self._send(wire.import_state(self.id, state)))
 
     async def delete(self) -> None:
-        """Forget the stream for good; one that is not there is gone already."""
-        await self._send(wire.delete(self.id))
+        """Delete the stream for good. If it was deleted and created again in the meantime, the new one stays."""
+        incarnation = self.created.get("incarnation")
+        if incarnation is None:
+            try:
+                incarnation = (await self.status())["incarnation"]
+            except ServiceError as problem:
+                if problem.status == 404:
+                    return
+                # A stream that cannot be loaded has no status, and can be deleted all the same.
+        await self._send(wire.delete(self.id, incarnation))
 
     async def _decisions(self, call: Call, parcel: Parcel) -> list[Observed]:
         return wire.decisions(await self._send(call), parcel)

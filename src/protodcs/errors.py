@@ -49,6 +49,10 @@ class FencedError(ProtoDCSError, RuntimeError):
     """A write to a stream by one who no longer owns it, or who is wrong about what it holds. Nothing was written."""
 
 
+class AnswerExpiredError(ProtoDCSError, RuntimeError):
+    """A retry of a request that was applied and whose answer is no longer stored. Nothing was applied again."""
+
+
 class HeldError(ProtoDCSError, RuntimeError):
     """A stream that another live owner holds.
 

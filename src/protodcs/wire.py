@@ -150,9 +150,10 @@ def status(stream: str) -> Call:
     return Call("GET", _path(stream))
 
 
-def delete(stream: str) -> Call:
-    """Forget a stream."""
-    return Call("DELETE", _path(stream), _keyed(new_key()))
+def delete(stream: str, incarnation: str | None) -> Call:
+    """Delete a stream; with an incarnation, only that one."""
+    query = f"?incarnation={quote(incarnation, safe='')}" if incarnation else ""
+    return Call("DELETE", _path(stream) + query, _keyed(new_key()))
 
 
 def change(stream: str, action: str) -> Call:
@@ -161,22 +162,23 @@ def change(stream: str, action: str) -> Call:
 
 
 def snapshots(stream: str) -> Call:
-    """List the kept snapshots of a stream."""
+    """List the saved snapshots of a stream."""
     return Call("GET", f"{_path(stream)}/snapshots")
 
 
-def snapshot(stream: str, name: str) -> Call:
-    """Keep the present state of a stream."""
-    return _with_json(f"{_path(stream)}/snapshots", {"name": name}, new_key())
+def snapshot(stream: str, name: str, replace: bool = False) -> Call:
+    """Save the present state of a stream."""
+    body = {"name": name, "replace": True} if replace else {"name": name}
+    return _with_json(f"{_path(stream)}/snapshots", body, new_key())
 
 
 def rollback(stream: str, name: str) -> Call:
-    """Take a stream back to a kept state."""
+    """Restore a saved snapshot of a stream."""
     return _with_json(f"{_path(stream)}/rollback", {"name": name}, new_key())
 
 
-def forget(stream: str, name: str) -> Call:
-    """Forget a kept state."""
+def delete_snapshot(stream: str, name: str) -> Call:
+    """Delete a saved snapshot."""
     return Call("DELETE", f"{_path(stream)}/snapshots/{_segment(name, 'name of a snapshot')}", _keyed(new_key()))
 
 

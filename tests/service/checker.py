@@ -1,332 +1,367 @@
-"""Whether a run of the service kept its promises, judged from what its clients saw and what it held at the end.
+"""Check that a run of the service kept its promises.
 
-The client's own promises are assumed and checked too: the features of a stream go out one after another, the next only
-when the last is acknowledged, and every retry carries the same key. Nothing here touches a network, a file or a clock.
+The evidence is what the clients saw, every journal record that the store ever took, and what the store holds at the
+end. Nothing here touches a network, a file or a clock.
 """
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .history import Answer, Request
+from protodcs import methods
+from protodcs.core.prototypes import Prototypes
+from protodcs.core.state import leaves_out_prototypes
+from protodcs.serve.guard import Action
+from protodcs.serve.stream.answers import described, pack_decision
+from protodcs.serve.stream.hosted import Birth
 
-# What a loaded machine may add to an attempt between the answer and the client's look at its clock, in seconds.
-SLACK = 1.0
+from .history import CONFLICT, Attempt, Request
+from .journal import Entry, decision_of
 
 
 class Kind(StrEnum):
-    """Which promise was broken."""
+    """The promise that was broken."""
 
-    LOST = "lost acknowledgement"
-    DOUBLE = "double apply"
-    REORDER = "reorder"
+    LOST = "lost"
+    DOUBLE = "applied twice"
+    REORDER = "order changed"
     GAP = "gap"
-    STALE = "write of a stale owner"
-    HANG = "hang"
-    UNANSWERED = "unanswered"
-    STATE = "other final state"
+    FORK = "two records at one position"
+    STALE = "written by a fenced worker"
+    FOREIGN = "record that nobody sent"
+    PAYLOAD = "other content"
     ANSWER = "other answer"
-    HISTORY = "not a history that can be judged"
+    EXPIRED = "answer expired too early"
+    MISUSE = "reused key accepted"
+    UNANSWERED = "unanswered"
+    HANG = "no response"
+    STATE = "other final state"
+    PROGRAM = "client program failed"
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """One broken promise: of which kind, where, and in words; `key` is None where it concerns the whole stream."""
+class Violation:
+    """One broken promise; `key` is None if it concerns a whole stream."""
 
     kind: Kind
     stream: str
     key: str | None
-    words: str
+    detail: str
 
     def __str__(self) -> str:
         place = self.stream if self.key is None else f"{self.stream}, key {self.key}"
-        return f"{self.kind}: stream {place}: {self.words}"
+        return f"{self.kind}: stream {place}: {self.detail}"
 
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """What the service holds of a stream when all is over.
-
-    Attributes:
-        position: where its next record would go.
-        sequence: how many samples its engine has counted.
-        digest: of its whole state, as `digest_of` makes it.
-    """
+    """What the store holds of a stream at the end: its next position, and a digest of engine and guard."""
 
     position: int
-    sequence: int
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """What the undisturbed run of a stream gives: every decision in order, and the digest of the state at the end."""
+class Replay:
+    """The undisturbed run of a journal: each decision as a client gets it, and a digest of engine and guard."""
 
-    decisions: Sequence[Mapping[str, Any]]
+    answers: Sequence[Mapping[str, Any]]
     digest: str
+    guard_events: int = 0
 
 
-class Engine(Protocol):
-    """What the undisturbed run needs of an engine."""
-
-    def observe(self, feature: NDArray[np.floating]) -> Any:
-        """Decide and learn."""
-        ...
-
-    def snapshot(self) -> bytes:
-        """The whole state, the same bytes for the same state."""
-        ...
+def state_digest(engine: Any, guard: Any) -> str:
+    """Return a digest of the whole state of a stream."""
+    return hashlib.sha256(engine.snapshot() + (b"" if guard is None else guard.pack())).hexdigest()
 
 
-def digest_of(state: bytes) -> str:
-    """The digest by which two states are held against each other; `state` is what `snapshot` of an engine gives."""
-    return hashlib.sha256(state).hexdigest()
-
-
-def reference(streams: Mapping[str, NDArray[np.float32]], make_engine: Callable[[str], Engine]) -> dict[str, Expected]:
-    """The undisturbed run: each stream's features (n, d) through an engine of its own, `make_engine(stream)`."""
-    return {stream: _undisturbed(make_engine(stream), features) for stream, features in streams.items()}
-
-
-def _undisturbed(engine: Engine, features: NDArray[np.float32]) -> Expected:
-    decisions = [engine.observe(np.asarray(feature, dtype=np.float32)).to_dict() for feature in features]
-    for decision in decisions:
-        del decision["scores"]  # The service does not send them.
-    return Expected(decisions, digest_of(engine.snapshot()))
+def replay(spec: Birth, prototypes: Prototypes, payloads: Iterable[bytes]) -> Replay:
+    """Run features through a new engine with a new guard: no journal, no snapshot, no fault."""
+    engine, guard = spec.engine(prototypes), spec.watcher(prototypes)
+    answers, events = [], 0
+    for position, payload in enumerate(payloads):
+        decision = engine.observe(np.frombuffer(payload, dtype="<f4"))
+        answers.append(described(pack_decision(decision)))
+        event = None if guard is None else guard.watch(engine.latest, decision, engine, position)
+        if guard is None or event is None:
+            continue
+        events += 1
+        good = guard.good_state
+        if event.action == Action.ROLL_BACK and good is None:
+            engine.reset()
+        elif event.action == Action.ROLL_BACK:
+            engine = methods.restore(good, spec.encoder, prototypes if leaves_out_prototypes(good) else None)
+        engine.unfreeze() if event.action == Action.THAW else engine.freeze()
+    return Replay(answers, state_digest(engine, guard), events)
 
 
 def check(
-    history: Iterable[Request],
-    intended: Mapping[str, Sequence[str]],
+    requests: Iterable[Request],
+    journals: Mapping[str, Sequence[Entry]],
     finals: Mapping[str, Final],
-    reference: Mapping[str, Expected],
-    deadline: float,
-    slack: float = SLACK,
-) -> list[Fault]:
-    """All promises that a run broke; empty if it kept them.
+    replays: Mapping[str, Replay],
+    stored_answers: int,
+    outages: Sequence[tuple[float, float]] = (),
+) -> list[Violation]:
+    """Return all broken promises; none if the run was right.
 
     Args:
-        history: what the clients wrote down.
-        intended: the keys of each stream, in the order of its features.
-        finals: what the service held at the end; a stream that is missing was lost.
-        reference: the undisturbed run of the same features.
-        deadline: seconds within which the service promises an answer of some kind to every attempt.
-        slack: seconds that an attempt may take beyond it.
+        requests: what the clients recorded.
+        journals: every record of each stream, in the order in which the store took them.
+        finals: what the store held at the end.
+        replays: the undisturbed run of each journal.
+        stored_answers: how many answers the service stores for repeated requests.
+        outages: from when to when the whole service was down, by `time.monotonic`; then nobody answers.
     """
-    stories, faults = _stories(history, intended)
-    for story in stories:
-        faults += _order_of_client(story)
-        faults += _hangs(story, deadline + slack)
-        faults += _unanswered(story)
-        faults += _repetitions(story)
-        faults += _shared_positions(story)
-        faults += _epochs(story)
-        faults += _order_of_positions(story)
-        faults += _holes(story)
-        faults += _end(story, finals.get(story.stream))
-        faults += _final_state(story, finals.get(story.stream), reference[story.stream])
-        faults += _decisions(story, reference[story.stream])
-    return faults
+    by_stream: defaultdict[str, list[Request]] = defaultdict(list)
+    for request in requests:
+        by_stream[request.stream].append(request)
+    found: list[Violation] = []
+    for stream in sorted({*by_stream, *journals, *finals}):
+        case = _Case(stream, by_stream[stream], journals.get(stream, ()), stored_answers, outages)
+        for rule in (_positions, _epochs, _rows, _order, _repetitions, _expiry, _misuse, _silence):
+            found += rule(case)
+        found += _end(case, finals.get(stream), replays.get(stream))
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Story:
-    """A stream as its client saw it.
+class _Case:
+    """One stream: the requests that were sent, the misuse of their keys, and the journal by key and row."""
 
-    Attributes:
-        stream: its id.
-        keys: what was to be sent, in order.
-        sent: the requests that were begun, in order of their features.
-        told: those that were acknowledged, each with its first answer.
-        claims: for each position the (key, epoch) of every answer that names it.
-    """
+    def __init__(
+        self,
+        stream: str,
+        requests: Sequence[Request],
+        journal: Sequence[Entry],
+        stored_answers: int,
+        outages: Sequence[tuple[float, float]],
+    ):
+        self.stream = stream
+        self.outages = outages
+        self.sent = [request for request in requests if not request.misuse]
+        self.misused = [request for request in requests if request.misuse]
+        self.journal = journal
+        self.stored_answers = stored_answers
+        self.places: defaultdict[tuple[str, int], list[Entry]] = defaultdict(list)
+        for entry in journal:
+            self.places[entry.key, entry.row].append(entry)
 
-    stream: str
-    keys: Sequence[str]
-    sent: list[Request]
-    told: list[tuple[Request, Answer]]
-    claims: dict[int, set[tuple[str, int]]]
+    def positions(self, request: Request) -> list[int]:
+        """Return where the rows of a request stand first; rows that are missing are left out."""
+        places = (self.places.get((request.key, row)) for row in range(request.rows))
+        return [entries[0].position for entries in places if entries]
 
-    def fault(self, kind: Kind, key: str | None, words: str) -> Fault:
-        return Fault(kind, self.stream, key, words)
-
-
-def _stories(history: Iterable[Request], intended: Mapping[str, Sequence[str]]) -> tuple[list[_Story], list[Fault]]:
-    """The history by stream, and what in it nobody intended."""
-    sent: dict[str, dict[str, Request]] = {stream: {} for stream in intended}
-    faults = []
-    for request in history:
-        keys = intended.get(request.stream, ())
-        if not 0 <= request.index < len(keys) or keys[request.index] != request.key:
-            words = f"feature {request.index} was not to be sent under this key"
-            faults.append(Fault(Kind.HISTORY, request.stream, request.key, words))
-        elif request.key in sent[request.stream]:
-            faults.append(Fault(Kind.HISTORY, request.stream, request.key, "two requests under one key"))
-        else:
-            sent[request.stream][request.key] = request
-    return [_story(stream, keys, sent[stream].values()) for stream, keys in intended.items()], faults
+    def violation(self, kind: Kind, key: str | None, detail: str) -> Violation:
+        return Violation(kind, self.stream, key, detail)
 
 
-def _story(stream: str, keys: Sequence[str], requests: Iterable[Request]) -> _Story:
-    sent = sorted(requests, key=lambda request: request.index)
-    claims: dict[int, set[tuple[str, int]]] = defaultdict(set)
-    for request in sent:
-        for answer in request.answers:
-            claims[answer.position].add((request.key, answer.epoch))
-    told = [(request, request.answers[0]) for request in sent if request.answers]
-    return _Story(stream, keys, sent, told, dict(claims))
+# The journal by itself.
 
 
-# What the client promises.
+def _positions(case: _Case) -> Iterator[Violation]:
+    due = 0
+    for entry in case.journal:
+        if entry.position < due:
+            yield case.violation(Kind.FORK, entry.key, f"a second record at position {entry.position}")
+        elif entry.position > due:
+            yield case.violation(Kind.GAP, entry.key, f"the record after {due - 1} is at position {entry.position}")
+        due = max(due, entry.position + 1)
+    sent = {(request.key, row) for request in case.sent for row in range(request.rows)}
+    for entry in case.journal:
+        if not entry.observe or (entry.key, entry.row) not in sent:
+            yield case.violation(Kind.FOREIGN, entry.key, f"row {entry.row} at position {entry.position}")
 
 
-def _order_of_client(story: _Story) -> Iterator[Fault]:
-    for before, request in pairwise(story.sent):
-        acknowledged = before.acknowledged_at
-        if request.attempts and (acknowledged is None or request.attempts[0].start < acknowledged):
-            words = f"was sent before {before.key} was acknowledged: the client must wait for it"
-            yield story.fault(Kind.HISTORY, request.key, words)
+def _epochs(case: _Case) -> Iterator[Violation]:
+    for before, entry in pairwise(case.journal):
+        if entry.epoch < before.epoch:
+            detail = f"position {entry.position} has epoch {entry.epoch}, the record before it {before.epoch}"
+            yield case.violation(Kind.STALE, entry.key, detail)
 
 
-# What every attempt and every key is promised.
+# The journal and the answers.
 
 
-def _hangs(story: _Story, longest: float) -> Iterator[Fault]:
-    for request in story.sent:
-        for number, attempt in enumerate(request.attempts):
-            took = attempt.end - attempt.start
-            if took > longest:
-                words = f"attempt {number} ended ({attempt.outcome}) after {took:.3f} s, allowed are {longest:.3f} s"
-                yield story.fault(Kind.HANG, request.key, words)
+def _rows(case: _Case) -> Iterator[Violation]:
+    for request in case.sent:
+        stands = 0
+        for row in range(request.rows):
+            entries = case.places.get((request.key, row), [])
+            stands += bool(entries)
+            if len(entries) > 1:
+                positions = [entry.position for entry in entries]
+                yield case.violation(Kind.DOUBLE, request.key, f"row {row} stands at the positions {positions}")
+            for entry in entries:
+                if request.payloads is not None and entry.payload != request.payloads[row]:
+                    detail = f"row {row} at position {entry.position} is not what was sent"
+                    yield case.violation(Kind.PAYLOAD, request.key, detail)
+        if stands < request.rows and (request.finished or stands):
+            detail = f"{stands} of {request.rows} rows are in the journal, acknowledged: {request.finished}"
+            yield case.violation(Kind.LOST, request.key, detail)
+        for attempt in request.acknowledged:
+            yield from _answers(case, request, attempt)
 
 
-def _unanswered(story: _Story) -> Iterator[Fault]:
-    attempts = {request.key: len(request.attempts) for request in story.sent}
-    answered = {request.key for request, _ in story.told}
-    for key in story.keys:
-        if key not in answered:
-            yield story.fault(Kind.UNANSWERED, key, f"no acknowledgement in {attempts.get(key, 0)} attempts")
+def _answers(case: _Case, request: Request, attempt: Attempt) -> Iterator[Violation]:
+    """Compare the answers to one attempt with the journal; the first difference is enough."""
+    if len(attempt.answers) != request.rows:
+        yield case.violation(Kind.ANSWER, request.key, f"{len(attempt.answers)} answers to {request.rows} rows")
+        return
+    for row, answer in enumerate(attempt.answers):
+        entries = case.places.get((request.key, row), [])
+        entry = next((entry for entry in entries if entry.position == answer["position"]), None)
+        if entry is None and entries:
+            detail = f"row {row} was acknowledged at position {answer['position']}, where it is not"
+            yield case.violation(Kind.LOST, request.key, detail)
+            return
+        wanted = None if entry is None else {**entry.answer, "epoch": entry.epoch}
+        if wanted is not None and (different := _different(wanted, {**decision_of(answer), "epoch": answer["epoch"]})):
+            yield case.violation(Kind.ANSWER, request.key, f"row {row} differs from the journal: {different}")
+            return
 
 
-def _repetitions(story: _Story) -> Iterator[Fault]:
-    """A key that was answered more than once must have been told the same each time, and be new at most once."""
-    for request in story.sent:
-        answers = request.answers
-        positions = sorted({answer.position for answer in answers})
-        if len(positions) > 1:
-            yield story.fault(Kind.DOUBLE, request.key, f"stands at the positions {positions}")
-        for answer in answers[1:]:
-            different = _different(answers[0].decision, answer.decision)
+def _order(case: _Case) -> Iterator[Violation]:
+    last: dict[int, tuple[int, int]] = {}
+    for request in sorted(case.sent, key=lambda request: request.number):
+        positions = case.positions(request)
+        if positions != sorted(positions):
+            yield case.violation(Kind.REORDER, request.key, "its rows are not in order")
+        if not positions:
+            continue
+        number, position = last.get(request.producer, (-1, -1))
+        if min(positions) < position:
+            detail = f"begins at position {min(positions)}, but request {number} of its producer ends at {position}"
+            yield case.violation(Kind.REORDER, request.key, detail)
+        last[request.producer] = request.number, max(positions)
+
+
+def _repetitions(case: _Case) -> Iterator[Violation]:
+    for request in case.sent:
+        attempts = [attempt for attempt in request.acknowledged if len(attempt.answers) == request.rows]
+        for row in range(request.rows):
+            answers = [attempt.answers[row] for attempt in attempts]
+            if sum(not answer["repeated"] for answer in answers) > 1:
+                yield case.violation(Kind.DOUBLE, request.key, f"row {row} was answered as new more than once")
+                break
+        for attempt in attempts[1:]:
+            pairs = zip(attempts[0].answers, attempt.answers, strict=True)
+            texts = (_different({**one, "repeated": True}, {**other, "repeated": True}) for one, other in pairs)
+            different = next(filter(None, texts), "")
             if different:
-                words = f"the repeated answer differs from the first: {different}"
-                yield story.fault(Kind.DOUBLE, request.key, words)
-        if sum(not answer.repeated for answer in answers) > 1:
-            yield story.fault(Kind.DOUBLE, request.key, "was answered as new more than once")
+                yield case.violation(Kind.ANSWER, request.key, f"a repeated answer differs from the first: {different}")
 
 
-# What the journal is promised.
+def _expiry(case: _Case) -> Iterator[Violation]:
+    """Accept 410 only if so many records can have followed the request that its answers are no longer stored."""
+    ends = [(min(a.start for a in r.attempts), max(case.positions(r), default=0)) for r in case.sent if r.attempts]
+    for request in case.sent:
+        for attempt in request.expired:
+            positions = case.positions(request)
+            # What was first sent after this attempt ended cannot be why the answer had expired.
+            newest = max(position for start, position in ends if start <= attempt.end)
+            if positions and newest - min(positions) < case.stored_answers:
+                detail = (
+                    f"at most {newest - min(positions)} newer records, and {case.stored_answers} answers are stored"
+                )
+                yield case.violation(Kind.EXPIRED, request.key, detail)
 
 
-def _shared_positions(story: _Story) -> Iterator[Fault]:
-    """One position holds one record, so it has one key and one epoch."""
-    for position, claims in sorted(story.claims.items()):
-        keys, epochs = sorted({key for key, _ in claims}), sorted({epoch for _, epoch in claims})
-        if len(epochs) > 1:
-            words = f"position {position} is claimed by the epochs {epochs} (keys {', '.join(keys)})"
-            yield story.fault(Kind.STALE, keys[-1], words)
-        elif len(keys) > 1:
-            words = f"position {position} was given to {', '.join(keys)}: only one of them can be there"
-            yield story.fault(Kind.LOST, keys[0], words)
+def _misuse(case: _Case) -> Iterator[Violation]:
+    for request in case.misused:
+        statuses = [attempt.status for attempt in request.attempts]
+        if CONFLICT not in statuses or any(status in (200, 410) for status in statuses):
+            detail = f"a different request under a used key was answered with {statuses}, not 409"
+            yield case.violation(Kind.MISUSE, request.key, detail)
 
 
-def _epochs(story: _Story) -> Iterator[Fault]:
-    """Along a journal epochs never go down: whoever writes with an older one than the last record was fenced."""
-    newest = -1
-    for position, claims in sorted(story.claims.items()):
-        epoch, key = max((epoch, key) for key, epoch in claims)
-        if epoch < newest:
-            words = f"position {position} was written in epoch {epoch}, behind a record of epoch {newest}"
-            yield story.fault(Kind.STALE, key, words)
-        newest = max(newest, epoch)
+def _silence(case: _Case) -> Iterator[Violation]:
+    for request in case.sent:
+        if not request.finished:
+            statuses = [attempt.status or attempt.detail for attempt in request.attempts]
+            yield case.violation(Kind.UNANSWERED, request.key, f"no acknowledgement: {statuses[-5:]}")
+    for request in (*case.sent, *case.misused):
+        for attempt in request.attempts:
+            down = any(attempt.start <= end and start <= attempt.end for start, end in case.outages)
+            # The client waits longer than the service may take to answer with an error.
+            if attempt.status is None and "ReadTimeout" in attempt.detail and not down:
+                took = attempt.end - attempt.start
+                yield case.violation(Kind.HANG, request.key, f"no response of any kind within {took:.0f} s")
 
 
-def _order_of_positions(story: _Story) -> Iterator[Fault]:
-    for (before, earlier), (request, answer) in pairwise(story.told):
-        if answer.position < earlier.position:
-            words = f"stands at {answer.position}, before {before.key} at {earlier.position}, which was sent first"
-            yield story.fault(Kind.REORDER, request.key, words)
+# The end.
 
 
-def _holes(story: _Story) -> Iterator[Fault]:
-    """Only where all keys are acknowledged: one that is not may be what fills a hole."""
-    if len(story.told) < len(story.keys):
+def _end(case: _Case, final: Final | None, expected: Replay | None) -> Iterator[Violation]:
+    if final is None or expected is None:
+        if case.journal:
+            yield case.violation(Kind.LOST, None, f"the stream with {len(case.journal)} records is not in the store")
         return
-    holes = sorted(set(range(max(story.claims, default=-1))) - story.claims.keys())
-    if holes:
-        yield story.fault(Kind.GAP, None, f"nothing that was sent stands at the positions {_listed(holes)}")
-
-
-# What is promised of the end.
-
-
-def _end(story: _Story, final: Final | None) -> Iterator[Fault]:
-    """What the service holds is at least what it acknowledged, and at most what it was sent."""
-    told, sent = len(story.told), sum(1 for request in story.sent if request.attempts)
-    highest = max(story.claims, default=-1)
-    if final is None:
-        if told:
-            yield story.fault(Kind.LOST, None, f"is not there at the end, {told} keys of it were acknowledged")
-        return
-    if final.position <= highest or final.sequence < told:
-        words = f"ends at position {final.position} with {final.sequence} samples; "
-        words += f"{told} keys were acknowledged, the last at position {highest}"
-        key = next((request.key for request, answer in story.told if answer.position >= final.position), None)
-        yield story.fault(Kind.LOST, key, words)
-    if final.sequence > sent:
-        words = f"its engine counted {final.sequence} samples, only {sent} different keys were sent"
-        yield story.fault(Kind.DOUBLE, None, words)
-    elif final.position > max(sent, highest + 1):
-        words = f"ends at position {final.position}: behind {highest} there are records that nobody sent"
-        yield story.fault(Kind.GAP, None, words)
-
-
-def _final_state(story: _Story, final: Final | None, expected: Expected) -> Iterator[Fault]:
-    """Held against the reference where the counts agree: where they do not, it is another state anyway."""
-    if final is not None and final.sequence == len(story.keys) and final.digest != expected.digest:
-        words = f"the final state has the digest {final.digest[:12]}, the undisturbed run {expected.digest[:12]}"
-        yield story.fault(Kind.STATE, None, words)
-
-
-def _decisions(story: _Story, expected: Expected) -> Iterator[Fault]:
-    """The first decision that differs from the undisturbed run; those behind it differ because of it."""
-    found = []
-    for request, answer in story.told:
-        wanted = expected.decisions[request.index]
-        # What the service may say beyond the decision is its own matter.
-        given = {name: value for name, value in answer.decision.items() if name in wanted}
-        if different := _different(wanted, given):
-            found.append((request.key, different))
-    if found:
-        key, different = found[0]
-        behind = f"; so do {len(found) - 1} later ones" if len(found) > 1 else ""
-        yield story.fault(Kind.ANSWER, key, f"the answer differs from the undisturbed run: {different}{behind}")
+    highest = max((entry.position for entry in case.journal), default=-1)
+    if final.position != highest + 1:
+        detail = f"the stream ends at position {final.position}, its journal at {highest + 1}"
+        yield case.violation(Kind.LOST if final.position <= highest else Kind.GAP, None, detail)
+    elif final.digest != expected.digest:
+        detail = f"state {final.digest[:12]}, after an undisturbed replay of the journal {expected.digest[:12]}"
+        yield case.violation(Kind.STATE, None, detail)
+    observes = [entry for entry in case.journal if entry.observe]
+    for entry, answer in zip(observes, expected.answers, strict=False):
+        if different := _different(answer, entry.answer):
+            yield case.violation(Kind.ANSWER, entry.key, f"row {entry.row} differs from the replay: {different}")
+            return
 
 
 def _different(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    """In words which fields differ; empty if none does. By `repr`: to the bit, and True is not 1."""
-    names = [name for name in [*wanted, *given] if repr(wanted.get(name, ...)) != repr(given.get(name, ...))]
-    return ", ".join(
-        f"{name} is {given.get(name, 'missing')!r} instead of {wanted.get(name, 'missing')!r}"
-        for name in dict.fromkeys(names)
-    )
+    """Name the fields that differ to the bit; nothing if none does. Fields beyond the wanted ones do not matter."""
+    names = [name for name in wanted if repr(wanted[name]) != repr(given.get(name, ...))]
+    return ", ".join(f"{name} is {given.get(name, 'missing')!r} instead of {wanted[name]!r}" for name in names)
 
 
-def _listed(numbers: Sequence[int], most: int = 10) -> str:
-    return ", ".join(map(str, numbers[:most])) + (f" and {len(numbers) - most} more" if len(numbers) > most else "")
+# How much a run was disturbed.
+
+
+@dataclass(frozen=True, slots=True)
+class Stress:
+    """What happened in a run. A run that was not disturbed proves nothing, so `missing` must be empty.
+
+    Attributes:
+        faults: injected by the rig.
+        retries: attempts after one that failed.
+        repeated_keys: requests that the service recognized as already applied.
+        expired: requests of which the answer was no longer stored.
+        misuses: keys that were used again for another request.
+        fences: streams that were taken from a worker which had not released them.
+        guard_events: how often a guard acted.
+    """
+
+    faults: int
+    retries: int
+    repeated_keys: int
+    expired: int
+    misuses: int
+    fences: int
+    guard_events: int
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], faults: int, fences: int, replays: Mapping[str, Replay]) -> "Stress":
+        """Count from the histories; faults, fences and guard events come from elsewhere."""
+        failed = [[a.status not in (200, 409, 410) for a in request.attempts[:-1]] for request in requests]
+        repeated = [any(a["repeated"] for t in request.acknowledged for a in t.answers) for request in requests]
+        return cls(
+            faults,
+            sum(map(sum, failed)),
+            sum(repeated),
+            sum(bool(request.expired) for request in requests),
+            sum(request.misuse for request in requests),
+            fences,
+            sum(run.guard_events for run in replays.values()),
+        )
+
+    def missing(self, *required: str) -> list[str]:
+        """Return which of the named counts are zero."""
+        return [name for name in required if not getattr(self, name)]

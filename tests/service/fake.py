@@ -1,181 +1,169 @@
-"""A service small enough to be seen through, over real HTTP: honest, or with one bug that the real one must not have.
+"""A small service over real HTTP, honest or with one bug, to test the load and the checker.
 
-Honest means disturbed but true: it refuses now and then, answers too late, and changes owners, and yet never loses or
-repeats anything. It exists to try the client and the checker, and must never stand in for the real one anywhere else.
+The honest one refuses requests now and then, answers late, and changes its epoch, but never loses or repeats anything.
+It has no engine: a decision is a digest of the feature and of all features before it, so order and repetition show.
 """
 
 import asyncio
+import hashlib
 import random
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-import numpy as np
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from protodcs import ProtoDCS
+from .checker import Final, Replay
+from .journal import Entry
 
-from .checker import Final, digest_of
-
-# How often something happens to a request.
-_REFUSED_BEFORE, _REFUSED_AFTER, _LATE, _TAKEOVER, _BUG = 0.03, 0.03, 0.01, 0.05, 0.2
+# The chance of each event at a request.
+_REFUSED_BEFORE, _REFUSED_AFTER, _LATE, _TAKEOVER, _BUG = 0.05, 0.05, 0.02, 0.1, 0.2
 
 
 class Bug(StrEnum):
     """What is wrong with the fake."""
 
     NONE = "nothing"
-    LOSES = "a new owner forgets the last record, though it was acknowledged"
-    TWICE = "a new owner does not know the keys of the old one"
-    REORDERS = "a feature is acknowledged and let in behind the next one"
-    STALE = "an old owner goes on answering"
-    WRONG = "an answer that the engine did not give"
+    LOSES = "a takeover drops the last record, though it was acknowledged"
+    FORGETS_KEYS = "a takeover forgets all idempotency keys"
+    REVERSES_ROWS = "the rows of a request are applied in reverse order"
+    STALE = "a record is written with an old epoch"
+    WRONG_ANSWER = "an answer is not the one in the journal"
+    ACCEPTS_REUSED_KEYS = "a key is accepted for another request"
+    EXPIRES = "an answer is said to have expired at once"
     SILENT = "a request is taken and never answered"
 
 
 @dataclass
-class _Owner:
-    """One stream in the hands of one owner."""
-
-    engine: ProtoDCS
+class _Stream:
+    journal: list[Entry] = field(default_factory=list)
+    bodies: dict[str, bytes] = field(default_factory=dict)
     epoch: int = 1
-    position: int = 0
-    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # What LOSES goes back to, and what REORDERS holds back.
-    before: bytes = b""
-    held: np.ndarray | None = None
-
-    def observe(self, key: str, feature: np.ndarray) -> dict[str, Any]:
-        """Decide, learn and keep the answer."""
-        self.before = self.engine.snapshot()
-        decision = self.engine.observe(feature).to_dict()
-        del decision["scores"]
-        return self.keep(key, decision, self.position)
-
-    def keep(self, key: str, decision: dict[str, Any], position: int) -> dict[str, Any]:
-        """Write a decision into the journal."""
-        self.answers[key] = {**decision, "position": position, "epoch": self.epoch, "repeated": False}
-        self.position += 1
-        return self.answers[key]
-
-    def successor(self) -> "_Owner":
-        """The next owner, woken from what this one wrote."""
-        engine = ProtoDCS.restore(self.engine.snapshot())
-        return replace(self, engine=engine, epoch=self.epoch + 1, answers=dict(self.answers))
 
 
 class Fake:
-    """The service's streams, without HTTP; one request is in it at a time."""
+    """The streams of the service, without HTTP."""
 
-    def __init__(self, bug: Bug, seed: int):
+    def __init__(self, bug: Bug, seed: int, stored_answers: int):
         self.bug = bug
-        self.buggy = 0
+        self.strikes = 0
         self._rng = random.Random(seed)
-        self._owners: dict[str, _Owner] = {}
-        self._stale: dict[str, _Owner] = {}
+        self._stored_answers = stored_answers
+        self._streams: dict[str, _Stream] = {}
 
-    def create(self, stream: str, prototypes: list[list[float]]) -> bool:
-        """Begin a stream; False if it is there already."""
-        if stream in self._owners:
-            return False
-        self._owners[stream] = _Owner(ProtoDCS(np.array(prototypes, dtype=np.float32)))
-        return True
+    def create(self, stream: str) -> None:
+        """Create a stream unless it exists."""
+        self._streams.setdefault(stream, _Stream())
 
-    async def observe(self, stream: str, key: str, feature: np.ndarray, late: float) -> Response:
-        """Answer, refuse, or be late, before or after the record is written."""
-        fate = self._rng.random()
-        if fate < _REFUSED_BEFORE:
-            return JSONResponse({"error": "not now"}, 503)
+    async def handle(self, name: str, verb: str, key: str, body: bytes, rows: int, late: float) -> Response:
+        """Answer, refuse or be late, before or after the records are written."""
+        stream, chance = self._streams[name], self._rng.random()
+        if chance < _REFUSED_BEFORE:
+            return _problem(503, "refused before")
         if self._rng.random() < _TAKEOVER:
             self._take_over(stream)
-        answer = self._answer(stream, key, feature)
-        if answer is None:
-            await asyncio.sleep(10 * late)
-        if fate > 1 - _LATE:
+        if verb != "observe" or (stream.bodies.get(key, body) != body and not self._strikes(Bug.ACCEPTS_REUSED_KEYS)):
+            return _problem(409, "another request has this key")
+        response = self._apply(stream, key, body, rows)
+        if self._strikes(Bug.SILENT):
+            await asyncio.sleep(100 * late)
+        if chance > 1 - _LATE:
             await asyncio.sleep(late)
-        elif fate > 1 - _LATE - _REFUSED_AFTER:
-            return JSONResponse({"error": "written, and not said so"}, 503)
-        return JSONResponse({"decisions": [answer]})
+        elif chance > 1 - _LATE - _REFUSED_AFTER:
+            return _problem(503, "applied, but refused")
+        return response
+
+    def journals(self) -> dict[str, list[Entry]]:
+        """Return all records."""
+        return {name: stream.journal for name, stream in self._streams.items()}
 
     def finals(self) -> dict[str, Final]:
-        """What it holds."""
-        return {
-            stream: Final(owner.position, owner.engine.stats()["sequence"], digest_of(owner.engine.snapshot()))
-            for stream, owner in self._owners.items()
-        }
+        """Return what it holds at the end."""
+        return {name: Final(len(s.journal), _last(s.journal)) for name, s in self._streams.items()}
+
+    def replays(self) -> dict[str, Replay]:
+        """Return the undisturbed run of each journal."""
+        found = {}
+        for name, stream in self._streams.items():
+            fresh: list[Entry] = []
+            for entry in stream.journal:
+                fresh.append(_entry(fresh, entry.epoch, entry.key, entry.row, entry.payload or b""))
+            found[name] = Replay([entry.answer for entry in fresh], _last(fresh))
+        return found
 
     def _strikes(self, bug: Bug) -> bool:
         struck = self.bug is bug and self._rng.random() < _BUG
-        self.buggy += struck
+        self.strikes += struck
         return struck
 
-    def _take_over(self, stream: str) -> None:
-        owner = self._owners[stream]
-        successor = self._owners[stream] = owner.successor()
-        if self.bug is Bug.STALE:
-            self._stale[stream] = owner
-        if self.bug is Bug.TWICE:
-            successor.answers.clear()
-            self.buggy += 1
-        if self.bug is Bug.LOSES and owner.before:
-            successor.engine, successor.before = ProtoDCS.restore(owner.before), b""
-            successor.position -= 1
-            successor.answers.popitem()
-            self.buggy += 1
+    def _take_over(self, stream: _Stream) -> None:
+        stream.epoch += 1
+        if stream.journal and self._strikes(Bug.LOSES):
+            stream.bodies.pop(stream.journal.pop().key, None)
+        if self._strikes(Bug.FORGETS_KEYS):
+            stream.bodies.clear()
 
-    def _answer(self, stream: str, key: str, feature: np.ndarray) -> dict[str, Any] | None:
-        owner = self._owners[stream]
-        if key in owner.answers:
-            return {**owner.answers[key], "repeated": True}
-        if stream in self._stale and self._strikes(Bug.STALE):
-            return self._stale[stream].observe(key, feature)
-        if self._strikes(Bug.SILENT):
-            return None
-        if owner.held is not None:
-            return self._overtake(owner, owner.held, key, feature)
-        if self._strikes(Bug.REORDERS):
-            return self._hold_back(owner, key, feature)
-        answer = owner.observe(key, feature)
-        if self._strikes(Bug.WRONG):
-            answer["p_unknown"] = np.nextafter(answer["p_unknown"], 0.5).item()
-        return answer
+    def _apply(self, stream: _Stream, key: str, body: bytes, rows: int) -> Response:
+        repeated = key in stream.bodies
+        if not repeated:
+            self._append(stream, key, body, rows)
+        entries = [entry for entry in stream.journal if entry.key == key][-rows:]
+        expired = len(stream.journal) - 1 - entries[0].position >= self._stored_answers
+        if repeated and (expired or self._strikes(Bug.EXPIRES)):
+            return _problem(410, "applied before")
+        entries.sort(key=lambda entry: entry.row)
+        places = [{"position": entry.position, "epoch": entry.epoch, "repeated": repeated} for entry in entries]
+        told = [{**entry.answer, **place} for entry, place in zip(entries, places, strict=True)]
+        if self._strikes(Bug.WRONG_ANSWER):
+            told[-1]["score"] += 1e-9
+        return JSONResponse({"decisions": told})
 
-    @staticmethod
-    def _hold_back(owner: _Owner, key: str, feature: np.ndarray) -> dict[str, Any]:
-        """Answer as if the next position were this feature's, and leave it to the next one."""
-        owner.held = feature
-        decision = owner.engine.peek(feature).to_dict()
-        del decision["scores"]
-        return owner.keep(key, decision, owner.position + 1)
+    def _append(self, stream: _Stream, key: str, body: bytes, rows: int) -> None:
+        stream.bodies[key] = body
+        size = len(body) // rows
+        order = range(rows - 1, -1, -1) if self._strikes(Bug.REVERSES_ROWS) else range(rows)
+        for row in order:
+            epoch = stream.epoch - 2 * self._strikes(Bug.STALE)
+            stream.journal.append(_entry(stream.journal, epoch, key, row, body[row * size : (row + 1) * size]))
 
-    @staticmethod
-    def _overtake(owner: _Owner, held: np.ndarray, key: str, feature: np.ndarray) -> dict[str, Any]:
-        """Let a feature in at the position of the one that was held back, and that one behind it."""
-        decision = owner.engine.observe(feature).to_dict()
-        owner.engine.observe(held)
-        owner.held = None
-        del decision["scores"]
-        return owner.keep(key, decision, owner.position - 1)
+
+def _entry(journal: list[Entry], epoch: int, key: str, row: int, payload: bytes) -> Entry:
+    digest = hashlib.sha256(_last(journal).encode() + payload).hexdigest()
+    names = ("p_unknown", "openness", "openness_first", "score", "aleatoric", "epistemic")
+    numbers = {name: int(digest[8 * i : 8 * i + 8], 16) / 2**32 for i, name in enumerate(names)}
+    flags = {
+        name: bool(int(digest[-1 - i], 16) % 2) for i, name in enumerate(("known", "trusted", "cached", "evolved"))
+    }
+    answer: dict[str, Any] = {**numbers, **flags, "label": digest, "index": 0, "sequence": len(journal)}
+    return Entry(len(journal), epoch, True, key, row, payload, answer)
+
+
+def _last(journal: list[Entry]) -> str:
+    return str(journal[-1].answer["label"]) if journal else ""
+
+
+def _problem(status: int, detail: str) -> Response:
+    return JSONResponse({"detail": detail}, status)
 
 
 @contextmanager
-def serving(bug: Bug, seed: int, late: float) -> Iterator[tuple[str, Fake]]:
-    """The fake behind HTTP on a free port of this machine: its address, and its inside.
+def serving(bug: Bug, seed: int, late: float, stored_answers: int) -> Iterator[tuple[str, Fake]]:
+    """Serve a fake on a free port; yields its address and the fake itself.
 
     Args:
         bug: what is wrong with it.
-        seed: of all that happens to requests.
-        late: seconds by which an answer that is late is late.
+        seed: of everything that happens to requests.
+        late: seconds by which a late answer is late.
+        stored_answers: how many records may follow a request before its answer expires.
     """
-    fake = Fake(bug, seed)
-    config = uvicorn.Config(_app(fake, late), log_level="critical", ws="none", lifespan="off")
-    server = uvicorn.Server(config)
+    fake = Fake(bug, seed, stored_answers)
+    server = uvicorn.Server(uvicorn.Config(_app(fake, late), log_level="critical", ws="none", lifespan="off"))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
@@ -184,7 +172,7 @@ def serving(bug: Bug, seed: int, late: float) -> Iterator[tuple[str, Fake]]:
         finally:
             # Requests that are never answered must not keep it.
             server.should_exit = server.force_exit = True
-            thread.join(30)
+            thread.join(300)
             assert not thread.is_alive()
 
 
@@ -193,14 +181,13 @@ def _app(fake: Fake, late: float) -> FastAPI:
 
     @app.post("/v1/streams")
     async def create(request: Request) -> Response:
-        body = await request.json()
-        if fake.create(body["id"], body["prototypes"]):
-            return JSONResponse({"id": body["id"]}, 201)
-        return JSONResponse({"error": "it exists"}, 409)
+        stream = (await request.json())["id"]
+        fake.create(stream)
+        return JSONResponse({"id": stream}, 201)
 
-    @app.post("/v1/streams/{stream}/observe")
-    async def observe(stream: str, request: Request) -> Response:
-        feature = np.frombuffer(await request.body(), dtype="<f4")
-        return await fake.observe(stream, request.headers["Idempotency-Key"], feature, late)
+    @app.post("/v1/streams/{stream}/{verb}")
+    async def handle(stream: str, verb: str, request: Request) -> Response:
+        rows = int(request.query_params.get("count", "1"))
+        return await fake.handle(stream, verb, request.headers["Idempotency-Key"], await request.body(), rows, late)
 
     return app

@@ -1,34 +1,51 @@
-"""Faults and when they come: drawn from a seed, placed by how much of the run is acknowledged, never by the clock.
+"""Plan faults from a seed and inject them when the run has made enough progress.
 
-So a plan means the same on a fast machine and on a slow one. What was really done, to which process and when, is
-written down. It must never signal a process that its rig did not name.
+A plan places faults by acknowledged rows, never by the clock, so it means the same on a fast and on a slow machine.
+Each kind of fault is one function, registered by name with `fault`. It gets the rig and a random generator of its own.
 """
 
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Protocol
+from typing import Any
 
 import psutil
 
-# The share of a run in which faults come: it has begun before the first, and can recover after the last.
+# The part of a run in which faults begin: the run is under way before the first and can recover after the last.
 _FIRST, _LAST = 0.03, 0.95
-# How often the state of processes and the progress of the run are looked at, in seconds.
-_LOOK = 0.01
+# How often conditions are checked, in seconds.
+_POLL = 0.01
 
 
-class Kind(StrEnum):
-    """What can be done to a service."""
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a fault was done to: its name, the process if there is one, and when by `time.monotonic`."""
 
-    KILL_OWNER = "kill owner"
-    PAUSE_OWNER = "pause owner"
-    KILL_STORE = "kill store"
-    ADD_OWNER = "add owner"
-    REMOVE_OWNER = "remove owner"
+    name: str
+    pid: int | None = None
+    struck: float = field(default_factory=time.monotonic)
+
+
+Fault = Callable[[Any, random.Random], Awaitable[Target]]
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(name: str) -> Callable[[Fault], Fault]:
+    """Register a kind of fault under a name.
+
+    The function first waits until the rig can take the fault, returns when the fault is over, and undoes it even if it
+    is cancelled.
+    """
+
+    def register(function: Fault) -> Fault:
+        FAULTS[name] = function
+        return function
+
+    return register
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,43 +53,19 @@ class Planned:
     """One fault to come.
 
     Attributes:
-        after: how many acknowledged requests it waits for.
-        kind: what it is.
-        seconds: how long a pause lasts; 0 for the others.
-        seed: of the choice of its victim, so that it does not depend on what came before.
+        after: how many acknowledged rows it waits for.
+        kind: the name of the fault.
+        seed: of its own choices, so that they do not depend on the faults before it.
     """
 
     after: int
-    kind: Kind
-    seconds: float
+    kind: str
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """What a fault was done to.
-
-    Attributes:
-        name: of an owner, or of the store.
-        pid: of its process; None where it has none.
-        struck: when, by `time.monotonic`, as in a history; now, unless told otherwise.
-    """
-
-    name: str
-    pid: int | None
-    struck: float = field(default_factory=time.monotonic)
-
-
-@dataclass(frozen=True, slots=True)
 class Done:
-    """One fault that was inflicted.
-
-    Attributes:
-        planned: which one.
-        target: on what, and when it struck.
-        due, done: when it was to strike and when it was over, by `time.monotonic`.
-        acknowledged: requests when it was over.
-    """
+    """One fault that was injected: when it was due and when it was over, and the acknowledged rows at its end."""
 
     planned: Planned
     target: Target
@@ -83,164 +76,121 @@ class Done:
     def __str__(self) -> str:
         planned, target = self.planned, self.target
         waited, took = target.struck - self.due, self.done - target.struck
-        when = f"due after {planned.after} acknowledged, struck {waited:.2f} s later at {target.struck:.3f}"
-        over = f"over {took:.2f} s later after {self.acknowledged} acknowledged"
-        return f"{planned.kind} {target.name} (pid {target.pid}): {when}, {over}"
+        when = f"due after {planned.after} rows, injected {waited:.2f} s later"
+        return f"{planned.kind}: {target.name} (pid {target.pid}): {when}, over {took:.2f} s later"
 
 
-class Rig(Protocol):
-    """A service that faults can be inflicted on. Each method first waits until the service is able to take its fault.
-
-    Faults overlap where the plan says so: an owner may be paused while the store is killed. But, for example, a store
-    that is down is not killed again before it is up, and the last owner is not removed.
-    """
-
-    async def kill_owner(self, rng: random.Random) -> Target:
-        """Kill an owner's process."""
-        ...
-
-    async def pause_owner(self, rng: random.Random, seconds: float) -> Target:
-        """Stop an owner's process and let it go on, as if nothing had been, after so long."""
-        ...
-
-    async def kill_store(self) -> Target:
-        """Kill the store's process and start it again."""
-        ...
-
-    async def add_owner(self) -> Target:
-        """Have one owner more."""
-        ...
-
-    async def remove_owner(self, rng: random.Random) -> Target:
-        """Have one owner less, in an orderly way."""
-        ...
-
-
-def plan(seed: int, counts: Mapping[str, int], length: int, pauses: tuple[float, float] = (0.5, 5.0)) -> list[Planned]:
-    """So many faults of each kind at random moments of a run of `length` requests, in order.
+def plan(seed: int, counts: Mapping[str, int], length: int) -> list[Planned]:
+    """Draw so many faults of each kind at random places of a run of `length` rows, in order.
 
     Args:
-        seed: the same one gives the same plan.
-        counts: how many of each `Kind`, by its value.
-        length: requests of the run.
-        pauses: shortest and longest pause, in seconds.
+        seed: the same seed gives the same plan.
+        counts: how many faults of each kind, by name.
+        length: rows of the run.
     """
+    unknown = sorted(set(counts) - set(FAULTS))
+    if unknown:
+        raise ValueError(f"unknown faults: {', '.join(unknown)}. Choose from: {', '.join(sorted(FAULTS))}")
     rng = random.Random(seed)
-    planned = []
-    for kind in sorted(Kind(name) for name, count in counts.items() for _ in range(count)):
-        after = int(length * rng.uniform(_FIRST, _LAST))
-        seconds = rng.uniform(*pauses) if kind is Kind.PAUSE_OWNER else 0.0
-        planned.append(Planned(after, kind, seconds, rng.getrandbits(32)))
-    return sorted(planned, key=lambda fault: fault.after)
+    kinds = sorted(kind for kind, count in counts.items() for _ in range(count))
+    planned = [Planned(int(length * rng.uniform(_FIRST, _LAST)), kind, rng.getrandbits(32)) for kind in kinds]
+    return sorted(planned, key=lambda entry: entry.after)
 
 
-def in_words(seed: int, planned: Sequence[Planned]) -> str:
-    """A plan for the log, with the seed that gives it again."""
-    moments = ", ".join(f"{fault.kind} after {fault.after}" for fault in planned)
-    return f"{len(planned)} faults of seed {seed}: {moments}"
+def describe(seed: int, planned: Sequence[Planned]) -> str:
+    """Return a plan as text for the log, with the seed that gives it again."""
+    counts = ", ".join(f"{count} x {kind}" for kind, count in sorted(Counter(p.kind for p in planned).items()))
+    return f"seed {seed}: {len(planned)} faults: {counts}"
 
 
-async def inflict(planned: Sequence[Planned], rig: Rig, progress: Callable[[], int], done: list[Done]) -> None:
-    """Inflict each fault when it is due, and return when the last is over.
-
-    A run that ends before all faults are due leaves this waiting: cancel it then. Processes that are paused go on.
+async def inject(planned: Sequence[Planned], rig: Any, progress: Callable[[], int], done: list[Done]) -> None:
+    """Inject each fault when it is due, and return when the last is over. Faults may overlap.
 
     Args:
-        planned: what `plan` gives.
-        rig: on what.
-        progress: how many requests are acknowledged.
-        done: each fault is added here as soon as it is over.
+        planned: what `plan` returned.
+        rig: what the functions of the faults get.
+        progress: returns how many rows are acknowledged.
+        done: each fault is added as soon as it is over.
     """
     async with asyncio.TaskGroup() as group:
-        for fault in planned:
-            while progress() < fault.after:
-                await asyncio.sleep(_LOOK)
-            group.create_task(_inflict_one(fault, rig, progress, done))
+        for entry in planned:
+            while progress() < entry.after:
+                await asyncio.sleep(_POLL)
+            group.create_task(_inject_one(entry, rig, progress, done))
 
 
-async def _inflict_one(fault: Planned, rig: Rig, progress: Callable[[], int], done: list[Done]) -> None:
-    due, rng = time.monotonic(), random.Random(fault.seed)
-    ways: dict[Kind, Callable[[], Awaitable[Target]]] = {
-        Kind.KILL_OWNER: lambda: rig.kill_owner(rng),
-        Kind.PAUSE_OWNER: lambda: rig.pause_owner(rng, fault.seconds),
-        Kind.KILL_STORE: rig.kill_store,
-        Kind.ADD_OWNER: rig.add_owner,
-        Kind.REMOVE_OWNER: lambda: rig.remove_owner(rng),
-    }
-    target = await ways[fault.kind]()
-    done.append(Done(fault, target, due, time.monotonic(), progress()))
+async def _inject_one(entry: Planned, rig: Any, progress: Callable[[], int], done: list[Done]) -> None:
+    due = time.monotonic()
+    target = await FAULTS[entry.kind](rig, random.Random(entry.seed))
+    done.append(Done(entry, target, due, time.monotonic(), progress()))
 
 
-async def until(condition: Callable[[], bool], what: str, patience: float) -> None:
-    """Wait until something holds; a TimeoutError that says what was waited for after `patience` seconds."""
-    end = time.monotonic() + patience
+async def until(condition: Callable[[], bool], what: str, timeout: float) -> None:
+    """Wait until a condition holds; raises TimeoutError after `timeout` seconds."""
+    end = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > end:
-            raise TimeoutError(f"waited {patience:g} s for this and it did not come: {what}")
-        await asyncio.sleep(_LOOK)
+            raise TimeoutError(f"waited {timeout:g} s for {what}")
+        await asyncio.sleep(_POLL)
 
 
 class Processes:
-    """The faults that need only the processes of owners: the two methods of a `Rig` that kill and pause.
+    """Kill and pause processes by their role, such as "worker".
 
-    A process is held by more than its number: one that ended and left its number to a stranger is not touched.
+    `psutil.Process` also holds the start time, so a process that got the number of a dead one is not touched.
 
     Args:
-        owners: gives the name and the pid of each owner there is now.
-        patience: how long to wait for an owner that runs, in seconds.
+        find: returns the present processes of a role.
+        timeout: how long to wait for a process that runs, in seconds.
     """
 
-    def __init__(self, owners: Callable[[], Mapping[str, int]], patience: float = 60.0):
-        self._owners = owners
-        self._patience = patience
+    def __init__(self, find: Callable[[str], Sequence[psutil.Process]], timeout: float = 300.0):
+        self._find = find
+        self._timeout = timeout
         self._paused: set[int] = set()
 
-    async def kill_owner(self, rng: random.Random) -> Target:
-        """SIGKILL one of the owners that run, and wait until it is gone."""
-        target, process = await self._strike(rng, psutil.Process.kill)
-        await until(lambda: not _lives(process), f"the end of {target.name}, pid {target.pid}", self._patience)
+    async def kill(self, role: str, rng: random.Random) -> Target:
+        """SIGKILL one process of a role, and wait until it is gone."""
+        target, process = await self._signal(role, rng, psutil.Process.kill)
+        await until(lambda: not _runs(process), f"the end of {target.name}, pid {target.pid}", self._timeout)
         return target
 
-    async def pause_owner(self, rng: random.Random, seconds: float) -> Target:
-        """SIGSTOP one of the owners that run, and SIGCONT after so long, whatever happens meanwhile."""
-        target, process = await self._strike(rng, psutil.Process.suspend)
+    async def pause(self, role: str, rng: random.Random, seconds: float) -> Target:
+        """SIGSTOP one process of a role, and SIGCONT after so long."""
+        target, process = await self._signal(role, rng, psutil.Process.suspend)
         self._paused.add(process.pid)
         try:
             await asyncio.sleep(seconds)
         finally:
             self._paused.discard(process.pid)
-            # It may have been killed meanwhile, by another fault or by whoever looks after it.
+            # Another fault, or Ray, may have killed it meanwhile.
             with suppress(psutil.NoSuchProcess):
                 process.resume()
         return target
 
-    async def _strike(
-        self, rng: random.Random, signal: Callable[[psutil.Process], None]
+    async def choose(self, role: str, rng: random.Random) -> psutil.Process:
+        """Wait for a process of a role that runs and is not paused, and return one."""
+        await until(lambda: bool(self._running(role)), f"a {role} that runs", self._timeout)
+        return rng.choice(self._running(role))
+
+    async def _signal(
+        self, role: str, rng: random.Random, signal: Callable[[psutil.Process], None]
     ) -> tuple[Target, psutil.Process]:
-        """Signal one of the owners that run and are not paused; waits until there is one."""
         while True:
-            await until(lambda: bool(self._running()), "an owner that runs", self._patience)
-            # One that ends by itself between the look and the signal is not a victim.
+            # A process can end between the choice and the signal.
             with suppress(psutil.NoSuchProcess, IndexError):
-                name, process = rng.choice(self._running())
+                process = await self.choose(role, rng)
                 signal(process)
-                return Target(name, process.pid), process
+                return Target(role, process.pid), process
 
-    def _running(self) -> list[tuple[str, psutil.Process]]:
-        """In the order of their names, so that a seed chooses the same one."""
-        found = []
-        for name, pid in sorted(self._owners().items()):
-            try:
-                process = psutil.Process(pid)
-            except psutil.NoSuchProcess:
-                continue
-            if pid not in self._paused and _lives(process):
-                found.append((name, process))
-        return found
+    def _running(self, role: str) -> list[psutil.Process]:
+        """Return the processes in the order of their numbers, so that a seed chooses the same one."""
+        found = [process for process in self._find(role) if process.pid not in self._paused and _runs(process)]
+        return sorted(found, key=lambda process: process.pid)
 
 
-def _lives(process: psutil.Process) -> bool:
-    """A killed child that nobody has waited for is still listed, but it does nothing any more."""
+def _runs(process: psutil.Process) -> bool:
+    """Return whether a process can do anything: a killed child that nobody waited for is still listed."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -1,186 +1,146 @@
-"""What a client of the service writes down: every request, every attempt at it, and what came of each.
+"""Record every request of a run, every attempt to send it, and every answer.
 
-A history is all that the checker knows of a run, so it holds what the client saw and never what anyone concluded. It
-goes to a file line by line while the run lasts: a client that is killed loses at most the attempt it was in.
+The checker knows a run only by its history and by the journals of the service. A history holds what the clients saw,
+never a conclusion.
 """
 
+import hashlib
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
-from pathlib import Path
-from typing import Any, Self
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
 
-# The fields of an answer that say where it stands in the journal; all the others are the decision.
-_PLACE = ("position", "epoch", "repeated")
+import httpx
 
-
-class Outcome(StrEnum):
-    """How an attempt ended."""
-
-    ACKNOWLEDGED = "acknowledged"
-    REFUSED = "refused"  # an answer that is no acknowledgement
-    BROKEN = "broken"  # no connection, or one that ended without an answer
-    TIMED_OUT = "timed out"  # no answer in the client's time
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What an acknowledged request was told.
-
-    Attributes:
-        position: of its record in the stream's journal.
-        epoch: of the owner that wrote the record.
-        repeated: whether the service says that it had answered this key before.
-        decision: all other fields, as they came.
-    """
-
-    position: int
-    epoch: int
-    repeated: bool
-    decision: dict[str, Any]
-
-    @property
-    def sequence(self) -> int:
-        """Which sample of its stream the engine took it for."""
-        return int(self.decision["sequence"])
-
-    @classmethod
-    def of(cls, fields: dict[str, Any]) -> Self:
-        """The answer in one entry of the service's `decisions`; a KeyError where what the checker needs is missing."""
-        decision = {name: value for name, value in fields.items() if name not in _PLACE}
-        int(decision["sequence"])
-        return cls(int(fields["position"]), int(fields["epoch"]), bool(fields["repeated"]), decision)
+OK, CONFLICT, GONE = 200, 409, 410
+_OBSERVE = re.compile(r"/v1/streams/([^/]+)/(observe|freeze)$")
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try at a request.
+    """One HTTP exchange.
 
     Attributes:
         start, end: by `time.monotonic`.
-        outcome: how it ended.
-        answer: what was told; None unless it was acknowledged.
-        words: why it failed, for the reader.
+        status: of the response; None if there was none.
+        answers: one per row of an accepted observe, as the service sent them.
+        detail: why there was no answer.
     """
 
     start: float
     end: float
-    outcome: Outcome
-    answer: Answer | None = None
-    words: str = ""
+    status: int | None
+    answers: Sequence[Mapping[str, Any]] = ()
+    detail: str = ""
 
 
 @dataclass(slots=True)
 class Request:
-    """One feature that a client wants observed, under one key however often it tries.
+    """One request under one idempotency key, with all attempts: retries of the client and deliberate repetitions.
 
     Attributes:
-        stream: where it goes.
+        stream: the stream it goes to.
+        producer: which of the stream's producers sends it.
+        number: its place in the order of this producer, from 0.
         key: its idempotency key.
-        index: which feature it is, in the stream's own order, from 0.
-        attempts: in the order they were made; those behind the first acknowledgement are deliberate repetitions.
+        rows: how many samples it carries.
+        payloads: the bytes of each row; None for images, whose features only the service knows.
+        misuse: whether the key already belongs to another request, so that only 409 is right.
+        attempts: in the order in which they ended.
     """
 
     stream: str
+    producer: int
+    number: int
     key: str
-    index: int
+    rows: int
+    payloads: Sequence[bytes] | None = None
+    misuse: bool = False
     attempts: list[Attempt] = field(default_factory=list)
 
     @property
-    def answers(self) -> list[Answer]:
-        """All that it was told, in order: more than one where it was repeated."""
-        return [attempt.answer for attempt in self.attempts if attempt.answer is not None]
+    def acknowledged(self) -> list[Attempt]:
+        """Return the attempts that the service accepted."""
+        return [attempt for attempt in self.attempts if attempt.status == OK]
 
     @property
-    def acknowledged_at(self) -> float | None:
-        """When the client first had its answer."""
-        return next((attempt.end for attempt in self.attempts if attempt.answer is not None), None)
+    def expired(self) -> list[Attempt]:
+        """Return the attempts answered with "applied before, answer no longer stored"."""
+        return [attempt for attempt in self.attempts if attempt.status == GONE]
 
-
-def key_of(stream: str, index: int) -> str:
-    """The idempotency key under which the client sends a feature."""
-    return f"{stream}/{index}"
-
-
-def to_lines(requests: Iterable[Request]) -> Iterator[str]:
-    """A history as JSON lines."""
-    for request in requests:
-        yield _begun(request)
-        for attempt in request.attempts:
-            yield _tried(request, attempt)
-
-
-def from_lines(text: str) -> list[Request]:
-    """The history that was written as lines. What a killed client left of its last line is not looked at."""
-    requests: dict[tuple[str, str], Request] = {}
-    for line in text.split("\n")[:-1]:
-        entry = json.loads(line)
-        place = entry["stream"], entry["key"]
-        if "index" in entry:
-            requests[place] = Request(*place, entry["index"])
-        else:
-            requests[place].attempts.append(_attempt(entry["attempt"]))
-    return list(requests.values())
+    @property
+    def finished(self) -> bool:
+        """Return whether the service said that the request is applied."""
+        return any(attempt.status in (OK, GONE) for attempt in self.attempts)
 
 
 class History:
-    """A history while it is made; with a path, each line is in the file before the client goes on.
+    """Collect requests and attempts from many threads.
 
     Attributes:
-        requests: so far, in the order they were begun.
-        acknowledged: how many of them were answered.
+        requests: in the order in which they were begun.
+        applied_rows: rows of the requests that the service acknowledged so far, each request counted once.
     """
 
-    def __init__(self, path: Path | None = None):
+    def __init__(self) -> None:
         self.requests: list[Request] = []
-        self.acknowledged = 0
-        # Unbuffered but for the line: the file outlives the client.
-        self._file = None if path is None else path.open("w", buffering=1, encoding="utf-8")
+        self.applied_rows = 0
+        self._by_content: dict[tuple[str, str, str, bytes], Request] = {}
+        self._lock = threading.Lock()
 
-    def begin(self, stream: str, index: int) -> Request:
-        """Write down that a feature is about to be sent."""
-        request = Request(stream, key_of(stream, index), index)
-        self.requests.append(request)
-        self._write(_begun(request))
-        return request
+    def begin(self, request: Request, body: bytes, verb: str = "observe") -> None:
+        """Announce a request before it is sent, by the body that identifies it."""
+        with self._lock:
+            self.requests.append(request)
+            self._by_content[request.stream, verb, request.key, _digest(body)] = request
 
-    def add(self, request: Request, attempt: Attempt) -> None:
-        """Write down an attempt that has ended."""
-        self.acknowledged += attempt.answer is not None and not request.answers
-        request.attempts.append(attempt)
-        self._write(_tried(request, attempt))
+    def add(self, stream: str, verb: str, key: str, body: bytes, attempt: Attempt) -> None:
+        """Record an attempt; raises KeyError if nobody announced its request."""
+        with self._lock:
+            request = self._by_content[stream, verb, key, _digest(body)]
+            if attempt.status in (OK, GONE) and not request.misuse and not request.finished:
+                self.applied_rows += request.rows
+            request.attempts.append(attempt)
+
+
+class RecordingTransport(httpx.BaseTransport):
+    """Send requests with another transport and record each attempt of an announced request."""
+
+    def __init__(self, history: History, inner: httpx.BaseTransport):
+        self._history = history
+        self._inner = inner
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Exchange one request; requests that are not part of the load pass unrecorded."""
+        place = _OBSERVE.search(request.url.path)
+        if place is None:
+            return self._inner.handle_request(request)
+        where = unquote(place[1]), place[2], request.headers["idempotency-key"], request.read()
+        start = time.monotonic()
+        try:
+            response = self._inner.handle_request(request)
+            response.read()
+        except httpx.TransportError as error:
+            self._history.add(*where, Attempt(start, time.monotonic(), None, detail=repr(error)))
+            raise
+        self._history.add(*where, _attempt(start, response))
+        return response
 
     def close(self) -> None:
-        """Let go of the file."""
-        if self._file is not None:
-            self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _write(self, line: str) -> None:
-        if self._file is not None:
-            self._file.write(line)
+        """Close the connections."""
+        self._inner.close()
 
 
-def _begun(request: Request) -> str:
-    return json.dumps({"stream": request.stream, "key": request.key, "index": request.index}) + "\n"
+def _attempt(start: float, response: httpx.Response) -> Attempt:
+    end = time.monotonic()
+    if response.status_code == OK:
+        return Attempt(start, end, OK, json.loads(response.content).get("decisions", ()))
+    return Attempt(start, end, response.status_code, detail=response.text[:300])
 
 
-def _tried(request: Request, attempt: Attempt) -> str:
-    return json.dumps({"stream": request.stream, "key": request.key, "attempt": asdict(attempt)}) + "\n"
-
-
-def _attempt(entry: dict[str, Any]) -> Attempt:
-    answer = entry["answer"]
-    return Attempt(
-        entry["start"],
-        entry["end"],
-        Outcome(entry["outcome"]),
-        None if answer is None else Answer(**answer),
-        entry["words"],
-    )
+def _digest(body: bytes) -> bytes:
+    return hashlib.sha256(body).digest()

@@ -492,7 +492,7 @@ class Hostile:
             "many": tuple(b"x-%d: y" % n for n in range(rng.choice([100, 5000]))),
             "a long name": (b"x" * 60_000 + b": y",),
             "an empty key": (b"idempotency-key:",),
-            "a long key": (b"idempotency-key: " + b"k" * rng.choice([190, 191, 100_000]),),
+            "a long key": (b"idempotency-key: " + b"k" * rng.choice([200, 201, 100_000]),),
             "a key beyond ASCII": (b"idempotency-key: " + rng.choice([b"\xe9" * 10, b"\xff\xfe", b"\xc3\xa9"]),),
             "a key of blanks": (b"idempotency-key: \t \t",),
             "two keys": (b"idempotency-key: a", b"idempotency-key: b"),

@@ -1,16 +1,14 @@
-"""A real service to inflict faults on: `protodcs serve` in processes of its own, over a real Redis or over files."""
+"""A real service to test: `protodcs serve` in processes of its own, over Redis or over files."""
 
 import asyncio
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +20,27 @@ from protodcs.core.prototypes import Prototypes
 from protodcs.serve.settings import ServeConfig
 from protodcs.serve.store import open_store
 from protodcs.serve.stream.hosted import Birth, Hosted
+from protodcs.serve.stream.idempotency import Limits
 from protodcs.serve.stream.shared import unpack_prototypes
 from redis_server import RedisServer, free_port
 
-from .checker import Final, digest_of
-from .faults import Processes, Target
+from .checker import Final, state_digest
+from .faults import Processes
+from .journal import AOF_OPTIONS
+from .proxy import Proxy
 
-# Ray Serve starts slowly on a small machine.
-_PATIENCE = 240.0
-_LOOK = 0.25
+# Ray Serve starts slowly on a small machine. Seconds.
+_START = 600.0
+# The titles of the service's processes, by their role.
+ROLES = {
+    "worker": "ray::OwnerActor",
+    "controller": "ray::Keeper",
+    "ingress": "ray::ServeReplica:protodcs:Ingress",
+    "encoder": "ray::ServeReplica:protodcs:Encoder",
+    "ray head": "gcs_server",
+}
+# The routes that list and resize the workers.
+WORKERS = "/v1/owners"
 
 
 class Service:
@@ -39,12 +49,16 @@ class Service:
     Attributes:
         base_url: where it listens.
         said: the lines it printed.
+        environment: variables of its processes beyond those of this process.
+        serving: whether it has started and is not stopped.
     """
 
     def __init__(self, folder: Path, **settings: Any):
         self.settings = {"port": free_port(), **settings}
         self.base_url = f"http://127.0.0.1:{self.settings['port']}"
         self.said: list[dict[str, Any]] = []
+        self.environment: dict[str, str] = {}
+        self.serving = False
         self._file = folder / "serve.yaml"
         self._file.write_text(yaml.safe_dump(self.settings))
         self._log = folder / "serve.log"
@@ -58,43 +72,72 @@ class Service:
         self.stop()
 
     def start(self) -> None:
-        """Start it, and wait until it serves."""
+        """Start it, and wait until it serves.
+
+        Ray allows a node only 30 s to start, so a busy machine gets three tries.
+        """
+        for _ in range(3):
+            before = self._log.stat().st_size if self._log.exists() else 0
+            if self._start_once():
+                self.serving = True
+                return
+            log = self._log.read_text()[before:]
+            if "The current node timed out during startup" not in " ".join(log.split()):
+                break
+        raise RuntimeError(f"the service did not start:\n{log[-5000:]}")
+
+    def _start_once(self) -> bool:
         environment = {
             **os.environ,
             "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
             "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
+            **self.environment,
         }
         command = [sys.executable, "-W", "ignore", "-m", "protodcs", "serve", "--config", str(self._file), "--json"]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, start_new_session=True
             )
-        watch = threading.Timer(_PATIENCE, self._process.kill)
+        watch = threading.Timer(_START, self._process.kill)
         watch.start()
         try:
-            if not self._listen("serving"):
-                raise RuntimeError(f"the service did not start:\n{self._log.read_text()[-5000:]}")
+            serving = self._listen("serving")
         finally:
             watch.cancel()
+        if not serving:
+            self._end()
+        return serving
 
     def stop(self) -> float:
-        """SIGTERM, and wait until it has put its streams to sleep; gives the seconds that took."""
+        """Send SIGTERM, wait until the streams are released and the service has ended, and return the seconds."""
         if self._process is None:
             return 0.0
         start = time.monotonic()
+        self.serving = False
         self._process.send_signal(signal.SIGTERM)
         try:
             self._listen("stopped")
-            self._process.wait(60)
+            self._process.wait(600)
         finally:
             self._end()
         return time.monotonic() - start
 
     def kill(self) -> None:
-        """SIGKILL the command itself; what it had started ends with it."""
+        """SIGKILL the command itself; its child processes end with it."""
         assert self._process is not None
+        self.serving = False
         self._process.kill()
         self._end()
+
+    def kill_all(self) -> None:
+        """SIGKILL the command and every process that it started, and wait until they are gone."""
+        self.serving = False
+        processes = self.processes()
+        self.kill()
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(processes, timeout=60)
 
     @property
     def pid(self) -> int:
@@ -102,11 +145,23 @@ class Service:
         assert self._process is not None
         return self._process.pid
 
+    def processes(self, role: str | None = None) -> list[psutil.Process]:
+        """Return the processes of the service, or those of one of `ROLES` while it serves."""
+        if self._process is None or not (self.serving or role is None):
+            return []
+        found = []
+        with suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self._process.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess, psutil.AccessDenied, IndexError):
+                    title = process.cmdline()[0]
+                    if role is None or Path(title).name.startswith(ROLES[role]):
+                        found.append(process)
+        return found
+
     def memory(self) -> dict[str, float]:
         """Resident MiB of its processes, by what they are."""
-        assert self._process is not None
         found: dict[str, float] = {}
-        for process in psutil.Process(self._process.pid).children(recursive=True):
+        for process in self.processes():
             with suppress(psutil.NoSuchProcess):
                 kind = process.name().split(".")[0]
                 if kind.startswith("ray::"):
@@ -123,7 +178,7 @@ class Service:
         self._process = None
 
     def _listen(self, word: str) -> bool:
-        """Read what it says until it says this word; False if it ends before."""
+        """Read what it prints until it says this word; False if it ends before."""
         assert self._process is not None
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -133,87 +188,152 @@ class Service:
                     return True
         return False
 
-    # What is in its store, read behind its back when it is stopped.
+    # What its store holds, read while the service is stopped.
 
     def finals(self) -> dict[str, Final]:
-        """What each stream is in the end."""
-        return asyncio.run(self._finals())
+        """Return what each stream is in the end."""
+        return {stream: final for stream, (final, _, _) in self.streams().items()}
 
-    async def _finals(self) -> dict[str, Final]:
+    def streams(self) -> dict[str, tuple[Final, Birth, Prototypes]]:
+        """Return for each stream what it is in the end, and what it was created with."""
+        return asyncio.run(self._streams())
+
+    async def unsnapshotted_records(self) -> dict[str, int]:
+        """Return how many records of each stream are not in its snapshot."""
         store = await open_store(ServeConfig(**self.settings))
         try:
-            finals = {}
+            described = {stream: await store.describe(stream) async for stream in store.streams()}
+            return {stream: found.position - found.start for stream, found in described.items()}
+        finally:
+            await store.close()
+
+    async def _streams(self) -> dict[str, tuple[Final, Birth, Prototypes]]:
+        store = await open_store(ServeConfig(**self.settings))
+        try:
+            found = {}
             shared: dict[str, Prototypes] = {}
             async for stream in store.streams():
                 held = await store.acquire(stream, "reader", "reader")
-                name = Birth.unpack(held.birth).prototypes
-                if name not in shared:
-                    shared[name] = unpack_prototypes(await store.get_shared(name))
-                hosted = Hosted(held, shared[name], 0, 0.0)
-                assert hosted.different == 0, f"{stream}: {hosted.different} answers came out otherwise on replay"
-                finals[stream] = Final(hosted.position, hosted.engine.sequence, digest_of(hosted.engine.snapshot()))
-            return finals
+                spec = Birth.unpack(held.birth)
+                if spec.prototypes not in shared:
+                    shared[spec.prototypes] = unpack_prototypes(await store.get_shared(spec.prototypes))
+                hosted = Hosted(held, shared[spec.prototypes], Limits(0, 0, 0.0))
+                final = Final(hosted.position, state_digest(hosted.engine, hosted.guard))
+                found[stream] = final, spec, shared[spec.prototypes]
+            return found
         finally:
             await store.close()
 
 
-class ServiceRig:
-    """The faults, on a service and its Redis. Use it as a context manager: a thread looks who the owners are."""
+class Rig:
+    """A service with a Redis that faults can be injected into; a context manager.
 
-    def __init__(self, service: Service, redis: RedisServer | None):
-        self._service = service
-        self._redis = redis
-        self._known: dict[str, int] = {}
-        self._ended = threading.Event()
-        self._watch = threading.Thread(target=self._look, daemon=True)
-        self._processes = Processes(lambda: dict(self._known))
-        self._resizing = asyncio.Lock()
-        self._storing = asyncio.Lock()
+    The service reaches Redis through a proxy, and the clients reach the service through two others. Faults of one
+    resource wait for each other: see the two locks.
 
-    def __enter__(self) -> "ServiceRig":
-        self._watch.start()
+    Args:
+        folder: for all files.
+        disk: the folder for Redis' files; a file system of its own if it shall run full.
+        settings: of the service.
+
+    Attributes:
+        redis: the present primary.
+        folders: of all primaries so far, oldest first.
+        proxy: between the service and Redis.
+        entrances: proxies between the clients and the service.
+        lease: seconds after which a silent worker loses its streams.
+        clocks: a folder of clock offsets, one file per process; None if clocks cannot be stepped here.
+        outages: from when to when faults kept the whole service down, by `time.monotonic`.
+        redis_lock, workers_lock: held by a fault that changes Redis, or the number of workers.
+    """
+
+    def __init__(self, folder: Path, disk: Path | None = None, **settings: Any):
+        self.folder = folder
+        self.disk = disk
+        self.redis = self.new_redis("redis-0", disk)
+        self.folders = [self.redis.folder]
+        self.proxy = Proxy(free_port(), ("127.0.0.1", self.redis.port))
+        store = f"redis://127.0.0.1:{self.proxy.port}/0"
+        self.service = Service(folder, store=store, **settings)
+        address = "127.0.0.1", int(self.service.settings["port"])
+        self.entrances = [Proxy(free_port(), address) for _ in range(2)]
+        self.lease = float(settings["lease_seconds"])
+        self.clocks = _fake_clocks(folder, self.service.environment)
+        self.attack = Processes(self.service.processes)
+        self.outages: list[tuple[float, float]] = []
+        self.redis_lock, self.workers_lock = asyncio.Lock(), asyncio.Lock()
+        self._stack = ExitStack()
+
+    def new_redis(self, name: str, disk: Path | None = None, **options: str) -> RedisServer:
+        """Return a Redis with a folder of its own, not started, that keeps every command in its append-only file."""
+        folder = (self.folder if disk is None else disk) / name
+        folder.mkdir()
+        return RedisServer(folder, power_loss=True, **AOF_OPTIONS, **options)
+
+    @property
+    def base_urls(self) -> list[str]:
+        """Where the clients reach the service."""
+        return [f"http://127.0.0.1:{proxy.port}" for proxy in self.entrances]
+
+    def __enter__(self) -> "Rig":
+        with ExitStack() as stack:
+            self.redis.start()
+            stack.callback(self._end_redis)
+            for proxy in (self.proxy, *self.entrances):
+                stack.enter_context(proxy)
+            self.service.start()
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._watch.join()
+        self._stack.close()
 
-    def _look(self) -> None:
-        with httpx.Client(base_url=self._service.base_url, timeout=10) as client:
-            while not self._ended.wait(_LOOK):
-                try:
-                    owners = client.get("/v1/owners").json()["owners"]
-                except (httpx.HTTPError, KeyError, ValueError):
-                    continue
-                self._known = {owner["owner"]: owner["pid"] for owner in owners}
+    def _end_redis(self) -> None:
+        if self.service._process is not None:
+            self.service.kill_all()
+        self.redis.__exit__()
 
-    def kill_owner(self, rng: random.Random) -> Awaitable[Target]:
-        return self._processes.kill_owner(rng)
-
-    def pause_owner(self, rng: random.Random, seconds: float) -> Awaitable[Target]:
-        return self._processes.pause_owner(rng, seconds)
-
-    async def kill_store(self) -> Target:
-        assert self._redis is not None
-        async with self._storing:
-            target = Target("redis", self._redis.pid)
-            await asyncio.to_thread(self._redis.kill)
-            await asyncio.sleep(0.3)
-            await asyncio.to_thread(self._redis.start)
-            return target
-
-    async def add_owner(self) -> Target:
-        return await self._resize(1)
-
-    async def remove_owner(self, rng: random.Random) -> Target:
-        return await self._resize(-1)
-
-    async def _resize(self, more: int) -> Target:
-        async with self._resizing, httpx.AsyncClient(base_url=self._service.base_url, timeout=_PATIENCE) as client:
+    async def resize(self, change: int) -> list[str]:
+        """Add or remove workers, and retry until the service has done it; returns the names that changed."""
+        async with httpx.AsyncClient(base_url=self.service.base_url, timeout=60) as client:
+            wanted: int | None = None
             while True:
-                before = (await client.get("/v1/owners")).json()["names"]
-                answer = await client.put("/v1/owners", json={"count": len(before) + more})
-                if answer.status_code == 200:
-                    changed = set(before) ^ set(answer.json()["names"])
-                    return Target(", ".join(sorted(changed)), None)
-                await asyncio.sleep(_LOOK)
+                with suppress(httpx.TransportError, KeyError, ValueError):
+                    before = (await client.get(WORKERS)).json()["names"]
+                    wanted = max(1, len(before) + change) if wanted is None else wanted
+                    answer = await client.put(WORKERS, json={"count": wanted})
+                    if answer.status_code == 200:
+                        return sorted(set(before) ^ set(answer.json()["names"]))
+                await asyncio.sleep(0.25)
+
+
+_SITECUSTOMIZE = """
+import os
+import sys
+
+# Ray's own processes keep their clocks: some of them do not start with libfaketime.
+if any("default_worker.py" in part for part in sys.orig_argv) and "FAKETIME_TIMESTAMP_FILE" not in os.environ:
+    os.environ.update(LD_PRELOAD={library!r}, FAKETIME_TIMESTAMP_FILE={clocks!r} + str(os.getpid()))
+    os.environ.update(FAKETIME_DONT_FAKE_MONOTONIC="1", FAKETIME_CACHE_DURATION="1")
+    os.execv(sys.executable, sys.orig_argv)
+"""
+
+
+def _fake_clocks(folder: Path, environment: dict[str, str]) -> Path | None:
+    """Have each process of the service read an offset of its wall clock from a file of its own, by libfaketime.
+
+    Python runs `sitecustomize` first, which starts the same process again with the library.
+
+    Returns:
+        The folder of these files, or None if libfaketime is not installed.
+    """
+    libraries = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+    if not libraries:
+        return None
+    clocks, start = folder / "clocks", folder / "sitecustomize"
+    clocks.mkdir()
+    start.mkdir()
+    program = _SITECUSTOMIZE.format(library=str(libraries[0]), clocks=f"{clocks}/")
+    (start / "sitecustomize.py").write_text(program)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(start), os.environ.get("PYTHONPATH"))))
+    return clocks

@@ -175,31 +175,36 @@ def reset(stream: "Stream", as_json: bool = _AS_JSON) -> None:
 
 @app.command()
 @_of_a_stream
-def snapshot(stream: "Stream", name: str = _NAME, as_json: bool = _AS_JSON) -> None:
-    """Keep the present state under a name."""
-    _tell("kept", name, stream.snapshot(name), as_json)
+def snapshot(
+    stream: "Stream",
+    name: str = _NAME,
+    replace: bool = typer.Option(False, help="Replace a snapshot of the same name (default: report an error)."),
+    as_json: bool = _AS_JSON,
+) -> None:
+    """Save the present state under a name."""
+    _tell("saved", name, stream.snapshot(name, replace), as_json)
 
 
 @app.command()
 @_of_a_stream
 def snapshots(stream: "Stream", as_json: bool = _AS_JSON) -> None:
-    """Print the names of the kept states, oldest first."""
+    """Print the names of the saved snapshots, oldest first."""
     _tell_names("snapshots", stream.snapshots(), as_json)
 
 
 @app.command()
 @_of_a_stream
 def rollback(stream: "Stream", name: str = _NAME, as_json: bool = _AS_JSON) -> None:
-    """Go back to a kept state."""
-    _tell("back_at", name, stream.rollback(name), as_json)
+    """Restore a saved snapshot."""
+    _tell("restored", name, stream.rollback(name), as_json)
 
 
-@app.command()
+@app.command("delete-snapshot")
 @_of_a_stream
-def forget(stream: "Stream", name: str = _NAME, as_json: bool = _AS_JSON) -> None:
-    """Forget a kept state; one that is not there is gone already."""
-    stream.forget(name)
-    tell({"forgotten": name}, as_json)
+def delete_snapshot(stream: "Stream", name: str = _NAME, as_json: bool = _AS_JSON) -> None:
+    """Delete a saved snapshot; if it is not there, it is gone already."""
+    stream.delete_snapshot(name)
+    tell({"deleted": name}, as_json)
 
 
 @app.command()
@@ -221,7 +226,7 @@ def import_(stream: "Stream", file: Path = _STATE, as_json: bool = _AS_JSON) -> 
 @app.command()
 @_of_a_stream
 def delete(stream: "Stream", as_json: bool = _AS_JSON) -> None:
-    """Forget a stream for good; one that is not there is gone already."""
+    """Delete a stream for good; if it is not there, it is gone already."""
     stream.delete()
     tell({"deleted": stream.id}, as_json)
 

@@ -4,7 +4,9 @@ from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
+from ray.exceptions import RayError, RayTaskError
 from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,7 +16,7 @@ from .api.app import application
 from .encoder.encoding import EncoderReplica
 from .encoder.together import Together
 from .owners.cluster import Calls, begin, drain, end, process_name, start_keeper
-from .owners.router import Router
+from .owners.router import OwnerLostError, Router
 from .settings import ServeConfig
 
 APPLICATION = "protodcs"
@@ -35,19 +37,31 @@ class _Encoding:
         self._together = Together(self._call, _CALLS_EACH * config.most_encoders, config.batch_size)
 
     async def _call(self, images: list[bytes]) -> list[bytes | str]:
-        answers: list[bytes | str] = await self._handle.encode.remote(images)
+        answers: list[bytes | str] = await _answered(self._handle.encode.remote(images))
         return answers
 
     async def encode(self, image: bytes) -> bytes:
         return await self._together.encode(image)
 
     async def prototypes(self, classes: list[str]) -> tuple[str, bytes]:
-        found: tuple[str, bytes] = await self._handle.prototypes.remote(classes)
+        found: tuple[str, bytes] = await _answered(self._handle.prototypes.remote(classes))
         return found
 
     async def facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = await self._handle.facts.remote()
+        facts: dict[str, Any] = await _answered(self._handle.facts.remote())
         return facts
+
+
+async def _answered(response: Any) -> Any:
+    """Wait for the encoder. Raise OwnerLostError, which a client may retry, if it died or is being replaced."""
+    try:
+        return await response
+    except RayTaskError:
+        raise
+    except (RayError, RayServeException) as problem:
+        raise OwnerLostError(
+            f"The encoder did not answer ({type(problem).__name__}). Send the request again."
+        ) from None
 
 
 def build(config: ServeConfig) -> Any:

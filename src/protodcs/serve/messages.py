@@ -10,11 +10,15 @@ class Request(NamedTuple):
     Attributes:
         stream: its id.
         action: one of `Action`.
-        key: the caller's name for this request.
-        payload: a feature as float32, little-endian; a name; what a stream is created with; or another stream's id.
+        key: the idempotency key.
+        payload: a feature as float32, little-endian; a name; what a stream is created with; another stream's id; or the
+            incarnation of a stream that is deleted.
         shared: the packed prototypes of a stream that is created.
         stand_in: the owner that the stream belongs to was asked in vain.
         trace: the span that it belongs to, as a traceparent; empty where nobody records it.
+        digest: of the content of the caller's request, all rows of it; empty: the payload is all of it.
+        row: which row of the caller's request this is.
+        replace: a saved snapshot of the same name may be replaced.
     """
 
     stream: str
@@ -24,6 +28,9 @@ class Request(NamedTuple):
     shared: bytes = b""
     stand_in: bool = False
     trace: str = ""
+    digest: bytes = b""
+    row: int = 0
+    replace: bool = False
 
 
 class Action:
@@ -32,6 +39,7 @@ class Action:
     CREATE = "create"
     CREATE_LIKE = "create like"
     OBSERVE = "observe"
+    LOOKUP = "lookup"
     PEEK = "peek"
     STATUS = "status"
     FREEZE = "freeze"
@@ -42,6 +50,7 @@ class Action:
     FORGET = "forget"
     ROLLBACK = "rollback"
     DELETE = "delete"
+    DESCRIBE = "describe"
     ADD_CLASS = "add class"
     REMOVE_CLASS = "remove class"
     EXPLAIN = "explain"
@@ -59,6 +68,7 @@ class Outcome(Enum):
     WRONG = "wrong"
     FAILED = "failed"
     CLOSED = "closed"
+    EXPIRED = "expired"
     HELD = "held"
     MOVED = "moved"
     LATER = "later"

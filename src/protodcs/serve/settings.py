@@ -39,7 +39,12 @@ class ServeConfig(Settings):
         "always", description="When a files store waits for the disk. Redis has its own setting, appendfsync."
     )
     sync_seconds: float = Field(1.0, gt=0, le=60, description="How often, where sync is 'interval'. Seconds.")
-    trust_store: bool = Field(False, description="Use a Redis whose settings may lose or double records after a crash.")
+    allow_unsafe_redis: bool = Field(
+        False, description="Log a warning instead of an error if the settings of Redis can lose acknowledged writes."
+    )
+    store_replicas: int = Field(
+        0, ge=0, le=100, description="Redis replicas that must confirm a write before the service replies."
+    )
     store_patience: float = Field(
         10.0, ge=0, le=600, description="How long an owner tries to reach its store before it gives up. Seconds."
     )
@@ -64,13 +69,25 @@ class ServeConfig(Settings):
         ge=0,
         description="With so few records behind its snapshot a stream sleeps without a new one. Records.",
     )
-    answers: int = Field(
-        300,
+    idempotency_answers: int = Field(
+        2048,
         ge=0,
         le=1_000_000,
-        description="How many answers a stream remembers for repeated requests; more while its journal holds them.",
+        description="Records per stream whose answers are stored for retries; more while the journal holds them.",
     )
-    answers_seconds: float = Field(3600.0, ge=0, description="And how old they may be. Seconds.")
+    idempotency_entries: int = Field(
+        5000,
+        ge=0,
+        le=10_000_000,
+        description="Records per stream whose idempotency keys are stored. Older keys are stored too, until they are "
+        "`idempotency_seconds` old.",
+    )
+    idempotency_seconds: float = Field(
+        300.0,
+        ge=0,
+        description="Minimum time that an idempotency key is stored, by the store's clock. Seconds. Keep it above the "
+        "time for which clients retry.",
+    )
     history: bool = Field(True, description="Tell of the past decisions that a stream remembers.")
     kept_snapshots: int = Field(10, ge=1, le=1000, description="How many named snapshots a stream may have.")
 

@@ -36,6 +36,7 @@ from ..owners.router import LateError, OverloadedError, OwnerLostError, Router
 from ..settings import ServeConfig
 from ..stream.answers import described
 from ..stream.hosted import Birth, pack_class
+from ..stream.idempotency import digest_of
 from ..stream.records import LONGEST_KEY
 from ..stream.shared import pack_prototypes, unpack_prototypes
 from ..telemetry import traces
@@ -49,6 +50,7 @@ from .watched import Watched
 _STATUS = {
     Outcome.MISSING: 404,
     Outcome.CONFLICT: 409,
+    Outcome.EXPIRED: 410,
     Outcome.WRONG: 422,
     Outcome.FAILED: 500,
     Outcome.CLOSED: 503,
@@ -59,8 +61,6 @@ _MOST_IMAGES = 256
 _LONGEST_CLASS = 1000
 # More numbers than any encoder's features have. Engines take time and memory by the number.
 _WIDEST = 16_384
-# A key of several features is followed by their number.
-_LONGEST_GIVEN_KEY = LONGEST_KEY - 10
 
 ClassName = Annotated[str, Field(max_length=_LONGEST_CLASS)]
 ClassNames = Annotated[list[ClassName], Field(fail_fast=True)]
@@ -137,6 +137,12 @@ class Name(BaseModel):
     _known = model_validator(mode="before")(only_known_names)
 
 
+class NewSnapshot(Name):
+    """A snapshot to be saved."""
+
+    replace: bool = Field(False, description="Replace a snapshot of the same name. Without it, that is a 409.")
+
+
 class NewClass(BaseModel):
     """A class to be added."""
 
@@ -200,13 +206,13 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
         return (await gate.ask(stream, Action.KEPT, http)).facts or {}
 
     @api.post("/v1/streams/{stream}/snapshots", status_code=201)
-    async def keep(stream: str, name: Name, http: HttpRequest) -> dict[str, Any]:
-        """Keep the present state under a name."""
-        return _written(await gate.ask(stream, Action.KEEP, http, name.name.encode()))
+    async def keep(stream: str, new: NewSnapshot, http: HttpRequest) -> dict[str, Any]:
+        """Save the present state under a name."""
+        return _written(await gate.save_snapshot(stream, new, http))
 
     @api.delete("/v1/streams/{stream}/snapshots/{name:path}", status_code=204)
     async def forget(stream: str, name: str, http: HttpRequest) -> None:
-        """Forget a kept state; one that is not there is gone already."""
+        """Delete a saved snapshot; if it is not there, it is gone already."""
         await gate.ask(stream, Action.FORGET, http, name.encode())
 
     @api.post("/v1/streams/{stream}/rollback")
@@ -282,9 +288,13 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
         return (await gate.ask(stream, Action.STATUS, http)).facts or {}
 
     @api.delete("/v1/streams/{stream}", status_code=204)
-    async def delete(stream: str, http: HttpRequest) -> None:
-        """Forget a stream for good; one that is not there is gone already."""
-        await gate.ask(stream, Action.DELETE, http)
+    async def delete(stream: str, http: HttpRequest, incarnation: str = Query("", max_length=100)) -> None:
+        """Delete a stream for good; if it is not there, it is gone already.
+
+        `incarnation`, from the response to its creation or its status, names the one to delete: a stream that was
+        created again under the same id stays. Without it, the one that exists when the request arrives is deleted.
+        """
+        await gate.delete(stream, incarnation, http)
 
     add_open_inference(api, gate.infer, ready)
 
@@ -298,7 +308,7 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
         """Have more or fewer owners, while requests flow."""
         return {"names": await control.resize(wanted.count)}
 
-    describe(api, config.keys is not None, _MOST_FEATURES, _LONGEST_GIVEN_KEY)
+    describe(api, config.keys is not None, _MOST_FEATURES, LONGEST_KEY)
     return api
 
 
@@ -352,18 +362,35 @@ class _Gate:
         )
         return birth.pack(), shared
 
-    async def ask(self, stream: str, action: str, http: HttpRequest, payload: bytes = b"") -> Reply:
-        return _checked(await self._router.ask(Request(scoped(http, stream), action, _key(http), payload)))
+    async def ask(self, stream: str, action: str, http: HttpRequest, payload: bytes = b"", **more: Any) -> Reply:
+        request = Request(scoped(http, stream), action, _key(http), payload, **more)
+        return _checked(await self._router.ask(request))
+
+    async def save_snapshot(self, stream: str, new: NewSnapshot, http: HttpRequest) -> Reply:
+        name = new.name.encode()
+        digest = digest_of(Action.KEEP.encode(), name, b"replace" if new.replace else b"")
+        return await self.ask(stream, Action.KEEP, http, name, digest=digest, replace=new.replace)
+
+    async def delete(self, stream: str, incarnation: str, http: HttpRequest) -> None:
+        if not incarnation:
+            found = await self._router.ask(Request(scoped(http, stream), Action.DESCRIBE, _key(http)))
+            if found.outcome is Outcome.MISSING:
+                return
+            incarnation = (_checked(found).facts or {})["incarnation"]
+        await self.ask(stream, Action.DELETE, http, incarnation.encode())
 
     async def add_class(self, stream: str, new: NewClass, http: HttpRequest) -> Reply:
+        # An encoder may give the same name other last bits, so the digest is of what the caller sent.
         if new.prototype is not None:
             (prototype,) = _split(_as_float32([new.prototype]))
+            digest = digest_of(Action.ADD_CLASS.encode(), new.name.encode(), prototype)
         elif self._encoding is not None:
             _, shared = await self._encoding.prototypes([new.name])
             prototype = unpack_prototypes(shared).unit[0].astype("<f4").tobytes()
+            digest = digest_of(Action.ADD_CLASS.encode(), new.name.encode())
         else:
             raise InputError("give the prototype of the class: this service has no encoder")
-        return await self.ask(stream, Action.ADD_CLASS, http, pack_class(prototype, new.name))
+        return await self.ask(stream, Action.ADD_CLASS, http, pack_class(prototype, new.name), digest=digest)
 
     async def decide(self, stream: str, action: str, http: HttpRequest) -> list[Reply]:
         """The replies to the features or images of a body, in their order."""
@@ -392,19 +419,37 @@ class _Gate:
     async def _decide_images(
         self, http: HttpRequest, stream: str, action: str, key: str, images: list[bytes]
     ) -> list[Reply]:
-        """Take their place in line, then encode them; where one cannot be used, none is observed."""
+        """Take their place in line, then encode them; if one of them cannot be used, none is observed."""
         encoding = self._encoding
         if encoding is None:
             raise InputError("this service has no encoder: send features, or start it with one")
+        # The features of an image differ in their last bits from batch to batch, so retries are compared by images.
+        digest = digest_of(*images)
 
-        async def encoded() -> list[Request]:
-            for image in images:
-                await self._limits.look_at(http, image)
+        async def made() -> list[Request | Reply]:
+            known = await self._applied(http, stream, action, key, digest, len(images))
+            new = [row for row, reply in enumerate(known) if reply is None]
+            for row in new:
+                await self._limits.look_at(http, images[row])
             with traces.span("encode"), self._router.metrics.encode.time():
-                features = await asyncio.gather(*(encoding.encode(image) for image in images))
-            return _requests(stream, action, key, list(features))
+                features = await asyncio.gather(*(encoding.encode(images[row]) for row in new))
+            requests = dict(zip(new, features, strict=True))
+            return [
+                reply or Request(stream, action, key, requests[row], digest=digest, row=row)
+                for row, reply in enumerate(known)
+            ]
 
-        return await self._router.ask_when_made(stream, encoded, len(images))
+        return await self._router.ask_when_made(stream, made, len(images))
+
+    async def _applied(
+        self, http: HttpRequest, stream: str, action: str, key: str, digest: bytes, rows: int
+    ) -> list[Reply | None]:
+        """Return the reply to each row of a retry that was applied already; None for a row that is new."""
+        if action != Action.OBSERVE or "idempotency-key" not in http.headers:
+            return [None] * rows
+        lookups = [Request(stream, Action.LOOKUP, key, digest=digest, row=row) for row in range(rows)]
+        replies = await self._router.ask_at_once(lookups)
+        return [None if reply.outcome is Outcome.DONE and not reply.repeated else reply for reply in replies]
 
 
 async def _images(http: HttpRequest) -> list[bytes]:
@@ -449,15 +494,14 @@ def _key(http: HttpRequest) -> str:
 
 
 def _checked_key(key: str) -> str:
-    if not 0 < len(key.encode()) <= _LONGEST_GIVEN_KEY:
-        raise InputError(f"an Idempotency-Key must have 1 to {_LONGEST_GIVEN_KEY} bytes; given: {len(key.encode())}")
+    if not 0 < len(key.encode()) <= LONGEST_KEY:
+        raise InputError(f"an Idempotency-Key must have 1 to {LONGEST_KEY} bytes; given: {len(key.encode())}")
     return key
 
 
 def _requests(stream: str, action: str, key: str, payloads: list[bytes]) -> list[Request]:
-    if len(payloads) == 1:
-        return [Request(stream, action, key, payloads[0])]
-    return [Request(stream, action, f"{key}/{number}", payload) for number, payload in enumerate(payloads)]
+    digest = digest_of(*payloads)
+    return [Request(stream, action, key, payload, digest=digest, row=row) for row, payload in enumerate(payloads)]
 
 
 def _from_bytes(body: bytes, count: str) -> list[bytes]:

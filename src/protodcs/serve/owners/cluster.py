@@ -241,6 +241,8 @@ def _start_owner(name: str, settings: dict[str, Any]) -> None:
         "max_restarts": -1,
         "max_concurrency": _CALLS,
         "num_cpus": settings["owner_cpus"],
+        # A resize that failed half-way may have started it already; the next one goes on from there.
+        "get_if_exists": True,
     }
     ray.remote(OwnerActor).options(**options).remote(name, settings)
 

@@ -22,6 +22,7 @@ from prometheus_client.core import Metric
 
 from ...core.prototypes import Prototypes
 from ...errors import (
+    AnswerExpiredError,
     ConfigError,
     FencedError,
     HeldError,
@@ -37,9 +38,10 @@ from ..access import audit
 from ..messages import Action, Outcome, Reply, Request
 from ..settings import ServeConfig, classes_of
 from ..store.base import Batch, Checkpoint, Store
-from ..stream.answers import told
+from ..stream.answers import described_with_position
 from ..stream.hosted import Birth, Hosted, check_classes
-from ..stream.records import Kind, Record
+from ..stream.idempotency import Answer, Limits, digest_of
+from ..stream.records import DIGEST_BYTES, Kind, Record
 from ..stream.shared import unpack_prototypes
 from ..telemetry import logs, traces
 from ..telemetry.metrics import OwnerMetrics
@@ -74,6 +76,8 @@ class _Awake:
     woken: float = field(default_factory=time.monotonic)
     used: float = field(default_factory=time.monotonic)
     written: float = field(default_factory=time.monotonic)
+    # Held while a snapshot is saved or deleted, so that two requests cannot both find its name free.
+    saving: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Owner:
@@ -100,6 +104,12 @@ class Owner:
         self._ring: Ring | None = None
         self._refusal: Reply | None = None
         self._renewed = -float("inf")
+        # The store's clock minus the monotonic clock of this process.
+        self._clock_offset = 0.0
+        # The store that the streams in memory were read from.
+        self._generation = store.generation
+        self._superseded = False
+        self._limits = Limits(config.idempotency_answers, config.idempotency_entries, config.idempotency_seconds)
         self._tasks: list[asyncio.Task[None]] = []
         self.woken = 0
         self._wakes: deque[float] = deque(maxlen=_WAKES)
@@ -107,8 +117,8 @@ class Owner:
     # Life and death.
 
     async def start(self) -> None:
-        """Take up the lease and begin to work."""
-        await self._renew()
+        """Take over the lease from an earlier incarnation, and begin to work."""
+        await self._renew(takes_over=True)
         self._lease = asyncio.create_task(self._keep_lease())
         self._tasks = [self._lease, *(asyncio.create_task(work) for work in (self._commits.run(), self._look_after()))]
 
@@ -179,7 +189,8 @@ class Owner:
         """Serve requests; those on one stream in their order, and after one that is not final none behind it."""
         if self._refusal is not None:
             return [self._refusal] * len(requests)
-        self._check_lease()
+        if self._superseded:
+            return [_SUPERSEDED] * len(requests)
         groups: dict[str, list[int]] = {}
         for place, request in enumerate(requests):
             groups.setdefault(request.stream, []).append(place)
@@ -229,7 +240,7 @@ class Owner:
             raise
         awake.used = time.monotonic()
         if records:
-            self._commits.put(awake.journal, Batch(stream, awake.hosted.epoch, first, records))
+            self._commits.put(awake.journal, Batch(stream, awake.hosted.fence, first, records))
             if awake.hosted.position - awake.hosted.covered >= self._config.snapshot_records:
                 self._checkpoint(stream, awake)
         try:
@@ -256,14 +267,17 @@ class Owner:
             question = _QUESTIONS.get(request.action)
             if question is not None:
                 return question(self, hosted, request.payload)
-            kind = _CHANGES[request.action]
-            found = hosted.known(kind, request.key, request.payload)
+            kind = Kind.OBSERVE if request.action == Action.LOOKUP else _CHANGES[request.action]
+            digest = _digest(request)
+            found = hosted.applied(kind, request.key, digest, request.row)
             if found is not None:
                 return _told(found, repeated=True)
+            if request.action == Action.LOOKUP:
+                return _NOT_APPLIED
             if kind is Kind.ADD_CLASS:
                 check_classes(len(hosted.engine.classes) + 1, classes_of(self._config, request.stream))
             start = time.perf_counter()
-            record = hosted.change(kind, request.key, request.payload, time.time())
+            record = hosted.change(kind, request.key, request.payload, self._now(), digest, request.row)
             if kind is Kind.OBSERVE:
                 self.counted.stepped(time.perf_counter() - start, record.answer)
         except ProtoDCSError as problem:
@@ -282,7 +296,10 @@ class Owner:
     def _decisions(self, hosted: Hosted, payload: bytes) -> Reply:
         if not self._config.history:
             raise UsageError("this service does not tell of past decisions: it was started with history off")
-        return Reply(Outcome.DONE, facts={"decisions": [told(record) for record in hosted.recent(int(payload))]})
+        return Reply(
+            Outcome.DONE,
+            facts={"decisions": [described_with_position(answer) for answer in hosted.recent(int(payload))]},
+        )
 
     def _export(self, hosted: Hosted, _: bytes) -> Reply:
         return Reply(Outcome.DONE, answer=hosted.engine.snapshot())
@@ -291,6 +308,7 @@ class Owner:
         facts = {
             **hosted.engine.stats(),
             "owner": self.name,
+            "incarnation": hosted.incarnation,
             "epoch": hosted.epoch,
             "position": hosted.position,
             "snapshot_position": hosted.covered,
@@ -329,86 +347,114 @@ class Owner:
     async def _begin_stream(self, stream: str, birth: Birth) -> Reply:
         packed = birth.pack()
         created = await self._store.create(stream, packed, birth.prototypes)
-        if not created and (await self._store.describe(stream)).birth != packed:
-            return Reply(Outcome.CONFLICT, f"the stream {stream!r} exists already and was created otherwise")
-        return Reply(Outcome.DONE, repeated=not created, facts=birth.model_dump())
+        found = await self._store.describe(stream)
+        if found.birth != packed:
+            return Reply(Outcome.CONFLICT, f"the stream {stream!r} already exists with different settings")
+        facts = {**birth.model_dump(), "incarnation": found.incarnation}
+        return Reply(Outcome.DONE, repeated=not created, facts=facts)
 
     async def _keep(self, request: Request) -> Reply:
-        """Keep the present state under a name."""
-        awake, found = await self._known(Kind.KEEP, request)
-        if found is not None:
-            return _told(found, repeated=True)
-        name, epoch = request.payload.decode(), awake.hosted.epoch
-        kept = await self._store.kept(request.stream)
-        if name not in kept and len(kept) >= self._config.kept_snapshots:
-            return Reply(
-                Outcome.CONFLICT, f"the stream has {len(kept)} kept snapshots, as many as it may: forget one first"
-            )
-        await awake.journal.settle()
-        # An earlier attempt at this may be done by now; what it kept is not to be replaced by what was learned since.
-        if awake.hosted.known(Kind.KEEP, request.key, request.payload) is None:
-            await self._store.keep(request.stream, epoch, name, awake.hosted.state())
-        return await self._changed(awake, Kind.KEEP, request, request.payload)
+        """Save the present state under a name."""
+        awake = await self._awake(request.stream, request.stand_in)
+        async with awake.saving:
+            found = await self._applied(awake, Kind.KEEP, request)
+            if found is not None:
+                return _told(found, repeated=True)
+            name = request.payload.decode()
+            kept = await self._store.kept(request.stream)
+            if name not in kept and len(kept) >= self._config.kept_snapshots:
+                return Reply(
+                    Outcome.CONFLICT,
+                    f"The stream has {len(kept)} saved snapshots, which is the limit. Delete one first.",
+                )
+            saved = await self._store.kept_snapshot(request.stream, name) if name in kept else None
+            # An earlier attempt at this request may have saved it before its worker died: that one stays.
+            if saved is None or not _saved_by(saved, request.key):
+                if saved is not None and not request.replace:
+                    return Reply(
+                        Outcome.CONFLICT,
+                        f"The stream has a snapshot {name!r} already. Choose another name, or replace it explicitly.",
+                    )
+                # Taken before the wait, so that all of it is durable after the wait.
+                state = _save(awake.hosted.state(), request.key)
+                await awake.journal.settle()
+                await self._store.keep(request.stream, awake.hosted.fence, name, state)
+            return await self._changed(awake, Kind.KEEP, request, request.payload)
 
     async def _forget(self, request: Request) -> Reply:
-        """Forget a kept state; one that is not there is gone already."""
+        """Delete a saved snapshot; if it is not there, it is gone already."""
         awake = await self._awake(request.stream, request.stand_in)
-        await self._store.forget(request.stream, awake.hosted.epoch, request.payload.decode())
-        return Reply(Outcome.DONE)
+        async with awake.saving:
+            found = await self._applied(awake, Kind.DELETE_SNAPSHOT, request)
+            if found is not None:
+                return _told(found, repeated=True)
+            await self._store.forget(request.stream, awake.hosted.fence, request.payload.decode())
+            return await self._changed(awake, Kind.DELETE_SNAPSHOT, request, request.payload)
 
     async def _kept(self, request: Request) -> Reply:
         await self._awake(request.stream, request.stand_in)
         return Reply(Outcome.DONE, facts={"snapshots": await self._store.kept(request.stream)})
 
     async def _roll_back(self, request: Request) -> Reply:
-        """Go back to a kept state; the journal goes on, so nothing that was acknowledged is unsaid."""
-        awake, found = await self._known(Kind.RESTORE, request)
+        """Restore a saved snapshot; the journal goes on, so every acknowledged observe stays in it."""
+        awake = await self._awake(request.stream, request.stand_in)
+        found = await self._applied(awake, Kind.RESTORE, request)
         if found is not None:
             return _told(found, repeated=True)
         name = request.payload.decode()
-        state = await self._store.kept_snapshot(request.stream, name)
-        if state is None:
+        saved = await self._store.kept_snapshot(request.stream, name)
+        if saved is None:
             return Reply(Outcome.MISSING, f"the stream {request.stream!r} has no snapshot {name!r}")
-        return await self._changed(awake, Kind.RESTORE, request, state)
+        return await self._changed(awake, Kind.RESTORE, request, _saved_state(saved))
 
     async def _import(self, request: Request) -> Reply:
-        """Take over a state from outside."""
-        awake, found = await self._known(Kind.RESTORE, request)
+        """Restore a state that the caller sent."""
+        awake = await self._awake(request.stream, request.stand_in)
+        found = await self._applied(awake, Kind.RESTORE, request)
         if found is not None:
             return _told(found, repeated=True)
         state = awake.hosted.imported(request.payload, classes_of(self._config, request.stream))
         return await self._changed(awake, Kind.RESTORE, request, state)
 
+    async def _describe(self, request: Request) -> Reply:
+        """Return which incarnation of a stream exists, without loading it."""
+        found = await self._store.describe(request.stream)
+        return Reply(Outcome.DONE, facts={"incarnation": found.incarnation})
+
     async def _delete(self, request: Request) -> Reply:
+        """Delete the incarnation of a stream that the request names; if it does not exist, it is gone already."""
+        awake = None
         try:
             awake = await self._awake(request.stream, request.stand_in)
+            fence, incarnation = awake.hosted.fence, awake.hosted.incarnation
         except UnknownStreamError:
             return Reply(Outcome.DONE, repeated=True)
         except _DamagedError:
-            epoch = (await self._store.acquire(request.stream, self.name, self.incarnation)).epoch
-        else:
-            epoch = awake.hosted.epoch
+            held = await self._store.acquire(request.stream, self.name, self.incarnation)
+            fence, incarnation = held.fence, held.incarnation
+        if incarnation.encode() != request.payload:
+            return Reply(Outcome.DONE, repeated=True)
+        if awake is not None:
             with suppress(FencedError, StoreError):
                 await awake.journal.settle()
             self._drop(request.stream, awake)
-        await self._store.delete(request.stream, epoch)
+        await self._store.delete(request.stream, fence)
         return Reply(Outcome.DONE)
 
-    async def _known(self, kind: Kind, request: Request) -> tuple[_Awake, Record | None]:
-        awake = await self._awake(request.stream, request.stand_in)
-        found = awake.hosted.known(kind, request.key, request.payload)
+    async def _applied(self, awake: _Awake, kind: Kind, request: Request) -> Answer | None:
+        """Return the answer to a request that was applied before, as soon as it is durable."""
+        found = awake.hosted.applied(kind, request.key, _digest(request))
         if found is not None:
             await awake.journal.settle()
-        return awake, found
+        return found
 
     async def _changed(self, awake: _Awake, kind: Kind, request: Request, payload: bytes) -> Reply:
-        """Make one change, and wait until it is durable; if it was made since `_known` looked, only wait."""
-        found = awake.hosted.known(kind, request.key, request.payload)
+        """Apply one change and wait until it is durable. If a retry was faster, only wait."""
+        found = await self._applied(awake, kind, request)
         if found is not None:
-            await awake.journal.settle()
             return _told(found, repeated=True)
-        record = awake.hosted.change(kind, request.key, payload, time.time())
-        batch = Batch(request.stream, awake.hosted.epoch, record.position, [record.pack()])
+        record = awake.hosted.change(kind, request.key, payload, self._now(), _digest(request))
+        batch = Batch(request.stream, awake.hosted.fence, record.position, [record.pack()])
         self._commits.put(awake.journal, batch)
         try:
             await awake.journal.settle()
@@ -420,7 +466,9 @@ class Owner:
     # Waking, writing whole, sleeping.
 
     async def _awake(self, stream: str, stand_in: bool) -> _Awake:
-        """The stream in memory; it is woken if it sleeps and this owner may."""
+        """Return the stream in memory; load it if this owner may."""
+        # Once, and not again after a load: a worker that cannot renew its lease would load for ever.
+        self._check_lease()
         while True:
             awake = self._streams.get(stream)
             if awake is not None and awake.journal.broken is None:
@@ -451,11 +499,13 @@ class Owner:
             task.exception()
 
     async def _wake(self, stream: str) -> None:
-        start = time.perf_counter()
+        start, generation = time.perf_counter(), self._store.generation
         held = await self._store.acquire(stream, self.name, self.incarnation)
         prototypes = await self._prototypes(Birth.unpack(held.birth).prototypes)
+        if self._store.generation != generation:
+            raise StoreError("the store was replaced while the stream was loaded: ask again")
         try:
-            hosted = Hosted(held, prototypes, self._config.answers, self._config.answers_seconds)
+            hosted = Hosted(held, prototypes, self._limits)
         except (StoreError, StateError) as problem:
             raise _DamagedError(f"what is kept of the stream {stream!r} cannot be used: {problem}") from None
         self._streams[stream] = _Awake(hosted)
@@ -479,7 +529,7 @@ class Owner:
     def _checkpoint(self, stream: str, awake: _Awake) -> None:
         """Write a stream whole, behind the records that are on their way."""
         hosted = awake.hosted
-        self._commits.put(awake.journal, Checkpoint(stream, hosted.epoch, hosted.position, hosted.snapshot()))
+        self._commits.put(awake.journal, Checkpoint(stream, hosted.fence, hosted.position, hosted.snapshot()))
         hosted.covered = hosted.position
         awake.written = time.monotonic()
 
@@ -492,7 +542,7 @@ class Owner:
         if awake.hosted.position - awake.hosted.covered > self._config.sleep_records and awake.journal.broken is None:
             self._checkpoint(stream, awake)
         await awake.journal.settle()
-        await self._store.release(stream, awake.hosted.epoch)
+        await self._store.release(stream, awake.hosted.fence)
         self.counted.slept()
 
     def _drop(self, stream: str, awake: _Awake) -> None:
@@ -531,17 +581,30 @@ class Owner:
 
     # The lease.
 
-    async def _renew(self) -> None:
+    async def _renew(self, takes_over: bool = False) -> None:
         before = time.monotonic()
-        await self._store.renew(self.name, self.incarnation, self._config.lease_seconds)
+        lease = await self._store.renew(self.name, self.incarnation, self._config.lease_seconds, takes_over)
+        self._clock_offset = lease.time - time.monotonic()
+        if lease.holder != self.incarnation:
+            # The lease had ended, or the store lost it: others may have acquired and changed any stream.
+            self._streams.clear()
         self._check_lease()
+        self._superseded = not takes_over and lease.holder not in (None, self.incarnation)
+        if self._superseded:
+            raise StoreError(f"another process has the lease of {self.name!r}: this one serves nothing")
         self._renewed = before
         self.counted.renewed()
 
     def _check_lease(self) -> None:
-        """Throw away what is in memory if the lease may have run out: others may have taken any of the streams."""
-        if time.monotonic() - self._renewed > self._config.lease_seconds:
+        """Discard what is in memory if others may have changed it, or if the store may have lost it."""
+        expired = time.monotonic() - self._renewed > self._config.lease_seconds
+        if expired or self._store.generation != self._generation:
             self._streams.clear()
+            self._generation = self._store.generation
+
+    def _now(self) -> float:
+        """Return the time by the store's clock, in seconds since 1970."""
+        return self._clock_offset + time.monotonic()
 
     async def _keep_lease(self) -> None:
         while True:
@@ -569,7 +632,25 @@ class _RefusedError(ProtoDCSError):
         self.reply = reply
 
 
-def _told(record: Record, repeated: bool = False) -> Reply:
+def _digest(request: Request) -> bytes:
+    """Return the digest of the content of a request, which a retry must repeat."""
+    return request.digest or digest_of(request.action.encode(), request.payload)
+
+
+# A saved snapshot begins with a digest of the idempotency key of the request that saved it.
+def _save(state: bytes, key: str) -> bytes:
+    return digest_of(key.encode()) + state
+
+
+def _saved_by(saved: bytes, key: str) -> bool:
+    return saved.startswith(digest_of(key.encode()))
+
+
+def _saved_state(saved: bytes) -> bytes:
+    return saved[DIGEST_BYTES:]
+
+
+def _told(record: Record | Answer, repeated: bool = False) -> Reply:
     return Reply(Outcome.DONE, answer=record.answer, position=record.position, epoch=record.epoch, repeated=repeated)
 
 
@@ -580,6 +661,8 @@ def _quantiles(seconds: Iterable[float]) -> dict[str, float]:
 
 
 _LATER = Reply(Outcome.LATER, "a request before this one was not served")
+_SUPERSEDED = Reply(Outcome.LATER, "another process took over from this worker")
+_NOT_APPLIED = Reply(Outcome.DONE)
 
 _OUTCOMES: list[tuple[type[ProtoDCSError], Outcome]] = [
     (_MovedError, Outcome.MOVED),
@@ -590,6 +673,7 @@ _OUTCOMES: list[tuple[type[ProtoDCSError], Outcome]] = [
     (ConfigError, Outcome.WRONG),
     (StateError, Outcome.WRONG),
     (UsageError, Outcome.CONFLICT),
+    (AnswerExpiredError, Outcome.EXPIRED),
 ]
 
 
@@ -620,4 +704,5 @@ _SPECIAL: dict[str, Callable[[Owner, Request], Any]] = {
     Action.ROLLBACK: Owner._roll_back,
     Action.IMPORT: Owner._import,
     Action.DELETE: Owner._delete,
+    Action.DESCRIBE: Owner._describe,
 }

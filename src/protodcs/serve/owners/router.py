@@ -56,9 +56,13 @@ class _Item:
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """The requests on one stream, in order; `away` while the first of them are asked, `trouble` what was last heard."""
+    """The requests on one stream, in order; `away` while the first of them are asked, `trouble` what was last heard.
+
+    `name` is what the router finds it by: the stream, or an object of its own for questions outside of the order.
+    """
 
     stream: str
+    name: object
     items: deque[_Item] = field(default_factory=deque)
     away: bool = False
     target: str | None = None
@@ -92,7 +96,7 @@ class Router:
         self._looked = 0.0
         self._looking: asyncio.Task[None] | None = None
         self._suspects: dict[str, float] = {}
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[object, _Line] = {}
         self._lanes: dict[str, _Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.waiting = 0
@@ -113,14 +117,29 @@ class Router:
         self._pump(line)
         return await self._answers(line, items)
 
-    async def ask_when_made(self, stream: str, make: Callable[[], Awaitable[list[Request]]], count: int) -> list[Reply]:
-        """The same for `count` requests whose content is still in the making: their place in line is taken now."""
+    async def ask_at_once(self, requests: list[Request]) -> list[Reply]:
+        """Return the final replies to questions on one stream; they do not wait for requests that came before them."""
+        line = self._new_line(requests[0].stream, object())
+        items = self._enter(line, [traces.marked(request) for request in requests])
+        self._pump(line)
+        return await self._answers(line, items)
+
+    async def ask_when_made(
+        self, stream: str, make: Callable[[], Awaitable[Sequence[Request | Reply]]], count: int
+    ) -> list[Reply]:
+        """Return the final replies to `count` requests that `make` has yet to make; their place in line is taken now.
+
+        `make` returns a reply in place of a request that needs none.
+        """
         line = self._line(stream)
         items = self._enter(line, [None] * count)
         try:
             async with asyncio.timeout(self._config.request_seconds):
-                for item, request in zip(items, await make(), strict=True):
-                    item.request = traces.marked(request)
+                for item, made in zip(items, await make(), strict=True):
+                    if isinstance(made, Reply):
+                        item.future.set_result(made)
+                    else:
+                        item.request = traces.marked(made)
         except TimeoutError:
             self._leave(line, items)
             self.metrics.gave_up("late")
@@ -134,15 +153,16 @@ class Router:
     # Lines.
 
     def _line(self, stream: str) -> _Line:
-        if self._ring is None or time.monotonic() - self._looked > _REFRESH:
-            self._look()
-        line = self._lines.get(stream)
-        if line is None:
-            line = self._lines[stream] = _Line(stream)
+        return self._lines.get(stream) or self._new_line(stream, stream)
+
+    def _new_line(self, stream: str, name: object) -> _Line:
+        line = self._lines[name] = _Line(stream, name)
         return line
 
     def _enter(self, line: _Line, requests: Sequence[Request | None]) -> list[_Item]:
         """Take places in line for all of the requests, or for none."""
+        if self._ring is None or time.monotonic() - self._looked > _REFRESH:
+            self._look()
         if self.waiting + len(requests) > self._config.waiting:
             self._pump(line)
             self.metrics.gave_up("overloaded")
@@ -194,8 +214,8 @@ class Router:
             return
         if not line.items:
             # Who was answered late may hold a line that is over, while another one has begun.
-            if self._lines.get(line.stream) is line:
-                del self._lines[line.stream]
+            if self._lines.get(line.name) is line:
+                del self._lines[line.name]
             return
         if self._ring is None:
             return

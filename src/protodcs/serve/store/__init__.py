@@ -8,7 +8,12 @@ __all__ = ["Store", "open_store"]
 
 
 async def open_store(config: ServeConfig) -> Store:
-    """The store that the settings name, proven to be there and to keep what it is given."""
+    """Open the store that the settings name.
+
+    Raises:
+        ConfigError: the address is invalid.
+        StoreError: the store cannot be reached, or Redis could lose acknowledged writes.
+    """
     scheme, _, rest = config.store.partition(":")
     if scheme == "files":
         from .files import FileStore
@@ -17,8 +22,11 @@ async def open_store(config: ServeConfig) -> Store:
     if scheme in ("redis", "rediss", "unix"):
         from .redis import RedisStore
 
-        store = RedisStore(config.store)
-        if not config.trust_store:
-            await store.check()
+        store = RedisStore(config.store, replicas=config.store_replicas)
+        try:
+            await store.check(allow_unsafe=config.allow_unsafe_redis)
+        except BaseException:
+            await store.close()
+            raise
         return store
     raise ConfigError(f"a store is files:FOLDER or redis://HOST:PORT/DB; given: {config.store!r}")

@@ -3,9 +3,10 @@
 The rules that every store keeps:
 
 - A write is durable when `commit` returns, as far as the store's setting promises; until then nobody is told of it.
-- Each time a stream is acquired its epoch grows. Whoever was given the newest one can write, and nobody else; whoever
-  comes with an older one is fenced, and nothing of the write is kept. The epoch alone decides: a lease that ran out, a
-  resignation or a release lets others acquire the stream, and only when one of them does is its last owner fenced.
+- Each acquisition of a stream gives out a new fence: a higher epoch and a random token. Only the newest fence can
+  write. The store rejects every other one with `FencedError` and keeps nothing of the write. The token matters if the
+  store lost acknowledged writes, because it may then give out an epoch a second time. The fence alone decides: after a
+  lease ran out, or a resignation or release, others may acquire the stream, and that is what fences its last owner.
 - A stream that was deleted and begins again goes on above all its old epochs. A store that is opened again may also go
   on above all that it ever gave out, and so fence all who held a stream before.
 - What a stream has learned is its snapshot and the records behind it. A journal is cut only behind a snapshot that is
@@ -18,9 +19,34 @@ The rules that every store keeps:
 import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ...errors import ConfigError, FencedError
+
+
+class Fence(NamedTuple):
+    """The right to write to a stream, given out by one acquisition.
+
+    Attributes:
+        epoch: grows with each acquisition.
+        token: random, so that no other acquisition has the same fence.
+    """
+
+    epoch: int
+    token: str = ""
+
+
+class Lease(NamedTuple):
+    """The result of a renewal.
+
+    Attributes:
+        holder: the incarnation that held the lease before; None if nobody did. If it is another one than the caller's
+            and still lives, the lease was not renewed.
+        time: seconds since 1970 by the store's clock.
+    """
+
+    holder: str | None
+    time: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +54,25 @@ class Held:
     """A stream that was acquired, with all that is needed to wake it.
 
     Attributes:
-        epoch: to be named in every write.
+        fence: to be named in every write.
         birth: what the stream was created with.
         snapshot: the newest one; None before the first.
         start: the position of the first record of the tail: how many records the snapshot covers.
         tail: the packed records behind the snapshot, in order.
+        incarnation: differs from that of every deleted stream with the same id.
     """
 
-    epoch: int
+    fence: Fence
     birth: bytes
     snapshot: bytes | None
     start: int
     tail: list[bytes]
+    incarnation: str = ""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the fence."""
+        return self.fence.epoch
 
     @property
     def position(self) -> int:
@@ -52,7 +85,7 @@ class Batch:
     """Packed records that follow one another, the first of them at `position`."""
 
     stream: str
-    epoch: int
+    fence: Fence
     position: int
     records: Sequence[bytes]
 
@@ -62,7 +95,7 @@ class Checkpoint:
     """A snapshot that covers all records before `position`; the journal is cut there."""
 
     stream: str
-    epoch: int
+    fence: Fence
     position: int
     snapshot: bytes
 
@@ -81,6 +114,7 @@ class Described:
         position: where its next record goes.
         start: how many records its snapshot covers.
         size: bytes of its birth, snapshot, journal and kept snapshots, about.
+        incarnation: differs from that of every deleted stream with the same id.
     """
 
     birth: bytes
@@ -89,15 +123,24 @@ class Described:
     position: int
     start: int
     size: int
+    incarnation: str = ""
 
 
 class Store(Protocol):
-    """A store of streams, used by one owner. Every failure to reach it is a `StoreError`."""
+    """A store of streams, used by one owner. Every failure to reach it is a `StoreError`.
 
-    async def renew(self, owner: str, incarnation: str, seconds: float) -> None:
-        """Say that this owner lives, for so long; until then nobody else takes the streams it holds.
+    Attributes:
+        generation: changes if the store may have lost writes, for example because another server answers now. What an
+            owner read before such a change may differ from what the store holds.
+    """
 
-        A lease is of one incarnation: once another one of the same name has renewed it, what this one holds is free.
+    generation: str
+
+    async def renew(self, owner: str, incarnation: str, seconds: float, takes_over: bool = False) -> Lease:
+        """Renew the lease of an owner: until it ends nobody else takes the streams that this owner holds.
+
+        A lease belongs to one incarnation of an owner. A new incarnation takes it from its predecessor with
+        `takes_over`, which frees what the predecessor held. Without it, the lease of another incarnation stays.
 
         Raises:
             ConfigError: the time is not a number of seconds above 0.
@@ -133,7 +176,7 @@ class Store(Protocol):
         """Make writes durable, in order, in one round trip: for each None, or why it was refused.
 
         Each write stands or falls on its own; a refused one leaves no trace and does not touch its neighbours. All of a
-        batch, or a snapshot older than the newest, that is there already from the same epoch is a repetition, and fine.
+        batch, or a snapshot older than the newest, that is there already from the same fence is a repetition, and fine.
         A batch that leaves a gap, or of which only a part is there, or something else, and a snapshot of more records
         than there are, or older than one of an earlier epoch, are refused as those of a stale epoch are: whoever sends
         one is wrong about the stream, and must throw its memory away and acquire it again.
@@ -143,18 +186,18 @@ class Store(Protocol):
         """
         ...
 
-    async def release(self, stream: str, epoch: int) -> None:
+    async def release(self, stream: str, fence: Fence) -> None:
         """Give a stream up, so that anyone can acquire it at once; nothing happens if it has another owner already.
 
-        Until someone does, writes with this epoch are still taken: one that the release overtook is not lost.
+        Until someone does, writes with this fence are still taken: one that the release overtook is not lost.
         """
         ...
 
-    async def delete(self, stream: str, epoch: int) -> None:
+    async def delete(self, stream: str, fence: Fence) -> None:
         """Forget a stream and all that belongs to it, and its shared blob if it was the last to use it.
 
         Raises:
-            FencedError: the epoch is not the newest, or there is no such stream.
+            FencedError: the fence is not the newest, or there is no such stream.
         """
         ...
 
@@ -166,7 +209,7 @@ class Store(Protocol):
         """The ids of all streams, in no particular order."""
         ...
 
-    async def keep(self, stream: str, epoch: int, name: str, snapshot: bytes) -> None:
+    async def keep(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:
         """Keep a snapshot under a name, beside the newest one; replaces one of the same name. Raises FencedError."""
         ...
 
@@ -178,7 +221,7 @@ class Store(Protocol):
         """One kept snapshot; None if there is none of this name, or no such stream."""
         ...
 
-    async def forget(self, stream: str, epoch: int, name: str) -> None:
+    async def forget(self, stream: str, fence: Fence, name: str) -> None:
         """Forget a kept snapshot, if it is there. Raises FencedError."""
         ...
 

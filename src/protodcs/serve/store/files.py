@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from ...durable import hold_folder, replace_file, sync_folder
 from ...errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError
-from .base import Batch, Checkpoint, Described, Held, Write, check_lease
+from .base import Batch, Checkpoint, Described, Fence, Held, Lease, Write, check_lease
 from .catalogue import Catalogue, Snapshot, Stream
 from .labelled import content, from_json, pack, read, to_json
 from .log import Entry, Frame, Log
@@ -49,6 +49,9 @@ class FileStore:
         interval: seconds from a write to its sync, at most, where `sync` is "interval".
         segment_bytes: the size of a file of the log.
     """
+
+    # One process holds the folder for as long as this object lives, so nobody else can change what it wrote.
+    generation = ""
 
     def __init__(
         self,
@@ -85,10 +88,15 @@ class FileStore:
 
     # What an owner calls.
 
-    async def renew(self, owner: str, incarnation: str, seconds: float) -> None:
-        """Say that this owner lives, for so long."""
+    async def renew(self, owner: str, incarnation: str, seconds: float, takes_over: bool = False) -> Lease:
+        """Renew the lease of an owner."""
         check_lease(seconds)
-        self._leases[owner] = (incarnation, time.monotonic() + seconds)
+        holder, until = self._leases.get(owner, (None, 0.0))
+        if time.monotonic() >= until:
+            holder = None
+        if takes_over or holder in (None, incarnation):
+            self._leases[owner] = (incarnation, time.monotonic() + seconds)
+        return Lease(holder, time.time())
 
     async def resign(self, owner: str, incarnation: str) -> None:
         """Say that this owner holds nothing any more."""
@@ -107,13 +115,13 @@ class FileStore:
         writes = list(writes)
         return await self._worker.asked(lambda: [self._write(write) for write in writes], writes=True)
 
-    async def release(self, stream: str, epoch: int) -> None:
+    async def release(self, stream: str, fence: Fence) -> None:
         """Give a stream up."""
-        await self._worker.asked(lambda: self._release(stream, epoch))
+        await self._worker.asked(lambda: self._release(stream, fence.epoch))
 
-    async def delete(self, stream: str, epoch: int) -> None:
-        """Forget a stream and all that belongs to it."""
-        await self._worker.asked(lambda: self._delete(stream, epoch), writes=True)
+    async def delete(self, stream: str, fence: Fence) -> None:
+        """Delete a stream and all that belongs to it."""
+        await self._worker.asked(lambda: self._delete(stream, fence.epoch), writes=True)
 
     async def describe(self, stream: str) -> Described:
         """What is known of a stream; its owner only while that one lives."""
@@ -124,9 +132,9 @@ class FileStore:
         for stream in await self._worker.asked(lambda: list(self._catalogue.streams)):
             yield stream
 
-    async def keep(self, stream: str, epoch: int, name: str, snapshot: bytes) -> None:
+    async def keep(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:
         """Keep a snapshot under a name; one that replaces another counts as the newest."""
-        await self._worker.asked(lambda: self._keep(stream, epoch, name, snapshot))
+        await self._worker.asked(lambda: self._keep(stream, fence.epoch, name, snapshot))
 
     async def kept(self, stream: str) -> list[str]:
         """The names of the kept snapshots, oldest first."""
@@ -136,9 +144,9 @@ class FileStore:
         """One kept snapshot; None if there is none of this name."""
         return await self._worker.asked(lambda: self._kept_snapshot(stream, name))
 
-    async def forget(self, stream: str, epoch: int, name: str) -> None:
-        """Forget a kept snapshot, if it is there."""
-        await self._worker.asked(lambda: self._forget(stream, epoch, name))
+    async def forget(self, stream: str, fence: Fence, name: str) -> None:
+        """Delete a kept snapshot, if it is there."""
+        await self._worker.asked(lambda: self._forget(stream, fence.epoch, name))
 
     async def put_shared(self, name: str, data: bytes) -> None:
         """Put a blob that many streams share; one that is there stays."""
@@ -237,7 +245,7 @@ class FileStore:
         self._highest = max(self._highest, known.epoch)
         known.since, known.covered_by = known.position, None
         known.owner, known.incarnation = owner, incarnation
-        return Held(known.epoch, birth, snapshot, known.start, tail)
+        return Held(Fence(known.epoch), birth, snapshot, known.start, tail, str(known.number))
 
     def _holder(self, known: Stream) -> str | None:
         """Who holds a stream and lives. What a dead incarnation held is free though its successor lives."""
@@ -261,13 +269,14 @@ class FileStore:
         size += known.snapshot.size if known.snapshot else 0
         size += sum(each for _, each in self._kept(stream).values())
         birth = content(known.birth_path, "birth", stream)
-        return Described(birth, known.epoch, self._holder(known), known.position, known.start, size)
+        holder = self._holder(known)
+        return Described(birth, known.epoch, holder, known.position, known.start, size, str(known.number))
 
     # Writes.
 
     def _write(self, write: Write) -> FencedError | None:
         try:
-            known = self._fence(write.stream, write.epoch)
+            known = self._fence(write.stream, write.fence.epoch)
         except FencedError as refused:
             return refused
         return self._append(known, write) if isinstance(write, Batch) else self._cover(known, write)
@@ -277,7 +286,7 @@ class FileStore:
             return self._repeated(known, batch)
         tail, count = known.tail, len(known.tail)
         for position, record in enumerate(batch.records, batch.position):
-            place = self._log.add(Frame(Entry.RECORD, known.number, position, batch.epoch, bytes(record)))
+            place = self._log.add(Frame(Entry.RECORD, known.number, position, batch.fence.epoch, bytes(record)))
             self._log.hold(place)
             tail.append(place)
 
@@ -308,14 +317,14 @@ class FileStore:
             reason = f"the journal ends at {known.position}: a snapshot cannot cover more"
             return _wrong(checkpoint, "a snapshot", reason)
         if checkpoint.position < known.start:
-            if known.covered_by == checkpoint.epoch:  # It is here again because its answer was lost.
+            if known.covered_by == checkpoint.fence.epoch:  # It is here again because its answer was lost.
                 return None
             return _wrong(checkpoint, "a snapshot", f"one that covers {known.start} records is there already")
         token = secrets.token_hex(8)
         path, size = known.snapshot_path(token), len(checkpoint.snapshot)
         self._put(path, {"kind": "snapshot", "name": known.id}, checkpoint.snapshot)
         body = to_json([token, size])
-        place = self._log.add(Frame(Entry.CHECKPOINT, known.number, checkpoint.position, checkpoint.epoch, body))
+        place = self._log.add(Frame(Entry.CHECKPOINT, known.number, checkpoint.position, checkpoint.fence.epoch, body))
         self._replace_snapshot(known, Snapshot(place, path, size), checkpoint)
         return None
 
@@ -324,7 +333,7 @@ class FileStore:
         old, cut = known.snapshot, checkpoint.position - known.start
         gone = [*known.tail[:cut], *([old.place] if old else [])]
         known.snapshot, known.start, known.tail = snapshot, checkpoint.position, known.tail[cut:]
-        known.covered_by = checkpoint.epoch
+        known.covered_by = checkpoint.fence.epoch
         for place in gone:
             self._log.let_go(place)
         self._log.hold(snapshot.place)

@@ -8,8 +8,11 @@ holds. This module must never read a clock to judge a lease, nor send a write ag
 
 import asyncio
 import hashlib
+import logging
 import re
+import secrets
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -28,20 +31,35 @@ from redis.exceptions import (
 )
 
 from ...errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError
-from .base import Batch, Described, Held, Write, check_lease
+from .base import Batch, Described, Fence, Held, Lease, Write, check_lease
+
+_log = logging.getLogger(__name__)
 
 # A blob is put just before the stream that uses it is created; an hour is far more than that takes.
 _UNUSED_BLOB_MILLISECONDS: Final = 3_600_000
 _LISTED_AT_ONCE: Final = 1000
+# With other settings Redis can lose or double acknowledged writes. If `aof-load-truncated` is on, Redis 7 cuts a torn
+# file in the middle of a transaction, and the next start applies its first half.
+_SAFE_SETTINGS: Final = {
+    "appendonly": "yes",
+    "appendfsync": "always",
+    "no-appendfsync-on-rewrite": "no",
+    "aof-load-truncated": "no",
+    "maxmemory-policy": "noeviction",
+}
 _SCRIPTS: Final = (
-    "acquire", "append", "checkpoint", "create", "delete", "describe", "forget", "keep", "release", "resign", "share",
+    "acquire", "append", "checkpoint", "create", "delete", "describe", "forget", "keep", "release", "renew", "resign",
+    "share",
 )  # fmt: skip
+# Scripts whose effect the service acknowledges to a caller; leases and fences need no replica.
+_DURABLE_SCRIPTS: Final = ("create", "delete", "forget", "keep", "share")
 # What Redis answers when it cannot serve, by the first word of its answer; what it means and what to do.
 _TROUBLE: Final = {
     "BUSY": "is held up by another script: wait, or end that one with SCRIPT KILL",
     "LOADING": "is still reading its data from the disk: try again in a moment",
     "MISCONF": "refuses writes because it could not write to its disk: see its log, and make room or repair the disk",
     "NOAUTH": "wants a password: name it in the address",
+    "NOREPLICAS": "has fewer replicas than `min-replicas-to-write`: see whether its replicas run",
     "NOPERM": "does not allow this user what a store needs: see its ACL",
     "OOM": "has used up its maxmemory: give it more, or delete streams",
     "READONLY": "is a replica, which takes no writes: name the primary",
@@ -55,19 +73,6 @@ _CLASSES: Final = {
     OutOfMemoryError: "OOM",
     ReadOnlyError: "READONLY",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Durability:
-    """How safe a Redis keeps what it was given.
-
-    Attributes:
-        appendfsync: when it waits for its disk: "always", "everysec", "no", or "unknown" where it does not tell.
-        warning: what may be lost, in words; None if nothing is.
-    """
-
-    appendfsync: str
-    warning: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +111,59 @@ def _command(*parts: bytes) -> list[bytes]:
 
 _MULTI: Final = _command(b"MULTI")
 _EXEC: Final = _command(b"EXEC")
-# How many parts, the script, two keys, the epoch and the position: a call of `append` up to its first record.
+# How many parts, the script, two keys, the fence and the position: a call of `append` up to its first record.
 _APPEND: Final = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n2\r\n" + 4 * b"$%d\r\n%b\r\n"
 
 
-def _fenced(stream: str, epoch: int, newest: bytes | None, holder: bytes | None) -> FencedError:
-    """The error for a refused write."""
+def _fence(fence: Fence) -> bytes:
+    """Return a fence as the scripts compare it."""
+    return f"{fence.epoch}:{fence.token}".encode()
+
+
+def _fenced(stream: str, fence: Fence, newest: bytes | None, holder: bytes | None) -> FencedError:
+    """Return the error for a write that a script rejected."""
+    epoch = fence.epoch
     if newest is None:
         return FencedError(f"stream {stream!r} does not exist any more: nothing was written for epoch {epoch}")
     by = f", of {_text(holder)!r}" if holder is not None else ""
+    other = newest.split(b":")[0].decode()
+    if int(other) == epoch:
+        by += ", given out a second time after the store lost writes"
     return FencedError(
-        f"stream {stream!r} is at epoch {newest.decode()}{by}: nothing was written for epoch {epoch}; "
-        "acquire the stream again"
+        f"stream {stream!r} is at epoch {other}{by}: nothing was written for epoch {epoch}; acquire the stream again"
     )
+
+
+def _unsafe_settings(facts: dict[str, str], responses: list[Any], replicas: int) -> list[str]:
+    """Return what is wrong with the settings of a Redis.
+
+    Args:
+        facts: the response to INFO.
+        responses: the responses to CONFIG GET. Some hosts forbid this command.
+        replicas: how many replicas must confirm a write.
+    """
+    found = {
+        "appendonly": "yes" if facts.get("aof_enabled") == "1" else "no",
+        "maxmemory-policy": facts.get("maxmemory_policy", "unknown"),
+    }
+    problems = []
+    for response in responses:
+        if isinstance(response, ResponseError):
+            problems = [f"`CONFIG GET` failed ({response}), so settings cannot be checked (allow this command)"]
+        else:
+            words = [word.decode() for word in response]
+            found |= zip(words[::2], words[1::2], strict=True)
+    for name, safe in _SAFE_SETTINGS.items():
+        value = found.get(name, "unknown")
+        if value != safe:
+            problems.append(f"`{name}` is `{value}` (set `{name} {safe}`)")
+    if replicas:
+        needed, connected = found.get("min-replicas-to-write", "0"), facts.get("connected_slaves", "0")
+        if int(needed) < replicas:
+            problems.append(f"`min-replicas-to-write` is `{needed}` (set `min-replicas-to-write {replicas}`)")
+        if int(connected) < replicas:
+            problems.append(f"replicas connected: {connected}, needed: {replicas} (start the others)")
+    return problems
 
 
 class RedisStore:
@@ -132,6 +177,7 @@ class RedisStore:
         timeout: float = 5.0,
         connect_timeout: float = 2.0,
         connections: int = 16,
+        replicas: int = 0,
     ):
         """Name a Redis; nothing is opened before the first call.
 
@@ -141,6 +187,7 @@ class RedisStore:
             timeout: seconds that one call waits for its answer, connecting included.
             connect_timeout: seconds to wait for a connection.
             connections: how many are open at most; calls beyond that wait for one.
+            replicas: how many replicas must confirm a write before it counts as durable.
         """
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", prefix):
             raise ConfigError(f"prefix {prefix!r}: keys may begin with letters, digits, '-', '_' and '.' only")
@@ -156,73 +203,68 @@ class RedisStore:
             "socket_timeout": None,
             "socket_connect_timeout": connect_timeout,
             "max_connections": connections,
+            "redis_connect_func": self._connected,
         }
         self._pool: Any = ConnectionPool(**options)
         self._room = asyncio.Semaphore(connections)
         self._timeout = timeout
+        self._replicas = replicas
+        # The run id of the Redis that the newest connection reached.
+        self.generation = ""
         place = options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
         self._place = f"Redis at {place}"
         self._scripts = _scripts()
         start = prefix.encode() + b":"
         self._streams = start + b"streams"
-        self._past = start + b"past"
+        self._past, self._writes = start + b"past", start + b"writes"
         self._meta, self._journal, self._snapshot = start + b"meta:", start + b"journal:", start + b"snapshot:"
         self._ready, self._kept, self._order = start + b"ready:", start + b"kept:", start + b"order:"
         self._lease, self._blob, self._users = start + b"lease:", start + b"blob:", start + b"users:"
 
-    async def check(self) -> Durability:
-        """How safe this Redis is.
+    async def check(self, *, allow_unsafe: bool = False) -> None:
+        """Raise StoreError if this Redis could lose acknowledged writes.
+
+        Args:
+            allow_unsafe: log a warning instead.
 
         Raises:
-            StoreError: it would lose streams, or cannot hold them.
+            StoreError: a setting is unsafe, the settings cannot be read, or this Redis is a cluster.
         """
-        information, syncs, loads = await self._exchange(
+        information, *settings = await self._exchange(
             _command(b"INFO")
             + _command(b"CONFIG", b"GET", b"*appendfsync*")
-            + _command(b"CONFIG", b"GET", b"aof-load-truncated"),
-            3,
+            + _command(b"CONFIG", b"GET", b"aof-load-truncated")
+            + _command(b"CONFIG", b"GET", b"min-replicas-to-write"),
+            4,
         )
-        facts = dict(line.split(":", 1) for line in self._sound(information).decode().splitlines() if ":" in line)
-        if facts.get("aof_enabled") != "1":
-            raise StoreError(f"{self._place} keeps no append-only file and would lose streams: set `appendonly yes`")
-        if facts.get("maxmemory_policy") != "noeviction":
-            raise StoreError(
-                f"{self._place} throws keys away when its memory is full ({facts.get('maxmemory_policy')}) "
-                "and would lose streams: set `maxmemory-policy noeviction`"
-            )
+        facts = dict(line.split(":", 1) for line in self._served(information).decode().splitlines() if ":" in line)
         if facts.get("cluster_enabled") == "1":
-            raise StoreError(f"{self._place} is a cluster, where one step cannot span keys: name a single Redis")
-        # Some hosts do not let their users read settings.
-        if isinstance(syncs, ResponseError):
-            return Durability(
-                "unknown",
-                f"{self._place} hides its settings: `appendfsync always` and `aof-load-truncated no` are wanted",
-            )
-        # A step of several writes that a crash tore apart on the disk is cut off at the wrong place by a Redis that
-        # mends its file as it loads it: its first half comes to life at the next start (mended in Valkey, not in
-        # Redis 7). What `redis-check-aof` mends is right.
-        if b"yes" in loads:
-            raise StoreError(
-                f"{self._place} would lose or double records after a crash in mid write: set `aof-load-truncated no`, "
-                "and run `redis-check-aof --fix` on its file before each start"
-            )
-        known = dict(zip(syncs[::2], syncs[1::2], strict=True))
-        return self._durability(known[b"appendfsync"].decode(), known[b"no-appendfsync-on-rewrite"] == b"yes")
+            raise StoreError(f"{self._place} is a cluster, where a script cannot use several keys: name a single Redis")
+        problems = _unsafe_settings(facts, settings, self._replicas)
+        if not problems:
+            return
+        message = f"{self._place} could lose acknowledged writes: {'; '.join(problems)}"
+        if not allow_unsafe:
+            raise StoreError(f"{message}. To accept the loss, set `allow_unsafe_redis: true` in the service settings")
+        _log.warning("%s", message)
 
-    def _durability(self, appendfsync: str, pauses: bool) -> Durability:
-        if appendfsync != "always":
-            lost = f"with `appendfsync {appendfsync}` the last answers: set `appendfsync always`"
-        elif pauses:
-            lost = "what came while it rewrote its file: set `no-appendfsync-on-rewrite no`"
-        else:
-            return Durability(appendfsync, None)
-        return Durability(appendfsync, f"after a power cut {self._place} may have lost {lost}")
+    async def _connected(self, connection: Any) -> None:
+        """Prepare a new connection, and see which Redis it reached: after a fail-over it is another one."""
+        await connection.on_connect()
+        await connection.send_command("INFO", "server")
+        # A user who may not ask is told so here, and serves without this check.
+        with suppress(ResponseError):
+            found = re.search(rb"run_id:(\w+)", await connection.read_response())
+            if found is not None:
+                self.generation = found[1].decode()
 
-    async def renew(self, owner: str, incarnation: str, seconds: float) -> None:
-        """Say that this owner lives, for so long."""
+    async def renew(self, owner: str, incarnation: str, seconds: float, takes_over: bool = False) -> Lease:
+        """Renew the lease of an owner."""
         check_lease(seconds)
         milliseconds = b"%d" % max(1, round(seconds * 1000))
-        await self._ask(b"SET", self._lease + _bytes(owner), _bytes(incarnation), b"PX", milliseconds)
+        arguments = (_bytes(incarnation), milliseconds, b"1" if takes_over else b"0")
+        holder, whole, micro = await self._run("renew", [self._lease + _bytes(owner)], *arguments)
+        return Lease(None if holder is None else _text(holder), int(whole) + int(micro) / 1e6)
 
     async def resign(self, owner: str, incarnation: str) -> None:
         """Say that this owner holds nothing any more."""
@@ -232,7 +274,7 @@ class RedisStore:
         """Begin a stream; False if it exists already. A StoreError if its shared blob was not put before."""
         name, blob = _bytes(stream), _bytes(shared)
         keys = [self._meta + name, self._streams, self._blob + blob, self._users + blob, self._past]
-        answer = await self._run("create", keys, name, birth, blob)
+        answer = await self._run("create", keys, name, birth, blob, secrets.token_hex(8).encode())
         if isinstance(answer, list):
             raise StoreError(f"{self._place} holds no shared blob {shared!r} for stream {stream!r}: put it first")
         return bool(answer)
@@ -242,21 +284,23 @@ class RedisStore:
         name = _bytes(stream)
         keys = [self._meta + name, self._journal + name]
         while True:
-            answer = await self._run("acquire", keys, _bytes(owner), _bytes(incarnation), self._lease)
+            token = secrets.token_hex(8)
+            answer = await self._run("acquire", keys, _bytes(owner), _bytes(incarnation), self._lease, token.encode())
             if answer[0] == b"HELD":
                 holder = _text(answer[1])
                 raise HeldError(f"stream {stream!r} is held by {holder!r}, which lives: ask that owner", holder)
-            _, epoch, birth = self._known(stream, answer)
-            # The epoch comes last: if it is still this one, nobody has written since it was given out. This is no
-            # transaction, as a Redis whose memory is full takes none.
+            _, epoch, birth, created = self._known(stream, answer)
+            fence = Fence(epoch, token)
+            # The fence is read last: if it is still this one, nobody has written since it was given out. This is no
+            # transaction, because a Redis whose memory is full takes none.
             request = _command(b"GET", self._snapshot + name)
             request += _command(b"LRANGE", self._journal + name, b"0", b"-1")
-            request += _command(b"HMGET", self._meta + name, b"start", b"epoch")
+            request += _command(b"HMGET", self._meta + name, b"start", b"fence")
             snapshot, tail, numbers = map(self._served, await self._exchange(request, 3))
             start, newest = numbers
-            # Else somebody has taken the stream, and the next round says who.
-            if newest == b"%d" % epoch:
-                return Held(epoch, birth, snapshot, int(start), tail)
+            # Else another owner has acquired the stream, and the next round says which.
+            if newest == _fence(fence):
+                return Held(fence, birth, snapshot, int(start), tail, created.decode())
 
     async def commit(self, writes: Sequence[Write]) -> list[FencedError | None]:
         """Make writes durable, in order, in one round trip: for each None, or why it was refused.
@@ -285,7 +329,7 @@ class RedisStore:
             commands += self._add(request, write)
             last.append(commands - 1)
         request += _EXEC
-        *queued, answers = await self._exchange(request, commands + 2)
+        *queued, answers = await self._exchange_durably(request, commands + 2)
         for answer in (*queued, answers):
             self._served(answer)
         return [answers[index] for index in last]
@@ -293,19 +337,19 @@ class RedisStore:
     def _add(self, request: list[bytes], write: Write) -> int:
         """Add one write to a request; gives how many commands it is, the last of which tells what became of it."""
         name = _bytes(write.stream)
-        epoch, position = b"%d" % write.epoch, b"%d" % write.position
+        fence, position = _fence(write.fence), b"%d" % write.position
         meta, journal = self._meta + name, self._journal + name
         if isinstance(write, Batch):
             # All that stands before the records in one piece: joining many small ones costs more than the rest of it.
             head = (7 + len(write.records), self._scripts["append"].digest)
             keys = (len(meta), meta, len(journal), journal)
-            request.append(_APPEND % (*head, *keys, len(epoch), epoch, len(position), position))
+            request.append(_APPEND % (*head, *keys, len(fence), fence, len(position), position))
             for record in write.records:
                 request += (b"$%d\r\n" % len(record), record, b"\r\n")
             return 1
         digest, ready = self._scripts["checkpoint"].digest, self._ready + name
         request += _command(b"SET", ready, write.snapshot)
-        request += _command(b"EVALSHA", digest, b"4", meta, journal, self._snapshot + name, ready, epoch, position)
+        request += _command(b"EVALSHA", digest, b"4", meta, journal, self._snapshot + name, ready, fence, position)
         return 2
 
     def _verdict(self, write: Write, answer: Any) -> FencedError | None:
@@ -314,30 +358,30 @@ class RedisStore:
             return None
         answer = self._sound(answer)
         if answer[0] == b"FENCED":
-            return _fenced(write.stream, write.epoch, answer[1], answer[2])
+            return _fenced(write.stream, write.fence, answer[1], answer[2])
         count = f"{len(write.records)} records" if isinstance(write, Batch) else "a snapshot"
         return FencedError(
             f"{count} for position {write.position} of stream {write.stream!r}: {answer[1].decode()}; "
             "acquire the stream again"
         )
 
-    async def release(self, stream: str, epoch: int) -> None:
+    async def release(self, stream: str, fence: Fence) -> None:
         """Give a stream up; nothing happens if it has another owner already."""
-        await self._run("release", [self._meta + _bytes(stream)], b"%d" % epoch)
+        await self._run("release", [self._meta + _bytes(stream)], _fence(fence))
 
-    async def delete(self, stream: str, epoch: int) -> None:
+    async def delete(self, stream: str, fence: Fence) -> None:
         """Forget a stream and all that belongs to it."""
         name = _bytes(stream)
         keys = [*self._keys(name), self._ready + name, self._streams, self._past]
-        answer = await self._run("delete", keys, b"%d" % epoch, name, self._blob, self._users)
-        self._unfenced(stream, epoch, answer)
+        answer = await self._run("delete", keys, _fence(fence), name, self._blob, self._users)
+        self._unfenced(stream, fence, answer)
 
     async def describe(self, stream: str) -> Described:
         """What is known of a stream; its owner only while that one lives."""
         answer = await self._run("describe", self._keys(_bytes(stream)), self._lease)
-        _, birth, epoch, holder, start, length, size = self._known(stream, answer)
+        _, birth, epoch, holder, start, length, size, created = self._known(stream, answer)
         owner = None if holder is None else _text(holder)
-        return Described(birth, epoch, owner, start + length, start, size)
+        return Described(birth, epoch, owner, start + length, start, size, created.decode())
 
     async def streams(self) -> AsyncIterator[str]:
         """The ids of all streams, each once."""
@@ -352,10 +396,10 @@ class RedisStore:
             if cursor == b"0":
                 return
 
-    async def keep(self, stream: str, epoch: int, name: str, snapshot: bytes) -> None:
+    async def keep(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:
         """Keep a snapshot under a name, as the youngest."""
-        answer = await self._run("keep", self._kept_keys(stream), b"%d" % epoch, _bytes(name), snapshot)
-        self._unfenced(stream, epoch, answer)
+        answer = await self._run("keep", self._kept_keys(stream), _fence(fence), _bytes(name), snapshot)
+        self._unfenced(stream, fence, answer)
 
     async def kept(self, stream: str) -> list[str]:
         """The names of the kept snapshots, oldest first."""
@@ -367,10 +411,10 @@ class RedisStore:
         found: bytes | None = await self._ask(b"HGET", self._kept + _bytes(stream), _bytes(name))
         return found
 
-    async def forget(self, stream: str, epoch: int, name: str) -> None:
+    async def forget(self, stream: str, fence: Fence, name: str) -> None:
         """Forget a kept snapshot, if it is there."""
-        answer = await self._run("forget", self._kept_keys(stream), b"%d" % epoch, _bytes(name))
-        self._unfenced(stream, epoch, answer)
+        answer = await self._run("forget", self._kept_keys(stream), _fence(fence), _bytes(name))
+        self._unfenced(stream, fence, answer)
 
     async def put_shared(self, name: str, data: bytes) -> None:
         """Put a blob that many streams share. If none uses it within an hour, it is forgotten."""
@@ -402,19 +446,37 @@ class RedisStore:
             raise UnknownStreamError(f"there is no stream {stream!r}: create it first")
         return answer
 
-    def _unfenced(self, stream: str, epoch: int, answer: Any) -> None:
-        """Raise what a script answered that refused to write."""
+    def _unfenced(self, stream: str, fence: Fence, answer: Any) -> None:
+        """Raise FencedError if a script refused to write."""
         if answer != 0:
-            raise _fenced(stream, epoch, answer[1], answer[2])
+            raise _fenced(stream, fence, answer[1], answer[2])
 
     async def _run(self, name: str, keys: list[bytes], *arguments: bytes) -> Any:
-        """The answer of a script; one that Redis does not know, or no longer, is loaded first."""
+        """Return the reply of a script; load it first if Redis does not know it."""
         request = _command(b"EVALSHA", self._scripts[name].digest, b"%d" % len(keys), *keys, *arguments)
-        answer = (await self._exchange(request, 1))[0]
+        exchange = self._exchange_durably if name in _DURABLE_SCRIPTS else self._exchange
+        answer = (await exchange(request, 1))[0]
         if isinstance(answer, NoScriptError):
             await self._load()
-            answer = (await self._exchange(request, 1))[0]
+            answer = (await exchange(request, 1))[0]
         return self._sound(answer)
+
+    async def _exchange_durably(self, request: list[bytes], replies: int) -> list[Any]:
+        """Send writes, and wait until enough replicas have confirmed them."""
+        if not self._replicas:
+            return await self._exchange(request, replies)
+        # WAIT waits for the last write of its own connection. A retry of a commit writes nothing, and the commit itself
+        # may have gone through another connection: so each request adds a small write of its own.
+        milliseconds = b"%d" % round(500 * self._timeout)
+        confirm = _command(b"INCR", self._writes) + _command(b"WAIT", b"%d" % self._replicas, milliseconds)
+        *answers, counted, confirmed = await self._exchange(request + confirm, replies + 2)
+        self._served(counted)
+        if self._served(confirmed) < self._replicas:
+            raise StoreError(
+                f"{self._place} wrote this, but {confirmed} of {self._replicas} replicas confirmed it: see whether its "
+                "replicas run; the call may be repeated"
+            )
+        return answers
 
     async def _load(self) -> None:
         """Teach Redis all scripts."""
@@ -460,10 +522,10 @@ class RedisStore:
     def _sound(self, answer: Any) -> Any:
         """The answer of a script that is neither an error nor about a layout that this version does not know."""
         self._served(answer)
-        if isinstance(answer, list) and answer and answer[0] == b"NEWER":
+        if isinstance(answer, list) and answer and answer[0] == b"LAYOUT":
             raise StoreError(
                 f"{self._place} holds a stream in layout {answer[1].decode()}, which this protodcs does not know: "
-                "upgrade protodcs"
+                "use the version of protodcs that wrote it"
             )
         return answer
 

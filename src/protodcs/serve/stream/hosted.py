@@ -1,9 +1,10 @@
-"""One stream awake: its engine, the guard beside it, its place in its journal, and the answers it remembers.
+"""One stream in memory: its engine, its guard, its position in the journal, and the requests it has applied.
 
-A pure state machine: no clock, no store, no network. Every change is a `Record`, made by `change` and written down by
-the caller; `replay` makes the same change from the record. The two must never do different things.
+A pure state machine: no clock, no store, no network. `change` applies a change and returns its `Record`, which the
+caller writes to the journal; `replay` applies the same change from the record. Both must give the same state.
 """
 
+import itertools
 import json
 from collections.abc import Callable
 from functools import lru_cache
@@ -23,7 +24,8 @@ from ...method import FeatureMethod
 from ..guard import Action, Event, Guard, GuardSettings
 from ..store.base import Held
 from . import snapshots
-from .answers import Remembered, fingerprint, pack_decision
+from .answers import pack_decision
+from .idempotency import Answer, IdempotencyCache, Limits, digest_of
 from .records import LONGEST_KEY, Kind, Record
 
 BIRTH_SCHEMA = 1
@@ -80,7 +82,7 @@ class Hosted:
     Args:
         held: the stream as the store gave it.
         prototypes: those it was created with.
-        answers, seconds: how many answers are remembered behind the newest snapshot, and for how long.
+        limits: how much it stores to recognise retries.
 
     Attributes:
         position: where its next record goes.
@@ -90,14 +92,15 @@ class Hosted:
         guard: watches the engine; None where the stream has none.
     """
 
-    def __init__(self, held: Held, prototypes: Prototypes, answers: int, seconds: float):
+    def __init__(self, held: Held, prototypes: Prototypes, limits: Limits):
         self.birth = Birth.unpack(held.birth)
-        self.epoch = held.epoch
+        self.fence = held.fence
+        self.incarnation = held.incarnation
         self.covered = held.start
         self.position = held.start
         self.different = 0
         self._prototypes = prototypes
-        self._remembered = Remembered(answers, seconds)
+        self._applied = IdempotencyCache(limits)
         self._events: list[Event] = []
         if held.snapshot is None:
             self.engine = self.birth.engine(prototypes)
@@ -110,30 +113,46 @@ class Hosted:
             self.guard = self._watcher()
             if self.guard is not None and found.guard:
                 self.guard.resume(found.guard)
-            for record in found.remembered:
-                self._remembered.put_back(record)
+            self._applied.load(found.requests)
         for data in held.tail:
             self.replay(Record.unpack(data))
         # Whoever wrote the records has told of these.
         self._events.clear()
 
-    def known(self, kind: Kind, key: str, payload: bytes) -> Record | None:
-        """The record of a request that was served before; refuses one that is another request under its key."""
-        found = self._remembered.find(key)
-        if found is None:
-            return None
-        # The state that a stream went back to is not part of the request, which only named it.
-        same = found.kind == kind and (kind == Kind.RESTORE or found.payload == fingerprint(payload))
-        if not same:
-            raise UsageError(f"the key {key!r} was used for another request on this stream: use a key once")
-        return found
+    @property
+    def epoch(self) -> int:
+        """The epoch under which this process writes to the stream."""
+        return self.fence.epoch
 
-    def change(self, kind: Kind, key: str, payload: bytes, now: float) -> Record:
-        """Make a change at the time `now`, and give the record of it; on an error nothing has changed."""
+    def applied(self, kind: Kind, key: str, digest: bytes, row: int = 0) -> Answer | None:
+        """Return the answer to a row of a request that was applied before, or None if it is new.
+
+        Raises:
+            UsageError: the key was used for a request with other content.
+            AnswerExpiredError: the row was applied, and its answer is no longer stored.
+        """
+        return self._applied.find(kind, key, digest, row)
+
+    def change(
+        self, kind: Kind, key: str, payload: bytes, now: float, digest: bytes | None = None, row: int = 0
+    ) -> Record:
+        """Apply a change and return its record; on an error nothing has changed.
+
+        Args:
+            kind: what to do.
+            key: the idempotency key of the request.
+            payload: what the change needs, as in `Record`.
+            now: seconds since 1970 by the store's clock.
+            digest: of the content of the request; None: the payload is all of it.
+            row: which row of the request this is.
+        """
         if not 0 < len(key.encode()) <= LONGEST_KEY:
             raise InputError(f"a key must have 1 to {LONGEST_KEY} bytes; given: {len(key.encode())}")
         answer = _CHANGES[kind](self, payload)
-        record = Record(kind, self.position, self.epoch, int(1000 * now), key, payload, answer)
+        # A store whose clock was set back must not make an older key look younger than a newer one.
+        time = max(int(1000 * now), self._applied.time)
+        digest = digest_of(payload) if digest is None else digest
+        record = Record(kind, self.position, self.epoch, time, key, payload, answer, digest, row)
         self._add(record)
         return record
 
@@ -146,7 +165,7 @@ class Hosted:
 
     def _add(self, record: Record) -> None:
         self.position += 1
-        self._remembered.add(record)
+        self._applied.add(record)
 
     def peek(self, payload: bytes) -> bytes:
         """What an observe would answer; nothing changes."""
@@ -174,16 +193,15 @@ class Hosted:
             )
         return engine.snapshot()
 
-    def recent(self, most: int) -> list[Record]:
-        """The last observes that are remembered, newest first."""
-        observed = [record for record in self._remembered if record.kind == Kind.OBSERVE]
-        return observed[: -most - 1 : -1]
+    def recent(self, most: int) -> list[Answer]:
+        """Return the newest observes whose answers are stored, newest first."""
+        return list(itertools.islice(self._applied.newest(Kind.OBSERVE), most))
 
     def snapshot(self) -> bytes:
-        """All of the stream, for a checkpoint at its present position."""
-        self._remembered.forget(self.position)
+        """Return all of the stream, for a checkpoint at its present position."""
+        self._applied.trim()
         guard = b"" if self.guard is None else self.guard.pack()
-        return snapshots.pack(snapshots.Snapshot(self.position, self.state(), list(self._remembered), guard))
+        return snapshots.pack(snapshots.Snapshot(self.position, self.state(), guard, self._applied.pack()))
 
     def events(self) -> list[Event]:
         """What the guard did since this was last asked. Tell of it only after its record is durable."""
@@ -250,7 +268,7 @@ class Hosted:
             self.guard = self._watcher()
         return b""
 
-    def _keep(self, _: bytes) -> bytes:
+    def _no_change(self, _: bytes) -> bytes:
         return b""
 
     def _add_class(self, payload: bytes) -> bytes:
@@ -299,7 +317,8 @@ _CHANGES: dict[Kind, Callable[[Hosted, bytes], bytes]] = {
     Kind.UNFREEZE: Hosted._unfreeze,
     Kind.RESET: Hosted._reset,
     Kind.RESTORE: Hosted._restore,
-    Kind.KEEP: Hosted._keep,
+    Kind.KEEP: Hosted._no_change,
+    Kind.DELETE_SNAPSHOT: Hosted._no_change,
     Kind.ADD_CLASS: Hosted._add_class,
     Kind.REMOVE_CLASS: Hosted._remove_class,
 }

@@ -1,7 +1,7 @@
-"""One line of a journal: what was asked of a stream, by whom, when, and what was answered.
+"""The journal record: one change of a stream, the request that asked for it, and the answer.
 
-A record stands alone: it names its version, its place and the epoch of its writer, and its checksum covers all of it.
-It must never be read by position in a file or by trust in its writer; a damaged one is a `StoreError`.
+A record stands alone: it holds its version, its position and the epoch of its writer, and a checksum covers all of it.
+`Record.unpack` raises `StoreError` for a damaged record.
 """
 
 import struct
@@ -11,11 +11,12 @@ from enum import IntEnum
 
 from ...errors import StoreError
 
-VERSION = 1
-# version, kind, bytes of the key, of the payload and of the answer, position, epoch, milliseconds since 1970
-_HEAD = struct.Struct("<BBHIIQQQ")
+VERSION = 2
+# version, kind, bytes of the key, of the payload and of the answer, row, position, epoch, time, digest
+_HEAD = struct.Struct("<BBHIIIQQQ16s")
 _SEAL = struct.Struct("<I")
 LONGEST_KEY = 200
+DIGEST_BYTES = 16
 
 
 class Kind(IntEnum):
@@ -29,6 +30,7 @@ class Kind(IntEnum):
     KEEP = 6
     ADD_CLASS = 7
     REMOVE_CLASS = 8
+    DELETE_SNAPSHOT = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +41,13 @@ class Record:
         kind: what it does.
         position: its place in the journal of the stream, from 0; no two records of a stream share one.
         epoch: of the owner that wrote it.
-        time: when, in milliseconds since 1970 by the owner's clock.
-        key: the caller's name for this request; never empty.
-        payload: a feature as float32, little-endian; a state for RESTORE; a name for KEEP and REMOVE_CLASS; a prototype
-            as float32 followed by a name for ADD_CLASS; else empty.
-        answer: what the caller was told, as `answers` packs it.
+        time: when, in milliseconds since 1970 by the store's clock; it never decreases along a journal.
+        key: the idempotency key of the request; never empty.
+        payload: a feature as float32, little-endian; a state for RESTORE; a name for KEEP, DELETE_SNAPSHOT and
+            REMOVE_CLASS; a prototype as float32 followed by a name for ADD_CLASS; else empty.
+        answer: the response, as `answers` packs it.
+        digest: of the whole content of the request.
+        row: which row of the request this is, from 0.
     """
 
     kind: Kind
@@ -53,9 +57,11 @@ class Record:
     key: str
     payload: bytes
     answer: bytes
+    digest: bytes
+    row: int = 0
 
     def pack(self) -> bytes:
-        """The record as bytes."""
+        """Return the record as bytes."""
         key = self.key.encode()
         head = _HEAD.pack(
             VERSION,
@@ -63,19 +69,23 @@ class Record:
             len(key),
             len(self.payload),
             len(self.answer),
+            self.row,
             self.position,
             self.epoch,
             self.time,
+            self.digest,
         )
         body = b"".join((head, key, self.payload, self.answer))
         return body + _SEAL.pack(zlib.crc32(body))
 
     @classmethod
     def unpack(cls, data: bytes) -> "Record":
-        """The record that `pack` wrote; anything else is refused."""
+        """Return the record that `pack` wrote. Raise StoreError for anything else."""
         if len(data) < _HEAD.size + _SEAL.size:
             raise StoreError(f"a journal record of {len(data)} bytes: it was cut off")
-        version, kind, key_length, payload_length, answer_length, position, epoch, time = _HEAD.unpack_from(data)
+        version, kind, key_length, payload_length, answer_length, row, position, epoch, time, digest = (
+            _HEAD.unpack_from(data)
+        )
         if version != VERSION:
             raise StoreError(f"a journal record of version {version}, this protodcs reads {VERSION}: upgrade protodcs")
         end = len(data) - _SEAL.size
@@ -94,6 +104,8 @@ class Record:
                 data[_HEAD.size : payload_at].decode(),
                 data[payload_at:answer_at],
                 data[answer_at:end],
+                digest,
+                row,
             )
         except ValueError:
             raise StoreError(

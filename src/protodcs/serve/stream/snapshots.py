@@ -1,4 +1,4 @@
-"""A stream at rest: what its engine has learned, what its guard knows, and what its callers were told lately.
+"""The snapshot of a stream: engine state, guard state, and the requests it recognises as retries.
 
 One blob, versioned and under a checksum. The engine's part is the state that `protodcs state` knows, without the
 prototypes that many streams share.
@@ -9,15 +9,11 @@ import zlib
 from typing import NamedTuple
 
 from ...errors import StoreError
-from .records import Record
 
-VERSION = 2
-# version, position, bytes of the state, of the guard, number of records
-_HEAD = struct.Struct("<BQQQI")
-# The first version had no guard.
-_FIRST = 1
-_FIRST_HEAD = struct.Struct("<BQQI")
-_LENGTH = struct.Struct("<I")
+VERSION = 3
+# version, position, bytes of the engine state, of the guard and of the applied requests
+_HEAD = struct.Struct("<BQQQQ")
+_CHECKSUM = struct.Struct("<I")
 
 
 class Snapshot(NamedTuple):
@@ -25,48 +21,39 @@ class Snapshot(NamedTuple):
 
     Attributes:
         position: how many records it covers.
-        state: the engine's.
-        remembered: the records that are remembered.
-        guard: what the guard knows; empty where there is none.
+        state: of the engine.
+        guard: of the guard; empty if there is none.
+        requests: the applied requests, as `IdempotencyCache.pack` returns them.
     """
 
     position: int
     state: bytes
-    remembered: list[Record]
-    guard: bytes = b""
+    guard: bytes
+    requests: bytes
 
 
 def pack(snapshot: Snapshot) -> bytes:
-    """A snapshot as bytes."""
-    sizes = len(snapshot.state), len(snapshot.guard), len(snapshot.remembered)
-    parts = [_HEAD.pack(VERSION, snapshot.position, *sizes), snapshot.state, snapshot.guard]
-    for record in snapshot.remembered:
-        data = record.pack()
-        parts += (_LENGTH.pack(len(data)), data)
-    body = b"".join(parts)
-    return body + _LENGTH.pack(zlib.crc32(body))
+    """Return a snapshot as bytes."""
+    position, *parts = snapshot
+    body = b"".join((_HEAD.pack(VERSION, position, *map(len, parts)), *parts))
+    return body + _CHECKSUM.pack(zlib.crc32(body))
 
 
 def unpack(data: bytes) -> Snapshot:
-    """The snapshot that was packed; anything else is refused."""
+    """Return the snapshot that `pack` was given. Raise StoreError for anything else."""
     version = data[0] if data else VERSION
-    if version not in (_FIRST, VERSION):
+    if version != VERSION:
         raise StoreError(f"a snapshot of version {version}, this protodcs reads {VERSION}: upgrade protodcs")
-    head = _FIRST_HEAD if version == _FIRST else _HEAD
-    if len(data) < head.size + _LENGTH.size:
+    if len(data) < _HEAD.size + _CHECKSUM.size:
         raise StoreError(f"a snapshot of {len(data)} bytes: it was cut off")
-    _, position, size, *watched, count = head.unpack_from(data)
-    end = len(data) - _LENGTH.size
-    if zlib.crc32(memoryview(data)[:end]) != _LENGTH.unpack_from(data, end)[0]:
+    end = len(data) - _CHECKSUM.size
+    if zlib.crc32(memoryview(data)[:end]) != _CHECKSUM.unpack_from(data, end)[0]:
         raise StoreError("a snapshot does not match its checksum: it is damaged")
-    at = head.size + size + sum(watched)
-    state, guard, records = data[head.size : head.size + size], data[head.size + size : at], []
-    for _ in range(count):
-        if at + _LENGTH.size > end:
-            break
-        (length,) = _LENGTH.unpack_from(data, at)
-        records.append(Record.unpack(data[at + _LENGTH.size : at + _LENGTH.size + length]))
-        at += _LENGTH.size + length
-    if at != end or len(records) != count:
+    _, position, *sizes = _HEAD.unpack_from(data)
+    if _HEAD.size + sum(sizes) != end:
         raise StoreError(f"a snapshot of {len(data)} bytes that announces another length: it is damaged")
-    return Snapshot(position, state, records, guard)
+    parts, at = [], _HEAD.size
+    for size in sizes:
+        parts.append(data[at : at + size])
+        at += size
+    return Snapshot(position, *parts)

@@ -1,15 +1,15 @@
--- Makes an owner the one that may write to a stream. Answers its epoch, and what the stream was created with.
--- It must never take a stream from another owner whose lease lives, nor hand out an epoch twice. Whether a lease lives
--- is what Redis' own expiry says: no clock of an owner is asked.
--- It carries neither snapshot nor records: megabytes that pass through a script hold up everybody else in Redis.
+-- Give an owner the right to write to a stream. Returns its epoch, what the stream was created with, and its incarnation.
+-- It must never take a stream from another owner whose lease lives. Redis' own expiry decides whether a lease lives: no
+-- clock of an owner is involved. If Redis lost writes, an epoch may be given out twice: the token tells the two apart.
+-- It reads neither snapshot nor records: megabytes that pass through a script delay every other client of Redis.
 -- KEYS: meta, journal
--- ARGV: owner, incarnation, what the keys of leases begin with
+-- ARGV: owner, incarnation of the owner, prefix of the lease keys, token
 local meta, journal = unpack(KEYS)
-local owner, incarnation, leases = unpack(ARGV)
+local owner, incarnation, leases, token = unpack(ARGV)
 
-local found, newer = read_meta(meta, 'holder', 'incarnation', 'start', 'birth')
+local found, other_layout = read_meta(meta, 'holder', 'incarnation', 'start', 'birth', 'created')
 if not found then
-  return newer or {'UNKNOWN'}
+  return other_layout or {'UNKNOWN'}
 end
 local holder = found[1]
 -- A lease names the incarnation that renewed it: what a dead one held is free though its successor lives.
@@ -17,10 +17,10 @@ if holder and holder ~= owner and redis.call('GET', leases .. holder) == found[2
   return {'HELD', holder}
 end
 local finish = tonumber(found[3]) + redis.call('LLEN', journal)
--- A Redis whose memory is full refuses a script that begins by adding to it, but not one that begins by taking away:
+-- If its memory is full, Redis refuses a script whose first write adds data, but not one whose first write removes some:
 -- so a stream can still be acquired then, and deleted.
 redis.call('HDEL', meta, 'holder', 'incarnation')
 local epoch = redis.call('HINCRBY', meta, 'epoch', 1)
--- Where this epoch begins: only what stands behind it can be a repetition by this epoch.
-redis.call('HSET', meta, 'holder', owner, 'incarnation', incarnation, 'base', finish)
-return {'OK', epoch, found[4]}
+-- base: the position where this epoch begins. Only records behind it can be a repetition by this epoch.
+redis.call('HSET', meta, 'fence', epoch .. ':' .. token, 'holder', owner, 'incarnation', incarnation, 'base', finish)
+return {'OK', epoch, found[4], found[5]}

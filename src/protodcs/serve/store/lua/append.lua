@@ -1,12 +1,12 @@
 -- Appends records to the journal of a stream, all or none. Answers 0 when they are there.
--- It must never write for an epoch that is not the newest, leave a gap, or append a record twice: a batch that is there
+-- It must never write for a fence that is not the newest, leave a gap, or append a record twice: a batch that is there
 -- already, whole and from this epoch, is a repetition after a lost answer and is answered like the first.
 -- KEYS: meta, journal
--- ARGV: epoch, position of the first record, records...
+-- ARGV: fence, position of the first record, records...
 local meta, journal = unpack(KEYS)
 
-local found, newer = read_meta(meta, 'epoch', 'holder', 'start', 'base')
-local refused = refusal(ARGV[1], found, newer)
+local found, other_layout = read_meta(meta, 'fence', 'holder', 'start', 'base')
+local refused = refusal(ARGV[1], found, other_layout)
 if refused then
   return refused
 end

@@ -1,11 +1,11 @@
 -- Replaces the snapshot of a stream and cuts its journal behind it, in one step. Answers 0 when it is done.
--- It must never write for an epoch that is not the newest, cut a record that the snapshot does not cover, or put an
+-- It must never write for a fence that is not the newest, cut a record that the snapshot does not cover, or put an
 -- older snapshot in the place of a newer one: from the epoch of the newer one it is a repetition after a lost answer,
 -- and there is nothing to do.
 -- The snapshot lies ready under a key of its own, written in the same transaction, because megabytes that pass through a
 -- script hold up everybody else in Redis. It must never be left lying there.
 -- KEYS: meta, journal, snapshot, the new snapshot
--- ARGV: epoch, how many records the new snapshot covers
+-- ARGV: fence, how many records the new snapshot covers
 local meta, journal, snapshot, ready = unpack(KEYS)
 
 local function dropped(answer)
@@ -13,8 +13,8 @@ local function dropped(answer)
   return answer
 end
 
-local found, newer = read_meta(meta, 'epoch', 'holder', 'start', 'covered_by')
-local refused = refusal(ARGV[1], found, newer)
+local found, other_layout = read_meta(meta, 'fence', 'holder', 'start', 'covered_by')
+local refused = refusal(ARGV[1], found, other_layout)
 if refused then
   return dropped(refused)
 end

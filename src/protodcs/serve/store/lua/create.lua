@@ -1,9 +1,9 @@
 -- Begins a stream and makes it a user of its shared blob. Answers 1, or 0 if the stream exists already.
 -- It must never touch a stream that exists, nor begin one whose shared blob is missing: it could not be woken.
 -- KEYS: meta, set of streams, shared blob, users of the blob, an epoch above those of all deleted streams
--- ARGV: stream, birth, name of the shared blob
+-- ARGV: stream, birth, name of the shared blob, incarnation of the stream
 local meta, streams, blob, users, past = unpack(KEYS)
-local stream, birth, shared = unpack(ARGV)
+local stream, birth, shared, created = unpack(ARGV)
 
 if redis.call('EXISTS', meta) == 1 then
   return 0
@@ -14,8 +14,8 @@ end
 -- A stream that was deleted and comes again goes on above its old epochs: else one who held it in its former life
 -- could come back with an epoch that is the newest once more.
 local epoch = redis.call('GET', past) or '0'
-redis.call('HSET', meta, 'schema', SCHEMA, 'birth', birth, 'shared', shared, 'epoch', epoch,
-  'start', 0, 'base', 0, 'kept', 0)
+redis.call('HSET', meta, 'schema', SCHEMA, 'birth', birth, 'shared', shared, 'created', created, 'epoch', epoch,
+  'fence', epoch .. ':nobody', 'start', 0, 'base', 0, 'kept', 0)
 redis.call('SADD', streams, stream)
 redis.call('SADD', users, stream)
 redis.call('PERSIST', blob)

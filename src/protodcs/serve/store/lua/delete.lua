@@ -1,19 +1,19 @@
 -- Forgets a stream and all that belongs to it, and its shared blob if nobody else uses it. Answers 0.
--- It must never delete for an epoch that is not the newest, nor a blob that another stream uses.
+-- It must never delete for a fence that is not the newest, nor a blob that another stream uses.
 -- KEYS: meta, journal, snapshot, kept snapshots, their order, a snapshot left lying where Redis died, set of streams, an
 -- epoch above those of all deleted streams
--- ARGV: epoch, stream, what the keys of shared blobs begin with, what the keys of their users begin with
+-- ARGV: fence, stream, what the keys of shared blobs begin with, what the keys of their users begin with
 local meta, journal, snapshot, kept, order, ready, streams, past = unpack(KEYS)
-local epoch, stream, blobs, users = unpack(ARGV)
+local fence, stream, blobs, users = unpack(ARGV)
 
-local found, newer = read_meta(meta, 'epoch', 'holder', 'shared')
-local refused = refusal(epoch, found, newer)
+local found, other_layout = read_meta(meta, 'fence', 'holder', 'shared', 'epoch')
+local refused = refusal(fence, found, other_layout)
 if refused then
   return refused
 end
 -- First what frees memory, as a Redis that is full would not begin with anything else.
 redis.call('DEL', meta, journal, snapshot, kept, order, ready)
-local above = tonumber(epoch) + 1
+local above = tonumber(found[4]) + 1
 if above > tonumber(redis.call('GET', past) or '0') then
   redis.call('SET', past, above)
 end

@@ -4,11 +4,11 @@
 -- ARGV: what the keys of leases begin with
 local meta, journal, snapshot, kept, order = unpack(KEYS)
 
-local found, newer = read_meta(meta, 'birth', 'epoch', 'holder', 'incarnation', 'start')
+local found, other_layout = read_meta(meta, 'birth', 'epoch', 'holder', 'incarnation', 'start', 'created')
 if not found then
-  return newer or {'UNKNOWN'}
+  return other_layout or {'UNKNOWN'}
 end
-local birth, epoch, holder, incarnation, start = unpack(found)
+local birth, epoch, holder, incarnation, start, created = unpack(found)
 if holder and redis.call('GET', ARGV[1] .. holder) ~= incarnation then
   holder = false
 end
@@ -17,4 +17,4 @@ local size = #birth + redis.call('STRLEN', snapshot) + (redis.call('MEMORY', 'US
 for _, name in ipairs(redis.call('ZRANGE', order, 0, -1)) do
   size = size + redis.call('HSTRLEN', kept, name)
 end
-return {'OK', birth, tonumber(epoch), holder, tonumber(start), redis.call('LLEN', journal), size}
+return {'OK', birth, tonumber(epoch), holder, tonumber(start), redis.call('LLEN', journal), size, created}

@@ -1,10 +1,10 @@
 -- Forgets a kept snapshot, if it is there. Answers 0.
--- It must never forget for an epoch that is not the newest.
+-- It must never forget for a fence that is not the newest.
 -- KEYS: meta, kept snapshots, their order
--- ARGV: epoch, name
+-- ARGV: fence, name
 local meta, kept, order = unpack(KEYS)
 
-local refused = refusal(ARGV[1], read_meta(meta, 'epoch', 'holder'))
+local refused = refusal(ARGV[1], read_meta(meta, 'fence', 'holder'))
 if refused then
   return refused
 end

@@ -1,10 +1,10 @@
 -- Keeps a snapshot under a name, as the youngest of the kept ones. Answers 0.
--- It must never write for an epoch that is not the newest, nor touch the newest snapshot or the journal.
+-- It must never write for a fence that is not the newest, nor touch the newest snapshot or the journal.
 -- KEYS: meta, kept snapshots, their order
--- ARGV: epoch, name, snapshot
+-- ARGV: fence, name, snapshot
 local meta, kept, order = unpack(KEYS)
 
-local refused = refusal(ARGV[1], read_meta(meta, 'epoch', 'holder'))
+local refused = refusal(ARGV[1], read_meta(meta, 'fence', 'holder'))
 if refused then
   return refused
 end
