@@ -1,6 +1,7 @@
 """An owner: it answers when a change is durable, keeps nothing it cannot trust, and wakes streams to the bit."""
 
 import asyncio
+import threading
 import time
 from functools import partial
 
@@ -31,10 +32,11 @@ from protodcs.serve.messages import Action, Outcome, Reply, Request
 from protodcs.serve.owners import owner as owner_module
 from protodcs.serve.owners.owner import Owner
 from protodcs.serve.owners.ring import Ring
+from protodcs.serve.stream import hosted as hosted_module
 from protodcs.serve.stream.answers import pack_decision
-from protodcs.serve.stream.hosted import pack_class
+from protodcs.serve.stream.hosted import Hosted, pack_class
 from protodcs.serve.stream.idempotency import digest_of
-from protodcs.serve.stream.records import Record
+from protodcs.serve.stream.records import Kind, Record
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
@@ -1143,5 +1145,182 @@ def test_a_store_that_was_replaced_makes_a_worker_read_its_streams_again():
             assert peeked.facts["position"] == 1
             await done(owner, observe(1))
             assert engine_of(owner) == learned(2)
+
+    asyncio.run(run())
+
+
+# Long work.
+
+
+def slow_steps(monkeypatch, clock, seconds):
+    """Have every observe take so long, by the virtual clock, and return the positions of the observes so far."""
+    positions, learn = [], Hosted._observe
+
+    def observe_slowly(hosted, payload):
+        clock.now += seconds
+        positions.append(hosted.position)
+        return learn(hosted, payload)
+
+    monkeypatch.setitem(hosted_module._CHANGES, Kind.OBSERVE, observe_slowly)
+    return positions
+
+
+def test_a_long_run_lets_other_streams_and_the_lease_have_their_turn(monkeypatch, virtual_time):
+    async def run():
+        store = MemoryStore()
+        async with started(store, streams=["s", "t"], lease_seconds=1.0) as worker:
+            await done(worker, observe(0, "t"))
+            steps = slow_steps(monkeypatch, virtual_time, 0.1)
+            long = asyncio.create_task(worker.handle([observe(number) for number in range(100)]))
+            await turns(3)
+            await done(worker, ask(Action.PEEK, payload=feature(1), stream="t"), observe(1, "t"))
+            assert len(steps) < 30
+            replies = await long
+            assert [reply.position for reply in replies] == list(range(100))
+            assert engine_of(worker) == learned(100)
+            # Ten seconds have passed: without renewals the stream would have been loaded again, with another epoch.
+            assert {reply.epoch for reply in replies} == {1}
+            holder, until = store.leases["owner-0"]
+            assert (holder, until > time.monotonic()) == (worker.incarnation, True)
+        assert store.misfits == []
+
+    asyncio.run(run())
+
+
+def test_runs_of_many_streams_in_one_call_let_the_lease_have_its_turn(monkeypatch, virtual_time):
+    async def run():
+        streams = [f"s{number}" for number in range(100)]
+        async with started(streams=streams, lease_seconds=1.0) as worker:
+            await done(worker, *(ask(Action.STATUS, stream=stream) for stream in streams))
+            slow_steps(monkeypatch, virtual_time, 0.1)
+            replies = await done(worker, *(observe(0, stream) for stream in streams))
+            assert {reply.epoch for reply in replies} == {1}
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_is_unloaded_or_lost_in_the_middle_of_a_run_is_learned_once(monkeypatch, virtual_time):
+    async def run():
+        store = MemoryStore()
+        async with started(store, lease_seconds=1.0) as worker:
+            await done(worker, observe(0))
+            steps = slow_steps(monkeypatch, virtual_time, 0.1)
+            long = asyncio.create_task(worker.handle([observe(number) for number in range(1, 60)]))
+            await until(lambda: len(steps) > 5)
+            worker._put_to_sleep("s")
+            await until(lambda: len(steps) > 20)
+            worker._streams.clear()
+            replies = await long
+            assert [reply.outcome for reply in replies] == [Outcome.DONE] * 59
+            assert [reply.position for reply in replies] == list(range(1, 60))
+            assert len({reply.epoch for reply in replies}) == 3
+            assert engine_of(worker) == learned(60)
+            assert [record.position for record in journal_of(store)] == list(range(60))
+        assert store.misfits == []
+
+    asyncio.run(run())
+
+
+def test_a_run_ends_early_if_its_stream_is_deleted(monkeypatch, virtual_time):
+    async def run():
+        async with started(lease_seconds=1.0) as worker:
+            await done(worker, observe(0))
+            deletion = await delete(worker)
+            steps = slow_steps(monkeypatch, virtual_time, 0.1)
+            long = asyncio.create_task(worker.handle([observe(number) for number in range(1, 60)]))
+            await until(lambda: len(steps) > 5)
+            await done(worker, deletion)
+            # Depending on how much was durable before the deletion.
+            assert (await long)[-1].outcome in (Outcome.LATER, Outcome.MISSING)
+            assert (await one(worker, observe(1))).outcome is Outcome.MISSING
+            assert len(steps) < 60
+
+    asyncio.run(run())
+
+
+def test_a_long_journal_is_replayed_in_slices(monkeypatch, virtual_time):
+    async def run():
+        store = MemoryStore()
+        async with started(store, streams=["s", "t"], lease_seconds=1.0) as worker:
+            await done(worker, *(observe(number) for number in range(100)), observe(0, "t"))
+            worker._streams.clear()
+            steps = slow_steps(monkeypatch, virtual_time, 0.1)
+            load = asyncio.create_task(worker.handle([ask(Action.STATUS)]))
+            await turns(3)
+            await done(worker, ask(Action.PEEK, payload=feature(1), stream="t"))
+            assert 0 < len(steps) < 30
+            ((reply,),) = (await load,)
+            assert (reply.outcome, reply.facts["epoch"], len(steps)) == (Outcome.DONE, 2, 101)
+            assert engine_of(worker) == learned(100)
+
+    asyncio.run(run())
+
+
+def test_a_step_that_takes_long_is_computed_in_a_thread(monkeypatch):
+    """Nothing can interrupt a step, so other streams are served beside it."""
+    monkeypatch.setattr(owner_module, "_SLOW_STEP", 0.0)
+    begun, release = threading.Event(), threading.Event()
+    learn = Hosted._observe
+
+    def observe_slowly(hosted, payload):
+        if hosted.position == 3:
+            begun.set()
+            assert release.wait(60)
+        return learn(hosted, payload)
+
+    async def run():
+        store = MemoryStore()
+        async with started(store, streams=["s", "t"]) as worker:
+            await done(worker, observe(0, "t"))
+            monkeypatch.setitem(hosted_module._CHANGES, Kind.OBSERVE, observe_slowly)
+            long = asyncio.create_task(worker.handle([observe(number) for number in range(10)]))
+            waiting = asyncio.create_task(worker.handle([ask(Action.STATUS)]))
+            while not begun.is_set():
+                await asyncio.sleep(0)
+            await done(worker, observe(1, "t"), ask(Action.KEEP, "k", b"kept", "t"))
+            worker.metrics()
+            await turns()
+            assert not long.done()
+            assert not waiting.done()
+            release.set()
+            assert [reply.position for reply in await long] == list(range(10))
+            assert (await waiting)[0].outcome is Outcome.DONE
+            await done(worker, keep("a"), observe(10), roll_back("a"))
+            assert engine_of(worker) == learned(10)
+            worker._put_to_sleep("s")
+            await done(worker, observe(10, key="again"))
+            assert engine_of(worker) == learned(11)
+        assert store.misfits == []
+
+    asyncio.run(run())
+
+
+def test_a_run_that_is_cancelled_while_it_computes_in_a_thread_is_loaded_again(monkeypatch):
+    monkeypatch.setattr(owner_module, "_SLOW_STEP", 0.0)
+    begun, release = threading.Event(), threading.Event()
+    learn = Hosted._observe
+
+    def observe_slowly(hosted, payload):
+        if hosted.position == 1 and not begun.is_set():
+            begun.set()
+            assert release.wait(60)
+        return learn(hosted, payload)
+
+    async def run():
+        store = MemoryStore()
+        async with started(store) as worker:
+            await done(worker, observe(0))
+            monkeypatch.setitem(hosted_module._CHANGES, Kind.OBSERVE, observe_slowly)
+            long = asyncio.create_task(worker.handle([observe(1)]))
+            while not begun.is_set():
+                await asyncio.sleep(0)
+            long.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await long
+            (reply,) = await done(worker, observe(1, key="another"))
+            assert (reply.position, reply.epoch) == (1, 2)
+            release.set()
+            assert engine_of(worker) == learned(2)
+        assert store.misfits == []
 
     asyncio.run(run())

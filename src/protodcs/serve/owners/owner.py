@@ -12,14 +12,18 @@ import secrets
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
 from prometheus_client.core import Metric
 
+from ...core.config import Config
+from ...core.engine import ProtoDCS
 from ...core.prototypes import Prototypes
 from ...errors import (
     AnswerExpiredError,
@@ -35,11 +39,13 @@ from ...errors import (
 )
 from .. import guard
 from ..access import audit
+from ..guard import Event
 from ..messages import Action, Outcome, Reply, Request
-from ..settings import ServeConfig, classes_of
-from ..store.base import Batch, Checkpoint, Store
+from ..settings import ServeConfig, classes_of, cost_limits_of
+from ..store.base import Batch, Checkpoint, Held, Store
 from ..stream.answers import described_with_position
-from ..stream.hosted import Birth, Hosted, check_classes
+from ..stream.cost import check_cost, estimate
+from ..stream.hosted import Birth, Hosted, check_classes, check_state, imported_state
 from ..stream.idempotency import Answer, Limits, digest_of
 from ..stream.records import DIGEST_BYTES, Kind, Record
 from ..stream.shared import unpack_prototypes
@@ -65,6 +71,15 @@ _ROUND = 1.0
 _STANDING_IN = 10
 # Of so many wake-ups an owner knows how long they took.
 _WAKES = 1000
+# A worker computes for so long before other tasks of its event loop get a turn, in seconds.
+_SLICE = 0.01
+# A stream whose slowest step may take longer is computed in a thread. Milliseconds, estimated.
+_SLOW_STEP = 50.0
+# So is a restore of more bytes.
+_LARGE = 4 * 2**20
+_THREADS = 4
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -78,6 +93,33 @@ class _Awake:
     written: float = field(default_factory=time.monotonic)
     # Held while a snapshot is saved or deleted, so that two requests cannot both find its name free.
     saving: asyncio.Lock = field(default_factory=asyncio.Lock)
+    # Held while `hosted` is read or changed, because that may happen in a thread.
+    in_use: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _slow: bool = False
+    _slow_for: tuple[Any, int] | None = None
+
+    @property
+    def slow(self) -> bool:
+        """Whether a step of the stream may block the event loop for too long."""
+        engine = self.hosted.engine
+        config, classes = engine.config, len(engine.classes)
+        if self._slow_for is None or self._slow_for[0] is not config or self._slow_for[1] != classes:
+            self._slow, self._slow_for = _is_slow(self.hosted), (config, classes)
+        return self._slow
+
+
+class _Slice(NamedTuple):
+    """What a stream did in one piece of work.
+
+    Attributes:
+        replies: to the first requests, one or more.
+        records: packed, of the changes among them.
+        steps: seconds and answer of each new observe.
+    """
+
+    replies: list[Reply]
+    records: list[bytes]
+    steps: list[tuple[float, bytes]]
 
 
 class Owner:
@@ -111,6 +153,10 @@ class Owner:
         self._superseded = False
         self._limits = Limits(config.idempotency_answers, config.idempotency_entries, config.idempotency_seconds)
         self._tasks: list[asyncio.Task[None]] = []
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="stream")
+        # When this turn of the event loop has computed for long enough; None before it computes.
+        self._turn_ends: float | None = None
+        self._waiting: deque[asyncio.Future[None]] = deque()
         self.woken = 0
         self._wakes: deque[float] = deque(maxlen=_WAKES)
 
@@ -140,6 +186,7 @@ class Owner:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
         await self._store.close()
 
     def arrange(self, owners: Iterable[str]) -> None:
@@ -180,7 +227,8 @@ class Owner:
             "protodcs_owner_records_behind": sum(behind),
             "protodcs_owner_records_behind_most": max(behind, default=0),
         }
-        self._adaptation.look(hosted)
+        # Nobody may look at an engine that works in a thread.
+        self._adaptation.look({s: awake.hosted for s, awake in self._streams.items() if not awake.in_use.locked()})
         return self.counted.families(gauges, self._adaptation.families())
 
     # Requests.
@@ -225,35 +273,64 @@ class Owner:
         return replies
 
     async def _run(self, stream: str, requests: list[Request]) -> list[Reply]:
-        """Changes and questions that the stream in memory can answer; all become durable together."""
-        try:
-            awake = await self._awake(stream, requests[0].stand_in)
-        except ProtoDCSError as problem:
-            return [_said(problem)] * len(requests)
-        records: list[bytes] = []
+        """Serve changes and questions on the stream in memory, in slices. Reply after all changes are durable."""
+        replies: list[Reply] = []
+        used: list[_Awake] = []
+        events: list[Event] = []
+        while len(replies) < len(requests):
+            await self._wait_turn()
+            try:
+                # Again for each slice: the stream may have been unloaded, deleted or lost in the meantime.
+                awake = await self._acquire(stream, requests[0].stand_in)
+            except ProtoDCSError as problem:
+                replies += [_said(problem)] * (len(requests) - len(replies))
+                break
+            try:
+                replies += await self._work(stream, awake, requests[len(replies) :])
+                events += awake.hosted.events()
+            finally:
+                awake.in_use.release()
+            if not any(awake is other for other in used):
+                used.append(awake)
+        for awake in used:
+            try:
+                await awake.journal.settle()
+            except (FencedError, StoreError) as problem:
+                self._drop(stream, awake)
+                return [Reply(Outcome.LATER, str(problem))] * len(requests)
+        await self._tell_of_guard(stream, events)
+        return replies
+
+    async def _work(self, stream: str, awake: _Awake, requests: list[Request]) -> list[Reply]:
+        """Serve the first requests, until the turn ends, and put their records into the journal's queue."""
         first = awake.hosted.position
         try:
-            replies = [self._step(awake.hosted, request, records) for request in requests]
+            done = await self._compute(awake, partial(self._steps, awake.hosted, requests, self._turn()))
         except BaseException:
             # The engine may be torn, and is ahead of its journal.
             awake.journal.broken = StoreError("the stream was interrupted while it learned")
             raise
         awake.used = time.monotonic()
-        if records:
-            self._commits.put(awake.journal, Batch(stream, awake.hosted.fence, first, records))
+        for seconds, answer in done.steps:
+            self.counted.stepped(seconds, answer)
+        if done.records:
+            self._commits.put(awake.journal, Batch(stream, awake.hosted.fence, first, done.records))
             if awake.hosted.position - awake.hosted.covered >= self._config.snapshot_records:
-                self._checkpoint(stream, awake)
-        try:
-            await awake.journal.settle()
-        except (FencedError, StoreError) as problem:
-            self._drop(stream, awake)
-            return [Reply(Outcome.LATER, str(problem))] * len(requests)
-        await self._tell_of_guard(stream, awake.hosted)
-        return replies
+                await self._checkpoint(stream, awake)
+        return done.replies
 
-    async def _tell_of_guard(self, stream: str, hosted: Hosted) -> None:
+    def _steps(self, hosted: Hosted, requests: list[Request], until: float) -> _Slice:
+        """Serve requests until a time, at least one of them. This may run in a thread."""
+        done = _Slice([], [], [])
+        for request in requests:
+            done.replies.append(self._step(hosted, request, done))
+            if time.monotonic() >= until:
+                break
+        return done
+
+    async def _tell_of_guard(self, stream: str, events: list[Event]) -> None:
         """Count what the guard of a stream did, log it and write it down; its record is durable."""
-        for event in hosted.events():
+        for event in events:
             self.counted.guarded(event.guard)
             _log.warning("a guard acted", extra=logs.with_fields(stream=logs.hashed(stream), **event._asdict()))
             try:
@@ -261,8 +338,8 @@ class Owner:
             except OSError:
                 _log.exception("the audit log cannot be written")
 
-    def _step(self, hosted: Hosted, request: Request, records: list[bytes]) -> Reply:
-        """One change or question; the record of a change is added to `records`."""
+    def _step(self, hosted: Hosted, request: Request, done: _Slice) -> Reply:
+        """Serve one change or question. The record of a change is added to `done`."""
         try:
             question = _QUESTIONS.get(request.action)
             if question is not None:
@@ -275,15 +352,72 @@ class Owner:
             if request.action == Action.LOOKUP:
                 return _NOT_APPLIED
             if kind is Kind.ADD_CLASS:
-                check_classes(len(hosted.engine.classes) + 1, classes_of(self._config, request.stream))
+                engine = hosted.engine
+                config, classes = engine.config.model_dump(), len(engine.classes) + 1
+                self._check_size(request.stream, hosted.birth, config, classes, engine.dimension)
             start = time.perf_counter()
             record = hosted.change(kind, request.key, request.payload, self._now(), digest, request.row)
             if kind is Kind.OBSERVE:
-                self.counted.stepped(time.perf_counter() - start, record.answer)
+                done.steps.append((time.perf_counter() - start, record.answer))
         except ProtoDCSError as problem:
             return _said(problem)
-        records.append(record.pack())
+        done.records.append(record.pack())
         return _told(record)
+
+    def _check_size(self, stream: str, birth: Birth, config: dict[str, Any], classes: int, dimension: int) -> None:
+        """Raise an error if a stream may not have these settings and so many classes."""
+        check_classes(classes, classes_of(self._config, stream))
+        # Only this method can be created over HTTP.
+        if birth.method == ProtoDCS.name:
+            limits = cost_limits_of(self._config, stream)
+            check_cost(Config(**config), classes, dimension, birth.guard, limits, self._config.guard)
+
+    # Long work.
+
+    async def _wait_turn(self) -> None:
+        """Wait, behind those who wait already, if this turn of the event loop has computed for long enough."""
+        if self._waiting or time.monotonic() >= self._turn():
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                await turn
+            finally:
+                # Even if it is cancelled: the end of this turn wakes the next one that waits.
+                self._turn()
+
+    def _turn(self) -> float:
+        """Return when to stop computing in this turn of the event loop."""
+        if self._turn_ends is None:
+            self._turn_ends = time.monotonic() + _SLICE
+            # This runs at the beginning of the next turn.
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        return self._turn_ends
+
+    def _end_turn(self) -> None:
+        self._turn_ends = None
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+
+    async def _compute(self, awake: _Awake, work: Callable[[], T]) -> T:
+        """Work on a stream that nobody else uses: in a thread if its steps can take long."""
+        if not awake.slow:
+            return work()
+        try:
+            return await self._in_thread(work)
+        except asyncio.CancelledError:
+            # The thread goes on, so nobody may use this memory any more.
+            awake.journal.broken = StoreError("the stream was interrupted while it worked")
+            raise
+
+    async def _compute_state(self, work: Callable[[], T], size: int) -> T:
+        """Check or restore a state of so many bytes: in a thread if it is large."""
+        return await self._in_thread(work) if size > _LARGE else work()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     # Questions that the stream in memory answers.
 
@@ -327,10 +461,7 @@ class Owner:
 
     async def _create(self, request: Request) -> Reply:
         birth = Birth.unpack(request.payload)
-        prototypes = unpack_prototypes(request.shared)
-        if prototypes.fingerprint != birth.prototypes:
-            raise InputError("the prototypes of a new stream are not those that it names")
-        birth.engine(prototypes)
+        await self._compute_state(partial(self._check_new, request, birth), len(request.shared))
         await self._store.put_shared(birth.prototypes, request.shared)
         try:
             return await self._begin_stream(request.stream, birth)
@@ -339,10 +470,20 @@ class Owner:
             await self._store.put_shared(birth.prototypes, request.shared)
             return await self._begin_stream(request.stream, birth)
 
+    def _check_new(self, request: Request, birth: Birth) -> None:
+        """Raise an error if a stream cannot be created. This may run in a thread."""
+        prototypes = unpack_prototypes(request.shared)
+        if prototypes.fingerprint != birth.prototypes:
+            raise InputError("the prototypes of a new stream are not those that it names")
+        self._check_size(request.stream, birth, birth.config, *prototypes.unit.shape)
+        birth.engine(prototypes)
+
     async def _create_like(self, request: Request) -> Reply:
         """Create a stream as another one was, with the prototypes that it uses."""
-        model = await self._store.describe(request.payload.decode())
-        return await self._begin_stream(request.stream, Birth.unpack(model.birth))
+        birth = Birth.unpack((await self._store.describe(request.payload.decode())).birth)
+        prototypes = await self._prototypes(birth.prototypes)
+        self._check_size(request.stream, birth, birth.config, *prototypes.unit.shape)
+        return await self._begin_stream(request.stream, birth)
 
     async def _begin_stream(self, stream: str, birth: Birth) -> Reply:
         packed = birth.pack()
@@ -376,7 +517,8 @@ class Owner:
                         f"The stream has a snapshot {name!r} already. Choose another name, or replace it explicitly.",
                     )
                 # Taken before the wait, so that all of it is durable after the wait.
-                state = _save(awake.hosted.state(), request.key)
+                async with awake.in_use:
+                    state = _save(await self._compute(awake, awake.hosted.state), request.key)
                 await awake.journal.settle()
                 await self._store.keep(request.stream, awake.hosted.fence, name, state)
             return await self._changed(awake, Kind.KEEP, request, request.payload)
@@ -405,7 +547,9 @@ class Owner:
         saved = await self._store.kept_snapshot(request.stream, name)
         if saved is None:
             return Reply(Outcome.MISSING, f"the stream {request.stream!r} has no snapshot {name!r}")
-        return await self._changed(awake, Kind.RESTORE, request, _saved_state(saved))
+        state = _saved_state(saved)
+        await self._check(check_state, request.stream, awake.hosted, state)
+        return await self._changed(awake, Kind.RESTORE, request, state)
 
     async def _import(self, request: Request) -> Reply:
         """Restore a state that the caller sent."""
@@ -413,7 +557,7 @@ class Owner:
         found = await self._applied(awake, Kind.RESTORE, request)
         if found is not None:
             return _told(found, repeated=True)
-        state = awake.hosted.imported(request.payload, classes_of(self._config, request.stream))
+        state = await self._check(imported_state, request.stream, awake.hosted, request.payload)
         return await self._changed(awake, Kind.RESTORE, request, state)
 
     async def _describe(self, request: Request) -> Reply:
@@ -441,27 +585,35 @@ class Owner:
         await self._store.delete(request.stream, fence)
         return Reply(Outcome.DONE)
 
+    async def _check(self, check: Callable[..., T], stream: str, hosted: Hosted, data: bytes) -> T:
+        """Check a state that a stream is to restore."""
+        work = partial(check, data, hosted.birth, hosted.engine.dimension, partial(self._check_size, stream))
+        return await self._compute_state(work, len(data))
+
     async def _applied(self, awake: _Awake, kind: Kind, request: Request) -> Answer | None:
         """Return the answer to a request that was applied before, as soon as it is durable."""
-        found = awake.hosted.applied(kind, request.key, _digest(request))
+        async with awake.in_use:
+            found = awake.hosted.applied(kind, request.key, _digest(request))
         if found is not None:
             await awake.journal.settle()
         return found
 
     async def _changed(self, awake: _Awake, kind: Kind, request: Request, payload: bytes) -> Reply:
         """Apply one change and wait until it is durable. If a retry was faster, only wait."""
-        found = await self._applied(awake, kind, request)
-        if found is not None:
-            return _told(found, repeated=True)
-        record = awake.hosted.change(kind, request.key, payload, self._now(), _digest(request))
-        batch = Batch(request.stream, awake.hosted.fence, record.position, [record.pack()])
-        self._commits.put(awake.journal, batch)
+        hosted, digest = awake.hosted, _digest(request)
+        async with awake.in_use:
+            found = hosted.applied(kind, request.key, digest)
+            if found is None:
+                change = partial(hosted.change, kind, request.key, payload, self._now(), digest)
+                record = await self._compute(awake, change)
+                batch = Batch(request.stream, hosted.fence, record.position, [record.pack()])
+                self._commits.put(awake.journal, batch)
         try:
             await awake.journal.settle()
         except (FencedError, StoreError):
             self._drop(request.stream, awake)
             raise
-        return _told(record)
+        return _told(record) if found is None else _told(found, repeated=True)
 
     # Waking, writing whole, sleeping.
 
@@ -486,6 +638,20 @@ class Owner:
             await asyncio.wait([task])
             task.result()
 
+    async def _acquire(self, stream: str, stand_in: bool) -> _Awake:
+        """Return the stream in memory while nobody else uses it. Release its lock `in_use` afterwards."""
+        checked = False
+        while True:
+            awake = await self._awake(stream, stand_in)
+            await awake.in_use.acquire()
+            if not checked:
+                # The wait may have been longer than the lease.
+                self._check_lease()
+                checked = True
+            if self._streams.get(stream) is awake and awake.journal.broken is None:
+                return awake
+            awake.in_use.release()
+
     def _begin(self, stream: str, work: Any) -> "asyncio.Task[Any]":
         """Be the only one to wake a stream or put it to sleep, until the work is done."""
         task = self._busy[stream] = asyncio.create_task(work)
@@ -505,7 +671,7 @@ class Owner:
         if self._store.generation != generation:
             raise StoreError("the store was replaced while the stream was loaded: ask again")
         try:
-            hosted = Hosted(held, prototypes, self._limits)
+            hosted = await self._load(held, prototypes)
         except (StoreError, StateError) as problem:
             raise _DamagedError(f"what is kept of the stream {stream!r} cannot be used: {problem}") from None
         self._streams[stream] = _Awake(hosted)
@@ -513,6 +679,18 @@ class Owner:
         self._wakes.append(time.perf_counter() - start)
         self.counted.woke(self._wakes[-1])
         self._make_room()
+
+    async def _load(self, held: Held, prototypes: Prototypes) -> Hosted:
+        """Restore the snapshot of a stream, and replay the records behind it in slices."""
+        restore = partial(Hosted, replace(held, tail=[]), prototypes, self._limits)
+        awake = _Awake(await self._compute_state(restore, len(held.snapshot or b"") + prototypes.unit.nbytes))
+        at = 0
+        while at < len(held.tail):
+            await self._wait_turn()
+            at = await self._compute(awake, partial(_replay, awake.hosted, held.tail, at, self._turn()))
+        # The worker that wrote the records has reported these.
+        awake.hosted.events()
+        return awake.hosted
 
     def _make_room(self) -> None:
         """Put those streams to sleep that were not used for longest, if too many are awake."""
@@ -526,10 +704,11 @@ class Owner:
             found = self._shared[name] = unpack_prototypes(await self._store.get_shared(name))
         return found
 
-    def _checkpoint(self, stream: str, awake: _Awake) -> None:
-        """Write a stream whole, behind the records that are on their way."""
+    async def _checkpoint(self, stream: str, awake: _Awake) -> None:
+        """Write a stream whole, behind the records that are on their way. The caller holds `in_use`."""
         hosted = awake.hosted
-        self._commits.put(awake.journal, Checkpoint(stream, hosted.fence, hosted.position, hosted.snapshot()))
+        snapshot = await self._compute(awake, hosted.snapshot)
+        self._commits.put(awake.journal, Checkpoint(stream, hosted.fence, hosted.position, snapshot))
         hosted.covered = hosted.position
         awake.written = time.monotonic()
 
@@ -539,8 +718,10 @@ class Owner:
             self._begin(stream, self._sleep(stream, self._streams.pop(stream)))
 
     async def _sleep(self, stream: str, awake: _Awake) -> None:
-        if awake.hosted.position - awake.hosted.covered > self._config.sleep_records and awake.journal.broken is None:
-            self._checkpoint(stream, awake)
+        async with awake.in_use:
+            behind = awake.hosted.position - awake.hosted.covered
+            if behind > self._config.sleep_records and awake.journal.broken is None:
+                await self._checkpoint(stream, awake)
         await awake.journal.settle()
         await self._store.release(stream, awake.hosted.fence)
         self.counted.slept()
@@ -559,20 +740,24 @@ class Owner:
             for stream, awake in list(self._streams.items()):
                 now = time.monotonic()
                 try:
-                    self._look_at(stream, awake, now)
+                    await self._look_at(stream, awake, now)
                 except Exception:
                     _log.exception("a stream could not be written", extra=logs.with_fields(stream=logs.hashed(stream)))
                     self._drop(stream, awake)
                 if awake.written >= now:
                     await asyncio.sleep(0)
 
-    def _look_at(self, stream: str, awake: _Awake, now: float) -> None:
+    async def _look_at(self, stream: str, awake: _Awake, now: float) -> None:
         if awake.journal.broken is not None:
             self._drop(stream, awake)
+        elif awake.in_use.locked():
+            # It works in a thread; there is another round.
+            return
         elif now - awake.used > self._config.sleep_seconds or self._stood_in_enough(stream, awake, now):
             self._put_to_sleep(stream)
         elif now - awake.written > self._config.snapshot_seconds and awake.hosted.position > awake.hosted.covered:
-            self._checkpoint(stream, awake)
+            async with awake.in_use:
+                await self._checkpoint(stream, awake)
 
     def _stood_in_enough(self, stream: str, awake: _Awake, now: float) -> bool:
         """Whether it is time to see if the owner that the stream belongs to is back."""
@@ -630,6 +815,25 @@ class _RefusedError(ProtoDCSError):
     def __init__(self, reply: Reply):
         super().__init__(reply.words)
         self.reply = reply
+
+
+def _is_slow(hosted: Hosted) -> bool:
+    """Whether a step of a stream may block the event loop for too long."""
+    engine = hosted.engine
+    if not isinstance(engine.config, Config):
+        return False
+    cost = estimate(engine.config, len(engine.classes), engine.dimension, hosted.birth.guard)
+    return cost.slowest_step > _SLOW_STEP
+
+
+def _replay(hosted: Hosted, records: list[bytes], at: int, until: float) -> int:
+    """Replay records from `at` on until a time, at least one of them. Return where to go on."""
+    for data in records[at:]:
+        hosted.replay(Record.unpack(data))
+        at += 1
+        if time.monotonic() >= until:
+            break
+    return at
 
 
 def _digest(request: Request) -> bytes:

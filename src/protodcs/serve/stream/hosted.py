@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ... import methods
+from ...core import state as states
 from ...core.base import own_state
 from ...core.engine import ProtoDCS
 from ...core.prototypes import Prototypes
@@ -74,6 +75,10 @@ class Birth(BaseModel):
         if self.guard is None or not self.guard.enabled:
             return None
         return Guard(self.guard, prototypes, self.config.get("temperature", _TEMPERATURE), whole)
+
+
+# Raises an error if a stream may not have these settings, so many classes and this dimension.
+Check = Callable[[Birth, dict[str, Any], int, int], None]
 
 
 class Hosted:
@@ -182,17 +187,6 @@ class Hosted:
             raise UsageError(f"the method {self.engine.name!r} has no explanations")
         return self.engine.explain(_feature(payload)).to_dict()
 
-    def imported(self, state: bytes, most: int) -> bytes:
-        """A state from outside as this stream may take it over; one that does not fit is refused."""
-        engine = methods.restore(state, self.birth.encoder)
-        check_classes(len(engine.classes), most)
-        if engine.dimension != self.engine.dimension or engine.name != self.engine.name:
-            raise StateError(
-                f"the state is one of {engine.name!r} over {engine.dimension} dimensions, the stream one of "
-                f"{self.engine.name!r} over {self.engine.dimension}"
-            )
-        return engine.snapshot()
-
     def recent(self, most: int) -> list[Answer]:
         """Return the newest observes whose answers are stored, newest first."""
         return list(itertools.islice(self._applied.newest(Kind.OBSERVE), most))
@@ -281,6 +275,31 @@ class Hosted:
         self.engine.remove_class(payload.decode())
         self.guard = self._watcher()
         return b""
+
+
+def check_state(data: bytes, birth: Birth, dimension: int, check: Check) -> None:
+    """Raise StateError if a state is damaged or does not fit a stream, before anything is built from it.
+
+    Args:
+        data: the state.
+        birth: what the stream was created with.
+        dimension: length of the stream's features.
+        check: raises an error if the stream may not have these settings and so many classes.
+    """
+    header, arrays = states.unpack(data)
+    shape = arrays["entry"].shape if "entry" in arrays else (len(header.classes), dimension)
+    if header.method != birth.method or shape[1:] != (dimension,):
+        raise StateError(
+            f"The state belongs to the method {header.method!r} with prototypes of shape {shape}. The stream needs "
+            f"the method {birth.method!r} and {dimension} dimensions."
+        )
+    check(birth, header.config, len(header.classes), dimension)
+
+
+def imported_state(data: bytes, birth: Birth, dimension: int, check: Check) -> bytes:
+    """Return a state from outside in the form that a stream stores. Raise StateError if it does not fit."""
+    check_state(data, birth, dimension, check)
+    return methods.restore(data, birth.encoder).snapshot()
 
 
 def check_classes(count: int, most: int) -> None:
