@@ -891,25 +891,6 @@ def test_after_one_that_must_be_asked_again_none_behind_it_is_served():
     asyncio.run(run())
 
 
-def test_a_damaged_stream_says_so_at_once_and_can_be_deleted():
-    async def run():
-        store = MemoryStore()
-        async with started(store, sleep_records=0) as owner:
-            await done(owner, *(observe(number) for number in range(5)))
-            owner._put_to_sleep("s")
-            await until(lambda: not owner._busy)
-            damaged = bytearray(store.content["s"].snapshot)
-            damaged[len(damaged) // 2] ^= 1
-            store.content["s"].snapshot = bytes(damaged)
-            reply = await one(owner, observe(5))
-            assert reply.outcome is Outcome.FAILED
-            assert "does not match its checksum" in reply.words
-            await done(owner, await delete(owner))
-            assert (await one(owner, observe(5))).outcome is Outcome.MISSING
-
-    asyncio.run(run())
-
-
 def test_a_kept_snapshot_is_forgotten():
     async def run():
         store = MemoryStore()
@@ -1322,5 +1303,214 @@ def test_a_run_that_is_cancelled_while_it_computes_in_a_thread_is_loaded_again(m
             release.set()
             assert engine_of(worker) == learned(2)
         assert store.misfits == []
+
+    asyncio.run(run())
+
+
+# Damaged streams.
+
+
+class CountingStore(MemoryStore):
+    """A store that counts how often streams are read."""
+
+    def __init__(self):
+        super().__init__()
+        self.reads = 0
+
+    async def acquire(self, *arguments):
+        self.reads += 1
+        return await super().acquire(*arguments)
+
+
+async def unload(worker, stream="s"):
+    worker._put_to_sleep(stream)
+    await until(lambda: not worker._busy)
+
+
+def damaged(data):
+    """Return the bytes with one bit changed."""
+    changed = bytearray(data)
+    changed[len(changed) // 2] ^= 1
+    return bytes(changed)
+
+
+async def damage(worker, store):
+    """Have a stream learn five samples, save a snapshot, unload, learn three more, and damage its newest snapshot."""
+    await done(worker, *(observe(number) for number in range(5)), keep("good"))
+    await unload(worker)
+    await done(worker, *(observe(number) for number in range(5, 8)))
+    worker._streams.clear()
+    store.content["s"].snapshot = damaged(store.content["s"].snapshot)
+
+
+def quarantined(worker):
+    families = {family.name: family for family in worker.metrics()}
+    return families["protodcs_owner_quarantined_streams"].samples[0].value
+
+
+def test_a_damaged_stream_is_quarantined_after_some_attempts(caplog):
+    async def run():
+        store = CountingStore()
+        async with started(store, streams=["s", "t"], sleep_records=0) as worker:
+            await damage(worker, store)
+            for _ in range(3):
+                assert quarantined(worker) == 0
+                reply = await one(worker, observe(8))
+                assert reply.outcome is Outcome.FAILED
+                assert "does not match its checksum" in reply.words
+            reads = store.reads
+            for request in (observe(8), ask(Action.STATUS), keep("a"), ask(Action.FREEZE)):
+                reply = await one(worker, request)
+                assert reply.outcome is Outcome.CONFLICT
+                assert "does not match its checksum: it is damaged. Delete the stream or restore" in reply.words
+            assert (store.reads, quarantined(worker)) == (reads, 1)
+            await done(worker, observe(0, "t"))
+
+    asyncio.run(run())
+    assert [record.message for record in caplog.records].count("a damaged stream is quarantined") == 1
+
+
+def test_an_unexpected_error_of_a_load_is_damage_too(monkeypatch):
+    async def run():
+        store = MemoryStore()
+        async with started(store, quarantine_failures=2) as worker:
+            await done(worker, observe(0))
+            worker._streams.clear()
+            monkeypatch.setattr(Hosted, "replay", lambda *_: 1 / 0)
+            outcomes = [(await one(worker, observe(1))).outcome for _ in range(3)]
+            assert outcomes == [Outcome.FAILED, Outcome.FAILED, Outcome.CONFLICT]
+            await done(worker, await delete(worker))
+            assert store.content == {}
+
+    asyncio.run(run())
+
+
+def test_errors_that_pass_do_not_quarantine_a_stream():
+    async def run():
+        store = MemoryStore()
+        async with (
+            started(store, "one", quarantine_failures=1) as worker,
+            started(store, "two", streams=(), quarantine_failures=1) as other,
+        ):
+            await done(worker, observe(0))
+            assert (await one(other, observe(1))).outcome is Outcome.HELD
+            worker._streams.clear()
+            store.down = True
+            assert (await one(worker, observe(1))).outcome is Outcome.LATER
+            store.down = False
+            shared = store.shared.popitem()
+            assert (await one(worker, observe(1))).outcome is Outcome.LATER
+            store.shared.update([shared])
+            await done(worker, observe(1))
+            assert (quarantined(worker), quarantined(other)) == (0, 0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("attempts", [0, 5])
+def test_a_damaged_stream_can_be_deleted_and_created_again(attempts):
+    async def run():
+        store = MemoryStore()
+        async with started(store, sleep_records=0) as worker:
+            await damage(worker, store)
+            for _ in range(attempts):
+                await one(worker, observe(8))
+            await done(worker, await delete(worker))
+            assert (await one(worker, observe(8))).outcome is Outcome.MISSING
+            await done(worker, create(), observe(0))
+            assert (engine_of(worker), quarantined(worker)) == (learned(1), 0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("attempts", [0, 5])
+def test_a_damaged_stream_can_be_rolled_back(attempts):
+    async def run():
+        store = MemoryStore()
+        async with started(store, sleep_records=0) as worker:
+            await damage(worker, store)
+            for _ in range(attempts):
+                await one(worker, observe(8))
+            (names,) = await done(worker, ask(Action.KEPT))
+            assert names.facts == {"snapshots": ["good"]}
+            # Five observes, one saved snapshot and three observes are in the journal.
+            (reply,) = await done(worker, roll_back("good"))
+            assert (reply.position, quarantined(worker)) == (9, 0)
+            assert engine_of(worker) == learned(5)
+            # The records behind the damaged snapshot still tell of their requests.
+            retries = await done(worker, *(observe(number) for number in (5, 6, 7)))
+            assert [(retry.position, retry.repeated) for retry in retries] == [(6, True), (7, True), (8, True)]
+            assert (await done(worker, roll_back("good")))[0].repeated
+            await done(worker, observe(5, key="again"))
+            async with started(store, streams=()) as successor:
+                (reply,) = await done(successor, observe(6, key="once more"))
+                assert reply.position == 11
+                assert engine_of(successor) == learned(7)
+        assert store.misfits == []
+
+    asyncio.run(run())
+
+
+def test_a_stream_with_a_damaged_record_keeps_its_other_keys_when_it_is_restored():
+    async def run():
+        store = MemoryStore()
+        async with started(store, sleep_records=0) as worker:
+            await damage(worker, store)
+            content = store.content["s"]
+            content.snapshot = damaged(content.snapshot)
+            content.journal[1] = damaged(content.journal[1])
+            assert (await one(worker, observe(8))).outcome is Outcome.FAILED
+            (reply,) = await done(worker, ask(Action.IMPORT, "import", learned(20)))
+            assert reply.position == 9
+            assert engine_of(worker) == learned(20)
+            # The key of the damaged record is lost, and the answers before it have expired.
+            replies = [await one(worker, observe(number)) for number in range(8)]
+            assert [reply.outcome for reply in replies] == [Outcome.EXPIRED] * 6 + [Outcome.DONE] * 2
+            assert [reply.repeated for reply in replies[6:]] == [False, True]
+
+    asyncio.run(run())
+
+
+def test_a_damaged_saved_snapshot_is_an_error_and_changes_nothing():
+    async def run():
+        store = MemoryStore()
+        async with started(store, sleep_records=0) as worker:
+            await damage(worker, store)
+            content = store.content["s"]
+            content.kept["good"] = damaged(content.kept["good"])
+            before = content.snapshot, list(content.journal)
+            for _ in range(5):
+                reply = await one(worker, roll_back("good"))
+                assert reply.outcome is Outcome.WRONG
+                assert "does not match its hash" in reply.words
+            assert (await one(worker, roll_back("never saved"))).outcome is Outcome.MISSING
+            assert (content.snapshot, content.journal) == before
+            assert (await one(worker, observe(8))).outcome is Outcome.CONFLICT
+
+    asyncio.run(run())
+
+
+def test_a_damaged_saved_snapshot_does_not_harm_a_stream_that_is_not_damaged():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as worker:
+            await done(worker, observe(0), keep("a"), observe(1))
+            store.content["s"].kept["a"] = damaged(store.content["s"].kept["a"])
+            assert (await one(worker, roll_back("a"))).outcome is Outcome.WRONG
+            assert engine_of(worker) == learned(2)
+
+    asyncio.run(run())
+
+
+def test_a_worker_forgets_a_quarantine_with_its_lease():
+    async def run():
+        store = MemoryStore()
+        async with started(store, sleep_records=0, quarantine_failures=1) as worker:
+            await damage(worker, store)
+            await one(worker, observe(8))
+            assert (await one(worker, observe(8))).outcome is Outcome.CONFLICT
+            store.content["s"].snapshot = damaged(store.content["s"].snapshot)
+            worker._renewed = -float("inf")
+            await done(worker, observe(8))
 
     asyncio.run(run())

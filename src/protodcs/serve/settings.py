@@ -63,6 +63,12 @@ class ServeConfig(Settings):
     )
     awake: int = Field(1000, ge=1, le=1_000_000, description="How many streams an owner keeps in memory.")
     sleep_seconds: float = Field(300.0, gt=0, description="An unused stream goes to sleep after so long. Seconds.")
+    quarantine_failures: int = Field(
+        3,
+        ge=1,
+        le=1_000_000,
+        description="After so many failed attempts to load a damaged stream, the worker replies 409 without trying.",
+    )
 
     # Journals.
     snapshot_records: int = Field(1000, ge=1, description="A stream is written whole after so many records.")

@@ -11,9 +11,9 @@ import logging
 import secrets
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -108,6 +108,14 @@ class _Awake:
         return self._slow
 
 
+@dataclass(slots=True)
+class _Damage:
+    """Why a stream cannot be loaded, and how often this was tried."""
+
+    problem: str
+    failures: int = 0
+
+
 class _Slice(NamedTuple):
     """What a stream did in one piece of work.
 
@@ -142,6 +150,7 @@ class Owner:
         self._commits = Commits(store, config.store_patience, self.counted)
         self._streams: OrderedDict[str, _Awake] = OrderedDict()
         self._busy: dict[str, asyncio.Task[Any]] = {}
+        self._damaged: dict[str, _Damage] = {}
         self._shared: WeakValueDictionary[str, Prototypes] = WeakValueDictionary()
         self._ring: Ring | None = None
         self._refusal: Reply | None = None
@@ -198,6 +207,10 @@ class Owner:
         for stream in list(self._streams):
             if self._ring.first(stream) != self.name:
                 self._put_to_sleep(stream)
+        # Another worker may delete or restore the others.
+        self._damaged = {
+            stream: damage for stream, damage in self._damaged.items() if self._ring.first(stream) == self.name
+        }
 
     async def streams(self) -> list[str]:
         """The ids of all streams in the store, sorted."""
@@ -223,6 +236,7 @@ class Owner:
         behind = [stream.position - stream.covered for stream in hosted.values()]
         gauges = {
             "protodcs_owner_awake_streams": len(hosted),
+            "protodcs_owner_quarantined_streams": sum(map(self._is_quarantined, self._damaged)),
             "protodcs_owner_queued_writes": self._commits.queued,
             "protodcs_owner_records_behind": sum(behind),
             "protodcs_owner_records_behind_most": max(behind, default=0),
@@ -488,6 +502,8 @@ class Owner:
     async def _begin_stream(self, stream: str, birth: Birth) -> Reply:
         packed = birth.pack()
         created = await self._store.create(stream, packed, birth.prototypes)
+        if created:
+            self._damaged.pop(stream, None)
         found = await self._store.describe(stream)
         if found.birth != packed:
             return Reply(Outcome.CONFLICT, f"the stream {stream!r} already exists with different settings")
@@ -534,31 +550,44 @@ class Owner:
             return await self._changed(awake, Kind.DELETE_SNAPSHOT, request, request.payload)
 
     async def _kept(self, request: Request) -> Reply:
-        await self._awake(request.stream, request.stand_in)
+        # A damaged stream can be restored from these.
+        with suppress(_DamagedError):
+            await self._awake(request.stream, request.stand_in)
         return Reply(Outcome.DONE, facts={"snapshots": await self._store.kept(request.stream)})
 
     async def _roll_back(self, request: Request) -> Reply:
         """Restore a saved snapshot; the journal goes on, so every acknowledged observe stays in it."""
-        awake = await self._awake(request.stream, request.stand_in)
-        found = await self._applied(awake, Kind.RESTORE, request)
-        if found is not None:
-            return _told(found, repeated=True)
-        name = request.payload.decode()
-        saved = await self._store.kept_snapshot(request.stream, name)
-        if saved is None:
-            return Reply(Outcome.MISSING, f"the stream {request.stream!r} has no snapshot {name!r}")
-        state = _saved_state(saved)
-        await self._check(check_state, request.stream, awake.hosted, state)
-        return await self._changed(awake, Kind.RESTORE, request, state)
+        return await self._restore(request, self._saved_state)
 
     async def _import(self, request: Request) -> Reply:
         """Restore a state that the caller sent."""
-        awake = await self._awake(request.stream, request.stand_in)
+        return await self._restore(request, self._sent_state)
+
+    async def _restore(self, request: Request, find: "_FindState") -> Reply:
+        """Restore the state that `find` returns, also if what is stored of the stream is damaged."""
+        try:
+            awake = await self._awake(request.stream, request.stand_in)
+        except _DamagedError:
+            awake = await self._repair(request, find)
         found = await self._applied(awake, Kind.RESTORE, request)
         if found is not None:
             return _told(found, repeated=True)
-        state = await self._check(imported_state, request.stream, awake.hosted, request.payload)
+        state = await find(request, awake.hosted.birth, awake.hosted.engine.dimension)
         return await self._changed(awake, Kind.RESTORE, request, state)
+
+    async def _saved_state(self, request: Request, birth: Birth, dimension: int) -> bytes:
+        name = request.payload.decode()
+        saved = await self._store.kept_snapshot(request.stream, name)
+        if saved is None:
+            raise UnknownStreamError(f"the stream {request.stream!r} has no snapshot {name!r}")
+        state = _without_key(saved)
+        check = partial(check_state, state, birth, dimension, partial(self._check_size, request.stream))
+        await self._compute_state(check, len(state))
+        return state
+
+    async def _sent_state(self, request: Request, birth: Birth, dimension: int) -> bytes:
+        check = partial(imported_state, request.payload, birth, dimension, partial(self._check_size, request.stream))
+        return await self._compute_state(check, len(request.payload))
 
     async def _describe(self, request: Request) -> Reply:
         """Return which incarnation of a stream exists, without loading it."""
@@ -583,12 +612,8 @@ class Owner:
                 await awake.journal.settle()
             self._drop(request.stream, awake)
         await self._store.delete(request.stream, fence)
+        self._damaged.pop(request.stream, None)
         return Reply(Outcome.DONE)
-
-    async def _check(self, check: Callable[..., T], stream: str, hosted: Hosted, data: bytes) -> T:
-        """Check a state that a stream is to restore."""
-        work = partial(check, data, hosted.birth, hosted.engine.dimension, partial(self._check_size, stream))
-        return await self._compute_state(work, len(data))
 
     async def _applied(self, awake: _Awake, kind: Kind, request: Request) -> Answer | None:
         """Return the answer to a request that was applied before, as soon as it is durable."""
@@ -634,6 +659,8 @@ class Owner:
                 raise _RefusedError(self._refusal)
             if self._ring is not None and not stand_in and self._ring.first(stream) != self.name:
                 raise _MovedError(self._ring.first(stream))
+            if self._is_quarantined(stream):
+                raise _QuarantinedError(self._damaged[stream].problem)
             task = self._begin(stream, self._wake(stream))
             await asyncio.wait([task])
             task.result()
@@ -667,18 +694,70 @@ class Owner:
     async def _wake(self, stream: str) -> None:
         start, generation = time.perf_counter(), self._store.generation
         held = await self._store.acquire(stream, self.name, self.incarnation)
-        prototypes = await self._prototypes(Birth.unpack(held.birth).prototypes)
-        if self._store.generation != generation:
-            raise StoreError("the store was replaced while the stream was loaded: ask again")
         try:
-            hosted = await self._load(held, prototypes)
-        except (StoreError, StateError) as problem:
-            raise _DamagedError(f"what is kept of the stream {stream!r} cannot be used: {problem}") from None
+            with _unusable():
+                birth = Birth.unpack(held.birth)
+            prototypes = await self._prototypes(birth.prototypes)
+            if self._store.generation != generation:
+                raise StoreError("the store was replaced while the stream was loaded: ask again")
+            with _unusable():
+                hosted = await self._load(held, prototypes)
+        except _DamagedError as problem:
+            raise self._damage(stream, problem) from None
+        self._damaged.pop(stream, None)
         self._streams[stream] = _Awake(hosted)
         self.woken += 1
         self._wakes.append(time.perf_counter() - start)
         self.counted.woke(self._wakes[-1])
         self._make_room()
+
+    def _damage(self, stream: str, problem: "_DamagedError") -> "_DamagedError":
+        """Count a load that failed; quarantine the stream after some of them."""
+        damage = self._damaged.setdefault(stream, _Damage(""))
+        damage.failures += 1
+        reason = str(problem).rstrip(".")
+        damage.problem = (
+            f"The stored data of the stream {stream!r} is damaged: {reason}. Delete the stream or restore a saved "
+            "snapshot."
+        )
+        if damage.failures == self._config.quarantine_failures:
+            fields = logs.with_fields(stream=logs.hashed(stream), failures=damage.failures)
+            _log.error("a damaged stream is quarantined", extra=fields, exc_info=problem.__cause__)
+        return _DamagedError(damage.problem)
+
+    def _is_quarantined(self, stream: str) -> bool:
+        """Whether a stream is damaged and not loaded again."""
+        damage = self._damaged.get(stream)
+        return damage is not None and damage.failures >= self._config.quarantine_failures
+
+    async def _repair(self, request: Request, find: "_FindState") -> _Awake:
+        """Load a damaged stream with the state that `find` returns."""
+        stream = request.stream
+        while stream in self._busy:
+            await asyncio.wait([self._busy[stream]])
+        if stream in self._streams:
+            return self._streams[stream]
+        task = self._begin(stream, self._replace(request, find))
+        await asyncio.wait([task])
+        awake: _Awake = task.result()
+        return awake
+
+    async def _replace(self, request: Request, find: "_FindState") -> _Awake:
+        """Replace the stored data of a stream: a checkpoint at the end of its journal covers all that is damaged."""
+        stream = request.stream
+        held = await self._store.acquire(stream, self.name, self.incarnation)
+        with _unusable():
+            birth = Birth.unpack(held.birth)
+        prototypes = await self._prototypes(birth.prototypes)
+        state = await find(request, birth, prototypes.unit.shape[1])
+        restore = partial(Hosted.repaired, held, prototypes, self._limits, state)
+        awake = _Awake(await self._compute_state(restore, len(state)))
+        await self._checkpoint(stream, awake)
+        await awake.journal.settle()
+        self._damaged.pop(stream, None)
+        self._streams[stream] = awake
+        self._make_room()
+        return awake
 
     async def _load(self, held: Held, prototypes: Prototypes) -> Hosted:
         """Restore the snapshot of a stream, and replay the records behind it in slices."""
@@ -701,7 +780,9 @@ class Owner:
     async def _prototypes(self, name: str) -> Prototypes:
         found = self._shared.get(name)
         if found is None:
-            found = self._shared[name] = unpack_prototypes(await self._store.get_shared(name))
+            data = await self._store.get_shared(name)
+            with _unusable():
+                found = self._shared[name] = unpack_prototypes(data)
         return found
 
     async def _checkpoint(self, stream: str, awake: _Awake) -> None:
@@ -772,7 +853,7 @@ class Owner:
         self._clock_offset = lease.time - time.monotonic()
         if lease.holder != self.incarnation:
             # The lease had ended, or the store lost it: others may have acquired and changed any stream.
-            self._streams.clear()
+            self._discard()
         self._check_lease()
         self._superseded = not takes_over and lease.holder not in (None, self.incarnation)
         if self._superseded:
@@ -784,8 +865,13 @@ class Owner:
         """Discard what is in memory if others may have changed it, or if the store may have lost it."""
         expired = time.monotonic() - self._renewed > self._config.lease_seconds
         if expired or self._store.generation != self._generation:
-            self._streams.clear()
+            self._discard()
             self._generation = self._store.generation
+
+    def _discard(self) -> None:
+        """Discard what is known of all streams."""
+        self._streams.clear()
+        self._damaged.clear()
 
     def _now(self) -> float:
         """Return the time by the store's clock, in seconds since 1970."""
@@ -807,6 +893,22 @@ class _MovedError(ProtoDCSError):
 
 class _DamagedError(ProtoDCSError):
     """The store can be reached, and what it holds of the stream cannot be used."""
+
+
+class _QuarantinedError(_DamagedError):
+    """The same, and the worker does not try again."""
+
+
+@contextmanager
+def _unusable() -> Iterator[None]:
+    """Raise every error as one of damaged data, except a lack of memory, which may pass."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as problem:
+        reason = str(problem) if isinstance(problem, ProtoDCSError) else repr(problem)
+        raise _DamagedError(reason) from problem
 
 
 class _RefusedError(ProtoDCSError):
@@ -850,7 +952,7 @@ def _saved_by(saved: bytes, key: str) -> bool:
     return saved.startswith(digest_of(key.encode()))
 
 
-def _saved_state(saved: bytes) -> bytes:
+def _without_key(saved: bytes) -> bytes:
     return saved[DIGEST_BYTES:]
 
 
@@ -870,6 +972,7 @@ _NOT_APPLIED = Reply(Outcome.DONE)
 
 _OUTCOMES: list[tuple[type[ProtoDCSError], Outcome]] = [
     (_MovedError, Outcome.MOVED),
+    (_QuarantinedError, Outcome.CONFLICT),
     (UnknownStreamError, Outcome.MISSING),
     (FencedError, Outcome.LATER),
     (StoreError, Outcome.LATER),
@@ -890,6 +993,9 @@ def _said(problem: ProtoDCSError) -> Reply:
     outcome = next((outcome for kind, outcome in _OUTCOMES if isinstance(problem, kind)), Outcome.FAILED)
     return Reply(outcome, str(problem))
 
+
+# Returns the state that a request restores, for a stream created so and with features of this length.
+_FindState = Callable[[Request, Birth, int], Awaitable[bytes]]
 
 _QUESTIONS: dict[str, Callable[[Owner, Hosted, bytes], Reply]] = {
     Action.PEEK: Owner._peek,

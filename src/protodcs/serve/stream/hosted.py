@@ -4,6 +4,7 @@ A pure state machine: no clock, no store, no network. `change` applies a change 
 caller writes to the journal; `replay` applies the same change from the record. Both must give the same state.
 """
 
+import dataclasses
 import itertools
 import json
 from collections.abc import Callable
@@ -77,6 +78,30 @@ class Birth(BaseModel):
         return Guard(self.guard, prototypes, self.config.get("temperature", _TEMPERATURE), whole)
 
 
+def _readable_requests(held: Held, limits: Limits) -> IdempotencyCache:
+    """Return the applied requests that a damaged stream still tells of."""
+    applied = IdempotencyCache(limits)
+    try:
+        found = snapshots.unpack(held.snapshot or b"")
+        applied.load(found.requests)
+        if found.position != held.start:
+            applied.skip(held.start - 1)
+    except StoreError:
+        applied = IdempotencyCache(limits)
+        applied.skip(held.start - 1)
+    for position, data in enumerate(held.tail, held.start):
+        try:
+            record = Record.unpack(data)
+        except StoreError:
+            applied.skip(position)
+            continue
+        if record.position == position:
+            applied.add(record)
+        else:
+            applied.skip(position)
+    return applied
+
+
 # Raises an error if a stream may not have these settings, so many classes and this dimension.
 Check = Callable[[Birth, dict[str, Any], int, int], None]
 
@@ -107,6 +132,8 @@ class Hosted:
         self._prototypes = prototypes
         self._applied = IdempotencyCache(limits)
         self._events: list[Event] = []
+        if held.snapshot is None and held.start:
+            raise StoreError(f"the snapshot of the first {held.start} records is missing")
         if held.snapshot is None:
             self.engine = self.birth.engine(prototypes)
             self.guard = self._watcher()
@@ -123,6 +150,18 @@ class Hosted:
             self.replay(Record.unpack(data))
         # Whoever wrote the records has told of these.
         self._events.clear()
+
+    @classmethod
+    def repaired(cls, held: Held, prototypes: Prototypes, limits: Limits, state: bytes) -> "Hosted":
+        """Return a stream whose stored data is damaged, with another state, at the end of its journal.
+
+        It recognises the retries that its snapshot and its records still tell of, as far as they can be read.
+        """
+        hosted = cls(dataclasses.replace(held, snapshot=None, start=0, tail=[]), prototypes, limits)
+        hosted._restore(state)
+        hosted._applied = _readable_requests(held, limits)
+        hosted.covered, hosted.position = held.start, held.position
+        return hosted
 
     @property
     def epoch(self) -> int:
