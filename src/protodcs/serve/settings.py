@@ -1,7 +1,7 @@
 """Every number of the service that an operator may turn."""
 
 import ipaddress
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -21,6 +21,9 @@ class TenantLimits(Settings):
     classes: int | None = Field(None, ge=1)
     pixels: int | None = Field(None, ge=1)
     body_bytes: int | None = Field(None, ge=1024)
+    max_stream_bytes: int | None = Field(None, ge=1)
+    max_step_cost: float | None = Field(None, gt=0)
+    max_mean_step_cost: float | None = Field(None, gt=0)
 
 
 class ServeConfig(Settings):
@@ -60,6 +63,12 @@ class ServeConfig(Settings):
     )
     awake: int = Field(1000, ge=1, le=1_000_000, description="How many streams an owner keeps in memory.")
     sleep_seconds: float = Field(300.0, gt=0, description="An unused stream goes to sleep after so long. Seconds.")
+    quarantine_failures: int = Field(
+        3,
+        ge=1,
+        le=1_000_000,
+        description="After so many failed attempts to load a damaged stream, the worker replies 409 without trying.",
+    )
 
     # Journals.
     snapshot_records: int = Field(1000, ge=1, description="A stream is written whole after so many records.")
@@ -128,6 +137,24 @@ class ServeConfig(Settings):
     body_seconds: float = Field(20.0, gt=0, le=3600, description="How long a body may take to come in. Seconds.")
     classes: int = Field(10_000, ge=1, description="How many classes a stream may have.")
     pixels: int = Field(25_000_000, ge=1, description="How many pixels an image may have.")
+    max_stream_bytes: int = Field(
+        256 * 2**20,
+        ge=1,
+        description="Memory that a stream may need, estimated from its settings. Bytes. Twice what a preset needs for "
+        "the same classes is always allowed.",
+    )
+    max_step_cost: float = Field(
+        500.0,
+        gt=0,
+        description="Time that the slowest step of a stream may take, estimated. Milliseconds of one core. Twice what "
+        "a preset needs for the same classes is always allowed.",
+    )
+    max_mean_step_cost: float = Field(
+        25.0,
+        gt=0,
+        description="Time that a step of a stream may take on average, estimated. Milliseconds of one core. Twice "
+        "what a preset needs for the same classes is always allowed.",
+    )
 
     # Keys and tenants.
     keys: str | None = Field(
@@ -141,7 +168,9 @@ class ServeConfig(Settings):
         0.5, gt=0, le=1, description="How much of `waiting` and `bodies_bytes` one tenant may fill. A fraction."
     )
     tenants: dict[Tenant, TenantLimits] = Field(
-        {}, description="Tenants with other limits: their rate, burst, streams, classes, pixels or body_bytes."
+        {},
+        description="Tenants with other limits: their rate, burst, streams, classes, pixels, body_bytes, "
+        "max_stream_bytes, max_step_cost or max_mean_step_cost.",
     )
     audit: str = Field(
         "-", description="The file that administrative acts and those of guards are written to; -: standard output."
@@ -222,6 +251,21 @@ def classes_of(config: ServeConfig, stream: str) -> int:
     """How many classes a stream may have."""
     special = config.tenants.get(tenant_of(stream), TenantLimits()).classes
     return config.classes if special is None else special
+
+
+class CostLimits(NamedTuple):
+    """What a stream may cost: the settings of the same names."""
+
+    max_stream_bytes: int
+    max_step_cost: float
+    max_mean_step_cost: float
+
+
+def cost_limits_of(config: ServeConfig, stream: str) -> CostLimits:
+    """Return what a stream may cost: the limits of its tenant, or else those of the service."""
+    special = config.tenants.get(tenant_of(stream), TenantLimits())
+    values = ((getattr(special, name), getattr(config, name)) for name in CostLimits._fields)
+    return CostLimits(*(usual if own is None else own for own, usual in values))
 
 
 def share_of(config: ServeConfig) -> int:

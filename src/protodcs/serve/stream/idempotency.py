@@ -86,6 +86,11 @@ class IdempotencyCache:
             runs += _RUN.pack(record.row, record.position, 1)
         self._entries[key] = _ENTRY.pack(record.kind, record.digest, record.time) + runs
 
+    def skip(self, position: int) -> None:
+        """Leave out a record that cannot be read. The answers before it expire; their keys stay."""
+        self._answers.clear()
+        self._start = position + 1
+
     def find(self, kind: Kind, key: str, digest: bytes, row: int = 0) -> Answer | None:
         """Return the answer to a row that was applied before, or None if it is new.
 

@@ -260,6 +260,7 @@ GAUGES = {
     "protodcs_store_silence_seconds": "Seconds since the store last answered a commit or the lease's renewal.",
     "protodcs_store_lag_seconds": "For how many seconds the present group of writes is under way; 0 between groups.",
     "protodcs_owner_awake_streams": "Streams in memory.",
+    "protodcs_owner_quarantined_streams": "Streams that are damaged and are not loaded any more.",
     "protodcs_owner_queued_writes": "Writes that wait for the group under way to end.",
     "protodcs_owner_records_behind": "Records behind the newest snapshots of all streams in memory.",
     "protodcs_owner_records_behind_most": "The same for the stream that has most.",
