@@ -67,10 +67,22 @@ STORES: dict[str, Callable[[Path], Awaitable[Store]]] = {
 }
 
 
+# Stores that several workers share.
+SHARED_STORES = [name for name in STORES if name != "files"]
+
+
 def of_every_store(check: Callable[[Store], Awaitable[None]]) -> Callable[..., None]:
     """A test of every store, from a coroutine that is given an empty one."""
+    return _of_stores(check, list(STORES))
 
-    @pytest.mark.parametrize("name", STORES)
+
+def of_shared_stores(check: Callable[[Store], Awaitable[None]]) -> Callable[..., None]:
+    """Return a test of every store that several workers share, from a coroutine that gets an empty one."""
+    return _of_stores(check, SHARED_STORES)
+
+
+def _of_stores(check: Callable[[Store], Awaitable[None]], names: list[str]) -> Callable[..., None]:
+    @pytest.mark.parametrize("name", names)
     def test(name: str, tmp_path: Path) -> None:
         asyncio.run(_checked(name, tmp_path, check))
 

@@ -15,17 +15,17 @@ from hypothesis.stateful import run_state_machine_as_test
 from memory_store import MemoryStore
 from protodcs import Config
 from protodcs.core.prototypes import Prototypes
-from protodcs.errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError
+from protodcs.errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError, UsageError
 from protodcs.serve.messages import Action, Outcome, Request
 from protodcs.serve.owners.owner import Owner
 from protodcs.serve.settings import ServeConfig
 from protodcs.serve.store import open_store
-from protodcs.serve.store.base import Batch, Checkpoint, Fence
+from protodcs.serve.store.base import Batch, Checkpoint, Fence, Takeover
 from protodcs.serve.store.redis import RedisStore
 from protodcs.serve.stream.hosted import Birth
 from protodcs.serve.stream.shared import pack_prototypes
 from redis_server import RedisServer, free_port
-from store_contract import BLOB, STORES, StoreMachine, begun, of_every_store, older
+from store_contract import BLOB, STORES, StoreMachine, begun, of_every_store, of_shared_stores, older
 
 ODD_IDS = ["", " ", "a:b", "meta:a", "../up", "a/b", "\n\r\0", "*?[a]", "{a}", "\u00e9", "e\u0301", "\U0001f600", "%2e",
            "a" * 2000, "\ud800", "\ud83d\ude00", "A", "a", ".", "..", "-rf", "CON"]  # fmt: skip
@@ -584,6 +584,71 @@ async def test_of_many_owners_that_want_a_stream_one_gets_it(store):
     await asyncio.gather(*(store.renew(owner, "1", 60) for owner in owners))
     got = await asyncio.gather(*(store.acquire("s", owner, "1") for owner in owners), return_exceptions=True)
     assert sorted(type(one).__name__ for one in got) == ["Held"] + ["HeldError"] * 11
+
+
+# Takeovers, and the list of workers.
+
+
+@of_shared_stores
+async def test_a_takeover_fences_a_holder_that_lives_and_its_renewal_says_so(store):
+    fence = await begun(store)
+    await begun(store, "another")
+    assert (await store.renew("one", "1", 60)).taken == {}
+    held = await store.acquire("s", "two", "1", Takeover("one", 60))
+    assert held.fence > fence
+    assert isinstance((await store.commit([Batch("s", fence, 0, [b"bad"])]))[0], FencedError)
+    # Again, because the response to a renewal may be lost.
+    for _ in range(2):
+        assert (await store.renew("one", "1", 60)).taken == {"s": held.epoch}
+    assert (await store.renew("two", "1", 60)).taken == {}
+
+
+@of_shared_stores
+async def test_a_takeover_takes_a_stream_from_the_named_holder_only(store):
+    fence = await begun(store)
+    with pytest.raises(HeldError, match="one"):
+        await store.acquire("s", "two", "1", Takeover("three", 60))
+    assert await store.commit([Batch("s", fence, 0, [b"0"])]) == [None]
+    assert (await store.renew("one", "1", 60)).taken == {}
+
+
+@of_shared_stores
+async def test_a_stream_is_taken_again_only_after_a_pause(store):
+    await begun(store)
+    await store.renew("two", "1", 60)
+    await store.acquire("s", "two", "1", Takeover("one", 0.1))
+    with pytest.raises(HeldError, match="two"):
+        await store.acquire("s", "one", "1", Takeover("two", 0.1))
+    await asyncio.sleep(0.15)
+    await store.acquire("s", "one", "1", Takeover("two", 0.1))
+
+
+@of_shared_stores
+async def test_a_takeover_of_a_free_stream_is_an_acquisition_as_any_other(store):
+    await store.renew("two", "1", 60)
+    await store.release("s", await begun(store))
+    await store.acquire("s", "two", "1", Takeover("one", 60))
+    assert (await store.renew("one", "1", 60)).taken == {}
+    await store.acquire("s", "one", "1", Takeover("two", 60))
+
+
+@of_shared_stores
+async def test_the_list_of_workers_is_stored_as_it_was_given(store):
+    assert await store.members() is None
+    for names in (["owner-1", "owner-0"], ["owner-2"], []):
+        await store.set_members(names)
+        assert await store.members() == names
+
+
+def test_a_files_store_has_one_worker_and_stores_no_list(tmp_path):
+    async def run():
+        store = await STORES["files"](tmp_path)
+        assert await store.members() is None
+        with pytest.raises(UsageError, match="one worker"):
+            await store.set_members(["owner-0"])
+        await store.close()
+
+    asyncio.run(run())
 
 
 # What Redis does.

@@ -110,6 +110,13 @@ class ServeConfig(Settings):
     attempt_seconds: float = Field(
         5.0, gt=0, description="After so long without an answer from an owner another one is asked. Seconds."
     )
+    takeover_failures: int = Field(
+        3,
+        ge=1,
+        le=100,
+        description="Failed calls and health checks in a row after which other workers take the streams of a worker "
+        "that an ingress cannot reach, though its lease lives.",
+    )
     waiting: int = Field(10_000, ge=1, description="How many requests may wait in one ingress process.")
     slowdown: float | None = Field(
         None,

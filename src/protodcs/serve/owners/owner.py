@@ -42,7 +42,7 @@ from ..access import audit
 from ..guard import Event
 from ..messages import Action, Outcome, Reply, Request
 from ..settings import ServeConfig, classes_of, cost_limits_of
-from ..store.base import Batch, Checkpoint, Held, Store
+from ..store.base import Batch, Checkpoint, Held, Store, Takeover
 from ..stream.answers import described_with_position
 from ..stream.cost import check_cost, estimate
 from ..stream.hosted import Birth, Hosted, check_classes, check_state, imported_state
@@ -174,6 +174,7 @@ class Owner:
     async def start(self) -> None:
         """Take over the lease from an earlier incarnation, and begin to work."""
         await self._renew(takes_over=True)
+        await self._read_members()
         self._lease = asyncio.create_task(self._keep_lease())
         self._tasks = [self._lease, *(asyncio.create_task(work) for work in (self._commits.run(), self._look_after()))]
 
@@ -249,6 +250,8 @@ class Owner:
 
     async def handle(self, requests: list[Request]) -> list[Reply]:
         """Serve requests; those on one stream in their order, and after one that is not final none behind it."""
+        if self._ring is not None and self.name not in self._ring.owners:
+            return [Reply(Outcome.MOVED, self._ring.first(request.stream)) for request in requests]
         if self._refusal is not None:
             return [self._refusal] * len(requests)
         if self._superseded:
@@ -274,6 +277,10 @@ class Owner:
     async def _serve(self, stream: str, requests: list[Request]) -> list[Reply]:
         """Serve requests on one stream, in runs of those that need not wait for one another."""
         replies: list[Reply] = []
+        if requests[0].take_from:
+            # If this fails, the requests get the error.
+            with suppress(ProtoDCSError):
+                await self._awake(stream, requests[0].stand_in, requests[0].take_from)
         while len(replies) < len(requests):
             rest = requests[len(replies) :]
             special = _SPECIAL.get(rest[0].action)
@@ -594,6 +601,11 @@ class Owner:
         found = await self._store.describe(request.stream)
         return Reply(Outcome.DONE, facts={"incarnation": found.incarnation})
 
+    async def _check_health(self, _: Request) -> Reply:
+        """Reply if this worker can serve: it reaches the store and has its lease."""
+        await self._renew()
+        return Reply(Outcome.DONE)
+
     async def _delete(self, request: Request) -> Reply:
         """Delete the incarnation of a stream that the request names; if it does not exist, it is gone already."""
         awake = None
@@ -642,8 +654,8 @@ class Owner:
 
     # Waking, writing whole, sleeping.
 
-    async def _awake(self, stream: str, stand_in: bool) -> _Awake:
-        """Return the stream in memory; load it if this owner may."""
+    async def _awake(self, stream: str, stand_in: bool, take_from: str = "") -> _Awake:
+        """Return the stream in memory; load it if this owner may, and take it from the worker `take_from`."""
         # Once, and not again after a load: a worker that cannot renew its lease would load for ever.
         self._check_lease()
         while True:
@@ -657,11 +669,13 @@ class Owner:
                 continue
             if self._refusal is not None:
                 raise _RefusedError(self._refusal)
-            if self._ring is not None and not stand_in and self._ring.first(stream) != self.name:
-                raise _MovedError(self._ring.first(stream))
+            if self._ring is not None:
+                first = self._ring.first(stream)
+                if self.name not in (self._ring.owners if stand_in else (first,)):
+                    raise _MovedError(first)
             if self._is_quarantined(stream):
                 raise _QuarantinedError(self._damaged[stream].problem)
-            task = self._begin(stream, self._wake(stream))
+            task = self._begin(stream, self._wake(stream, take_from))
             await asyncio.wait([task])
             task.result()
 
@@ -691,9 +705,14 @@ class Owner:
         if not task.cancelled():
             task.exception()
 
-    async def _wake(self, stream: str) -> None:
+    async def _wake(self, stream: str, take_from: str) -> None:
         start, generation = time.perf_counter(), self._store.generation
-        held = await self._store.acquire(stream, self.name, self.incarnation)
+        takeover = Takeover(take_from, _STANDING_IN * self._config.lease_seconds) if take_from else None
+        held = await self._store.acquire(stream, self.name, self.incarnation, takeover)
+        if take_from:
+            self.counted.took_over()
+            fields = logs.with_fields(stream=logs.hashed(stream), holder=take_from)
+            _log.warning("a stream was taken over", extra=fields)
         try:
             with _unusable():
                 birth = Birth.unpack(held.birth)
@@ -858,8 +877,19 @@ class Owner:
         self._superseded = not takes_over and lease.holder not in (None, self.incarnation)
         if self._superseded:
             raise StoreError(f"another process has the lease of {self.name!r}: this one serves nothing")
+        for stream, epoch in lease.taken.items():
+            self._damaged.pop(stream, None)
+            awake = self._streams.get(stream)
+            if awake is not None and awake.hosted.epoch < epoch:
+                self._drop(stream, awake)
         self._renewed = before
         self.counted.renewed()
+
+    async def _read_members(self) -> None:
+        """Follow the list of workers in the store, also while the controller is dead."""
+        members = await self._store.members()
+        if members is not None and (self._ring is None or set(members) != set(self._ring.owners)):
+            self.arrange(members)
 
     def _check_lease(self) -> None:
         """Discard what is in memory if others may have changed it, or if the store may have lost it."""
@@ -881,6 +911,7 @@ class Owner:
         while True:
             try:
                 await self._renew()
+                await self._read_members()
             except StoreError as problem:
                 self.counted.store_failed()
                 _log.warning("the lease was not renewed", extra=logs.with_fields(problem=str(problem)))
@@ -1015,4 +1046,5 @@ _SPECIAL: dict[str, Callable[[Owner, Request], Any]] = {
     Action.IMPORT: Owner._import,
     Action.DELETE: Owner._delete,
     Action.DESCRIBE: Owner._describe,
+    Action.CHECK_HEALTH: Owner._check_health,
 }

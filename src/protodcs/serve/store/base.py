@@ -17,8 +17,8 @@ The rules that every store keeps:
 """
 
 import math
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ...errors import ConfigError, FencedError
@@ -36,17 +36,34 @@ class Fence(NamedTuple):
     token: str = ""
 
 
-class Lease(NamedTuple):
+class Takeover(NamedTuple):
+    """A demand for a stream whose holder lives, because an ingress cannot reach that holder.
+
+    Attributes:
+        holder: the worker to take the stream from; the stream stays with any other one.
+        pause: minimum seconds between two takeovers of a stream. Without it, two ingresses that reach different workers
+            would move the stream back and forth with every request.
+    """
+
+    holder: str
+    pause: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
     """The result of a renewal.
 
     Attributes:
         holder: the incarnation that held the lease before; None if nobody did. If it is another one than the caller's
             and still lives, the lease was not renewed.
         time: seconds since 1970 by the store's clock.
+        taken: streams that others took from this worker by a `Takeover`, and the epochs of those acquisitions. Each is
+            named for at least one lease.
     """
 
     holder: str | None
     time: float
+    taken: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +177,28 @@ class Store(Protocol):
         """
         ...
 
-    async def acquire(self, stream: str, owner: str, incarnation: str) -> Held:
+    async def acquire(self, stream: str, owner: str, incarnation: str, takeover: Takeover | None = None) -> Held:
         """Become the one that may write to a stream.
 
         An owner takes what it, or an earlier incarnation of its name, holds; and what another one holds whose lease
-        ran out.
+        ran out. With `takeover` it also takes the stream from a holder that lives, whose next renewal says so. A store
+        for one worker ignores `takeover`.
 
         Raises:
             UnknownStreamError: there is no such stream.
             HeldError: another owner holds it and lives.
         """
+        ...
+
+    async def members(self) -> list[str] | None:
+        """Return the names of the workers that streams may belong to; None if no list was stored.
+
+        A store for one worker stores no list.
+        """
+        ...
+
+    async def set_members(self, names: Sequence[str]) -> None:
+        """Store the names of the workers that streams may belong to. It is durable when this returns."""
         ...
 
     async def commit(self, writes: Sequence[Write]) -> list[FencedError | None]:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...durable import hold_folder, replace_file, sync_folder
-from ...errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError
-from .base import Batch, Checkpoint, Described, Fence, Held, Lease, Write, check_lease
+from ...errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError, UsageError
+from .base import Batch, Checkpoint, Described, Fence, Held, Lease, Takeover, Write, check_lease
 from .catalogue import Catalogue, Snapshot, Stream
 from .labelled import content, from_json, pack, read, to_json
 from .log import Entry, Frame, Log
@@ -106,8 +106,16 @@ class FileStore:
         """Begin a stream; False if it exists already. A StoreError if its shared blob was not put before."""
         return await self._worker.asked(lambda: self._create(stream, birth, shared), writes=True)
 
-    async def acquire(self, stream: str, owner: str, incarnation: str) -> Held:
-        """Become the one that may write to a stream."""
+    async def members(self) -> list[str] | None:
+        """Return None: this store has one worker."""
+        return None
+
+    async def set_members(self, names: Sequence[str]) -> None:
+        """Raise UsageError: this store has one worker."""
+        raise UsageError(f"A files store has one worker and stores no list of workers. Given: {list(names)}.")
+
+    async def acquire(self, stream: str, owner: str, incarnation: str, takeover: Takeover | None = None) -> Held:
+        """Become the one that may write to a stream; `takeover` is ignored, because this store has one worker."""
         return await self._worker.asked(lambda: self._acquire(stream, owner, incarnation))
 
     async def commit(self, writes: Sequence[Write]) -> list[FencedError | None]:

@@ -8,6 +8,7 @@ holds. This module must never read a clock to judge a lease, nor send a write ag
 
 import asyncio
 import hashlib
+import json
 import logging
 import re
 import secrets
@@ -31,7 +32,7 @@ from redis.exceptions import (
 )
 
 from ...errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError
-from .base import Batch, Described, Fence, Held, Lease, Write, check_lease
+from .base import Batch, Described, Fence, Held, Lease, Takeover, Write, check_lease
 
 _log = logging.getLogger(__name__)
 
@@ -113,6 +114,10 @@ _MULTI: Final = _command(b"MULTI")
 _EXEC: Final = _command(b"EXEC")
 # How many parts, the script, two keys, the fence and the position: a call of `append` up to its first record.
 _APPEND: Final = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n2\r\n" + 4 * b"$%d\r\n%b\r\n"
+
+
+def _milliseconds(seconds: float) -> bytes:
+    return b"%d" % max(1, round(seconds * 1000))
 
 
 def _fence(fence: Fence) -> bytes:
@@ -220,6 +225,7 @@ class RedisStore:
         self._meta, self._journal, self._snapshot = start + b"meta:", start + b"journal:", start + b"snapshot:"
         self._ready, self._kept, self._order = start + b"ready:", start + b"kept:", start + b"order:"
         self._lease, self._blob, self._users = start + b"lease:", start + b"blob:", start + b"users:"
+        self._members, self._taken, self._takeover = start + b"members", start + b"taken:", start + b"takeover:"
 
     async def check(self, *, allow_unsafe: bool = False) -> None:
         """Raise StoreError if this Redis could lose acknowledged writes.
@@ -261,10 +267,12 @@ class RedisStore:
     async def renew(self, owner: str, incarnation: str, seconds: float, takes_over: bool = False) -> Lease:
         """Renew the lease of an owner."""
         check_lease(seconds)
-        milliseconds = b"%d" % max(1, round(seconds * 1000))
-        arguments = (_bytes(incarnation), milliseconds, b"1" if takes_over else b"0")
-        holder, whole, micro = await self._run("renew", [self._lease + _bytes(owner)], *arguments)
-        return Lease(None if holder is None else _text(holder), int(whole) + int(micro) / 1e6)
+        arguments = (_bytes(incarnation), _milliseconds(seconds), b"1" if takes_over else b"0")
+        name = _bytes(owner)
+        answer = await self._run("renew", [self._lease + name, self._taken + name], *arguments)
+        holder, whole, micro, *taken = answer
+        epochs = {_text(stream): int(epoch) for stream, epoch in zip(taken[::2], taken[1::2], strict=True)}
+        return Lease(None if holder is None else _text(holder), int(whole) + int(micro) / 1e6, epochs)
 
     async def resign(self, owner: str, incarnation: str) -> None:
         """Say that this owner holds nothing any more."""
@@ -279,13 +287,25 @@ class RedisStore:
             raise StoreError(f"{self._place} holds no shared blob {shared!r} for stream {stream!r}: put it first")
         return bool(answer)
 
-    async def acquire(self, stream: str, owner: str, incarnation: str) -> Held:
+    async def members(self) -> list[str] | None:
+        """Return the names of the workers that streams may belong to; None if no list was stored."""
+        stored = await self._ask(b"GET", self._members)
+        return None if stored is None else list(json.loads(stored))
+
+    async def set_members(self, names: Sequence[str]) -> None:
+        """Store the names of the workers that streams may belong to."""
+        request = _command(b"SET", self._members, json.dumps(list(names)).encode())
+        self._served((await self._exchange_durably(request, 1))[0])
+
+    async def acquire(self, stream: str, owner: str, incarnation: str, takeover: Takeover | None = None) -> Held:
         """Become the one that may write to a stream."""
         name = _bytes(stream)
-        keys = [self._meta + name, self._journal + name]
+        keys = [self._meta + name, self._journal + name, self._takeover + name]
+        arguments = [_bytes(owner), _bytes(incarnation), self._lease]
+        demand = [] if takeover is None else [_bytes(takeover.holder), _milliseconds(takeover.pause), self._taken, name]
         while True:
             token = secrets.token_hex(8)
-            answer = await self._run("acquire", keys, _bytes(owner), _bytes(incarnation), self._lease, token.encode())
+            answer = await self._run("acquire", keys, *arguments, token.encode(), *demand)
             if answer[0] == b"HELD":
                 holder = _text(answer[1])
                 raise HeldError(f"stream {stream!r} is held by {holder!r}, which lives: ask that owner", holder)
