@@ -160,6 +160,8 @@ class Owner:
         # The store that the streams in memory were read from.
         self._generation = store.generation
         self._superseded = False
+        # How often the memory of all streams was discarded.
+        self._discards = 0
         self._limits = Limits(config.idempotency_answers, config.idempotency_entries, config.idempotency_seconds)
         self._tasks: list[asyncio.Task[None]] = []
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="stream")
@@ -706,7 +708,7 @@ class Owner:
             task.exception()
 
     async def _wake(self, stream: str, take_from: str) -> None:
-        start, generation = time.perf_counter(), self._store.generation
+        start, generation, discards = time.perf_counter(), self._store.generation, self._discards
         takeover = Takeover(take_from, _STANDING_IN * self._config.lease_seconds) if take_from else None
         held = await self._store.acquire(stream, self.name, self.incarnation, takeover)
         if take_from:
@@ -717,12 +719,13 @@ class Owner:
             with _unusable():
                 birth = Birth.unpack(held.birth)
             prototypes = await self._prototypes(birth.prototypes)
-            if self._store.generation != generation:
-                raise StoreError("the store was replaced while the stream was loaded: ask again")
             with _unusable():
                 hosted = await self._load(held, prototypes)
         except _DamagedError as problem:
             raise self._damage(stream, problem) from None
+        # Others may have changed the stream meanwhile.
+        if (self._store.generation, self._discards) != (generation, discards):
+            raise StoreError("The lease or the store was lost while the stream was loaded. Send the request again.")
         self._damaged.pop(stream, None)
         self._streams[stream] = _Awake(hosted)
         self.woken += 1
@@ -900,6 +903,7 @@ class Owner:
 
     def _discard(self) -> None:
         """Discard what is known of all streams."""
+        self._discards += 1
         self._streams.clear()
         self._damaged.clear()
 
