@@ -1,6 +1,7 @@
 """An owner: it answers when a change is durable, keeps nothing it cannot trust, and wakes streams to the bit."""
 
 import asyncio
+import random
 import threading
 import time
 from functools import partial
@@ -1228,6 +1229,29 @@ def test_a_stream_that_is_unloaded_or_lost_in_the_middle_of_a_run_is_learned_onc
     asyncio.run(run())
 
 
+def test_a_slice_does_not_overtake_rows_that_were_lost(monkeypatch, virtual_time):
+    """The lease ends in the middle of a run, while the rows before are on their way to the store."""
+
+    async def run():
+        store = MemoryStore()
+        async with started(store, lease_seconds=1.0) as worker:
+            await done(worker, observe(0))
+            store.gate = asyncio.Event()
+            steps = slow_steps(monkeypatch, virtual_time, 0.1)
+            long = asyncio.create_task(worker.handle([observe(number) for number in range(1, 60)]))
+            await until(lambda: len(steps) > 5)
+            worker._discard()
+            await until(lambda: len(worker._streams) == 1)
+            store.gate.set()
+            assert {reply.outcome for reply in await long} == {Outcome.LATER}
+            assert [record.key for record in journal_of(store)] == ["key-0"]
+            await done(worker, *(observe(number) for number in range(1, 60)))
+            assert engine_of(worker) == learned(60)
+        assert store.misfits == []
+
+    asyncio.run(run())
+
+
 def test_a_run_ends_early_if_its_stream_is_deleted(monkeypatch, virtual_time):
     async def run():
         async with started(lease_seconds=1.0) as worker:
@@ -1297,6 +1321,51 @@ def test_a_step_that_takes_long_is_computed_in_a_thread(monkeypatch):
             worker._put_to_sleep("s")
             await done(worker, observe(10, key="again"))
             assert engine_of(worker) == learned(11)
+        assert store.misfits == []
+
+    asyncio.run(run())
+
+
+def test_streams_that_compute_in_threads_equal_their_journals(monkeypatch):
+    """Whatever is asked at the same time, what is in memory is what the records in the store tell."""
+    monkeypatch.setattr(owner_module, "_SLOW_STEP", 0.0)
+    chance = random.Random(5)
+
+    async def client(worker, name):
+        for number in range(25):
+            stream = chance.choice("st")
+            key = f"{name}-{number}"
+            requests = chance.choice(
+                [
+                    [observe(row, stream, key=f"{key}-{row}") for row in range(chance.randrange(1, 8))],
+                    [ask(Action.PEEK, key, feature(3), stream), ask(Action.STATUS, stream=stream)],
+                    [ask(Action.KEEP, key, b"kept", stream, replace=True)],
+                    [
+                        ask(Action.KEEP, key, b"kept", stream, replace=True),
+                        ask(Action.ROLLBACK, f"{key} b", b"kept", stream),
+                    ],
+                    [ask(Action.EXPLAIN, key, feature(4), stream), ask(Action.EXPORT, stream=stream)],
+                ]
+            )
+            outcomes = {Outcome.LATER}
+            while Outcome.LATER in outcomes:
+                outcomes = {reply.outcome for reply in await worker.handle(requests)}
+            assert outcomes == {Outcome.DONE}
+            if chance.random() < 0.1:
+                worker._put_to_sleep(stream)
+            worker.metrics()
+
+    async def run():
+        store = MemoryStore()
+        async with started(store, streams=["s", "t"], snapshot_records=7, sleep_records=3) as worker:
+            await asyncio.gather(*(client(worker, name) for name in "abcdef"))
+            await done(worker, *(ask(Action.STATUS, stream=stream) for stream in "st"))
+            async with started(store, streams=()) as successor:
+                for stream in "st":
+                    (reply,) = await done(successor, ask(Action.STATUS, stream=stream))
+                    assert reply.facts["position"] == worker._streams[stream].hosted.position
+                    assert reply.facts["replayed_differently"] == 0
+                    assert engine_of(successor, stream) == engine_of(worker, stream)
         assert store.misfits == []
 
     asyncio.run(run())

@@ -75,7 +75,7 @@ _WAKES = 1000
 _SLICE = 0.01
 # A stream whose slowest step may take longer is computed in a thread. Milliseconds, estimated.
 _SLOW_STEP = 50.0
-# So is a restore of more bytes.
+# So is what reads more bytes.
 _LARGE = 4 * 2**20
 _THREADS = 4
 
@@ -245,7 +245,9 @@ class Owner:
             "protodcs_owner_records_behind_most": max(behind, default=0),
         }
         # Nobody may look at an engine that works in a thread.
-        self._adaptation.look({s: awake.hosted for s, awake in self._streams.items() if not awake.in_use.locked()})
+        self._adaptation.look(
+            {name: found.hosted for name, found in self._streams.items() if not found.in_use.locked()}
+        )
         return self.counted.families(gauges, self._adaptation.families())
 
     # Requests.
@@ -298,29 +300,32 @@ class Owner:
     async def _run(self, stream: str, requests: list[Request]) -> list[Reply]:
         """Serve changes and questions on the stream in memory, in slices. Reply after all changes are durable."""
         replies: list[Reply] = []
-        used: list[_Awake] = []
         events: list[Event] = []
-        while len(replies) < len(requests):
-            await self._wait_turn()
-            try:
+        last: _Awake | None = None
+        try:
+            while len(replies) < len(requests):
+                await self._wait_turn()
                 # Again for each slice: the stream may have been unloaded, deleted or lost in the meantime.
-                awake = await self._acquire(stream, requests[0].stand_in)
-            except ProtoDCSError as problem:
-                replies += [_said(problem)] * (len(requests) - len(replies))
-                break
-            try:
-                replies += await self._work(stream, awake, requests[len(replies) :])
-                events += awake.hosted.events()
-            finally:
-                awake.in_use.release()
-            if not any(awake is other for other in used):
-                used.append(awake)
-        for awake in used:
-            try:
-                await awake.journal.settle()
-            except (FencedError, StoreError) as problem:
-                self._drop(stream, awake)
-                return [Reply(Outcome.LATER, str(problem))] * len(requests)
+                try:
+                    awake = await self._acquire(stream, requests[0].stand_in)
+                except ProtoDCSError as problem:
+                    replies += [_said(problem)] * (len(requests) - len(replies))
+                    break
+                try:
+                    if last is not None and last is not awake:
+                        # If the slices before are lost, this one must not overtake them.
+                        await last.journal.settle()
+                    last = awake
+                    replies += await self._work(stream, awake, requests[len(replies) :])
+                    events += awake.hosted.events()
+                finally:
+                    awake.in_use.release()
+            if last is not None:
+                await last.journal.settle()
+        except (FencedError, StoreError) as problem:
+            if last is not None:
+                self._drop(stream, last)
+            return [Reply(Outcome.LATER, str(problem))] * len(requests)
         await self._tell_of_guard(stream, events)
         return replies
 
@@ -424,9 +429,9 @@ class Owner:
                 turn.set_result(None)
                 return
 
-    async def _compute(self, awake: _Awake, work: Callable[[], T]) -> T:
-        """Work on a stream that nobody else uses: in a thread if its steps can take long."""
-        if not awake.slow:
+    async def _compute(self, awake: _Awake, work: Callable[[], T], long: bool = False) -> T:
+        """Work on a stream that nobody else uses: in a thread if the work, or any step of the stream, can take long."""
+        if not (long or awake.slow):
             return work()
         try:
             return await self._in_thread(work)
@@ -434,10 +439,6 @@ class Owner:
             # The thread goes on, so nobody may use this memory any more.
             awake.journal.broken = StoreError("the stream was interrupted while it worked")
             raise
-
-    async def _compute_state(self, work: Callable[[], T], size: int) -> T:
-        """Check or restore a state of so many bytes: in a thread if it is large."""
-        return await self._in_thread(work) if size > _LARGE else work()
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -484,7 +485,7 @@ class Owner:
 
     async def _create(self, request: Request) -> Reply:
         birth = Birth.unpack(request.payload)
-        await self._compute_state(partial(self._check_new, request, birth), len(request.shared))
+        await self._in_thread(partial(self._check_new, request, birth))
         await self._store.put_shared(birth.prototypes, request.shared)
         try:
             return await self._begin_stream(request.stream, birth)
@@ -494,7 +495,7 @@ class Owner:
             return await self._begin_stream(request.stream, birth)
 
     def _check_new(self, request: Request, birth: Birth) -> None:
-        """Raise an error if a stream cannot be created. This may run in a thread."""
+        """Raise an error if a stream cannot be created. This runs in a thread."""
         prototypes = unpack_prototypes(request.shared)
         if prototypes.fingerprint != birth.prototypes:
             raise InputError("the prototypes of a new stream are not those that it names")
@@ -590,13 +591,13 @@ class Owner:
         if saved is None:
             raise UnknownStreamError(f"the stream {request.stream!r} has no snapshot {name!r}")
         state = _without_key(saved)
-        check = partial(check_state, state, birth, dimension, partial(self._check_size, request.stream))
-        await self._compute_state(check, len(state))
+        check_size = partial(self._check_size, request.stream)
+        await self._in_thread(partial(check_state, state, birth, dimension, check_size))
         return state
 
     async def _sent_state(self, request: Request, birth: Birth, dimension: int) -> bytes:
-        check = partial(imported_state, request.payload, birth, dimension, partial(self._check_size, request.stream))
-        return await self._compute_state(check, len(request.payload))
+        check_size = partial(self._check_size, request.stream)
+        return await self._in_thread(partial(imported_state, request.payload, birth, dimension, check_size))
 
     async def _describe(self, request: Request) -> Reply:
         """Return which incarnation of a stream exists, without loading it."""
@@ -644,7 +645,7 @@ class Owner:
             found = hosted.applied(kind, request.key, digest)
             if found is None:
                 change = partial(hosted.change, kind, request.key, payload, self._now(), digest)
-                record = await self._compute(awake, change)
+                record = await self._compute(awake, change, long=kind is Kind.RESTORE)
                 batch = Batch(request.stream, hosted.fence, record.position, [record.pack()])
                 self._commits.put(awake.journal, batch)
         try:
@@ -772,8 +773,7 @@ class Owner:
             birth = Birth.unpack(held.birth)
         prototypes = await self._prototypes(birth.prototypes)
         state = await find(request, birth, prototypes.unit.shape[1])
-        restore = partial(Hosted.repaired, held, prototypes, self._limits, state)
-        awake = _Awake(await self._compute_state(restore, len(state)))
+        awake = _Awake(await self._in_thread(partial(Hosted.repaired, held, prototypes, self._limits, state)))
         await self._checkpoint(stream, awake)
         await awake.journal.settle()
         self._damaged.pop(stream, None)
@@ -784,7 +784,8 @@ class Owner:
     async def _load(self, held: Held, prototypes: Prototypes) -> Hosted:
         """Restore the snapshot of a stream, and replay the records behind it in slices."""
         restore = partial(Hosted, replace(held, tail=[]), prototypes, self._limits)
-        awake = _Awake(await self._compute_state(restore, len(held.snapshot or b"") + prototypes.unit.nbytes))
+        large = len(held.snapshot or b"") + prototypes.unit.nbytes > _LARGE
+        awake = _Awake(await self._in_thread(restore) if large else restore())
         at = 0
         while at < len(held.tail):
             await self._wait_turn()
@@ -803,8 +804,10 @@ class Owner:
         found = self._shared.get(name)
         if found is None:
             data = await self._store.get_shared(name)
+            unpack = partial(unpack_prototypes, data)
             with _unusable():
-                found = self._shared[name] = unpack_prototypes(data)
+                found = await self._in_thread(unpack) if len(data) > _LARGE else unpack()
+            self._shared[name] = found
         return found
 
     async def _checkpoint(self, stream: str, awake: _Awake) -> None:
@@ -881,6 +884,7 @@ class Owner:
         if self._superseded:
             raise StoreError(f"another process has the lease of {self.name!r}: this one serves nothing")
         for stream, epoch in lease.taken.items():
+            self._damaged.pop(stream, None)
             awake = self._streams.get(stream)
             if awake is not None and awake.hosted.epoch < epoch:
                 self._drop(stream, awake)
