@@ -128,7 +128,7 @@ class MemoryStore:
         found.holder = (owner, incarnation)
         return Held(found.fence, found.birth, found.snapshot, found.start, list(found.journal), found.incarnation)
 
-    async def commit(self, writes: Sequence[Write]) -> list[FencedError | None]:
+    async def commit(self, writes: Sequence[Write]) -> list[FencedError | StoreError | None]:
         if self.gate is not None:
             await self.gate.wait()
         self._reach()

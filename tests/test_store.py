@@ -1045,6 +1045,50 @@ def test_a_redis_without_memory_takes_all_of_a_commit_or_nothing(server):
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("key", ["meta", "journal"])
+def test_a_stream_with_an_overwritten_key_fails_alone(server, key):
+    async def run():
+        async with opened(server) as (store, fence):
+            other = await begun(store, "other")
+            server.command("DEL", f"protodcs:{key}:s")
+            server.command("SET", f"protodcs:{key}:s", "written by another program")
+            before = server.command("DBSIZE")
+            outcomes = await store.commit(
+                [
+                    Batch("s", fence, 0, [b"0"]),
+                    Batch("other", other, 0, [b"1"]),
+                    Checkpoint("s", fence, 0, b"snapshot"),
+                    Checkpoint("other", other, 1, b"snapshot"),
+                ]
+            )
+            assert [type(outcome) for outcome in outcomes] == [StoreError, type(None), StoreError, type(None)]
+            assert "WRONGTYPE" in str(outcomes[0])
+            held = await store.acquire("other", "one", "1")
+            assert (held.snapshot, held.start, held.tail) == (b"snapshot", 1, [])
+            # The snapshot of "other" is the only key that was added.
+            assert int(server.command("DBSIZE")[1:]) == int(before[1:]) + 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [(("min-replicas-to-write", "1"), "fewer replicas"), (("maxmemory", "1kb"), "maxmemory")],
+)
+def test_a_redis_that_refuses_all_writes_fails_the_whole_commit(server, setting, words):
+    async def run():
+        async with opened(server) as (store, fence):
+            writes = [Batch("s", fence, 0, [b"0"]), Batch("s", fence, 1, [b"1"])]
+            server.command("CONFIG", "SET", *setting)
+            with pytest.raises(StoreError, match=words):
+                await store.commit(writes)
+            server.command("CONFIG", "SET", setting[0], "0")
+            assert await store.commit(writes) == [None, None]
+            assert await tail(store) == [b"0", b"1"]
+
+    asyncio.run(run())
+
+
 def test_a_replica_a_wrong_password_and_a_stuck_script_are_told_in_words(server):
     async def run():
         async with opened(server, timeout=300) as (store, fence):
@@ -1111,8 +1155,6 @@ def test_a_stream_in_another_layout_is_left_alone(server):
             server.command("HSET", "protodcs:meta:s", "schema", "3")
             for attempt in (
                 store.acquire("s", "one", "1"),
-                store.commit([Batch("s", fence, 0, [b"0"])]),
-                store.commit([Checkpoint("s", fence, 0, b"")]),
                 store.keep("s", fence, "x", b""),
                 store.forget("s", fence, "x"),
                 store.describe("s"),
@@ -1120,6 +1162,8 @@ def test_a_stream_in_another_layout_is_left_alone(server):
             ):
                 with pytest.raises(StoreError, match=r"layout 3.*use the version"):
                     await attempt
+            writes = [Batch("s", fence, 0, [b"0"]), Checkpoint("s", fence, 0, b"")]
+            assert all("layout 3" in str(outcome) for outcome in await store.commit(writes))
             server.command("HSET", "protodcs:meta:s", "schema", "2")
             assert await tail(store) == []
 

@@ -118,7 +118,7 @@ class FileStore:
         """Become the one that may write to a stream; `takeover` is ignored, because this store has one worker."""
         return await self._worker.asked(lambda: self._acquire(stream, owner, incarnation))
 
-    async def commit(self, writes: Sequence[Write]) -> list[FencedError | None]:
+    async def commit(self, writes: Sequence[Write]) -> list[FencedError | StoreError | None]:
         """Write; what that survives is up to `sync`. After a StoreError nothing of it counts."""
         writes = list(writes)
         return await self._worker.asked(lambda: [self._write(write) for write in writes], writes=True)

@@ -322,10 +322,12 @@ class RedisStore:
             if newest == _fence(fence):
                 return Held(fence, birth, snapshot, int(start), tail, created.decode())
 
-    async def commit(self, writes: Sequence[Write]) -> list[FencedError | None]:
-        """Make writes durable, in order, in one round trip: for each None, or why it was refused.
+    async def commit(self, writes: Sequence[Write]) -> list[FencedError | StoreError | None]:
+        """Make writes durable, in order, in one round trip. Return for each None, or why it failed.
 
-        After a StoreError the same commit may be sent again: what was done already is not done twice.
+        Raises:
+            StoreError: Redis cannot be reached or refuses all writes, for example because its memory is full. The same
+                commit may be sent again: what was done already is not done twice.
         """
         answers: list[Any] = await self._transact(writes) if writes else []
         if any(isinstance(answer, NoScriptError) for answer in answers):
@@ -335,6 +337,8 @@ class RedisStore:
             open_ = [index for index, answer in enumerate(answers) if not _settled(answer)]
             for index, answer in zip(open_, await self._transact([writes[index] for index in open_]), strict=True):
                 answers[index] = answer
+                if isinstance(answer, NoScriptError):
+                    raise self._trouble(answer)
         return [self._verdict(write, answer) for write, answer in zip(writes, answers, strict=True)]
 
     async def _transact(self, writes: Sequence[Write]) -> list[Any]:
@@ -352,6 +356,10 @@ class RedisStore:
         *queued, answers = await self._exchange_durably(request, commands + 2)
         for answer in (*queued, answers):
             self._served(answer)
+        for answer in answers:
+            # Another error concerns one stream, for example a key that something else has overwritten.
+            if isinstance(answer, ResponseError) and _code(answer) in _TROUBLE:
+                raise self._trouble(answer)
         return [answers[index] for index in last]
 
     def _add(self, request: list[bytes], write: Write) -> int:
@@ -372,11 +380,14 @@ class RedisStore:
         request += _command(b"EVALSHA", digest, b"4", meta, journal, self._snapshot + name, ready, fence, position)
         return 2
 
-    def _verdict(self, write: Write, answer: Any) -> FencedError | None:
-        """What became of a write."""
+    def _verdict(self, write: Write, answer: Any) -> FencedError | StoreError | None:
+        """Return None for a write that was done, or why it failed."""
         if answer == 0:
             return None
-        answer = self._sound(answer)
+        try:
+            answer = self._sound(answer)
+        except StoreError as problem:
+            return problem
         if answer[0] == b"FENCED":
             return _fenced(write.stream, write.fence, answer[1], answer[2])
         count = f"{len(write.records)} records" if isinstance(write, Batch) else "a snapshot"
@@ -551,12 +562,17 @@ class RedisStore:
 
     def _trouble(self, error: RedisError) -> StoreError:
         """What redis-py reports, in words."""
-        code = _CLASSES.get(type(error)) or str(error).split(" ", 1)[0]
+        code = _code(error)
         if code in _TROUBLE:
             return StoreError(f"{self._place} {_TROUBLE[code]}")
         if isinstance(error, ResponseError):
             return StoreError(f"{self._place} refused: {error}")
         return StoreError(f"{self._place} cannot be reached: {error}; see whether it runs; the call may be repeated")
+
+
+def _code(error: RedisError) -> str:
+    """Return the first word of what Redis answered."""
+    return _CLASSES.get(type(error)) or str(error).split(" ", 1)[0]
 
 
 def _settled(answer: Any) -> bool:
