@@ -130,7 +130,7 @@ class Described:
         owner: who holds it and lives, by its lease; None if there is nobody.
         position: where its next record goes.
         start: how many records its snapshot covers.
-        size: bytes of its birth, snapshot, journal and kept snapshots, about.
+        size: bytes of its birth, snapshot, journal and kept snapshots.
         incarnation: differs from that of every deleted stream with the same id.
     """
 
@@ -204,16 +204,17 @@ class Store(Protocol):
     async def commit(self, writes: Sequence[Write]) -> list[FencedError | StoreError | None]:
         """Make writes durable, in order, in one round trip. Return for each None, or why it failed.
 
-        A StoreError in the list says that the store holds something damaged in the place of this stream: sending the
-        write again would change nothing. Each write stands or falls on its own; a refused one leaves no trace and does not touch its neighbours. All of a
-        batch, or a snapshot older than the newest, that is there already from the same fence is a repetition, and fine.
-        A batch that leaves a gap, or of which only a part is there, or something else, and a snapshot of more records
-        than there are, or older than one of an earlier epoch, are refused as those of a stale epoch are: whoever sends
-        one is wrong about the stream, and must throw its memory away and acquire it again.
+        Each write stands or falls on its own; a refused one leaves no trace and does not touch its neighbours. A
+        StoreError in the list says that what the store holds of this stream is damaged.
+
+        All of a batch, or a snapshot older than the newest, that is there already from the same fence is a repetition,
+        and fine. A batch that leaves a gap, or of which only a part is there, or something else, and a snapshot of more
+        records than there are, or older than one of an earlier epoch, are refused as those of a stale epoch are:
+        whoever sends one is wrong about the stream, and must throw its memory away and acquire it again.
 
         Raises:
-            StoreError: the store cannot be reached, or refuses all writes. Nobody knows what was done; the same commit may
-                be sent again.
+            StoreError: the store cannot be reached or refuses all writes. Nobody knows what was done; the same commit
+                may be sent again.
         """
         ...
 
@@ -238,6 +239,14 @@ class Store(Protocol):
 
     def streams(self) -> AsyncIterator[str]:
         """The ids of all streams, in no particular order."""
+        ...
+
+    async def usage(self) -> dict[str, int]:
+        """Return the bytes that each tenant uses: births, journals, snapshots, kept snapshots and shared blobs.
+
+        A shared blob counts once for each tenant that uses it. A tenant without streams may be missing. The tenant of a
+        stream without a slash in its id is the empty string.
+        """
         ...
 
     async def keep(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:

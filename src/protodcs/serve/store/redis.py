@@ -32,6 +32,7 @@ from redis.exceptions import (
 )
 
 from ...errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError
+from ..settings import tenant_of
 from .base import Batch, Described, Fence, Held, Lease, Takeover, Write, check_lease
 
 _log = logging.getLogger(__name__)
@@ -98,6 +99,11 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+def _tenant(stream: str) -> bytes:
+    """Return the tenant of a stream, as the scripts count its bytes."""
+    return _bytes(tenant_of(stream))
+
+
 def _text(name: bytes) -> str:
     return name.decode("utf-8", "surrogatepass")
 
@@ -112,8 +118,8 @@ def _command(*parts: bytes) -> list[bytes]:
 
 _MULTI: Final = _command(b"MULTI")
 _EXEC: Final = _command(b"EXEC")
-# How many parts, the script, two keys, the fence and the position: a call of `append` up to its first record.
-_APPEND: Final = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n2\r\n" + 4 * b"$%d\r\n%b\r\n"
+# A call of `append` up to its first record: how many parts, the script, three keys, fence, position and tenant.
+_APPEND: Final = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n3\r\n" + 6 * b"$%d\r\n%b\r\n"
 
 
 def _milliseconds(seconds: float) -> bytes:
@@ -220,7 +226,7 @@ class RedisStore:
         self._place = f"Redis at {place}"
         self._scripts = _scripts()
         start = prefix.encode() + b":"
-        self._streams = start + b"streams"
+        self._streams, self._usage = start + b"streams", start + b"usage"
         self._past, self._writes = start + b"past", start + b"writes"
         self._meta, self._journal, self._snapshot = start + b"meta:", start + b"journal:", start + b"snapshot:"
         self._ready, self._kept, self._order = start + b"ready:", start + b"kept:", start + b"order:"
@@ -281,8 +287,9 @@ class RedisStore:
     async def create(self, stream: str, birth: bytes, shared: str) -> bool:
         """Begin a stream; False if it exists already. A StoreError if its shared blob was not put before."""
         name, blob = _bytes(stream), _bytes(shared)
-        keys = [self._meta + name, self._streams, self._blob + blob, self._users + blob, self._past]
-        answer = await self._run("create", keys, name, birth, blob, secrets.token_hex(8).encode())
+        keys = [self._meta + name, self._streams, self._blob + blob, self._users + blob, self._past, self._usage]
+        incarnation = secrets.token_hex(8).encode()
+        answer = await self._run("create", keys, name, birth, blob, incarnation, _tenant(stream))
         if isinstance(answer, list):
             raise StoreError(f"{self._place} holds no shared blob {shared!r} for stream {stream!r}: put it first")
         return bool(answer)
@@ -365,19 +372,21 @@ class RedisStore:
     def _add(self, request: list[bytes], write: Write) -> int:
         """Add one write to a request; gives how many commands it is, the last of which tells what became of it."""
         name = _bytes(write.stream)
-        fence, position = _fence(write.fence), b"%d" % write.position
+        fence, position, tenant = _fence(write.fence), b"%d" % write.position, _tenant(write.stream)
         meta, journal = self._meta + name, self._journal + name
         if isinstance(write, Batch):
             # All that stands before the records in one piece: joining many small ones costs more than the rest of it.
-            head = (7 + len(write.records), self._scripts["append"].digest)
-            keys = (len(meta), meta, len(journal), journal)
-            request.append(_APPEND % (*head, *keys, len(fence), fence, len(position), position))
+            head = (9 + len(write.records), self._scripts["append"].digest)
+            where = (len(meta), meta, len(journal), journal, len(self._usage), self._usage)
+            who = (len(fence), fence, len(position), position, len(tenant), tenant)
+            request.append(_APPEND % (*head, *where, *who))
             for record in write.records:
                 request += (b"$%d\r\n" % len(record), record, b"\r\n")
             return 1
         digest, ready = self._scripts["checkpoint"].digest, self._ready + name
         request += _command(b"SET", ready, write.snapshot)
-        request += _command(b"EVALSHA", digest, b"4", meta, journal, self._snapshot + name, ready, fence, position)
+        keys = (meta, journal, self._snapshot + name, ready, self._usage)
+        request += _command(b"EVALSHA", digest, b"5", *keys, fence, position, tenant)
         return 2
 
     def _verdict(self, write: Write, answer: Any) -> FencedError | StoreError | None:
@@ -403,13 +412,15 @@ class RedisStore:
     async def delete(self, stream: str, fence: Fence) -> None:
         """Forget a stream and all that belongs to it."""
         name = _bytes(stream)
-        keys = [*self._keys(name), self._ready + name, self._streams, self._past]
-        answer = await self._run("delete", keys, _fence(fence), name, self._blob, self._users)
+        parts = (self._meta, self._journal, self._snapshot, self._kept, self._order, self._ready)
+        keys = [*(part + name for part in parts), self._streams, self._past, self._usage]
+        answer = await self._run("delete", keys, _fence(fence), name, self._blob, self._users, _tenant(stream))
         self._unfenced(stream, fence, answer)
 
     async def describe(self, stream: str) -> Described:
         """What is known of a stream; its owner only while that one lives."""
-        answer = await self._run("describe", self._keys(_bytes(stream)), self._lease)
+        name = _bytes(stream)
+        answer = await self._run("describe", [self._meta + name, self._journal + name], self._lease)
         _, birth, epoch, holder, start, length, size, created = self._known(stream, answer)
         owner = None if holder is None else _text(holder)
         return Described(birth, epoch, owner, start + length, start, size, created.decode())
@@ -427,9 +438,15 @@ class RedisStore:
             if cursor == b"0":
                 return
 
+    async def usage(self) -> dict[str, int]:
+        """Return the bytes that each tenant uses."""
+        found = await self._ask(b"HGETALL", self._usage)
+        return {_text(tenant): int(size) for tenant, size in zip(found[::2], found[1::2], strict=True)}
+
     async def keep(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:
         """Keep a snapshot under a name, as the youngest."""
-        answer = await self._run("keep", self._kept_keys(stream), _fence(fence), _bytes(name), snapshot)
+        arguments = (_fence(fence), _bytes(name), _tenant(stream), snapshot)
+        answer = await self._run("keep", self._kept_keys(stream), *arguments)
         self._unfenced(stream, fence, answer)
 
     async def kept(self, stream: str) -> list[str]:
@@ -444,7 +461,8 @@ class RedisStore:
 
     async def forget(self, stream: str, fence: Fence, name: str) -> None:
         """Forget a kept snapshot, if it is there."""
-        answer = await self._run("forget", self._kept_keys(stream), _fence(fence), _bytes(name))
+        arguments = (_fence(fence), _bytes(name), _tenant(stream))
+        answer = await self._run("forget", self._kept_keys(stream), *arguments)
         self._unfenced(stream, fence, answer)
 
     async def put_shared(self, name: str, data: bytes) -> None:
@@ -463,13 +481,9 @@ class RedisStore:
         """Let go of the connections."""
         await self._pool.disconnect()
 
-    def _keys(self, name: bytes) -> list[bytes]:
-        """All keys of one stream."""
-        return [part + name for part in (self._meta, self._journal, self._snapshot, self._kept, self._order)]
-
     def _kept_keys(self, stream: str) -> list[bytes]:
         name = _bytes(stream)
-        return [self._meta + name, self._kept + name, self._order + name]
+        return [self._meta + name, self._kept + name, self._order + name, self._usage]
 
     def _known(self, stream: str, answer: list[Any]) -> list[Any]:
         """The answer of a script about a stream that exists."""

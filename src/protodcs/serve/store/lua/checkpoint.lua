@@ -4,12 +4,12 @@
 -- and there is nothing to do.
 -- The snapshot lies ready under a key of its own, written in the same transaction, because megabytes that pass through a
 -- script hold up everybody else in Redis. It must never be left lying there.
--- KEYS: meta, journal, snapshot, the new snapshot
--- ARGV: fence, how many records the new snapshot covers
-local meta, journal, snapshot, ready = unpack(KEYS)
+-- KEYS: meta, journal, snapshot, the new snapshot, usage of the tenants
+-- ARGV: fence, how many records the new snapshot covers, tenant
+local meta, journal, snapshot, ready, usage = unpack(KEYS)
 
 local function checkpoint()
-  local found, other_layout = read_meta(meta, 'fence', 'holder', 'start', 'covered_by')
+  local found, other_layout = read_meta(meta, 'fence', 'holder', 'start', 'covered_by', 'journal_bytes')
   local refused = refusal(ARGV[1], found, other_layout)
   if refused then
     return refused
@@ -27,9 +27,16 @@ local function checkpoint()
     end
     return 0
   end
+  -- Records that overtook the snapshot stay. They are few, so they may pass through the script.
+  local left = 0
+  for _, record in ipairs(redis.call('LRANGE', journal, position - start, -1)) do
+    left = left + #record
+  end
+  local bytes = redis.call('STRLEN', ready) - redis.call('STRLEN', snapshot) + left - tonumber(found[5])
   redis.call('RENAME', ready, snapshot)
   redis.call('LTRIM', journal, position - start, -1)
-  redis.call('HSET', meta, 'start', position, 'covered_by', ARGV[1])
+  redis.call('HSET', meta, 'start', position, 'covered_by', ARGV[1], 'journal_bytes', left)
+  count_for_stream(meta, usage, ARGV[3], bytes)
   return 0
 end
 
