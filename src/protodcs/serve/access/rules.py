@@ -7,6 +7,7 @@ service knows, and nothing else may.
 
 import re
 from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
 
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
@@ -118,6 +119,8 @@ class Access:
     def _refused(self, scope: Scope) -> Response | None:
         """Why a request may not go on; it leaves with the request what was found out about it."""
         state = scope.setdefault("state", {})
+        if not _is_utf_8(scope):
+            return refusal(422, "The path and the query must be UTF-8, percent-encoded.")
         path, rules, state["stream"] = rules_of(scope)
         rule = state["rule"] = rules.get(scope["method"])
         state["route"] = None if rule is None else path
@@ -137,6 +140,17 @@ class Access:
             return _wrong_method(rules) if rules else refusal(404, "Not Found")
         words = rule.refuses(caller)
         return None if words is None else refusal(403, words)
+
+
+def _is_utf_8(scope: Scope) -> bool:
+    """Return whether path and query are UTF-8. Servers replace other bytes, so that the path names another stream."""
+    try:
+        scope["path"].encode()
+        for part in (scope.get("raw_path") or b"", scope["query_string"]):
+            unquote_to_bytes(part).decode()
+    except UnicodeError:
+        return False
+    return True
 
 
 def _wrong_method(rules: dict[str, Rule]) -> Response:

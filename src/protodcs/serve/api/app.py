@@ -8,14 +8,14 @@ import asyncio
 import json
 import uuid
 from collections.abc import Mapping
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from fastapi import FastAPI, Query, Response
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -42,7 +42,7 @@ from ..stream.shared import pack_prototypes, unpack_prototypes
 from ..telemetry import traces
 from ..telemetry.readiness import Readiness
 from .audited import Audited
-from .bodies import Features, Row, Rows, only_known_names
+from .bodies import ClassName, ClassNames, Features, Options, Row, Rows, StreamId, Text, only_known_names
 from .description import describe
 from .inference import add_open_inference
 from .watched import Watched
@@ -55,17 +55,10 @@ _STATUS = {
     Outcome.FAILED: 500,
     Outcome.CLOSED: 503,
 }
-_ID = r"^[^/\\\x00-\x1f\x7f]{1,200}$"
 _MOST_FEATURES = 4096
 _MOST_IMAGES = 256
-_LONGEST_CLASS = 1000
 # More numbers than any encoder's features have. Engines take time and memory by the number.
 _WIDEST = 16_384
-
-ClassName = Annotated[str, Field(max_length=_LONGEST_CLASS)]
-ClassNames = Annotated[list[ClassName], Field(fail_fast=True)]
-# Settings by their names; there are not so many.
-Options = Annotated[dict[str, Any], Field(max_length=200)]
 
 
 class Encoding(Protocol):
@@ -109,22 +102,17 @@ class NewStream(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    id: str = Field(pattern=_ID, description="1 to 200 characters without slashes and control characters.")
-    classes: ClassNames | str | None = Field(None, description="Class names, or the name of a list such as 'cifar10'.")
+    id: StreamId = Field(description="1 to 200 characters without slashes and control characters.")
+    classes: ClassNames | Text | None = Field(None, description="Class names, or the name of a list such as 'cifar10'.")
     prototypes: Rows | None = Field(None, description="One row per class, where the features are the caller's own.")
-    like: str | None = Field(None, description="Another stream, to be created as that one was; then nothing else.")
+    like: Text | None = Field(
+        None, max_length=200, description="Another stream, to be created as that one was; then nothing else."
+    )
     preset: Preset = "default"
     config: Options = Field(default_factory=dict, description="Settings that differ from the preset's.")
     guard: Options = Field(default_factory=dict, description="Settings that differ from the service's guard.")
 
     _known = model_validator(mode="before")(only_known_names)
-
-    @field_validator("id")
-    @classmethod
-    def _reachable(cls, stream: str) -> str:
-        if stream in (".", ".."):
-            raise ValueError("'.' and '..' are steps of a path, and such a stream could never be reached")
-        return stream
 
 
 class Name(BaseModel):
@@ -132,7 +120,7 @@ class Name(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    name: str = Field(min_length=1, max_length=200)
+    name: Text = Field(min_length=1, max_length=200)
 
     _known = model_validator(mode="before")(only_known_names)
 

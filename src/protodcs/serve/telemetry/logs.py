@@ -36,7 +36,7 @@ def start(kind: Literal["json", "text", "off"], level: str, process: str) -> Non
 
 def hashed(stream: str) -> str:
     """What a log calls a stream."""
-    return hashlib.blake2b(stream.encode(), digest_size=6).hexdigest()
+    return hashlib.blake2b(stream.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 
 def request_id(given: str | None) -> str:
