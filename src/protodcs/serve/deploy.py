@@ -15,7 +15,7 @@ from ..errors import ConfigError
 from .api.app import application
 from .encoder.encoding import EncoderReplica
 from .encoder.together import Together
-from .owners.cluster import Calls, begin, drain, end, process_name, start_keeper
+from .owners.cluster import Calls, begin, cause_of, drain, end, process_name, start_keeper
 from .owners.router import OwnerLostError, Router
 from .settings import ServeConfig
 
@@ -56,8 +56,8 @@ async def _answered(response: Any) -> Any:
     """Wait for the encoder. Raise OwnerLostError, which a client may retry, if it died or is being replaced."""
     try:
         return await response
-    except RayTaskError:
-        raise
+    except RayTaskError as problem:
+        raise cause_of(problem) from None
     except (RayError, RayServeException) as problem:
         raise OwnerLostError(
             f"The encoder did not answer ({type(problem).__name__}). Send the request again."

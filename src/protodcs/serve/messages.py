@@ -98,3 +98,8 @@ class Reply(NamedTuple):
     epoch: int = -1
     repeated: bool = False
     facts: dict[str, Any] | None = None
+
+
+def internal_error(problem: BaseException) -> Reply:
+    """Return the reply to a request that failed unexpectedly; its facts are for the log, never for the caller."""
+    return Reply(Outcome.FAILED, "an error inside the service", facts={"error": repr(problem)})

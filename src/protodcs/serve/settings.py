@@ -33,6 +33,8 @@ class ServeConfig(Settings):
     # Where streams are kept.
     store: str = Field(
         "files:protodcs-streams",
+        # It may hold a password.
+        repr=False,
         description="files:FOLDER for one owner on one machine, or redis://HOST:PORT/DB for many on a cluster.",
     )
     sync: Literal["always", "interval", "never"] = Field(

@@ -6,6 +6,7 @@ anything that a body names, and never answer 200 for what is not durable.
 
 import asyncio
 import json
+import logging
 import uuid
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -39,13 +40,15 @@ from ..stream.hosted import Birth, pack_class
 from ..stream.idempotency import digest_of
 from ..stream.records import LONGEST_KEY
 from ..stream.shared import pack_prototypes, unpack_prototypes
-from ..telemetry import traces
+from ..telemetry import logs, traces
 from ..telemetry.readiness import Readiness
 from .audited import Audited
 from .bodies import ClassName, ClassNames, Features, Options, Row, Rows, StreamId, Text, only_known_names
 from .description import describe
 from .inference import add_open_inference
 from .watched import Watched
+
+_log = logging.getLogger(__name__)
 
 _STATUS = {
     Outcome.MISSING: 404,
@@ -522,7 +525,13 @@ def _split(rows: NDArray[np.float32]) -> list[bytes]:
     return [row.tobytes() for row in rows.astype("<f4", copy=False)]
 
 
+class _InternalError(ProtoDCSError):
+    """A failure inside the service; the message is for its log."""
+
+
 def _checked(reply: Reply) -> Reply:
+    if reply.outcome is Outcome.FAILED and reply.facts is not None:
+        raise _InternalError(reply.facts["error"])
     if reply.outcome is not Outcome.DONE:
         raise HTTPException(_STATUS[reply.outcome], reply.words)
     return reply
@@ -543,8 +552,22 @@ def _report_errors(api: FastAPI) -> None:
     def answer(http: HttpRequest, status: int, words: str, more: Mapping[str, str] | None = None) -> Response:
         return refusal(status, in_own_words(http, words), more)
 
+    def internal(http: HttpRequest) -> Response:
+        # The header is for errors that come from outside of what gives answers their id.
+        name = http.scope["state"]["request_id"]
+        words = f"an error inside the service: its log says more of request {name}"
+        return answer(http, 500, words, {"X-Request-Id": name})
+
     def handle(kind: type[Exception], status: int) -> None:
         async def handler(http: HttpRequest, problem: Exception) -> Response:
+            # Ray's errors inherit from the error that a remote call raised; their message is a traceback.
+            if status == 500 or not type(problem).__module__.startswith("protodcs."):
+                _log.error(
+                    "a request failed",
+                    exc_info=problem,
+                    extra=logs.with_fields(request=http.scope["state"]["request_id"]),
+                )
+                return internal(http)
             return answer(http, status, str(problem))
 
         api.add_exception_handler(kind, handler)
@@ -562,9 +585,7 @@ def _report_errors(api: FastAPI) -> None:
         return answer(http, 400, "the connection ended before the body did")
 
     async def unforeseen_handler(http: HttpRequest, problem: Exception) -> Response:
-        # It comes from outside of what gives answers their id.
-        named = {"X-Request-Id": http.scope["state"]["request_id"]}
-        return answer(http, 500, "an error inside the service: its log says more", named)
+        return internal(http)
 
     api.add_exception_handler(HTTPException, http_handler)
     api.add_exception_handler(RequestValidationError, body_handler)

@@ -35,7 +35,7 @@ from ...errors import (
 )
 from .. import guard
 from ..access import audit
-from ..messages import Action, Outcome, Reply, Request
+from ..messages import Action, Outcome, Reply, Request, internal_error
 from ..settings import ServeConfig, classes_of
 from ..store.base import Batch, Checkpoint, Store
 from ..stream.answers import described_with_position
@@ -204,7 +204,7 @@ class Owner:
         for places, answers in zip(groups.values(), served, strict=True):
             if isinstance(answers, BaseException):
                 _log.error("a request failed", exc_info=answers)
-                answers = [Reply(Outcome.FAILED, f"an error inside the service: {answers!r}")] * len(places)
+                answers = [internal_error(answers)] * len(places)
             for place, answer in zip(places, answers, strict=True):
                 replies[place] = answer
         return replies

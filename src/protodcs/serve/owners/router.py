@@ -15,9 +15,9 @@ from contextvars import Context
 from dataclasses import dataclass, field
 
 from ...errors import ProtoDCSError
-from ..messages import Outcome, Reply, Request
+from ..messages import Outcome, Reply, Request, internal_error
 from ..settings import ServeConfig, share_of, tenant_of
-from ..telemetry import traces
+from ..telemetry import logs, traces
 from ..telemetry.metrics import IngressMetrics
 from .ring import Ring
 
@@ -206,10 +206,13 @@ class Router:
                     return [await item.future for item in items]
         except TimeoutError:
             self.metrics.gave_up("late")
-            heard = f"; last heard: {line.trouble}" if line.trouble else ""
+            # It may name addresses and files, which are nothing for a caller.
+            _log.warning(
+                "no answer in time", extra=logs.with_fields(stream=logs.hashed(line.stream), last=line.trouble)
+            )
             raise LateError(
                 f"no answer within {self._config.request_seconds:g} seconds: whether it was applied is not known; "
-                f"ask again with the same key{heard}"
+                "ask again with the same key"
             ) from None
 
     def _pump(self, line: _Line) -> None:
@@ -328,7 +331,7 @@ class Router:
             # Whatever it is, the lines must go on.
             _log.exception("a call to %s failed", owner)
             self.metrics.call_failed("error")
-            replies = [Reply(Outcome.FAILED, f"an error inside the service: {problem!r}")] * len(requests)
+            replies = [internal_error(problem)] * len(requests)
         finally:
             lane.calls -= 1
         at = 0

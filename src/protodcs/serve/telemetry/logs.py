@@ -13,6 +13,7 @@ import sys
 import uuid
 from typing import Any, Literal
 
+from ...errors import without_passwords
 from ..access.keys import without_keys
 
 _ROOT = "protodcs"
@@ -71,7 +72,7 @@ class _AsJson(logging.Formatter):
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return line
+        return {name: without_passwords(value) if isinstance(value, str) else value for name, value in line.items()}
 
 
 class _AsText(_AsJson):
