@@ -40,6 +40,7 @@ class Action:
     CREATE_LIKE = "create like"
     OBSERVE = "observe"
     LOOKUP = "lookup"
+    LOOKUP_CLASS = "lookup class"
     PEEK = "peek"
     STATUS = "status"
     FREEZE = "freeze"
@@ -85,7 +86,7 @@ class Reply(NamedTuple):
     Attributes:
         outcome: how it went.
         words: why, where it did not; the owner's name for HELD.
-        answer: the packed decision of an observe or peek.
+        answer: the packed decision of an observe or peek; what a described stream was created with.
         position, epoch: of the record that was written; -1 where none was.
         repeated: this request was answered before.
         facts: what else there is to say, JSON-ready.

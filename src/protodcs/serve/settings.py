@@ -133,7 +133,10 @@ class ServeConfig(Settings):
     burst: int = Field(2000, ge=1, le=1_000_000, description="And how many at once, after a pause.")
     streams: int = Field(10_000, ge=0, description="How many streams a tenant may have.")
     share: float = Field(
-        0.5, gt=0, le=1, description="How much of `waiting` and `bodies_bytes` one tenant may fill. A fraction."
+        0.5,
+        gt=0,
+        le=1,
+        description="How much of `waiting`, `bodies_bytes` and `max_queued_class_names` a tenant may fill. A fraction.",
     )
     tenants: dict[Tenant, TenantLimits] = Field(
         {}, description="Tenants with other limits: their rate, burst, streams, classes, pixels or body_bytes."
@@ -149,6 +152,12 @@ class ServeConfig(Settings):
     device: str = Field("auto", description="Where the encoder runs; 'auto' takes a GPU when there is one.")
     batch_size: int = Field(32, ge=1, le=4096, description="How many images go through the encoder at once, at most.")
     batch_wait: float = Field(0.005, ge=0, le=1, description="How long an image waits for others. Seconds.")
+    class_encoding_timeout: float = Field(
+        60.0, gt=0, le=3600, description="Time to encode the class names of one request, waiting included. Seconds."
+    )
+    max_queued_class_names: int = Field(
+        20_000, ge=1, description="Class names that may wait in one ingress process to be encoded."
+    )
     encoders: int = Field(1, ge=1, description="How many encoder processes there are at least.")
     most_encoders: int = Field(1, ge=1, description="And at most, under load.")
     encoder_cpus: float = Field(1.0, ge=0, description="What Ray sets aside for each of them. Cores.")

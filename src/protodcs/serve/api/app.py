@@ -27,7 +27,7 @@ from ...data.prompts import class_names, names_of_classes
 from ...errors import ConfigError, ImageError, InputError, ProtoDCSError
 from ...version import __version__
 from ..access.audit import AuditLog
-from ..access.keys import Keys
+from ..access.keys import Caller, Keys
 from ..access.limits import Limited, Limits
 from ..access.refusals import refusal
 from ..access.rules import Access, in_own_words, own, scoped
@@ -44,6 +44,7 @@ from ..telemetry import logs, traces
 from ..telemetry.readiness import Readiness
 from .audited import Audited
 from .bodies import ClassName, ClassNames, Features, Options, Row, Rows, StreamId, Text, only_known_names
+from .class_names import ClassEncodingTimeoutError, ClassNameEncoder
 from .description import describe
 from .inference import add_open_inference
 from .watched import Watched
@@ -62,6 +63,8 @@ _MOST_FEATURES = 4096
 _MOST_IMAGES = 256
 # More numbers than any encoder's features have. Engines take time and memory by the number.
 _WIDEST = 16_384
+# Stands for the prototypes of a stream that are not known yet.
+_NO_PROTOTYPES = "0" * 64
 
 
 class Encoding(Protocol):
@@ -160,7 +163,7 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
     api = FastAPI(title="ProtoDCS", version=__version__, description=__doc__)
     limits = Limits(config, control.streams)
     readiness = Readiness(control, encoding, config.lease_seconds)
-    gate = _Gate(router, encoding, limits, config.guard)
+    gate = _Gate(router, encoding, limits, config)
     _report_errors(api)
     # The last one added is the first that a request comes to.
     api.add_middleware(Limited, limits=limits, seconds=config.body_seconds)
@@ -306,52 +309,66 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
 class _Gate:
     """From HTTP to the router."""
 
-    def __init__(self, router: Router, encoding: Encoding | None, limits: Limits, guard: GuardSettings):
+    def __init__(self, router: Router, encoding: Encoding | None, limits: Limits, config: ServeConfig):
         self._router = router
         self._encoding = encoding
+        self._class_names = None if encoding is None else ClassNameEncoder(encoding.prototypes, config)
         self._limits = limits
-        self._guard = guard
+        self._guard = config.guard
 
     async def create(self, stream: NewStream, http: HttpRequest) -> dict[str, Any]:
         name = scoped(http, stream.id)
         async with self._limits.admitted(http, stream.id, _count(stream)):
-            request = await self._creation(name, stream, http)
-            facts = _checked(await self._router.ask(request)).facts or {}
+            facts = _checked(await self._create(name, stream, http)).facts or {}
         return {"id": stream.id, **facts}
 
-    async def _creation(self, name: str, stream: NewStream, http: HttpRequest) -> Request:
+    async def _create(self, name: str, stream: NewStream, http: HttpRequest) -> Reply:
         key = uuid.uuid4().hex
-        if stream.like is None:
-            return Request(name, Action.CREATE, key, *await self._birth(stream))
-        if stream.model_fields_set == {"id", "like"}:
-            return Request(name, Action.CREATE_LIKE, key, scoped(http, stream.like).encode())
-        raise InputError("a stream that is created like another one takes nothing else from the request")
-
-    async def _birth(self, stream: NewStream) -> tuple[bytes, bytes]:
-        """What a stream is created with, and the prototypes it shares, packed."""
-        options: dict[str, Any] = Config.preset(stream.preset).model_dump()
-        encoder: str | None = None
+        if stream.like is not None:
+            if stream.model_fields_set != {"id", "like"}:
+                raise InputError("a stream that is created like another one takes nothing else from the request")
+            return await self._router.ask(Request(name, Action.CREATE_LIKE, key, scoped(http, stream.like).encode()))
         if stream.prototypes is not None:
             rows = _prototypes(stream.prototypes)
-            fingerprint, shared = rows.fingerprint, pack_prototypes(rows)
             counted = tuple(str(number) for number in range(len(rows)))
-            names = counted if stream.classes is None else _class_names(stream.classes)
-        elif stream.classes is not None and self._encoding is not None:
+            birth = self._birth(stream, counted if stream.classes is None else _class_names(stream.classes))
+            fingerprint, shared = rows.fingerprint, pack_prototypes(rows)
+        elif stream.classes is not None and self._encoding is not None and self._class_names is not None:
             names = _class_names(stream.classes)
-            fingerprint, shared = await self._encoding.prototypes(list(names))
-            facts = await self._encoding.facts()
-            encoder, options["temperature"] = facts["fingerprint"], facts["temperature"]
+            # Everything is validated before the names are encoded, which may take minutes.
+            birth = self._birth(stream, names, await self._encoding.facts())
+            existing = await self._existing(name, birth)
+            if existing is not None:
+                return existing
+            fingerprint, shared = await self._class_names.prototypes(_tenant(http), list(names))
         else:
             raise InputError("name the classes, or give prototypes where the service has no encoder")
-        resolved = Config(**{**options, **stream.config})
-        birth = Birth(
-            config=resolved.model_dump(),
+        birth = birth.model_copy(update={"prototypes": fingerprint})
+        return await self._router.ask(Request(name, Action.CREATE, key, birth.pack(), shared))
+
+    def _birth(self, stream: NewStream, names: tuple[str, ...], encoder: Mapping[str, Any] | None = None) -> Birth:
+        """Return what a stream is created with, validated, but without its prototypes; `encoder` are its facts."""
+        options = Config.preset(stream.preset).model_dump()
+        if encoder is not None:
+            options["temperature"] = encoder["temperature"]
+        return Birth(
+            config=Config(**{**options, **stream.config}).model_dump(),
             classes=list(names),
-            prototypes=fingerprint,
-            encoder=encoder,
+            prototypes=_NO_PROTOTYPES,
+            encoder=None if encoder is None else encoder["fingerprint"],
             guard=GuardSettings(**{**self._guard.model_dump(), **stream.guard}),
         )
-        return birth.pack(), shared
+
+    async def _existing(self, name: str, birth: Birth) -> Reply | None:
+        """Return the reply to the creation of a stream that exists already; None if it does not."""
+        found = await self._router.ask(Request(name, Action.DESCRIBE, uuid.uuid4().hex))
+        if found.outcome is not Outcome.DONE:
+            return None if found.outcome is Outcome.MISSING else found
+        existing = Birth.unpack(found.answer)
+        # The same names give the same prototypes, up to their last bits.
+        if existing.model_copy(update={"prototypes": _NO_PROTOTYPES}).pack() != birth.pack():
+            return Reply(Outcome.CONFLICT, f"the stream {name!r} already exists with different settings")
+        return Reply(Outcome.DONE, repeated=True, facts={**existing.model_dump(), **(found.facts or {})})
 
     async def ask(self, stream: str, action: str, http: HttpRequest, payload: bytes = b"", **more: Any) -> Reply:
         request = Request(scoped(http, stream), action, _key(http), payload, **more)
@@ -375,10 +392,13 @@ class _Gate:
         if new.prototype is not None:
             (prototype,) = _split(_as_float32([new.prototype]))
             digest = digest_of(Action.ADD_CLASS.encode(), new.name.encode(), prototype)
-        elif self._encoding is not None:
-            _, shared = await self._encoding.prototypes([new.name])
-            prototype = unpack_prototypes(shared).unit[0].astype("<f4").tobytes()
+        elif self._class_names is not None:
             digest = digest_of(Action.ADD_CLASS.encode(), new.name.encode())
+            known = await self.ask(stream, Action.LOOKUP_CLASS, http, digest=digest)
+            if known.repeated:
+                return known
+            _, shared = await self._class_names.prototypes(_tenant(http), [new.name])
+            prototype = unpack_prototypes(shared).unit[0].astype("<f4").tobytes()
         else:
             raise InputError("give the prototype of the class: this service has no encoder")
         return await self.ask(stream, Action.ADD_CLASS, http, pack_class(prototype, new.name), digest=digest)
@@ -477,6 +497,11 @@ def _as_float32(rows: list[list[float]]) -> NDArray[np.float32]:
     """Rows of one length; what is too large becomes infinite, and is refused as that."""
     with np.errstate(over="ignore"):
         return np.asarray(rows, dtype=np.float32)
+
+
+def _tenant(http: HttpRequest) -> str:
+    caller: Caller | None = http.scope["state"]["caller"]
+    return "" if caller is None else caller.tenant
 
 
 def _key(http: HttpRequest) -> str:
@@ -612,4 +637,5 @@ _ERRORS: list[tuple[type[Exception], int]] = [
     (OverloadedError, 429),
     (LateError, 503),
     (OwnerLostError, 503),
+    (ClassEncodingTimeoutError, 503),
 ]

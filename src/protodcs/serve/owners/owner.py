@@ -59,6 +59,8 @@ _CHANGES = {
     Action.ADD_CLASS: Kind.ADD_CLASS,
     Action.REMOVE_CLASS: Kind.REMOVE_CLASS,
 }
+# Was this change applied before? Asked before a costly step.
+_LOOKUPS = {Action.LOOKUP: Kind.OBSERVE, Action.LOOKUP_CLASS: Kind.ADD_CLASS}
 # How often an owner looks which streams should be written or sleep, in seconds.
 _ROUND = 1.0
 # After so many leases an owner that stands in for another sends callers there again.
@@ -267,15 +269,15 @@ class Owner:
             question = _QUESTIONS.get(request.action)
             if question is not None:
                 return question(self, hosted, request.payload)
-            kind = Kind.OBSERVE if request.action == Action.LOOKUP else _CHANGES[request.action]
+            kind = _LOOKUPS.get(request.action) or _CHANGES[request.action]
             digest = _digest(request)
             found = hosted.applied(kind, request.key, digest, request.row)
             if found is not None:
                 return _told(found, repeated=True)
-            if request.action == Action.LOOKUP:
-                return _NOT_APPLIED
             if kind is Kind.ADD_CLASS:
                 check_classes(len(hosted.engine.classes) + 1, classes_of(self._config, request.stream))
+            if request.action in _LOOKUPS:
+                return _NOT_APPLIED
             start = time.perf_counter()
             record = hosted.change(kind, request.key, request.payload, self._now(), digest, request.row)
             if kind is Kind.OBSERVE:
@@ -417,9 +419,9 @@ class Owner:
         return await self._changed(awake, Kind.RESTORE, request, state)
 
     async def _describe(self, request: Request) -> Reply:
-        """Return which incarnation of a stream exists, without loading it."""
+        """Return which incarnation of a stream exists and what it was created with, without loading it."""
         found = await self._store.describe(request.stream)
-        return Reply(Outcome.DONE, facts={"incarnation": found.incarnation})
+        return Reply(Outcome.DONE, answer=found.birth, facts={"incarnation": found.incarnation})
 
     async def _delete(self, request: Request) -> Reply:
         """Delete the incarnation of a stream that the request names; if it does not exist, it is gone already."""
