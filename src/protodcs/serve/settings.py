@@ -127,7 +127,7 @@ class ServeConfig(Settings):
     # Keys and tenants.
     keys: str | None = Field(
         None,
-        description="The file of keys, made by `protodcs keys`. None: whoever reaches the service may do everything.",
+        description="The file of keys, made by `protodcs keys`. None: every program on this machine may do everything.",
     )
     rate: float = Field(1000.0, gt=0, le=1_000_000, description="How many requests a tenant may make a second.")
     burst: int = Field(2000, ge=1, le=1_000_000, description="And how many at once, after a pause.")
@@ -191,11 +191,8 @@ class ServeConfig(Settings):
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach the address; a name that has to be looked up could mean any."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        """Whether only this machine can reach the address."""
+        return is_loopback(self.host)
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
@@ -214,6 +211,20 @@ class ServeConfig(Settings):
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("TLS needs both tls_certificate and tls_key, and one of them is missing")
         return self
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address means this machine only; a name that has to be looked up could mean any.
+
+    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "10.0.0.7")]
+    [True, True, True, False, False]
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 def tenant_of(stream: str) -> str:

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .keys import OPERATOR, ROLES, Caller, Keys, Role
+from .local import refuse_others
 from .refusals import refusal
 
 _NO_KEY = (
@@ -99,7 +100,7 @@ class Access:
 
     Args:
         app: what comes behind.
-        keys: None lets everyone do everything; the caller is then None.
+        keys: None lets every program on this machine do everything; the caller is then None.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys | None):
@@ -126,7 +127,7 @@ class Access:
         state["route"] = None if rule is None else path
         if self._keys is None:
             state["caller"] = None
-            return _wrong_method(rules) if rules and rule is None else None
+            return refuse_others(scope) or (_wrong_method(rules) if rules and rule is None else None)
         if rule is not None and rule.role is None:
             # Nobody asked for a key, so there is no caller: `scoped` fails on such a route.
             return None
