@@ -74,7 +74,7 @@ def test_a_host_of_this_machine_is_served(host):
 
 
 HOSTS = ["rebound.example", "rebound.example:8000", "10.0.0.7:8000", "localhost.example", "127.0.0.1.example",
-         "user@127.0.0.1", "127.0.0.1:8000:9", "", "0.0.0.0:8000", "[::]:8000", "\xe9"]  # fmt: skip
+         "user@127.0.0.1", "127.0.0.1:8000:9", "", "localhost]", "0.0.0.0:8000", "[::]:8000", "\xe9"]  # fmt: skip
 
 
 @pytest.mark.parametrize("host", HOSTS)

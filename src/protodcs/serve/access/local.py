@@ -12,7 +12,7 @@ from starlette.types import Scope
 from ..settings import is_loopback
 from .refusals import refusal
 
-_HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(?::\d*)?")
+_HOST = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::\d*)?")
 
 
 def refuse_others(scope: Scope) -> Response | None:
@@ -32,7 +32,7 @@ def refuse_others(scope: Scope) -> Response | None:
 
 def _names_loopback(host: str) -> bool:
     found = _HOST.fullmatch(host)
-    return found is not None and is_loopback(found[1].strip("[]"))
+    return found is not None and is_loopback(found[1] or found[2] or "")
 
 
 def _refusal(served: str) -> Response:
