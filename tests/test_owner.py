@@ -317,7 +317,7 @@ def test_an_error_inside_the_engine_is_told_and_the_stream_goes_on_from_the_stor
             monkeypatch.setattr(engine, "_advance", torn)
             replies = await owner.handle([observe(3), observe(4), observe(5), create("t")])
             assert [reply.outcome.name for reply in replies] == ["FAILED", "FAILED", "FAILED", "DONE"]
-            assert "a bug in the engine" in replies[1].words
+            assert "a bug" not in replies[1].words
             assert len(journal_of(store)) == 3
             replies = await done(owner, *(observe(number) for number in range(3, 6)))
             assert [reply.position for reply in replies] == [3, 4, 5]

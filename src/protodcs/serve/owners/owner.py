@@ -40,7 +40,7 @@ from ...errors import (
 from .. import guard
 from ..access import audit
 from ..guard import Event
-from ..messages import Action, Outcome, Reply, Request
+from ..messages import Action, Outcome, Reply, Request, internal_error
 from ..settings import ServeConfig, classes_of, cost_limits_of
 from ..store.base import Batch, Checkpoint, Held, Store, Takeover
 from ..stream.answers import described_with_position
@@ -68,6 +68,8 @@ _CHANGES = {
 }
 # Changes that need room in the store. The others need little, or free some.
 _GROWING = (Kind.OBSERVE, Kind.ADD_CLASS)
+# Was this change applied before? Asked before a costly step.
+_LOOKUPS = {Action.LOOKUP: Kind.OBSERVE, Action.LOOKUP_CLASS: Kind.ADD_CLASS}
 # How often an owner looks which streams should be written or sleep, in seconds.
 _ROUND = 1.0
 # After so many leases an owner that stands in for another sends callers there again.
@@ -290,7 +292,7 @@ class Owner:
         for places, answers in zip(groups.values(), served, strict=True):
             if isinstance(answers, BaseException):
                 _log.error("a request failed", exc_info=answers)
-                answers = [Reply(Outcome.FAILED, f"an error inside the service: {answers!r}")] * len(places)
+                answers = [internal_error(answers)] * len(places)
             for place, answer in zip(places, answers, strict=True):
                 replies[place] = answer
         return replies
@@ -387,19 +389,19 @@ class Owner:
             question = _QUESTIONS.get(request.action)
             if question is not None:
                 return question(self, hosted, request.payload)
-            kind = Kind.OBSERVE if request.action == Action.LOOKUP else _CHANGES[request.action]
+            kind = _LOOKUPS.get(request.action) or _CHANGES[request.action]
             digest = _digest(request)
             found = hosted.applied(kind, request.key, digest, request.row)
             if found is not None:
                 return _told(found, repeated=True)
-            if request.action == Action.LOOKUP:
-                return _NOT_APPLIED
-            if kind in _GROWING:
-                self._quotas.check(request.stream)
             if kind is Kind.ADD_CLASS:
                 engine = hosted.engine
                 config, classes = engine.config.model_dump(), len(engine.classes) + 1
                 self._check_size(request.stream, hosted.birth, config, classes, engine.dimension)
+            if kind in _GROWING:
+                self._quotas.check(request.stream)
+            if request.action in _LOOKUPS:
+                return _NOT_APPLIED
             start = time.perf_counter()
             record = hosted.change(kind, request.key, request.payload, self._now(), digest, request.row)
             if kind is Kind.OBSERVE:
@@ -643,9 +645,9 @@ class Owner:
         return await self._in_thread(partial(imported_state, request.payload, birth, dimension, check_size))
 
     async def _describe(self, request: Request) -> Reply:
-        """Return which incarnation of a stream exists, without loading it."""
+        """Return which incarnation of a stream exists and what it was created with, without loading it."""
         found = await self._store.describe(request.stream)
-        return Reply(Outcome.DONE, facts={"incarnation": found.incarnation})
+        return Reply(Outcome.DONE, answer=found.birth, facts={"incarnation": found.incarnation})
 
     async def _check_health(self, _: Request) -> Reply:
         """Reply if this worker can serve: it reaches the store and has its lease."""

@@ -31,7 +31,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from ...errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError
+from ...errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError, without_passwords
 from ..settings import tenant_of
 from .base import Batch, Described, Fence, Held, Lease, Takeover, Write, check_lease
 
@@ -204,8 +204,11 @@ class RedisStore:
             raise ConfigError(f"prefix {prefix!r}: keys may begin with letters, digits, '-', '_' and '.' only")
         try:
             options: dict[str, Any] = dict(parse_url(url))
-        except ValueError as error:
-            raise ConfigError(f"the address of a Redis is redis://HOST:PORT/DATABASE or the like: {error}") from None
+        except ValueError:
+            # The message of redis-py may quote a part of the password.
+            raise ConfigError(
+                f"the address of a Redis is redis://HOST:PORT/DATABASE or the like; given: {without_passwords(url)!r}"
+            ) from None
         # No retries here: only the caller knows whether its time is over, and a repeated call is safe. The time-out of
         # a call covers all of it, which also spares one for every reply.
         options |= {
