@@ -63,7 +63,7 @@ def through(stream, features, resets=()):
     for number, feature in enumerate(features):
         if number in resets:
             stream.change(Kind.RESET, f"reset {number}", b"", 0.0)
-        answer = stream.change(Kind.OBSERVE, "key", feature.astype("<f4").tobytes(), 0.0).answer
+        answer = stream.change(Kind.OBSERVE, f"key {number}", feature.astype("<f4").tobytes(), 0.0).answer
         decision = unpack_decision(answer)
         index[number], known[number], score[number] = decision.index, decision.known, decision.score
     return index, known, score, stream.events()

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protodcs.errors import FencedError, HeldError, StoreError, UnknownStreamError
-from protodcs.serve.store.base import Batch, Checkpoint, Described, Fence, Held, Lease, Write, check_lease
+from protodcs.serve.settings import tenant_of
+from protodcs.serve.store.base import Batch, Checkpoint, Described, Fence, Held, Lease, Takeover, Write, check_lease
 
 
 @dataclass
@@ -32,6 +33,10 @@ class _Stream:
         return self.start + len(self.journal)
 
 
+def _size(stream: _Stream) -> int:
+    return sum(map(len, [stream.birth, stream.snapshot or b"", *stream.journal, *stream.kept.values()]))
+
+
 class MemoryStore:
     def __init__(self) -> None:
         self.generation = ""
@@ -41,6 +46,10 @@ class MemoryStore:
         self._acquired = 0
         self.content: dict[str, _Stream] = {}
         self.leases: dict[str, tuple[str, float]] = {}
+        self.member_names: list[str] | None = None
+        # When each stream may be taken again from a holder that lives, and what was taken from each worker.
+        self._takeovers: dict[str, float] = {}
+        self._taken: dict[str, dict[str, int]] = {}
         self.shared: dict[str, bytes] = {}
         # An epoch above those of all streams that were deleted.
         self.past = 0
@@ -80,7 +89,7 @@ class MemoryStore:
             holder = None
         if takes_over or holder in (None, incarnation):
             self.leases[owner] = (incarnation, time.monotonic() + seconds)
-        return Lease(holder, time.time() + self.clock_offset)
+        return Lease(holder, time.time() + self.clock_offset, dict(self._taken.get(owner, {})))
 
     async def resign(self, owner: str, incarnation: str) -> None:
         self._reach()
@@ -97,21 +106,34 @@ class MemoryStore:
         self.content[stream] = _Stream(birth, shared, Fence(self.past, "nobody"), str(self._created))
         return True
 
-    async def acquire(self, stream: str, owner: str, incarnation: str) -> Held:
+    async def members(self) -> list[str] | None:
+        self._reach()
+        return self.member_names
+
+    async def set_members(self, names: Sequence[str]) -> None:
+        self._reach()
+        self.member_names = list(names)
+
+    async def acquire(self, stream: str, owner: str, incarnation: str, takeover: Takeover | None = None) -> Held:
         self._reach()
         found = self.content.get(stream)
         if found is None:
             raise UnknownStreamError(f"there is no stream {stream!r}")
         holder = self._holder(found)
-        if holder is not None and holder != owner:
+        lives = holder is not None and holder != owner
+        now = time.monotonic()
+        if lives and (takeover is None or takeover.holder != holder or self._takeovers.get(stream, 0.0) > now):
             raise HeldError(f"{stream!r} is held by {holder!r}", holder)
         self._acquired += 1
         found.fence = Fence(found.fence.epoch + 1, str(self._acquired))
+        if lives:
+            self._takeovers[stream] = now + takeover.pause
+            self._taken.setdefault(holder, {})[stream] = found.fence.epoch
         found.since, found.covered_by = found.position, None
         found.holder = (owner, incarnation)
         return Held(found.fence, found.birth, found.snapshot, found.start, list(found.journal), found.incarnation)
 
-    async def commit(self, writes: Sequence[Write]) -> list[FencedError | None]:
+    async def commit(self, writes: Sequence[Write]) -> list[FencedError | StoreError | None]:
         if self.gate is not None:
             await self.gate.wait()
         self._reach()
@@ -173,14 +195,23 @@ class MemoryStore:
         found = self.content.get(stream)
         if found is None:
             raise UnknownStreamError(f"there is no stream {stream!r}")
-        size = sum(map(len, [found.birth, found.snapshot or b"", *found.journal, *found.kept.values()]))
-        holder = self._holder(found)
+        holder, size = self._holder(found), _size(found)
         return Described(found.birth, found.fence.epoch, holder, found.position, found.start, size, found.incarnation)
 
     async def streams(self):
         self._reach()
         for stream in list(self.content):
             yield stream
+
+    async def usage(self) -> dict[str, int]:
+        self._reach()
+        found: dict[str, int] = {}
+        for stream, content in self.content.items():
+            tenant = tenant_of(stream)
+            found[tenant] = found.get(tenant, 0) + _size(content)
+        for tenant, blob in {(tenant_of(stream), content.shared) for stream, content in self.content.items()}:
+            found[tenant] += len(self.shared[blob])
+        return found
 
     async def keep(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:
         self._reach()

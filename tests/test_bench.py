@@ -656,7 +656,8 @@ def test_ray_gives_the_same_rows_and_a_killed_worker_costs_only_its_cell(cluster
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 def test_methods_over_images_give_the_same_rows_on_ray(cluster, command, tmp_path, features):
-    few = {**PIXELS, "protocols": ["continual"], "corruptions": ["fog"]}
+    counts = {"known_count": 10, "unknown_count": 6}
+    few = {**PIXELS, "protocols": ["continual"], "corruptions": ["fog"], "options": counts}
     file = written(tmp_path, streams=[few], methods=[*IMAGES, PLAIN])
     options = "--jobs", 2, "--features", features
     result = command(file, "--out", tmp_path / "ray", "--ray", "auto", *options)

@@ -428,7 +428,8 @@ def guarded(prototypes, config, chosen):
 def answers(hosted, features):
     """The best class of each sample."""
     payloads = (feature.astype("<f4").tobytes() for feature in features)
-    return np.array([unpack_decision(hosted.change(Kind.OBSERVE, "k", data, 0.0).answer).index for data in payloads])
+    records = (hosted.change(Kind.OBSERVE, f"key {at}", data, 0.0) for at, data in enumerate(payloads))
+    return np.array([unpack_decision(record.answer).index for record in records])
 
 
 def behind(hosted, prototypes, attack):

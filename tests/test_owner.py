@@ -1,6 +1,8 @@
 """An owner: it answers when a change is durable, keeps nothing it cannot trust, and wakes streams to the bit."""
 
 import asyncio
+import random
+import threading
 import time
 from functools import partial
 
@@ -31,10 +33,11 @@ from protodcs.serve.messages import Action, Outcome, Reply, Request
 from protodcs.serve.owners import owner as owner_module
 from protodcs.serve.owners.owner import Owner
 from protodcs.serve.owners.ring import Ring
+from protodcs.serve.stream import hosted as hosted_module
 from protodcs.serve.stream.answers import pack_decision
-from protodcs.serve.stream.hosted import pack_class
+from protodcs.serve.stream.hosted import Hosted, pack_class
 from protodcs.serve.stream.idempotency import digest_of
-from protodcs.serve.stream.records import Record
+from protodcs.serve.stream.records import Kind, Record
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
@@ -441,12 +444,13 @@ def test_one_who_stands_in_gives_the_stream_back_after_a_while(monkeypatch):
 
     async def run():
         store = MemoryStore()
-        async with started(store, "one", lease_seconds=1.0) as owner:
-            owner.arrange(["two"])
-            await done(owner, observe(0, stand_in=True))
-            assert store.content["s"].holder is not None
-            await until(lambda: store.content["s"].holder is None)
-            assert (await one(owner, observe(1))).outcome is Outcome.MOVED
+        stream = next(f"s{number}" for number in range(100) if Ring(["one", "two"]).first(f"s{number}") == "two")
+        async with started(store, "one", streams=[stream], lease_seconds=1.0) as owner:
+            owner.arrange(["one", "two"])
+            await done(owner, observe(0, stream, stand_in=True))
+            assert store.content[stream].holder is not None
+            await until(lambda: store.content[stream].holder is None)
+            assert (await one(owner, observe(1, stream))).outcome is Outcome.MOVED
 
     asyncio.run(run())
 
@@ -528,10 +532,10 @@ def test_a_stream_is_written_whole_after_so_many_records_and_its_journal_is_cut(
         async with started(store, snapshot_records=8) as owner:
             for number in range(20):
                 await done(owner, observe(number))
-                assert len(journal_of(store)) == (number + 1) % 8
+                await until(lambda number=number: len(journal_of(store)) == (number + 1) % 8)
             assert store.content["s"].start == 16
-            # The snapshot shares the commit of the records that it covers.
-            assert store.commits == 20
+            # Each snapshot is a commit of its own.
+            assert store.commits == 22
             assert (await done(owner, observe(3)))[0].repeated
             async with started(store, streams=()) as successor:
                 await done(successor, observe(20))
@@ -889,25 +893,6 @@ def test_after_one_that_must_be_asked_again_none_behind_it_is_served():
     asyncio.run(run())
 
 
-def test_a_damaged_stream_says_so_at_once_and_can_be_deleted():
-    async def run():
-        store = MemoryStore()
-        async with started(store, sleep_records=0) as owner:
-            await done(owner, *(observe(number) for number in range(5)))
-            owner._put_to_sleep("s")
-            await until(lambda: not owner._busy)
-            damaged = bytearray(store.content["s"].snapshot)
-            damaged[len(damaged) // 2] ^= 1
-            store.content["s"].snapshot = bytes(damaged)
-            reply = await one(owner, observe(5))
-            assert reply.outcome is Outcome.FAILED
-            assert "does not match its checksum" in reply.words
-            await done(owner, await delete(owner))
-            assert (await one(owner, observe(5))).outcome is Outcome.MISSING
-
-    asyncio.run(run())
-
-
 def test_a_kept_snapshot_is_forgotten():
     async def run():
         store = MemoryStore()
@@ -1143,5 +1128,484 @@ def test_a_store_that_was_replaced_makes_a_worker_read_its_streams_again():
             assert peeked.facts["position"] == 1
             await done(owner, observe(1))
             assert engine_of(owner) == learned(2)
+
+    asyncio.run(run())
+
+
+def test_a_stream_whose_lease_was_lost_while_it_was_loaded_is_loaded_again():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as owner, started(store, name="owner-1", streams=()) as other:
+            await done(owner, observe(0))
+            owner._streams.clear()
+            load = owner._load
+
+            async def load_slowly(held, prototypes):
+                hosted = await load(held, prototypes)
+                owner._load = load
+                store.leases.pop("owner-0")
+                await done(other, observe(1)._replace(stand_in=True))
+                await other.drain(Reply(Outcome.CLOSED, "over"))
+                await owner._renew()
+                return hosted
+
+            owner._load = load_slowly
+            first, second = [await one(owner, ask(Action.STATUS)) for _ in range(2)]
+            assert first.outcome is Outcome.LATER
+            assert second.facts["position"] == 2
+
+    asyncio.run(run())
+
+
+# Long work.
+
+
+def slow_steps(monkeypatch, clock, seconds):
+    """Have every observe take so long, by the virtual clock, and return the positions of the observes so far."""
+    positions, learn = [], Hosted._observe
+
+    def observe_slowly(hosted, payload):
+        clock.now += seconds
+        positions.append(hosted.position)
+        return learn(hosted, payload)
+
+    monkeypatch.setitem(hosted_module._CHANGES, Kind.OBSERVE, observe_slowly)
+    return positions
+
+
+def test_a_long_run_lets_other_streams_and_the_lease_have_their_turn(monkeypatch, virtual_time):
+    async def run():
+        store = MemoryStore()
+        async with started(store, streams=["s", "t"], lease_seconds=1.0) as worker:
+            await done(worker, observe(0, "t"))
+            steps = slow_steps(monkeypatch, virtual_time, 0.1)
+            long = asyncio.create_task(worker.handle([observe(number) for number in range(100)]))
+            await turns(3)
+            await done(worker, ask(Action.PEEK, payload=feature(1), stream="t"), observe(1, "t"))
+            assert len(steps) < 30
+            replies = await long
+            assert [reply.position for reply in replies] == list(range(100))
+            assert engine_of(worker) == learned(100)
+            # Ten seconds have passed: without renewals the stream would have been loaded again, with another epoch.
+            assert {reply.epoch for reply in replies} == {1}
+            holder, until = store.leases["owner-0"]
+            assert (holder, until > time.monotonic()) == (worker.incarnation, True)
+        assert store.misfits == []
+
+    asyncio.run(run())
+
+
+def test_runs_of_many_streams_in_one_call_let_the_lease_have_its_turn(monkeypatch, virtual_time):
+    async def run():
+        streams = [f"s{number}" for number in range(100)]
+        async with started(streams=streams, lease_seconds=1.0) as worker:
+            await done(worker, *(ask(Action.STATUS, stream=stream) for stream in streams))
+            slow_steps(monkeypatch, virtual_time, 0.1)
+            replies = await done(worker, *(observe(0, stream) for stream in streams))
+            assert {reply.epoch for reply in replies} == {1}
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_is_unloaded_or_lost_in_the_middle_of_a_run_is_learned_once(monkeypatch, virtual_time):
+    async def run():
+        store = MemoryStore()
+        async with started(store, lease_seconds=1.0) as worker:
+            await done(worker, observe(0))
+            steps = slow_steps(monkeypatch, virtual_time, 0.1)
+            long = asyncio.create_task(worker.handle([observe(number) for number in range(1, 60)]))
+            await until(lambda: len(steps) > 5)
+            worker._put_to_sleep("s")
+            await until(lambda: len(steps) > 20)
+            worker._streams.clear()
+            replies = await long
+            assert [reply.outcome for reply in replies] == [Outcome.DONE] * 59
+            assert [reply.position for reply in replies] == list(range(1, 60))
+            assert len({reply.epoch for reply in replies}) == 3
+            assert engine_of(worker) == learned(60)
+            assert [record.position for record in journal_of(store)] == list(range(60))
+        assert store.misfits == []
+
+    asyncio.run(run())
+
+
+def test_a_slice_does_not_overtake_rows_that_were_lost(monkeypatch, virtual_time):
+    """The lease ends in the middle of a run, while the rows before are on their way to the store."""
+
+    async def run():
+        store = MemoryStore()
+        async with started(store, lease_seconds=1.0) as worker:
+            await done(worker, observe(0))
+            store.gate = asyncio.Event()
+            steps = slow_steps(monkeypatch, virtual_time, 0.1)
+            long = asyncio.create_task(worker.handle([observe(number) for number in range(1, 60)]))
+            await until(lambda: len(steps) > 5)
+            worker._discard()
+            await until(lambda: len(worker._streams) == 1)
+            store.gate.set()
+            assert {reply.outcome for reply in await long} == {Outcome.LATER}
+            assert [record.key for record in journal_of(store)] == ["key-0"]
+            await done(worker, *(observe(number) for number in range(1, 60)))
+            assert engine_of(worker) == learned(60)
+        assert store.misfits == []
+
+    asyncio.run(run())
+
+
+def test_a_run_ends_early_if_its_stream_is_deleted(monkeypatch, virtual_time):
+    async def run():
+        async with started(lease_seconds=1.0) as worker:
+            await done(worker, observe(0))
+            deletion = await delete(worker)
+            steps = slow_steps(monkeypatch, virtual_time, 0.1)
+            long = asyncio.create_task(worker.handle([observe(number) for number in range(1, 60)]))
+            await until(lambda: len(steps) > 5)
+            await done(worker, deletion)
+            # Depending on how much was durable before the deletion.
+            assert (await long)[-1].outcome in (Outcome.LATER, Outcome.MISSING)
+            assert (await one(worker, observe(1))).outcome is Outcome.MISSING
+            assert len(steps) < 60
+
+    asyncio.run(run())
+
+
+def test_a_long_journal_is_replayed_in_slices(monkeypatch, virtual_time):
+    async def run():
+        store = MemoryStore()
+        async with started(store, streams=["s", "t"], lease_seconds=1.0) as worker:
+            await done(worker, *(observe(number) for number in range(100)), observe(0, "t"))
+            worker._streams.clear()
+            steps = slow_steps(monkeypatch, virtual_time, 0.1)
+            load = asyncio.create_task(worker.handle([ask(Action.STATUS)]))
+            await turns(3)
+            await done(worker, ask(Action.PEEK, payload=feature(1), stream="t"))
+            assert 0 < len(steps) < 30
+            ((reply,),) = (await load,)
+            assert (reply.outcome, reply.facts["epoch"], len(steps)) == (Outcome.DONE, 2, 101)
+            assert engine_of(worker) == learned(100)
+
+    asyncio.run(run())
+
+
+def test_a_step_that_takes_long_is_computed_in_a_thread(monkeypatch):
+    """Nothing can interrupt a step, so other streams are served beside it."""
+    monkeypatch.setattr(owner_module, "_SLOW_STEP", 0.0)
+    begun, release = threading.Event(), threading.Event()
+    learn = Hosted._observe
+
+    def observe_slowly(hosted, payload):
+        if hosted.position == 3:
+            begun.set()
+            assert release.wait(60)
+        return learn(hosted, payload)
+
+    async def run():
+        store = MemoryStore()
+        async with started(store, streams=["s", "t"]) as worker:
+            await done(worker, observe(0, "t"))
+            monkeypatch.setitem(hosted_module._CHANGES, Kind.OBSERVE, observe_slowly)
+            long = asyncio.create_task(worker.handle([observe(number) for number in range(10)]))
+            waiting = asyncio.create_task(worker.handle([ask(Action.STATUS)]))
+            while not begun.is_set():
+                await asyncio.sleep(0)
+            await done(worker, observe(1, "t"), ask(Action.KEEP, "k", b"kept", "t"))
+            worker.metrics()
+            await turns()
+            assert not long.done()
+            assert not waiting.done()
+            release.set()
+            assert [reply.position for reply in await long] == list(range(10))
+            assert (await waiting)[0].outcome is Outcome.DONE
+            await done(worker, keep("a"), observe(10), roll_back("a"))
+            assert engine_of(worker) == learned(10)
+            worker._put_to_sleep("s")
+            await done(worker, observe(10, key="again"))
+            assert engine_of(worker) == learned(11)
+        assert store.misfits == []
+
+    asyncio.run(run())
+
+
+def test_streams_that_compute_in_threads_equal_their_journals(monkeypatch):
+    """Whatever is asked at the same time, what is in memory is what the records in the store tell."""
+    monkeypatch.setattr(owner_module, "_SLOW_STEP", 0.0)
+    chance = random.Random(5)
+
+    async def client(worker, name):
+        for number in range(25):
+            stream = chance.choice("st")
+            key = f"{name}-{number}"
+            requests = chance.choice(
+                [
+                    [observe(row, stream, key=f"{key}-{row}") for row in range(chance.randrange(1, 8))],
+                    [ask(Action.PEEK, key, feature(3), stream), ask(Action.STATUS, stream=stream)],
+                    [ask(Action.KEEP, key, b"kept", stream, replace=True)],
+                    [
+                        ask(Action.KEEP, key, b"kept", stream, replace=True),
+                        ask(Action.ROLLBACK, f"{key} b", b"kept", stream),
+                    ],
+                    [ask(Action.EXPLAIN, key, feature(4), stream), ask(Action.EXPORT, stream=stream)],
+                ]
+            )
+            outcomes = {Outcome.LATER}
+            while Outcome.LATER in outcomes:
+                outcomes = {reply.outcome for reply in await worker.handle(requests)}
+            assert outcomes == {Outcome.DONE}
+            if chance.random() < 0.1:
+                worker._put_to_sleep(stream)
+            worker.metrics()
+
+    async def run():
+        store = MemoryStore()
+        async with started(store, streams=["s", "t"], snapshot_records=7, sleep_records=3) as worker:
+            await asyncio.gather(*(client(worker, name) for name in "abcdef"))
+            await done(worker, *(ask(Action.STATUS, stream=stream) for stream in "st"))
+            async with started(store, streams=()) as successor:
+                for stream in "st":
+                    (reply,) = await done(successor, ask(Action.STATUS, stream=stream))
+                    assert reply.facts["position"] == worker._streams[stream].hosted.position
+                    assert reply.facts["replayed_differently"] == 0
+                    assert engine_of(successor, stream) == engine_of(worker, stream)
+        assert store.misfits == []
+
+    asyncio.run(run())
+
+
+def test_a_run_that_is_cancelled_while_it_computes_in_a_thread_is_loaded_again(monkeypatch):
+    monkeypatch.setattr(owner_module, "_SLOW_STEP", 0.0)
+    begun, release = threading.Event(), threading.Event()
+    learn = Hosted._observe
+
+    def observe_slowly(hosted, payload):
+        if hosted.position == 1 and not begun.is_set():
+            begun.set()
+            assert release.wait(60)
+        return learn(hosted, payload)
+
+    async def run():
+        store = MemoryStore()
+        async with started(store) as worker:
+            await done(worker, observe(0))
+            monkeypatch.setitem(hosted_module._CHANGES, Kind.OBSERVE, observe_slowly)
+            long = asyncio.create_task(worker.handle([observe(1)]))
+            while not begun.is_set():
+                await asyncio.sleep(0)
+            long.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await long
+            (reply,) = await done(worker, observe(1, key="another"))
+            assert (reply.position, reply.epoch) == (1, 2)
+            release.set()
+            assert engine_of(worker) == learned(2)
+        assert store.misfits == []
+
+    asyncio.run(run())
+
+
+# Damaged streams.
+
+
+class CountingStore(MemoryStore):
+    """A store that counts how often streams are read."""
+
+    def __init__(self):
+        super().__init__()
+        self.reads = 0
+
+    async def acquire(self, *arguments):
+        self.reads += 1
+        return await super().acquire(*arguments)
+
+
+async def unload(worker, stream="s"):
+    worker._put_to_sleep(stream)
+    await until(lambda: not worker._busy)
+
+
+def damaged(data):
+    """Return the bytes with one bit changed."""
+    changed = bytearray(data)
+    changed[len(changed) // 2] ^= 1
+    return bytes(changed)
+
+
+async def damage(worker, store):
+    """Have a stream learn five samples, save a snapshot, unload, learn three more, and damage its newest snapshot."""
+    await done(worker, *(observe(number) for number in range(5)), keep("good"))
+    await unload(worker)
+    await done(worker, *(observe(number) for number in range(5, 8)))
+    worker._streams.clear()
+    store.content["s"].snapshot = damaged(store.content["s"].snapshot)
+
+
+def quarantined(worker):
+    families = {family.name: family for family in worker.metrics()}
+    return families["protodcs_owner_quarantined_streams"].samples[0].value
+
+
+def test_a_damaged_stream_is_quarantined_after_some_attempts(caplog):
+    async def run():
+        store = CountingStore()
+        async with started(store, streams=["s", "t"], sleep_records=0) as worker:
+            await damage(worker, store)
+            for _ in range(3):
+                assert quarantined(worker) == 0
+                reply = await one(worker, observe(8))
+                assert reply.outcome is Outcome.FAILED
+                assert "does not match its checksum" in reply.words
+            reads = store.reads
+            for request in (observe(8), ask(Action.STATUS), keep("a"), ask(Action.FREEZE)):
+                reply = await one(worker, request)
+                assert reply.outcome is Outcome.CONFLICT
+                assert "does not match its checksum: it is damaged. Delete the stream or restore" in reply.words
+            assert (store.reads, quarantined(worker)) == (reads, 1)
+            await done(worker, observe(0, "t"))
+
+    asyncio.run(run())
+    assert [record.message for record in caplog.records].count("a damaged stream is quarantined") == 1
+
+
+def test_an_unexpected_error_of_a_load_is_damage_too(monkeypatch):
+    async def run():
+        store = MemoryStore()
+        async with started(store, quarantine_failures=2) as worker:
+            await done(worker, observe(0))
+            worker._streams.clear()
+            monkeypatch.setattr(Hosted, "replay", lambda *_: 1 / 0)
+            outcomes = [(await one(worker, observe(1))).outcome for _ in range(3)]
+            assert outcomes == [Outcome.FAILED, Outcome.FAILED, Outcome.CONFLICT]
+            await done(worker, await delete(worker))
+            assert store.content == {}
+
+    asyncio.run(run())
+
+
+def test_errors_that_pass_do_not_quarantine_a_stream():
+    async def run():
+        store = MemoryStore()
+        async with (
+            started(store, "one", quarantine_failures=1) as worker,
+            started(store, "two", streams=(), quarantine_failures=1) as other,
+        ):
+            await done(worker, observe(0))
+            assert (await one(other, observe(1))).outcome is Outcome.HELD
+            worker._streams.clear()
+            store.down = True
+            assert (await one(worker, observe(1))).outcome is Outcome.LATER
+            store.down = False
+            shared = store.shared.popitem()
+            assert (await one(worker, observe(1))).outcome is Outcome.LATER
+            store.shared.update([shared])
+            await done(worker, observe(1))
+            assert (quarantined(worker), quarantined(other)) == (0, 0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("attempts", [0, 5])
+def test_a_damaged_stream_can_be_deleted_and_created_again(attempts):
+    async def run():
+        store = MemoryStore()
+        async with started(store, sleep_records=0) as worker:
+            await damage(worker, store)
+            for _ in range(attempts):
+                await one(worker, observe(8))
+            await done(worker, await delete(worker))
+            assert (await one(worker, observe(8))).outcome is Outcome.MISSING
+            await done(worker, create(), observe(0))
+            assert (engine_of(worker), quarantined(worker)) == (learned(1), 0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("attempts", [0, 5])
+def test_a_damaged_stream_can_be_rolled_back(attempts):
+    async def run():
+        store = MemoryStore()
+        async with started(store, sleep_records=0) as worker:
+            await damage(worker, store)
+            for _ in range(attempts):
+                await one(worker, observe(8))
+            (names,) = await done(worker, ask(Action.KEPT))
+            assert names.facts == {"snapshots": ["good"]}
+            # Five observes, one saved snapshot and three observes are in the journal.
+            (reply,) = await done(worker, roll_back("good"))
+            assert (reply.position, quarantined(worker)) == (9, 0)
+            assert engine_of(worker) == learned(5)
+            # The records behind the damaged snapshot still tell of their requests.
+            retries = await done(worker, *(observe(number) for number in (5, 6, 7)))
+            assert [(retry.position, retry.repeated) for retry in retries] == [(6, True), (7, True), (8, True)]
+            assert (await done(worker, roll_back("good")))[0].repeated
+            await done(worker, observe(5, key="again"))
+            async with started(store, streams=()) as successor:
+                (reply,) = await done(successor, observe(6, key="once more"))
+                assert reply.position == 11
+                assert engine_of(successor) == learned(7)
+        assert store.misfits == []
+
+    asyncio.run(run())
+
+
+def test_a_stream_with_a_damaged_record_keeps_its_other_keys_when_it_is_restored():
+    async def run():
+        store = MemoryStore()
+        async with started(store, sleep_records=0) as worker:
+            await damage(worker, store)
+            content = store.content["s"]
+            content.snapshot = damaged(content.snapshot)
+            content.journal[1] = damaged(content.journal[1])
+            assert (await one(worker, observe(8))).outcome is Outcome.FAILED
+            (reply,) = await done(worker, ask(Action.IMPORT, "import", learned(20)))
+            assert reply.position == 9
+            assert engine_of(worker) == learned(20)
+            # The key of the damaged record is lost, and the answers before it have expired.
+            replies = [await one(worker, observe(number)) for number in range(8)]
+            assert [reply.outcome for reply in replies] == [Outcome.EXPIRED] * 6 + [Outcome.DONE] * 2
+            assert [reply.repeated for reply in replies[6:]] == [False, True]
+
+    asyncio.run(run())
+
+
+def test_a_damaged_saved_snapshot_is_an_error_and_changes_nothing():
+    async def run():
+        store = MemoryStore()
+        async with started(store, sleep_records=0) as worker:
+            await damage(worker, store)
+            content = store.content["s"]
+            content.kept["good"] = damaged(content.kept["good"])
+            before = content.snapshot, list(content.journal)
+            for _ in range(5):
+                reply = await one(worker, roll_back("good"))
+                assert reply.outcome is Outcome.WRONG
+                assert "does not match its hash" in reply.words
+            assert (await one(worker, roll_back("never saved"))).outcome is Outcome.MISSING
+            assert (content.snapshot, content.journal) == before
+            assert (await one(worker, observe(8))).outcome is Outcome.CONFLICT
+
+    asyncio.run(run())
+
+
+def test_a_damaged_saved_snapshot_does_not_harm_a_stream_that_is_not_damaged():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as worker:
+            await done(worker, observe(0), keep("a"), observe(1))
+            store.content["s"].kept["a"] = damaged(store.content["s"].kept["a"])
+            assert (await one(worker, roll_back("a"))).outcome is Outcome.WRONG
+            assert engine_of(worker) == learned(2)
+
+    asyncio.run(run())
+
+
+def test_a_worker_forgets_a_quarantine_with_its_lease():
+    async def run():
+        store = MemoryStore()
+        async with started(store, sleep_records=0, quarantine_failures=1) as worker:
+            await damage(worker, store)
+            await one(worker, observe(8))
+            assert (await one(worker, observe(8))).outcome is Outcome.CONFLICT
+            store.content["s"].snapshot = damaged(store.content["s"].snapshot)
+            worker._renewed = -float("inf")
+            await done(worker, observe(8))
 
     asyncio.run(run())

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("virtual_time")
     ("removed", "outcome", "words"),
     [
         (False, Outcome.CLOSED, "the service is being stopped: nothing was done; ask again when it is back"),
-        (True, Outcome.MOVED, "this owner is being removed"),
+        (True, Outcome.MOVED, ""),
     ],
     ids=["stop", "removal"],
 )

@@ -47,8 +47,8 @@ class SlowStore(MemoryStore):
         await asyncio.sleep(self.chance.uniform(0, 0.002))
         return answer
 
-    async def acquire(self, stream, owner, incarnation):
-        held = await super().acquire(stream, owner, incarnation)
+    async def acquire(self, *arguments):
+        held = await super().acquire(*arguments)
         await asyncio.sleep(self.chance.uniform(0, 0.002))
         return held
 

@@ -98,11 +98,6 @@ def test_clients_with_failover_are_served_while_an_ingress_cannot_reach_a_worker
     asyncio.run(serve_during(service, partition, failover=True))
 
 
-@pytest.mark.xfail(
-    raises=TimeoutError,
-    strict=False,
-    reason="A worker that reaches the store keeps its streams, and no other worker forwards requests to it.",
-)
 @pytest.mark.parametrize("partition", INGRESS_PARTITIONS)
 def test_an_ingress_serves_the_streams_of_a_worker_that_it_cannot_reach(service, partition):
     asyncio.run(serve_during(service, partition, failover=False))

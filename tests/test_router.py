@@ -3,9 +3,10 @@
 import asyncio
 import random
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import suppress
 from contextvars import ContextVar
+from itertools import pairwise
 
 import pytest
 
@@ -15,6 +16,7 @@ from protodcs.serve.messages import Action, Outcome, Reply, Request
 from protodcs.serve.owners import router as router_module
 from protodcs.serve.owners.ring import Ring
 from protodcs.serve.owners.router import LateError, OverloadedError, OwnerLostError, Router
+from protodcs.serve.telemetry.metrics import families
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
@@ -26,7 +28,8 @@ class Owners:
 
     Attributes:
         applied: the keys of each stream in the order of their first application.
-        calls: to whom, and with which requests.
+        calls: to whom, and with which requests; without health checks.
+        checks: which worker was checked, and when.
         fate: asked before each call; may raise, wait, or give replies in place of an owner's.
     """
 
@@ -35,9 +38,14 @@ class Owners:
         self.fate = fate
         self.applied = defaultdict(list)
         self.calls = []
+        self.checks = []
         self.under_way = set()
 
     async def call(self, owner, requests):
+        if requests[0].action == Action.CHECK_HEALTH:
+            self.checks.append((owner, time.monotonic()))
+            replies = None if self.fate is None else await self.fate(owner, requests)
+            return [Reply(Outcome.DONE)] if replies is None else replies
         self.calls.append((owner, requests))
         streams = {request.stream for request in requests}
         assert not streams & self.under_way, "two calls with requests on one stream"
@@ -53,6 +61,8 @@ class Owners:
             self.under_way -= streams
 
     def apply(self, request):
+        if request.action == Action.CHECK_HEALTH:
+            return Reply(Outcome.DONE)
         keys = self.applied[request.stream]
         repeated = request.key in keys
         if not repeated:
@@ -97,6 +107,11 @@ def stream_of(owner, owners=OWNERS):
     """A stream that belongs to an owner."""
     ring = Ring(owners)
     return next(f"s{number}" for number in range(1000) if ring.first(f"s{number}") == owner)
+
+
+def value(report, name, **labels):
+    """Return the value of one metric."""
+    return next(s.value for family in report for s in family.samples if (s.name, s.labels) == (name, labels))
 
 
 # Order.
@@ -456,7 +471,7 @@ def test_a_ring_has_a_place_for_every_string():
     assert sorted(Ring(OWNERS).order("\ud800")) == OWNERS
 
 
-def test_a_suspect_owner_is_left_alone_for_a_while_and_comes_back():
+def test_a_suspect_owner_is_left_alone_until_it_passes_a_health_check():
     async def run():
         owners = Owners()
         stream = stream_of("a")
@@ -472,13 +487,222 @@ def test_a_suspect_owner_is_left_alone_for_a_while_and_comes_back():
         stand_in = Ring(OWNERS).order(stream)[1]
         assert [owner for owner, _ in owners.calls] == ["a", stand_in]
         assert [requests[0].stand_in for _, requests in owners.calls] == [False, True]
+        await asyncio.sleep(0.6)
         dead.clear()
         await router.ask(request(1, stream))
         assert owners.calls[-1][0] == stand_in
-        await asyncio.sleep(0.6)
+        await until_checked(owners, len(owners.checks) + 1)
         await router.ask(request(2, stream))
         assert (owners.calls[-1][0], owners.calls[-1][1][0].stand_in) == ("a", False)
         assert owners.applied[stream] == ["0", "1", "2"]
+
+    asyncio.run(run())
+
+
+async def until_checked(owners, count):
+    """Wait until so many health checks were made, and their replies arrived."""
+    end = time.monotonic() + 1000
+    while len(owners.checks) < count:
+        assert time.monotonic() < end, f"{len(owners.checks)} health checks instead of {count}"
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)
+
+
+def hangs(*workers):
+    """Return the fate of calls to workers that never answer."""
+
+    async def fate(worker, requests):
+        if worker in workers:
+            await asyncio.sleep(3600)
+
+    return fate
+
+
+def test_a_hung_worker_costs_each_stream_at_most_one_timeout():
+    streams = [f"s{number}" for number in range(20)]
+    stalls = Counter()
+
+    async def client(router, stream):
+        for number in range(600):
+            start = time.monotonic()
+            await router.ask(request(number, stream))
+            stalls[stream] += time.monotonic() - start > 2.5
+            await asyncio.sleep(1.0)
+
+    async def run():
+        router = Owners(fate=hangs("a")).router(attempt_seconds=5.0, lease_seconds=5.0)
+        await asyncio.gather(*(client(router, stream) for stream in streams))
+        assert value(families(router.metrics.registry), "protodcs_ingress_suspect_workers") == 1
+
+    asyncio.run(run())
+    assert sum(Ring(OWNERS).first(stream) == "a" for stream in streams) > 3
+    assert sum(stalls.values()) > 0
+    assert max(stalls.values()) == 1
+
+
+def test_a_hung_worker_is_checked_after_pauses_that_double_up_to_a_minute():
+    async def run():
+        owners = Owners(fate=hangs("a"))
+        router = owners.router(attempt_seconds=5.0, lease_seconds=5.0)
+        await router.ask(request(0, stream_of("a")))
+        await until_checked(owners, 12)
+        report = families(router.metrics.registry)
+        assert value(report, "protodcs_ingress_failed_calls_total", reason="silent") == 1
+        assert value(report, "protodcs_ingress_health_checks_total", result="failed") == 11
+        return [when for _, when in owners.checks]
+
+    times = asyncio.run(run())
+    pauses = [later - earlier - 5.0 for earlier, later in pairwise(times)]
+    assert pauses == pytest.approx([1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60])
+
+
+def test_a_worker_that_passes_checks_and_fails_requests_is_asked_ever_more_rarely():
+    async def run():
+        owners, asked = Owners(), []
+
+        async def fate(worker, requests):
+            if worker == "a" and requests[0].action != Action.CHECK_HEALTH:
+                asked.append(time.monotonic())
+                await asyncio.sleep(3600)
+
+        owners.fate = fate
+        router = owners.router(attempt_seconds=5.0, lease_seconds=5.0)
+        stream = stream_of("a")
+        for number in range(600):
+            await router.ask(request(number, stream))
+            await asyncio.sleep(0.5)
+        return asked
+
+    pauses = [later - earlier for earlier, later in pairwise(asyncio.run(run()))]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] > 60
+
+
+def test_a_call_that_is_served_resets_the_pauses():
+    async def run():
+        owners, stream = Owners(fate=hangs("a")), stream_of("a")
+        router = owners.router(attempt_seconds=5.0, lease_seconds=5.0)
+        await router.ask(request(0, stream))
+        await until_checked(owners, 5)
+        owners.fate = None
+        await until_checked(owners, 6)
+        await router.ask(request(1, stream))
+        assert owners.calls[-1][0] == "a"
+        owners.fate, asked = hangs("a"), time.monotonic()
+        await router.ask(request(2, stream))
+        await until_checked(owners, 7)
+        assert owners.checks[-1][1] - asked == pytest.approx(5.5)
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_answers_but_cannot_serve_is_left_alone():
+    """As one that is cut off from the store: it answers each request at once, and none is applied."""
+
+    async def run():
+        owners, stream = Owners(), stream_of("a")
+
+        async def fate(worker, requests):
+            return [Reply(Outcome.LATER, "the store cannot be reached")] * len(requests) if worker == "a" else None
+
+        owners.fate = fate
+        router = owners.router(request_seconds=5.0)
+        for number in range(100):
+            await router.ask(request(number, stream))
+            await asyncio.sleep(1.0)
+        assert owners.applied[stream] == [str(number) for number in range(100)]
+        assert sum(worker == "a" for worker, _ in owners.calls) <= 3
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_recovers_has_all_others_checked():
+    """All failed for the same reason, such as a store that was down; it must not take minutes to use them all again."""
+
+    async def run():
+        owners, ring = Owners(fate=hangs(*OWNERS)), Ring(OWNERS)
+        router = owners.router(attempt_seconds=5.0, lease_seconds=5.0, request_seconds=30.0)
+        streams = [stream_of(owner) for owner in OWNERS]
+        for _ in range(20):
+            with suppress(LateError):
+                await router.ask(request("early", streams[0]))
+        assert len(router._health) == 3
+        owners.fate = None
+        await router.ask(request("first", streams[0]))
+        await asyncio.sleep(1.0)
+        for stream in streams:
+            await router.ask(request("later", stream))
+            assert owners.calls[-1][0] == ring.first(stream)
+
+    asyncio.run(run())
+
+
+def held_by(holder, unreachable):
+    """Return the fate of calls on a stream whose holder lives, for a router that cannot reach some workers."""
+
+    async def fate(worker, requests):
+        if worker in unreachable:
+            raise OwnerLostError("no route to this worker")
+        if requests[0].action != Action.CHECK_HEALTH and worker != holder and requests[0].take_from != holder:
+            return [Reply(Outcome.HELD, holder)] * len(requests)
+        return None
+
+    return fate
+
+
+def test_another_worker_takes_a_stream_whose_holder_fails_again_and_again():
+    async def run():
+        owners, stream = Owners(), stream_of("a")
+        owners.fate = held_by("a", {"a"})
+        router = owners.router(takeover_failures=3, request_seconds=30.0)
+        await router.ask(request(0, stream))
+        demands = [(worker, requests[0].take_from) for worker, requests in owners.calls if requests[0].take_from]
+        assert demands == [(Ring(OWNERS).order(stream)[1], "a")]
+        # One call and two checks failed.
+        assert len(owners.checks) == 2
+
+    asyncio.run(run())
+
+
+def test_the_worker_of_a_stream_takes_it_back_from_a_holder_that_fails():
+    async def run():
+        owners, stream = Owners(), stream_of("a")
+        owners.fate = held_by("b", {"b"})
+        router = owners.router(request_seconds=30.0)
+        await router.ask(request(0, stream))
+        assert (owners.calls[-1][0], owners.calls[-1][1][0].take_from) == ("a", "b")
+
+    asyncio.run(run())
+
+
+def test_no_stream_is_taken_from_a_holder_that_can_be_reached():
+    async def run():
+        owners, stream = Owners(), stream_of("a")
+        # The stand-in holds the stream; the worker that it belongs to is lost.
+        owners.fate = held_by("b", {"a"})
+        router = owners.router(request_seconds=30.0)
+        for number in range(50):
+            await router.ask(request(number, stream))
+            await asyncio.sleep(1.0)
+        assert not any(one.take_from for _, requests in owners.calls for one in requests)
+
+    asyncio.run(run())
+
+
+def test_the_worker_that_a_stream_moved_to_is_asked_though_the_router_does_not_know_it():
+    """As after a resize whose controller died before it told anyone."""
+
+    async def run():
+        owners = Owners(["a", "b"])
+
+        async def fate(worker, requests):
+            if worker != "c":
+                return [Reply(Outcome.MOVED, "c")] * len(requests)
+            return None
+
+        owners.fate = fate
+        await owners.router().ask(request(0))
+        assert [worker for worker, _ in owners.calls][-1] == "c"
 
     asyncio.run(run())
 
@@ -550,6 +774,31 @@ def test_a_ring_that_changes_moves_the_lines(monkeypatch):
         await router.ask(request(11, stream))
         assert owners.calls[-1][0] == "a"
         assert len(owners.calls) == before + 2
+        await settled(router)
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_drains_is_not_asked_again_without_a_pause():
+    """The worker that the stream belongs to is lost, and the one that stands in for it drains."""
+
+    async def run():
+        drained = []
+
+        async def fate(owner, requests):
+            if owner == "a":
+                raise OwnerLostError("gone")
+            drained.append(owner)
+            assert len(drained) < 1000, "the router asks without a pause"
+            return [Reply(Outcome.MOVED, "a")] * len(requests)
+
+        owners = Owners(["a", "b"], fate)
+        router = owners.router()
+        asked = asyncio.create_task(router.ask(request(0, stream_of("a", ["a", "b"]))))
+        await asyncio.sleep(0.5)
+        assert drained
+        owners.fate = None
+        assert (await asked).outcome is Outcome.DONE
         await settled(router)
 
     asyncio.run(run())

@@ -51,7 +51,7 @@ class FakeEncoding:
         return PROTOTYPES.fingerprint, SHARED
 
     async def facts(self):
-        return {"name": "fake", "fingerprint": "fake-encoder", "temperature": 0.02}
+        return {"name": "fake", "fingerprint": "fake-encoder", "temperature": 0.02, "dimension": ROWS.shape[1]}
 
 
 class Service:
@@ -1020,6 +1020,43 @@ def test_a_delete_of_an_earlier_incarnation_leaves_the_stream_alone():
             assert (await service.client.get("/v1/streams/s")).json()["incarnation"] == created["incarnation"]
             assert (await service.client.delete("/v1/streams/s")).status_code == 204
             assert (await service.client.get("/v1/streams/s")).status_code == 404
+            assert (await service.client.delete("/v1/streams/s")).status_code == 204
+
+    asyncio.run(run())
+
+
+def test_expensive_settings_are_422_with_the_estimate_the_limit_and_the_fix():
+    async def run():
+        async with served() as service:
+            config = {"mixture_window": 100_000, "history": 100_000, "mixture_period": 1}
+            words = words_of(await service.create(id="dear", config=config), 422)
+            assert "ms for a step on average; the limit `max_mean_step_cost` is 25" in words
+            assert "`mixture_window`=100000, `mixture_period`=1" in words
+            assert "Choose less expensive values, or ask the operator to raise the limit." in words
+            assert (await service.client.get("/v1/streams")).json() == {"streams": ["s"]}
+
+    asyncio.run(run())
+
+
+def test_a_damaged_stream_is_409_until_it_is_rolled_back():
+    async def run():
+        async with served(snapshot_records=1, quarantine_failures=1) as service:
+            decisions_of(await service.observe(feature(0)))
+            assert (await service.post("s/snapshots", json={"name": "good"})).status_code == 201
+            service.owner._streams.clear()
+            service.store.content["s"].snapshot = b"\x03garbage"
+            words_of(await service.observe(feature(1)), 500)
+            for response in (await service.observe(feature(1)), await service.client.get("/v1/streams/s")):
+                words = words_of(response, 409)
+                assert "The stored data of the stream 's' is damaged: a snapshot of 8 bytes: it was cut off." in words
+                assert "Delete the stream or restore a saved snapshot." in words
+            assert (await service.client.get("/v1/streams/s/snapshots")).json() == {"snapshots": ["good"]}
+            assert (await service.post("s/rollback", json={"name": "good"})).json()["position"] == 2
+            decisions_of(await service.observe(feature(1)))
+            assert engine_of(service.owner) == learned(2)
+            service.owner._streams.clear()
+            service.store.content["s"].snapshot = b""
+            words_of(await service.client.get("/v1/streams/s"), 500)
             assert (await service.client.delete("/v1/streams/s")).status_code == 204
 
     asyncio.run(run())

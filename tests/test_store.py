@@ -15,17 +15,17 @@ from hypothesis.stateful import run_state_machine_as_test
 from memory_store import MemoryStore
 from protodcs import Config
 from protodcs.core.prototypes import Prototypes
-from protodcs.errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError
+from protodcs.errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError, UsageError
 from protodcs.serve.messages import Action, Outcome, Request
 from protodcs.serve.owners.owner import Owner
 from protodcs.serve.settings import ServeConfig
 from protodcs.serve.store import open_store
-from protodcs.serve.store.base import Batch, Checkpoint, Fence
+from protodcs.serve.store.base import Batch, Checkpoint, Fence, Takeover
 from protodcs.serve.store.redis import RedisStore
 from protodcs.serve.stream.hosted import Birth
 from protodcs.serve.stream.shared import pack_prototypes
 from redis_server import RedisServer, free_port
-from store_contract import BLOB, STORES, StoreMachine, begun, of_every_store, older
+from store_contract import BLOB, STORES, StoreMachine, begun, of_every_store, of_shared_stores, older
 
 ODD_IDS = ["", " ", "a:b", "meta:a", "../up", "a/b", "\n\r\0", "*?[a]", "{a}", "\u00e9", "e\u0301", "\U0001f600", "%2e",
            "a" * 2000, "\ud800", "\ud83d\ude00", "A", "a", ".", "..", "-rf", "CON"]  # fmt: skip
@@ -386,6 +386,48 @@ async def test_a_description_tells_the_position_the_owner_and_about_the_size(sto
 
 
 @of_every_store
+async def test_the_usage_of_a_tenant_follows_what_its_streams_hold(store):
+    async def used(tenant):
+        return (await store.usage()).get(tenant, 0)
+
+    other = await begun(store, "other/s")
+    others = await used("other")
+    assert others >= len(b"birth" + b"blob")
+    fence = await begun(store, "mine/s")
+    assert await used("mine") == others
+    levels = [others]
+    for write, grows in [
+        (Batch("mine/s", fence, 0, [bytes(100), bytes(200)]), True),
+        (Batch("mine/s", fence, 2, [bytes(5000)]), True),
+        # It replaces the first two records, and the third one overtook it.
+        (Checkpoint("mine/s", fence, 2, bytes(50)), False),
+        (Checkpoint("mine/s", fence, 3, bytes(60)), False),
+    ]:
+        for _ in range(2):
+            assert await store.commit([write]) == [None]
+        levels.append(await used("mine"))
+        assert (levels[-1] > levels[-2]) == grows
+    assert levels[2] - levels[1] >= 5000
+    assert 60 <= levels[-1] - others < 300
+    await store.keep("mine/s", fence, "x", bytes(1000))
+    await store.keep("mine/s", fence, "x", bytes(700))
+    assert 700 <= await used("mine") - levels[-1] < 1000
+    await store.forget("mine/s", fence, "x")
+    await store.forget("mine/s", fence, "x")
+    assert await used("mine") == levels[-1]
+    # A blob counts once for each tenant.
+    second = await begun(store, "mine/second")
+    assert 0 < await used("mine") - levels[-1] < others
+    await store.delete("mine/s", fence)
+    assert await used("mine") == others
+    await store.delete("mine/second", second)
+    assert await used("mine") == 0
+    assert await used("other") == others
+    await store.delete("other/s", other)
+    assert await store.usage() == {}
+
+
+@of_every_store
 async def test_calls_may_come_all_at_once(store):
     fences = [await begun(store, f"s{number}") for number in range(60)]
     answers = await asyncio.gather(
@@ -584,6 +626,71 @@ async def test_of_many_owners_that_want_a_stream_one_gets_it(store):
     await asyncio.gather(*(store.renew(owner, "1", 60) for owner in owners))
     got = await asyncio.gather(*(store.acquire("s", owner, "1") for owner in owners), return_exceptions=True)
     assert sorted(type(one).__name__ for one in got) == ["Held"] + ["HeldError"] * 11
+
+
+# Takeovers, and the list of workers.
+
+
+@of_shared_stores
+async def test_a_takeover_fences_a_holder_that_lives_and_its_renewal_says_so(store):
+    fence = await begun(store)
+    await begun(store, "another")
+    assert (await store.renew("one", "1", 60)).taken == {}
+    held = await store.acquire("s", "two", "1", Takeover("one", 60))
+    assert held.fence > fence
+    assert isinstance((await store.commit([Batch("s", fence, 0, [b"bad"])]))[0], FencedError)
+    # Again, because the response to a renewal may be lost.
+    for _ in range(2):
+        assert (await store.renew("one", "1", 60)).taken == {"s": held.epoch}
+    assert (await store.renew("two", "1", 60)).taken == {}
+
+
+@of_shared_stores
+async def test_a_takeover_takes_a_stream_from_the_named_holder_only(store):
+    fence = await begun(store)
+    with pytest.raises(HeldError, match="one"):
+        await store.acquire("s", "two", "1", Takeover("three", 60))
+    assert await store.commit([Batch("s", fence, 0, [b"0"])]) == [None]
+    assert (await store.renew("one", "1", 60)).taken == {}
+
+
+@of_shared_stores
+async def test_a_stream_is_taken_again_only_after_a_pause(store):
+    await begun(store)
+    await store.renew("two", "1", 60)
+    await store.acquire("s", "two", "1", Takeover("one", 0.1))
+    with pytest.raises(HeldError, match="two"):
+        await store.acquire("s", "one", "1", Takeover("two", 0.1))
+    await asyncio.sleep(0.15)
+    await store.acquire("s", "one", "1", Takeover("two", 0.1))
+
+
+@of_shared_stores
+async def test_a_takeover_of_a_free_stream_is_an_acquisition_as_any_other(store):
+    await store.renew("two", "1", 60)
+    await store.release("s", await begun(store))
+    await store.acquire("s", "two", "1", Takeover("one", 60))
+    assert (await store.renew("one", "1", 60)).taken == {}
+    await store.acquire("s", "one", "1", Takeover("two", 60))
+
+
+@of_shared_stores
+async def test_the_list_of_workers_is_stored_as_it_was_given(store):
+    assert await store.members() is None
+    for names in (["owner-1", "owner-0"], ["owner-2"], []):
+        await store.set_members(names)
+        assert await store.members() == names
+
+
+def test_a_files_store_has_one_worker_and_stores_no_list(tmp_path):
+    async def run():
+        store = await STORES["files"](tmp_path)
+        assert await store.members() is None
+        with pytest.raises(UsageError, match="one worker"):
+            await store.set_members(["owner-0"])
+        await store.close()
+
+    asyncio.run(run())
 
 
 # What Redis does.
@@ -964,18 +1071,66 @@ def test_a_redis_without_memory_takes_all_of_a_commit_or_nothing(server):
     async def run():
         async with opened(server) as (store, fence):
             other, third = await begun(store, "other"), await begun(store, "third")
+            await store.keep("third", third, "x", b"kept")
             writes = [Batch("s", fence, 0, [b"0"]), Batch("other", other, 0, [b"1"])]
             server.command("CONFIG", "SET", "maxmemory", "1kb")
             for attempt in (store.commit(writes), store.put_shared("x", b""), store.create("x", b"", BLOB)):
                 with pytest.raises(StoreError, match="maxmemory"):
                     await attempt
-            # It can be emptied, be it of a stream that nobody holds.
+            # Leases are renewed, and memory can be freed, be it by a stream that nobody holds.
+            assert (await store.renew("one", "1", 600)).holder == "1"
+            assert (await store.renew("new", "1", 600)).holder is None
+            await store.forget("third", third, "x")
             await store.release("third", third)
             await store.delete("third", (await store.acquire("third", "one", "1")).fence)
             assert await ids(store) == ["other", "s"]
             server.command("CONFIG", "SET", "maxmemory", "0")
             assert [(await store.describe(stream)).position for stream in ("s", "other")] == [0, 0]
             assert await store.commit(writes) == [None, None]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("key", ["meta", "journal"])
+def test_a_stream_with_an_overwritten_key_fails_alone(server, key):
+    async def run():
+        async with opened(server) as (store, fence):
+            other = await begun(store, "other")
+            server.command("DEL", f"protodcs:{key}:s")
+            server.command("SET", f"protodcs:{key}:s", "written by another program")
+            before = server.command("DBSIZE")
+            outcomes = await store.commit(
+                [
+                    Batch("s", fence, 0, [b"0"]),
+                    Batch("other", other, 0, [b"1"]),
+                    Checkpoint("s", fence, 0, b"snapshot"),
+                    Checkpoint("other", other, 1, b"snapshot"),
+                ]
+            )
+            assert [type(outcome) for outcome in outcomes] == [StoreError, type(None), StoreError, type(None)]
+            assert "WRONGTYPE" in str(outcomes[0])
+            held = await store.acquire("other", "one", "1")
+            assert (held.snapshot, held.start, held.tail) == (b"snapshot", 1, [])
+            # The snapshot of "other" is the only key that was added.
+            assert int(server.command("DBSIZE")[1:]) == int(before[1:]) + 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [(("min-replicas-to-write", "1"), "fewer replicas"), (("maxmemory", "1kb"), "maxmemory")],
+)
+def test_a_redis_that_refuses_all_writes_fails_the_whole_commit(server, setting, words):
+    async def run():
+        async with opened(server) as (store, fence):
+            writes = [Batch("s", fence, 0, [b"0"]), Batch("s", fence, 1, [b"1"])]
+            server.command("CONFIG", "SET", *setting)
+            with pytest.raises(StoreError, match=words):
+                await store.commit(writes)
+            server.command("CONFIG", "SET", setting[0], "0")
+            assert await store.commit(writes) == [None, None]
+            assert await tail(store) == [b"0", b"1"]
 
     asyncio.run(run())
 
@@ -1043,19 +1198,19 @@ def test_whatever_is_answered_is_told_in_words(answer, words):
 def test_a_stream_in_another_layout_is_left_alone(server):
     async def run():
         async with opened(server) as (store, fence):
-            server.command("HSET", "protodcs:meta:s", "schema", "3")
+            server.command("HSET", "protodcs:meta:s", "schema", "99")
             for attempt in (
                 store.acquire("s", "one", "1"),
-                store.commit([Batch("s", fence, 0, [b"0"])]),
-                store.commit([Checkpoint("s", fence, 0, b"")]),
                 store.keep("s", fence, "x", b""),
                 store.forget("s", fence, "x"),
                 store.describe("s"),
                 store.delete("s", fence),
             ):
-                with pytest.raises(StoreError, match=r"layout 3.*use the version"):
+                with pytest.raises(StoreError, match=r"layout 99.*use the version"):
                     await attempt
-            server.command("HSET", "protodcs:meta:s", "schema", "2")
+            writes = [Batch("s", fence, 0, [b"0"]), Checkpoint("s", fence, 0, b"")]
+            assert all("layout 99" in str(outcome) for outcome in await store.commit(writes))
+            server.command("HSET", "protodcs:meta:s", "schema", "3")
             assert await tail(store) == []
 
     asyncio.run(run())

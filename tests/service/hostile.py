@@ -1,6 +1,7 @@
 """Requests that mean harm, down to the bytes on the wire; the same ones for the same seed.
 
-Images, JSON, forms, packed bodies, slow senders, broken HTTP, odd paths and headers, states that lie, and inferences.
+Images, JSON, forms, packed bodies, slow senders, broken HTTP, odd paths and headers, states that lie, inferences, text
+that cannot be encoded, the most expensive settings, and floods of imports.
 They only say what is sent and which answers would be right; who sends them and judges is `siege`.
 """
 
@@ -13,12 +14,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from PIL import Image
 
 import hostile_images
-from protodcs import ProtoDCS
+from protodcs import Config, ProtoDCS
 from protodcs.core import state
 
 IMAGES, NUMBERS = "images", "numbers"
@@ -78,11 +80,14 @@ class Hostile:
         self._sound = [data for image in self._images for data in hostile_images.variants(image).values()]
         self._bombs = self._all_bombs()
         self._features = features
+        self._prototypes = rows.tolist()
         self._too_slow = 1.5 * body_seconds
         self._headers = headers
         engine = ProtoDCS(rows)
         engine.observe_many(features[:60])
         self._state = engine.snapshot()
+        engine.observe_many(features[60:])
+        self._large_state = engine.snapshot()
 
     def attacks(self, count: int) -> Iterator[Attack]:
         """So many attacks; each family has its share."""
@@ -99,6 +104,9 @@ class Hostile:
             (self._lying_state, 6),
             (self._inference, 6),
             (self._birth, 6),
+            (self._surrogate, 8),
+            (self._expensive, 6),
+            (self._import, 6),
         ]
         makers = [maker for maker, share in families for _ in range(share)]
         # Each family at least once, however few they are.
@@ -705,3 +713,88 @@ class Hostile:
         body = json.dumps({"id": f"born {rng.randrange(5)}", **bodies[what]()}).encode()
         create = self._request("POST", "/v1/streams", body, "application/json")
         return Attack("birth", what, (create,))
+
+    # Text that cannot be encoded.
+
+    def _surrogate(self) -> Attack:
+        """Put half of a surrogate pair into one string field of one body."""
+        rng = self._rng
+        text = rng.choice(["\ud800", "a\udfff", "\udc00\ud800"])
+        eye = np.eye(3, 8).tolist()
+        tensor = {"name": "feature", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 0.0]}
+        inference = {"inputs": [tensor], "parameters": {"sequence_id": NUMBERS}}
+        streams, infer = "/v1/streams", "/v2/models/protodcs/infer"
+        bodies: dict[str, tuple[str, dict[str, Any]]] = {
+            "id": (streams, {"id": text, "prototypes": eye}),
+            "class": (streams, {"id": "born 0", "classes": ["x", text, "y"]}),
+            "class list": (streams, {"id": "born 0", "classes": text}),
+            "like": (streams, {"id": "born 0", "like": text}),
+            "preset": (streams, {"id": "born 0", "prototypes": eye, "preset": text}),
+            "option": (streams, {"id": "born 0", "prototypes": eye, "config": {text: 1}}),
+            "value of an option": (streams, {"id": "born 0", "prototypes": eye, "config": {"evolution_gate": text}}),
+            "guard option": (streams, {"id": "born 0", "prototypes": eye, "guard": {text: 1}}),
+            "value of a guard option": (streams, {"id": "born 0", "prototypes": eye, "guard": {"action": text}}),
+            "unknown field": (streams, {"id": "born 0", "prototypes": eye, text: 1}),
+            "snapshot": (f"/v1/streams/{NUMBERS}/snapshots", {"name": text}),
+            "roll-back": (f"/v1/streams/{NUMBERS}/rollback", {"name": text}),
+            "new class": (f"/v1/streams/{NUMBERS}/classes", {"name": text, "prototype": [1.0] * 32}),
+            "sequence": (infer, {**inference, "parameters": {"sequence_id": text}}),
+            "inference id": (infer, {**inference, "id": text}),
+            "tensor name": (infer, {**inference, "inputs": [{**tensor, "name": text}]}),
+            "datatype": (infer, {**inference, "inputs": [{**tensor, "datatype": text}]}),
+            "data": (infer, {**inference, "inputs": [{**tensor, "data": [text]}]}),
+            "feature": (f"/v1/streams/{NUMBERS}/observe", {"features": [[text]]}),
+        }
+        field = rng.choice(list(bodies))
+        path, body = bodies[field]
+        sent = self._request("POST", path, json.dumps(body).encode(), "application/json")
+        return Attack("surrogate", field, (sent,), wanted=REFUSED)
+
+    # Settings that cost the most.
+
+    def _expensive(self) -> Attack:
+        """Create a stream with some options at their largest or smallest, or let such a stream learn much at once."""
+        rng = self._rng
+        stream = f"expensive {rng.randrange(8)}"
+        if rng.random() < 0.5:
+            rows = [self._features[rng.randrange(len(self._features))].astype(float).tolist() for _ in range(256)]
+            body = json.dumps({"features": rows}).encode()
+            observe = self._request("POST", f"/v1/streams/{quote(stream)}/observe", body, "application/json")
+            return Attack("expensive", "observe 256 rows", (observe,))
+        options = {name: rng.choice(limits) for name, limits in rng.sample(_EXTREMES, rng.choice([1, 2, 8, 20]))}
+        new = {"id": stream, "prototypes": self._prototypes, "preset": rng.choice(["default", "paper"])}
+        body = json.dumps({**new, "config": options}).encode()
+        what = ", ".join(f"{name}={value}" for name, value in options.items())
+        return Attack("expensive", what[:100], (self._request("POST", "/v1/streams", body, "application/json"),))
+
+    # Many imports.
+
+    def _import(self) -> Attack:
+        """Import a sound state of a stream that has learned a lot, or roll back to one."""
+        rng = self._rng
+        if rng.random() < 0.8:
+            path, body = f"/v1/streams/{NUMBERS}/state", self._large_state
+            return Attack("import", "state", (self._request("PUT", path, body, "application/octet-stream"),))
+        verb, name = rng.choice(["snapshots", "rollback"]), f"s{rng.randrange(12)}"
+        sent = self._request(
+            "POST", f"/v1/streams/{NUMBERS}/{verb}", json.dumps({"name": name}).encode(), "application/json"
+        )
+        return Attack("import", verb, (sent,))
+
+
+def _extremes() -> list[tuple[str, list[float]]]:
+    """Return the numeric options of an engine, each with the limits of its range."""
+    found = []
+    for name, field in Config.model_fields.items():
+        limits = [
+            getattr(constraint, bound)
+            for constraint in field.metadata
+            for bound in ("ge", "gt", "le", "lt")
+            if hasattr(constraint, bound)
+        ]
+        if limits:
+            found.append((name, limits))
+    return found
+
+
+_EXTREMES = _extremes()

@@ -28,6 +28,8 @@ _AT_ONCE, _SLOW_AT_ONCE = 8, 64
 # Seconds after which nobody will answer any more, and for what is no HTTP.
 _PATIENCE, _LITTLE_PATIENCE = 60.0, 9.0
 _LOOK = 0.25
+# Honest requests before the first attack.
+_QUIET = 300
 # What a process may have grown by meanwhile and in the end, in MiB. The largest image that is let in, and its batch,
 # take some hundreds for a moment; what stays is what allocators keep and what streams have learned.
 MOST_GROWTH, LASTING_GROWTH = 800, 500
@@ -75,14 +77,20 @@ class Siege:
 
     Attributes:
         outcomes: of all attacks.
-        honest: seconds that each honest request took.
+        quiet: seconds that each honest request took before the first attack.
+        honest: seconds that each honest request took during the attacks.
+        leaked: requests that the service still counts as waiting when all were answered.
+        attacked: whether the attacks have begun.
         wrong: what honest streams were told wrongly.
         before, after: processes of the service by pid, with their names.
         memory: by name: resident MiB before, at most, and after.
     """
 
     outcomes: list[Outcome] = field(default_factory=list)
+    quiet: list[float] = field(default_factory=list)
     honest: list[float] = field(default_factory=list)
+    leaked: int = 0
+    attacked: bool = False
     wrong: list[str] = field(default_factory=list)
     before: dict[int, str] = field(default_factory=dict)
     after: dict[int, str] = field(default_factory=dict)
@@ -98,7 +106,8 @@ class Siege:
             for name, (before, most, after) in self.memory.items()
             if most - before > MOST_GROWTH or after - before > LASTING_GROWTH
         ]
-        return [*died, *grown, *self.wrong, *said]
+        leaked = [f"{self.leaked} requests still hold a slot"] if self.leaked else []
+        return [*died, *grown, *leaked, *self.wrong, *said]
 
     def __str__(self) -> str:
         lines = [f"{len(self.outcomes)} attacks, {len(self.honest)} honest requests beside them"]
@@ -110,6 +119,8 @@ class Siege:
         if self.honest:
             median, most = 1000 * statistics.median(self.honest), 1000 * max(self.honest)
             lines.append(f"  an honest request took {median:.0f} ms (median), {most:.0f} ms (most)")
+            quiet, attacked = (1000 * float(np.quantile(times, 0.99)) for times in (self.quiet, self.honest))
+            lines.append(f"  p99: {quiet:.0f} ms before the attacks, {attacked:.0f} ms during them")
         for name, (before, most, after) in self.memory.items():
             lines.append(f"  {name}: {before:.0f} MiB before, {most:.0f} at most, {after:.0f} after")
         return "\n".join(lines)
@@ -188,13 +199,13 @@ def _no_constant(name: str) -> float:
 async def _honest(
     client: httpx.AsyncClient, stream: str, engine: ProtoDCS, features: np.ndarray, siege: Siege, over: asyncio.Event
 ) -> None:
-    """Observe features one after another until the siege is over; each answer must be the engine's, to the bit."""
+    """Observe features one after another until the attacks are over; each answer must be the engine's, to the bit."""
     number = 0
     while not over.is_set():
         feature = features[number % len(features)]
         start = time.monotonic()
         answer = await client.post(f"/v1/streams/{stream}/observe", content=feature.astype("<f4").tobytes())
-        siege.honest.append(time.monotonic() - start)
+        (siege.honest if siege.attacked else siege.quiet).append(time.monotonic() - start)
         expected = engine.observe(feature).to_dict()
         del expected["scores"]
         expected["position"] = number
@@ -303,11 +314,15 @@ async def besiege(
                 )
                 for number in range(streams)
             ]
+            while len(siege.quiet) < _QUIET and not any(task.done() for task in honest):
+                await asyncio.sleep(_LOOK)
+            siege.attacked = True
             await _attack(str(address.host), address.port or 80, attacks, siege)
             over.set()
             await asyncio.gather(*honest)
-        # What was in the making when the last attacker left.
-        await asyncio.sleep(2.0)
+            # What was in the making when the last attacker left.
+            await asyncio.sleep(2.0)
+            siege.leaked = (await client.get("/v1/health")).json()["waiting"]
         siege.after, after = watch.processes(), watch.memory()
     siege.memory = {name: (size, watch.most.get(name, size), after.get(name, 0.0)) for name, size in before.items()}
     return siege

@@ -15,6 +15,7 @@ class Request(NamedTuple):
             incarnation of a stream that is deleted.
         shared: the packed prototypes of a stream that is created.
         stand_in: the owner that the stream belongs to was asked in vain.
+        take_from: the worker that holds the stream and that the router cannot reach; take the stream from it.
         trace: the span that it belongs to, as a traceparent; empty where nobody records it.
         digest: of the content of the caller's request, all rows of it; empty: the payload is all of it.
         row: which row of the caller's request this is.
@@ -31,6 +32,7 @@ class Request(NamedTuple):
     digest: bytes = b""
     row: int = 0
     replace: bool = False
+    take_from: str = ""
 
 
 class Action:
@@ -58,6 +60,7 @@ class Action:
     DECISIONS = "decisions"
     EXPORT = "export"
     IMPORT = "import"
+    CHECK_HEALTH = "check health"
 
 
 class Outcome(Enum):
@@ -70,6 +73,7 @@ class Outcome(Enum):
     FAILED = "failed"
     CLOSED = "closed"
     EXPIRED = "expired"
+    OVER_QUOTA = "over quota"
     HELD = "held"
     MOVED = "moved"
     LATER = "later"
@@ -85,7 +89,7 @@ class Reply(NamedTuple):
 
     Attributes:
         outcome: how it went.
-        words: why, where it did not; the owner's name for HELD.
+        words: why, where it did not; the holder's name for HELD; for MOVED the worker to ask, if it is known.
         answer: the packed decision of an observe or peek; what a described stream was created with.
         position, epoch: of the record that was written; -1 where none was.
         repeated: this request was answered before.

@@ -1,7 +1,7 @@
 """Every number of the service that an operator may turn."""
 
 import ipaddress
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -18,9 +18,13 @@ class TenantLimits(Settings):
     rate: float | None = Field(None, gt=0, le=1_000_000)
     burst: int | None = Field(None, ge=1, le=1_000_000)
     streams: int | None = Field(None, ge=0)
+    tenant_bytes: int | None = Field(None, ge=0)
     classes: int | None = Field(None, ge=1)
     pixels: int | None = Field(None, ge=1)
     body_bytes: int | None = Field(None, ge=1024)
+    max_stream_bytes: int | None = Field(None, ge=1)
+    max_step_cost: float | None = Field(None, gt=0)
+    max_mean_step_cost: float | None = Field(None, gt=0)
 
 
 class ServeConfig(Settings):
@@ -62,9 +66,20 @@ class ServeConfig(Settings):
     )
     awake: int = Field(1000, ge=1, le=1_000_000, description="How many streams an owner keeps in memory.")
     sleep_seconds: float = Field(300.0, gt=0, description="An unused stream goes to sleep after so long. Seconds.")
+    quarantine_failures: int = Field(
+        3,
+        ge=1,
+        le=1_000_000,
+        description="After so many failed attempts to load a damaged stream, the worker replies 409 without trying.",
+    )
 
     # Journals.
     snapshot_records: int = Field(1000, ge=1, description="A stream is written whole after so many records.")
+    snapshot_bytes: int = Field(
+        4 * 2**20,
+        ge=1,
+        description="The service writes a new snapshot once the records behind the last one have so many bytes.",
+    )
     snapshot_seconds: float = Field(3600.0, gt=0, description="And after so long, if it changed. Seconds.")
     sleep_records: int = Field(
         64,
@@ -103,6 +118,13 @@ class ServeConfig(Settings):
     attempt_seconds: float = Field(
         5.0, gt=0, description="After so long without an answer from an owner another one is asked. Seconds."
     )
+    takeover_failures: int = Field(
+        3,
+        ge=1,
+        le=100,
+        description="Failed calls and health checks in a row after which other workers take the streams of a worker "
+        "that an ingress cannot reach, though its lease lives.",
+    )
     waiting: int = Field(10_000, ge=1, description="How many requests may wait in one ingress process.")
     slowdown: float | None = Field(
         None,
@@ -123,6 +145,24 @@ class ServeConfig(Settings):
     body_seconds: float = Field(20.0, gt=0, le=3600, description="How long a body may take to come in. Seconds.")
     classes: int = Field(10_000, ge=1, description="How many classes a stream may have.")
     pixels: int = Field(25_000_000, ge=1, description="How many pixels an image may have.")
+    max_stream_bytes: int = Field(
+        256 * 2**20,
+        ge=1,
+        description="Memory that a stream may need, estimated from its settings. Bytes. Twice what a preset needs for "
+        "the same classes is always allowed.",
+    )
+    max_step_cost: float = Field(
+        500.0,
+        gt=0,
+        description="Time that the slowest step of a stream may take, estimated. Milliseconds of one core. Twice what "
+        "a preset needs for the same classes is always allowed.",
+    )
+    max_mean_step_cost: float = Field(
+        25.0,
+        gt=0,
+        description="Time that a step of a stream may take on average, estimated. Milliseconds of one core. Twice "
+        "what a preset needs for the same classes is always allowed.",
+    )
 
     # Keys and tenants.
     keys: str | None = Field(
@@ -132,6 +172,11 @@ class ServeConfig(Settings):
     rate: float = Field(1000.0, gt=0, le=1_000_000, description="How many requests a tenant may make a second.")
     burst: int = Field(2000, ge=1, le=1_000_000, description="And how many at once, after a pause.")
     streams: int = Field(10_000, ge=0, description="How many streams a tenant may have.")
+    tenant_bytes: int = Field(
+        2**30,
+        ge=0,
+        description="How many bytes a tenant may use in the store before its writes are refused with 413. 0: no limit.",
+    )
     share: float = Field(
         0.5,
         gt=0,
@@ -139,7 +184,9 @@ class ServeConfig(Settings):
         description="How much of `waiting`, `bodies_bytes` and `max_queued_class_names` a tenant may fill. A fraction.",
     )
     tenants: dict[Tenant, TenantLimits] = Field(
-        {}, description="Tenants with other limits: their rate, burst, streams, classes, pixels or body_bytes."
+        {},
+        description="Tenants with other limits: their rate, burst, streams, tenant_bytes, classes, pixels, body_bytes, "
+        "max_stream_bytes, max_step_cost or max_mean_step_cost.",
     )
     audit: str = Field(
         "-", description="The file that administrative acts and those of guards are written to; -: standard output."
@@ -237,6 +284,28 @@ def classes_of(config: ServeConfig, stream: str) -> int:
     """How many classes a stream may have."""
     special = config.tenants.get(tenant_of(stream), TenantLimits()).classes
     return config.classes if special is None else special
+
+
+class CostLimits(NamedTuple):
+    """What a stream may cost: the settings of the same names."""
+
+    max_stream_bytes: int
+    max_step_cost: float
+    max_mean_step_cost: float
+
+
+def cost_limits_of(config: ServeConfig, stream: str) -> CostLimits:
+    """Return what a stream may cost: the limits of its tenant, or else those of the service."""
+    special = config.tenants.get(tenant_of(stream), TenantLimits())
+    values = ((getattr(special, name), getattr(config, name)) for name in CostLimits._fields)
+    return CostLimits(*(usual if own is None else own for own, usual in values))
+
+
+def tenant_bytes_of(config: ServeConfig, tenant: str) -> int | None:
+    """Return how many bytes a tenant may use in the store, or None for no limit. Only tenants with keys have one."""
+    special = config.tenants.get(tenant, TenantLimits()).tenant_bytes
+    limit = config.tenant_bytes if special is None else special
+    return limit if tenant and limit else None
 
 
 def share_of(config: ServeConfig) -> int:

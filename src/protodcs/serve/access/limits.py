@@ -68,7 +68,7 @@ class Allowed(NamedTuple):
 def allowed_for(config: ServeConfig, tenant: str) -> Allowed:
     """The limits of a tenant: its own where it has any, else those of all."""
     special = config.tenants.get(tenant, TenantLimits()).model_dump(exclude_none=True)
-    return Allowed(**{**{name: getattr(config, name) for name in Allowed._fields}, **special})
+    return Allowed(**{name: special.get(name, getattr(config, name)) for name in Allowed._fields})
 
 
 class _Rooms:

@@ -1,7 +1,8 @@
 """Owners as actors on Ray, and the keeper that says which ones there are.
 
 Ray restarts an owner that died, under the same name and as a new incarnation. The keeper adds and removes owners while
-requests flow; it holds nothing that cannot be found again by looking at the actors that are there.
+requests flow. The list of workers is in the store: the keeper writes it before it removes a worker, and after a restart
+it makes the actors agree with the list. A files store has one worker and needs no list.
 """
 
 import asyncio
@@ -19,10 +20,10 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError, TaskCan
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ...core.compiled import ensure_compiled
-from ...errors import ConfigError
+from ...errors import ConfigError, StoreError
 from ..messages import Outcome, Reply, Request
 from ..settings import ServeConfig
-from ..store import open_store
+from ..store import Store, open_store
 from ..telemetry import logs, traces
 from ..telemetry.gathering import PERIOD, Gathering
 from ..telemetry.metrics import Families, families
@@ -37,7 +38,11 @@ _OWNER = re.compile(r"owner-(\d+)")
 # Requests that one owner may have under way: the router sends few calls, each with many of them.
 _CALLS = 1000
 _STOPPING = Reply(Outcome.CLOSED, "the service is being stopped: nothing was done; ask again when it is back")
-_REMOVED = Reply(Outcome.MOVED, "this owner is being removed")
+_REMOVED = Reply(Outcome.MOVED)
+# The member list of a files store.
+_ONE_WORKER = ["owner-0"]
+# How long a worker may take to note who the members are. It reads the list from the store too.
+_TELL_SECONDS = 5.0
 
 
 class OwnerActor:
@@ -59,7 +64,6 @@ class OwnerActor:
     async def _start(self) -> Owner:
         store = await open_store(self._config)
         owner = Owner(self._name, store, self._config)
-        owner.arrange(await _actor(KEEPER).names.remote())
         await owner.start()
         return owner
 
@@ -96,45 +100,109 @@ class Keeper:
     def __init__(self, settings: dict[str, Any]):
         self._settings = settings
         self._changing = asyncio.Lock()
-        self._names = _present()
-        config = ServeConfig(**settings)
+        self._names: list[str] = []
+        # Whether the actors may disagree with the list.
+        self._unfinished = _is_restarted()
+        config = self._config = ServeConfig(**settings)
+        self._store: Store | None = None
         begin(config, KEEPER)
         self._gathering = Gathering(config.lease_seconds, config.encoder is not None)
+        # Ray makes an actor of coroutines within its event loop.
+        loop = asyncio.get_running_loop()
+        self._following = loop.create_task(self._follow())
         if config.metrics_port:
             self._gathering.listen(config.host, config.metrics_port)
-            # Ray makes an actor of coroutines within its event loop.
-            self._watching = asyncio.get_running_loop().create_task(self._watch())
+            self._watching = loop.create_task(self._watch())
 
     async def names(self) -> list[str]:
-        """The owners that streams may belong to."""
+        """The owners that streams may belong to; none until the list was read."""
         return self._names
 
     async def resize(self, count: int) -> list[str]:
-        """Have so many owners; comes back when those that are gone have put their streams to sleep."""
+        """Have so many owners; comes back when those that are gone have put their streams to sleep.
+
+        Raises:
+            StoreError: the list of workers cannot be read or written.
+        """
         async with self._changing:
             ServeConfig(**{**self._settings, "owners": count})
-            kept = self._names[:count]
-            fresh = _names_beyond(self._names, count - len(kept))
-            gone = self._names[count:]
-            for name in fresh:
-                _start_owner(name, self._settings)
-            await asyncio.gather(*(_actor(name).facts.remote() for name in fresh))
-            self._names = kept + fresh
-            await asyncio.gather(*(self._tell(name) for name in self._names))
-            await asyncio.gather(*(self._remove(name) for name in gone))
+            members = await self._stored_members() or []
+            kept = members[:count]
+            fresh = _names_beyond([*members, *_present()], count - len(kept))
+            self._unfinished = True
+            started = self._start_missing(kept + fresh)
+            await asyncio.gather(*(_actor(name).facts.remote() for name in started))
+            await self._store_members(kept + fresh)
+            await self._finish(kept + fresh)
             return self._names
 
+    async def _follow(self) -> None:
+        """Make the actors agree with the list in the store, also after a resize that failed half-way."""
+        while True:
+            try:
+                async with self._changing:
+                    await self._agree()
+            except StoreError as problem:
+                _log.warning("the list of workers was not read", extra=logs.with_fields(problem=str(problem)))
+            except Exception:
+                _log.exception("the workers do not agree with their list")
+            await asyncio.sleep(self._config.lease_seconds)
+
+    async def _agree(self) -> None:
+        if not (self._names or self._unfinished):
+            # The first resize says how many workers a new service has.
+            return
+        members = await self._stored_members()
+        if members is None:
+            # The first start failed, or Redis lost the list.
+            members = self._names
+            if members:
+                await self._store_members(members)
+        if members != self._names or self._unfinished:
+            self._unfinished = True
+            self._start_missing(members)
+            await self._finish(members)
+
+    async def _finish(self, members: list[str]) -> None:
+        """Tell all workers who the members are, and remove the others."""
+        self._names = members
+        present = _present()
+        await asyncio.gather(*(self._tell(name) for name in present))
+        await asyncio.gather(*(self._remove(name) for name in present if name not in members))
+        self._unfinished = False
+
+    async def _stored_members(self) -> list[str] | None:
+        if self._config.store.startswith("files:"):
+            return _ONE_WORKER
+        return await (await self._opened_store()).members()
+
+    async def _store_members(self, members: list[str]) -> None:
+        if not self._config.store.startswith("files:"):
+            await (await self._opened_store()).set_members(members)
+
+    async def _opened_store(self) -> Store:
+        if self._store is None:
+            self._store = await open_store(self._config)
+        return self._store
+
+    def _start_missing(self, names: list[str]) -> list[str]:
+        """Start the workers that are not there, and return their names."""
+        missing = sorted(set(names) - set(_present()), key=_number)
+        for name in missing:
+            _start_owner(name, self._settings)
+        return missing
+
     async def _tell(self, name: str) -> None:
-        # One that died asks for the names itself when it is restarted.
-        with suppress(RayActorError):
-            await _actor(name).arrange.remote(self._names)
+        # A worker that died or hangs reads the list itself when it is back.
+        with suppress(RayActorError, RayTaskError, TimeoutError, ValueError):
+            await asyncio.wait_for(_actor(name).arrange.remote(self._names), _TELL_SECONDS)
 
     async def _remove(self, name: str) -> None:
-        actor = _actor(name)
         # The lease of one that is dead or stuck runs out, and others take its streams.
-        with suppress(RayActorError, TimeoutError):
-            await asyncio.wait_for(actor.drain.remote(True), self._settings["drain_seconds"])
-        ray.kill(actor, no_restart=True)
+        with suppress(RayActorError, RayTaskError, TimeoutError, ValueError):
+            await asyncio.wait_for(_actor(name).drain.remote(True), self._settings["drain_seconds"])
+        with suppress(ValueError):
+            ray.kill(_actor(name), no_restart=True)
 
     async def settings(self) -> dict[str, Any]:
         """The settings of the service."""
@@ -213,6 +281,11 @@ def _bring(process: str, registry: CollectorRegistry) -> None:
         except Exception as problem:
             # The keeper may be on its way back; requests are served without it.
             _log.debug("the keeper was not told", extra=logs.with_fields(problem=type(problem).__name__))
+
+
+def _is_restarted() -> bool:
+    """Return whether Ray restarted this actor after it died."""
+    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 def _present() -> list[str]:
@@ -336,7 +409,12 @@ class Calls:
 
     async def resize(self, count: int) -> list[str]:
         """Have so many owners."""
-        names: list[str] = await self._of_keeper("resize", count)
+        try:
+            names: list[str] = await self._of_keeper("resize", count)
+        except StoreError:
+            raise OwnerLostError(
+                "The list of workers cannot be read or written, so their number stays. Check the store and try again."
+            ) from None
         return names
 
     async def streams(self) -> list[str]:

@@ -11,15 +11,19 @@ import logging
 import secrets
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
 from prometheus_client.core import Metric
 
+from ...core.config import Config
+from ...core.engine import ProtoDCS
 from ...core.prototypes import Prototypes
 from ...errors import (
     AnswerExpiredError,
@@ -35,11 +39,13 @@ from ...errors import (
 )
 from .. import guard
 from ..access import audit
+from ..guard import Event
 from ..messages import Action, Outcome, Reply, Request, internal_error
-from ..settings import ServeConfig, classes_of
-from ..store.base import Batch, Checkpoint, Store
+from ..settings import ServeConfig, classes_of, cost_limits_of
+from ..store.base import Batch, Checkpoint, Held, Store, Takeover
 from ..stream.answers import described_with_position
-from ..stream.hosted import Birth, Hosted, check_classes
+from ..stream.cost import check_cost, estimate
+from ..stream.hosted import Birth, Hosted, check_classes, check_state, imported_state
 from ..stream.idempotency import Answer, Limits, digest_of
 from ..stream.records import DIGEST_BYTES, Kind, Record
 from ..stream.shared import unpack_prototypes
@@ -47,6 +53,7 @@ from ..telemetry import logs, traces
 from ..telemetry.metrics import OwnerMetrics
 from .adaptation import Adaptation
 from .commits import Commits, Journal
+from .quotas import QuotaError, Quotas
 from .ring import Ring
 
 _log = logging.getLogger(__name__)
@@ -61,12 +68,23 @@ _CHANGES = {
 }
 # Was this change applied before? Asked before a costly step.
 _LOOKUPS = {Action.LOOKUP: Kind.OBSERVE, Action.LOOKUP_CLASS: Kind.ADD_CLASS}
+# Changes that need room in the store. The others need little, or free some.
+_GROWING = (Kind.OBSERVE, Kind.ADD_CLASS)
 # How often an owner looks which streams should be written or sleep, in seconds.
 _ROUND = 1.0
 # After so many leases an owner that stands in for another sends callers there again.
 _STANDING_IN = 10
 # Of so many wake-ups an owner knows how long they took.
 _WAKES = 1000
+# A worker computes for so long before other tasks of its event loop get a turn, in seconds.
+_SLICE = 0.01
+# A stream whose slowest step may take longer is computed in a thread. Milliseconds, estimated.
+_SLOW_STEP = 50.0
+# So is what reads more bytes.
+_LARGE = 4 * 2**20
+_THREADS = 4
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -78,8 +96,55 @@ class _Awake:
     woken: float = field(default_factory=time.monotonic)
     used: float = field(default_factory=time.monotonic)
     written: float = field(default_factory=time.monotonic)
-    # Held while a snapshot is saved or deleted, so that two requests cannot both find its name free.
+    # Bytes of the records behind the newest snapshot, and where that one ends, be it durable or on its way.
+    journal_bytes: int = 0
+    snapshot_end: int = field(init=False)
+    # Held while a snapshot is saved or deleted, so that two requests cannot both find its name free; and while a whole
+    # state is restored, so that the journal holds few of them.
     saving: asyncio.Lock = field(default_factory=asyncio.Lock)
+    # Held while `hosted` is read or changed, because that may happen in a thread.
+    in_use: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _slow: bool = False
+    _slow_for: tuple[Any, int] | None = None
+
+    def __post_init__(self) -> None:
+        self.snapshot_end = self.hosted.covered
+
+    @property
+    def records_behind(self) -> int:
+        """How many records the newest snapshot does not cover."""
+        return self.hosted.position - self.snapshot_end
+
+    @property
+    def slow(self) -> bool:
+        """Whether a step of the stream may block the event loop for too long."""
+        engine = self.hosted.engine
+        config, classes = engine.config, len(engine.classes)
+        if self._slow_for is None or self._slow_for[0] is not config or self._slow_for[1] != classes:
+            self._slow, self._slow_for = _is_slow(self.hosted), (config, classes)
+        return self._slow
+
+
+@dataclass(slots=True)
+class _Damage:
+    """Why a stream cannot be loaded, and how often this was tried."""
+
+    problem: str
+    failures: int = 0
+
+
+class _Slice(NamedTuple):
+    """What a stream did in one piece of work.
+
+    Attributes:
+        replies: to the first requests, one or more.
+        records: packed, of the changes among them.
+        steps: seconds and answer of each new observe.
+    """
+
+    replies: list[Reply]
+    records: list[bytes]
+    steps: list[tuple[float, bytes]]
 
 
 class Owner:
@@ -100,8 +165,10 @@ class Owner:
         self._adaptation = Adaptation()
         self._audit = audit.AuditLog(config.audit)
         self._commits = Commits(store, config.store_patience, self.counted)
+        self._quotas = Quotas(store, config)
         self._streams: OrderedDict[str, _Awake] = OrderedDict()
         self._busy: dict[str, asyncio.Task[Any]] = {}
+        self._damaged: dict[str, _Damage] = {}
         self._shared: WeakValueDictionary[str, Prototypes] = WeakValueDictionary()
         self._ring: Ring | None = None
         self._refusal: Reply | None = None
@@ -111,8 +178,14 @@ class Owner:
         # The store that the streams in memory were read from.
         self._generation = store.generation
         self._superseded = False
+        # How often the memory of all streams was discarded.
+        self._discards = 0
         self._limits = Limits(config.idempotency_answers, config.idempotency_entries, config.idempotency_seconds)
         self._tasks: list[asyncio.Task[None]] = []
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="stream")
+        # When this turn of the event loop has computed for long enough; None before it computes.
+        self._turn_ends: float | None = None
+        self._waiting: deque[asyncio.Future[None]] = deque()
         self.woken = 0
         self._wakes: deque[float] = deque(maxlen=_WAKES)
 
@@ -121,8 +194,10 @@ class Owner:
     async def start(self) -> None:
         """Take over the lease from an earlier incarnation, and begin to work."""
         await self._renew(takes_over=True)
+        await self._read_members()
         self._lease = asyncio.create_task(self._keep_lease())
-        self._tasks = [self._lease, *(asyncio.create_task(work) for work in (self._commits.run(), self._look_after()))]
+        works = (self._commits.run(), self._look_after(), self._quotas.run())
+        self._tasks = [self._lease, *(asyncio.create_task(work) for work in works)]
 
     async def drain(self, refusal: Reply) -> None:
         """Answer every further request with `refusal`, put all streams to sleep, and resign."""
@@ -142,6 +217,7 @@ class Owner:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
         await self._store.close()
 
     def arrange(self, owners: Iterable[str]) -> None:
@@ -153,6 +229,10 @@ class Owner:
         for stream in list(self._streams):
             if self._ring.first(stream) != self.name:
                 self._put_to_sleep(stream)
+        # Another worker may delete or restore the others.
+        self._damaged = {
+            stream: damage for stream, damage in self._damaged.items() if self._ring.first(stream) == self.name
+        }
 
     async def streams(self) -> list[str]:
         """The ids of all streams in the store, sorted."""
@@ -178,17 +258,23 @@ class Owner:
         behind = [stream.position - stream.covered for stream in hosted.values()]
         gauges = {
             "protodcs_owner_awake_streams": len(hosted),
+            "protodcs_owner_quarantined_streams": sum(map(self._is_quarantined, self._damaged)),
             "protodcs_owner_queued_writes": self._commits.queued,
             "protodcs_owner_records_behind": sum(behind),
             "protodcs_owner_records_behind_most": max(behind, default=0),
         }
-        self._adaptation.look(hosted)
+        # Nobody may look at an engine that works in a thread.
+        self._adaptation.look(
+            {name: found.hosted for name, found in self._streams.items() if not found.in_use.locked()}
+        )
         return self.counted.families(gauges, self._adaptation.families())
 
     # Requests.
 
     async def handle(self, requests: list[Request]) -> list[Reply]:
         """Serve requests; those on one stream in their order, and after one that is not final none behind it."""
+        if self._ring is not None and self.name not in self._ring.owners:
+            return [Reply(Outcome.MOVED, self._ring.first(request.stream)) for request in requests]
         if self._refusal is not None:
             return [self._refusal] * len(requests)
         if self._superseded:
@@ -214,6 +300,10 @@ class Owner:
     async def _serve(self, stream: str, requests: list[Request]) -> list[Reply]:
         """Serve requests on one stream, in runs of those that need not wait for one another."""
         replies: list[Reply] = []
+        if requests[0].take_from:
+            # If this fails, the requests get the error.
+            with suppress(ProtoDCSError):
+                await self._awake(stream, requests[0].stand_in, requests[0].take_from)
         while len(replies) < len(requests):
             rest = requests[len(replies) :]
             special = _SPECIAL.get(rest[0].action)
@@ -227,35 +317,65 @@ class Owner:
         return replies
 
     async def _run(self, stream: str, requests: list[Request]) -> list[Reply]:
-        """Changes and questions that the stream in memory can answer; all become durable together."""
+        """Serve changes and questions on the stream in memory, in slices. Reply after all changes are durable."""
+        replies: list[Reply] = []
+        events: list[Event] = []
+        last: _Awake | None = None
         try:
-            awake = await self._awake(stream, requests[0].stand_in)
-        except ProtoDCSError as problem:
-            return [_said(problem)] * len(requests)
-        records: list[bytes] = []
+            while len(replies) < len(requests):
+                await self._wait_turn()
+                # Again for each slice: the stream may have been unloaded, deleted or lost in the meantime.
+                try:
+                    awake = await self._acquire(stream, requests[0].stand_in)
+                except ProtoDCSError as problem:
+                    replies += [_said(problem)] * (len(requests) - len(replies))
+                    break
+                try:
+                    if last is not None and last is not awake:
+                        # If the slices before are lost, this one must not overtake them.
+                        await last.journal.settle()
+                    last = awake
+                    replies += await self._work(stream, awake, requests[len(replies) :])
+                    events += awake.hosted.events()
+                finally:
+                    awake.in_use.release()
+            if last is not None:
+                await last.journal.settle()
+        except (FencedError, StoreError) as problem:
+            if last is not None:
+                self._drop(stream, last)
+            return [Reply(Outcome.LATER, str(problem))] * len(requests)
+        await self._tell_of_guard(stream, events)
+        return replies
+
+    async def _work(self, stream: str, awake: _Awake, requests: list[Request]) -> list[Reply]:
+        """Serve the first requests, until the turn ends, and put their records into the journal's queue."""
         first = awake.hosted.position
         try:
-            replies = [self._step(awake.hosted, request, records) for request in requests]
+            done = await self._compute(awake, partial(self._steps, awake.hosted, requests, self._turn()))
         except BaseException:
             # The engine may be torn, and is ahead of its journal.
             awake.journal.broken = StoreError("the stream was interrupted while it learned")
             raise
         awake.used = time.monotonic()
-        if records:
-            self._commits.put(awake.journal, Batch(stream, awake.hosted.fence, first, records))
-            if awake.hosted.position - awake.hosted.covered >= self._config.snapshot_records:
-                self._checkpoint(stream, awake)
-        try:
-            await awake.journal.settle()
-        except (FencedError, StoreError) as problem:
-            self._drop(stream, awake)
-            return [Reply(Outcome.LATER, str(problem))] * len(requests)
-        await self._tell_of_guard(stream, awake.hosted)
-        return replies
+        for seconds, answer in done.steps:
+            self.counted.stepped(seconds, answer)
+        if done.records:
+            self._put(stream, awake, first, done.records)
+        return done.replies
 
-    async def _tell_of_guard(self, stream: str, hosted: Hosted) -> None:
+    def _steps(self, hosted: Hosted, requests: list[Request], until: float) -> _Slice:
+        """Serve requests until a time, at least one of them. This may run in a thread."""
+        done = _Slice([], [], [])
+        for request in requests:
+            done.replies.append(self._step(hosted, request, done))
+            if time.monotonic() >= until:
+                break
+        return done
+
+    async def _tell_of_guard(self, stream: str, events: list[Event]) -> None:
         """Count what the guard of a stream did, log it and write it down; its record is durable."""
-        for event in hosted.events():
+        for event in events:
             self.counted.guarded(event.guard)
             _log.warning("a guard acted", extra=logs.with_fields(stream=logs.hashed(stream), **event._asdict()))
             try:
@@ -263,8 +383,8 @@ class Owner:
             except OSError:
                 _log.exception("the audit log cannot be written")
 
-    def _step(self, hosted: Hosted, request: Request, records: list[bytes]) -> Reply:
-        """One change or question; the record of a change is added to `records`."""
+    def _step(self, hosted: Hosted, request: Request, done: _Slice) -> Reply:
+        """Serve one change or question. The record of a change is added to `done`."""
         try:
             question = _QUESTIONS.get(request.action)
             if question is not None:
@@ -274,18 +394,73 @@ class Owner:
             found = hosted.applied(kind, request.key, digest, request.row)
             if found is not None:
                 return _told(found, repeated=True)
+            if kind in _GROWING:
+                self._quotas.check(request.stream)
             if kind is Kind.ADD_CLASS:
-                check_classes(len(hosted.engine.classes) + 1, classes_of(self._config, request.stream))
+                engine = hosted.engine
+                config, classes = engine.config.model_dump(), len(engine.classes) + 1
+                self._check_size(request.stream, hosted.birth, config, classes, engine.dimension)
             if request.action in _LOOKUPS:
                 return _NOT_APPLIED
             start = time.perf_counter()
             record = hosted.change(kind, request.key, request.payload, self._now(), digest, request.row)
             if kind is Kind.OBSERVE:
-                self.counted.stepped(time.perf_counter() - start, record.answer)
+                done.steps.append((time.perf_counter() - start, record.answer))
         except ProtoDCSError as problem:
             return _said(problem)
-        records.append(record.pack())
+        done.records.append(record.pack())
         return _told(record)
+
+    def _check_size(self, stream: str, birth: Birth, config: dict[str, Any], classes: int, dimension: int) -> None:
+        """Raise an error if a stream may not have these settings and so many classes."""
+        check_classes(classes, classes_of(self._config, stream))
+        # Only this method can be created over HTTP.
+        if birth.method == ProtoDCS.name:
+            limits = cost_limits_of(self._config, stream)
+            check_cost(Config(**config), classes, dimension, birth.guard, limits, self._config.guard)
+
+    # Long work.
+
+    async def _wait_turn(self) -> None:
+        """Wait, behind those who wait already, if this turn of the event loop has computed for long enough."""
+        if self._waiting or time.monotonic() >= self._turn():
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                await turn
+            finally:
+                # Even if it is cancelled: the end of this turn wakes the next one that waits.
+                self._turn()
+
+    def _turn(self) -> float:
+        """Return when to stop computing in this turn of the event loop."""
+        if self._turn_ends is None:
+            self._turn_ends = time.monotonic() + _SLICE
+            # This runs at the beginning of the next turn.
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        return self._turn_ends
+
+    def _end_turn(self) -> None:
+        self._turn_ends = None
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+
+    async def _compute(self, awake: _Awake, work: Callable[[], T], long: bool = False) -> T:
+        """Work on a stream that nobody else uses: in a thread if the work, or any step of the stream, can take long."""
+        if not (long or awake.slow):
+            return work()
+        try:
+            return await self._in_thread(work)
+        except asyncio.CancelledError:
+            # The thread goes on, so nobody may use this memory any more.
+            awake.journal.broken = StoreError("the stream was interrupted while it worked")
+            raise
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     # Questions that the stream in memory answers.
 
@@ -329,10 +504,13 @@ class Owner:
 
     async def _create(self, request: Request) -> Reply:
         birth = Birth.unpack(request.payload)
-        prototypes = unpack_prototypes(request.shared)
-        if prototypes.fingerprint != birth.prototypes:
-            raise InputError("the prototypes of a new stream are not those that it names")
-        birth.engine(prototypes)
+        await self._in_thread(partial(self._check_new, request, birth))
+        # Before anything is put: prototypes that no stream uses stay for an hour.
+        found = await self._created(request.stream, birth)
+        if found is not None:
+            return found
+        self._quotas.check(request.stream)
+        self._quotas.add(request.stream, len(request.shared))
         await self._store.put_shared(birth.prototypes, request.shared)
         try:
             return await self._begin_stream(request.stream, birth)
@@ -341,19 +519,46 @@ class Owner:
             await self._store.put_shared(birth.prototypes, request.shared)
             return await self._begin_stream(request.stream, birth)
 
+    def _check_new(self, request: Request, birth: Birth) -> None:
+        """Raise an error if a stream cannot be created. This runs in a thread."""
+        prototypes = unpack_prototypes(request.shared)
+        if prototypes.fingerprint != birth.prototypes:
+            raise InputError("the prototypes of a new stream are not those that it names")
+        self._check_size(request.stream, birth, birth.config, *prototypes.unit.shape)
+        birth.engine(prototypes)
+
     async def _create_like(self, request: Request) -> Reply:
         """Create a stream as another one was, with the prototypes that it uses."""
-        model = await self._store.describe(request.payload.decode())
-        return await self._begin_stream(request.stream, Birth.unpack(model.birth))
+        birth = Birth.unpack((await self._store.describe(request.payload.decode())).birth)
+        prototypes = await self._prototypes(birth.prototypes)
+        self._check_size(request.stream, birth, birth.config, *prototypes.unit.shape)
+        found = await self._created(request.stream, birth)
+        if found is not None:
+            return found
+        self._quotas.check(request.stream)
+        return await self._begin_stream(request.stream, birth)
 
     async def _begin_stream(self, stream: str, birth: Birth) -> Reply:
         packed = birth.pack()
         created = await self._store.create(stream, packed, birth.prototypes)
-        found = await self._store.describe(stream)
-        if found.birth != packed:
+        if created:
+            self._damaged.pop(stream, None)
+            self._quotas.add(stream, len(packed))
+        found = await self._created(stream, birth)
+        if found is None:
+            raise UnknownStreamError(f"the stream {stream!r} was deleted as soon as it was created")
+        return found._replace(repeated=found.repeated and not created)
+
+    async def _created(self, stream: str, birth: Birth) -> Reply | None:
+        """Return the reply for a stream that exists already, or None if there is none."""
+        try:
+            found = await self._store.describe(stream)
+        except UnknownStreamError:
+            return None
+        if found.birth != birth.pack():
             return Reply(Outcome.CONFLICT, f"the stream {stream!r} already exists with different settings")
         facts = {**birth.model_dump(), "incarnation": found.incarnation}
-        return Reply(Outcome.DONE, repeated=not created, facts=facts)
+        return Reply(Outcome.DONE, repeated=True, facts=facts)
 
     async def _keep(self, request: Request) -> Reply:
         """Save the present state under a name."""
@@ -377,10 +582,13 @@ class Owner:
                         Outcome.CONFLICT,
                         f"The stream has a snapshot {name!r} already. Choose another name, or replace it explicitly.",
                     )
+                self._quotas.check(request.stream)
                 # Taken before the wait, so that all of it is durable after the wait.
-                state = _save(awake.hosted.state(), request.key)
+                async with awake.in_use:
+                    state = _save(await self._compute(awake, awake.hosted.state), request.key)
                 await awake.journal.settle()
                 await self._store.keep(request.stream, awake.hosted.fence, name, state)
+                self._quotas.add(request.stream, len(state))
             return await self._changed(awake, Kind.KEEP, request, request.payload)
 
     async def _forget(self, request: Request) -> Reply:
@@ -394,34 +602,57 @@ class Owner:
             return await self._changed(awake, Kind.DELETE_SNAPSHOT, request, request.payload)
 
     async def _kept(self, request: Request) -> Reply:
-        await self._awake(request.stream, request.stand_in)
+        # A damaged stream can be restored from these.
+        with suppress(_DamagedError):
+            await self._awake(request.stream, request.stand_in)
         return Reply(Outcome.DONE, facts={"snapshots": await self._store.kept(request.stream)})
 
     async def _roll_back(self, request: Request) -> Reply:
         """Restore a saved snapshot; the journal goes on, so every acknowledged observe stays in it."""
-        awake = await self._awake(request.stream, request.stand_in)
-        found = await self._applied(awake, Kind.RESTORE, request)
-        if found is not None:
-            return _told(found, repeated=True)
-        name = request.payload.decode()
-        saved = await self._store.kept_snapshot(request.stream, name)
-        if saved is None:
-            return Reply(Outcome.MISSING, f"the stream {request.stream!r} has no snapshot {name!r}")
-        return await self._changed(awake, Kind.RESTORE, request, _saved_state(saved))
+        return await self._restore(request, self._saved_state)
 
     async def _import(self, request: Request) -> Reply:
         """Restore a state that the caller sent."""
-        awake = await self._awake(request.stream, request.stand_in)
-        found = await self._applied(awake, Kind.RESTORE, request)
-        if found is not None:
-            return _told(found, repeated=True)
-        state = awake.hosted.imported(request.payload, classes_of(self._config, request.stream))
-        return await self._changed(awake, Kind.RESTORE, request, state)
+        return await self._restore(request, self._sent_state)
+
+    async def _restore(self, request: Request, find: "_FindState") -> Reply:
+        """Restore the state that `find` returns, also if what is stored of the stream is damaged."""
+        try:
+            awake = await self._awake(request.stream, request.stand_in)
+        except _DamagedError:
+            self._quotas.check(request.stream)
+            awake = await self._repair(request, find)
+        async with awake.saving:
+            found = await self._applied(awake, Kind.RESTORE, request)
+            if found is not None:
+                return _told(found, repeated=True)
+            self._quotas.check(request.stream)
+            state = await find(request, awake.hosted.birth, awake.hosted.engine.dimension)
+            return await self._changed(awake, Kind.RESTORE, request, state)
+
+    async def _saved_state(self, request: Request, birth: Birth, dimension: int) -> bytes:
+        name = request.payload.decode()
+        saved = await self._store.kept_snapshot(request.stream, name)
+        if saved is None:
+            raise UnknownStreamError(f"the stream {request.stream!r} has no snapshot {name!r}")
+        state = _without_key(saved)
+        check_size = partial(self._check_size, request.stream)
+        await self._in_thread(partial(check_state, state, birth, dimension, check_size))
+        return state
+
+    async def _sent_state(self, request: Request, birth: Birth, dimension: int) -> bytes:
+        check_size = partial(self._check_size, request.stream)
+        return await self._in_thread(partial(imported_state, request.payload, birth, dimension, check_size))
 
     async def _describe(self, request: Request) -> Reply:
         """Return which incarnation of a stream exists and what it was created with, without loading it."""
         found = await self._store.describe(request.stream)
         return Reply(Outcome.DONE, answer=found.birth, facts={"incarnation": found.incarnation})
+
+    async def _check_health(self, _: Request) -> Reply:
+        """Reply if this worker can serve: it reaches the store and has its lease."""
+        await self._renew()
+        return Reply(Outcome.DONE)
 
     async def _delete(self, request: Request) -> Reply:
         """Delete the incarnation of a stream that the request names; if it does not exist, it is gone already."""
@@ -440,35 +671,57 @@ class Owner:
             with suppress(FencedError, StoreError):
                 await awake.journal.settle()
             self._drop(request.stream, awake)
+            # A snapshot that is still queued is not needed any more.
+            awake.journal.broken = awake.journal.broken or FencedError(f"the stream {request.stream!r} was deleted")
         await self._store.delete(request.stream, fence)
+        self._damaged.pop(request.stream, None)
         return Reply(Outcome.DONE)
 
     async def _applied(self, awake: _Awake, kind: Kind, request: Request) -> Answer | None:
         """Return the answer to a request that was applied before, as soon as it is durable."""
-        found = awake.hosted.applied(kind, request.key, _digest(request))
+        async with awake.in_use:
+            found = awake.hosted.applied(kind, request.key, _digest(request))
         if found is not None:
             await awake.journal.settle()
         return found
 
     async def _changed(self, awake: _Awake, kind: Kind, request: Request, payload: bytes) -> Reply:
         """Apply one change and wait until it is durable. If a retry was faster, only wait."""
-        found = await self._applied(awake, kind, request)
-        if found is not None:
-            return _told(found, repeated=True)
-        record = awake.hosted.change(kind, request.key, payload, self._now(), _digest(request))
-        batch = Batch(request.stream, awake.hosted.fence, record.position, [record.pack()])
-        self._commits.put(awake.journal, batch)
+        hosted, digest, long_journal = awake.hosted, _digest(request), False
+        async with awake.in_use:
+            found = hosted.applied(kind, request.key, digest)
+            if found is None:
+                change = partial(hosted.change, kind, request.key, payload, self._now(), digest)
+                record = await self._compute(awake, change, long=kind is Kind.RESTORE)
+                long_journal = self._put(request.stream, awake, record.position, [record.pack()])
         try:
             await awake.journal.settle()
+            if long_journal:
+                # The record may be a whole state. Wait for the snapshot that removes it from the journal. If that one
+                # cannot be written, the record is durable all the same.
+                with suppress(StoreError):
+                    await awake.journal.settle_snapshot()
         except (FencedError, StoreError):
             self._drop(request.stream, awake)
             raise
-        return _told(record)
+        return _told(record) if found is None else _told(found, repeated=True)
+
+    def _put(self, stream: str, awake: _Awake, position: int, records: list[bytes]) -> bool:
+        """Queue records. If the journal has become long, also queue a snapshot and return True."""
+        self._commits.put(awake.journal, Batch(stream, awake.hosted.fence, position, records))
+        size = sum(map(len, records))
+        awake.journal_bytes += size
+        self._quotas.add(stream, size)
+        config = self._config
+        if awake.records_behind < config.snapshot_records and awake.journal_bytes < config.snapshot_bytes:
+            return False
+        self._queue_snapshot(stream, awake)
+        return True
 
     # Waking, writing whole, sleeping.
 
-    async def _awake(self, stream: str, stand_in: bool) -> _Awake:
-        """Return the stream in memory; load it if this owner may."""
+    async def _awake(self, stream: str, stand_in: bool, take_from: str = "") -> _Awake:
+        """Return the stream in memory; load it if this owner may, and take it from the worker `take_from`."""
         # Once, and not again after a load: a worker that cannot renew its lease would load for ever.
         self._check_lease()
         while True:
@@ -482,11 +735,29 @@ class Owner:
                 continue
             if self._refusal is not None:
                 raise _RefusedError(self._refusal)
-            if self._ring is not None and not stand_in and self._ring.first(stream) != self.name:
-                raise _MovedError(self._ring.first(stream))
-            task = self._begin(stream, self._wake(stream))
+            if self._ring is not None:
+                first = self._ring.first(stream)
+                if self.name not in (self._ring.owners if stand_in else (first,)):
+                    raise _MovedError(first)
+            if self._is_quarantined(stream):
+                raise _QuarantinedError(self._damaged[stream].problem)
+            task = self._begin(stream, self._wake(stream, take_from))
             await asyncio.wait([task])
             task.result()
+
+    async def _acquire(self, stream: str, stand_in: bool) -> _Awake:
+        """Return the stream in memory while nobody else uses it. Release its lock `in_use` afterwards."""
+        checked = False
+        while True:
+            awake = await self._awake(stream, stand_in)
+            await awake.in_use.acquire()
+            if not checked:
+                # The wait may have been longer than the lease.
+                self._check_lease()
+                checked = True
+            if self._streams.get(stream) is awake and awake.journal.broken is None:
+                return awake
+            awake.in_use.release()
 
     def _begin(self, stream: str, work: Any) -> "asyncio.Task[Any]":
         """Be the only one to wake a stream or put it to sleep, until the work is done."""
@@ -500,21 +771,91 @@ class Owner:
         if not task.cancelled():
             task.exception()
 
-    async def _wake(self, stream: str) -> None:
-        start, generation = time.perf_counter(), self._store.generation
-        held = await self._store.acquire(stream, self.name, self.incarnation)
-        prototypes = await self._prototypes(Birth.unpack(held.birth).prototypes)
-        if self._store.generation != generation:
-            raise StoreError("the store was replaced while the stream was loaded: ask again")
+    async def _wake(self, stream: str, take_from: str) -> None:
+        start, generation, discards = time.perf_counter(), self._store.generation, self._discards
+        takeover = Takeover(take_from, _STANDING_IN * self._config.lease_seconds) if take_from else None
+        held = await self._store.acquire(stream, self.name, self.incarnation, takeover)
+        if take_from:
+            self.counted.took_over()
+            fields = logs.with_fields(stream=logs.hashed(stream), holder=take_from)
+            _log.warning("a stream was taken over", extra=fields)
         try:
-            hosted = Hosted(held, prototypes, self._limits)
-        except (StoreError, StateError) as problem:
-            raise _DamagedError(f"what is kept of the stream {stream!r} cannot be used: {problem}") from None
-        self._streams[stream] = _Awake(hosted)
+            with _unusable():
+                birth = Birth.unpack(held.birth)
+            prototypes = await self._prototypes(birth.prototypes)
+            with _unusable():
+                hosted = await self._load(held, prototypes)
+        except _DamagedError as problem:
+            raise self._damage(stream, problem) from None
+        # Others may have changed the stream meanwhile.
+        if (self._store.generation, self._discards) != (generation, discards):
+            raise StoreError("The lease or the store was lost while the stream was loaded. Send the request again.")
+        self._damaged.pop(stream, None)
+        self._streams[stream] = _Awake(hosted, journal_bytes=sum(map(len, held.tail)))
         self.woken += 1
         self._wakes.append(time.perf_counter() - start)
         self.counted.woke(self._wakes[-1])
         self._make_room()
+
+    def _damage(self, stream: str, problem: "_DamagedError") -> "_DamagedError":
+        """Count a load that failed; quarantine the stream after some of them."""
+        damage = self._damaged.setdefault(stream, _Damage(""))
+        damage.failures += 1
+        reason = str(problem).rstrip(".")
+        damage.problem = (
+            f"The stored data of the stream {stream!r} is damaged: {reason}. Delete the stream or restore a saved "
+            "snapshot."
+        )
+        if damage.failures == self._config.quarantine_failures:
+            fields = logs.with_fields(stream=logs.hashed(stream), failures=damage.failures)
+            _log.error("a damaged stream is quarantined", extra=fields, exc_info=problem.__cause__)
+        return _DamagedError(damage.problem)
+
+    def _is_quarantined(self, stream: str) -> bool:
+        """Whether a stream is damaged and not loaded again."""
+        damage = self._damaged.get(stream)
+        return damage is not None and damage.failures >= self._config.quarantine_failures
+
+    async def _repair(self, request: Request, find: "_FindState") -> _Awake:
+        """Load a damaged stream with the state that `find` returns."""
+        stream = request.stream
+        while stream in self._busy:
+            await asyncio.wait([self._busy[stream]])
+        if stream in self._streams:
+            return self._streams[stream]
+        task = self._begin(stream, self._replace(request, find))
+        await asyncio.wait([task])
+        awake: _Awake = task.result()
+        return awake
+
+    async def _replace(self, request: Request, find: "_FindState") -> _Awake:
+        """Replace the stored data of a stream: a checkpoint at the end of its journal covers all that is damaged."""
+        stream = request.stream
+        held = await self._store.acquire(stream, self.name, self.incarnation)
+        with _unusable():
+            birth = Birth.unpack(held.birth)
+        prototypes = await self._prototypes(birth.prototypes)
+        state = await find(request, birth, prototypes.unit.shape[1])
+        awake = _Awake(await self._in_thread(partial(Hosted.repaired, held, prototypes, self._limits, state)))
+        self._queue_snapshot(stream, awake)
+        await awake.journal.settle_snapshot()
+        self._damaged.pop(stream, None)
+        self._streams[stream] = awake
+        self._make_room()
+        return awake
+
+    async def _load(self, held: Held, prototypes: Prototypes) -> Hosted:
+        """Restore the snapshot of a stream, and replay the records behind it in slices."""
+        restore = partial(Hosted, replace(held, tail=[]), prototypes, self._limits)
+        large = len(held.snapshot or b"") + prototypes.unit.nbytes > _LARGE
+        awake = _Awake(await self._in_thread(restore) if large else restore())
+        at = 0
+        while at < len(held.tail):
+            await self._wait_turn()
+            at = await self._compute(awake, partial(_replay, awake.hosted, held.tail, at, self._turn()))
+        # The worker that wrote the records has reported these.
+        awake.hosted.events()
+        return awake.hosted
 
     def _make_room(self) -> None:
         """Put those streams to sleep that were not used for longest, if too many are awake."""
@@ -525,15 +866,27 @@ class Owner:
     async def _prototypes(self, name: str) -> Prototypes:
         found = self._shared.get(name)
         if found is None:
-            found = self._shared[name] = unpack_prototypes(await self._store.get_shared(name))
+            data = await self._store.get_shared(name)
+            unpack = partial(unpack_prototypes, data)
+            with _unusable():
+                found = await self._in_thread(unpack) if len(data) > _LARGE else unpack()
+            self._shared[name] = found
         return found
 
-    def _checkpoint(self, stream: str, awake: _Awake) -> None:
-        """Write a stream whole, behind the records that are on their way."""
+    def _queue_snapshot(self, stream: str, awake: _Awake) -> None:
+        """Queue a snapshot of all of a stream. It covers the records that were put before it is built."""
         hosted = awake.hosted
-        self._commits.put(awake.journal, Checkpoint(stream, hosted.fence, hosted.position, hosted.snapshot()))
-        hosted.covered = hosted.position
-        awake.written = time.monotonic()
+
+        async def build() -> Checkpoint:
+            async with awake.in_use:
+                snapshot = await self._compute(awake, hosted.snapshot)
+                awake.snapshot_end, awake.journal_bytes, awake.written = hosted.position, 0, time.monotonic()
+                return Checkpoint(stream, hosted.fence, hosted.position, snapshot)
+
+        def durable(checkpoint: Checkpoint) -> None:
+            hosted.covered = checkpoint.position
+
+        self._commits.put_snapshot(awake.journal, stream, build, durable)
 
     def _put_to_sleep(self, stream: str) -> None:
         """Begin to let go of a stream, unless it is on its way already."""
@@ -541,8 +894,12 @@ class Owner:
             self._begin(stream, self._sleep(stream, self._streams.pop(stream)))
 
     async def _sleep(self, stream: str, awake: _Awake) -> None:
-        if awake.hosted.position - awake.hosted.covered > self._config.sleep_records and awake.journal.broken is None:
-            self._checkpoint(stream, awake)
+        async with awake.in_use:
+            if awake.records_behind > self._config.sleep_records:
+                self._queue_snapshot(stream, awake)
+        # Without the snapshot, the next worker replays the records.
+        with suppress(StoreError):
+            await awake.journal.settle_snapshot()
         await awake.journal.settle()
         await self._store.release(stream, awake.hosted.fence)
         self.counted.slept()
@@ -558,23 +915,20 @@ class Owner:
             await asyncio.sleep(_ROUND)
             # Those that were still being woken when there were too many.
             self._make_room()
+            now = time.monotonic()
             for stream, awake in list(self._streams.items()):
-                now = time.monotonic()
-                try:
-                    self._look_at(stream, awake, now)
-                except Exception:
-                    _log.exception("a stream could not be written", extra=logs.with_fields(stream=logs.hashed(stream)))
-                    self._drop(stream, awake)
-                if awake.written >= now:
-                    await asyncio.sleep(0)
+                self._look_at(stream, awake, now)
 
     def _look_at(self, stream: str, awake: _Awake, now: float) -> None:
         if awake.journal.broken is not None:
             self._drop(stream, awake)
+        elif awake.in_use.locked():
+            # It works in a thread; there is another round.
+            return
         elif now - awake.used > self._config.sleep_seconds or self._stood_in_enough(stream, awake, now):
             self._put_to_sleep(stream)
-        elif now - awake.written > self._config.snapshot_seconds and awake.hosted.position > awake.hosted.covered:
-            self._checkpoint(stream, awake)
+        elif now - awake.written > self._config.snapshot_seconds and awake.records_behind:
+            self._queue_snapshot(stream, awake)
 
     def _stood_in_enough(self, stream: str, awake: _Awake, now: float) -> bool:
         """Whether it is time to see if the owner that the stream belongs to is back."""
@@ -589,20 +943,37 @@ class Owner:
         self._clock_offset = lease.time - time.monotonic()
         if lease.holder != self.incarnation:
             # The lease had ended, or the store lost it: others may have acquired and changed any stream.
-            self._streams.clear()
+            self._discard()
         self._check_lease()
         self._superseded = not takes_over and lease.holder not in (None, self.incarnation)
         if self._superseded:
             raise StoreError(f"another process has the lease of {self.name!r}: this one serves nothing")
+        for stream, epoch in lease.taken.items():
+            self._damaged.pop(stream, None)
+            awake = self._streams.get(stream)
+            if awake is not None and awake.hosted.epoch < epoch:
+                self._drop(stream, awake)
         self._renewed = before
         self.counted.renewed()
+
+    async def _read_members(self) -> None:
+        """Follow the list of workers in the store, also while the controller is dead."""
+        members = await self._store.members()
+        if members is not None and (self._ring is None or set(members) != set(self._ring.owners)):
+            self.arrange(members)
 
     def _check_lease(self) -> None:
         """Discard what is in memory if others may have changed it, or if the store may have lost it."""
         expired = time.monotonic() - self._renewed > self._config.lease_seconds
         if expired or self._store.generation != self._generation:
-            self._streams.clear()
+            self._discard()
             self._generation = self._store.generation
+
+    def _discard(self) -> None:
+        """Discard what is known of all streams."""
+        self._discards += 1
+        self._streams.clear()
+        self._damaged.clear()
 
     def _now(self) -> float:
         """Return the time by the store's clock, in seconds since 1970."""
@@ -612,6 +983,7 @@ class Owner:
         while True:
             try:
                 await self._renew()
+                await self._read_members()
             except StoreError as problem:
                 self.counted.store_failed()
                 _log.warning("the lease was not renewed", extra=logs.with_fields(problem=str(problem)))
@@ -626,12 +998,47 @@ class _DamagedError(ProtoDCSError):
     """The store can be reached, and what it holds of the stream cannot be used."""
 
 
+class _QuarantinedError(_DamagedError):
+    """The same, and the worker does not try again."""
+
+
+@contextmanager
+def _unusable() -> Iterator[None]:
+    """Raise every error as one of damaged data, except a lack of memory, which may pass."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as problem:
+        reason = str(problem) if isinstance(problem, ProtoDCSError) else repr(problem)
+        raise _DamagedError(reason) from problem
+
+
 class _RefusedError(ProtoDCSError):
     """Whoever drains wakes no stream any more."""
 
     def __init__(self, reply: Reply):
         super().__init__(reply.words)
         self.reply = reply
+
+
+def _is_slow(hosted: Hosted) -> bool:
+    """Whether a step of a stream may block the event loop for too long."""
+    engine = hosted.engine
+    if not isinstance(engine.config, Config):
+        return False
+    cost = estimate(engine.config, len(engine.classes), engine.dimension, hosted.birth.guard)
+    return cost.slowest_step > _SLOW_STEP
+
+
+def _replay(hosted: Hosted, records: list[bytes], at: int, until: float) -> int:
+    """Replay records from `at` on until a time, at least one of them. Return where to go on."""
+    for data in records[at:]:
+        hosted.replay(Record.unpack(data))
+        at += 1
+        if time.monotonic() >= until:
+            break
+    return at
 
 
 def _digest(request: Request) -> bytes:
@@ -648,7 +1055,7 @@ def _saved_by(saved: bytes, key: str) -> bool:
     return saved.startswith(digest_of(key.encode()))
 
 
-def _saved_state(saved: bytes) -> bytes:
+def _without_key(saved: bytes) -> bytes:
     return saved[DIGEST_BYTES:]
 
 
@@ -668,6 +1075,7 @@ _NOT_APPLIED = Reply(Outcome.DONE)
 
 _OUTCOMES: list[tuple[type[ProtoDCSError], Outcome]] = [
     (_MovedError, Outcome.MOVED),
+    (_QuarantinedError, Outcome.CONFLICT),
     (UnknownStreamError, Outcome.MISSING),
     (FencedError, Outcome.LATER),
     (StoreError, Outcome.LATER),
@@ -676,6 +1084,7 @@ _OUTCOMES: list[tuple[type[ProtoDCSError], Outcome]] = [
     (StateError, Outcome.WRONG),
     (UsageError, Outcome.CONFLICT),
     (AnswerExpiredError, Outcome.EXPIRED),
+    (QuotaError, Outcome.OVER_QUOTA),
 ]
 
 
@@ -688,6 +1097,9 @@ def _said(problem: ProtoDCSError) -> Reply:
     outcome = next((outcome for kind, outcome in _OUTCOMES if isinstance(problem, kind)), Outcome.FAILED)
     return Reply(outcome, str(problem))
 
+
+# Returns the state that a request restores, for a stream created so and with features of this length.
+_FindState = Callable[[Request, Birth, int], Awaitable[bytes]]
 
 _QUESTIONS: dict[str, Callable[[Owner, Hosted, bytes], Reply]] = {
     Action.PEEK: Owner._peek,
@@ -707,4 +1119,5 @@ _SPECIAL: dict[str, Callable[[Owner, Request], Any]] = {
     Action.IMPORT: Owner._import,
     Action.DELETE: Owner._delete,
     Action.DESCRIBE: Owner._describe,
+    Action.CHECK_HEALTH: Owner._check_health,
 }

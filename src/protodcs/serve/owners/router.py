@@ -3,6 +3,9 @@
 Requests on one stream stand in line: the next ones leave when the ones before are answered, all together, so their
 order is kept whatever fails on the way. Requests to one owner share calls. A request that was sent twice is applied
 once, because it carries a key; the router may therefore repeat whatever it is not sure of.
+
+A worker that failed gets no requests until it passes a health check, so it costs each stream at most one timeout. If it
+fails again and again though its lease lives, the router asks another worker to take its streams over.
 """
 
 import asyncio
@@ -15,7 +18,7 @@ from contextvars import Context
 from dataclasses import dataclass, field
 
 from ...errors import ProtoDCSError
-from ..messages import Outcome, Reply, Request, internal_error
+from ..messages import Action, Outcome, Reply, Request, internal_error
 from ..settings import ServeConfig, share_of, tenant_of
 from ..telemetry import logs, traces
 from ..telemetry.metrics import IngressMetrics
@@ -32,6 +35,9 @@ _CALLS, _TOGETHER = 2, 256
 _PAUSE = 0.05
 # How often the list of owners is looked up when nothing is wrong, in seconds.
 _REFRESH = 2.0
+# Pauses between the health checks of a worker that failed double from `lease_seconds / 10` to this, in seconds.
+_MAX_BACK_OFF = 60.0
+_HEALTH_CHECK = Request("", Action.CHECK_HEALTH, "")
 
 
 class OwnerLostError(ProtoDCSError, ConnectionError):
@@ -67,6 +73,7 @@ class _Line:
     away: bool = False
     target: str | None = None
     stand_in: bool = False
+    take_from: str = ""
     trouble: str = ""
 
 
@@ -77,6 +84,21 @@ class _Lane:
     groups: deque[tuple[_Line, list[_Item]]] = field(default_factory=deque)
     calls: int = 0
     soon: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Health:
+    """What the router knows of a worker that did not serve.
+
+    Attributes:
+        failures: failed calls and health checks since the last call that it served.
+        suspect: whether it gets no requests until it passes a health check.
+        checks: the task that checks it; None while none runs.
+    """
+
+    failures: int = 0
+    suspect: bool = False
+    checks: "asyncio.Task[None] | None" = None
 
 
 class Router:
@@ -95,7 +117,7 @@ class Router:
         self._ring: Ring | None = None
         self._looked = 0.0
         self._looking: asyncio.Task[None] | None = None
-        self._suspects: dict[str, float] = {}
+        self._health: dict[str, _Health] = {}
         self._lines: dict[object, _Line] = {}
         self._lanes: dict[str, _Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -104,6 +126,7 @@ class Router:
         self._waiting_of: Counter[str] = Counter()
         self.metrics = IngressMetrics(config.waiting)
         self.metrics.waiting.set_function(lambda: self.waiting)
+        self.metrics.suspect_workers.set_function(lambda: sum(health.suspect for health in self._health.values()))
 
     async def ask(self, request: Request) -> Reply:
         """The final answer to one request."""
@@ -245,11 +268,14 @@ class Router:
     def _target(self, line: _Line) -> str:
         """Whom to ask: the one who is known to hold the stream, else the first around the ring that is not suspect."""
         assert self._ring is not None
-        now = time.monotonic()
-        if line.target is not None and self._suspects.get(line.target, 0.0) < now:
-            return line.target
+        line.take_from = ""
+        if line.target is not None:
+            if not self._is_suspect(line.target):
+                return line.target
+            if self._health[line.target].failures >= self._config.takeover_failures:
+                line.take_from = line.target
         around = self._ring.order(line.stream)
-        found = next((owner for owner in around if self._suspects.get(owner, 0.0) < now), around[0])
+        found = next((worker for worker in around if not self._is_suspect(worker)), around[0])
         line.stand_in = found != around[0]
         return found
 
@@ -274,11 +300,16 @@ class Router:
             # Wherever the stream belongs: as long as the store says that this owner holds it, nobody else can serve it.
             line.target, line.stand_in = trouble.words, True
         elif trouble.outcome is Outcome.MOVED:
-            line.target, line.stand_in, pause = None, False, 0.0
-            if self._ring is None or self._ring.first(line.stream) == owner:
+            first = None if self._ring is None else self._ring.first(line.stream)
+            # The worker may know of a change before this router does.
+            line.target = trouble.words if trouble.words not in ("", owner, first) else None
+            line.stand_in = line.target is not None
+            # The next one may be the same worker, for example one that drains and stands in for `first`.
+            if first in (owner, None) or line.target is not None or self._target(line) == owner:
                 self._look()
-                pause = _PAUSE
-        elif owner in self._suspects or line.target == owner:
+            else:
+                pause = 0.0
+        elif self._is_suspect(owner) or line.target == owner:
             line.target = None
         line.away = True
         asyncio.get_running_loop().call_later(pause, self._again, line)
@@ -314,7 +345,9 @@ class Router:
     async def _travel(self, owner: str, lane: _Lane, groups: list[tuple[_Line, list[_Item]]]) -> None:
         """One call to one owner."""
         requests = [
-            item.request._replace(stand_in=True) if line.stand_in and item.request is not None else item.request
+            item.request._replace(stand_in=line.stand_in, take_from=line.take_from)
+            if (line.stand_in or line.take_from) and item.request is not None
+            else item.request
             for line, group in groups
             for item in group
         ]
@@ -322,9 +355,13 @@ class Router:
             with self.metrics.call.time():
                 async with asyncio.timeout(self._config.attempt_seconds):
                     replies = await self._call(owner, requests)  # type: ignore[arg-type]
-            self._suspects.pop(owner, None)
+            if any(reply.outcome is Outcome.LATER for reply in replies):
+                # It may be cut off from the store.
+                self._check_health(owner)
+            else:
+                self._forget_failures(owner)
         except (OwnerLostError, TimeoutError) as problem:
-            self._suspect(owner, lane, groups)
+            self._suspect(owner)
             self.metrics.call_failed("lost" if isinstance(problem, OwnerLostError) else "silent")
             replies = [Reply(Outcome.LATER, f"{owner}: {problem or 'no answer in time'}")] * len(requests)
         except Exception as problem:
@@ -340,15 +377,78 @@ class Router:
             at += len(group)
         self._kick(owner, lane)
 
-    def _suspect(self, owner: str, lane: _Lane, groups: list[tuple[_Line, list[_Item]]]) -> None:
-        """Ask others for a while, and send back to their lines what waits for this owner."""
-        self._suspects[owner] = time.monotonic() + self._config.lease_seconds / 2
+    # The health of workers.
+
+    def _is_suspect(self, worker: str) -> bool:
+        return worker in self._health and self._health[worker].suspect
+
+    def _suspect(self, worker: str) -> None:
+        """Send nothing to a worker until it is healthy, and send back to their lines what waits for it."""
+        health = self._health.setdefault(worker, _Health())
+        # Calls that were under way together count as one failure.
+        if not health.suspect:
+            health.failures += 1
+            health.suspect = True
+        self._check_health(worker)
         self._look()
-        while lane.groups:
+        lane = self._lanes.get(worker)
+        while lane is not None and lane.groups:
             line, _ = lane.groups.popleft()
             line.away = False
             line.target = None
             asyncio.get_running_loop().call_soon(self._pump, line)
+
+    def _forget_failures(self, worker: str) -> None:
+        health = self._health.pop(worker, None)
+        if health is None:
+            return
+        if health.checks is not None:
+            health.checks.cancel()
+        if health.suspect:
+            self._check_suspects()
+
+    def _check_suspects(self) -> None:
+        """Check all suspects at once: a worker recovered, and what made them fail may be over."""
+        for worker, health in self._health.items():
+            if health.suspect and health.checks is not None:
+                health.checks.cancel()
+                health.checks = asyncio.create_task(self._checks(worker, health, at_once=True), context=Context())
+
+    def _check_health(self, worker: str) -> None:
+        """Check a worker in the background until it is healthy, unless that is under way."""
+        health = self._health.setdefault(worker, _Health())
+        if health.checks is None or health.checks.done():
+            checks = self._checks(worker, health, at_once=not health.suspect)
+            health.checks = asyncio.create_task(checks, context=Context())
+
+    async def _checks(self, worker: str, health: _Health, at_once: bool) -> None:
+        while True:
+            if not at_once:
+                pause = self._config.lease_seconds / 10 * 2.0 ** min(health.failures - 1, 30)
+                await asyncio.sleep(min(pause, _MAX_BACK_OFF))
+            at_once = False
+            healthy = await self._is_healthy(worker)
+            self.metrics.checked_health(healthy)
+            if healthy:
+                recovered, health.suspect = health.suspect, False
+                if recovered:
+                    self._check_suspects()
+                return
+            if health.suspect:
+                health.failures += 1
+            else:
+                self._suspect(worker)
+
+    async def _is_healthy(self, worker: str) -> bool:
+        try:
+            async with asyncio.timeout(self._config.attempt_seconds):
+                (reply,) = await self._call(worker, [_HEALTH_CHECK])
+            return reply.outcome is Outcome.DONE
+        except (OwnerLostError, TimeoutError):
+            return False
+        except Exception:
+            _log.exception("a health check of %s failed", worker)
+            return False
 
     # Who the owners are.
 
@@ -363,6 +463,8 @@ class Router:
         if self._ring is None or set(self._ring.owners) != set(owners):
             first = self._ring is None
             self._ring = Ring(owners)
+            for gone in set(self._health) - set(owners):
+                self._forget_failures(gone)
             for line in list(self._lines.values()):
                 line.target = None
                 if first:

@@ -17,11 +17,11 @@ The rules that every store keeps:
 """
 
 import math
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from ...errors import ConfigError, FencedError
+from ...errors import ConfigError, FencedError, StoreError
 
 
 class Fence(NamedTuple):
@@ -36,17 +36,34 @@ class Fence(NamedTuple):
     token: str = ""
 
 
-class Lease(NamedTuple):
+class Takeover(NamedTuple):
+    """A demand for a stream whose holder lives, because an ingress cannot reach that holder.
+
+    Attributes:
+        holder: the worker to take the stream from; the stream stays with any other one.
+        pause: minimum seconds between two takeovers of a stream. Without it, two ingresses that reach different workers
+            would move the stream back and forth with every request.
+    """
+
+    holder: str
+    pause: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
     """The result of a renewal.
 
     Attributes:
         holder: the incarnation that held the lease before; None if nobody did. If it is another one than the caller's
             and still lives, the lease was not renewed.
         time: seconds since 1970 by the store's clock.
+        taken: streams that others took from this worker by a `Takeover`, and the epochs of those acquisitions. Each is
+            named for at least one lease.
     """
 
     holder: str | None
     time: float
+    taken: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +130,7 @@ class Described:
         owner: who holds it and lives, by its lease; None if there is nobody.
         position: where its next record goes.
         start: how many records its snapshot covers.
-        size: bytes of its birth, snapshot, journal and kept snapshots, about.
+        size: bytes of its birth, snapshot, journal and kept snapshots.
         incarnation: differs from that of every deleted stream with the same id.
     """
 
@@ -160,11 +177,12 @@ class Store(Protocol):
         """
         ...
 
-    async def acquire(self, stream: str, owner: str, incarnation: str) -> Held:
+    async def acquire(self, stream: str, owner: str, incarnation: str, takeover: Takeover | None = None) -> Held:
         """Become the one that may write to a stream.
 
         An owner takes what it, or an earlier incarnation of its name, holds; and what another one holds whose lease
-        ran out.
+        ran out. With `takeover` it also takes the stream from a holder that lives, whose next renewal says so. A store
+        for one worker ignores `takeover`.
 
         Raises:
             UnknownStreamError: there is no such stream.
@@ -172,17 +190,31 @@ class Store(Protocol):
         """
         ...
 
-    async def commit(self, writes: Sequence[Write]) -> list[FencedError | None]:
-        """Make writes durable, in order, in one round trip: for each None, or why it was refused.
+    async def members(self) -> list[str] | None:
+        """Return the names of the workers that streams may belong to; None if no list was stored.
 
-        Each write stands or falls on its own; a refused one leaves no trace and does not touch its neighbours. All of a
-        batch, or a snapshot older than the newest, that is there already from the same fence is a repetition, and fine.
-        A batch that leaves a gap, or of which only a part is there, or something else, and a snapshot of more records
-        than there are, or older than one of an earlier epoch, are refused as those of a stale epoch are: whoever sends
-        one is wrong about the stream, and must throw its memory away and acquire it again.
+        A store for one worker stores no list.
+        """
+        ...
+
+    async def set_members(self, names: Sequence[str]) -> None:
+        """Store the names of the workers that streams may belong to. It is durable when this returns."""
+        ...
+
+    async def commit(self, writes: Sequence[Write]) -> list[FencedError | StoreError | None]:
+        """Make writes durable, in order, in one round trip. Return for each None, or why it failed.
+
+        Each write stands or falls on its own; a refused one leaves no trace and does not touch its neighbours. A
+        StoreError in the list says that what the store holds of this stream is damaged.
+
+        All of a batch, or a snapshot older than the newest, that is there already from the same fence is a repetition,
+        and fine. A batch that leaves a gap, or of which only a part is there, or something else, and a snapshot of more
+        records than there are, or older than one of an earlier epoch, are refused as those of a stale epoch are:
+        whoever sends one is wrong about the stream, and must throw its memory away and acquire it again.
 
         Raises:
-            StoreError: nobody knows what was done; the same commit may be sent again.
+            StoreError: the store cannot be reached or refuses all writes. Nobody knows what was done; the same commit
+                may be sent again.
         """
         ...
 
@@ -207,6 +239,14 @@ class Store(Protocol):
 
     def streams(self) -> AsyncIterator[str]:
         """The ids of all streams, in no particular order."""
+        ...
+
+    async def usage(self) -> dict[str, int]:
+        """Return the bytes that each tenant uses: births, journals, snapshots, kept snapshots and shared blobs.
+
+        A shared blob counts once for each tenant that uses it. A tenant without streams may be missing. The tenant of a
+        stream without a slash in its id is the empty string.
+        """
         ...
 
     async def keep(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:

@@ -4,6 +4,7 @@ A pure state machine: no clock, no store, no network. `change` applies a change 
 caller writes to the journal; `replay` applies the same change from the record. Both must give the same state.
 """
 
+import dataclasses
 import itertools
 import json
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ... import methods
+from ...core import state as states
 from ...core.base import own_state
 from ...core.engine import ProtoDCS
 from ...core.prototypes import Prototypes
@@ -76,6 +78,34 @@ class Birth(BaseModel):
         return Guard(self.guard, prototypes, self.config.get("temperature", _TEMPERATURE), whole)
 
 
+def _readable_requests(held: Held, limits: Limits) -> IdempotencyCache:
+    """Return the applied requests that a damaged stream still tells of."""
+    applied = IdempotencyCache(limits)
+    try:
+        found = snapshots.unpack(held.snapshot or b"")
+        applied.load(found.requests)
+        if found.position != held.start:
+            applied.skip(held.start - 1)
+    except StoreError:
+        applied = IdempotencyCache(limits)
+        applied.skip(held.start - 1)
+    for position, data in enumerate(held.tail, held.start):
+        try:
+            record = Record.unpack(data)
+        except StoreError:
+            applied.skip(position)
+            continue
+        if record.position == position:
+            applied.add(record)
+        else:
+            applied.skip(position)
+    return applied
+
+
+# Raises an error if a stream may not have these settings, so many classes and this dimension.
+Check = Callable[[Birth, dict[str, Any], int, int], None]
+
+
 class Hosted:
     """A stream in memory.
 
@@ -102,6 +132,8 @@ class Hosted:
         self._prototypes = prototypes
         self._applied = IdempotencyCache(limits)
         self._events: list[Event] = []
+        if held.snapshot is None and held.start:
+            raise StoreError(f"the snapshot of the first {held.start} records is missing")
         if held.snapshot is None:
             self.engine = self.birth.engine(prototypes)
             self.guard = self._watcher()
@@ -118,6 +150,18 @@ class Hosted:
             self.replay(Record.unpack(data))
         # Whoever wrote the records has told of these.
         self._events.clear()
+
+    @classmethod
+    def repaired(cls, held: Held, prototypes: Prototypes, limits: Limits, state: bytes) -> "Hosted":
+        """Return a stream whose stored data is damaged, with another state, at the end of its journal.
+
+        It recognises the retries that its snapshot and its records still tell of, as far as they can be read.
+        """
+        hosted = cls(dataclasses.replace(held, snapshot=None, start=0, tail=[]), prototypes, limits)
+        hosted._restore(state)
+        hosted._applied = _readable_requests(held, limits)
+        hosted.covered, hosted.position = held.start, held.position
+        return hosted
 
     @property
     def epoch(self) -> int:
@@ -181,17 +225,6 @@ class Hosted:
         if not isinstance(self.engine, ProtoDCS):
             raise UsageError(f"the method {self.engine.name!r} has no explanations")
         return self.engine.explain(_feature(payload)).to_dict()
-
-    def imported(self, state: bytes, most: int) -> bytes:
-        """A state from outside as this stream may take it over; one that does not fit is refused."""
-        engine = methods.restore(state, self.birth.encoder)
-        check_classes(len(engine.classes), most)
-        if engine.dimension != self.engine.dimension or engine.name != self.engine.name:
-            raise StateError(
-                f"the state is one of {engine.name!r} over {engine.dimension} dimensions, the stream one of "
-                f"{self.engine.name!r} over {self.engine.dimension}"
-            )
-        return engine.snapshot()
 
     def recent(self, most: int) -> list[Answer]:
         """Return the newest observes whose answers are stored, newest first."""
@@ -281,6 +314,31 @@ class Hosted:
         self.engine.remove_class(payload.decode())
         self.guard = self._watcher()
         return b""
+
+
+def check_state(data: bytes, birth: Birth, dimension: int, check: Check) -> None:
+    """Raise StateError if a state is damaged or does not fit a stream, before anything is built from it.
+
+    Args:
+        data: the state.
+        birth: what the stream was created with.
+        dimension: length of the stream's features.
+        check: raises an error if the stream may not have these settings and so many classes.
+    """
+    header, arrays = states.unpack(data)
+    shape = arrays["entry"].shape if "entry" in arrays else (len(header.classes), dimension)
+    if header.method != birth.method or shape[1:] != (dimension,):
+        raise StateError(
+            f"The state belongs to the method {header.method!r} with prototypes of shape {shape}. The stream needs "
+            f"the method {birth.method!r} and {dimension} dimensions."
+        )
+    check(birth, header.config, len(header.classes), dimension)
+
+
+def imported_state(data: bytes, birth: Birth, dimension: int, check: Check) -> bytes:
+    """Return a state from outside in the form that a stream stores. Raise StateError if it does not fit."""
+    check_state(data, birth, dimension, check)
+    return methods.restore(data, birth.encoder).snapshot()
 
 
 def check_classes(count: int, most: int) -> None:

@@ -78,14 +78,18 @@ class IdempotencyCache:
         self.time = record.time
         key = _key(record.key)
         # An entry moves to the end when a row is added.
-        runs = _runs(self._entries.pop(key, b""))
-        row, position, count = runs[-1] if runs else (0, 0, 0)
+        runs = self._entries.pop(key, b"")[_ENTRY.size :]
+        row, position, count = _RUN.unpack_from(runs, len(runs) - _RUN.size) if runs else (0, 0, 0)
         if runs and (row + count, position + count) == (record.row, record.position):
-            runs[-1] = row, position, count + 1
+            runs = runs[: -_RUN.size] + _RUN.pack(row, position, count + 1)
         else:
-            runs.append((record.row, record.position, 1))
-        head = _ENTRY.pack(record.kind, record.digest, record.time)
-        self._entries[key] = head + b"".join(_RUN.pack(*run) for run in runs)
+            runs += _RUN.pack(record.row, record.position, 1)
+        self._entries[key] = _ENTRY.pack(record.kind, record.digest, record.time) + runs
+
+    def skip(self, position: int) -> None:
+        """Leave out a record that cannot be read. The answers before it expire; their keys stay."""
+        self._answers.clear()
+        self._start = position + 1
 
     def find(self, kind: Kind, key: str, digest: bytes, row: int = 0) -> Answer | None:
         """Return the answer to a row that was applied before, or None if it is new.

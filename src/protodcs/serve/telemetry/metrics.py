@@ -75,8 +75,20 @@ class IngressMetrics:
             ["reason"],
             registry=registry,
         )
+        self.suspect_workers = Gauge(
+            "protodcs_ingress_suspect_workers",
+            "Workers that get no requests because they failed.",
+            registry=registry,
+        )
+        self._health_checks = Counter(
+            "protodcs_ingress_health_checks",
+            "Health checks of workers that failed: passed, failed.",
+            ["result"],
+            registry=registry,
+        )
         # What never happened is 0 and not absent: otherwise nobody would see it happen for the first time.
         for counter, reasons in (
+            (self._health_checks, ("passed", "failed")),
             (self._retries, ("held", "moved", "later")),
             (self._failed_calls, ("lost", "silent", "error")),
             (self._given_up, ("late", "overloaded")),
@@ -91,6 +103,10 @@ class IngressMetrics:
     def call_failed(self, reason: str) -> None:
         """An owner did not answer a call."""
         self._failed_calls.labels(reason).inc()
+
+    def checked_health(self, healthy: bool) -> None:
+        """Count a health check of a worker."""
+        self._health_checks.labels("passed" if healthy else "failed").inc()
 
     def gave_up(self, reason: str) -> None:
         """A request was refused or answered too late."""
@@ -172,6 +188,11 @@ class OwnerMetrics:
         self._errors = Counter(
             "protodcs_owner_store_errors", "Attempts to write or to renew the lease that failed.", registry=registry
         )
+        self._takeovers = Counter(
+            "protodcs_owner_takeovers",
+            "Streams taken from a worker that an ingress could not reach, though its lease lived.",
+            registry=registry,
+        )
         self._guards = Counter(
             "protodcs_guard_events", "Times a guard rail of a stream fired.", ["kind"], registry=registry
         )
@@ -206,6 +227,10 @@ class OwnerMetrics:
         """The store refused a write."""
         self._fenced.inc()
 
+    def took_over(self) -> None:
+        """Count a stream that this worker took from another one that lives."""
+        self._takeovers.inc()
+
     def woke(self, seconds: float) -> None:
         """A stream is awake."""
         self._wake.observe(seconds)
@@ -235,6 +260,7 @@ GAUGES = {
     "protodcs_store_silence_seconds": "Seconds since the store last answered a commit or the lease's renewal.",
     "protodcs_store_lag_seconds": "For how many seconds the present group of writes is under way; 0 between groups.",
     "protodcs_owner_awake_streams": "Streams in memory.",
+    "protodcs_owner_quarantined_streams": "Streams that are damaged and are not loaded any more.",
     "protodcs_owner_queued_writes": "Writes that wait for the group under way to end.",
     "protodcs_owner_records_behind": "Records behind the newest snapshots of all streams in memory.",
     "protodcs_owner_records_behind_most": "The same for the stream that has most.",

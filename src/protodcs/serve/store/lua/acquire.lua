@@ -1,11 +1,13 @@
 -- Give an owner the right to write to a stream. Returns its epoch, what the stream was created with, and its incarnation.
--- It must never take a stream from another owner whose lease lives. Redis' own expiry decides whether a lease lives: no
--- clock of an owner is involved. If Redis lost writes, an epoch may be given out twice: the token tells the two apart.
+-- It must never take a stream from another owner whose lease lives, unless the caller names that holder and the last such
+-- takeover of the stream is long enough ago. Redis' own expiry decides whether a lease lives: no clock of an owner is
+-- involved. If Redis lost writes, an epoch may be given out twice: the token tells the two apart.
 -- It reads neither snapshot nor records: megabytes that pass through a script delay every other client of Redis.
--- KEYS: meta, journal
--- ARGV: owner, incarnation of the owner, prefix of the lease keys, token
-local meta, journal = unpack(KEYS)
-local owner, incarnation, leases, token = unpack(ARGV)
+-- KEYS: meta, journal, a mark that exists for a while after a takeover
+-- ARGV: owner, incarnation of the owner, prefix of the lease keys, token; for a takeover also: the holder, how long the
+-- mark exists in milliseconds, prefix of the hashes of taken streams, stream
+local meta, journal, mark = unpack(KEYS)
+local owner, incarnation, leases, token, take_from, pause, taken, stream = unpack(ARGV)
 
 local found, other_layout = read_meta(meta, 'holder', 'incarnation', 'start', 'birth', 'created')
 if not found then
@@ -13,7 +15,8 @@ if not found then
 end
 local holder = found[1]
 -- A lease names the incarnation that renewed it: what a dead one held is free though its successor lives.
-if holder and holder ~= owner and redis.call('GET', leases .. holder) == found[2] then
+local lives = holder and holder ~= owner and redis.call('GET', leases .. holder) == found[2]
+if lives and (holder ~= take_from or redis.call('EXISTS', mark) == 1) then
   return {'HELD', holder}
 end
 local finish = tonumber(found[3]) + redis.call('LLEN', journal)
@@ -23,4 +26,11 @@ redis.call('HDEL', meta, 'holder', 'incarnation')
 local epoch = redis.call('HINCRBY', meta, 'epoch', 1)
 -- base: the position where this epoch begins. Only records behind it can be a repetition by this epoch.
 redis.call('HSET', meta, 'fence', epoch .. ':' .. token, 'holder', owner, 'incarnation', incarnation, 'base', finish)
+if lives then
+  redis.call('SET', mark, owner, 'PX', pause)
+  -- The holder's next renewal returns this hash, so that it stops answering from memory. It exists for longer than a
+  -- lease: a holder that does not renew before it expires discards all that it has in memory.
+  redis.call('HSET', taken .. holder, stream, epoch)
+  redis.call('PEXPIRE', taken .. holder, pause)
+end
 return {'OK', epoch, found[4], found[5]}

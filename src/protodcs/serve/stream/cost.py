@@ -1,0 +1,325 @@
+"""Estimate what a stream costs a worker: bytes in memory and in a snapshot, and the time of its steps.
+
+A worker computes for many tenants, and nothing can interrupt a step of an engine. So the worker estimates the cost of a
+stream's settings before it accepts them.
+
+The unit of work is a nanosecond of one core of the machine below. The estimate counts the innermost operations of each
+part of a step and multiplies them by the measured time of one operation. `tests/test_cost.py` counts the operations of
+real streams and compares; no test measures time.
+
+Measured on an Intel Xeon at 2.50 GHz, one thread, numba kernels, 100 to 10,000 classes, 16 to 1,024 dimensions:
+
+| operation | ns |
+|---|---|
+| step without any array | 60,000 |
+| cosine with a prototype, per number | 0.5 |
+| temporary step of the text prototypes, per number | 0.6 |
+| change of a cached feature: alignment of all classes, per number of the prototypes | 24 |
+| alignment in full: per pair of classes and dimension | 1.0 |
+| one EM iteration of the mixture, per sample of the window | 17 |
+| fit for `target_false_reject`, per sample (40 iterations) | 2,000 |
+| other work of a refit, per sample of the window; of the history | 60; 40 |
+| insertion into a sorted window, per sample of the window | 1.7 |
+| comparison with a stored sample, per number | 0.2 |
+| copy, per byte | 0.45 |
+| snapshot or restore, per byte | 10 |
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, get_args
+
+from ...core.alignment import REBUILD_AFTER
+from ...core.config import Config, Preset
+from ...core.memory import biased
+from ...errors import ConfigError
+from ..guard import GuardSettings
+from ..settings import CostLimits
+
+_STEP = 60_000.0
+_COSINE, _TEXT_STEP, _FUSED_STEP = 0.5, 0.6, 2.0
+_PER_CLASS = 60.0
+_CHANGE, _ALIGNMENT, _EVOLUTION = 24.0, 1.0, 3.0
+_EM, _SKEWED_FIT, _WINDOW, _HISTORY = 17.0, 2000.0, 60.0, 40.0
+# EM iterations of a fit: at most, for the familiarity of the stream; and usually, with a tolerance like the default.
+_STREAM_ITERATIONS, _USUAL_ITERATIONS = 200, 25
+_USUAL_TOLERANCE = 1e-4
+_INSERTION, _COMPARISON, _HEAD_STEP = 1.7, 0.2, 1.0
+_COPY, _SNAPSHOT = 0.45, 10.0
+_LIKENESS, _BIAS_REBUILD = 0.5, 4.0
+# Guards compare a window with eight earlier ones by their quantiles.
+_GUARD_WINDOWS, _GUARD_SAMPLE = 9, 30.0
+_GUARD_STATES = 2
+# So many times the cost of a preset is within every limit.
+_PRESETS = 2.0
+# The smallest aleatoric uncertainty that two classes can have; more classes have more.
+_LEAST_ALEATORIC = 0.5
+
+
+class Part(NamedTuple):
+    """The cost of one part of a stream.
+
+    Attributes:
+        options: the settings that determine it.
+        memory: bytes in memory.
+        snapshot: bytes in a snapshot.
+        slowest: nanoseconds of its slowest step.
+        mean: nanoseconds of a step, on average.
+    """
+
+    options: tuple[str, ...]
+    memory: float = 0.0
+    snapshot: float = 0.0
+    slowest: float = 0.0
+    mean: float = 0.0
+
+
+class Estimate(NamedTuple):
+    """The cost of a stream, in all and by part."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def memory(self) -> float:
+        """Bytes in memory, once all windows and memories are full."""
+        return sum(part.memory for part in self.parts)
+
+    @property
+    def snapshot(self) -> float:
+        """Bytes of a snapshot, once all windows and memories are full."""
+        return sum(part.snapshot for part in self.parts)
+
+    @property
+    def slowest_step(self) -> float:
+        """Milliseconds of the slowest step: everything that happens now and then falls on it."""
+        return sum(part.slowest for part in self.parts) / 1e6
+
+    @property
+    def mean_step(self) -> float:
+        """Milliseconds of a step, on average."""
+        return sum(part.mean for part in self.parts) / 1e6
+
+
+def estimate(config: Config, classes: int, dimension: int, guard: GuardSettings | None) -> Estimate:
+    """Return the estimated cost of a stream.
+
+    Args:
+        config: the resolved settings of its engine.
+        classes: number of classes.
+        dimension: length of a feature.
+        guard: the resolved settings of its guard; None if it has none.
+    """
+    numbers = float(classes * dimension)
+    parts = [_scoring(config, classes, numbers), *_windows(config)]
+    if config.visual_prototypes:
+        parts += _visual(config, classes, dimension)
+    if _evolves(config):
+        moved = _EVOLUTION * numbers
+        # Each move is followed by an alignment in full, which the slowest step has anyway.
+        aligned = _ALIGNMENT * classes * numbers if config.visual_prototypes else 0.0
+        parts.append(Part(("evolution_gate", "evolution_threshold"), 4 * numbers, 4 * numbers, moved, moved + aligned))
+    if config.verify_by == "stream":
+        parts += _stream_verification(config, dimension)
+    elif config.verification:
+        window = config.mixture_window
+        most = usual = config.mixture_iterations
+        if config.mixture_tolerance >= _USUAL_TOLERANCE:
+            usual = min(most, _USUAL_ITERATIONS)
+        parts.append(
+            Part(
+                ("mixture_window", "mixture_iterations", "mixture_period"),
+                memory=16 * window,
+                snapshot=8 * window,
+                slowest=window * (_INSERTION + _EM * most),
+                mean=window * (_INSERTION + _EM * usual / config.mixture_period),
+            )
+        )
+    if biased(config, classes):
+        pairs = float(classes * classes)
+        parts.append(
+            Part(
+                ("class_bias", "class_bias_limit"),
+                memory=16 * pairs,
+                snapshot=8 * pairs,
+                # Adding a class compares all prototypes with each other.
+                slowest=_BIAS_REBUILD * pairs + _LIKENESS * pairs * dimension,
+                mean=_BIAS_REBUILD * pairs / REBUILD_AFTER,
+            )
+        )
+    # A frozen stream, and a question, work on a copy.
+    parts = [part._replace(slowest=part.slowest + _COPY * part.memory) for part in parts]
+    if guard is not None and guard.enabled:
+        parts = _guarded(guard, parts)
+    return Estimate(tuple(parts))
+
+
+def _scoring(config: Config, classes: int, numbers: float) -> Part:
+    steps = config.text_prototypes and config.text_rate > 0
+    work = _STEP + _PER_CLASS * classes + (_COSINE + (_TEXT_STEP if steps else 0.0)) * numbers
+    # Streams share their prototypes until a class is added or removed.
+    return Part(("classes",), 4 * numbers + 200 * classes, 4 * numbers + 50 * classes, work, work)
+
+
+def _windows(config: Config) -> list[Part]:
+    windows = 2 if config.evolution_gate == "quantile" else 1
+    insertion = windows * _INSERTION * config.gate_window
+    return [Part(("gate_window",), 32 * config.gate_window, 16 * config.gate_window, insertion, insertion)]
+
+
+def _visual(config: Config, classes: int, dimension: int) -> list[Part]:
+    """Return the cost of the visual cache and of the alignment that follows it."""
+    numbers, size = float(classes * dimension), config.cache_size
+    change, in_full = _CHANGE * numbers, _ALIGNMENT * classes * numbers
+    share = config.cache_quantile if config.first_check else 1.0
+    follows = config.alignment_direction == "visual-to-text"
+    fused = _FUSED_STEP * numbers if config.evidence_logits == "fused" else 0.0
+    parts = [
+        Part(
+            ("cache_size",) if follows else ("alignment_direction", "cache_size"),
+            memory=(4 * size + 24) * numbers + 8 * size * classes,
+            snapshot=(4 * size + 16) * numbers + 8 * size * classes,
+            slowest=change + in_full + fused,
+            mean=share * (change + in_full / REBUILD_AFTER if follows else in_full) + fused,
+        )
+    ]
+    if config.cache_admission == "buffered":
+        rows = max(config.mixture_start, config.mixture_period)
+        held = float(rows * (4 * dimension + 16))
+        # A refit offers all samples that wait to their queues, at most a queue's size for each class.
+        flush = min(rows, classes * size) * (change if follows else in_full)
+        parts.append(Part(("cache_admission", "mixture_start", "mixture_period"), held, held, flush, _COPY * held / 32))
+    return parts
+
+
+def _evolves(config: Config) -> bool:
+    """Whether a sample can move the text prototypes; the alignment is then computed in full."""
+    if config.evolution_gate == "off" or not config.text_prototypes:
+        return False
+    literal = config.evolution_gate == "aleatoric" and config.evidence_logits == "text"
+    return not (literal and config.evolution_threshold < _LEAST_ALEATORIC)
+
+
+def _stream_verification(config: Config, dimension: int) -> list[Part]:
+    window, history, rows = config.mixture_window, config.history, config.strangers + config.familiars
+    rest = _WINDOW if config.target_false_reject is None else _WINDOW + _SKEWED_FIT
+    look = history * _HISTORY
+    parts = [
+        Part(
+            ("mixture_window", "mixture_period", "target_false_reject"),
+            slowest=window * (_EM * _STREAM_ITERATIONS + rest),
+            mean=window * (_EM * _USUAL_ITERATIONS + rest) / config.mixture_period,
+        ),
+        Part(
+            ("history", "mixture_period"),
+            memory=72 * history,
+            snapshot=56 * history,
+            slowest=_INSERTION * history + look,
+            mean=_INSERTION * history + look / config.mixture_period,
+        ),
+    ]
+    if config.recalls:
+        numbers = float(rows * dimension)
+        compared = _COMPARISON * numbers + 3 * rows
+        parts += [
+            # The slowest comparison meets the stored samples in ascending order.
+            Part(
+                ("strangers", "familiars", "nearest"),
+                memory=4 * numbers + 8 * rows,
+                snapshot=4 * numbers,
+                slowest=compared + rows * config.nearest,
+                mean=compared,
+            ),
+            Part(
+                ("head_steps",),
+                slowest=_HEAD_STEP * config.head_steps * dimension,
+                mean=_HEAD_STEP * config.head_steps * dimension,
+            ),
+        ]
+    return parts
+
+
+def _guarded(guard: GuardSettings, parts: list[Part]) -> list[Part]:
+    """Return the cost of a stream with a guard over an engine of these parts."""
+    samples = _GUARD_WINDOWS * guard.window
+    judging, saving = _GUARD_SAMPLE * samples, 0.0
+    if guard.action == "roll back":
+        # The guard holds earlier states of the engine. It saves one now and then, and restores one if it fires.
+        saving = _SNAPSHOT * sum(part.snapshot for part in parts) / guard.keep_windows
+        parts = [
+            part._replace(
+                memory=part.memory + _GUARD_STATES * part.snapshot,
+                snapshot=part.snapshot + _GUARD_STATES * part.snapshot,
+                slowest=part.slowest + _SNAPSHOT * part.snapshot,
+            )
+            for part in parts
+        ]
+    options = ("guard.window", "guard.keep_windows")
+    return [*parts, Part(options, 9 * samples, 9 * samples, judging, (judging + saving) / guard.window)]
+
+
+class _Measure(NamedTuple):
+    """One of the limits: its setting, its value, and what it limits."""
+
+    setting: str
+    limit: float
+    unit: str
+    whole: Callable[[Estimate], float]
+    part: Callable[[Part], float]
+
+
+def check_cost(
+    config: Config,
+    classes: int,
+    dimension: int,
+    guard: GuardSettings | None,
+    limits: CostLimits,
+    default_guard: GuardSettings,
+) -> None:
+    """Raise ConfigError if a stream costs more than the limits allow.
+
+    Twice the cost of a preset with the default guard is always allowed: the number of classes bounds it.
+
+    Args:
+        config: the resolved settings of the engine.
+        classes: number of classes.
+        dimension: length of a feature.
+        guard: the resolved settings of the guard; None if there is none.
+        limits: what a stream may cost.
+        default_guard: the guard of streams that are created without guard settings.
+    """
+    found = estimate(config, classes, dimension, guard)
+    presets = [estimate(Config.preset(name), classes, dimension, default_guard) for name in get_args(Preset)]
+    for measure in _measures(limits):
+        given, preset = measure.whole(found), max(presets, key=measure.whole)
+        allowed = max(measure.limit, _PRESETS * measure.whole(preset))
+        if given > allowed:
+            usual = {part.options: measure.part(part) for part in preset.parts}
+            largest = max(found.parts, key=lambda part: measure.part(part) - usual.get(part.options, 0.0))
+            options = {**config.model_dump(), "classes": classes}
+            if guard is not None:
+                options |= {f"guard.{name}": value for name, value in guard.model_dump().items()}
+            causes = ", ".join(f"`{name}`={options[name]}" for name in largest.options)
+            raise ConfigError(
+                f"The stream would need about {given:,.0f} {measure.unit}; the limit `{measure.setting}` is "
+                f"{allowed:,.0f}. Most of it comes from {causes}. Choose less expensive values, or ask the operator to "
+                "raise the limit."
+            )
+
+
+def _measures(limits: CostLimits) -> tuple[_Measure, ...]:
+    return (
+        _Measure("max_stream_bytes", limits.max_stream_bytes, "bytes", lambda e: e.memory, lambda p: p.memory),
+        _Measure(
+            "max_step_cost",
+            limits.max_step_cost,
+            "ms for its slowest step",
+            lambda e: e.slowest_step,
+            lambda p: p.slowest,
+        ),
+        _Measure(
+            "max_mean_step_cost",
+            limits.max_mean_step_cost,
+            "ms for a step on average",
+            lambda e: e.mean_step,
+            lambda p: p.mean,
+        ),
+    )

@@ -1,0 +1,257 @@
+"""The cost of a stream: the estimate follows what engines do, and no settings get past the limits."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from made_service import FEATURES, PROTOTYPES, ask, birth_of, create, done, engine_of, observe, one, started
+from protodcs import Config, ProtoDCS
+from protodcs.core.prototypes import Prototypes
+from protodcs.errors import ConfigError
+from protodcs.serve.guard import GuardSettings
+from protodcs.serve.messages import Action, Outcome, Request
+from protodcs.serve.settings import ServeConfig, TenantLimits, cost_limits_of
+from protodcs.serve.stream.cost import _STEP, check_cost, estimate
+from protodcs.serve.stream.hosted import Birth, pack_class
+from protodcs.serve.stream.shared import pack_prototypes
+
+GUARD = GuardSettings()
+GRIDS = Path(__file__).parent.parent / "grids"
+# A window that is refitted at every sample.
+EXPENSIVE = {"mixture_window": 100_000, "history": 100_000, "mixture_period": 1}
+
+
+def check(classes, dimension, preset="default", guard=GUARD, limits=None, **options):
+    allowed = cost_limits_of(ServeConfig(store="redis://nowhere", **(limits or {})), "s")
+    check_cost(Config.preset(preset, **options), classes, dimension, guard, allowed, GUARD)
+
+
+# The estimate.
+
+# Options, classes, dimension, samples.
+COUNTED = [
+    ({}, 10, 16, 96),
+    ({}, 100, 64, 96),
+    ({"mixture_period": 1, "mixture_window": 64, "mixture_start": 16}, 10, 16, 96),
+    ({"mixture_period": 1, "mixture_window": 300, "history": 300, "mixture_start": 300}, 10, 16, 332),
+    ({"head_steps": 64}, 10, 64, 128),
+    ({"preset": "paper"}, 10, 16, 132),
+    ({"preset": "paper"}, 60, 32, 128),
+    ({"preset": "paper", "mixture_period": 1}, 10, 16, 132),
+    ({"preset": "paper", "mixture_period": 1, "mixture_tolerance": 1e-15, "mixture_iterations": 60}, 10, 16, 132),
+    ({"preset": "paper", "evolution_gate": "quantile"}, 20, 16, 64),
+]
+FACTOR = 5.0
+
+
+def test_the_estimate_follows_the_operations_of_real_steps():
+    """One operation takes about a nanosecond. What happens once a step, whatever the settings, is left out."""
+    script = Path(__file__).with_name("counted_steps.py")
+    result = subprocess.run(
+        [sys.executable, script, json.dumps(COUNTED)],
+        env={**os.environ, "PROTODCS_KERNEL": "numpy"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    means = []
+    for (options, classes, dimension, _), (mean, largest) in zip(COUNTED, json.loads(result.stdout), strict=True):
+        preset = options.get("preset", "default")
+        config = Config.preset(preset, **{name: value for name, value in options.items() if name != "preset"})
+        found = estimate(config, classes, dimension, None)
+        means.append((mean, found.mean_step * 1e6 - _STEP, options))
+        assert mean / FACTOR < means[-1][1] < mean * FACTOR, options
+        assert found.slowest_step * 1e6 - _STEP > largest, options
+    for mean, estimated, options in means:
+        for other, other_estimated, other_options in means:
+            assert estimated > other_estimated or mean < FACTOR * other, (options, other_options)
+
+
+@pytest.mark.parametrize(
+    ("classes", "dimension", "samples", "options"),
+    [
+        (100, 64, 3000, {}),
+        (100, 64, 3000, {"strangers": 500, "familiars": 500, "history": 4000}),
+        (200, 32, 1000, {"class_bias_limit": 300}),
+        (20, 64, 1000, {"preset": "paper"}),
+        (20, 64, 1000, {"preset": "paper", "cache_size": 20, "gate_window": 1000}),
+    ],
+)
+def test_the_estimated_snapshot_is_as_large_as_that_of_a_stream_whose_memories_are_full(
+    classes, dimension, samples, options
+):
+    rng = np.random.default_rng(0)
+    prototypes = Prototypes(rng.standard_normal((classes, dimension)))
+    preset = options.get("preset", "default")
+    config = Config.preset(preset, **{name: value for name, value in options.items() if name != "preset"})
+    engine = ProtoDCS(prototypes, config=config)
+    noise = rng.standard_normal((samples, dimension)) / np.sqrt(dimension)
+    features = prototypes.unit[rng.integers(classes, size=samples)] * (rng.random(samples) < 0.5)[:, None] + noise
+    engine.observe_many(features.astype(np.float32))
+    found = estimate(config, classes, dimension, None)
+    size = len(engine.snapshot())
+    assert size / 2 < found.snapshot < 3 * size
+    assert found.memory >= found.snapshot
+
+
+# The limits.
+
+
+@pytest.mark.parametrize("preset", ["default", "paper"])
+@pytest.mark.parametrize("classes", [1, 100, 10_000])
+def test_presets_are_within_the_default_limits(preset, classes):
+    check(classes, 1024, preset)
+
+
+def grid_options():
+    """Return the settings of ProtoDCS in the grids that the documentation describes."""
+    for path in sorted(GRIDS.glob("*.yaml")):
+        for entry in yaml.safe_load(path.read_text())["methods"]:
+            if isinstance(entry, dict) and entry["method"] == "protodcs":
+                yield entry.get("options", {})
+
+
+def test_documented_settings_are_within_the_default_limits():
+    grids = list(grid_options())
+    assert len(grids) > 50
+    for options in (
+        {"preset": "paper", "evolution_gate": "entropy"},
+        {"preset": "paper", "mixture_period": 1},
+        {"preset": "paper", "cache_admission": "buffered"},
+        {"preset": "paper", "evidence_logits": "fused"},
+        {"target_false_reject": 0.05},
+        *grids,
+    ):
+        check(100, 512, **options)
+
+
+@pytest.mark.parametrize(
+    ("classes", "options", "limit", "named"),
+    [
+        (10, EXPENSIVE, "max_mean_step_cost", "`mixture_window`=100000, `mixture_period`=1"),
+        (10, {**EXPENSIVE, "preset": "paper"}, "max_mean_step_cost", "`mixture_iterations`=100, `mixture_period`=1"),
+        (
+            10,
+            {"preset": "paper", "mixture_window": 100_000, "mixture_iterations": 10_000, "mixture_period": 100_000},
+            "max_step_cost",
+            "`mixture_iterations`=10000",
+        ),
+        (10, {"strangers": 65_536, "familiars": 65_536}, "max_stream_bytes", "`strangers`=65536"),
+        (10, {"strangers": 65_536, "familiars": 65_536, "guard": None}, "max_stream_bytes", "`strangers`=65536"),
+        (5000, {"class_bias_limit": 10_000}, "max_stream_bytes", "`class_bias_limit`=10000"),
+        (5000, {"preset": "paper", "cache_size": 64}, "max_stream_bytes", "`cache_size`=64"),
+        (1000, {"preset": "paper", "evolution_gate": "quantile"}, "max_mean_step_cost", "`evolution_gate`=quantile"),
+        (
+            5000,
+            {"preset": "paper", "guard": GuardSettings(window=32, keep_windows=1)},
+            "max_mean_step_cost",
+            "`guard.keep_windows`=1",
+        ),
+        (
+            100,
+            {"preset": "paper", "cache_admission": "buffered", "mixture_period": 100_000, "guard": None},
+            "max_step_cost",
+            "`cache_admission`=buffered",
+        ),
+    ],
+)
+def test_expensive_settings_are_an_error_that_names_them(classes, options, limit, named):
+    with pytest.raises(ConfigError, match=f"the limit `{limit}`") as problem:
+        check(classes, 512, **options)
+    assert named in str(problem.value)
+    assert "Choose less expensive values, or ask the operator to raise the limit" in str(problem.value)
+
+
+def test_a_tenant_can_have_limits_of_its_own():
+    config = ServeConfig(
+        store="redis://nowhere", max_step_cost=300.0, tenants={"lab": TenantLimits(max_step_cost=9e9, classes=7)}
+    )
+    assert cost_limits_of(config, "lab/s").max_step_cost == 9e9
+    assert cost_limits_of(config, "lab/s").max_stream_bytes == config.max_stream_bytes
+    assert cost_limits_of(config, "other/s").max_step_cost == 300.0
+
+
+# Every way in.
+
+
+def rejected(reply):
+    assert reply.outcome is Outcome.WRONG
+    assert "`mixture_window`=100000" in reply.words
+    assert "`max_mean_step_cost` is 25" in reply.words
+    return True
+
+
+def expensive_state():
+    engine = ProtoDCS(PROTOTYPES, config=Config.preset("default", **EXPENSIVE))
+    engine.observe_many(FEATURES[:3])
+    return engine.snapshot()
+
+
+def test_an_expensive_stream_is_not_created():
+    async def run():
+        async with started(streams=()) as worker:
+            assert rejected(await one(worker, create(birth=birth_of(**EXPENSIVE).pack())))
+            assert await worker.streams() == []
+
+    asyncio.run(run())
+
+
+def test_limits_hold_for_a_stream_that_is_created_like_another_one():
+    async def run():
+        async with started(streams=(), max_mean_step_cost=1000.0) as worker:
+            await done(worker, create(birth=birth_of(**EXPENSIVE).pack()))
+            worker._config = worker._config.model_copy(update={"max_mean_step_cost": 25.0})
+            assert rejected(await one(worker, Request("t", Action.CREATE_LIKE, "k", b"s")))
+            # One that exists goes on, though the limit is lower now.
+            await done(worker, observe(0))
+
+    asyncio.run(run())
+
+
+def test_an_imported_state_cannot_bring_expensive_settings():
+    async def run():
+        async with started() as worker:
+            await done(worker, observe(0))
+            before = engine_of(worker)
+            assert rejected(await one(worker, ask(Action.IMPORT, payload=expensive_state())))
+            assert engine_of(worker) == before
+
+    asyncio.run(run())
+
+
+def test_a_roll_back_cannot_bring_expensive_settings():
+    async def run():
+        async with started(max_mean_step_cost=1000.0) as worker:
+            await done(worker, ask(Action.IMPORT, "a", expensive_state()), ask(Action.KEEP, "b", b"dear"))
+            await done(worker, ask(Action.RESET, "c"))
+            worker._config = worker._config.model_copy(update={"max_mean_step_cost": 25.0})
+            before = engine_of(worker)
+            assert rejected(await one(worker, ask(Action.ROLLBACK, "d", b"dear")))
+            assert engine_of(worker) == before
+
+    asyncio.run(run())
+
+
+def test_a_class_that_makes_a_stream_too_expensive_is_not_added():
+    rows = np.random.default_rng(0).standard_normal((300, 16))
+    prototypes = Prototypes(rows)
+    config = Config.preset("paper", evolution_gate="quantile")
+    birth = Birth(config=config.model_dump(), classes=[str(k) for k in range(300)], prototypes=prototypes.fingerprint)
+    limit = estimate(config, 300, 16, None).mean_step + 1e-6
+
+    async def run():
+        async with started(streams=(), max_mean_step_cost=limit) as worker:
+            await done(worker, Request("s", Action.CREATE, "k", birth.pack(), pack_prototypes(prototypes)))
+            added = pack_class(rows[0].astype("<f4").tobytes(), "one more")
+            reply = await one(worker, ask(Action.ADD_CLASS, payload=added))
+            assert reply.outcome is Outcome.WRONG
+            assert "`evolution_gate`=quantile" in reply.words
+
+    asyncio.run(run())

@@ -1,0 +1,358 @@
+"""Workers that an ingress cannot reach: health checks, takeovers of their streams, and the list of members."""
+
+import asyncio
+import random
+import time
+from contextlib import AsyncExitStack, suppress
+
+import pytest
+
+from made_service import ask, create, done, engine_of, feature, learned, observe, one, settings, started
+from memory_store import MemoryStore
+from protodcs.errors import StoreError
+from protodcs.serve.messages import Action, Outcome, Reply, Request
+from protodcs.serve.owners.owner import Owner
+from protodcs.serve.owners.ring import Ring
+from protodcs.serve.owners.router import LateError, OwnerLostError, Router
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
+CHECK = Request("", Action.CHECK_HEALTH, "")
+PEEK = ask(Action.PEEK, payload=feature(50))
+LEASE = 3.0
+
+
+def take(request, holder="one"):
+    """Return a request that takes its stream from a holder."""
+    return request._replace(stand_in=True, take_from=holder)
+
+
+def two_workers(store):
+    """Return two workers on a store: "one" with the stream "s", and "two"."""
+    return started(store, "one", lease_seconds=LEASE), started(store, "two", streams=(), lease_seconds=LEASE)
+
+
+# Takeovers.
+
+
+REQUESTS = {"observe": observe, "keep": lambda number: ask(Action.KEEP, payload=b"name")}
+
+
+@pytest.mark.parametrize("action", REQUESTS)
+def test_a_worker_takes_a_stream_from_a_live_holder_on_demand(action):
+    request = REQUESTS[action](5)
+
+    async def run():
+        store = MemoryStore()
+        first, second = two_workers(store)
+        async with first as first, second as second:
+            await done(first, *(observe(number) for number in range(5)))
+            assert (await one(second, request._replace(stand_in=True))).outcome is Outcome.HELD
+            (reply,) = await done(second, take(request))
+            assert (reply.position, reply.epoch) == (5, 2)
+            # The first worker still has the stream in memory: its write is rejected, and it loads the stream again.
+            assert (await one(first, observe(6))).outcome is Outcome.LATER
+            reply = await one(first, observe(6))
+            assert (reply.outcome, reply.words) == (Outcome.HELD, "two")
+            assert store.misfits == []
+
+    asyncio.run(run())
+
+
+def test_nothing_is_lost_or_applied_twice_by_a_takeover():
+    async def run():
+        store = MemoryStore()
+        first, second = two_workers(store)
+        async with first as first, second as second:
+            store.gate = asyncio.Event()
+            await done(second, CHECK)
+            under_way = asyncio.create_task(first.handle([observe(0)]))
+            await asyncio.sleep(0.1)
+            taken = asyncio.create_task(second.handle([take(observe(0))]))
+            await asyncio.sleep(0.1)
+            store.gate.set()
+            (refused,), (applied,) = await under_way, await taken
+            assert (refused.outcome, applied.outcome) == (Outcome.LATER, Outcome.DONE)
+            assert engine_of(second) == learned(1)
+
+    asyncio.run(run())
+
+
+def test_a_worker_unloads_a_stream_that_was_taken_when_it_next_renews_its_lease():
+    async def run():
+        store = MemoryStore()
+        first, second = two_workers(store)
+        async with first as first, second as second:
+            await done(first, observe(0))
+            await done(second, take(observe(1)))
+            # It cannot know yet.
+            assert (await one(first, PEEK)).outcome is Outcome.DONE
+            await asyncio.sleep(LEASE / 3 + 0.1)
+            assert (await one(first, PEEK)).outcome is Outcome.HELD
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_got_its_stream_back_keeps_it():
+    async def run():
+        store = MemoryStore()
+        first, second = two_workers(store)
+        async with first as first, second as second:
+            await done(first, observe(0))
+            await done(second, take(observe(1)))
+            await second.drain(Reply(Outcome.CLOSED, "over"))
+            await asyncio.sleep(LEASE)
+            await done(first, observe(2))
+            loaded = first.woken
+            await asyncio.sleep(LEASE)
+            await done(first, observe(3))
+            assert first.woken == loaded
+            assert engine_of(first) == learned(4)
+
+    asyncio.run(run())
+
+
+# Health checks.
+
+
+def test_a_worker_passes_a_health_check_only_while_it_reaches_the_store():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as worker:
+            await done(worker, CHECK)
+            store.down = True
+            assert (await one(worker, CHECK)).outcome is Outcome.LATER
+            store.down = False
+            await done(worker, CHECK)
+
+    asyncio.run(run())
+
+
+def test_a_worker_whose_lease_another_process_has_fails_its_health_check():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as worker, started(store, streams=()):
+            assert (await one(worker, CHECK)).outcome is Outcome.LATER
+
+    asyncio.run(run())
+
+
+# Members.
+
+
+def test_a_worker_that_is_not_a_member_says_where_its_streams_are_and_serves_nothing():
+    async def run():
+        store = MemoryStore()
+        await store.set_members(["one", "two"])
+        async with started(store, "one", streams=()) as first, started(store, "two", streams=()) as second:
+            streams = [f"s{number}" for number in range(8)]
+            await done(first, *(create(stream) for stream in streams))
+            mine = [stream for stream in streams if Ring(["one", "two"]).first(stream) == "one"]
+            await done(first, *(observe(0, stream) for stream in mine))
+            await store.set_members(["two"])
+            # No controller tells it.
+            await asyncio.sleep(60)
+            for request in (observe(1, mine[0]), observe(1, mine[0], stand_in=True), CHECK):
+                assert await one(first, request) == Reply(Outcome.MOVED, "two")
+            assert first.facts()["awake"] == 0
+            await done(second, *(observe(1, stream) for stream in mine))
+
+    asyncio.run(run())
+
+
+def test_a_removed_worker_that_is_restarted_does_not_serve():
+    async def run():
+        store = MemoryStore()
+        async with started(store, "two"):
+            await store.set_members(["two"])
+            async with started(store, "one", streams=()) as restarted:
+                assert await one(restarted, observe(0)) == Reply(Outcome.MOVED, "two")
+
+    asyncio.run(run())
+
+
+# Several ingresses.
+
+WORKERS = ["one", "two", "three"]
+SETTINGS = {"lease_seconds": LEASE, "attempt_seconds": 2.0, "request_seconds": 20.0, "store_patience": 1.0}
+
+
+class Connection:
+    """The connection of one worker to the shared store; while it is cut, every call times out."""
+
+    def __init__(self, store):
+        self._store, self.cut, self.timeout = store, False, 5.0
+
+    def __getattr__(self, name):
+        found = getattr(self._store, name)
+
+        async def call(*arguments):
+            if self.cut:
+                await asyncio.sleep(self.timeout)
+                raise StoreError("the store did not answer")
+            return await found(*arguments)
+
+        return call if asyncio.iscoroutinefunction(found) else found
+
+
+class Network:
+    """Workers on one store, and routers that cannot reach some of them.
+
+    Attributes:
+        connections: of each worker to the store.
+        cut: pairs of a router's name and a worker's name between which calls are lost.
+    """
+
+    def __init__(self):
+        self.store = MemoryStore()
+        self.connections = {name: Connection(self.store) for name in WORKERS}
+        self.workers = {name: Owner(name, self.connections[name], settings(**SETTINGS)) for name in WORKERS}
+        self.cut = set()
+
+    async def start(self, stack):
+        await self.store.set_members(WORKERS)
+        for worker in self.workers.values():
+            await worker.start()
+            stack.push_async_callback(worker.close)
+
+    def router(self, name, **changes):
+        """Return a router; the calls that are cut off never return."""
+
+        async def call(worker, requests):
+            await asyncio.sleep(0.001)
+            if (name, worker) in self.cut:
+                await asyncio.sleep(3600)
+            if worker not in self.workers:
+                raise OwnerLostError("no such worker")
+            return await self.workers[worker].handle(requests)
+
+        async def view():
+            return WORKERS
+
+        return Router(call, view, settings(**{**SETTINGS, **changes}))
+
+    def takeovers(self):
+        """Return how many streams workers took from live ones."""
+        return sum(worker.counted._takeovers._value.get() for worker in self.workers.values())
+
+
+async def send(router, stream, numbers, pause, waits):
+    """Send one observe after another, each until it is applied; add the seconds that each took to `waits`."""
+    for number in numbers:
+        start = time.monotonic()
+        while True:
+            with suppress(LateError):
+                reply = await router.ask(observe(number % 200, stream, key=f"{id(router)}-{number}"))
+                assert reply.outcome is Outcome.DONE
+                break
+        waits.append(time.monotonic() - start)
+        await asyncio.sleep(pause)
+
+
+def in_a_network(scenario):
+    async def run():
+        async with AsyncExitStack() as stack:
+            network = Network()
+            await network.start(stack)
+            await done(network.workers["one"], *(create(f"s{number}") for number in range(6)))
+            await scenario(network)
+            assert network.store.misfits == []
+
+    asyncio.run(run())
+
+
+def stream_of(worker):
+    """Return one of the streams that belong to a worker."""
+    return next(f"s{number}" for number in range(6) if Ring(WORKERS).first(f"s{number}") == worker)
+
+
+def test_an_ingress_that_cannot_reach_the_holder_is_served_by_another_worker():
+    async def scenario(network):
+        router, stream, waits = network.router("ingress"), stream_of("one"), []
+        await send(router, stream, range(3), 1.0, [])
+        network.cut = {("ingress", "one")}
+        await send(router, stream, range(3, 60), 1.0, waits)
+        # One call and two checks time out, then a stand-in has the stream.
+        assert max(waits) < SETTINGS["request_seconds"]
+        assert sorted(waits)[-2] < 1.0
+        assert network.takeovers() == 1
+        network.cut = set()
+        await send(router, stream, range(60, 200), 1.0, waits)
+        status = await router.ask(ask(Action.STATUS, stream=stream))
+        assert (status.facts["owner"], status.facts["position"]) == ("one", 200)
+
+    in_a_network(scenario)
+
+
+@pytest.mark.parametrize("store_timeout", [0.0, 5.0], ids=["refused", "silent"])
+def test_a_worker_that_is_cut_off_from_the_store_stalls_each_stream_once(store_timeout):
+    async def scenario(network):
+        router, streams = network.router("ingress"), [f"s{number}" for number in range(6)]
+        waits = {stream: [] for stream in streams}
+        network.connections["one"].timeout = store_timeout
+        await asyncio.gather(*(send(router, stream, range(3), 1.0, []) for stream in streams))
+        network.connections["one"].cut = True
+        await asyncio.gather(*(send(router, stream, range(3, 200), 1.0, waits[stream]) for stream in streams))
+        network.connections["one"].cut = False
+        assert [sum(wait > 0.5 for wait in waits[stream]) for stream in streams] == [
+            int(Ring(WORKERS).first(stream) == "one") for stream in streams
+        ]
+        longest = SETTINGS["attempt_seconds"] + LEASE + 1.0
+        assert max(max(stalls) for stalls in waits.values()) < longest
+
+    in_a_network(scenario)
+
+
+def test_an_ingress_that_reaches_all_workers_follows_a_takeover():
+    async def scenario(network):
+        first, second = network.router("first"), network.router("second")
+        stream, waits = stream_of("one"), []
+        network.cut = {("first", "one")}
+        await asyncio.gather(send(first, stream, range(25), 1.0, []), send(second, stream, range(25), 1.0, waits))
+        assert max(waits) < 1.0
+        assert network.takeovers() == 1
+
+    in_a_network(scenario)
+
+
+def test_two_ingresses_that_reach_different_workers_take_a_stream_from_each_other_rarely():
+    """No worker of the two can serve both; each takes the stream at most once in ten leases."""
+
+    async def scenario(network):
+        first, second = network.router("first"), network.router("second")
+        stream = stream_of("one")
+        stand_in, third = Ring(WORKERS).order(stream)[1:]
+        network.cut = {("first", "one"), ("second", stand_in), ("first", third), ("second", third)}
+        start = time.monotonic()
+        await asyncio.gather(send(first, stream, range(40), 0.5, []), send(second, stream, range(40), 0.5, []))
+        seconds = time.monotonic() - start
+        assert 1 <= network.takeovers() <= seconds / (10 * LEASE) + 1
+
+    in_a_network(scenario)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_request_is_applied_once_whatever_the_ingresses_cannot_reach(seed):
+    print("seed", seed)
+    chance = random.Random(seed)
+
+    async def scenario(network):
+        names = ["first", "second"]
+
+        async def change_network():
+            while True:
+                pairs = [(name, worker) for name in names for worker in WORKERS]
+                network.cut = set(chance.sample(pairs, chance.randint(0, 3)))
+                await asyncio.sleep(chance.uniform(1, 30))
+
+        changing = asyncio.create_task(change_network())
+        routers = [network.router(name) for name in names]
+        streams = [f"s{number}" for number in range(6)]
+        await asyncio.gather(*(send(router, stream, range(30), 0.5, []) for router in routers for stream in streams))
+        changing.cancel()
+        network.cut = set()
+        for stream in streams:
+            status = await routers[0].ask(ask(Action.STATUS, stream=stream))
+            assert (status.facts["position"], status.facts["replayed_differently"]) == (60, 0)
+
+    in_a_network(scenario)
