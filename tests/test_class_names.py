@@ -50,6 +50,7 @@ WRONG = [
     {"config": {"no such option": 1}},
     {"guard": {"window": -1}},
     {"guard": {"no such option": 1}},
+    {"config": {"mixture_window": 100_000, "mixture_period": 1}},
     {"preset": "nobody"},
     {"id": "a/b"},
     {"classes": ["a", "b", "a"]},

@@ -51,7 +51,7 @@ class FakeEncoding:
         return PROTOTYPES.fingerprint, SHARED
 
     async def facts(self):
-        return {"name": "fake", "fingerprint": "fake-encoder", "temperature": 0.02}
+        return {"name": "fake", "fingerprint": "fake-encoder", "temperature": 0.02, "dimension": ROWS.shape[1]}
 
 
 class Service:

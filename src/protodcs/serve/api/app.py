@@ -34,8 +34,9 @@ from ..access.rules import Access, in_own_words, own, scoped
 from ..guard import GuardSettings
 from ..messages import Action, Outcome, Reply, Request
 from ..owners.router import LateError, OverloadedError, OwnerLostError, Router
-from ..settings import ServeConfig
+from ..settings import ServeConfig, cost_limits_of
 from ..stream.answers import described
+from ..stream.cost import check_cost
 from ..stream.hosted import Birth, pack_class
 from ..stream.idempotency import digest_of
 from ..stream.records import LONGEST_KEY
@@ -81,7 +82,7 @@ class Encoding(Protocol):
         ...
 
     async def facts(self) -> dict[str, Any]:
-        """Its name, fingerprint and temperature."""
+        """Its name, fingerprint, temperature and dimension."""
         ...
 
 
@@ -314,9 +315,9 @@ class _Gate:
     def __init__(self, router: Router, encoding: Encoding | None, limits: Limits, config: ServeConfig):
         self._router = router
         self._encoding = encoding
-        self._class_names = None if encoding is None else ClassNameEncoder(encoding.prototypes, config)
+        self._class_encoder = None if encoding is None else ClassNameEncoder(encoding.prototypes, config)
         self._limits = limits
-        self._guard = config.guard
+        self._config = config
 
     async def create(self, stream: NewStream, http: HttpRequest) -> dict[str, Any]:
         name = scoped(http, stream.id)
@@ -335,14 +336,18 @@ class _Gate:
             counted = tuple(str(number) for number in range(len(rows)))
             birth = self._birth(stream, counted if stream.classes is None else _class_names(stream.classes))
             fingerprint, shared = rows.fingerprint, pack_prototypes(rows)
-        elif stream.classes is not None and self._encoding is not None and self._class_names is not None:
+        elif stream.classes is not None and self._encoding is not None and self._class_encoder is not None:
             names = _class_names(stream.classes)
             # Everything is validated before the names are encoded, which may take minutes.
-            birth = self._birth(stream, names, await self._encoding.facts())
+            encoder = await self._encoding.facts()
+            birth = self._birth(stream, names, encoder)
+            limits = cost_limits_of(self._config, name)
+            resolved = Config(**birth.config)
+            check_cost(resolved, len(names), encoder["dimension"], birth.guard, limits, self._config.guard)
             existing = await self._existing(name, birth)
             if existing is not None:
                 return existing
-            fingerprint, shared = await self._class_names.prototypes(_tenant(http), list(names))
+            fingerprint, shared = await self._class_encoder.prototypes(_tenant(http), list(names))
         else:
             raise InputError("name the classes, or give prototypes where the service has no encoder")
         birth = birth.model_copy(update={"prototypes": fingerprint})
@@ -358,7 +363,7 @@ class _Gate:
             classes=list(names),
             prototypes=_NO_PROTOTYPES,
             encoder=None if encoder is None else encoder["fingerprint"],
-            guard=GuardSettings(**{**self._guard.model_dump(), **stream.guard}),
+            guard=GuardSettings(**{**self._config.guard.model_dump(), **stream.guard}),
         )
 
     async def _existing(self, name: str, birth: Birth) -> Reply | None:
@@ -394,12 +399,12 @@ class _Gate:
         if new.prototype is not None:
             (prototype,) = _split(_as_float32([new.prototype]))
             digest = digest_of(Action.ADD_CLASS.encode(), new.name.encode(), prototype)
-        elif self._class_names is not None:
+        elif self._class_encoder is not None:
             digest = digest_of(Action.ADD_CLASS.encode(), new.name.encode())
             known = await self.ask(stream, Action.LOOKUP_CLASS, http, digest=digest)
             if known.repeated:
                 return known
-            _, shared = await self._class_names.prototypes(_tenant(http), [new.name])
+            _, shared = await self._class_encoder.prototypes(_tenant(http), [new.name])
             prototype = unpack_prototypes(shared).unit[0].astype("<f4").tobytes()
         else:
             raise InputError("give the prototype of the class: this service has no encoder")

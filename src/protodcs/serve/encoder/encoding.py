@@ -130,4 +130,5 @@ class EncoderReplica:
             "name": self._encoder.name,
             "fingerprint": self._encoder.fingerprint,
             "temperature": 1 / self._encoder.logit_scale,
+            "dimension": self._encoder.dimension,
         }
