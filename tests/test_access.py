@@ -830,7 +830,7 @@ def test_an_error_that_nobody_foresaw_is_a_line_and_has_an_id(tmp_path):
 
             service.resize = broken
             transport = httpx.ASGITransport(service.api, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://service") as service.client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as service.client:
                 response = await service.ask("operator admin", "PUT", "/v1/owners", json={"count": 2})
             words_of(response, 500)
             line = service.lines()[-1]

@@ -575,7 +575,7 @@ def with_client(run, encoding=None, plan=(), **options):
     async def running():
         async with served(encoding) as service:
             transport = Raising(service.api, plan)
-            async with AsyncClient("http://service", transport=transport, **options) as client:
+            async with AsyncClient("http://127.0.0.1", transport=transport, **options) as client:
                 await run(client, service, transport)
 
     asyncio.run(running())

@@ -45,7 +45,9 @@ ATTACKS, SEED = 200, 21
 
 def test_images_are_decided_as_in_this_process_and_survive_attacks_a_stop_and_a_flood(tmp_path, images, data_folder):
     file = tmp_path / "keys.json"
-    mine, other = ({"authorization": f"Bearer {create_key(file, name, 'admin')[1]}"} for name in ("mine", "other"))
+    mine, other, operator = (
+        {"authorization": f"Bearer {create_key(file, name, 'admin')[1]}"} for name in ("mine", "other", "operator")
+    )
     limits = {"keys": str(file), "tenants": {"other": {"rate": 1.0, "burst": 5}}, "body_seconds": BODY_SECONDS}
     store = f"files:{tmp_path / 'streams'}"
     service = Service(tmp_path, store=store, encoder="mini", log_level="warning", **limits)
@@ -58,6 +60,7 @@ def test_images_are_decided_as_in_this_process_and_survive_attacks_a_stop_and_a_
         broken = client.post("/v1/streams/camera 7/observe", content=b"GIF89a", headers={"content-type": "image/gif"})
         assert broken.status_code == 422, broken.text
         assert client.get("/v1/streams/camera 7").json()["sequence"] == 12
+        check_errors(client, operator)
         assert not besieged(service, data_folder, mine)
     with service, httpx.Client(base_url=service.base_url, headers=mine, timeout=60) as client:
         with ThreadPoolExecutor(1) as beside:
@@ -80,6 +83,18 @@ def test_images_are_decided_as_in_this_process_and_survive_attacks_a_stop_and_a_
             expected.label,
         )
         assert np.isclose(decision["openness"], expected.openness, atol=1e-5)
+
+
+def check_errors(client, operator):
+    """Errors of other processes arrive with their own message and status, and without a traceback of Ray."""
+    unknown = client.post("/v1/streams", json={"id": "new", "classes": ["a class that nobody knows"]})
+    refused = client.put("/v1/owners", json={"count": 2}, headers=operator)
+    for answer, words in ((unknown, "a class that nobody knows"), (refused, "one owner")):
+        assert answer.status_code == 422, answer.text
+        detail = answer.json()["detail"]
+        assert words in detail
+        assert len(detail) < 1000
+        assert not [part for part in ("ray::", "Traceback", ".py") if part in detail], detail
 
 
 def besieged(service, data_folder, headers):

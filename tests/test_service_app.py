@@ -65,7 +65,7 @@ class Service:
         self.router = Router(self.call, self.view, config)
         self.api = application(config, self.router, self, encoding)
         transport = httpx.ASGITransport(self.api)
-        self.client = httpx.AsyncClient(transport=transport, base_url="http://service")
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
 
     async def call(self, owner, requests):
         return await self.owner.handle(requests)
@@ -621,6 +621,7 @@ def test_who_leaves_before_the_body_is_there_is_no_error_of_the_service():
                 "path": "/v1/streams/s/observe",
                 "query_string": b"",
                 "headers": [],
+                "server": ("127.0.0.1", 80),
             }
             await service.api(scope, receive, send)
             assert told[0]["status"] == 400
@@ -668,7 +669,7 @@ def test_an_error_that_nobody_foresaw_is_500_in_words_and_says_nothing_of_the_in
         async with served() as service:
             service.problem = ZeroDivisionError("secret")
             transport = httpx.ASGITransport(service.api, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
                 words = words_of(await client.get("/v1/owners"), 500)
                 assert "an error inside the service" in words
                 assert "secret" not in words

@@ -4,6 +4,21 @@ A message says what was given, what is wanted and what to do about it. Each clas
 built-in exception a caller would expect, so generic handlers keep working.
 """
 
+import re
+
+# User and password in an address, also in one that is not quite valid; and passwords among its options.
+_CREDENTIALS = re.compile(r"(:/{0,2})\S*@")
+_PASSWORD_OPTION = re.compile(r"(password=)[^&\s]*", re.IGNORECASE)
+
+
+def without_passwords(text: str) -> str:
+    """Return a text in which addresses have no user and password.
+
+    >>> without_passwords("redis://user:secret@10.0.0.7:6379/0")
+    'redis://***@10.0.0.7:6379/0'
+    """
+    return _PASSWORD_OPTION.sub(r"\1***", _CREDENTIALS.sub(r"\1***@", text))
+
 
 class ProtoDCSError(Exception):
     """The root of all errors below: catch this to catch them all."""

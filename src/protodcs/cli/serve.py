@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, without_passwords
 from .cluster import connected
 from .screen import explained, tell
 
@@ -52,7 +52,12 @@ def serve(
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, lambda *_: stopped.set())
         tell(
-            {"serving": service.address, "store": settings.store, "owners": settings.owners, "pid": os.getpid()},
+            {
+                "serving": service.address,
+                "store": without_passwords(settings.store),
+                "owners": settings.owners,
+                "pid": os.getpid(),
+            },
             as_json,
         )
         stopped.wait()
@@ -69,7 +74,7 @@ def _read(file: Path | None) -> dict[str, Any]:
     try:
         found = yaml.safe_load(file.read_text())
     except yaml.YAMLError as problem:
-        raise ConfigError(f"{file} is not YAML: {problem}") from None
+        raise ConfigError(f"{file} is not YAML: {without_passwords(str(problem))}") from None
     if not isinstance(found, dict):
         raise ConfigError(f"{file} must hold names and values, such as 'owners: 4'")
     return found

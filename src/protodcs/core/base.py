@@ -456,6 +456,12 @@ def class_names(classes: Sequence[str] | None, count: int) -> tuple[str, ...]:
     if len(set(classes)) != count:
         twice, times = Counter(classes).most_common(1)[0]
         raise InputError(f"class names must be unique; {twice!r} stands there {times} times")
+    try:
+        "".join(classes).encode()
+    except UnicodeEncodeError as problem:
+        raise InputError(
+            f"class names must be text that UTF-8 can encode; given: one with {problem.object[problem.start]!r}"
+        ) from None
     return tuple(classes)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ..errors import ConfigError
+from ..errors import ConfigError, without_passwords
 
 Preset = Literal["paper", "default"]
 
@@ -332,5 +332,6 @@ def in_words(problem: ValidationError) -> ConfigError:
     lines = []
     for error in problem.errors():
         option, message = ".".join(str(part) for part in error["loc"]), error["msg"].removeprefix("Value error, ")
-        lines.append(f"{option}: {message} (given: {str(error['input'])[:80]!r})" if option else message)
+        given = without_passwords(str(error["input"]))[:80]
+        lines.append(f"{option}: {message} (given: {given!r})" if option else message)
     return ConfigError("; ".join(lines[:5]) + (f"; and {len(lines) - 5} more" if len(lines) > 5 else ""))

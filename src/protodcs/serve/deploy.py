@@ -1,11 +1,11 @@
 """The whole service on Ray: owners and keeper as actors, encoder and HTTP as deployments of Ray Serve."""
 
+import socket
 from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayError, RayTaskError
-from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,7 +15,8 @@ from ..errors import ConfigError
 from .api.app import application
 from .encoder.encoding import EncoderReplica
 from .encoder.together import Together
-from .owners.cluster import Calls, begin, drain, end, process_name, start_keeper
+from .owners.cluster import Calls, begin, cause_of, drain, end, process_name, start_keeper
+from .owners.listening import Listener, check_keys, listeners
 from .owners.router import OwnerLostError, Router
 from .settings import ServeConfig
 
@@ -56,8 +57,8 @@ async def _answered(response: Any) -> Any:
     """Wait for the encoder. Raise OwnerLostError, which a client may retry, if it died or is being replaced."""
     try:
         return await response
-    except RayTaskError:
-        raise
+    except RayTaskError as problem:
+        raise cause_of(problem) from None
     except (RayError, RayServeException) as problem:
         raise OwnerLostError(
             f"The encoder did not answer ({type(problem).__name__}). Send the request again."
@@ -131,14 +132,18 @@ class _NamedOnce:
         await self._app(scope, receive, once)
 
 
-def _check_listening(wanted: dict[str, Any]) -> None:
-    """Refuse a Ray Serve that ran before and listens otherwise: it would keep its address, and go on without TLS."""
-    running = _get_global_client().http_config
-    found = {name: getattr(running, name) for name in wanted}
-    if found != wanted:
+def _check_listening(config: ServeConfig) -> None:
+    """Raise ConfigError for a Ray Serve that ran before and listens otherwise: it would keep its address and scheme."""
+    found = listeners()
+    check_keys(config, found)
+    scheme = "http" if config.tls_certificate is None else "https"
+    resolved = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)
+    wanted = {Listener(scheme, str(address[0]), config.port) for *_, address in resolved}
+    if not wanted & set(found):
         raise ConfigError(
-            f"Ray Serve runs on this cluster already, with {found}, and would not change to {wanted}: give the service "
-            "the same settings, or end the other one with `serve shutdown`"
+            f"Ray Serve runs on this cluster already, at {', '.join(map(str, found)) or 'no address'}, and would not "
+            f"change to {scheme}://{config.host}:{config.port}: give the service the same settings, or end the other "
+            "one with `serve shutdown`"
         )
 
 
@@ -147,8 +152,12 @@ def app(args: dict[str, Any]) -> Any:
 
     The keeper and its owners are started if they are not there; those that are there keep their settings, and become
     as many as `owners` says. Where Serve listens is not decided here: its own http_options say that.
+
+    Raises:
+        ConfigError: there are no keys, and other machines reach the address that Serve listens on.
     """
     config = ServeConfig(**args)
+    check_keys(config, listeners())
     start_keeper(config)
     return build(config)
 
@@ -158,14 +167,15 @@ class Service:
 
     def __init__(self, config: ServeConfig):
         self.config = config
-        listening = {
+        options = {
             "host": config.host,
             "port": config.port,
             "ssl_certfile": config.tls_certificate,
             "ssl_keyfile": config.tls_key,
+            "request_timeout_s": None,
         }
-        serve.start(http_options={**listening, "request_timeout_s": None}, logging_config=_LOGGING)
-        _check_listening(listening)
+        serve.start(http_options=options, logging_config=_LOGGING)
+        _check_listening(config)
         self.keeper = start_keeper(config)
         serve.run(build(config), name=APPLICATION, route_prefix="/")
 

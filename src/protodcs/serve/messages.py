@@ -42,6 +42,7 @@ class Action:
     CREATE_LIKE = "create like"
     OBSERVE = "observe"
     LOOKUP = "lookup"
+    LOOKUP_CLASS = "lookup class"
     PEEK = "peek"
     STATUS = "status"
     FREEZE = "freeze"
@@ -72,6 +73,7 @@ class Outcome(Enum):
     FAILED = "failed"
     CLOSED = "closed"
     EXPIRED = "expired"
+    OVER_QUOTA = "over quota"
     HELD = "held"
     MOVED = "moved"
     LATER = "later"
@@ -88,7 +90,7 @@ class Reply(NamedTuple):
     Attributes:
         outcome: how it went.
         words: why, where it did not; the holder's name for HELD; for MOVED the worker to ask, if it is known.
-        answer: the packed decision of an observe or peek.
+        answer: the packed decision of an observe or peek; what a described stream was created with.
         position, epoch: of the record that was written; -1 where none was.
         repeated: this request was answered before.
         facts: what else there is to say, JSON-ready.
@@ -101,3 +103,8 @@ class Reply(NamedTuple):
     epoch: int = -1
     repeated: bool = False
     facts: dict[str, Any] | None = None
+
+
+def internal_error(problem: BaseException) -> Reply:
+    """Return the reply to a request that failed unexpectedly; its facts are for the log, never for the caller."""
+    return Reply(Outcome.FAILED, "an error inside the service", facts={"error": repr(problem)})

@@ -18,6 +18,7 @@ class TenantLimits(Settings):
     rate: float | None = Field(None, gt=0, le=1_000_000)
     burst: int | None = Field(None, ge=1, le=1_000_000)
     streams: int | None = Field(None, ge=0)
+    tenant_bytes: int | None = Field(None, ge=0)
     classes: int | None = Field(None, ge=1)
     pixels: int | None = Field(None, ge=1)
     body_bytes: int | None = Field(None, ge=1024)
@@ -36,6 +37,8 @@ class ServeConfig(Settings):
     # Where streams are kept.
     store: str = Field(
         "files:protodcs-streams",
+        # It may hold a password.
+        repr=False,
         description="files:FOLDER for one owner on one machine, or redis://HOST:PORT/DB for many on a cluster.",
     )
     sync: Literal["always", "interval", "never"] = Field(
@@ -72,6 +75,11 @@ class ServeConfig(Settings):
 
     # Journals.
     snapshot_records: int = Field(1000, ge=1, description="A stream is written whole after so many records.")
+    snapshot_bytes: int = Field(
+        4 * 2**20,
+        ge=1,
+        description="The service writes a new snapshot once the records behind the last one have so many bytes.",
+    )
     snapshot_seconds: float = Field(3600.0, gt=0, description="And after so long, if it changed. Seconds.")
     sleep_records: int = Field(
         64,
@@ -159,17 +167,25 @@ class ServeConfig(Settings):
     # Keys and tenants.
     keys: str | None = Field(
         None,
-        description="The file of keys, made by `protodcs keys`. None: whoever reaches the service may do everything.",
+        description="The file of keys, made by `protodcs keys`. None: every program on this machine may do everything.",
     )
     rate: float = Field(1000.0, gt=0, le=1_000_000, description="How many requests a tenant may make a second.")
     burst: int = Field(2000, ge=1, le=1_000_000, description="And how many at once, after a pause.")
     streams: int = Field(10_000, ge=0, description="How many streams a tenant may have.")
+    tenant_bytes: int = Field(
+        2**30,
+        ge=0,
+        description="How many bytes a tenant may use in the store before its writes are refused with 413. 0: no limit.",
+    )
     share: float = Field(
-        0.5, gt=0, le=1, description="How much of `waiting` and `bodies_bytes` one tenant may fill. A fraction."
+        0.5,
+        gt=0,
+        le=1,
+        description="How much of `waiting`, `bodies_bytes` and `max_queued_class_names` a tenant may fill. A fraction.",
     )
     tenants: dict[Tenant, TenantLimits] = Field(
         {},
-        description="Tenants with other limits: their rate, burst, streams, classes, pixels, body_bytes, "
+        description="Tenants with other limits: their rate, burst, streams, tenant_bytes, classes, pixels, body_bytes, "
         "max_stream_bytes, max_step_cost or max_mean_step_cost.",
     )
     audit: str = Field(
@@ -183,6 +199,12 @@ class ServeConfig(Settings):
     device: str = Field("auto", description="Where the encoder runs; 'auto' takes a GPU when there is one.")
     batch_size: int = Field(32, ge=1, le=4096, description="How many images go through the encoder at once, at most.")
     batch_wait: float = Field(0.005, ge=0, le=1, description="How long an image waits for others. Seconds.")
+    class_encoding_timeout: float = Field(
+        60.0, gt=0, le=3600, description="Time to encode the class names of one request, waiting included. Seconds."
+    )
+    max_queued_class_names: int = Field(
+        20_000, ge=1, description="Class names that may wait in one ingress process to be encoded."
+    )
     encoders: int = Field(1, ge=1, description="How many encoder processes there are at least.")
     most_encoders: int = Field(1, ge=1, description="And at most, under load.")
     encoder_cpus: float = Field(1.0, ge=0, description="What Ray sets aside for each of them. Cores.")
@@ -216,11 +238,8 @@ class ServeConfig(Settings):
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach the address; a name that has to be looked up could mean any."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        """Whether only this machine can reach the address."""
+        return is_loopback(self.host)
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
@@ -239,6 +258,20 @@ class ServeConfig(Settings):
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("TLS needs both tls_certificate and tls_key, and one of them is missing")
         return self
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address means this machine only; a name that has to be looked up could mean any.
+
+    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "10.0.0.7")]
+    [True, True, True, False, False]
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 def tenant_of(stream: str) -> str:
@@ -266,6 +299,13 @@ def cost_limits_of(config: ServeConfig, stream: str) -> CostLimits:
     special = config.tenants.get(tenant_of(stream), TenantLimits())
     values = ((getattr(special, name), getattr(config, name)) for name in CostLimits._fields)
     return CostLimits(*(usual if own is None else own for own, usual in values))
+
+
+def tenant_bytes_of(config: ServeConfig, tenant: str) -> int | None:
+    """Return how many bytes a tenant may use in the store, or None for no limit. Only tenants with keys have one."""
+    special = config.tenants.get(tenant, TenantLimits()).tenant_bytes
+    limit = config.tenant_bytes if special is None else special
+    return limit if tenant and limit else None
 
 
 def share_of(config: ServeConfig) -> int:

@@ -14,7 +14,9 @@ PASSING = (429, 503)
 def refusal(status: int, words: str, headers: Mapping[str, str] | None = None) -> Response:
     """An error as every caller gets it."""
     again = {"Retry-After": "1"} if status in PASSING else {}
-    problem = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": words}
+    # Words may quote what was sent, also half a surrogate pair, which a reader of the document could not encode.
+    detail = words.encode("utf-8", "backslashreplace").decode()
+    problem = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
     return Response(json.dumps(problem), status, {**again, **(headers or {})}, "application/problem+json")
 
 

@@ -7,12 +7,14 @@ service knows, and nothing else may.
 
 import re
 from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
 
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .keys import OPERATOR, ROLES, Caller, Keys, Role
+from .local import refuse_others
 from .refusals import refusal
 
 _NO_KEY = (
@@ -98,7 +100,7 @@ class Access:
 
     Args:
         app: what comes behind.
-        keys: None lets everyone do everything; the caller is then None.
+        keys: None lets every program on this machine do everything; the caller is then None.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys | None):
@@ -118,12 +120,14 @@ class Access:
     def _refused(self, scope: Scope) -> Response | None:
         """Why a request may not go on; it leaves with the request what was found out about it."""
         state = scope.setdefault("state", {})
+        if not _is_utf_8(scope):
+            return refusal(422, "The path and the query must be UTF-8, percent-encoded.")
         path, rules, state["stream"] = rules_of(scope)
         rule = state["rule"] = rules.get(scope["method"])
         state["route"] = None if rule is None else path
         if self._keys is None:
             state["caller"] = None
-            return _wrong_method(rules) if rules and rule is None else None
+            return refuse_others(scope) or (_wrong_method(rules) if rules and rule is None else None)
         if rule is not None and rule.role is None:
             # Nobody asked for a key, so there is no caller: `scoped` fails on such a route.
             return None
@@ -137,6 +141,17 @@ class Access:
             return _wrong_method(rules) if rules else refusal(404, "Not Found")
         words = rule.refuses(caller)
         return None if words is None else refusal(403, words)
+
+
+def _is_utf_8(scope: Scope) -> bool:
+    """Return whether path and query are UTF-8. Servers replace other bytes, so that the path names another stream."""
+    try:
+        scope["path"].encode()
+        for part in (scope.get("raw_path") or b"", scope["query_string"]):
+            unquote_to_bytes(part).decode()
+    except UnicodeError:
+        return False
+    return True
 
 
 def _wrong_method(rules: dict[str, Rule]) -> Response:

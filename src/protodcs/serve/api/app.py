@@ -6,16 +6,17 @@ anything that a body names, and never answer 200 for what is not durable.
 
 import asyncio
 import json
+import logging
 import uuid
 from collections.abc import Mapping
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from fastapi import FastAPI, Query, Response
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -26,7 +27,7 @@ from ...data.prompts import class_names, names_of_classes
 from ...errors import ConfigError, ImageError, InputError, ProtoDCSError
 from ...version import __version__
 from ..access.audit import AuditLog
-from ..access.keys import Keys
+from ..access.keys import Caller, Keys
 from ..access.limits import Limited, Limits
 from ..access.refusals import refusal
 from ..access.rules import Access, in_own_words, own, scoped
@@ -39,33 +40,33 @@ from ..stream.hosted import Birth, pack_class
 from ..stream.idempotency import digest_of
 from ..stream.records import LONGEST_KEY
 from ..stream.shared import pack_prototypes, unpack_prototypes
-from ..telemetry import traces
+from ..telemetry import logs, traces
 from ..telemetry.readiness import Readiness
 from .audited import Audited
-from .bodies import Features, Row, Rows, only_known_names
+from .bodies import ClassName, ClassNames, Features, Options, Row, Rows, StreamId, Text, only_known_names
+from .class_names import ClassEncodingTimeoutError, ClassNameEncoder
 from .description import describe
 from .inference import add_open_inference
 from .watched import Watched
+
+_log = logging.getLogger(__name__)
 
 _STATUS = {
     Outcome.MISSING: 404,
     Outcome.CONFLICT: 409,
     Outcome.EXPIRED: 410,
+    # Not 507: proxies and alerts take a status from 500 on for a failure of the service.
+    Outcome.OVER_QUOTA: 413,
     Outcome.WRONG: 422,
     Outcome.FAILED: 500,
     Outcome.CLOSED: 503,
 }
-_ID = r"^[^/\\\x00-\x1f\x7f]{1,200}$"
 _MOST_FEATURES = 4096
 _MOST_IMAGES = 256
-_LONGEST_CLASS = 1000
 # More numbers than any encoder's features have. Engines take time and memory by the number.
 _WIDEST = 16_384
-
-ClassName = Annotated[str, Field(max_length=_LONGEST_CLASS)]
-ClassNames = Annotated[list[ClassName], Field(fail_fast=True)]
-# Settings by their names; there are not so many.
-Options = Annotated[dict[str, Any], Field(max_length=200)]
+# Stands for the prototypes of a stream that are not known yet.
+_NO_PROTOTYPES = "0" * 64
 
 
 class Encoding(Protocol):
@@ -109,22 +110,17 @@ class NewStream(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    id: str = Field(pattern=_ID, description="1 to 200 characters without slashes and control characters.")
-    classes: ClassNames | str | None = Field(None, description="Class names, or the name of a list such as 'cifar10'.")
+    id: StreamId = Field(description="1 to 200 characters without slashes and control characters.")
+    classes: ClassNames | Text | None = Field(None, description="Class names, or the name of a list such as 'cifar10'.")
     prototypes: Rows | None = Field(None, description="One row per class, where the features are the caller's own.")
-    like: str | None = Field(None, description="Another stream, to be created as that one was; then nothing else.")
+    like: Text | None = Field(
+        None, max_length=200, description="Another stream, to be created as that one was; then nothing else."
+    )
     preset: Preset = "default"
     config: Options = Field(default_factory=dict, description="Settings that differ from the preset's.")
     guard: Options = Field(default_factory=dict, description="Settings that differ from the service's guard.")
 
     _known = model_validator(mode="before")(only_known_names)
-
-    @field_validator("id")
-    @classmethod
-    def _reachable(cls, stream: str) -> str:
-        if stream in (".", ".."):
-            raise ValueError("'.' and '..' are steps of a path, and such a stream could never be reached")
-        return stream
 
 
 class Name(BaseModel):
@@ -132,7 +128,7 @@ class Name(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    name: str = Field(min_length=1, max_length=200)
+    name: Text = Field(min_length=1, max_length=200)
 
     _known = model_validator(mode="before")(only_known_names)
 
@@ -169,7 +165,7 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
     api = FastAPI(title="ProtoDCS", version=__version__, description=__doc__)
     limits = Limits(config, control.streams)
     readiness = Readiness(control, encoding, config.lease_seconds)
-    gate = _Gate(router, encoding, limits, config.guard)
+    gate = _Gate(router, encoding, limits, config)
     _report_errors(api)
     # The last one added is the first that a request comes to.
     api.add_middleware(Limited, limits=limits, seconds=config.body_seconds)
@@ -315,52 +311,66 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
 class _Gate:
     """From HTTP to the router."""
 
-    def __init__(self, router: Router, encoding: Encoding | None, limits: Limits, guard: GuardSettings):
+    def __init__(self, router: Router, encoding: Encoding | None, limits: Limits, config: ServeConfig):
         self._router = router
         self._encoding = encoding
+        self._class_names = None if encoding is None else ClassNameEncoder(encoding.prototypes, config)
         self._limits = limits
-        self._guard = guard
+        self._guard = config.guard
 
     async def create(self, stream: NewStream, http: HttpRequest) -> dict[str, Any]:
         name = scoped(http, stream.id)
         async with self._limits.admitted(http, stream.id, _count(stream)):
-            request = await self._creation(name, stream, http)
-            facts = _checked(await self._router.ask(request)).facts or {}
+            facts = _checked(await self._create(name, stream, http)).facts or {}
         return {"id": stream.id, **facts}
 
-    async def _creation(self, name: str, stream: NewStream, http: HttpRequest) -> Request:
+    async def _create(self, name: str, stream: NewStream, http: HttpRequest) -> Reply:
         key = uuid.uuid4().hex
-        if stream.like is None:
-            return Request(name, Action.CREATE, key, *await self._birth(stream))
-        if stream.model_fields_set == {"id", "like"}:
-            return Request(name, Action.CREATE_LIKE, key, scoped(http, stream.like).encode())
-        raise InputError("a stream that is created like another one takes nothing else from the request")
-
-    async def _birth(self, stream: NewStream) -> tuple[bytes, bytes]:
-        """What a stream is created with, and the prototypes it shares, packed."""
-        options: dict[str, Any] = Config.preset(stream.preset).model_dump()
-        encoder: str | None = None
+        if stream.like is not None:
+            if stream.model_fields_set != {"id", "like"}:
+                raise InputError("a stream that is created like another one takes nothing else from the request")
+            return await self._router.ask(Request(name, Action.CREATE_LIKE, key, scoped(http, stream.like).encode()))
         if stream.prototypes is not None:
             rows = _prototypes(stream.prototypes)
-            fingerprint, shared = rows.fingerprint, pack_prototypes(rows)
             counted = tuple(str(number) for number in range(len(rows)))
-            names = counted if stream.classes is None else _class_names(stream.classes)
-        elif stream.classes is not None and self._encoding is not None:
+            birth = self._birth(stream, counted if stream.classes is None else _class_names(stream.classes))
+            fingerprint, shared = rows.fingerprint, pack_prototypes(rows)
+        elif stream.classes is not None and self._encoding is not None and self._class_names is not None:
             names = _class_names(stream.classes)
-            fingerprint, shared = await self._encoding.prototypes(list(names))
-            facts = await self._encoding.facts()
-            encoder, options["temperature"] = facts["fingerprint"], facts["temperature"]
+            # Everything is validated before the names are encoded, which may take minutes.
+            birth = self._birth(stream, names, await self._encoding.facts())
+            existing = await self._existing(name, birth)
+            if existing is not None:
+                return existing
+            fingerprint, shared = await self._class_names.prototypes(_tenant(http), list(names))
         else:
             raise InputError("name the classes, or give prototypes where the service has no encoder")
-        resolved = Config(**{**options, **stream.config})
-        birth = Birth(
-            config=resolved.model_dump(),
+        birth = birth.model_copy(update={"prototypes": fingerprint})
+        return await self._router.ask(Request(name, Action.CREATE, key, birth.pack(), shared))
+
+    def _birth(self, stream: NewStream, names: tuple[str, ...], encoder: Mapping[str, Any] | None = None) -> Birth:
+        """Return what a stream is created with, validated, but without its prototypes; `encoder` are its facts."""
+        options = Config.preset(stream.preset).model_dump()
+        if encoder is not None:
+            options["temperature"] = encoder["temperature"]
+        return Birth(
+            config=Config(**{**options, **stream.config}).model_dump(),
             classes=list(names),
-            prototypes=fingerprint,
-            encoder=encoder,
+            prototypes=_NO_PROTOTYPES,
+            encoder=None if encoder is None else encoder["fingerprint"],
             guard=GuardSettings(**{**self._guard.model_dump(), **stream.guard}),
         )
-        return birth.pack(), shared
+
+    async def _existing(self, name: str, birth: Birth) -> Reply | None:
+        """Return the reply to the creation of a stream that exists already; None if it does not."""
+        found = await self._router.ask(Request(name, Action.DESCRIBE, uuid.uuid4().hex))
+        if found.outcome is not Outcome.DONE:
+            return None if found.outcome is Outcome.MISSING else found
+        existing = Birth.unpack(found.answer)
+        # The same names give the same prototypes, up to their last bits.
+        if existing.model_copy(update={"prototypes": _NO_PROTOTYPES}).pack() != birth.pack():
+            return Reply(Outcome.CONFLICT, f"the stream {name!r} already exists with different settings")
+        return Reply(Outcome.DONE, repeated=True, facts={**existing.model_dump(), **(found.facts or {})})
 
     async def ask(self, stream: str, action: str, http: HttpRequest, payload: bytes = b"", **more: Any) -> Reply:
         request = Request(scoped(http, stream), action, _key(http), payload, **more)
@@ -384,10 +394,13 @@ class _Gate:
         if new.prototype is not None:
             (prototype,) = _split(_as_float32([new.prototype]))
             digest = digest_of(Action.ADD_CLASS.encode(), new.name.encode(), prototype)
-        elif self._encoding is not None:
-            _, shared = await self._encoding.prototypes([new.name])
-            prototype = unpack_prototypes(shared).unit[0].astype("<f4").tobytes()
+        elif self._class_names is not None:
             digest = digest_of(Action.ADD_CLASS.encode(), new.name.encode())
+            known = await self.ask(stream, Action.LOOKUP_CLASS, http, digest=digest)
+            if known.repeated:
+                return known
+            _, shared = await self._class_names.prototypes(_tenant(http), [new.name])
+            prototype = unpack_prototypes(shared).unit[0].astype("<f4").tobytes()
         else:
             raise InputError("give the prototype of the class: this service has no encoder")
         return await self.ask(stream, Action.ADD_CLASS, http, pack_class(prototype, new.name), digest=digest)
@@ -488,6 +501,11 @@ def _as_float32(rows: list[list[float]]) -> NDArray[np.float32]:
         return np.asarray(rows, dtype=np.float32)
 
 
+def _tenant(http: HttpRequest) -> str:
+    caller: Caller | None = http.scope["state"]["caller"]
+    return "" if caller is None else caller.tenant
+
+
 def _key(http: HttpRequest) -> str:
     key = http.headers.get("idempotency-key")
     return uuid.uuid4().hex if key is None else _checked_key(key)
@@ -534,7 +552,13 @@ def _split(rows: NDArray[np.float32]) -> list[bytes]:
     return [row.tobytes() for row in rows.astype("<f4", copy=False)]
 
 
+class _InternalError(ProtoDCSError):
+    """A failure inside the service; the message is for its log."""
+
+
 def _checked(reply: Reply) -> Reply:
+    if reply.outcome is Outcome.FAILED and reply.facts is not None:
+        raise _InternalError(reply.facts["error"])
     if reply.outcome is not Outcome.DONE:
         raise HTTPException(_STATUS[reply.outcome], reply.words)
     return reply
@@ -555,8 +579,22 @@ def _report_errors(api: FastAPI) -> None:
     def answer(http: HttpRequest, status: int, words: str, more: Mapping[str, str] | None = None) -> Response:
         return refusal(status, in_own_words(http, words), more)
 
+    def internal(http: HttpRequest) -> Response:
+        # The header is for errors that come from outside of what gives answers their id.
+        name = http.scope["state"]["request_id"]
+        words = f"an error inside the service: its log says more of request {name}"
+        return answer(http, 500, words, {"X-Request-Id": name})
+
     def handle(kind: type[Exception], status: int) -> None:
         async def handler(http: HttpRequest, problem: Exception) -> Response:
+            # Ray's errors inherit from the error that a remote call raised; their message is a traceback.
+            if status == 500 or not type(problem).__module__.startswith("protodcs."):
+                _log.error(
+                    "a request failed",
+                    exc_info=problem,
+                    extra=logs.with_fields(request=http.scope["state"]["request_id"]),
+                )
+                return internal(http)
             return answer(http, status, str(problem))
 
         api.add_exception_handler(kind, handler)
@@ -574,9 +612,7 @@ def _report_errors(api: FastAPI) -> None:
         return answer(http, 400, "the connection ended before the body did")
 
     async def unforeseen_handler(http: HttpRequest, problem: Exception) -> Response:
-        # It comes from outside of what gives answers their id.
-        named = {"X-Request-Id": http.scope["state"]["request_id"]}
-        return answer(http, 500, "an error inside the service: its log says more", named)
+        return internal(http)
 
     api.add_exception_handler(HTTPException, http_handler)
     api.add_exception_handler(RequestValidationError, body_handler)
@@ -603,4 +639,5 @@ _ERRORS: list[tuple[type[Exception], int]] = [
     (OverloadedError, 429),
     (LateError, 503),
     (OwnerLostError, 503),
+    (ClassEncodingTimeoutError, 503),
 ]

@@ -332,16 +332,16 @@ def _complete_operation(operation: Document, method: str, path: str, keyed: bool
 
 def _refusals(method: str, path: str, rule: Rule, has_body: bool, keyed: bool) -> Iterator[int]:
     """The statuses that a request may be refused with."""
-    # What is wrong with a body is said also where nobody wants one.
-    yield from (400, 413, 415, 500)
+    # What is wrong with a body or a path is said also where nobody wants one.
+    yield from (400, 413, 415, 422, 500)
+    if not keyed:
+        yield 403
     if keyed and rule.role is not None:
         yield from (401, 403, 429)
     if has_body:
-        yield from (408, 422)
+        yield 408
     if path.startswith(_STREAM) or path.endswith("/infer") or (method, path) == ("POST", "/v1/streams"):
-        yield from (404, 409, 422, 429, 503)
-    if path.startswith(_MODEL):
-        yield 422
+        yield from (404, 409, 429, 503)
     if path.endswith("/ready") or path in ("/v1/streams", "/v1/owners"):
         yield 503
 

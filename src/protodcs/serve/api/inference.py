@@ -6,17 +6,18 @@ observe: the stream learns from it. The protocol's binary extension is not spoke
 
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import FastAPI, Path, Request
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
 from ...errors import InputError
 from ...version import __version__
 from ..messages import Reply
 from ..stream.answers import unpack_decision
+from .bodies import StreamId, Text
 
 MODEL = "protodcs"
 _INPUT = {"name": "feature", "datatype": "FP32", "shape": [-1, -1]}
@@ -31,6 +32,9 @@ _OUTPUTS = [
     ("sequence", "INT64"),
 ]
 
+_STREAM_IDS: TypeAdapter[str] = TypeAdapter(StreamId)
+# The stream's id; the protocol also allows a number.
+SequenceId = Annotated[Text | int, AfterValidator(lambda given: _STREAM_IDS.validate_python(str(given)))]
 Infer = Callable[[Request, str, str, NDArray[np.float32]], Awaitable[list[Reply]]]
 Ready = Callable[[], Awaitable[dict[str, Any]]]
 
@@ -62,7 +66,7 @@ class Parameters(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    sequence_id: str | int
+    sequence_id: SequenceId
 
 
 class Inference(BaseModel):
@@ -70,7 +74,7 @@ class Inference(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    id: str | None = Field(None, min_length=1)
+    id: Text | None = Field(None, min_length=1)
     inputs: list[Tensor] = Field(min_length=1, max_length=1)
     parameters: Parameters
 

@@ -6,7 +6,8 @@ the words that say why there is none.
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,10 @@ from ..settings import ServeConfig
 from ..stream.shared import pack_prototypes
 from ..telemetry.metrics import EncoderMetrics
 
-# Lists of classes whose prototypes an encoder keeps at hand.
-_AT_HAND = 16
+# Lists of classes whose prototypes an encoder keeps at hand; long lists come in pieces.
+_AT_HAND = 256
+# Texts that are encoded in one turn, a class name in each of its templates.
+_TEXTS_AT_ONCE = 128
 # How much of a batch is decoded at a time, beyond one image. The largest images that are let in are small files if they
 # are of one colour, and a batch of them would take gigabytes.
 _DECODED_BYTES = 64 * 2**20
@@ -49,6 +52,52 @@ def decoded_in_groups(
         yield places, pixels
 
 
+class SharedEncoder:
+    """An encoder whose images and class names take turns.
+
+    Args:
+        encoder: makes the features.
+        count_bad: is told how many images of a batch cannot be used.
+    """
+
+    def __init__(self, encoder: encoders.Encoder, count_bad: Callable[[int], None]):
+        self._encoder = encoder
+        self._count_bad = count_bad
+        self._made: dict[tuple[str, ...], tuple[str, bytes]] = {}
+        # One thread, which works in the order of arrival, also for callers that have gone away meanwhile.
+        self._model = ThreadPoolExecutor(1, thread_name_prefix="encoder")
+        # With one list of names at a time, a batch of images waits for one piece of it at most.
+        self._names_turn = asyncio.Lock()
+
+    async def encode(self, images: list[bytes]) -> list[bytes | str]:
+        """Return the feature of each image as float32, little-endian, or why there is none."""
+        return await asyncio.get_running_loop().run_in_executor(self._model, self._encode, images)
+
+    def _encode(self, images: list[bytes]) -> list[bytes | str]:
+        answers: list[bytes | str] = [""] * len(images)
+        for places, pixels in decoded_in_groups(images, answers):
+            for place, feature in zip(places, self._encoder.encode_pixels(pixels), strict=True):
+                answers[place] = feature.astype("<f4").tobytes()
+        self._count_bad(sum(isinstance(answer, str) for answer in answers))
+        return answers
+
+    async def prototypes(self, classes: list[str]) -> tuple[str, bytes]:
+        """Return the fingerprint and the packed prototypes of class names; one call works at a time."""
+        names = tuple(classes)
+        async with self._names_turn:
+            # Fleets of streams have the same classes: the last ones are at hand.
+            if names not in self._made:
+                loop = asyncio.get_running_loop()
+                size = max(1, _TEXTS_AT_ONCE // len(self._encoder.templates))
+                parts = [names[start : start + size] for start in range(0, len(names), size)]
+                rows = [await loop.run_in_executor(self._model, self._encoder.prototypes, part) for part in parts]
+                shared = Prototypes(np.concatenate(rows))
+                self._made[names] = (shared.fingerprint, pack_prototypes(shared))
+                while len(self._made) > _AT_HAND:
+                    del self._made[next(iter(self._made))]
+            return self._made[names]
+
+
 class EncoderReplica:
     """One encoder in a process of its own."""
 
@@ -56,8 +105,8 @@ class EncoderReplica:
         config = ServeConfig(**settings)
         assert config.encoder is not None
         self._encoder = encoders.load(config.encoder, device=config.device, batch_size=config.batch_size)
-        self._made: dict[tuple[str, ...], tuple[str, bytes]] = {}
         self._counted = EncoderMetrics()
+        self._shared = SharedEncoder(self._encoder, self._counted.bad.inc)
         begin(config, process_name("encoder"), self._counted.registry)
         self.encode.set_max_batch_size(config.batch_size)
         self.encode.set_batch_wait_timeout_s(config.batch_wait)
@@ -68,30 +117,12 @@ class EncoderReplica:
         images = [image for group in groups for image in group]
         self._counted.batch.observe(len(images))
         with self._counted.seconds.time():
-            # In a thread, so that the next batch gathers meanwhile.
-            answers = iter(await asyncio.to_thread(self._encode, images))
+            answers = iter(await self._shared.encode(images))
         return [list(itertools.islice(answers, len(group))) for group in groups]
 
-    def _encode(self, images: list[bytes]) -> list[bytes | str]:
-        answers: list[bytes | str] = [""] * len(images)
-        for places, pixels in decoded_in_groups(images, answers):
-            for place, feature in zip(places, self._encoder.encode_pixels(pixels), strict=True):
-                answers[place] = feature.astype("<f4").tobytes()
-        self._counted.bad.inc(sum(isinstance(answer, str) for answer in answers))
-        return answers
-
     async def prototypes(self, classes: list[str]) -> tuple[str, bytes]:
-        """The prototypes of class names: their fingerprint, and packed."""
-        return await asyncio.to_thread(self._prototypes, tuple(classes))
-
-    def _prototypes(self, classes: tuple[str, ...]) -> tuple[str, bytes]:
-        """Fleets of streams have the same classes: the last ones are at hand."""
-        if classes not in self._made:
-            shared = Prototypes(self._encoder.prototypes(classes))
-            self._made[classes] = (shared.fingerprint, pack_prototypes(shared))
-            while len(self._made) > _AT_HAND:
-                del self._made[next(iter(self._made))]
-        return self._made[classes]
+        """Return the fingerprint and the packed prototypes of class names."""
+        return await self._shared.prototypes(classes)
 
     async def facts(self) -> dict[str, Any]:
         """What the encoder is."""

@@ -5,7 +5,7 @@ under way leaves at once. Order is not kept here; the router does that.
 """
 
 import asyncio
-from collections import deque
+import itertools
 from collections.abc import Awaitable, Callable
 from contextvars import Context
 
@@ -28,16 +28,21 @@ class Together:
         self._encode = encode
         self._calls = calls
         self._images = images
-        self._waiting: deque[tuple[bytes, asyncio.Future[bytes]]] = deque()
+        # In the order of their arrival.
+        self._waiting: dict[asyncio.Future[bytes], bytes] = {}
         self._under_way: set[asyncio.Task[None]] = set()
         self._soon = False
 
     async def encode(self, image: bytes) -> bytes:
         """The feature of one image; an ImageError where there is none."""
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting.append((image, future))
+        self._waiting[future] = image
         self._kick()
-        return await future
+        try:
+            return await future
+        finally:
+            # If the caller has gone away, its image must not wait in memory for the calls before it.
+            self._waiting.pop(future, None)
 
     def _kick(self) -> None:
         """Leave soon: what comes within the same turn of the event loop goes together."""
@@ -47,10 +52,10 @@ class Together:
 
     def _depart(self) -> None:
         self._soon = False
-        group = [self._waiting.popleft() for _ in range(min(self._images, len(self._waiting)))]
+        group = {future: self._waiting.pop(future) for future in list(itertools.islice(self._waiting, self._images))}
         # In a context of its own: Ray cancels what was called on behalf of a request when its caller leaves, and this
         # call is made for others too.
-        task = asyncio.create_task(self._travel([entry for entry in group if not entry[1].done()]), context=Context())
+        task = asyncio.create_task(self._travel(group), context=Context())
         self._under_way.add(task)
         task.add_done_callback(self._arrived)
         self._kick()
@@ -59,13 +64,13 @@ class Together:
         self._under_way.discard(task)
         self._kick()
 
-    async def _travel(self, group: list[tuple[bytes, "asyncio.Future[bytes]"]]) -> None:
+    async def _travel(self, group: dict["asyncio.Future[bytes]", bytes]) -> None:
         answers: list[bytes | str] | list[Exception]
         try:
-            answers = await self._encode([image for image, _ in group]) if group else []
+            answers = await self._encode(list(group.values())) if group else []
         except Exception as problem:
             answers = [problem] * len(group)
-        for (_, future), answer in zip(group, answers, strict=True):
+        for future, answer in zip(group, answers, strict=True):
             if future.done():
                 continue
             if isinstance(answer, bytes):

@@ -343,8 +343,19 @@ def start_keeper(config: ServeConfig) -> Any:
     if deaf and not _present():
         ray.kill(keeper, no_restart=True)
         raise ConfigError(deaf)
-    ray.get(keeper.resize.remote(config.owners))
+    try:
+        ray.get(keeper.resize.remote(config.owners))
+    except RayTaskError as problem:
+        raise cause_of(problem) from None
     return keeper
+
+
+def cause_of(problem: RayTaskError) -> Exception:
+    """Return the error that a remote call raised, without Ray's traceback, addresses and paths."""
+    cause: Any = problem
+    while isinstance(cause, RayTaskError):
+        cause = cause.cause
+    return cause if isinstance(cause, Exception) else RuntimeError("a remote call failed")
 
 
 def drain(keeper: Any, seconds: float) -> None:
@@ -371,11 +382,12 @@ class Calls:
         """Ask one owner."""
         try:
             replies: list[Reply] = await self._find(owner).handle.remote(requests)
+        except RayTaskError as problem:
+            # First, because it is also a ValueError if that is what the worker raised.
+            raise OwnerLostError(f"{owner} could not work: {cause_of(problem)}") from None
         except (RayActorError, ValueError) as problem:
             self._actors.pop(owner, None)
-            raise OwnerLostError(f"{owner} is not there: {str(problem).splitlines()[0]}") from None
-        except RayTaskError as problem:
-            raise OwnerLostError(f"{owner} could not work: {problem.cause!r}") from None
+            raise OwnerLostError(f"{owner} is not there: {type(problem).__name__}") from None
         except TaskCancelledError:
             raise OwnerLostError(f"a call to {owner} was cancelled") from None
         return replies
@@ -418,9 +430,12 @@ class Calls:
     async def _of_keeper(self, question: str, *values: Any) -> Any:
         try:
             return await getattr(self._find(KEEPER), question).remote(*values)
+        except RayTaskError as problem:
+            raise cause_of(problem) from None
         except (RayActorError, ValueError) as problem:
             self._actors.pop(KEEPER, None)
-            raise OwnerLostError(f"the keeper is not there: {str(problem).splitlines()[0]}") from None
+            _log.warning("the keeper is not there", exc_info=problem)
+            raise OwnerLostError("the keeper of the workers is not there: ask again later") from None
 
     def _find(self, name: str) -> Any:
         if name not in self._actors:

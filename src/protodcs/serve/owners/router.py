@@ -12,15 +12,15 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 
 from ...errors import ProtoDCSError
-from ..messages import Action, Outcome, Reply, Request
+from ..messages import Action, Outcome, Reply, Request, internal_error
 from ..settings import ServeConfig, share_of, tenant_of
-from ..telemetry import traces
+from ..telemetry import logs, traces
 from ..telemetry.metrics import IngressMetrics
 from .ring import Ring
 
@@ -144,17 +144,13 @@ class Router:
 
     async def ask_many(self, requests: list[Request]) -> list[Reply]:
         """The final answers to requests on one stream, in their order."""
-        line = self._line(requests[0].stream)
-        items = self._enter(line, [traces.marked(request) for request in requests])
-        self._pump(line)
-        return await self._answers(line, items)
+        marked = [traces.marked(request) for request in requests]
+        return await self._ask(self._line(requests[0].stream), marked)
 
     async def ask_at_once(self, requests: list[Request]) -> list[Reply]:
         """Return the final replies to questions on one stream; they do not wait for requests that came before them."""
-        line = self._new_line(requests[0].stream, object())
-        items = self._enter(line, [traces.marked(request) for request in requests])
-        self._pump(line)
-        return await self._answers(line, items)
+        marked = [traces.marked(request) for request in requests]
+        return await self._ask(self._new_line(requests[0].stream, object()), marked)
 
     async def ask_when_made(
         self, stream: str, make: Callable[[], Awaitable[Sequence[Request | Reply]]], count: int
@@ -164,23 +160,24 @@ class Router:
         `make` returns a reply in place of a request that needs none.
         """
         line = self._line(stream)
-        items = self._enter(line, [None] * count)
-        try:
-            async with asyncio.timeout(self._config.request_seconds):
-                for item, made in zip(items, await make(), strict=True):
-                    if isinstance(made, Reply):
-                        item.future.set_result(made)
-                    else:
-                        item.request = traces.marked(made)
-        except TimeoutError:
-            self._leave(line, items)
-            self.metrics.gave_up("late")
-            raise LateError("the images were not encoded in time: nothing was applied") from None
-        except BaseException:
-            self._leave(line, items)
-            raise
-        self._pump(line)
-        return await self._answers(line, items)
+        with self._entered(line, [None] * count) as items:
+            try:
+                async with asyncio.timeout(self._config.request_seconds):
+                    for item, made in zip(items, await make(), strict=True):
+                        if isinstance(made, Reply):
+                            item.future.set_result(made)
+                        else:
+                            item.request = traces.marked(made)
+            except TimeoutError:
+                self.metrics.gave_up("late")
+                raise LateError("the images were not encoded in time: nothing was applied") from None
+            self._pump(line)
+            return await self._answers(line, items)
+
+    async def _ask(self, line: _Line, requests: list[Request]) -> list[Reply]:
+        with self._entered(line, requests) as items:
+            self._pump(line)
+            return await self._answers(line, items)
 
     # Lines.
 
@@ -191,12 +188,21 @@ class Router:
         line = self._lines[name] = _Line(stream, name)
         return line
 
+    @contextmanager
+    def _entered(self, line: _Line, requests: Sequence[Request | None]) -> Iterator[list[_Item]]:
+        """Hold places in line for all of the requests, whatever happens meanwhile."""
+        items: list[_Item] = []
+        try:
+            items = self._enter(line, requests)
+            yield items
+        finally:
+            self._leave(line, items)
+
     def _enter(self, line: _Line, requests: Sequence[Request | None]) -> list[_Item]:
         """Take places in line for all of the requests, or for none."""
         if self._ring is None or time.monotonic() - self._looked > _REFRESH:
             self._look()
         if self.waiting + len(requests) > self._config.waiting:
-            self._pump(line)
             self.metrics.gave_up("overloaded")
             raise OverloadedError(
                 f"{self.waiting} requests wait already, and {self._config.waiting} may; {len(requests)} more are too "
@@ -204,7 +210,6 @@ class Router:
             )
         tenant = tenant_of(line.stream)
         if tenant and self._waiting_of[tenant] + len(requests) > share_of(self._config):
-            self._pump(line)
             raise OverloadedError(
                 f"{self._waiting_of[tenant]} requests of this tenant wait already, and {share_of(self._config)} may; "
                 f"{len(requests)} more are too many: ask again later"
@@ -220,7 +225,10 @@ class Router:
         for item in items:
             item.future.cancel()
         self.waiting -= len(items)
-        self._waiting_of[tenant_of(line.stream)] -= len(items)
+        tenant = tenant_of(line.stream)
+        self._waiting_of[tenant] -= len(items)
+        if not self._waiting_of[tenant]:
+            del self._waiting_of[tenant]
         self._pump(line)
 
     async def _answers(self, line: _Line, items: list[_Item]) -> list[Reply]:
@@ -230,13 +238,14 @@ class Router:
                     return [await item.future for item in items]
         except TimeoutError:
             self.metrics.gave_up("late")
-            heard = f"; last heard: {line.trouble}" if line.trouble else ""
+            # It may name addresses and files, which are nothing for a caller.
+            _log.warning(
+                "no answer in time", extra=logs.with_fields(stream=logs.hashed(line.stream), last=line.trouble)
+            )
             raise LateError(
                 f"no answer within {self._config.request_seconds:g} seconds: whether it was applied is not known; "
-                f"ask again with the same key{heard}"
+                "ask again with the same key"
             ) from None
-        finally:
-            self._leave(line, items)
 
     def _pump(self, line: _Line) -> None:
         """Send the first requests of a line, if none of it is away."""
@@ -259,8 +268,8 @@ class Router:
                 break
             group.append(item)
         if group:
-            line.away = True
             owner = self._target(line)
+            line.away = True
             lane = self._lanes.setdefault(owner, _Lane())
             lane.groups.append((line, group))
             self._kick(owner, lane)
@@ -306,7 +315,8 @@ class Router:
             # The worker may know of a change before this router does.
             line.target = trouble.words if trouble.words not in ("", owner, first) else None
             line.stand_in = line.target is not None
-            if first in (owner, None) or line.target is not None:
+            # The next one may be the same worker, for example one that drains and stands in for `first`.
+            if first in (owner, None) or line.target is not None or self._target(line) == owner:
                 self._look()
             else:
                 pause = 0.0
@@ -369,7 +379,7 @@ class Router:
             # Whatever it is, the lines must go on.
             _log.exception("a call to %s failed", owner)
             self.metrics.call_failed("error")
-            replies = [Reply(Outcome.FAILED, f"an error inside the service: {problem!r}")] * len(requests)
+            replies = [internal_error(problem)] * len(requests)
         finally:
             lane.calls -= 1
         at = 0

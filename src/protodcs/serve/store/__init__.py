@@ -1,6 +1,6 @@
 """Where streams are kept: plain files for one process, Redis for many; `open_store` chooses by the address."""
 
-from ...errors import ConfigError
+from ...errors import ConfigError, without_passwords
 from ..settings import ServeConfig
 from .base import Store
 
@@ -29,4 +29,4 @@ async def open_store(config: ServeConfig) -> Store:
             await store.close()
             raise
         return store
-    raise ConfigError(f"a store is files:FOLDER or redis://HOST:PORT/DB; given: {config.store!r}")
+    raise ConfigError(f"a store is files:FOLDER or redis://HOST:PORT/DB; given: {without_passwords(config.store)!r}")

@@ -13,6 +13,7 @@ import sys
 import uuid
 from typing import Any, Literal
 
+from ...errors import without_passwords
 from ..access.keys import without_keys
 
 _ROOT = "protodcs"
@@ -36,7 +37,7 @@ def start(kind: Literal["json", "text", "off"], level: str, process: str) -> Non
 
 def hashed(stream: str) -> str:
     """What a log calls a stream."""
-    return hashlib.blake2b(stream.encode(), digest_size=6).hexdigest()
+    return hashlib.blake2b(stream.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 
 def request_id(given: str | None) -> str:
@@ -71,7 +72,7 @@ class _AsJson(logging.Formatter):
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return line
+        return {name: without_passwords(value) if isinstance(value, str) else value for name, value in line.items()}
 
 
 class _AsText(_AsJson):

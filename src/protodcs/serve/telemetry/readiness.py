@@ -71,6 +71,8 @@ async def failing_parts(control: Asked, encoding: Asked | None, lease: float) ->
         failing |= failing_owners(await asyncio.wait_for(control.facts(), _PATIENCE), lease)
     except (ProtoDCSError, TimeoutError) as problem:
         failing["owners"] = str(problem) or "the keeper of the owners does not answer"
+    except Exception as problem:
+        failing["owners"] = f"the keeper of the owners does not answer: {type(problem).__name__}"
     if encoding is not None:
         try:
             await asyncio.wait_for(encoding.facts(), _PATIENCE)

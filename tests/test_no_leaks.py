@@ -1,0 +1,149 @@
+"""Whatever ends a request, it gives back all that it held: slots, places, body bytes, lines and images."""
+
+import asyncio
+import random
+
+import pytest
+
+from made_service import feature
+from protodcs.serve.api.door import Desk, Door
+from protodcs.serve.encoder.together import Together
+from test_access import Guarded
+from test_service_app import FakeEncoding
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
+
+class SlowEncoding(FakeEncoding):
+    """Encodes one image at a time, slowly, and sometimes fails."""
+
+    def __init__(self, chance):
+        self.chance = chance
+        self.together = Together(self.encode_group, calls=1, images=1)
+
+    async def encode(self, image):
+        return await self.together.encode(image)
+
+    async def encode_group(self, images):
+        await asyncio.sleep(0.05)
+        if self.chance.random() < 0.3:
+            raise ConnectionError("the encoder is gone")
+        return [await FakeEncoding.encode(self, image) for image in images]
+
+
+class Rig:
+    """A service with tenants behind its admission control, and requests that end in every way."""
+
+    def __init__(self, folder, seed):
+        self.chance = random.Random(seed)
+        self.encoding = SlowEncoding(self.chance)
+        self.service = Guarded(folder, self.encoding, slowdown=1000, request_seconds=5, attempt_seconds=1)
+        self.desk = Desk(self.service.router._config)
+        self.app = Door(self.service.api, self.learn)
+        call = self.service.owner.handle
+
+        async def sometimes(owner, requests):
+            await asyncio.sleep(self.chance.uniform(0, 0.02))
+            if self.chance.random() < 0.1:
+                raise RuntimeError("the worker failed")
+            return await call(requests)
+
+        self.service.router._call = sometimes
+
+    async def learn(self):
+        return self.desk
+
+    async def send_request(self, stream):
+        chance = self.chance
+        image = chance.random() < 0.4
+        body = b"0 1" if image else feature(chance.randrange(100))
+        kind, path = (b"image/png" if image else b"application/octet-stream"), f"/v1/streams/{stream}/observe"
+        if chance.random() < 0.2:
+            body, kind, path = b'{"id": "new", "like": "s"}', b"application/json", "/v1/streams"
+        key = self.service.keys[f"{chance.choice(['acme', 'rival'])} admin"]
+        scope = {
+            "type": "http", "method": "POST", "path": path, "query_string": b"", "scheme": "http",
+            "server": ("127.0.0.1", 80),
+            "headers": [(b"authorization", b"Bearer " + key.encode()), (b"content-type", kind)],
+        }  # fmt: skip
+        parts = [body[:50], body[50:]]
+        end = chance.choice(["fine", "fine", "disconnect", "receive fails", "send fails"])
+
+        async def receive():
+            await asyncio.sleep(chance.uniform(0, 0.02))
+            if end == "receive fails":
+                raise OSError("the connection is gone")
+            if not parts or (end == "disconnect" and len(parts) == 1):
+                return {"type": "http.disconnect"}
+            return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+
+        async def send(message):
+            if end == "send fails":
+                raise OSError("the connection is gone")
+
+        await self.app(scope, receive, send)
+
+    def held(self):
+        """Return everything that requests under way hold."""
+        router, places = self.service.router, self.desk.places
+        (limits,) = [one.kwargs["limits"] for one in self.service.api.user_middleware if "limits" in one.kwargs]
+        return {
+            "places": (places.taken, dict(places._taken_by)),
+            "under way": limits.under_way.total(),
+            "body bytes": limits._held.total(),
+            "streams that are being created": sum(rooms.coming.total() for rooms in limits._rooms.values()),
+            "queued requests": (router.waiting, dict(router._waiting_of)),
+            "images": len(self.encoding.together._waiting),
+        }
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_requests_that_fail_or_go_away_leave_nothing_behind(tmp_path, seed):
+    print("seed", seed)
+
+    async def run():
+        rig = Rig(tmp_path, seed)
+        await rig.service.owner.start()
+        assert (await rig.service.made()).status_code == 201
+        await asyncio.sleep(0)
+        nothing, busy = rig.held(), set()
+        tasks = []
+        for _ in range(300):
+            tasks.append(asyncio.create_task(rig.send_request(rig.chance.choice(["s", "s", "nobody"]))))
+            if rig.chance.random() < 0.4:
+                rig.chance.choice(tasks[-10:]).cancel()
+            await asyncio.sleep(rig.chance.uniform(0, 0.02))
+            busy |= {name for name, value in rig.held().items() if value != nothing[name]}
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        kinds = {type(result) for result in results}
+        assert {type(None), OSError, asyncio.CancelledError} <= kinds <= {
+            type(None), OSError, asyncio.CancelledError, RuntimeError, ConnectionError
+        }  # fmt: skip
+        assert busy == set(nothing)
+        assert rig.held() == nothing
+        # Lines of requests whose callers went away last until their calls end.
+        while rig.service.router._lines:
+            await asyncio.sleep(0.1)
+        await rig.service.client.aclose()
+        await rig.service.owner.close()
+
+    asyncio.run(run())
+
+
+def test_an_image_whose_caller_went_away_is_not_kept_in_memory():
+    async def run():
+        started, never = asyncio.Event(), asyncio.Event()
+
+        async def encode(images):
+            started.set()
+            await never.wait()
+
+        together = Together(encode, calls=1, images=1)
+        tasks = [asyncio.create_task(together.encode(bytes(1000))) for _ in range(10)]
+        await started.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert not together._waiting
+
+    asyncio.run(run())

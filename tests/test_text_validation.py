@@ -1,0 +1,183 @@
+"""Strings that UTF-8 cannot encode: the service refuses each of them with 422, wherever it comes from."""
+
+import asyncio
+import json
+
+import pytest
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from made_service import FEATURES, ROWS
+from protodcs import ProtoDCS
+from protodcs.core import state
+from protodcs.errors import InputError, StateError
+from protodcs.serve.access.refusals import refusal
+from test_service_app import AS_JSON, BYTES, FakeEncoding, served, words_of
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
+LONE = "\ud800"
+NEW = {"id": "t", "prototypes": ROWS.tolist()}
+TENSOR = {"name": "feature", "shape": [1, 32], "datatype": "FP32", "data": FEATURES[0].tolist()}
+INFER = {"inputs": [TENSOR], "parameters": {"sequence_id": "s"}}
+BODIES = [
+    ("/v1/streams", {**NEW, "id": LONE}),
+    ("/v1/streams", {"id": "t", "classes": ["cat", LONE]}),
+    ("/v1/streams", {"id": "t", "classes": LONE}),
+    ("/v1/streams", {"id": "t", "like": LONE}),
+    ("/v1/streams", {**NEW, "preset": LONE}),
+    ("/v1/streams", {**NEW, "config": {LONE: 1}}),
+    ("/v1/streams", {**NEW, "config": {"uncertainty": LONE}}),
+    ("/v1/streams", {**NEW, "config": {"uncertainty": [{"a": [LONE]}]}}),
+    ("/v1/streams", {**NEW, "guard": {"enabled": {"a": LONE}}}),
+    ("/v1/streams", {**NEW, LONE: 1}),
+    ("/v1/streams/s/snapshots", {"name": LONE}),
+    ("/v1/streams/s/rollback", {"name": LONE}),
+    ("/v1/streams/s/classes", {"name": LONE, "prototype": FEATURES[5].tolist()}),
+    ("/v1/streams/s/classes", {"name": LONE}),
+    ("/v2/models/protodcs/infer", {**INFER, "id": LONE}),
+    ("/v2/models/protodcs/infer", {**INFER, "parameters": {"sequence_id": LONE}}),
+    ("/v2/models/protodcs/infer", {**INFER, "inputs": [{**TENSOR, "name": LONE}]}),
+    ("/v2/models/protodcs/infer", {**INFER, "inputs": [{**TENSOR, "data": [LONE]}]}),
+]
+
+
+def encodable(response):
+    """Return the detail of a 422 after checking that UTF-8 can encode it."""
+    words_of(response, 422).encode()
+    return response.json()["detail"]
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+def test_a_lone_surrogate_in_a_body_is_422_and_holds_no_slot(path, body):
+    async def run():
+        async with served(FakeEncoding()) as service:
+            raw = json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")
+            for content in (json.dumps(body).encode(), raw):
+                encodable(await service.client.post(path, content=content, headers=AS_JSON))
+            assert (service.router.waiting, service.router._lines) == (0, {})
+            assert await service.streams() == ["s"]
+
+    asyncio.run(run())
+
+
+def body_models(api):
+    """Return all models of request bodies, also nested ones."""
+    found = [field.field_info.annotation for route in api.routes if isinstance(route, APIRoute)
+             for field in route.dependant.body_params]  # fmt: skip
+    for model in found:
+        for field in model.model_fields.values():
+            kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
+            found += [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+    return set(found)
+
+
+def test_no_field_of_any_body_accepts_a_lone_surrogate():
+    async def run():
+        async with served() as service:
+            models = body_models(service.api)
+            assert {"NewStream", "NewSnapshot", "Inference", "Parameters"} <= {model.__name__ for model in models}
+            for model in models:
+                for name, field in model.model_fields.items():
+                    adapter = TypeAdapter(field.rebuild_annotation())
+                    for value in (LONE, [LONE], {LONE: 1}, {"a": LONE}, {"a": [{"b": LONE}]}):
+                        if (model.__name__, name) == ("Tensor", "data"):
+                            continue  # Numbers only; `rows` refuses everything else.
+                        with pytest.raises(ValidationError):
+                            adapter.validate_python(value, strict=True)
+
+    asyncio.run(run())
+
+
+SEQUENCE_IDS = ["", "a/b", "a\\b", "\n", "x" * 201, ".", "..", 10**300]
+
+
+@pytest.mark.parametrize("sequence_id", SEQUENCE_IDS)
+def test_a_sequence_id_obeys_the_rules_of_stream_ids(sequence_id):
+    async def run():
+        async with served() as service:
+            body = {**INFER, "parameters": {"sequence_id": sequence_id}}
+            refused = words_of(await service.client.post("/v2/models/protodcs/infer", json=body), 422)
+            assert "sequence_id" in refused
+
+    asyncio.run(run())
+
+
+def test_a_sequence_id_may_be_a_number():
+    async def run():
+        async with served() as service:
+            await service.create(id="7")
+            body = {**INFER, "parameters": {"sequence_id": 7}}
+            assert (await service.client.post("/v2/models/protodcs/infer", json=body)).status_code == 200
+
+    asyncio.run(run())
+
+
+PATHS = [
+    ("GET", "/v1/streams/%ED%A0%80"),
+    ("GET", "/v1/streams/%FF/decisions"),
+    ("DELETE", "/v1/streams/s/snapshots/%C3"),
+    ("DELETE", "/v1/streams/s/classes/%80"),
+    ("DELETE", "/v1/streams/s?incarnation=%ED%A0%80"),
+    ("POST", "/v1/streams/s/observe?count=%FF"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), PATHS)
+def test_a_path_or_query_that_is_not_utf_8_is_422(method, path):
+    async def run():
+        async with served() as service:
+            assert "UTF-8" in encodable(await service.client.request(method, path, headers=BYTES))
+            assert await service.streams() == ["s"]
+
+    asyncio.run(run())
+
+
+def test_a_path_that_a_server_decoded_to_a_lone_surrogate_is_422():
+    async def run():
+        async with served() as service:
+            sent = []
+            scope = {
+                "type": "http", "method": "GET", "path": f"/v1/streams/{LONE}", "query_string": b"", "headers": [],
+                "scheme": "http", "server": ("127.0.0.1", 80),
+            }  # fmt: skip
+
+            async def receive():
+                return {"type": "http.request", "body": b"", "more_body": False}
+
+            async def send(message):
+                sent.append(message)
+
+            await service.api(scope, receive, send)
+            assert sent[0]["status"] == 422
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", ["idempotency-key", "x-request-id", "content-type"])
+def test_bytes_in_a_header_that_are_not_utf_8_are_no_error_inside_the_service(name):
+    async def run():
+        async with served() as service:
+            headers = {**BYTES, name: b"\xed\xa0\x80\xff"}
+            response = await service.client.post(
+                "/v1/streams/s/observe", content=FEATURES[0].astype("<f4").tobytes(), headers=headers
+            )
+            assert response.status_code == (415 if name == "content-type" else 200)
+
+    asyncio.run(run())
+
+
+def test_a_problem_document_can_always_be_encoded():
+    document = json.loads(refusal(422, f"bad name: {LONE}").body)
+    assert document["detail"].encode() == b"bad name: \\ud800"
+
+
+def test_an_engine_and_a_state_have_no_class_name_that_cannot_be_encoded():
+    names = [str(number) for number in range(len(ROWS))]
+    with pytest.raises(InputError, match="UTF-8"):
+        ProtoDCS(ROWS, [*names[:-1], LONE])
+    header, arrays = state.unpack(ProtoDCS(ROWS, names).snapshot())
+    changed = {"classes": [*names[:-1], LONE], "content_hash": "0" * 64}
+    hostile = state.pack(header.model_copy(update=changed), arrays)
+    with pytest.raises(StateError, match="UTF-8"):
+        ProtoDCS.restore(hostile)

@@ -1,0 +1,213 @@
+"""A service without keys: only programs on its own machine are served, wherever it listens."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import httpx
+import pytest
+
+from protodcs.errors import ConfigError
+from protodcs.serve.owners import listening
+from protodcs.serve.owners.listening import Listener, check_keys
+from protodcs.serve.settings import ServeConfig, is_loopback
+from test_access import guarded
+from test_service_app import served, words_of
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
+OURS = "http://127.0.0.1:8000"
+
+
+async def asked(service, base_url=OURS, headers=None):
+    """Return the answer to a request that came to this address."""
+    transport = httpx.ASGITransport(service.api)
+    async with httpx.AsyncClient(transport=transport, base_url=base_url) as client:
+        return await client.get("/v1/streams", headers=headers)
+
+
+# Each request.
+
+
+@pytest.mark.parametrize("server", ["10.0.0.7", "192.0.2.1", "[2001:db8::1]", "camera.example"])
+def test_a_connection_to_another_address_is_403(server):
+    async def run():
+        async with served() as service:
+            answer = await asked(service, f"http://{server}:8000", {"host": "127.0.0.1:8000"})
+            assert "loopback address of its machine" in words_of(answer, 403)
+
+    asyncio.run(run())
+
+
+def test_a_server_that_does_not_say_its_address_is_403():
+    async def run():
+        async with served() as service:
+            sent = []
+            scope = {
+                "type": "http", "method": "GET", "path": "/v1/streams", "query_string": b"", "headers": [],
+                "scheme": "http", "server": None,
+            }  # fmt: skip
+
+            async def receive():
+                return {"type": "http.request", "body": b"", "more_body": False}
+
+            async def send(message):
+                sent.append(message)
+
+            await service.api(scope, receive, send)
+            assert sent[0]["status"] == 403
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8000", "127.0.0.2", "localhost", "LocalHost:8000", "[::1]:8000", "[::1]"])
+def test_a_host_of_this_machine_is_served(host):
+    async def run():
+        async with served() as service:
+            assert (await asked(service, headers={"host": host})).status_code == 200
+
+    asyncio.run(run())
+
+
+HOSTS = ["rebound.example", "rebound.example:8000", "10.0.0.7:8000", "localhost.example", "127.0.0.1.example",
+         "user@127.0.0.1", "127.0.0.1:8000:9", "", "localhost]", "0.0.0.0:8000", "[::]:8000", "\xe9"]  # fmt: skip
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_host_that_may_be_elsewhere_is_403(host):
+    async def run():
+        async with served() as service:
+            answer = await asked(service, headers={"host": host.encode("latin-1")})
+            assert "Host" in words_of(answer, 403)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("origin", ["http://127.0.0.1:8000", "HTTP://127.0.0.1:8000"])
+def test_the_pages_of_the_service_itself_are_served(origin):
+    async def run():
+        async with served() as service:
+            assert (await asked(service, headers={"origin": origin})).status_code == 200
+
+    asyncio.run(run())
+
+
+ORIGINS = ["https://evil.example", "null", "", "http://127.0.0.1:9000", "http://127.0.0.1", "https://127.0.0.1:8000",
+           "http://localhost:8000", "http://127.0.0.1:8000.evil.example"]  # fmt: skip
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_a_web_page_from_elsewhere_is_403(origin):
+    async def run():
+        async with served() as service:
+            assert "web pages from elsewhere" in words_of(await asked(service, headers={"origin": origin}), 403)
+
+    asyncio.run(run())
+
+
+def test_with_keys_every_address_is_served(tmp_path):
+    async def run():
+        async with guarded(tmp_path) as service:
+            headers = {"authorization": f"Bearer {service.keys['acme read']}", "origin": "https://shop.example"}
+            for base_url in ("http://10.0.0.7:8000", "http://camera.example"):
+                assert (await asked(service, base_url, headers)).status_code == 200
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("::ffff:127.0.0.1", True), ("::ffff:10.0.0.7", False), ("127.8.9.10", True), ("localhost.", False), ("", False)],
+)
+def test_loopback_addresses_in_other_notations(host, local):
+    assert is_loopback(host) == local
+
+
+# The start.
+
+LOCAL, OTHER = Listener("http", "127.0.0.1", 8000), Listener("https", "0.0.0.0", 8443)
+
+
+def test_a_service_without_keys_refuses_to_start_where_others_reach_it():
+    with pytest.raises(ConfigError, match=r"listens on https://0\.0\.0\.0:8443, which other machines reach"):
+        check_keys(ServeConfig(), [LOCAL, OTHER])
+    check_keys(ServeConfig(), [LOCAL])
+    check_keys(ServeConfig(), [])
+    check_keys(ServeConfig(keys="keys.json"), [LOCAL, OTHER])
+
+
+class Healthy(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/-/healthz" else 404)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def health_server(host):
+    server = HTTPServer((host, 0), Healthy)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_a_socket_that_answers_as_ray_serve_is_a_listener(host):
+    with health_server(host) as port:
+        assert listening._probed(host, port) == Listener("http", host, port)
+
+
+def test_a_socket_that_speaks_something_else_is_no_listener(monkeypatch):
+    monkeypatch.setattr(listening, "_TIMEOUT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert listening._probed(*silent.getsockname()) is None
+
+
+# One cluster, because it takes long to start. Ray Serve keeps its address until it is shut down.
+_STARTS = """
+import ray
+from ray import serve
+from protodcs.errors import ConfigError
+from protodcs.serve import deploy
+from protodcs.serve.owners.listening import Listener, listeners
+from protodcs.serve.settings import ServeConfig
+from redis_server import free_port
+
+def refused(start, *given):
+    try:
+        start(*given)
+    except ConfigError as problem:
+        return str(problem)
+    raise AssertionError("it started")
+
+ray.init("local", include_dashboard=False, num_cpus=4, log_to_driver=False)
+port = free_port()
+serve.start(http_options={"host": "0.0.0.0", "port": port})
+assert listeners() == [Listener("http", "0.0.0.0", port)], listeners()
+reached = f"listens on http://0.0.0.0:{port}, which other machines reach"
+assert reached in refused(deploy.app, {"store": "files:never"})
+assert reached in refused(deploy.Service, ServeConfig(store="files:never", port=port))
+serve.shutdown()
+serve.start(http_options={"host": "127.0.0.1", "port": port})
+assert "would not change to" in refused(deploy.Service, ServeConfig(store="files:never", port=free_port()))
+serve.shutdown()
+ray.shutdown()
+print("all refused")
+"""
+
+
+@pytest.mark.ray
+def test_a_service_refuses_to_start_beside_a_ray_serve_that_listens_elsewhere():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", _STARTS], capture_output=True, text=True, timeout=600)
+    assert done.stdout.endswith("all refused\n"), done.stdout + done.stderr
