@@ -40,7 +40,7 @@ COUNTED = [
     ({}, 10, 16, 96),
     ({}, 100, 64, 96),
     ({"mixture_period": 1, "mixture_window": 64, "mixture_start": 16}, 10, 16, 96),
-    ({"mixture_period": 1, "mixture_window": 300, "history": 300, "mixture_start": 300}, 10, 16, 332),
+    ({"mixture_period": 1, "mixture_window": 200, "history": 200, "mixture_start": 200}, 10, 16, 232),
     ({"head_steps": 64}, 10, 64, 128),
     ({"preset": "paper"}, 10, 16, 132),
     ({"preset": "paper"}, 60, 32, 128),
