@@ -1132,6 +1132,31 @@ def test_a_store_that_was_replaced_makes_a_worker_read_its_streams_again():
     asyncio.run(run())
 
 
+def test_a_stream_whose_lease_was_lost_while_it_was_loaded_is_loaded_again():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as owner, started(store, name="owner-1", streams=()) as other:
+            await done(owner, observe(0))
+            owner._streams.clear()
+            load = owner._load
+
+            async def load_slowly(held, prototypes):
+                hosted = await load(held, prototypes)
+                owner._load = load
+                store.leases.pop("owner-0")
+                await done(other, observe(1)._replace(stand_in=True))
+                await other.drain(Reply(Outcome.CLOSED, "over"))
+                await owner._renew()
+                return hosted
+
+            owner._load = load_slowly
+            first, second = [await one(owner, ask(Action.STATUS)) for _ in range(2)]
+            assert first.outcome is Outcome.LATER
+            assert second.facts["position"] == 2
+
+    asyncio.run(run())
+
+
 # Long work.
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from made_service import ask, create, done, engine_of, feature, learned, observe, one, settings, started
 from memory_store import MemoryStore
+from protodcs.errors import StoreError
 from protodcs.serve.messages import Action, Outcome, Reply, Request
 from protodcs.serve.owners.owner import Owner
 from protodcs.serve.owners.ring import Ring
@@ -176,16 +177,36 @@ WORKERS = ["one", "two", "three"]
 SETTINGS = {"lease_seconds": LEASE, "attempt_seconds": 2.0, "request_seconds": 20.0, "store_patience": 1.0}
 
 
+class Connection:
+    """The connection of one worker to the shared store; while it is cut, every call times out."""
+
+    def __init__(self, store):
+        self._store, self.cut, self.timeout = store, False, 5.0
+
+    def __getattr__(self, name):
+        found = getattr(self._store, name)
+
+        async def call(*arguments):
+            if self.cut:
+                await asyncio.sleep(self.timeout)
+                raise StoreError("the store did not answer")
+            return await found(*arguments)
+
+        return call if asyncio.iscoroutinefunction(found) else found
+
+
 class Network:
     """Workers on one store, and routers that cannot reach some of them.
 
     Attributes:
+        connections: of each worker to the store.
         cut: pairs of a router's name and a worker's name between which calls are lost.
     """
 
     def __init__(self):
         self.store = MemoryStore()
-        self.workers = {name: Owner(name, self.store, settings(**SETTINGS)) for name in WORKERS}
+        self.connections = {name: Connection(self.store) for name in WORKERS}
+        self.workers = {name: Owner(name, self.connections[name], settings(**SETTINGS)) for name in WORKERS}
         self.cut = set()
 
     async def start(self, stack):
@@ -259,6 +280,25 @@ def test_an_ingress_that_cannot_reach_the_holder_is_served_by_another_worker():
         await send(router, stream, range(60, 200), 1.0, waits)
         status = await router.ask(ask(Action.STATUS, stream=stream))
         assert (status.facts["owner"], status.facts["position"]) == ("one", 200)
+
+    in_a_network(scenario)
+
+
+@pytest.mark.parametrize("store_timeout", [0.0, 5.0], ids=["refused", "silent"])
+def test_a_worker_that_is_cut_off_from_the_store_stalls_each_stream_once(store_timeout):
+    async def scenario(network):
+        router, streams = network.router("ingress"), [f"s{number}" for number in range(6)]
+        waits = {stream: [] for stream in streams}
+        network.connections["one"].timeout = store_timeout
+        await asyncio.gather(*(send(router, stream, range(3), 1.0, []) for stream in streams))
+        network.connections["one"].cut = True
+        await asyncio.gather(*(send(router, stream, range(3, 200), 1.0, waits[stream]) for stream in streams))
+        network.connections["one"].cut = False
+        assert [sum(wait > 0.5 for wait in waits[stream]) for stream in streams] == [
+            int(Ring(WORKERS).first(stream) == "one") for stream in streams
+        ]
+        longest = SETTINGS["attempt_seconds"] + LEASE + 1.0
+        assert max(max(stalls) for stalls in waits.values()) < longest
 
     in_a_network(scenario)
 
