@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protodcs.errors import FencedError, HeldError, StoreError, UnknownStreamError
+from protodcs.serve.settings import tenant_of
 from protodcs.serve.store.base import Batch, Checkpoint, Described, Fence, Held, Lease, Takeover, Write, check_lease
 
 
@@ -30,6 +31,10 @@ class _Stream:
     @property
     def position(self) -> int:
         return self.start + len(self.journal)
+
+
+def _size(stream: _Stream) -> int:
+    return sum(map(len, [stream.birth, stream.snapshot or b"", *stream.journal, *stream.kept.values()]))
 
 
 class MemoryStore:
@@ -128,7 +133,7 @@ class MemoryStore:
         found.holder = (owner, incarnation)
         return Held(found.fence, found.birth, found.snapshot, found.start, list(found.journal), found.incarnation)
 
-    async def commit(self, writes: Sequence[Write]) -> list[FencedError | None]:
+    async def commit(self, writes: Sequence[Write]) -> list[FencedError | StoreError | None]:
         if self.gate is not None:
             await self.gate.wait()
         self._reach()
@@ -190,14 +195,23 @@ class MemoryStore:
         found = self.content.get(stream)
         if found is None:
             raise UnknownStreamError(f"there is no stream {stream!r}")
-        size = sum(map(len, [found.birth, found.snapshot or b"", *found.journal, *found.kept.values()]))
-        holder = self._holder(found)
+        holder, size = self._holder(found), _size(found)
         return Described(found.birth, found.fence.epoch, holder, found.position, found.start, size, found.incarnation)
 
     async def streams(self):
         self._reach()
         for stream in list(self.content):
             yield stream
+
+    async def usage(self) -> dict[str, int]:
+        self._reach()
+        found: dict[str, int] = {}
+        for stream, content in self.content.items():
+            tenant = tenant_of(stream)
+            found[tenant] = found.get(tenant, 0) + _size(content)
+        for tenant, blob in {(tenant_of(stream), content.shared) for stream, content in self.content.items()}:
+            found[tenant] += len(self.shared[blob])
+        return found
 
     async def keep(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:
         self._reach()

@@ -8,6 +8,7 @@ import asyncio
 import atexit
 import hashlib
 import tempfile
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from memory_store import MemoryStore
 from protodcs.errors import FencedError, UnknownStreamError
+from protodcs.serve.settings import tenant_of
 from protodcs.serve.store.base import Batch, Checkpoint, Fence, Store
 from protodcs.serve.store.files import FileStore
 from protodcs.serve.store.redis import RedisStore
@@ -135,7 +137,7 @@ class _Stream:
             self.start, self.snapshot = write.position, write.snapshot
 
 
-IDS = st.sampled_from(["a", "b:c", "\n\ud83d\ude00"])
+IDS = st.sampled_from(["a", "b:c", "\n\ud83d\ude00", "tenant/a", "tenant/b"])
 BYTES = st.binary(max_size=40)
 NAMES = st.sampled_from(["x", "y", ""])
 
@@ -282,3 +284,19 @@ class StoreMachine(RuleBasedStateMachine):
             assert self.now(self.store.kept(stream)) == list(known.kept)
             for name, snapshot in known.kept.items():
                 assert self.now(self.store.kept_snapshot(stream, name)) == snapshot
+        self.check_usage()
+
+    def check_usage(self) -> None:
+        expected: Counter[str] = Counter()
+        for stream, known in self.model.items():
+            parts = [known.birth, known.snapshot or b"", *known.journal, *known.kept.values()]
+            expected[tenant_of(stream)] += sum(map(len, parts))
+        for tenant in {tenant_of(stream) for stream in self.model}:
+            expected[tenant] += len(b"blob")
+        found = self.now(self.store.usage())
+        if self.name == "files":
+            # It also counts what surrounds each record and file.
+            assert found.keys() == expected.keys()
+            assert all(found[tenant] >= expected[tenant] for tenant in found)
+        else:
+            assert found == expected

@@ -27,13 +27,13 @@ def damage_record(client):
 def test_a_stream_that_is_damaged_in_redis_is_quarantined_and_restored(tmp_path, break_data):
     async def run(server):
         async with started(RedisStore(server.url), snapshot_records=4, quarantine_failures=2) as worker:
-            # The snapshot covers five records; two are behind it.
+            # The snapshot covers four records; three are behind it.
             await done(worker, *(observe(number) for number in range(3)), ask(Action.KEEP, "k", b"good"), observe(3))
             await done(worker, observe(4), observe(5))
             worker._streams.clear()
             client = redis.Redis(port=server.port)
             assert client.exists("protodcs:snapshot:s")
-            assert client.llen("protodcs:journal:s") == 2
+            assert client.llen("protodcs:journal:s") == 3
             break_data(client)
             outcomes = [(await one(worker, observe(6))).outcome for _ in range(3)]
             assert outcomes == [Outcome.FAILED, Outcome.FAILED, Outcome.CONFLICT]

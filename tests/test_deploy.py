@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -102,6 +103,15 @@ def test_the_settings_on_kubernetes_are_those_of_the_service():
     (application,) = serve_config()["applications"]
     settings = checked_settings(application["args"])
     assert settings.store.removeprefix("redis://").partition(":")[0] == manifests()["Service"]["metadata"]["name"]
+
+
+def test_the_memory_of_redis_is_twice_its_limit_and_one_tenant_cannot_fill_it():
+    (line,) = [line for line in (DEPLOY / "redis" / "redis.conf").read_text().splitlines() if "maxmemory " in line]
+    assert re.fullmatch(r"maxmemory \d+gb", line)
+    gigabytes = int(line.removeprefix("maxmemory ").removesuffix("gb"))
+    (container,) = manifests()["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    assert int(container["resources"]["limits"]["memory"].removesuffix("Gi")) >= 2 * gigabytes
+    assert ServeConfig().tenant_bytes <= gigabytes * 2**30 / 2
 
 
 @pytest.mark.filterwarnings("ignore")  # Those of Ray's own modules.

@@ -726,6 +726,31 @@ def test_a_ring_that_changes_moves_the_lines(monkeypatch):
     asyncio.run(run())
 
 
+def test_a_worker_that_drains_is_not_asked_again_without_a_pause():
+    """The worker that the stream belongs to is lost, and the one that stands in for it drains."""
+
+    async def run():
+        drained = []
+
+        async def fate(owner, requests):
+            if owner == "a":
+                raise OwnerLostError("gone")
+            drained.append(owner)
+            assert len(drained) < 1000, "the router asks without a pause"
+            return [Reply(Outcome.MOVED, "a")] * len(requests)
+
+        owners = Owners(["a", "b"], fate)
+        router = owners.router()
+        asked = asyncio.create_task(router.ask(request(0, stream_of("a", ["a", "b"]))))
+        await asyncio.sleep(0.5)
+        assert drained
+        owners.fate = None
+        assert (await asked).outcome is Outcome.DONE
+        await settled(router)
+
+    asyncio.run(run())
+
+
 def test_a_router_waits_for_the_first_owners():
     async def run():
         owners, views = Owners(), []

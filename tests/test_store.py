@@ -386,6 +386,48 @@ async def test_a_description_tells_the_position_the_owner_and_about_the_size(sto
 
 
 @of_every_store
+async def test_the_usage_of_a_tenant_follows_what_its_streams_hold(store):
+    async def used(tenant):
+        return (await store.usage()).get(tenant, 0)
+
+    other = await begun(store, "other/s")
+    others = await used("other")
+    assert others >= len(b"birth" + b"blob")
+    fence = await begun(store, "mine/s")
+    assert await used("mine") == others
+    levels = [others]
+    for write, grows in [
+        (Batch("mine/s", fence, 0, [bytes(100), bytes(200)]), True),
+        (Batch("mine/s", fence, 2, [bytes(5000)]), True),
+        # It replaces the first two records, and the third one overtook it.
+        (Checkpoint("mine/s", fence, 2, bytes(50)), False),
+        (Checkpoint("mine/s", fence, 3, bytes(60)), False),
+    ]:
+        for _ in range(2):
+            assert await store.commit([write]) == [None]
+        levels.append(await used("mine"))
+        assert (levels[-1] > levels[-2]) == grows
+    assert levels[2] - levels[1] >= 5000
+    assert 60 <= levels[-1] - others < 300
+    await store.keep("mine/s", fence, "x", bytes(1000))
+    await store.keep("mine/s", fence, "x", bytes(700))
+    assert 700 <= await used("mine") - levels[-1] < 1000
+    await store.forget("mine/s", fence, "x")
+    await store.forget("mine/s", fence, "x")
+    assert await used("mine") == levels[-1]
+    # A blob counts once for each tenant.
+    second = await begun(store, "mine/second")
+    assert 0 < await used("mine") - levels[-1] < others
+    await store.delete("mine/s", fence)
+    assert await used("mine") == others
+    await store.delete("mine/second", second)
+    assert await used("mine") == 0
+    assert await used("other") == others
+    await store.delete("other/s", other)
+    assert await store.usage() == {}
+
+
+@of_every_store
 async def test_calls_may_come_all_at_once(store):
     fences = [await begun(store, f"s{number}") for number in range(60)]
     answers = await asyncio.gather(
@@ -1029,18 +1071,66 @@ def test_a_redis_without_memory_takes_all_of_a_commit_or_nothing(server):
     async def run():
         async with opened(server) as (store, fence):
             other, third = await begun(store, "other"), await begun(store, "third")
+            await store.keep("third", third, "x", b"kept")
             writes = [Batch("s", fence, 0, [b"0"]), Batch("other", other, 0, [b"1"])]
             server.command("CONFIG", "SET", "maxmemory", "1kb")
             for attempt in (store.commit(writes), store.put_shared("x", b""), store.create("x", b"", BLOB)):
                 with pytest.raises(StoreError, match="maxmemory"):
                     await attempt
-            # It can be emptied, be it of a stream that nobody holds.
+            # Leases are renewed, and memory can be freed, be it by a stream that nobody holds.
+            assert (await store.renew("one", "1", 600)).holder == "1"
+            assert (await store.renew("new", "1", 600)).holder is None
+            await store.forget("third", third, "x")
             await store.release("third", third)
             await store.delete("third", (await store.acquire("third", "one", "1")).fence)
             assert await ids(store) == ["other", "s"]
             server.command("CONFIG", "SET", "maxmemory", "0")
             assert [(await store.describe(stream)).position for stream in ("s", "other")] == [0, 0]
             assert await store.commit(writes) == [None, None]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("key", ["meta", "journal"])
+def test_a_stream_with_an_overwritten_key_fails_alone(server, key):
+    async def run():
+        async with opened(server) as (store, fence):
+            other = await begun(store, "other")
+            server.command("DEL", f"protodcs:{key}:s")
+            server.command("SET", f"protodcs:{key}:s", "written by another program")
+            before = server.command("DBSIZE")
+            outcomes = await store.commit(
+                [
+                    Batch("s", fence, 0, [b"0"]),
+                    Batch("other", other, 0, [b"1"]),
+                    Checkpoint("s", fence, 0, b"snapshot"),
+                    Checkpoint("other", other, 1, b"snapshot"),
+                ]
+            )
+            assert [type(outcome) for outcome in outcomes] == [StoreError, type(None), StoreError, type(None)]
+            assert "WRONGTYPE" in str(outcomes[0])
+            held = await store.acquire("other", "one", "1")
+            assert (held.snapshot, held.start, held.tail) == (b"snapshot", 1, [])
+            # The snapshot of "other" is the only key that was added.
+            assert int(server.command("DBSIZE")[1:]) == int(before[1:]) + 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [(("min-replicas-to-write", "1"), "fewer replicas"), (("maxmemory", "1kb"), "maxmemory")],
+)
+def test_a_redis_that_refuses_all_writes_fails_the_whole_commit(server, setting, words):
+    async def run():
+        async with opened(server) as (store, fence):
+            writes = [Batch("s", fence, 0, [b"0"]), Batch("s", fence, 1, [b"1"])]
+            server.command("CONFIG", "SET", *setting)
+            with pytest.raises(StoreError, match=words):
+                await store.commit(writes)
+            server.command("CONFIG", "SET", setting[0], "0")
+            assert await store.commit(writes) == [None, None]
+            assert await tail(store) == [b"0", b"1"]
 
     asyncio.run(run())
 
@@ -1108,19 +1198,19 @@ def test_whatever_is_answered_is_told_in_words(answer, words):
 def test_a_stream_in_another_layout_is_left_alone(server):
     async def run():
         async with opened(server) as (store, fence):
-            server.command("HSET", "protodcs:meta:s", "schema", "3")
+            server.command("HSET", "protodcs:meta:s", "schema", "99")
             for attempt in (
                 store.acquire("s", "one", "1"),
-                store.commit([Batch("s", fence, 0, [b"0"])]),
-                store.commit([Checkpoint("s", fence, 0, b"")]),
                 store.keep("s", fence, "x", b""),
                 store.forget("s", fence, "x"),
                 store.describe("s"),
                 store.delete("s", fence),
             ):
-                with pytest.raises(StoreError, match=r"layout 3.*use the version"):
+                with pytest.raises(StoreError, match=r"layout 99.*use the version"):
                     await attempt
-            server.command("HSET", "protodcs:meta:s", "schema", "2")
+            writes = [Batch("s", fence, 0, [b"0"]), Checkpoint("s", fence, 0, b"")]
+            assert all("layout 99" in str(outcome) for outcome in await store.commit(writes))
+            server.command("HSET", "protodcs:meta:s", "schema", "3")
             assert await tail(store) == []
 
     asyncio.run(run())

@@ -72,6 +72,7 @@ class Outcome(Enum):
     FAILED = "failed"
     CLOSED = "closed"
     EXPIRED = "expired"
+    OVER_QUOTA = "over quota"
     HELD = "held"
     MOVED = "moved"
     LATER = "later"

@@ -18,6 +18,7 @@ class TenantLimits(Settings):
     rate: float | None = Field(None, gt=0, le=1_000_000)
     burst: int | None = Field(None, ge=1, le=1_000_000)
     streams: int | None = Field(None, ge=0)
+    tenant_bytes: int | None = Field(None, ge=0)
     classes: int | None = Field(None, ge=1)
     pixels: int | None = Field(None, ge=1)
     body_bytes: int | None = Field(None, ge=1024)
@@ -72,6 +73,11 @@ class ServeConfig(Settings):
 
     # Journals.
     snapshot_records: int = Field(1000, ge=1, description="A stream is written whole after so many records.")
+    snapshot_bytes: int = Field(
+        4 * 2**20,
+        ge=1,
+        description="The service writes a new snapshot once the records behind the last one have so many bytes.",
+    )
     snapshot_seconds: float = Field(3600.0, gt=0, description="And after so long, if it changed. Seconds.")
     sleep_records: int = Field(
         64,
@@ -164,12 +170,17 @@ class ServeConfig(Settings):
     rate: float = Field(1000.0, gt=0, le=1_000_000, description="How many requests a tenant may make a second.")
     burst: int = Field(2000, ge=1, le=1_000_000, description="And how many at once, after a pause.")
     streams: int = Field(10_000, ge=0, description="How many streams a tenant may have.")
+    tenant_bytes: int = Field(
+        2**30,
+        ge=0,
+        description="How many bytes a tenant may use in the store before its writes are refused with 413. 0: no limit.",
+    )
     share: float = Field(
         0.5, gt=0, le=1, description="How much of `waiting` and `bodies_bytes` one tenant may fill. A fraction."
     )
     tenants: dict[Tenant, TenantLimits] = Field(
         {},
-        description="Tenants with other limits: their rate, burst, streams, classes, pixels, body_bytes, "
+        description="Tenants with other limits: their rate, burst, streams, tenant_bytes, classes, pixels, body_bytes, "
         "max_stream_bytes, max_step_cost or max_mean_step_cost.",
     )
     audit: str = Field(
@@ -266,6 +277,13 @@ def cost_limits_of(config: ServeConfig, stream: str) -> CostLimits:
     special = config.tenants.get(tenant_of(stream), TenantLimits())
     values = ((getattr(special, name), getattr(config, name)) for name in CostLimits._fields)
     return CostLimits(*(usual if own is None else own for own, usual in values))
+
+
+def tenant_bytes_of(config: ServeConfig, tenant: str) -> int | None:
+    """Return how many bytes a tenant may use in the store, or None for no limit. Only tenants with keys have one."""
+    special = config.tenants.get(tenant, TenantLimits()).tenant_bytes
+    limit = config.tenant_bytes if special is None else special
+    return limit if tenant and limit else None
 
 
 def share_of(config: ServeConfig) -> int:

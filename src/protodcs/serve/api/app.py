@@ -51,6 +51,8 @@ _STATUS = {
     Outcome.MISSING: 404,
     Outcome.CONFLICT: 409,
     Outcome.EXPIRED: 410,
+    # Not 507: proxies and alerts take a status from 500 on for a failure of the service.
+    Outcome.OVER_QUOTA: 413,
     Outcome.WRONG: 422,
     Outcome.FAILED: 500,
     Outcome.CLOSED: 503,

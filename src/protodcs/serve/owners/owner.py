@@ -53,6 +53,7 @@ from ..telemetry import logs, traces
 from ..telemetry.metrics import OwnerMetrics
 from .adaptation import Adaptation
 from .commits import Commits, Journal
+from .quotas import QuotaError, Quotas
 from .ring import Ring
 
 _log = logging.getLogger(__name__)
@@ -65,6 +66,8 @@ _CHANGES = {
     Action.ADD_CLASS: Kind.ADD_CLASS,
     Action.REMOVE_CLASS: Kind.REMOVE_CLASS,
 }
+# Changes that need room in the store. The others need little, or free some.
+_GROWING = (Kind.OBSERVE, Kind.ADD_CLASS)
 # How often an owner looks which streams should be written or sleep, in seconds.
 _ROUND = 1.0
 # After so many leases an owner that stands in for another sends callers there again.
@@ -91,12 +94,24 @@ class _Awake:
     woken: float = field(default_factory=time.monotonic)
     used: float = field(default_factory=time.monotonic)
     written: float = field(default_factory=time.monotonic)
-    # Held while a snapshot is saved or deleted, so that two requests cannot both find its name free.
+    # Bytes of the records behind the newest snapshot, and where that one ends, be it durable or on its way.
+    journal_bytes: int = 0
+    snapshot_end: int = field(init=False)
+    # Held while a snapshot is saved or deleted, so that two requests cannot both find its name free; and while a whole
+    # state is restored, so that the journal holds few of them.
     saving: asyncio.Lock = field(default_factory=asyncio.Lock)
     # Held while `hosted` is read or changed, because that may happen in a thread.
     in_use: asyncio.Lock = field(default_factory=asyncio.Lock)
     _slow: bool = False
     _slow_for: tuple[Any, int] | None = None
+
+    def __post_init__(self) -> None:
+        self.snapshot_end = self.hosted.covered
+
+    @property
+    def records_behind(self) -> int:
+        """How many records the newest snapshot does not cover."""
+        return self.hosted.position - self.snapshot_end
 
     @property
     def slow(self) -> bool:
@@ -148,6 +163,7 @@ class Owner:
         self._adaptation = Adaptation()
         self._audit = audit.AuditLog(config.audit)
         self._commits = Commits(store, config.store_patience, self.counted)
+        self._quotas = Quotas(store, config)
         self._streams: OrderedDict[str, _Awake] = OrderedDict()
         self._busy: dict[str, asyncio.Task[Any]] = {}
         self._damaged: dict[str, _Damage] = {}
@@ -178,7 +194,8 @@ class Owner:
         await self._renew(takes_over=True)
         await self._read_members()
         self._lease = asyncio.create_task(self._keep_lease())
-        self._tasks = [self._lease, *(asyncio.create_task(work) for work in (self._commits.run(), self._look_after()))]
+        works = (self._commits.run(), self._look_after(), self._quotas.run())
+        self._tasks = [self._lease, *(asyncio.create_task(work) for work in works)]
 
     async def drain(self, refusal: Reply) -> None:
         """Answer every further request with `refusal`, put all streams to sleep, and resign."""
@@ -342,9 +359,7 @@ class Owner:
         for seconds, answer in done.steps:
             self.counted.stepped(seconds, answer)
         if done.records:
-            self._commits.put(awake.journal, Batch(stream, awake.hosted.fence, first, done.records))
-            if awake.hosted.position - awake.hosted.covered >= self._config.snapshot_records:
-                await self._checkpoint(stream, awake)
+            self._put(stream, awake, first, done.records)
         return done.replies
 
     def _steps(self, hosted: Hosted, requests: list[Request], until: float) -> _Slice:
@@ -379,6 +394,8 @@ class Owner:
                 return _told(found, repeated=True)
             if request.action == Action.LOOKUP:
                 return _NOT_APPLIED
+            if kind in _GROWING:
+                self._quotas.check(request.stream)
             if kind is Kind.ADD_CLASS:
                 engine = hosted.engine
                 config, classes = engine.config.model_dump(), len(engine.classes) + 1
@@ -486,6 +503,12 @@ class Owner:
     async def _create(self, request: Request) -> Reply:
         birth = Birth.unpack(request.payload)
         await self._in_thread(partial(self._check_new, request, birth))
+        # Before anything is put: prototypes that no stream uses stay for an hour.
+        found = await self._created(request.stream, birth)
+        if found is not None:
+            return found
+        self._quotas.check(request.stream)
+        self._quotas.add(request.stream, len(request.shared))
         await self._store.put_shared(birth.prototypes, request.shared)
         try:
             return await self._begin_stream(request.stream, birth)
@@ -507,6 +530,10 @@ class Owner:
         birth = Birth.unpack((await self._store.describe(request.payload.decode())).birth)
         prototypes = await self._prototypes(birth.prototypes)
         self._check_size(request.stream, birth, birth.config, *prototypes.unit.shape)
+        found = await self._created(request.stream, birth)
+        if found is not None:
+            return found
+        self._quotas.check(request.stream)
         return await self._begin_stream(request.stream, birth)
 
     async def _begin_stream(self, stream: str, birth: Birth) -> Reply:
@@ -514,11 +541,22 @@ class Owner:
         created = await self._store.create(stream, packed, birth.prototypes)
         if created:
             self._damaged.pop(stream, None)
-        found = await self._store.describe(stream)
-        if found.birth != packed:
+            self._quotas.add(stream, len(packed))
+        found = await self._created(stream, birth)
+        if found is None:
+            raise UnknownStreamError(f"the stream {stream!r} was deleted as soon as it was created")
+        return found._replace(repeated=found.repeated and not created)
+
+    async def _created(self, stream: str, birth: Birth) -> Reply | None:
+        """Return the reply for a stream that exists already, or None if there is none."""
+        try:
+            found = await self._store.describe(stream)
+        except UnknownStreamError:
+            return None
+        if found.birth != birth.pack():
             return Reply(Outcome.CONFLICT, f"the stream {stream!r} already exists with different settings")
         facts = {**birth.model_dump(), "incarnation": found.incarnation}
-        return Reply(Outcome.DONE, repeated=not created, facts=facts)
+        return Reply(Outcome.DONE, repeated=True, facts=facts)
 
     async def _keep(self, request: Request) -> Reply:
         """Save the present state under a name."""
@@ -542,11 +580,13 @@ class Owner:
                         Outcome.CONFLICT,
                         f"The stream has a snapshot {name!r} already. Choose another name, or replace it explicitly.",
                     )
+                self._quotas.check(request.stream)
                 # Taken before the wait, so that all of it is durable after the wait.
                 async with awake.in_use:
                     state = _save(await self._compute(awake, awake.hosted.state), request.key)
                 await awake.journal.settle()
                 await self._store.keep(request.stream, awake.hosted.fence, name, state)
+                self._quotas.add(request.stream, len(state))
             return await self._changed(awake, Kind.KEEP, request, request.payload)
 
     async def _forget(self, request: Request) -> Reply:
@@ -578,12 +618,15 @@ class Owner:
         try:
             awake = await self._awake(request.stream, request.stand_in)
         except _DamagedError:
+            self._quotas.check(request.stream)
             awake = await self._repair(request, find)
-        found = await self._applied(awake, Kind.RESTORE, request)
-        if found is not None:
-            return _told(found, repeated=True)
-        state = await find(request, awake.hosted.birth, awake.hosted.engine.dimension)
-        return await self._changed(awake, Kind.RESTORE, request, state)
+        async with awake.saving:
+            found = await self._applied(awake, Kind.RESTORE, request)
+            if found is not None:
+                return _told(found, repeated=True)
+            self._quotas.check(request.stream)
+            state = await find(request, awake.hosted.birth, awake.hosted.engine.dimension)
+            return await self._changed(awake, Kind.RESTORE, request, state)
 
     async def _saved_state(self, request: Request, birth: Birth, dimension: int) -> bytes:
         name = request.payload.decode()
@@ -626,6 +669,8 @@ class Owner:
             with suppress(FencedError, StoreError):
                 await awake.journal.settle()
             self._drop(request.stream, awake)
+            # A snapshot that is still queued is not needed any more.
+            awake.journal.broken = awake.journal.broken or FencedError(f"the stream {request.stream!r} was deleted")
         await self._store.delete(request.stream, fence)
         self._damaged.pop(request.stream, None)
         return Reply(Outcome.DONE)
@@ -640,20 +685,36 @@ class Owner:
 
     async def _changed(self, awake: _Awake, kind: Kind, request: Request, payload: bytes) -> Reply:
         """Apply one change and wait until it is durable. If a retry was faster, only wait."""
-        hosted, digest = awake.hosted, _digest(request)
+        hosted, digest, long_journal = awake.hosted, _digest(request), False
         async with awake.in_use:
             found = hosted.applied(kind, request.key, digest)
             if found is None:
                 change = partial(hosted.change, kind, request.key, payload, self._now(), digest)
                 record = await self._compute(awake, change, long=kind is Kind.RESTORE)
-                batch = Batch(request.stream, hosted.fence, record.position, [record.pack()])
-                self._commits.put(awake.journal, batch)
+                long_journal = self._put(request.stream, awake, record.position, [record.pack()])
         try:
             await awake.journal.settle()
+            if long_journal:
+                # The record may be a whole state. Wait for the snapshot that removes it from the journal. If that one
+                # cannot be written, the record is durable all the same.
+                with suppress(StoreError):
+                    await awake.journal.settle_snapshot()
         except (FencedError, StoreError):
             self._drop(request.stream, awake)
             raise
         return _told(record) if found is None else _told(found, repeated=True)
+
+    def _put(self, stream: str, awake: _Awake, position: int, records: list[bytes]) -> bool:
+        """Queue records. If the journal has become long, also queue a snapshot and return True."""
+        self._commits.put(awake.journal, Batch(stream, awake.hosted.fence, position, records))
+        size = sum(map(len, records))
+        awake.journal_bytes += size
+        self._quotas.add(stream, size)
+        config = self._config
+        if awake.records_behind < config.snapshot_records and awake.journal_bytes < config.snapshot_bytes:
+            return False
+        self._queue_snapshot(stream, awake)
+        return True
 
     # Waking, writing whole, sleeping.
 
@@ -728,7 +789,7 @@ class Owner:
         if (self._store.generation, self._discards) != (generation, discards):
             raise StoreError("The lease or the store was lost while the stream was loaded. Send the request again.")
         self._damaged.pop(stream, None)
-        self._streams[stream] = _Awake(hosted)
+        self._streams[stream] = _Awake(hosted, journal_bytes=sum(map(len, held.tail)))
         self.woken += 1
         self._wakes.append(time.perf_counter() - start)
         self.counted.woke(self._wakes[-1])
@@ -774,8 +835,8 @@ class Owner:
         prototypes = await self._prototypes(birth.prototypes)
         state = await find(request, birth, prototypes.unit.shape[1])
         awake = _Awake(await self._in_thread(partial(Hosted.repaired, held, prototypes, self._limits, state)))
-        await self._checkpoint(stream, awake)
-        await awake.journal.settle()
+        self._queue_snapshot(stream, awake)
+        await awake.journal.settle_snapshot()
         self._damaged.pop(stream, None)
         self._streams[stream] = awake
         self._make_room()
@@ -810,13 +871,20 @@ class Owner:
             self._shared[name] = found
         return found
 
-    async def _checkpoint(self, stream: str, awake: _Awake) -> None:
-        """Write a stream whole, behind the records that are on their way. The caller holds `in_use`."""
+    def _queue_snapshot(self, stream: str, awake: _Awake) -> None:
+        """Queue a snapshot of all of a stream. It covers the records that were put before it is built."""
         hosted = awake.hosted
-        snapshot = await self._compute(awake, hosted.snapshot)
-        self._commits.put(awake.journal, Checkpoint(stream, hosted.fence, hosted.position, snapshot))
-        hosted.covered = hosted.position
-        awake.written = time.monotonic()
+
+        async def build() -> Checkpoint:
+            async with awake.in_use:
+                snapshot = await self._compute(awake, hosted.snapshot)
+                awake.snapshot_end, awake.journal_bytes, awake.written = hosted.position, 0, time.monotonic()
+                return Checkpoint(stream, hosted.fence, hosted.position, snapshot)
+
+        def durable(checkpoint: Checkpoint) -> None:
+            hosted.covered = checkpoint.position
+
+        self._commits.put_snapshot(awake.journal, stream, build, durable)
 
     def _put_to_sleep(self, stream: str) -> None:
         """Begin to let go of a stream, unless it is on its way already."""
@@ -825,9 +893,11 @@ class Owner:
 
     async def _sleep(self, stream: str, awake: _Awake) -> None:
         async with awake.in_use:
-            behind = awake.hosted.position - awake.hosted.covered
-            if behind > self._config.sleep_records and awake.journal.broken is None:
-                await self._checkpoint(stream, awake)
+            if awake.records_behind > self._config.sleep_records:
+                self._queue_snapshot(stream, awake)
+        # Without the snapshot, the next worker replays the records.
+        with suppress(StoreError):
+            await awake.journal.settle_snapshot()
         await awake.journal.settle()
         await self._store.release(stream, awake.hosted.fence)
         self.counted.slept()
@@ -843,17 +913,11 @@ class Owner:
             await asyncio.sleep(_ROUND)
             # Those that were still being woken when there were too many.
             self._make_room()
+            now = time.monotonic()
             for stream, awake in list(self._streams.items()):
-                now = time.monotonic()
-                try:
-                    await self._look_at(stream, awake, now)
-                except Exception:
-                    _log.exception("a stream could not be written", extra=logs.with_fields(stream=logs.hashed(stream)))
-                    self._drop(stream, awake)
-                if awake.written >= now:
-                    await asyncio.sleep(0)
+                self._look_at(stream, awake, now)
 
-    async def _look_at(self, stream: str, awake: _Awake, now: float) -> None:
+    def _look_at(self, stream: str, awake: _Awake, now: float) -> None:
         if awake.journal.broken is not None:
             self._drop(stream, awake)
         elif awake.in_use.locked():
@@ -861,9 +925,8 @@ class Owner:
             return
         elif now - awake.used > self._config.sleep_seconds or self._stood_in_enough(stream, awake, now):
             self._put_to_sleep(stream)
-        elif now - awake.written > self._config.snapshot_seconds and awake.hosted.position > awake.hosted.covered:
-            async with awake.in_use:
-                await self._checkpoint(stream, awake)
+        elif now - awake.written > self._config.snapshot_seconds and awake.records_behind:
+            self._queue_snapshot(stream, awake)
 
     def _stood_in_enough(self, stream: str, awake: _Awake, now: float) -> bool:
         """Whether it is time to see if the owner that the stream belongs to is back."""
@@ -1019,6 +1082,7 @@ _OUTCOMES: list[tuple[type[ProtoDCSError], Outcome]] = [
     (StateError, Outcome.WRONG),
     (UsageError, Outcome.CONFLICT),
     (AnswerExpiredError, Outcome.EXPIRED),
+    (QuotaError, Outcome.OVER_QUOTA),
 ]
 
 

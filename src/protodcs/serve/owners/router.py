@@ -295,7 +295,8 @@ class Router:
             # The worker may know of a change before this router does.
             line.target = trouble.words if trouble.words not in ("", owner, first) else None
             line.stand_in = line.target is not None
-            if first in (owner, None) or line.target is not None:
+            # The next one may be the same worker, for example one that drains and stands in for `first`.
+            if first in (owner, None) or line.target is not None or self._target(line) == owner:
                 self._look()
             else:
                 pause = 0.0

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from ...errors import ConfigError, FencedError
+from ...errors import ConfigError, FencedError, StoreError
 
 
 class Fence(NamedTuple):
@@ -130,7 +130,7 @@ class Described:
         owner: who holds it and lives, by its lease; None if there is nobody.
         position: where its next record goes.
         start: how many records its snapshot covers.
-        size: bytes of its birth, snapshot, journal and kept snapshots, about.
+        size: bytes of its birth, snapshot, journal and kept snapshots.
         incarnation: differs from that of every deleted stream with the same id.
     """
 
@@ -201,17 +201,20 @@ class Store(Protocol):
         """Store the names of the workers that streams may belong to. It is durable when this returns."""
         ...
 
-    async def commit(self, writes: Sequence[Write]) -> list[FencedError | None]:
-        """Make writes durable, in order, in one round trip: for each None, or why it was refused.
+    async def commit(self, writes: Sequence[Write]) -> list[FencedError | StoreError | None]:
+        """Make writes durable, in order, in one round trip. Return for each None, or why it failed.
 
-        Each write stands or falls on its own; a refused one leaves no trace and does not touch its neighbours. All of a
-        batch, or a snapshot older than the newest, that is there already from the same fence is a repetition, and fine.
-        A batch that leaves a gap, or of which only a part is there, or something else, and a snapshot of more records
-        than there are, or older than one of an earlier epoch, are refused as those of a stale epoch are: whoever sends
-        one is wrong about the stream, and must throw its memory away and acquire it again.
+        Each write stands or falls on its own; a refused one leaves no trace and does not touch its neighbours. A
+        StoreError in the list says that what the store holds of this stream is damaged.
+
+        All of a batch, or a snapshot older than the newest, that is there already from the same fence is a repetition,
+        and fine. A batch that leaves a gap, or of which only a part is there, or something else, and a snapshot of more
+        records than there are, or older than one of an earlier epoch, are refused as those of a stale epoch are:
+        whoever sends one is wrong about the stream, and must throw its memory away and acquire it again.
 
         Raises:
-            StoreError: nobody knows what was done; the same commit may be sent again.
+            StoreError: the store cannot be reached or refuses all writes. Nobody knows what was done; the same commit
+                may be sent again.
         """
         ...
 
@@ -236,6 +239,14 @@ class Store(Protocol):
 
     def streams(self) -> AsyncIterator[str]:
         """The ids of all streams, in no particular order."""
+        ...
+
+    async def usage(self) -> dict[str, int]:
+        """Return the bytes that each tenant uses: births, journals, snapshots, kept snapshots and shared blobs.
+
+        A shared blob counts once for each tenant that uses it. A tenant without streams may be missing. The tenant of a
+        stream without a slash in its id is the empty string.
+        """
         ...
 
     async def keep(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:

@@ -40,6 +40,7 @@ class Stream:
         covered_by: the epoch that wrote it, if it was written since the store was opened.
         owner, incarnation: who acquired it; nobody once it was released.
         kept: the order and the size of each kept snapshot; None before they are looked up.
+        kept_bytes: of the files of the kept snapshots; None before they are looked up.
     """
 
     id: str
@@ -57,6 +58,7 @@ class Stream:
     owner: str | None = None
     incarnation: str = ""
     kept: dict[str, tuple[int, int]] | None = None
+    kept_bytes: int | None = None
 
     @property
     def position(self) -> int:

@@ -9,6 +9,7 @@ before the log speaks of them. One thread does all the work (see `worker`), on w
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Literal
 
 from ...durable import hold_folder, replace_file, sync_folder
 from ...errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError, UsageError
+from ..settings import tenant_of
 from .base import Batch, Checkpoint, Described, Fence, Held, Lease, Takeover, Write, check_lease
 from .catalogue import Catalogue, Snapshot, Stream
 from .labelled import content, from_json, pack, read, to_json
@@ -118,7 +120,7 @@ class FileStore:
         """Become the one that may write to a stream; `takeover` is ignored, because this store has one worker."""
         return await self._worker.asked(lambda: self._acquire(stream, owner, incarnation))
 
-    async def commit(self, writes: Sequence[Write]) -> list[FencedError | None]:
+    async def commit(self, writes: Sequence[Write]) -> list[FencedError | StoreError | None]:
         """Write; what that survives is up to `sync`. After a StoreError nothing of it counts."""
         writes = list(writes)
         return await self._worker.asked(lambda: [self._write(write) for write in writes], writes=True)
@@ -139,6 +141,10 @@ class FileStore:
         """The ids of all streams there are now."""
         for stream in await self._worker.asked(lambda: list(self._catalogue.streams)):
             yield stream
+
+    async def usage(self) -> dict[str, int]:
+        """Return the bytes that each tenant uses, with what surrounds each record in the log."""
+        return await self._worker.asked(self._usage)
 
     async def keep(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:
         """Keep a snapshot under a name; one that replaces another counts as the newest."""
@@ -273,12 +279,27 @@ class FileStore:
 
     def _describe(self, stream: str) -> Described:
         known = self._known(stream)
+        birth = content(known.birth_path, "birth", stream)
+        holder, size = self._holder(known), self._size(known)
+        return Described(birth, known.epoch, holder, known.position, known.start, size, str(known.number))
+
+    def _size(self, known: Stream) -> int:
         size = known.birth_size + sum(place.size for place in known.tail)
         size += known.snapshot.size if known.snapshot else 0
-        size += sum(each for _, each in self._kept(stream).values())
-        birth = content(known.birth_path, "birth", stream)
-        holder = self._holder(known)
-        return Described(birth, known.epoch, holder, known.position, known.start, size, str(known.number))
+        if known.kept_bytes is None:
+            known.kept_bytes = sum(path.stat().st_size for path in known.kept_paths())
+        return size + known.kept_bytes
+
+    def _usage(self) -> dict[str, int]:
+        found: Counter[str] = Counter()
+        blobs = set[tuple[str, str]]()
+        for known in self._catalogue.streams.values():
+            tenant = tenant_of(known.id)
+            found[tenant] += self._size(known)
+            blobs.add((tenant, known.shared))
+        for tenant, blob in blobs:
+            found[tenant] += self._catalogue.shared_path(blob).stat().st_size
+        return dict(found)
 
     # Writes.
 
@@ -385,6 +406,7 @@ class FileStore:
         known, kept = self._fence(stream, epoch), self._kept(stream)
         order = 1 + max((each for each, _ in kept.values()), default=0)
         labels = {"kind": "kept", "name": stream, "kept": name, "order": order}
+        known.kept_bytes = None
         replace_file(known.kept_path(name), pack(labels, snapshot))
         kept.pop(name, None)
         kept[name] = order, len(snapshot)
@@ -398,7 +420,7 @@ class FileStore:
         self._log.check()
         known, kept = self._fence(stream, epoch), self._kept(stream)
         if name in kept:
-            path = known.kept_path(name)
+            path, known.kept_bytes = known.kept_path(name), None
             path.unlink(missing_ok=True)
             sync_folder(path.parent)
             del kept[name]

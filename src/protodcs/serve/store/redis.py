@@ -32,6 +32,7 @@ from redis.exceptions import (
 )
 
 from ...errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError
+from ..settings import tenant_of
 from .base import Batch, Described, Fence, Held, Lease, Takeover, Write, check_lease
 
 _log = logging.getLogger(__name__)
@@ -98,6 +99,11 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+def _tenant(stream: str) -> bytes:
+    """Return the tenant of a stream, as the scripts count its bytes."""
+    return _bytes(tenant_of(stream))
+
+
 def _text(name: bytes) -> str:
     return name.decode("utf-8", "surrogatepass")
 
@@ -112,8 +118,8 @@ def _command(*parts: bytes) -> list[bytes]:
 
 _MULTI: Final = _command(b"MULTI")
 _EXEC: Final = _command(b"EXEC")
-# How many parts, the script, two keys, the fence and the position: a call of `append` up to its first record.
-_APPEND: Final = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n2\r\n" + 4 * b"$%d\r\n%b\r\n"
+# A call of `append` up to its first record: how many parts, the script, three keys, fence, position and tenant.
+_APPEND: Final = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n3\r\n" + 6 * b"$%d\r\n%b\r\n"
 
 
 def _milliseconds(seconds: float) -> bytes:
@@ -220,7 +226,7 @@ class RedisStore:
         self._place = f"Redis at {place}"
         self._scripts = _scripts()
         start = prefix.encode() + b":"
-        self._streams = start + b"streams"
+        self._streams, self._usage = start + b"streams", start + b"usage"
         self._past, self._writes = start + b"past", start + b"writes"
         self._meta, self._journal, self._snapshot = start + b"meta:", start + b"journal:", start + b"snapshot:"
         self._ready, self._kept, self._order = start + b"ready:", start + b"kept:", start + b"order:"
@@ -281,8 +287,9 @@ class RedisStore:
     async def create(self, stream: str, birth: bytes, shared: str) -> bool:
         """Begin a stream; False if it exists already. A StoreError if its shared blob was not put before."""
         name, blob = _bytes(stream), _bytes(shared)
-        keys = [self._meta + name, self._streams, self._blob + blob, self._users + blob, self._past]
-        answer = await self._run("create", keys, name, birth, blob, secrets.token_hex(8).encode())
+        keys = [self._meta + name, self._streams, self._blob + blob, self._users + blob, self._past, self._usage]
+        incarnation = secrets.token_hex(8).encode()
+        answer = await self._run("create", keys, name, birth, blob, incarnation, _tenant(stream))
         if isinstance(answer, list):
             raise StoreError(f"{self._place} holds no shared blob {shared!r} for stream {stream!r}: put it first")
         return bool(answer)
@@ -322,10 +329,12 @@ class RedisStore:
             if newest == _fence(fence):
                 return Held(fence, birth, snapshot, int(start), tail, created.decode())
 
-    async def commit(self, writes: Sequence[Write]) -> list[FencedError | None]:
-        """Make writes durable, in order, in one round trip: for each None, or why it was refused.
+    async def commit(self, writes: Sequence[Write]) -> list[FencedError | StoreError | None]:
+        """Make writes durable, in order, in one round trip. Return for each None, or why it failed.
 
-        After a StoreError the same commit may be sent again: what was done already is not done twice.
+        Raises:
+            StoreError: Redis cannot be reached or refuses all writes, for example because its memory is full. The same
+                commit may be sent again: what was done already is not done twice.
         """
         answers: list[Any] = await self._transact(writes) if writes else []
         if any(isinstance(answer, NoScriptError) for answer in answers):
@@ -335,6 +344,8 @@ class RedisStore:
             open_ = [index for index, answer in enumerate(answers) if not _settled(answer)]
             for index, answer in zip(open_, await self._transact([writes[index] for index in open_]), strict=True):
                 answers[index] = answer
+                if isinstance(answer, NoScriptError):
+                    raise self._trouble(answer)
         return [self._verdict(write, answer) for write, answer in zip(writes, answers, strict=True)]
 
     async def _transact(self, writes: Sequence[Write]) -> list[Any]:
@@ -352,31 +363,40 @@ class RedisStore:
         *queued, answers = await self._exchange_durably(request, commands + 2)
         for answer in (*queued, answers):
             self._served(answer)
+        for answer in answers:
+            # Another error concerns one stream, for example a key that something else has overwritten.
+            if isinstance(answer, ResponseError) and _code(answer) in _TROUBLE:
+                raise self._trouble(answer)
         return [answers[index] for index in last]
 
     def _add(self, request: list[bytes], write: Write) -> int:
         """Add one write to a request; gives how many commands it is, the last of which tells what became of it."""
         name = _bytes(write.stream)
-        fence, position = _fence(write.fence), b"%d" % write.position
+        fence, position, tenant = _fence(write.fence), b"%d" % write.position, _tenant(write.stream)
         meta, journal = self._meta + name, self._journal + name
         if isinstance(write, Batch):
             # All that stands before the records in one piece: joining many small ones costs more than the rest of it.
-            head = (7 + len(write.records), self._scripts["append"].digest)
-            keys = (len(meta), meta, len(journal), journal)
-            request.append(_APPEND % (*head, *keys, len(fence), fence, len(position), position))
+            head = (9 + len(write.records), self._scripts["append"].digest)
+            where = (len(meta), meta, len(journal), journal, len(self._usage), self._usage)
+            who = (len(fence), fence, len(position), position, len(tenant), tenant)
+            request.append(_APPEND % (*head, *where, *who))
             for record in write.records:
                 request += (b"$%d\r\n" % len(record), record, b"\r\n")
             return 1
         digest, ready = self._scripts["checkpoint"].digest, self._ready + name
         request += _command(b"SET", ready, write.snapshot)
-        request += _command(b"EVALSHA", digest, b"4", meta, journal, self._snapshot + name, ready, fence, position)
+        keys = (meta, journal, self._snapshot + name, ready, self._usage)
+        request += _command(b"EVALSHA", digest, b"5", *keys, fence, position, tenant)
         return 2
 
-    def _verdict(self, write: Write, answer: Any) -> FencedError | None:
-        """What became of a write."""
+    def _verdict(self, write: Write, answer: Any) -> FencedError | StoreError | None:
+        """Return None for a write that was done, or why it failed."""
         if answer == 0:
             return None
-        answer = self._sound(answer)
+        try:
+            answer = self._sound(answer)
+        except StoreError as problem:
+            return problem
         if answer[0] == b"FENCED":
             return _fenced(write.stream, write.fence, answer[1], answer[2])
         count = f"{len(write.records)} records" if isinstance(write, Batch) else "a snapshot"
@@ -392,13 +412,15 @@ class RedisStore:
     async def delete(self, stream: str, fence: Fence) -> None:
         """Forget a stream and all that belongs to it."""
         name = _bytes(stream)
-        keys = [*self._keys(name), self._ready + name, self._streams, self._past]
-        answer = await self._run("delete", keys, _fence(fence), name, self._blob, self._users)
+        parts = (self._meta, self._journal, self._snapshot, self._kept, self._order, self._ready)
+        keys = [*(part + name for part in parts), self._streams, self._past, self._usage]
+        answer = await self._run("delete", keys, _fence(fence), name, self._blob, self._users, _tenant(stream))
         self._unfenced(stream, fence, answer)
 
     async def describe(self, stream: str) -> Described:
         """What is known of a stream; its owner only while that one lives."""
-        answer = await self._run("describe", self._keys(_bytes(stream)), self._lease)
+        name = _bytes(stream)
+        answer = await self._run("describe", [self._meta + name, self._journal + name], self._lease)
         _, birth, epoch, holder, start, length, size, created = self._known(stream, answer)
         owner = None if holder is None else _text(holder)
         return Described(birth, epoch, owner, start + length, start, size, created.decode())
@@ -416,9 +438,15 @@ class RedisStore:
             if cursor == b"0":
                 return
 
+    async def usage(self) -> dict[str, int]:
+        """Return the bytes that each tenant uses."""
+        found = await self._ask(b"HGETALL", self._usage)
+        return {_text(tenant): int(size) for tenant, size in zip(found[::2], found[1::2], strict=True)}
+
     async def keep(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:
         """Keep a snapshot under a name, as the youngest."""
-        answer = await self._run("keep", self._kept_keys(stream), _fence(fence), _bytes(name), snapshot)
+        arguments = (_fence(fence), _bytes(name), _tenant(stream), snapshot)
+        answer = await self._run("keep", self._kept_keys(stream), *arguments)
         self._unfenced(stream, fence, answer)
 
     async def kept(self, stream: str) -> list[str]:
@@ -433,7 +461,8 @@ class RedisStore:
 
     async def forget(self, stream: str, fence: Fence, name: str) -> None:
         """Forget a kept snapshot, if it is there."""
-        answer = await self._run("forget", self._kept_keys(stream), _fence(fence), _bytes(name))
+        arguments = (_fence(fence), _bytes(name), _tenant(stream))
+        answer = await self._run("forget", self._kept_keys(stream), *arguments)
         self._unfenced(stream, fence, answer)
 
     async def put_shared(self, name: str, data: bytes) -> None:
@@ -452,13 +481,9 @@ class RedisStore:
         """Let go of the connections."""
         await self._pool.disconnect()
 
-    def _keys(self, name: bytes) -> list[bytes]:
-        """All keys of one stream."""
-        return [part + name for part in (self._meta, self._journal, self._snapshot, self._kept, self._order)]
-
     def _kept_keys(self, stream: str) -> list[bytes]:
         name = _bytes(stream)
-        return [self._meta + name, self._kept + name, self._order + name]
+        return [self._meta + name, self._kept + name, self._order + name, self._usage]
 
     def _known(self, stream: str, answer: list[Any]) -> list[Any]:
         """The answer of a script about a stream that exists."""
@@ -551,12 +576,17 @@ class RedisStore:
 
     def _trouble(self, error: RedisError) -> StoreError:
         """What redis-py reports, in words."""
-        code = _CLASSES.get(type(error)) or str(error).split(" ", 1)[0]
+        code = _code(error)
         if code in _TROUBLE:
             return StoreError(f"{self._place} {_TROUBLE[code]}")
         if isinstance(error, ResponseError):
             return StoreError(f"{self._place} refused: {error}")
         return StoreError(f"{self._place} cannot be reached: {error}; see whether it runs; the call may be repeated")
+
+
+def _code(error: RedisError) -> str:
+    """Return the first word of what Redis answered."""
+    return _CLASSES.get(type(error)) or str(error).split(" ", 1)[0]
 
 
 def _settled(answer: Any) -> bool:

@@ -1,9 +1,10 @@
 -- Begins a stream and makes it a user of its shared blob. Answers 1, or 0 if the stream exists already.
 -- It must never touch a stream that exists, nor begin one whose shared blob is missing: it could not be woken.
--- KEYS: meta, set of streams, shared blob, users of the blob, an epoch above those of all deleted streams
--- ARGV: stream, birth, name of the shared blob, incarnation of the stream
-local meta, streams, blob, users, past = unpack(KEYS)
-local stream, birth, shared, created = unpack(ARGV)
+-- KEYS: meta, set of streams, shared blob, how many streams of each tenant use the blob, an epoch above those of all
+-- deleted streams, usage of the tenants
+-- ARGV: stream, birth, name of the shared blob, incarnation of the stream, tenant
+local meta, streams, blob, users, past, usage = unpack(KEYS)
+local stream, birth, shared, created, tenant = unpack(ARGV)
 
 if redis.call('EXISTS', meta) == 1 then
   return 0
@@ -15,8 +16,12 @@ end
 -- could come back with an epoch that is the newest once more.
 local epoch = redis.call('GET', past) or '0'
 redis.call('HSET', meta, 'schema', SCHEMA, 'birth', birth, 'shared', shared, 'created', created, 'epoch', epoch,
-  'fence', epoch .. ':nobody', 'start', 0, 'base', 0, 'kept', 0)
+  'fence', epoch .. ':nobody', 'start', 0, 'base', 0, 'kept', 0, 'bytes', 0, 'journal_bytes', 0)
 redis.call('SADD', streams, stream)
-redis.call('SADD', users, stream)
+count_for_stream(meta, usage, tenant, #birth)
+-- A blob counts once for each tenant that uses it.
+if redis.call('HINCRBY', users, tenant, 1) == 1 then
+  count_for_tenant(usage, tenant, redis.call('STRLEN', blob))
+end
 redis.call('PERSIST', blob)
 return 1

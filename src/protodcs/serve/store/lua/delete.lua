@@ -1,12 +1,12 @@
 -- Forgets a stream and all that belongs to it, and its shared blob if nobody else uses it. Answers 0.
 -- It must never delete for a fence that is not the newest, nor a blob that another stream uses.
 -- KEYS: meta, journal, snapshot, kept snapshots, their order, a snapshot left lying where Redis died, set of streams, an
--- epoch above those of all deleted streams
--- ARGV: fence, stream, what the keys of shared blobs begin with, what the keys of their users begin with
-local meta, journal, snapshot, kept, order, ready, streams, past = unpack(KEYS)
-local fence, stream, blobs, users = unpack(ARGV)
+-- epoch above those of all deleted streams, usage of the tenants
+-- ARGV: fence, stream, what the keys of shared blobs begin with, what the keys of their users begin with, tenant
+local meta, journal, snapshot, kept, order, ready, streams, past, usage = unpack(KEYS)
+local fence, stream, blobs, users, tenant = unpack(ARGV)
 
-local found, other_layout = read_meta(meta, 'fence', 'holder', 'shared', 'epoch')
+local found, other_layout = read_meta(meta, 'fence', 'holder', 'shared', 'epoch', 'bytes')
 local refused = refusal(fence, found, other_layout)
 if refused then
   return refused
@@ -18,8 +18,13 @@ if above > tonumber(redis.call('GET', past) or '0') then
   redis.call('SET', past, above)
 end
 redis.call('SREM', streams, stream)
-redis.call('SREM', users .. found[3], stream)
-if redis.call('SCARD', users .. found[3]) == 0 then
-  redis.call('DEL', blobs .. found[3])
+count_for_tenant(usage, tenant, -tonumber(found[5]))
+local blob, uses = blobs .. found[3], users .. found[3]
+if redis.call('HINCRBY', uses, tenant, -1) == 0 then
+  redis.call('HDEL', uses, tenant)
+  count_for_tenant(usage, tenant, -redis.call('STRLEN', blob))
+end
+if redis.call('EXISTS', uses) == 0 then
+  redis.call('DEL', blob)
 end
 return 0

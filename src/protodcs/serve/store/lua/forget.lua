@@ -1,13 +1,17 @@
 -- Forgets a kept snapshot, if it is there. Answers 0.
 -- It must never forget for a fence that is not the newest.
--- KEYS: meta, kept snapshots, their order
--- ARGV: fence, name
-local meta, kept, order = unpack(KEYS)
+-- KEYS: meta, kept snapshots, their order, usage of the tenants
+-- ARGV: fence, name, tenant
+local meta, kept, order, usage = unpack(KEYS)
+local fence, name, tenant = unpack(ARGV)
 
-local refused = refusal(ARGV[1], read_meta(meta, 'fence', 'holder'))
+local refused = refusal(fence, read_meta(meta, 'fence', 'holder'))
 if refused then
   return refused
 end
-redis.call('HDEL', kept, ARGV[2])
-redis.call('ZREM', order, ARGV[2])
+local bytes = redis.call('HSTRLEN', kept, name)
+-- First what frees memory: a Redis that is full refuses a script whose first write adds data.
+redis.call('HDEL', kept, name)
+redis.call('ZREM', order, name)
+count_for_stream(meta, usage, tenant, -bytes)
 return 0

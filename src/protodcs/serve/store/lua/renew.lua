@@ -5,6 +5,8 @@
 -- ARGV: incarnation, milliseconds, '1' to take over
 local holder = redis.call('GET', KEYS[1])
 if not holder or holder == ARGV[1] or ARGV[3] == '1' then
+  -- A Redis that is full refuses a script whose first write adds data. Workers need their leases then too.
+  redis.call('DEL', KEYS[1])
   redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 end
 local reply = redis.call('TIME')

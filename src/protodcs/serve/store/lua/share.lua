@@ -4,7 +4,7 @@
 -- KEYS: shared blob, users of the blob
 -- ARGV: data, milliseconds until it goes
 redis.call('SET', KEYS[1], ARGV[1], 'NX')
-if redis.call('SCARD', KEYS[2]) == 0 then
+if redis.call('EXISTS', KEYS[2]) == 0 then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end
 return 0

@@ -1,7 +1,7 @@
--- Part of every script in this folder: the version of the layout, and the check of who may write to a stream.
--- It must never write. A script checks everything before its first write, because Redis does not undo what a script did
--- before it failed.
-local SCHEMA = 2
+-- Part of every script in this folder: the version of the layout, the check of who may write to a stream, and the count
+-- of the bytes of each tenant.
+-- A script checks everything before its first write, because Redis does not undo what a script did before it failed.
+local SCHEMA = 3
 
 -- Return the given fields of a stream's meta hash; nothing if there is no such stream; nothing and a reply if its layout
 -- is another one.
@@ -24,4 +24,19 @@ local function refusal(fence, found, other_layout)
     return {'FENCED', found[1], found[2]}
   end
   return nil
+end
+
+-- Add bytes, or remove them if the number is negative, from what a tenant uses. A tenant without streams has no entry.
+local function count_for_tenant(usage, tenant, bytes)
+  if bytes ~= 0 and redis.call('HINCRBY', usage, tenant, bytes) == 0 then
+    redis.call('HDEL', usage, tenant)
+  end
+end
+
+-- The same for a stream that exists and its tenant.
+local function count_for_stream(meta, usage, tenant, bytes)
+  if bytes ~= 0 then
+    redis.call('HINCRBY', meta, 'bytes', bytes)
+  end
+  count_for_tenant(usage, tenant, bytes)
 end

@@ -1,0 +1,68 @@
+"""The bytes that each tenant uses in the store, and the limit on them.
+
+A worker reads the usage of all tenants about once a second, and adds what it writes itself in between. Other workers
+write too, so a tenant can exceed its limit by what it writes between two readings.
+"""
+
+import asyncio
+import logging
+import time
+
+from ...errors import ProtoDCSError, StoreError
+from ..settings import ServeConfig, tenant_bytes_of, tenant_of
+from ..store.base import Store
+from ..telemetry import logs
+
+_log = logging.getLogger(__name__)
+
+# Seconds between two readings. A slow store is read less often, so that it spends little of its time on this.
+_PERIOD, _MAX_FRACTION = 1.0, 0.05
+
+
+class QuotaError(ProtoDCSError):
+    """A tenant uses all of the bytes that it may."""
+
+
+class Quotas:
+    """The usage of all tenants, as one worker knows it."""
+
+    def __init__(self, store: Store, config: ServeConfig):
+        self._store = store
+        self._config = config
+        self._usage: dict[str, int] = {}
+        self._full: set[str] = set()
+
+    async def run(self) -> None:
+        """Read the usage for ever."""
+        while True:
+            start = time.monotonic()
+            try:
+                await self.read()
+            except StoreError as problem:
+                _log.warning("The usage of tenants was not read.", extra=logs.with_fields(problem=str(problem)))
+            await asyncio.sleep(max(_PERIOD, (time.monotonic() - start) / _MAX_FRACTION))
+
+    async def read(self) -> None:
+        """Read the usage of all tenants."""
+        self._usage = await self._store.usage()
+        self._full = {tenant for tenant in self._usage if self._is_full(tenant)}
+
+    def add(self, stream: str, size: int) -> None:
+        """Count bytes that this worker writes."""
+        tenant = tenant_of(stream)
+        self._usage[tenant] = self._usage.get(tenant, 0) + size
+        if self._is_full(tenant):
+            self._full.add(tenant)
+
+    def check(self, stream: str) -> None:
+        """Raise QuotaError if the tenant of a stream uses all of the bytes that it may."""
+        tenant = tenant_of(stream)
+        if tenant in self._full:
+            raise QuotaError(
+                f"The tenant {tenant!r} uses {self._usage[tenant]} bytes of {tenant_bytes_of(self._config, tenant)}. "
+                "Delete streams or snapshots, or ask the operator for a higher `tenant_bytes`."
+            )
+
+    def _is_full(self, tenant: str) -> bool:
+        limit = tenant_bytes_of(self._config, tenant)
+        return limit is not None and self._usage[tenant] >= limit

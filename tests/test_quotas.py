@@ -1,0 +1,148 @@
+"""The byte limit of a tenant: growth is refused above it, and reads and deletes are not."""
+
+import asyncio
+
+import pytest
+
+from made_service import ask, birth_of, create, delete, done, feature, learned, observe, one, started
+from memory_store import MemoryStore
+from protodcs.serve.messages import Action, Outcome, Request
+from protodcs.serve.stream.hosted import pack_class
+from test_access import guarded, words_of
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
+STREAM = "acme/s"
+LIMIT = 200_000
+
+
+async def fill(owner, store, stream=STREAM, limit=LIMIT):
+    """Save snapshots until the tenant of a stream has reached its limit. Return their names."""
+    tenant, names = stream.partition("/")[0], []
+    while (await store.usage())[tenant] < limit:
+        names.append(f"n{len(names)}")
+        await done(owner, ask(Action.KEEP, f"keep-{names[-1]}", names[-1].encode(), stream))
+    return names
+
+
+async def next_reading():
+    await asyncio.sleep(1.5)
+
+
+def growth(stream=STREAM, create_in="acme"):
+    """Return one request of each kind that needs room in the store."""
+    return [
+        observe(50, stream),
+        ask(Action.KEEP, "k1", b"another", stream),
+        ask(Action.ROLLBACK, "k2", b"n0", stream),
+        ask(Action.IMPORT, "k3", learned(5), stream),
+        ask(Action.ADD_CLASS, "k4", pack_class(feature(60), "new"), stream),
+        create(f"{create_in}/new"),
+        Request(f"{create_in}/like", Action.CREATE_LIKE, "k5", stream.encode()),
+    ]
+
+
+@pytest.mark.parametrize("read_between", [True, False])
+def test_a_tenant_at_its_limit_can_read_and_delete_and_nothing_else(read_between):
+    async def run():
+        store = MemoryStore()
+        streams = [STREAM, "rival/s"]
+        async with started(store, streams=streams, tenant_bytes=LIMIT, kept_snapshots=1000) as owner:
+            await done(owner, *(observe(number, stream) for number in range(5) for stream in streams))
+            await done(owner, ask(Action.KEEP, "keep-n0", b"n0", "rival/s"))
+            names = await fill(owner, store)
+            if read_between:
+                await next_reading()
+            before = await store.usage()
+            for request in growth():
+                reply = await one(owner, request)
+                assert (reply.outcome, request.action) == (Outcome.OVER_QUOTA, request.action)
+                assert reply.outcome.final
+                assert f"of {LIMIT}" in reply.words
+            assert await store.usage() == before
+            # What is there is served as before, and so is what was applied already.
+            for action, payload in [(Action.PEEK, feature(1)), (Action.STATUS, b""), (Action.EXPORT, b"")]:
+                await done(owner, ask(action, payload=payload, stream=STREAM))
+            repeated = await done(owner, observe(4, STREAM), create(STREAM), ask(Action.FREEZE, "f", stream=STREAM))
+            assert [reply.repeated for reply in repeated] == [True, True, False]
+            for request in growth("rival/s", "rival"):
+                await done(owner, request)
+            for name in names[1:]:
+                await done(owner, ask(Action.FORGET, f"forget-{name}", name.encode(), STREAM))
+            await next_reading()
+            for request in growth():
+                await done(owner, request)
+
+    asyncio.run(run())
+
+
+def test_a_tenant_is_below_its_limit_after_it_deleted_a_stream():
+    async def run():
+        store = MemoryStore()
+        async with started(store, streams=[STREAM], tenant_bytes=LIMIT, kept_snapshots=1000) as owner:
+            await fill(owner, store)
+            await next_reading()
+            assert (await one(owner, create("acme/t"))).outcome is Outcome.OVER_QUOTA
+            await done(owner, await delete(owner, STREAM))
+            await next_reading()
+            await done(owner, create("acme/t"))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("stream", "settings", "outcome"),
+    [
+        ("acme/s", {"tenants": {"acme": {"tenant_bytes": 1}}}, Outcome.OVER_QUOTA),
+        ("rival/s", {"tenants": {"acme": {"tenant_bytes": 1}}}, Outcome.DONE),
+        ("acme/s", {"tenant_bytes": 1, "tenants": {"acme": {"tenant_bytes": 0}}}, Outcome.DONE),
+        ("acme/s", {"tenant_bytes": 0}, Outcome.DONE),
+        # Without keys there are no tenants.
+        ("s", {"tenant_bytes": 1}, Outcome.DONE),
+    ],
+)
+def test_a_tenant_has_its_own_limit_or_that_of_all(stream, settings, outcome):
+    async def run():
+        async with started(streams=[stream], **settings) as owner:
+            await next_reading()
+            assert (await one(owner, observe(0, stream))).outcome is outcome
+
+    asyncio.run(run())
+
+
+def test_the_limit_holds_though_the_store_fails_for_a_while():
+    async def run():
+        store = MemoryStore()
+        async with started(store, streams=[STREAM], tenant_bytes=1) as owner:
+            await next_reading()
+            store.down = True
+            await next_reading()
+            store.down = False
+            assert (await one(owner, observe(0, STREAM))).outcome is Outcome.OVER_QUOTA
+            await next_reading()
+            assert (await one(owner, observe(0, STREAM))).outcome is Outcome.OVER_QUOTA
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_cannot_be_created_leaves_no_prototypes_behind():
+    async def run():
+        store = MemoryStore()
+        async with started(store, streams=[]) as owner:
+            await done(owner, create(STREAM))
+            store.shared.clear()
+            assert (await one(owner, create(STREAM, birth_of(trust_quantile=0.7).pack()))).outcome is Outcome.CONFLICT
+            assert store.shared == {}
+
+    asyncio.run(run())
+
+
+def test_a_tenant_over_its_limit_gets_413(tmp_path):
+    async def run():
+        async with guarded(tmp_path, tenants={"acme": {"tenant_bytes": 1}}) as service:
+            await next_reading()
+            assert "Delete streams or snapshots" in words_of(await service.seen(0), 413)
+            assert (await service.made("rival admin", id="t")).status_code == 201
+            assert (await service.ask("acme admin", "DELETE", "/v1/streams/s")).status_code == 204
+
+    asyncio.run(run())
