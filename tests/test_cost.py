@@ -15,6 +15,7 @@ from made_service import FEATURES, PROTOTYPES, ask, birth_of, create, done, engi
 from protodcs import Config, ProtoDCS
 from protodcs.core.prototypes import Prototypes
 from protodcs.errors import ConfigError
+from protodcs.serve.access.limits import allowed_for
 from protodcs.serve.guard import GuardSettings
 from protodcs.serve.messages import Action, Outcome, Request
 from protodcs.serve.settings import ServeConfig, TenantLimits, cost_limits_of
@@ -176,6 +177,7 @@ def test_a_tenant_can_have_limits_of_its_own():
     assert cost_limits_of(config, "lab/s").max_step_cost == 9e9
     assert cost_limits_of(config, "lab/s").max_stream_bytes == config.max_stream_bytes
     assert cost_limits_of(config, "other/s").max_step_cost == 300.0
+    assert allowed_for(config, "lab").classes == 7
 
 
 # Every way in.
