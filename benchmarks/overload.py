@@ -43,7 +43,7 @@ def statuses(told):
 
 
 def most_expensive(config, classes, dimension):
-    """Return the options of the most expensive stream that a service accepts: the longest window, refitted each time."""
+    """Return the most expensive options that a service accepts: the longest window, refitted at each sample."""
     from protodcs import Config
     from protodcs.errors import ConfigError
     from protodcs.serve.settings import cost_limits_of
