@@ -1,4 +1,4 @@
-"""The service under more than it can serve: the flood of one tenant, and too much of all of them.
+"""The service under more than it can serve: the flood of one tenant, its most expensive settings, and too much of all.
 
 What a polite caller meets is measured by a small probe at a steady rate, in turns with and without the load, which
 comes from a process of its own at the lowest priority. Probe and load are open loops: they do not wait for answers.
@@ -20,6 +20,8 @@ TENANTS = ("calm", "flood")
 # The flood of one tenant, and the load of all: requests a second, connections.
 FLOOD, FLOOD_CONNECTIONS = 2000.0, 200
 LOAD, LOAD_CONNECTIONS = 400.0, 100
+# The tenant with the most expensive streams: requests a second, connections.
+EXPENSIVE, EXPENSIVE_CONNECTIONS = 200.0, 64
 # Most of what the probe sends then is refused: it sends more, so that enough is served to tell a p99.
 BUSY_PROBE, BUSY_CONNECTIONS = 100.0, 64
 # So long it runs before anything is measured.
@@ -40,8 +42,26 @@ def statuses(told):
     return dict(Counter(str(status) for _, status, _ in told))
 
 
-def senders_of(rig, streams=8):
-    """New streams of tenants: {tenant: Sender of observes on them}."""
+def most_expensive(config, classes, dimension):
+    """Return the options of the most expensive stream that a service accepts: the longest window, refitted each time."""
+    from protodcs import Config
+    from protodcs.errors import ConfigError
+    from protodcs.serve.settings import cost_limits_of
+    from protodcs.serve.stream.cost import check_cost
+
+    limits, best = cost_limits_of(config, "flood/s"), {}
+    for window in np.unique(np.geomspace(4, 100_000, 200).astype(int)):
+        options = {"mixture_window": int(window), "mixture_start": 4, "mixture_period": 1}
+        try:
+            check_cost(Config.preset("paper", **options), classes, dimension, config.guard, limits, config.guard)
+        except ConfigError:
+            break
+        best = options
+    return {"preset": "paper", "config": best}
+
+
+def senders_of(rig, streams=8, expensive=False):
+    """New streams of tenants: {tenant: Sender of observes on them}; those of the tenant `flood` may be expensive."""
     import httpx
 
     prototypes, features = clip_stream("dtd")
@@ -51,7 +71,8 @@ def senders_of(rig, streams=8):
         who = {"authorization": f"Bearer {rig.tenant_keys[name]}"}
         with httpx.Client(base_url=rig.service.address, headers=who, timeout=60) as client:
             first = f"{name}-0"
-            made = client.post("/v1/streams", json={"id": first, "prototypes": prototypes.tolist()})
+            options = most_expensive(rig.config, *prototypes.shape) if expensive and name == "flood" else {}
+            made = client.post("/v1/streams", json={"id": first, "prototypes": prototypes.tolist(), **options})
             assert made.status_code == 201, made.text
             for number in range(1, streams):
                 made = client.post("/v1/streams", json={"id": f"{name}-{number}", "like": first})
@@ -64,9 +85,19 @@ def senders_of(rig, streams=8):
 
 def flood(rig, quick, rounds=5, seconds=SECONDS):
     """A row: what the flood of one tenant does to another one."""
+    yield from _beside(rig, quick, "flood", FLOOD, FLOOD_CONNECTIONS, rounds, seconds)
+
+
+def expensive(rig, quick, rounds=5, seconds=SECONDS):
+    """A row: what one tenant with the most expensive streams that are allowed does to another one."""
+    yield from _beside(rig, quick, "expensive", EXPENSIVE, EXPENSIVE_CONNECTIONS, rounds, seconds)
+
+
+def _beside(rig, quick, task, rate, connections, rounds, seconds):
+    """A row: the latency of one tenant, in turns without and with the load of another one."""
     if quick:
         rounds, seconds = 1, 5.0
-    senders = senders_of(rig)
+    senders = senders_of(rig, expensive=task == "expensive")
 
     def probe():
         return senders["calm"].send(PROBE, PROBE_CONNECTIONS, seconds)
@@ -76,7 +107,7 @@ def flood(rig, quick, rounds=5, seconds=SECONDS):
     for _ in range(rounds):
         load = os.getloadavg()[0]
         quiet = probe()
-        with senders["flood"].beside(FLOOD, FLOOD_CONNECTIONS, BEFORE + seconds) as outcome:
+        with senders["flood"].beside(rate, connections, BEFORE + seconds) as outcome:
             time.sleep(BEFORE)
             flooded = probe()
             sent = outcome()
@@ -92,10 +123,10 @@ def flood(rig, quick, rounds=5, seconds=SECONDS):
         print(json.dumps(turns[-1]), flush=True)
         time.sleep(2)
     yield {
-        "task": "flood",
+        "task": task,
         "ratio": float(np.median([turn["flooded"]["p99"] / turn["quiet"]["p99"] for turn in turns])),
-        "offered": FLOOD,
-        "connections": FLOOD_CONNECTIONS,
+        "offered": rate,
+        "connections": connections,
         "rounds": turns,
     }
 
@@ -157,6 +188,7 @@ def recovery(told, usual, window=0.5):
 
 
 SETTINGS = {
+    "expensive": {},
     "flood": {"tenants": {"flood": {"rate": 20, "burst": 20}}},
     "overload": {"slowdown": 1.25},
 }
@@ -164,7 +196,7 @@ SETTINGS = {
 
 def lines_of(row):
     """A row as lines of the page; none where it is of another part."""
-    if row["task"] == "flood":
+    if row["task"] in ("flood", "expensive"):
         return _flood_lines(row)
     return _overload_lines(row) if row["task"] == "overload" else []
 
@@ -173,10 +205,13 @@ _SHARED = "The load average is that before the round, and tells of other work on
 
 
 def _flood_lines(row):
+    allowed = "and may make 20"
+    if row["task"] == "expensive":
+        allowed = "to eight streams with the most expensive settings that the limits allow"
     said = (
-        f"One tenant sends {row['offered']:.0f} requests a second over {row['connections']} connections and may make "
-        f"20; another one sends {PROBE:.0f} a second. The p99 of the other one is {row['ratio']:.2f} of that without "
-        f"the flood, by the median of the rounds. {_SHARED}"
+        f"One tenant sends {row['offered']:.0f} requests a second over {row['connections']} connections {allowed}; "
+        f"another one sends {PROBE:.0f} a second. The p99 of the other one is {row['ratio']:.2f} of that without "
+        f"the load, by the median of the rounds. {_SHARED}"
     )
     head = ["load average", "quiet p50 ms", "p99 ms", "flooded p50 ms", "p99 ms", "ratio", "served of the flood"]
     head += ["refused", "not sent", "latest refusal s"]

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from benchmarks.load import Connection, closed_loop
-from benchmarks.overload import SETTINGS, TENANTS, flood, lines_of, overload
+from benchmarks.overload import SETTINGS, TENANTS, expensive, flood, lines_of, overload
 from benchmarks.timing import RESULTS, ROOT, clip_stream, machine, table
 
 NAME = "service"
@@ -393,7 +393,15 @@ def steady(rig, quick, seconds=600.0, connections=32):
     yield {"task": "steady", "seconds": took, "per_second": len(times) / took, **quantiles(times), "memory": memory}
 
 
-PARTS = {"cost": cost, "many": many, "learned": learned, "steady": steady, "flood": flood, "overload": overload}
+PARTS = {
+    "cost": cost,
+    "many": many,
+    "learned": learned,
+    "steady": steady,
+    "flood": flood,
+    "expensive": expensive,
+    "overload": overload,
+}
 # What the service of a part has beside four owners.
 RIGS = {
     "cost": {"encoder": "mini"},
@@ -476,7 +484,7 @@ def keep(rows):
     (RESULTS / "service.md").write_text(f"# What the service costs\n\n{made}\n\n{_ABOUT}\n\n{as_markdown(rows)}")
 
 
-_ORDER = ("features", "images", "many streams", "learned streams", "steady", "flood", "overload")
+_ORDER = ("features", "images", "many streams", "learned streams", "steady", "flood", "expensive", "overload")
 _ABOUT = """Four owners, 50 streams, 64 connections with one request under way each, Redis with `appendfsync always`;
 the load comes from the same machine. *features*: observe with CLIP features (100 classes, 512 dimensions), beside an
 app of Ray Serve with one deployment hop that only echoes the same body. *images*: observe with PNG images and the mini

@@ -81,7 +81,7 @@ def test_a_group_of_records_has_at_most_so_many_bytes(monkeypatch):
         sent = [[len(write.records[0]) for write in group] for group in store.groups]
         assert sent == [[300, 300, 300], [300], [2500], [300, 700], [1]]
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_draining_many_streams_holds_few_snapshots_in_memory(monkeypatch):
@@ -116,7 +116,7 @@ def test_draining_many_streams_holds_few_snapshots_in_memory(monkeypatch):
             assert [store.content[stream].start for stream in streams] == [3] * 40
             assert {store.content[stream].holder for stream in streams} == {None}
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 60))
     assert 0 < peak <= 20_000 + largest
     assert held == 0
 
@@ -140,7 +140,7 @@ def test_records_are_committed_while_snapshots_are_under_way():
                 assert engine_of(successor) == learned(4)
         assert store.misfits == []
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_a_snapshot_waits_for_the_records_that_it_covers():
@@ -158,7 +158,7 @@ def test_a_snapshot_waits_for_the_records_that_it_covers():
             await until(lambda: store.content["s"].start == 5)
         assert store.misfits == []
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_a_stream_is_released_only_after_its_snapshot_is_durable():
@@ -176,7 +176,7 @@ def test_a_stream_is_released_only_after_its_snapshot_is_durable():
             assert store.content["s"].start == 3
             assert store.snapshots_sent == 1
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_a_stream_can_be_deleted_while_its_snapshot_is_queued():
@@ -193,7 +193,7 @@ def test_a_stream_can_be_deleted_while_its_snapshot_is_queued():
             assert engine_of(owner, "t") == learned(1)
         assert store.misfits == []
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_a_stream_stays_in_memory_if_its_snapshot_cannot_be_written():
@@ -217,7 +217,7 @@ def test_a_stream_stays_in_memory_if_its_snapshot_cannot_be_written():
             assert store.content["s"].holder is None
             assert len(store.content["s"].journal) == 9
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_a_stream_that_the_store_cannot_write_fails_alone():
@@ -235,7 +235,7 @@ def test_a_stream_that_the_store_cannot_write_fails_alone():
             assert (bad.outcome, good.outcome) == (Outcome.LATER, Outcome.DONE)
             assert "wrong type" in bad.words
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 # Snapshots by bytes.
@@ -264,7 +264,7 @@ def test_whole_states_do_not_pile_up_in_the_journal(action):
             assert engine_of(owner) == learned(20)
         assert store.misfits == []
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_a_stream_is_snapshotted_by_the_bytes_of_its_records():
@@ -281,4 +281,4 @@ def test_a_stream_is_snapshotted_by_the_bytes_of_its_records():
             await done(successor, observe(100))
             await until(lambda: journal_bytes(store) == 0)
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 60))

@@ -839,6 +839,8 @@ def test_without_syncs_the_snapshot_before_stays_until_the_disk_holds_the_log(tm
 class AnyOrder(StoreMachine):
     """The machine that all stores are held against, with small segments, and kills in place of closing."""
 
+    name = "files"
+
     def __init__(self):
         self.folders, self.options = 0, {}
         super().__init__()

@@ -675,6 +675,30 @@ def test_the_worker_of_a_stream_takes_it_back_from_a_holder_that_fails():
     asyncio.run(run())
 
 
+def test_a_stream_is_not_taken_from_a_holder_that_passes_health_checks():
+    """As one that is slow: another worker would not be faster."""
+
+    async def run():
+        owners, stream = Owners(), stream_of("a")
+
+        async def fate(worker, requests):
+            if requests[0].action != Action.CHECK_HEALTH:
+                assert not requests[0].take_from
+                if worker == "a":
+                    await asyncio.sleep(3600)
+                return [Reply(Outcome.HELD, "a")] * len(requests)
+            return None
+
+        owners.fate = fate
+        router = owners.router(attempt_seconds=5.0, lease_seconds=5.0, request_seconds=600.0)
+        with pytest.raises(LateError):
+            await router.ask(request(0, stream))
+        # It is asked again as soon as it passes a check.
+        assert sum(worker == "a" for worker, _ in owners.calls) > 100
+
+    asyncio.run(run())
+
+
 def test_no_stream_is_taken_from_a_holder_that_can_be_reached():
     async def run():
         owners, stream = Owners(), stream_of("a")

@@ -413,7 +413,7 @@ class Calls:
             names: list[str] = await self._of_keeper("resize", count)
         except StoreError:
             raise OwnerLostError(
-                "The list of workers cannot be read or written, so their number stays. Check the store and try again."
+                "The list of workers cannot be read or written. Check the store and try again."
             ) from None
         return names
 

@@ -66,10 +66,10 @@ _CHANGES = {
     Action.ADD_CLASS: Kind.ADD_CLASS,
     Action.REMOVE_CLASS: Kind.REMOVE_CLASS,
 }
-# Was this change applied before? Asked before a costly step.
-_LOOKUPS = {Action.LOOKUP: Kind.OBSERVE, Action.LOOKUP_CLASS: Kind.ADD_CLASS}
 # Changes that need room in the store. The others need little, or free some.
 _GROWING = (Kind.OBSERVE, Kind.ADD_CLASS)
+# Was this change applied before? Asked before a costly step.
+_LOOKUPS = {Action.LOOKUP: Kind.OBSERVE, Action.LOOKUP_CLASS: Kind.ADD_CLASS}
 # How often an owner looks which streams should be written or sleep, in seconds.
 _ROUND = 1.0
 # After so many leases an owner that stands in for another sends callers there again.
@@ -394,12 +394,12 @@ class Owner:
             found = hosted.applied(kind, request.key, digest, request.row)
             if found is not None:
                 return _told(found, repeated=True)
-            if kind in _GROWING:
-                self._quotas.check(request.stream)
             if kind is Kind.ADD_CLASS:
                 engine = hosted.engine
                 config, classes = engine.config.model_dump(), len(engine.classes) + 1
                 self._check_size(request.stream, hosted.birth, config, classes, engine.dimension)
+            if kind in _GROWING:
+                self._quotas.check(request.stream)
             if request.action in _LOOKUPS:
                 return _NOT_APPLIED
             start = time.perf_counter()

@@ -91,14 +91,23 @@ class _Health:
     """What the router knows of a worker that did not serve.
 
     Attributes:
-        failures: failed calls and health checks since the last call that it served.
+        failures: failed calls and health checks since the last call that it served. The pauses grow with them.
+        failures_in_a_row: the same since it last passed a health check.
         suspect: whether it gets no requests until it passes a health check.
-        checks: the task that checks it; None while none runs.
+        wanted: set to check it before the pause ends.
+        checks: the task that checks it; None before the first.
     """
 
     failures: int = 0
+    failures_in_a_row: int = 0
     suspect: bool = False
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)
     checks: "asyncio.Task[None] | None" = None
+
+    def fail(self) -> None:
+        self.failures += 1
+        self.failures_in_a_row += 1
+        self.suspect = True
 
 
 class Router:
@@ -272,7 +281,7 @@ class Router:
         if line.target is not None:
             if not self._is_suspect(line.target):
                 return line.target
-            if self._health[line.target].failures >= self._config.takeover_failures:
+            if self._health[line.target].failures_in_a_row >= self._config.takeover_failures:
                 line.take_from = line.target
         around = self._ring.order(line.stream)
         found = next((worker for worker in around if not self._is_suspect(worker)), around[0])
@@ -299,6 +308,8 @@ class Router:
         if trouble.outcome is Outcome.HELD:
             # Wherever the stream belongs: as long as the store says that this owner holds it, nobody else can serve it.
             line.target, line.stand_in = trouble.words, True
+            if self._is_suspect(line.target):
+                self._health[line.target].wanted.set()
         elif trouble.outcome is Outcome.MOVED:
             first = None if self._ring is None else self._ring.first(line.stream)
             # The worker may know of a change before this router does.
@@ -387,8 +398,8 @@ class Router:
         health = self._health.setdefault(worker, _Health())
         # Calls that were under way together count as one failure.
         if not health.suspect:
-            health.failures += 1
-            health.suspect = True
+            health.wanted.clear()
+            health.fail()
         self._check_health(worker)
         self._look()
         lane = self._lanes.get(worker)
@@ -408,36 +419,42 @@ class Router:
             self._check_suspects()
 
     def _check_suspects(self) -> None:
-        """Check all suspects at once: a worker recovered, and what made them fail may be over."""
-        for worker, health in self._health.items():
-            if health.suspect and health.checks is not None:
-                health.checks.cancel()
-                health.checks = asyncio.create_task(self._checks(worker, health, at_once=True), context=Context())
+        """Check all suspects soon: a worker recovered, and what made them fail may be over."""
+        for health in self._health.values():
+            if health.suspect:
+                health.wanted.set()
 
     def _check_health(self, worker: str) -> None:
         """Check a worker in the background until it is healthy, unless that is under way."""
         health = self._health.setdefault(worker, _Health())
         if health.checks is None or health.checks.done():
-            checks = self._checks(worker, health, at_once=not health.suspect)
-            health.checks = asyncio.create_task(checks, context=Context())
+            health.checks = asyncio.create_task(self._checks(worker, health), context=Context())
 
-    async def _checks(self, worker: str, health: _Health, at_once: bool) -> None:
+    async def _checks(self, worker: str, health: _Health) -> None:
         while True:
-            if not at_once:
-                pause = self._config.lease_seconds / 10 * 2.0 ** min(health.failures - 1, 30)
-                await asyncio.sleep(min(pause, _MAX_BACK_OFF))
-            at_once = False
+            if health.suspect:
+                await self._pause(health)
             healthy = await self._is_healthy(worker)
             self.metrics.checked_health(healthy)
             if healthy:
-                recovered, health.suspect = health.suspect, False
+                recovered, health.suspect, health.failures_in_a_row = health.suspect, False, 0
                 if recovered:
                     self._check_suspects()
                 return
             if health.suspect:
-                health.failures += 1
+                health.fail()
             else:
                 self._suspect(worker)
+
+    async def _pause(self, health: _Health) -> None:
+        """Wait longer after each failure, but not while a stream waits for this worker."""
+        shortest = self._config.lease_seconds / 10
+        await asyncio.sleep(shortest)
+        longest = min(shortest * 2.0 ** min(health.failures - 1, 30), _MAX_BACK_OFF)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(longest - shortest):
+                await health.wanted.wait()
+        health.wanted.clear()
 
     async def _is_healthy(self, worker: str) -> bool:
         try:

@@ -20,7 +20,7 @@ if first == finish then
     bytes = bytes + #ARGV[i]
   end
   redis.call('HINCRBY', meta, 'journal_bytes', bytes)
-  count_for_stream(meta, usage, ARGV[3], bytes)
+  count_for_tenant(usage, ARGV[3], bytes)
   -- In portions, because Lua hands over only some thousand arguments at once.
   for from = 4, #ARGV, 1000 do
     redis.call('RPUSH', journal, unpack(ARGV, from, math.min(from + 999, #ARGV)))

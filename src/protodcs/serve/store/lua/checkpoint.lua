@@ -32,11 +32,12 @@ local function checkpoint()
   for _, record in ipairs(redis.call('LRANGE', journal, position - start, -1)) do
     left = left + #record
   end
-  local bytes = redis.call('STRLEN', ready) - redis.call('STRLEN', snapshot) + left - tonumber(found[5])
+  local bytes = redis.call('STRLEN', ready) - redis.call('STRLEN', snapshot)
   redis.call('RENAME', ready, snapshot)
   redis.call('LTRIM', journal, position - start, -1)
   redis.call('HSET', meta, 'start', position, 'covered_by', ARGV[1], 'journal_bytes', left)
   count_for_stream(meta, usage, ARGV[3], bytes)
+  count_for_tenant(usage, ARGV[3], left - tonumber(found[5]))
   return 0
 end
 

@@ -16,7 +16,7 @@ end
 -- could come back with an epoch that is the newest once more.
 local epoch = redis.call('GET', past) or '0'
 redis.call('HSET', meta, 'schema', SCHEMA, 'birth', birth, 'shared', shared, 'created', created, 'epoch', epoch,
-  'fence', epoch .. ':nobody', 'start', 0, 'base', 0, 'kept', 0, 'bytes', 0, 'journal_bytes', 0)
+  'fence', epoch .. ':nobody', 'start', 0, 'base', 0, 'kept', 0, 'state_bytes', 0, 'journal_bytes', 0)
 redis.call('SADD', streams, stream)
 count_for_stream(meta, usage, tenant, #birth)
 -- A blob counts once for each tenant that uses it.

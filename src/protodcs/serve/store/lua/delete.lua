@@ -6,7 +6,7 @@
 local meta, journal, snapshot, kept, order, ready, streams, past, usage = unpack(KEYS)
 local fence, stream, blobs, users, tenant = unpack(ARGV)
 
-local found, other_layout = read_meta(meta, 'fence', 'holder', 'shared', 'epoch', 'bytes')
+local found, other_layout = read_meta(meta, 'fence', 'holder', 'shared', 'epoch', 'state_bytes', 'journal_bytes')
 local refused = refusal(fence, found, other_layout)
 if refused then
   return refused
@@ -18,7 +18,7 @@ if above > tonumber(redis.call('GET', past) or '0') then
   redis.call('SET', past, above)
 end
 redis.call('SREM', streams, stream)
-count_for_tenant(usage, tenant, -tonumber(found[5]))
+count_for_tenant(usage, tenant, -tonumber(found[5]) - tonumber(found[6]))
 local blob, uses = blobs .. found[3], users .. found[3]
 if redis.call('HINCRBY', uses, tenant, -1) == 0 then
   redis.call('HDEL', uses, tenant)

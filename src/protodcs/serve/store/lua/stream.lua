@@ -33,10 +33,10 @@ local function count_for_tenant(usage, tenant, bytes)
   end
 end
 
--- The same for a stream that exists and its tenant.
+-- The same for all of a stream but its journal, and for its tenant.
 local function count_for_stream(meta, usage, tenant, bytes)
   if bytes ~= 0 then
-    redis.call('HINCRBY', meta, 'bytes', bytes)
+    redis.call('HINCRBY', meta, 'state_bytes', bytes)
   end
   count_for_tenant(usage, tenant, bytes)
 end
