@@ -13,7 +13,7 @@ from PIL import Image
 
 from protodcs import encoders
 from protodcs.data import open_source
-from protodcs.encoders import Preprocessing
+from protodcs.encoders import Preprocessing, prototypes
 from protodcs.encoders.base import Encoder
 from protodcs.errors import EncoderError, InputError
 
@@ -468,6 +468,34 @@ def test_a_back_end_that_is_not_installed_says_what_to_install():
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert "needs the package 'torch'" in said
     assert "pip install" in said
+
+
+@pytest.mark.parametrize(("limit", "value"), [("_MAX_FILES", 3), ("_MAX_BYTES", 3 * 250)])
+def test_the_cache_of_prototypes_keeps_the_most_recently_used_files(tmp_path, monkeypatch, limit, value):
+    monkeypatch.setattr(prototypes, limit, value)
+    moment = 0
+    real = os.utime
+
+    def use(file):
+        nonlocal moment
+        moment += 1
+        real(file, (moment, moment))
+
+    monkeypatch.setattr(prototypes.os, "utime", use)
+    made = []
+
+    def remember(key):
+        def compute():
+            made.append(key)
+            return np.ones((1, 32), dtype=np.float32)
+
+        prototypes.remembered(key, (1, 32), compute)
+        use(prototypes.folder() / f"{key}.safetensors")
+
+    for key in ("a", "b", "c", "a", "d", "a", "c", "b"):
+        remember(key)
+    assert made == ["a", "b", "c", "d", "b"]
+    assert len(list(prototypes.folder().iterdir())) == 3
 
 
 def test_damaged_weights_give_no_feature(tiny, tmp_path):

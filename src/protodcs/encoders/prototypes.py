@@ -1,11 +1,13 @@
 """Prototypes of class names, kept on disk under the hash of all they depend on.
 
 A thousand names in eighty templates are minutes of work on a CPU and never change. A file that is damaged, or cannot be
-written, costs the work again and nothing else.
+written, costs the work again and nothing else. The least recently used files are deleted if there are too many: a
+service encodes the class names that its callers make up.
 """
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,8 @@ from safetensors.numpy import load, save
 from ..durable import replace_file
 
 _ARRAY = "prototypes"
+# What the files may take together. Bytes, and files.
+_MAX_BYTES, _MAX_FILES = 2**30, 10_000
 
 
 def folder() -> Path | None:
@@ -47,6 +51,9 @@ def _read(file: Path, shape: tuple[int, int]) -> NDArray[np.float32] | None:
         array: NDArray[np.float32] = load(file.read_bytes())[_ARRAY]
     except Exception:  # missing, unreadable or damaged: all mean "compute it again"
         return None
+    # Mark it as used; a folder that cannot be written to stays as it is.
+    with suppress(OSError):
+        os.utime(file)
     whole = array.shape == shape and array.dtype == np.float32 and bool(np.all(np.isfinite(array)))
     return array if whole else None
 
@@ -55,5 +62,20 @@ def _keep(file: Path, array: NDArray[np.float32]) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, save({_ARRAY: np.ascontiguousarray(array)}))
+        _delete_oldest(file.parent)
     except OSError:
         return
+
+
+def _delete_oldest(home: Path) -> None:
+    """Delete the least recently used files until the others are within the limits."""
+    with os.scandir(home) as entries:
+        found = [(entry.stat(), entry.path) for entry in entries if entry.name.endswith(".safetensors")]
+    found.sort(key=lambda file: file[0].st_mtime_ns)
+    size, count = sum(about.st_size for about, _ in found), len(found)
+    for about, path in found:
+        if size <= _MAX_BYTES and count <= _MAX_FILES:
+            return
+        # Another process may have deleted it already.
+        Path(path).unlink(missing_ok=True)
+        size, count = size - about.st_size, count - 1
