@@ -53,7 +53,7 @@ def most_expensive(config, classes, dimension):
     for window in np.unique(np.geomspace(4, 100_000, 200).astype(int)):
         options = {"mixture_window": int(window), "mixture_start": 4, "mixture_period": 1}
         try:
-            check_cost(Config.preset("paper", **options), classes, dimension, config.guard, limits, config.guard)
+            check_cost(Config.preset("paper", **options), classes, dimension, config.guard, limits)
         except ConfigError:
             break
         best = options

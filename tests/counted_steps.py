@@ -13,28 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from protodcs.core import compiled
-
-
-def _plain(*_signatures, **_options):
-    return lambda function: function
-
-
-# Before any kernel is defined: loops instead of their vectorised references.
-compiled.kernel = _plain
-
-from protodcs.core import memory  # noqa: E402
-from protodcs.core.config import Config  # noqa: E402
-from protodcs.core.engine import ProtoDCS  # noqa: E402
-
-# The alignment follows single changes, as with compiled kernels.
-memory.KERNEL = "numba"
 _COUNTED = 32
-_CORE = f"{Path(compiled.__file__).parent}{os.sep}"
 
 
 def counts(options, classes, dimension, samples):
     """Return how many lines of the core each of the last observes executes."""
+    from protodcs import Config, ProtoDCS
+
     rng = np.random.default_rng(0)
     prototypes = _unit(rng.standard_normal((classes, dimension)))
     engine = ProtoDCS(prototypes, config=Config.preset(options.pop("preset", "default"), **options))
@@ -51,11 +36,14 @@ def counts(options, classes, dimension, samples):
 
 
 def _lines_of(function):
+    from protodcs import core
+
+    folder = f"{Path(core.__file__).parent}{os.sep}"
     lines = 0
 
     def trace(frame, event, _argument):
         nonlocal lines
-        if not frame.f_code.co_filename.startswith(_CORE):
+        if not frame.f_code.co_filename.startswith(folder):
             return None
         lines += event == "line"
         return trace
@@ -72,7 +60,20 @@ def _unit(rows):
     return (rows / np.linalg.norm(rows, axis=-1, keepdims=True)).astype(np.float32)
 
 
+def _run_kernels_as_python():
+    """Replace the compiler, before any kernel is defined: loops instead of their vectorised references."""
+    from protodcs.core import compiled
+
+    compiled.kernel = lambda *_signatures, **_options: lambda function: function
+
+    from protodcs.core import memory
+
+    # The alignment follows single changes, as with compiled kernels.
+    memory.KERNEL = "numba"
+
+
 if __name__ == "__main__":
+    _run_kernels_as_python()
     found = []
     for options, classes, dimension, samples in json.loads(sys.argv[1]):
         counted = counts(options, classes, dimension, samples)

@@ -20,6 +20,7 @@ from made_service import (
     done,
     engine_of,
     feature,
+    handled,
     learned,
     observe,
     one,
@@ -90,11 +91,13 @@ def test_no_answer_comes_before_the_change_is_durable():
         async with started(store) as owner:
             await done(owner, observe(0))
             store.gate = asyncio.Event()
-            asked = [asyncio.create_task(owner.handle([request])) for request in (observe(1), ask(Action.FREEZE, "f"))]
+            asked = [
+                asyncio.create_task(handled(owner, [request])) for request in (observe(1), ask(Action.FREEZE, "f"))
+            ]
             await turns()
             # What would be answered from a change that is on its way waits for it too: peeks and repetitions.
             asked += [
-                asyncio.create_task(owner.handle([request]))
+                asyncio.create_task(handled(owner, [request]))
                 for request in (observe(1), ask(Action.PEEK, payload=feature(2)), ask(Action.STATUS))
             ]
             await turns()
@@ -133,7 +136,7 @@ def test_calls_that_come_while_a_commit_is_under_way_share_the_next():
         async with started(store) as owner:
             await done(owner, observe(0))
             store.gate, before = asyncio.Event(), store.commits
-            calls = [asyncio.create_task(owner.handle([observe(number)])) for number in range(1, 101)]
+            calls = [asyncio.create_task(handled(owner, [observe(number)])) for number in range(1, 101)]
             await turns()
             store.gate.set()
             replies = await asyncio.gather(*calls)
@@ -226,7 +229,7 @@ def test_a_store_that_is_down_for_less_than_the_patience_is_not_noticed():
         async with started(store) as owner:
             await done(owner, observe(0))
             store.down = True
-            call = asyncio.create_task(owner.handle([observe(1)]))
+            call = asyncio.create_task(handled(owner, [observe(1)]))
             await asyncio.sleep(0.1)
             assert not call.done()
             store.down = False
@@ -617,7 +620,7 @@ def test_a_drain_refuses_in_words_and_releases_everything():
         async with started(store, streams=streams, sleep_records=2, lease_seconds=1.5) as owner:
             await done(owner, *(observe(number, stream) for number in range(5) for stream in streams))
             store.gate = asyncio.Event()
-            under_way = asyncio.create_task(owner.handle([observe(5, "s0")]))
+            under_way = asyncio.create_task(handled(owner, [observe(5, "s0")]))
             await turns()
             drain = asyncio.create_task(owner.drain(STOPPED))
             await turns()
@@ -643,11 +646,11 @@ def test_a_request_that_waits_while_its_owner_drains_does_not_wake_the_stream_ag
         async with started(store) as owner:
             await done(owner, observe(0))
             store.gate = asyncio.Event()
-            first = asyncio.create_task(owner.handle([observe(1)]))
+            first = asyncio.create_task(handled(owner, [observe(1)]))
             await turns()
             owner.arrange(["owner-0"])
             owner._put_to_sleep("s")
-            waits = [asyncio.create_task(owner.handle([observe(2)])) for _ in range(3)]
+            waits = [asyncio.create_task(handled(owner, [observe(2)])) for _ in range(3)]
             await turns()
             drain = asyncio.create_task(owner.drain(STOPPED))
             await turns()
@@ -1179,7 +1182,7 @@ def test_a_long_run_lets_other_streams_and_the_lease_have_their_turn(monkeypatch
         async with started(store, streams=["s", "t"], lease_seconds=1.0) as worker:
             await done(worker, observe(0, "t"))
             steps = slow_steps(monkeypatch, virtual_time, 0.1)
-            long = asyncio.create_task(worker.handle([observe(number) for number in range(100)]))
+            long = asyncio.create_task(handled(worker, [observe(number) for number in range(100)]))
             await turns(3)
             await done(worker, ask(Action.PEEK, payload=feature(1), stream="t"), observe(1, "t"))
             assert len(steps) < 30
@@ -1207,13 +1210,78 @@ def test_runs_of_many_streams_in_one_call_let_the_lease_have_its_turn(monkeypatc
     asyncio.run(run())
 
 
+@pytest.fixture
+def slow_stream(monkeypatch):
+    """Have the worker treat the stream `s` as slow, and its runs wait for an event."""
+    release = asyncio.Event()
+    run = Owner._run
+
+    async def run_slowly(worker, stream, requests):
+        if stream == "s":
+            await release.wait()
+        return await run(worker, stream, requests)
+
+    monkeypatch.setattr(Owner, "_run", run_slowly)
+    monkeypatch.setattr(owner_module, "_is_slow", lambda hosted: True)
+    return release
+
+
+def test_a_call_does_not_wait_for_a_slow_stream(slow_stream):
+    async def run():
+        async with started(streams=["s", "t"]) as worker:
+            slow_stream.set()
+            await done(worker, observe(0), observe(0, "t"))
+            slow_stream.clear()
+            requests = [observe(1), observe(1, "t"), observe(2)]
+            first = await worker.handle(requests)
+            assert [reply.outcome for reply in first] == [Outcome.BUSY, Outcome.DONE, Outcome.BUSY]
+            again = await worker.handle([requests[0], requests[2]])
+            assert [reply.outcome for reply in again] == [Outcome.BUSY] * 2
+            slow_stream.set()
+            replies = await handled(worker, [requests[0], requests[2]])
+            assert [(reply.position, reply.repeated) for reply in replies] == [(1, False), (2, False)]
+            assert engine_of(worker) == learned(3)
+
+    asyncio.run(run())
+
+
+def test_other_requests_do_not_get_the_result_of_a_slow_one(slow_stream):
+    async def run():
+        async with started() as worker:
+            slow_stream.set()
+            await done(worker, observe(0))
+            slow_stream.clear()
+            assert (await worker.handle([observe(1)]))[0].outcome is Outcome.BUSY
+            slow_stream.set()
+            other = await one(worker, observe(1)._replace(payload=feature(2)))
+            assert other.outcome is Outcome.CONFLICT
+            assert (await one(worker, observe(1))).position == 1
+
+    asyncio.run(run())
+
+
+def test_a_result_that_nobody_asks_for_is_forgotten(slow_stream, virtual_time):
+    async def run():
+        async with started() as worker:
+            slow_stream.set()
+            await done(worker, observe(0))
+            slow_stream.clear()
+            assert (await worker.handle([observe(1)]))[0].outcome is Outcome.BUSY
+            slow_stream.set()
+            await asyncio.sleep(120)
+            assert worker._unfinished == {}
+            assert (await one(worker, observe(1))).repeated
+
+    asyncio.run(run())
+
+
 def test_a_stream_that_is_unloaded_or_lost_in_the_middle_of_a_run_is_learned_once(monkeypatch, virtual_time):
     async def run():
         store = MemoryStore()
         async with started(store, lease_seconds=1.0) as worker:
             await done(worker, observe(0))
             steps = slow_steps(monkeypatch, virtual_time, 0.1)
-            long = asyncio.create_task(worker.handle([observe(number) for number in range(1, 60)]))
+            long = asyncio.create_task(handled(worker, [observe(number) for number in range(1, 60)]))
             await until(lambda: len(steps) > 5)
             worker._put_to_sleep("s")
             await until(lambda: len(steps) > 20)
@@ -1238,7 +1306,7 @@ def test_a_slice_does_not_overtake_rows_that_were_lost(monkeypatch, virtual_time
             await done(worker, observe(0))
             store.gate = asyncio.Event()
             steps = slow_steps(monkeypatch, virtual_time, 0.1)
-            long = asyncio.create_task(worker.handle([observe(number) for number in range(1, 60)]))
+            long = asyncio.create_task(handled(worker, [observe(number) for number in range(1, 60)]))
             await until(lambda: len(steps) > 5)
             worker._discard()
             await until(lambda: len(worker._streams) == 1)
@@ -1258,7 +1326,7 @@ def test_a_run_ends_early_if_its_stream_is_deleted(monkeypatch, virtual_time):
             await done(worker, observe(0))
             deletion = await delete(worker)
             steps = slow_steps(monkeypatch, virtual_time, 0.1)
-            long = asyncio.create_task(worker.handle([observe(number) for number in range(1, 60)]))
+            long = asyncio.create_task(handled(worker, [observe(number) for number in range(1, 60)]))
             await until(lambda: len(steps) > 5)
             await done(worker, deletion)
             # Depending on how much was durable before the deletion.
@@ -1276,7 +1344,7 @@ def test_a_long_journal_is_replayed_in_slices(monkeypatch, virtual_time):
             await done(worker, *(observe(number) for number in range(100)), observe(0, "t"))
             worker._streams.clear()
             steps = slow_steps(monkeypatch, virtual_time, 0.1)
-            load = asyncio.create_task(worker.handle([ask(Action.STATUS)]))
+            load = asyncio.create_task(handled(worker, [ask(Action.STATUS)]))
             await turns(3)
             await done(worker, ask(Action.PEEK, payload=feature(1), stream="t"))
             assert 0 < len(steps) < 30
@@ -1304,8 +1372,8 @@ def test_a_step_that_takes_long_is_computed_in_a_thread(monkeypatch):
         async with started(store, streams=["s", "t"]) as worker:
             await done(worker, observe(0, "t"))
             monkeypatch.setitem(hosted_module._CHANGES, Kind.OBSERVE, observe_slowly)
-            long = asyncio.create_task(worker.handle([observe(number) for number in range(10)]))
-            waiting = asyncio.create_task(worker.handle([ask(Action.STATUS)]))
+            long = asyncio.create_task(handled(worker, [observe(number) for number in range(10)]))
+            waiting = asyncio.create_task(handled(worker, [ask(Action.STATUS)]))
             while not begun.is_set():
                 await asyncio.sleep(0)
             await done(worker, observe(1, "t"), ask(Action.KEEP, "k", b"kept", "t"))
@@ -1349,7 +1417,7 @@ def test_streams_that_compute_in_threads_equal_their_journals(monkeypatch):
             )
             outcomes = {Outcome.LATER}
             while Outcome.LATER in outcomes:
-                outcomes = {reply.outcome for reply in await worker.handle(requests)}
+                outcomes = {reply.outcome for reply in await handled(worker, requests)}
             assert outcomes == {Outcome.DONE}
             if chance.random() < 0.1:
                 worker._put_to_sleep(stream)
@@ -1387,7 +1455,7 @@ def test_a_run_that_is_cancelled_while_it_computes_in_a_thread_is_loaded_again(m
         async with started(store) as worker:
             await done(worker, observe(0))
             monkeypatch.setitem(hosted_module._CHANGES, Kind.OBSERVE, observe_slowly)
-            long = asyncio.create_task(worker.handle([observe(1)]))
+            long = asyncio.create_task(handled(worker, [observe(1)]))
             while not begun.is_set():
                 await asyncio.sleep(0)
             long.cancel()

@@ -64,7 +64,7 @@ class Action:
 
 
 class Outcome(Enum):
-    """How it went. The last three are not final: the same request may be asked again, here or elsewhere."""
+    """How it went. The last four are not final: the same request may be asked again, here or elsewhere."""
 
     DONE = "done"
     MISSING = "missing"
@@ -77,11 +77,12 @@ class Outcome(Enum):
     HELD = "held"
     MOVED = "moved"
     LATER = "later"
+    BUSY = "busy"
 
     @property
     def final(self) -> bool:
         """Whether asking again would change nothing."""
-        return self not in (Outcome.HELD, Outcome.MOVED, Outcome.LATER)
+        return self not in (Outcome.HELD, Outcome.MOVED, Outcome.LATER, Outcome.BUSY)
 
 
 class Reply(NamedTuple):

@@ -146,22 +146,16 @@ class ServeConfig(Settings):
     classes: int = Field(10_000, ge=1, description="How many classes a stream may have.")
     pixels: int = Field(25_000_000, ge=1, description="How many pixels an image may have.")
     max_stream_bytes: int = Field(
-        256 * 2**20,
-        ge=1,
-        description="Memory that a stream may need, estimated from its settings. Bytes. Twice what a preset needs for "
-        "the same classes is always allowed.",
+        256 * 2**20, ge=1, description="Maximum memory of a stream, estimated from its settings. Bytes."
     )
     max_step_cost: float = Field(
-        500.0,
+        2000.0,
         gt=0,
-        description="Time that the slowest step of a stream may take, estimated. Milliseconds of one core. Twice what "
-        "a preset needs for the same classes is always allowed.",
+        description="Maximum time of a stream's slowest step, estimated. Milliseconds of one core. Keep it below "
+        "`attempt_seconds`.",
     )
     max_mean_step_cost: float = Field(
-        25.0,
-        gt=0,
-        description="Time that a step of a stream may take on average, estimated. Milliseconds of one core. Twice "
-        "what a preset needs for the same classes is always allowed.",
+        25.0, gt=0, description="Maximum mean time of a stream's steps, estimated. Milliseconds of one core."
     )
 
     # Keys and tenants.

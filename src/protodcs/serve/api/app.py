@@ -343,7 +343,7 @@ class _Gate:
             birth = self._birth(stream, names, encoder)
             limits = cost_limits_of(self._config, name)
             resolved = Config(**birth.config)
-            check_cost(resolved, len(names), encoder["dimension"], birth.guard, limits, self._config.guard)
+            check_cost(resolved, len(names), encoder["dimension"], birth.guard, limits)
             existing = await self._existing(name, birth)
             if existing is not None:
                 return existing

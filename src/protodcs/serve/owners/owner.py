@@ -79,12 +79,17 @@ _WAKES = 1000
 # A worker computes for so long before other tasks of its event loop get a turn, in seconds.
 _SLICE = 0.01
 # A stream whose slowest step may take longer is computed in a thread. Milliseconds, estimated.
-_SLOW_STEP = 50.0
+_SLOW_STEP = 100.0
 # So is what reads more bytes.
 _LARGE = 4 * 2**20
-_THREADS = 4
+_THREADS = 2
+# So long a call waits for a stream that is loaded, and for one with slow steps, in seconds. Others share the call.
+_LOAD_WAIT, _SLOW_WAIT = 0.5, 0.02
+# A result that nobody asked for is kept for so long, in seconds.
+_RESULT_SECONDS = 60.0
 
 T = TypeVar("T")
+_Signature = tuple[tuple[str, str, int, bytes], ...]
 
 
 @dataclass(slots=True)
@@ -182,7 +187,11 @@ class Owner:
         self._discards = 0
         self._limits = Limits(config.idempotency_answers, config.idempotency_entries, config.idempotency_seconds)
         self._tasks: list[asyncio.Task[None]] = []
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="stream")
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="state")
+        # All slow streams share few threads, so that they leave cores to the other streams.
+        self._slow_threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="slow streams")
+        # Work that a call did not wait for, and since when, by stream and requests.
+        self._unfinished: dict[str, dict[_Signature, tuple[asyncio.Task[list[Reply]], float]]] = {}
         # When this turn of the event loop has computed for long enough; None before it computes.
         self._turn_ends: float | None = None
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -213,11 +222,13 @@ class Owner:
 
     async def close(self) -> None:
         """Stop working. What is awake stays as it is in the store."""
-        tasks = [*self._tasks, *self._busy.values()]
+        unfinished = [work for works in self._unfinished.values() for work, _ in works.values()]
+        tasks = [*self._tasks, *self._busy.values(), *unfinished]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._threads, self._slow_threads):
+            pool.shutdown(wait=False, cancel_futures=True)
         await self._store.close()
 
     def arrange(self, owners: Iterable[str]) -> None:
@@ -285,17 +296,44 @@ class Owner:
         replies: list[Reply] = [_LATER] * len(requests)
         spans = [request.trace for request in requests if request.trace]
         with traces.shared_span("owner", spans, requests=len(requests), streams=len(groups)):
-            served = await asyncio.gather(
-                *(self._serve(stream, [requests[place] for place in places]) for stream, places in groups.items()),
-                return_exceptions=True,
-            )
-        for places, answers in zip(groups.values(), served, strict=True):
-            if isinstance(answers, BaseException):
-                _log.error("a request failed", exc_info=answers)
-                answers = [internal_error(answers)] * len(places)
+            works = {stream: self._work_on([requests[at] for at in places]) for stream, places in groups.items()}
+            await self._wait_for(works)
+        for stream, places in groups.items():
+            answers = self._result(works[stream], [requests[at] for at in places])
             for place, answer in zip(places, answers, strict=True):
                 replies[place] = answer
         return replies
+
+    def _work_on(self, requests: list[Request]) -> "asyncio.Task[list[Reply]]":
+        """Begin to serve requests on one stream, or go on with what an earlier call of the same requests began."""
+        stream = requests[0].stream
+        works = self._unfinished.get(stream)
+        if works is not None and (found := works.pop(_signature(requests), None)) is not None:
+            return found[0]
+        return asyncio.create_task(self._serve(stream, requests))
+
+    async def _wait_for(self, works: "dict[str, asyncio.Task[list[Reply]]]") -> None:
+        """Wait for the work on some streams, but only shortly for those that take long: others need the replies."""
+        ready = [work for stream, work in works.items() if stream in self._streams and not self._streams[stream].slow]
+        if ready:
+            await asyncio.wait(ready)
+        loading = [work for stream, work in works.items() if stream not in self._streams]
+        if loading:
+            await asyncio.wait(loading, timeout=_LOAD_WAIT)
+        slow = [work for work in works.values() if not work.done()]
+        if slow:
+            await asyncio.wait(slow, timeout=_SLOW_WAIT)
+
+    def _result(self, work: "asyncio.Task[list[Reply]]", requests: list[Request]) -> list[Reply]:
+        if not work.done():
+            works = self._unfinished.setdefault(requests[0].stream, {})
+            works[_signature(requests)] = work, time.monotonic()
+            return [_BUSY] * len(requests)
+        problem = work.exception()
+        if problem is None:
+            return work.result()
+        _log.error("a request failed", exc_info=problem)
+        return [internal_error(problem)] * len(requests)
 
     async def _serve(self, stream: str, requests: list[Request]) -> list[Reply]:
         """Serve requests on one stream, in runs of those that need not wait for one another."""
@@ -417,7 +455,7 @@ class Owner:
         # Only this method can be created over HTTP.
         if birth.method == ProtoDCS.name:
             limits = cost_limits_of(self._config, stream)
-            check_cost(Config(**config), classes, dimension, birth.guard, limits, self._config.guard)
+            check_cost(Config(**config), classes, dimension, birth.guard, limits)
 
     # Long work.
 
@@ -452,8 +490,9 @@ class Owner:
         """Work on a stream that nobody else uses: in a thread if the work, or any step of the stream, can take long."""
         if not (long or awake.slow):
             return work()
+        pool = self._slow_threads if awake.slow else self._threads
         try:
-            return await self._in_thread(work)
+            return await asyncio.get_running_loop().run_in_executor(pool, work)
         except asyncio.CancelledError:
             # The thread goes on, so nobody may use this memory any more.
             awake.journal.broken = StoreError("the stream was interrupted while it worked")
@@ -915,9 +954,20 @@ class Owner:
             await asyncio.sleep(_ROUND)
             # Those that were still being woken when there were too many.
             self._make_room()
+            self._forget_results()
             now = time.monotonic()
             for stream, awake in list(self._streams.items()):
                 self._look_at(stream, awake, now)
+
+    def _forget_results(self) -> None:
+        """Forget results that nobody asked for."""
+        oldest = time.monotonic() - _RESULT_SECONDS
+        for stream, works in list(self._unfinished.items()):
+            for signature, (work, since) in list(works.items()):
+                if work.done() and since < oldest:
+                    del works[signature]
+            if not works:
+                del self._unfinished[stream]
 
     def _look_at(self, stream: str, awake: _Awake, now: float) -> None:
         if awake.journal.broken is not None:
@@ -1041,6 +1091,11 @@ def _replay(hosted: Hosted, records: list[bytes], at: int, until: float) -> int:
     return at
 
 
+def _signature(requests: list[Request]) -> _Signature:
+    """Return what tells requests on one stream, sent together, from others."""
+    return tuple((request.action, request.key, request.row, _digest(request)) for request in requests)
+
+
 def _digest(request: Request) -> bytes:
     """Return the digest of the content of a request, which a retry must repeat."""
     return request.digest or digest_of(request.action.encode(), request.payload)
@@ -1070,6 +1125,7 @@ def _quantiles(seconds: Iterable[float]) -> dict[str, float]:
 
 
 _LATER = Reply(Outcome.LATER, "a request before this one was not served")
+_BUSY = Reply(Outcome.BUSY, "the worker is still at work on this request")
 _SUPERSEDED = Reply(Outcome.LATER, "another process took over from this worker")
 _NOT_APPLIED = Reply(Outcome.DONE)
 

@@ -33,6 +33,8 @@ View = Callable[[], Awaitable[list[str]]]
 _CALLS, _TOGETHER = 2, 256
 # Pause before the same thing is asked again, in seconds.
 _PAUSE = 0.05
+# The same, if the worker is still at work on it.
+_BUSY_PAUSE = 0.1
 # How often the list of owners is looked up when nothing is wrong, in seconds.
 _REFRESH = 2.0
 # Pauses between the health checks of a worker that failed double from `lease_seconds / 10` to this, in seconds.
@@ -305,7 +307,9 @@ class Router:
         self.metrics.asked_again(trouble.outcome.value)
         line.trouble = f"{owner}: {trouble.outcome.value}: {trouble.words}"
         pause = _PAUSE
-        if trouble.outcome is Outcome.HELD:
+        if trouble.outcome is Outcome.BUSY:
+            pause = _BUSY_PAUSE
+        elif trouble.outcome is Outcome.HELD:
             # Wherever the stream belongs: as long as the store says that this owner holds it, nobody else can serve it.
             line.target, line.stand_in = trouble.words, True
             if self._is_suspect(line.target):

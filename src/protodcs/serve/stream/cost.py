@@ -26,10 +26,10 @@ Measured on an Intel Xeon at 2.50 GHz, one thread, numba kernels, 100 to 10,000 
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from ...core.alignment import REBUILD_AFTER
-from ...core.config import Config, Preset
+from ...core.config import Config
 from ...core.memory import biased
 from ...errors import ConfigError
 from ..guard import GuardSettings
@@ -49,8 +49,6 @@ _LIKENESS, _BIAS_REBUILD = 0.5, 4.0
 # Guards compare a window with eight earlier ones by their quantiles.
 _GUARD_WINDOWS, _GUARD_SAMPLE = 9, 30.0
 _GUARD_STATES = 2
-# So many times the cost of a preset is within every limit.
-_PRESETS = 2.0
 # The smallest aleatoric uncertainty that two classes can have; more classes have more.
 _LEAST_ALEATORIC = 0.5
 
@@ -266,17 +264,8 @@ class _Measure(NamedTuple):
     part: Callable[[Part], float]
 
 
-def check_cost(
-    config: Config,
-    classes: int,
-    dimension: int,
-    guard: GuardSettings | None,
-    limits: CostLimits,
-    default_guard: GuardSettings,
-) -> None:
+def check_cost(config: Config, classes: int, dimension: int, guard: GuardSettings | None, limits: CostLimits) -> None:
     """Raise ConfigError if a stream costs more than the limits allow.
-
-    Twice the cost of a preset with the default guard is always allowed: the number of classes bounds it.
 
     Args:
         config: the resolved settings of the engine.
@@ -284,24 +273,20 @@ def check_cost(
         dimension: length of a feature.
         guard: the resolved settings of the guard; None if there is none.
         limits: what a stream may cost.
-        default_guard: the guard of streams that are created without guard settings.
     """
     found = estimate(config, classes, dimension, guard)
-    presets = [estimate(Config.preset(name), classes, dimension, default_guard) for name in get_args(Preset)]
     for measure in _measures(limits):
-        given, preset = measure.whole(found), max(presets, key=measure.whole)
-        allowed = max(measure.limit, _PRESETS * measure.whole(preset))
-        if given > allowed:
-            usual = {part.options: measure.part(part) for part in preset.parts}
-            largest = max(found.parts, key=lambda part: measure.part(part) - usual.get(part.options, 0.0))
+        given = measure.whole(found)
+        if given > measure.limit:
+            largest = max(found.parts, key=measure.part)
             options = {**config.model_dump(), "classes": classes}
             if guard is not None:
                 options |= {f"guard.{name}": value for name, value in guard.model_dump().items()}
             causes = ", ".join(f"`{name}`={options[name]}" for name in largest.options)
             raise ConfigError(
                 f"The stream would need about {given:,.0f} {measure.unit}; the limit `{measure.setting}` is "
-                f"{allowed:,.0f}. Most of it comes from {causes}. Choose less expensive values, or ask the operator to "
-                "raise the limit."
+                f"{measure.limit:,.0f}. Most of it comes from {causes}. Choose less expensive values, or ask the "
+                "operator to raise the limit."
             )
 
 
