@@ -471,6 +471,26 @@ def test_a_ring_has_a_place_for_every_string():
     assert sorted(Ring(OWNERS).order("\ud800")) == OWNERS
 
 
+def test_a_worker_that_is_busy_is_asked_again_and_not_suspected():
+    async def run():
+        replies = [Outcome.BUSY, Outcome.BUSY, None]
+
+        async def fate(owner, requests):
+            outcome = replies.pop(0)
+            return None if outcome is None else [Reply(outcome)] * len(requests)
+
+        owners = Owners(fate=fate)
+        router = owners.router()
+        found = await router.ask_many([request(0), request(1)])
+        assert [reply.position for reply in found] == [0, 1]
+        assert len({owner for owner, _ in owners.calls}) == 1
+        assert [[sent.key for sent in requests] for _, requests in owners.calls] == [["0", "1"]] * 3
+        assert owners.checks == []
+        await settled(router)
+
+    asyncio.run(run())
+
+
 def test_a_suspect_owner_is_left_alone_until_it_passes_a_health_check():
     async def run():
         owners = Owners()

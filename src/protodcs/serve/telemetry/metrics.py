@@ -89,7 +89,7 @@ class IngressMetrics:
         # What never happened is 0 and not absent: otherwise nobody would see it happen for the first time.
         for counter, reasons in (
             (self._health_checks, ("passed", "failed")),
-            (self._retries, ("held", "moved", "later")),
+            (self._retries, ("held", "moved", "later", "busy")),
             (self._failed_calls, ("lost", "silent", "error")),
             (self._given_up, ("late", "overloaded")),
         ):
