@@ -12,6 +12,9 @@ from hypothesis import HealthCheck, settings
 
 from virtual_time import VirtualClock
 
+# Processes that tests start find the helpers in this folder too.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 settings.load_profile("ci")
 

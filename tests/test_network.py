@@ -1,12 +1,10 @@
 """Test the network of hosts that other tests run on: partitions drop packets, and nothing is left behind."""
 
-import os
 import signal
 import socket
 import subprocess
 import sys
 from contextlib import ExitStack, closing
-from pathlib import Path
 
 import psutil
 import pytest
@@ -154,10 +152,7 @@ with Network() as network:
     print(host.namespace, host.popen(["sleep", "600"]).pid, flush=True)
     time.sleep(600)
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    with subprocess.Popen(
-        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
         name, pid = process.stdout.readline().split()
         process.kill()
     assert name in namespaces()

@@ -53,7 +53,7 @@ async def records_of(store):
 def test_what_a_replica_confirmed_is_there_after_its_promotion(tmp_path):
     async def run():
         async with pair(tmp_path) as (primary, replica):
-            store = RedisStore(primary.url, replicas=1)
+            store = RedisStore(primary.url, replicas=1, timeout=60.0)
             await store.put_shared(BLOB, b"blob")
             fence = await begun(store)
             written = [b"%d" % position for position in range(200)]
@@ -72,7 +72,8 @@ def test_what_a_replica_confirmed_is_there_after_its_promotion(tmp_path):
 def test_a_write_that_no_replica_confirmed_is_not_acknowledged_and_may_be_repeated(tmp_path):
     async def run():
         async with pair(tmp_path) as (primary, replica):
-            store = RedisStore(primary.url, replicas=1, timeout=1.0)
+            store = RedisStore(primary.url, replicas=1, timeout=60.0)
+            impatient = RedisStore(primary.url, replicas=1, timeout=4.0)
             await store.put_shared(BLOB, b"blob")
             fence = await begun(store)
             replica.pause()
@@ -80,10 +81,11 @@ def test_a_write_that_no_replica_confirmed_is_not_acknowledged_and_may_be_repeat
             for _ in range(2):
                 # Also the retry, which writes nothing any more.
                 with pytest.raises(StoreError, match="0 of 1 replicas confirmed it"):
-                    await store.commit([batch])
+                    await impatient.commit([batch])
             replica.resume()
             await until(lambda: asked(primary, "INFO", "replication")["connected_slaves"] == 1)
             assert await store.commit([batch]) == [None]
+            await impatient.close()
             primary.kill()
             promote(replica)
             promoted = RedisStore(replica.url)
