@@ -275,7 +275,6 @@ def killed_and_resumed(arguments, folder, moments, rng):
     return json.loads(last.stdout)
 
 
-@pytest.mark.ray
 def test_features_killed_twice_and_resumed_are_byte_identical(small, tmp_path):
     known = small / "cifar10_test.parquet"
     corruptions = "fog,contrast,brightness,pixelate"
@@ -286,7 +285,7 @@ def test_features_killed_twice_and_resumed_are_byte_identical(small, tmp_path):
         text=True,
     )
     assert whole.returncode == 0, whole.stderr[-2000:]
-    arguments = command(tmp_path / "cut", known, corruptions, 15)
+    arguments = command(tmp_path / "cut", known, corruptions, 15, "--address", "none")
     report = killed_and_resumed(arguments, tmp_path / "cut", (1, 20), random.Random(0))
     assert content(tmp_path / "cut") == content(tmp_path / "whole")
     assert 0 < report["extracted"] < 4 * 330
