@@ -353,7 +353,7 @@ async def write_learned(url, model, names):
     # Until the memories of the engine are full, and both states that its guard keeps are of such an engine.
     samples = born.config["history"] + 2 * born.guard.keep_windows * born.guard.window
     config = ServeConfig()
-    limits = Limits(config.idempotency_answers, config.idempotency_entries, config.idempotency_seconds)
+    limits = Limits.of(config)
     one = Hosted(Held(Fence(1), birth, None, 0, []), Prototypes(prototypes), limits)
     records = []
     for number in range(samples):

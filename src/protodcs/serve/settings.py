@@ -1,7 +1,7 @@
 """Every number of the service that an operator may turn."""
 
 import ipaddress
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -274,10 +274,16 @@ def tenant_of(stream: str) -> str:
     return tenant if slash else ""
 
 
+def limit_of(config: ServeConfig, tenant: str, name: str) -> Any:
+    """Return one limit of a tenant, by the name of its setting: its own, or else that of the service."""
+    own = getattr(config.tenants.get(tenant), name, None)
+    return getattr(config, name) if own is None else own
+
+
 def classes_of(config: ServeConfig, stream: str) -> int:
     """How many classes a stream may have."""
-    special = config.tenants.get(tenant_of(stream), TenantLimits()).classes
-    return config.classes if special is None else special
+    classes: int = limit_of(config, tenant_of(stream), "classes")
+    return classes
 
 
 class CostLimits(NamedTuple):
@@ -290,15 +296,12 @@ class CostLimits(NamedTuple):
 
 def cost_limits_of(config: ServeConfig, stream: str) -> CostLimits:
     """Return what a stream may cost: the limits of its tenant, or else those of the service."""
-    special = config.tenants.get(tenant_of(stream), TenantLimits())
-    values = ((getattr(special, name), getattr(config, name)) for name in CostLimits._fields)
-    return CostLimits(*(usual if own is None else own for own, usual in values))
+    return CostLimits(*(limit_of(config, tenant_of(stream), name) for name in CostLimits._fields))
 
 
 def tenant_bytes_of(config: ServeConfig, tenant: str) -> int | None:
     """Return how many bytes a tenant may use in the store, or None for no limit. Only tenants with keys have one."""
-    special = config.tenants.get(tenant, TenantLimits()).tenant_bytes
-    limit = config.tenant_bytes if special is None else special
+    limit: int = limit_of(config, tenant, "tenant_bytes")
     return limit if tenant and limit else None
 
 

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...data.screening import SCREENS, kind_of
 from ...errors import ImageError
-from ..settings import ServeConfig, TenantLimits, share_of
+from ..settings import ServeConfig, limit_of, share_of
 from .keys import Caller
 from .refusals import not_now, refusal
 from .rules import own
@@ -67,8 +67,7 @@ class Allowed(NamedTuple):
 
 def allowed_for(config: ServeConfig, tenant: str) -> Allowed:
     """The limits of a tenant: its own where it has any, else those of all."""
-    special = config.tenants.get(tenant, TenantLimits()).model_dump(exclude_none=True)
-    return Allowed(**{name: special.get(name, getattr(config, name)) for name in Allowed._fields})
+    return Allowed(*(limit_of(config, tenant, name) for name in Allowed._fields))
 
 
 class _Rooms:

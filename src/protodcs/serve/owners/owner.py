@@ -185,7 +185,7 @@ class Owner:
         self._superseded = False
         # How often the memory of all streams was discarded.
         self._discards = 0
-        self._limits = Limits(config.idempotency_answers, config.idempotency_entries, config.idempotency_seconds)
+        self._limits = Limits.of(config)
         self._tasks: list[asyncio.Task[None]] = []
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="state")
         # All slow streams share few threads, so that they leave cores to the other streams.
@@ -296,11 +296,11 @@ class Owner:
         replies: list[Reply] = [_LATER] * len(requests)
         spans = [request.trace for request in requests if request.trace]
         with traces.shared_span("owner", spans, requests=len(requests), streams=len(groups)):
-            works = {stream: self._work_on([requests[at] for at in places]) for stream, places in groups.items()}
+            asked = {stream: [requests[place] for place in places] for stream, places in groups.items()}
+            works = {stream: self._work_on(some) for stream, some in asked.items()}
             await self._wait_for(works)
         for stream, places in groups.items():
-            answers = self._result(works[stream], [requests[at] for at in places])
-            for place, answer in zip(places, answers, strict=True):
+            for place, answer in zip(places, self._result(works[stream], asked[stream]), strict=True):
                 replies[place] = answer
         return replies
 
@@ -490,16 +490,10 @@ class Owner:
         """Work on a stream that nobody else uses: in a thread if the work, or any step of the stream, can take long."""
         if not (long or awake.slow):
             return work()
-        pool = self._slow_threads if awake.slow else self._threads
-        try:
-            return await asyncio.get_running_loop().run_in_executor(pool, work)
-        except asyncio.CancelledError:
-            # The thread goes on, so nobody may use this memory any more.
-            awake.journal.broken = StoreError("the stream was interrupted while it worked")
-            raise
+        return await self._in_thread(work, self._slow_threads if awake.slow else None)
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def _in_thread(self, work: Callable[[], T], pool: ThreadPoolExecutor | None = None) -> T:
+        return await asyncio.get_running_loop().run_in_executor(pool or self._threads, work)
 
     # Questions that the stream in memory answers.
 

@@ -9,9 +9,10 @@ import hashlib
 import struct
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from ...errors import AnswerExpiredError, StoreError, UsageError
+from ..settings import ServeConfig
 from .records import DIGEST_BYTES, Kind, Record
 
 # An entry: kind, digest, time of its newest row; then its runs of rows at consecutive positions.
@@ -37,6 +38,11 @@ class Limits(NamedTuple):
     answers: int
     entries: int
     seconds: float
+
+    @classmethod
+    def of(cls, config: ServeConfig) -> Self:
+        """Return the limits that the settings of a service name."""
+        return cls(config.idempotency_answers, config.idempotency_entries, config.idempotency_seconds)
 
 
 class Answer(NamedTuple):
