@@ -51,6 +51,20 @@ def clip_stream(data_folder):
 
 
 @pytest.fixture
+def png_files(data_folder):
+    """`png_files(count)`: the first images of the test set of CIFAR-10 as PNG files."""
+    from PIL import Image
+
+    from hostile_images import saved
+    from protodcs.data import open_source
+
+    def files(count):
+        return [saved(Image.fromarray(pixels), "PNG") for pixels in open_source("cifar10-test").read(range(count))]
+
+    return files
+
+
+@pytest.fixture
 def virtual_time(monkeypatch) -> VirtualClock:
     """Run `asyncio.run` and `time.monotonic` in virtual time, in which sleeping takes no real time.
 

@@ -5,7 +5,6 @@ from a printed seed; set PROTODCS_FAULT_SEED to repeat a run.
 """
 
 import asyncio
-import io
 import os
 import random
 import shutil
@@ -18,11 +17,9 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-from PIL import Image
 
 from conftest import random_stream
 from protodcs import Client, Config
-from protodcs.data import open_source
 from protodcs.serve.guard import GuardSettings
 from redis_server import RedisServer
 from service.checker import Kind, Stress, Violation, check, replay
@@ -87,14 +84,9 @@ def disk(tmp_path):
 
 
 @pytest.fixture
-def images(data_folder):
+def images(png_files):
     """Real images as PNG files."""
-    files = []
-    for pixels in open_source("cifar10-test").read(range(200)):
-        file = io.BytesIO()
-        Image.fromarray(pixels).save(file, "PNG")
-        files.append(file.getvalue())
-    return files
+    return png_files(200)
 
 
 def fault_seed():

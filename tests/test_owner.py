@@ -1355,23 +1355,30 @@ def test_a_long_journal_is_replayed_in_slices(monkeypatch, virtual_time):
     asyncio.run(run())
 
 
-def test_a_step_that_takes_long_is_computed_in_a_thread(monkeypatch):
-    """Nothing can interrupt a step, so other streams are served beside it."""
-    monkeypatch.setattr(owner_module, "_SLOW_STEP", 0.0)
+def paused_step(monkeypatch, position):
+    """Have the observe at a position wait for an event; returns the event that it sets first, and that one."""
     begun, release = threading.Event(), threading.Event()
     learn = Hosted._observe
 
     def observe_slowly(hosted, payload):
-        if hosted.position == 3:
+        if hosted.position == position:
             begun.set()
             assert release.wait(60)
         return learn(hosted, payload)
+
+    monkeypatch.setitem(hosted_module._CHANGES, Kind.OBSERVE, observe_slowly)
+    return begun, release
+
+
+def test_a_step_that_takes_long_is_computed_in_a_thread(monkeypatch):
+    """Nothing can interrupt a step, so other streams are served beside it."""
+    monkeypatch.setattr(owner_module, "_SLOW_STEP", 0.0)
 
     async def run():
         store = MemoryStore()
         async with started(store, streams=["s", "t"]) as worker:
             await done(worker, observe(0, "t"))
-            monkeypatch.setitem(hosted_module._CHANGES, Kind.OBSERVE, observe_slowly)
+            begun, release = paused_step(monkeypatch, 3)
             long = asyncio.create_task(handled(worker, [observe(number) for number in range(10)]))
             waiting = asyncio.create_task(handled(worker, [ask(Action.STATUS)]))
             while not begun.is_set():
@@ -1441,20 +1448,12 @@ def test_streams_that_compute_in_threads_equal_their_journals(monkeypatch):
 
 def test_a_caller_that_goes_away_does_not_interrupt_a_stream_that_computes_in_a_thread(monkeypatch):
     monkeypatch.setattr(owner_module, "_SLOW_STEP", 0.0)
-    begun, release = threading.Event(), threading.Event()
-    learn = Hosted._observe
-
-    def observe_slowly(hosted, payload):
-        if hosted.position == 1:
-            begun.set()
-            assert release.wait(60)
-        return learn(hosted, payload)
 
     async def run():
         store = MemoryStore()
         async with started(store) as worker:
             await done(worker, observe(0))
-            monkeypatch.setitem(hosted_module._CHANGES, Kind.OBSERVE, observe_slowly)
+            begun, release = paused_step(monkeypatch, 1)
             gone = asyncio.create_task(worker.handle([observe(1)]))
             while not begun.is_set():
                 await asyncio.sleep(0)

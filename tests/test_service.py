@@ -1,7 +1,6 @@
 """The service as a user starts it: one command, an encoder, files, images over HTTP."""
 
 import asyncio
-import io
 import json
 import shutil
 import ssl
@@ -13,11 +12,9 @@ from datetime import timedelta
 import httpx
 import numpy as np
 import pytest
-from PIL import Image
 
 from conftest import random_stream
 from protodcs import OpenSetClassifier
-from protodcs.data import open_source
 from protodcs.serve.access.keys import create_key, revoke_key, rotate_key
 from service.hostile import Hostile
 from service.rig import Service
@@ -29,14 +26,9 @@ CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 
 @pytest.fixture
-def images(data_folder):
+def images(png_files):
     """Real images as PNG files."""
-    files = []
-    for pixels in open_source("cifar10-test").read(range(24)):
-        file = io.BytesIO()
-        Image.fromarray(pixels).save(file, "PNG")
-        files.append(file.getvalue())
-    return files
+    return png_files(24)
 
 
 BODY_SECONDS = 5.0

@@ -100,6 +100,24 @@ class Service:
         return await self.client.post("/v1/streams", json={**NEW, **changes})
 
 
+async def status_of(api, path, server=("127.0.0.1", 80)):
+    """Return the status of a GET whose scope no HTTP client could make."""
+    sent = []
+    scope = {
+        "type": "http", "method": "GET", "path": path, "query_string": b"", "headers": [], "scheme": "http",
+        "server": server,
+    }  # fmt: skip
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    await api(scope, receive, send)
+    return sent[0]["status"]
+
+
 @asynccontextmanager
 async def served(encoding=None, **changes):
     """A service with a stream "s"."""

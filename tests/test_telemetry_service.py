@@ -1,7 +1,6 @@
 """A real service under load before a real Prometheus: panels that have data, alerts that fire, traces and logs."""
 
 import importlib.util
-import io
 import json
 import os
 import signal
@@ -12,11 +11,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from PIL import Image
 
 from conftest import random_stream
 from prometheus_server import Prometheus, promtool
-from protodcs.data import open_source
 from redis_server import RedisServer, free_port
 from service.rig import Service
 
@@ -85,14 +82,9 @@ class Load:
 
 
 @pytest.fixture
-def images(data_folder):
+def images(png_files):
     """Real images as PNG files, and one that is none."""
-    files = [b"GIF89a"]
-    for pixels in open_source("cifar10-test").read(range(24)):
-        file = io.BytesIO()
-        Image.fromarray(pixels).save(file, "PNG")
-        files.append(file.getvalue())
-    return files
+    return [b"GIF89a", *png_files(24)]
 
 
 def until(condition, seconds):

@@ -12,7 +12,7 @@ from protodcs import ProtoDCS
 from protodcs.core import state
 from protodcs.errors import InputError, StateError
 from protodcs.serve.access.refusals import refusal
-from test_service_app import AS_JSON, BYTES, FakeEncoding, served, words_of
+from test_service_app import AS_JSON, BYTES, FakeEncoding, served, status_of, words_of
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
@@ -136,20 +136,7 @@ def test_a_path_or_query_that_is_not_utf_8_is_422(method, path):
 def test_a_path_that_a_server_decoded_to_a_lone_surrogate_is_422():
     async def run():
         async with served() as service:
-            sent = []
-            scope = {
-                "type": "http", "method": "GET", "path": f"/v1/streams/{LONE}", "query_string": b"", "headers": [],
-                "scheme": "http", "server": ("127.0.0.1", 80),
-            }  # fmt: skip
-
-            async def receive():
-                return {"type": "http.request", "body": b"", "more_body": False}
-
-            async def send(message):
-                sent.append(message)
-
-            await service.api(scope, receive, send)
-            assert sent[0]["status"] == 422
+            assert await status_of(service.api, f"/v1/streams/{LONE}") == 422
 
     asyncio.run(run())
 

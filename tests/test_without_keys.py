@@ -16,7 +16,7 @@ from protodcs.serve.owners import listening
 from protodcs.serve.owners.listening import Listener, check_keys
 from protodcs.serve.settings import ServeConfig, is_loopback
 from test_access import guarded
-from test_service_app import served, words_of
+from test_service_app import served, status_of, words_of
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
@@ -46,20 +46,7 @@ def test_a_connection_to_another_address_is_403(server):
 def test_a_server_that_does_not_say_its_address_is_403():
     async def run():
         async with served() as service:
-            sent = []
-            scope = {
-                "type": "http", "method": "GET", "path": "/v1/streams", "query_string": b"", "headers": [],
-                "scheme": "http", "server": None,
-            }  # fmt: skip
-
-            async def receive():
-                return {"type": "http.request", "body": b"", "more_body": False}
-
-            async def send(message):
-                sent.append(message)
-
-            await service.api(scope, receive, send)
-            assert sent[0]["status"] == 403
+            assert await status_of(service.api, "/v1/streams", server=None) == 403
 
     asyncio.run(run())
 

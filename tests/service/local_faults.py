@@ -249,16 +249,18 @@ async def slow_network(rig: Rig, rng: random.Random) -> Target:
 @fault("lose replies of redis")
 async def lose_replies(rig: Rig, rng: random.Random) -> Target:
     """Drop what Redis answers: it writes, but the workers do not know."""
-    async with rig.redis_lock, _network(rig.proxy) as target:
-        rig.proxy.drop_replies = True
-        await asyncio.sleep(rng.uniform(0.2, 2.0) * rig.lease)
-        return target
+    return await _drop(rig, rng, "drop_replies")
 
 
 @fault("lose requests to redis")
 async def lose_requests(rig: Rig, rng: random.Random) -> Target:
+    return await _drop(rig, rng, "drop_requests")
+
+
+async def _drop(rig: Rig, rng: random.Random, what: str) -> Target:
+    """Have the proxy before Redis drop something for a while."""
     async with rig.redis_lock, _network(rig.proxy) as target:
-        rig.proxy.drop_requests = True
+        setattr(rig.proxy, what, True)
         await asyncio.sleep(rng.uniform(0.2, 2.0) * rig.lease)
         return target
 
