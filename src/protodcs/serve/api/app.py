@@ -587,7 +587,7 @@ def _report_errors(api: FastAPI) -> None:
     def internal(http: HttpRequest) -> Response:
         # The header is for errors that come from outside of what gives answers their id.
         name = http.scope["state"]["request_id"]
-        words = f"an error inside the service: its log says more of request {name}"
+        words = f"an error inside the service: see its log for request {name}"
         return answer(http, 500, words, {"X-Request-Id": name})
 
     def handle(kind: type[Exception], status: int) -> None:
