@@ -653,6 +653,7 @@ def test_ray_gives_the_same_rows_and_a_killed_worker_costs_only_its_cell(cluster
     assert same(done(tmp_path / "ray"), done(tmp_path / "here"))
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 def test_methods_over_images_give_the_same_rows_on_ray(cluster, command, tmp_path, features):

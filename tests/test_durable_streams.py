@@ -172,10 +172,11 @@ def under_faults(tmp_path, disk, images, counts, **sizes):
 def test_every_acknowledged_observe_is_applied_once_under_faults(tmp_path, disk, images):
     kinds = ["fence worker", "kill worker", "pause worker", "kill ingress", "cut power", "lose replies of redis"]
     kinds += ["lose replies to clients"]
-    sizes = {"feature_streams": 5, "image_streams": 2, "samples": 840, "largest": 128}
+    sizes = {"feature_streams": 5, "image_streams": 2, "samples": 560, "largest": 128}
     under_faults(tmp_path, disk, images, dict.fromkeys(kinds, 1), **sizes)
 
 
+@pytest.mark.long
 def test_a_restored_redis_is_the_truth_though_workers_remember_more(tmp_path):
     """A restore loses acknowledged requests by design. Then reads agree with what is left, and producers can resend."""
     seed = fault_seed()
@@ -273,6 +274,7 @@ def test_every_acknowledged_observe_is_applied_once_on_files_while_the_worker_is
     over_files(tmp_path, 50, 20_000, 50)
 
 
+@pytest.mark.long
 def test_a_service_on_files_is_stopped_and_killed_in_mid_work_and_started_again(tmp_path):
     unsnapshotted = {}
 

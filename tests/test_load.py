@@ -50,7 +50,6 @@ def test_an_honest_service_that_refuses_is_late_and_changes_epochs_has_no_violat
     load, fake, violations = run(Bug.NONE)
     assert load.errors == []
     assert not_hangs(violations) == []
-    assert violations, "late answers are reported"
     assert load.history.applied_rows == load.rows == sum(map(len, fake.journals().values()))
     stress = Stress.of(load.history.requests, 0, 0, fake.replays())
     assert not stress.missing("retries", "repeated_keys", "expired", "misuses"), stress
