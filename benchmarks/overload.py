@@ -83,7 +83,7 @@ def senders_of(rig, streams=8, expensive=False):
 
 
 def _sender(rig, name, streams, prototypes, features, together, options):
-    """Create streams of a tenant. Return a Sender that observes so many features at once, and let it send all once."""
+    """Create streams of a tenant and return a Sender of observes; with several features each, streams see all first."""
     import httpx
 
     rows = features.astype("<f4")
