@@ -648,6 +648,38 @@ def test_a_body_that_says_that_it_is_too_long_is_not_read(tmp_path):
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "most"),
+    [
+        ("POST", "/v1/streams/s/snapshots", 2**16),
+        ("POST", "/v1/streams/s/rollback", 2**16),
+        ("PUT", "/v1/owners", 2**16),
+        ("POST", "/v1/streams/s/classes", 2**19),
+    ],
+)
+def test_a_route_that_needs_a_small_body_reads_no_large_one(tmp_path, method, path, most):
+    async def run():
+        async with guarded(tmp_path) as service:
+            headers = {**AS_JSON, "content-length": str(most + 1)}
+            refused = await service.ask("operator admin", method, path, headers, content=never_read())
+            assert f"a body may have {most} bytes" in words_of(refused, 413)
+            # As long as it is not too long, it is read.
+            read = await service.ask("operator admin", method, path, AS_JSON, content=b" " * most)
+            assert "JSON" in words_of(read, 422)
+
+    asyncio.run(run())
+
+
+def test_the_widest_prototype_of_a_class_is_not_too_long(tmp_path):
+    async def run():
+        async with guarded(tmp_path) as service:
+            body = {"name": "x" * 1000, "prototype": [-1.2345678901234567e-02] * 16_384}
+            answer = await service.ask("acme admin", "POST", "/v1/streams/s/classes", json=body)
+            assert "prototype" in words_of(answer, 422)
+
+    asyncio.run(run())
+
+
 def test_nobody_without_a_key_has_a_body_read(tmp_path):
     async def run():
         async with guarded(tmp_path) as service:

@@ -1,6 +1,7 @@
-"""The actor around an owner: what callers hear after it was drained."""
+"""The actor around an owner: how it begins, and what callers hear after it was drained."""
 
 import asyncio
+import gc
 
 import pytest
 
@@ -12,6 +13,23 @@ from protodcs.serve.owners.cluster import OwnerActor
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
 
+@pytest.fixture(autouse=True)
+def plain_process(monkeypatch):
+    """Leave the logs and the garbage collection of this process as they are."""
+    monkeypatch.setattr(cluster, "begin", lambda *_: None)
+    yield
+    gc.unfreeze()
+
+
+def test_no_garbage_collection_visits_what_was_there_when_a_worker_began():
+    before = [[]]
+    OwnerActor("owner-0", {"store": "redis://nowhere"})
+    after = [[]]
+    visited = {id(found) for found in gc.get_objects()}
+    assert id(before) not in visited
+    assert id(after) in visited
+
+
 @pytest.mark.parametrize(
     ("removed", "outcome", "words"),
     [
@@ -20,9 +38,7 @@ pytestmark = pytest.mark.usefixtures("virtual_time")
     ],
     ids=["stop", "removal"],
 )
-def test_a_drained_actor_says_why_it_does_nothing(monkeypatch, removed, outcome, words):
-    monkeypatch.setattr(cluster, "begin", lambda *_: None)
-
+def test_a_drained_actor_says_why_it_does_nothing(removed, outcome, words):
     async def run():
         async with started() as owner:
             actor = OwnerActor("owner-0", {"store": "redis://nowhere"})

@@ -8,6 +8,7 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 
 import httpx
 import numpy as np
@@ -18,7 +19,7 @@ from protodcs import OpenSetClassifier
 from protodcs.serve.access.keys import create_key, revoke_key, rotate_key
 from service.hostile import Hostile
 from service.rig import Service
-from service.siege import besiege, prepare
+from service.siege import Attackers, Honest, besiege, prepare
 
 pytestmark = pytest.mark.ray
 
@@ -94,8 +95,9 @@ def besieged(service, data_folder, headers):
     rows, features, _ = random_stream(samples=1000, seed=11)
     prepare(service.base_url, rows, headers)
     keys = tuple(f"{name}: {value}".encode() for name, value in headers.items())
-    attacks = Hostile(SEED, data_folder, rows, features, BODY_SECONDS, keys).attacks(ATTACKS)
-    siege = asyncio.run(besiege(service.base_url, service.pid, attacks, rows, features, 2, headers))
+    attackers = Attackers(partial(Hostile, SEED, data_folder, rows, features, BODY_SECONDS, keys), ATTACKS)
+    honest = Honest(rows, features, 2, headers)
+    siege = asyncio.run(besiege(service.base_url, service.pid, attackers, honest))
     print(siege)
     assert len(siege.outcomes) == ATTACKS
     return siege.faults

@@ -2,18 +2,24 @@
 
 Beside the attackers honest streams go on, and each answer they get is held against an engine in this process. It tells
 what it saw; which of it is a fault is for `Siege.faults` to say.
+
+The attackers run in a process of their own at the lowest priority: real ones run on other machines. Rounds of attacks
+take turns with quiet ones, so that other work on the machine affects the latencies of both.
 """
 
 import asyncio
 import json
+import multiprocessing
+import os
 import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from multiprocessing.connection import Connection
 
 import httpx
 import numpy as np
@@ -21,15 +27,13 @@ import psutil
 
 from protodcs import ProtoDCS
 
-from .hostile import IMAGES, NUMBERS, Attack
+from .hostile import IMAGES, NUMBERS, Attack, Hostile
 
 # Attacks under way at once; those that only wait cost nothing.
 _AT_ONCE, _SLOW_AT_ONCE = 8, 64
 # Seconds after which nobody will answer any more, and for what is no HTTP.
 _PATIENCE, _LITTLE_PATIENCE = 60.0, 9.0
 _LOOK = 0.25
-# Honest requests before the first attack.
-_QUIET = 300
 # What a process may have grown by meanwhile and in the end, in MiB. The largest image that is let in, and its batch,
 # take some hundreds for a moment; what stays is what allocators keep and what streams have learned.
 MOST_GROWTH, LASTING_GROWTH = 800, 500
@@ -72,23 +76,38 @@ class Outcome:
 
 
 @dataclass
+class Round:
+    """Seconds that each honest request took: without attackers, and then beside them."""
+
+    quiet: list[float] = field(default_factory=list)
+    attacked: list[float] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        quiet, attacked = _p99(self.quiet), _p99(self.attacked)
+        return f"p99 quiet {quiet:.0f} ms, under attack {attacked:.0f} ms, ratio {attacked / quiet:.2f}"
+
+
+def _p99(seconds: list[float]) -> float:
+    """Return the 99th percentile in milliseconds."""
+    return 1000 * float(np.quantile(seconds, 0.99))
+
+
+@dataclass
 class Siege:
     """All that was seen.
 
     Attributes:
         outcomes: of all attacks.
-        quiet: seconds that each honest request took before the first attack.
-        honest: seconds that each honest request took during the attacks.
+        rounds: the latencies of honest requests.
         leaked: requests that the service still counts as waiting when all were answered.
-        attacked: whether the attacks have begun.
+        attacked: whether attackers are at work now.
         wrong: what honest streams were told wrongly.
         before, after: processes of the service by pid, with their names.
         memory: by name: resident MiB before, at most, and after.
     """
 
     outcomes: list[Outcome] = field(default_factory=list)
-    quiet: list[float] = field(default_factory=list)
-    honest: list[float] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
     leaked: int = 0
     attacked: bool = False
     wrong: list[str] = field(default_factory=list)
@@ -110,17 +129,21 @@ class Siege:
         return [*died, *grown, *leaked, *self.wrong, *said]
 
     def __str__(self) -> str:
-        lines = [f"{len(self.outcomes)} attacks, {len(self.honest)} honest requests beside them"]
+        every = Round(
+            [took for one in self.rounds for took in one.quiet], [took for one in self.rounds for took in one.attacked]
+        )
+        lines = [f"{len(self.outcomes)} attacks, {len(every.attacked)} honest requests beside them"]
         for family, group in _grouped(self.outcomes).items():
             counted = Counter(f"{one.status or one.words} {one.by}" for one in group)
             lines.append(f"  {family}: " + ", ".join(f"{what} x {times}" for what, times in counted.most_common()))
         proxy = Counter((one.status, one.words[:70]) for one in self.outcomes if one.by == "proxy")
         lines += [f"  by the proxy itself: {status} {words!r} x {times}" for (status, words), times in proxy.items()]
-        if self.honest:
-            median, most = 1000 * statistics.median(self.honest), 1000 * max(self.honest)
+        if all(one.quiet and one.attacked for one in self.rounds):
+            median, most = 1000 * statistics.median(every.attacked), 1000 * max(every.attacked)
             lines.append(f"  an honest request took {median:.0f} ms (median), {most:.0f} ms (most)")
-            quiet, attacked = (1000 * float(np.quantile(times, 0.99)) for times in (self.quiet, self.honest))
-            lines.append(f"  p99: {quiet:.0f} ms before the attacks, {attacked:.0f} ms during them")
+            lines += [f"  round {number}: {one}" for number, one in enumerate(self.rounds, 1)]
+            ratio = statistics.median(_p99(one.attacked) / _p99(one.quiet) for one in self.rounds)
+            lines.append(f"  all rounds: {every}; median ratio of the rounds {ratio:.2f}")
         for name, (before, most, after) in self.memory.items():
             lines.append(f"  {name}: {before:.0f} MiB before, {most:.0f} at most, {after:.0f} after")
         return "\n".join(lines)
@@ -131,6 +154,36 @@ def _grouped(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
     for outcome in outcomes:
         groups.setdefault(outcome.attack.family, []).append(outcome)
     return groups
+
+
+# Who takes part.
+
+
+@dataclass(frozen=True)
+class Attackers:
+    """Who attacks.
+
+    Attributes:
+        hostile: makes what is sent. It is called in the process of the attackers.
+        count: how many attacks there are.
+        rounds: into how many rounds they are split.
+        quiet: how many honest requests are sent before each round.
+    """
+
+    hostile: Callable[[], Hostile]
+    count: int
+    rounds: int = 1
+    quiet: int = 60
+
+
+@dataclass(frozen=True)
+class Honest:
+    """Streams beside the attackers: their prototypes and features, how many, and the headers of their requests."""
+
+    rows: np.ndarray
+    features: np.ndarray
+    streams: int
+    headers: dict[str, str]
 
 
 # Attackers.
@@ -196,16 +249,16 @@ def _no_constant(name: str) -> float:
 # Honest streams.
 
 
-async def _honest(
-    client: httpx.AsyncClient, stream: str, engine: ProtoDCS, features: np.ndarray, siege: Siege, over: asyncio.Event
-) -> None:
+async def _go_on(client: httpx.AsyncClient, place: int, honest: Honest, siege: Siege, over: asyncio.Event) -> None:
     """Observe features one after another until the attacks are over; each answer must be the engine's, to the bit."""
+    stream, engine, features = f"honest {place}", ProtoDCS(honest.rows), np.roll(honest.features, 7 * place, axis=0)
     number = 0
     while not over.is_set():
         feature = features[number % len(features)]
         start = time.monotonic()
         answer = await client.post(f"/v1/streams/{stream}/observe", content=feature.astype("<f4").tobytes())
-        (siege.honest if siege.attacked else siege.quiet).append(time.monotonic() - start)
+        round_ = siege.rounds[-1]
+        (round_.attacked if siege.attacked else round_.quiet).append(time.monotonic() - start)
         expected = engine.observe(feature).to_dict()
         del expected["scores"]
         expected["position"] = number
@@ -226,10 +279,11 @@ async def _honest(
 
 
 class _Watch:
-    """The processes of a service, and the memory they take, looked at all the time."""
+    """The processes of a service when it begins, and the memory they take, looked at all the time."""
 
     def __init__(self, root: int):
         self._root = psutil.Process(root)
+        self.first = self.processes()
         self.most: dict[str, float] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
@@ -258,12 +312,12 @@ class _Watch:
         return found
 
     def memory(self) -> dict[str, float]:
-        """Resident MiB of each."""
+        """Resident MiB of each of the first processes."""
         found: dict[str, float] = {}
-        for pid, name in self.processes().items():
+        # To list all processes takes so long that honest requests of this process would wait.
+        for pid, name in self.first.items():
             with suppress(psutil.NoSuchProcess):
-                size = psutil.Process(pid).memory_info().rss / 2**20
-                found[f"{name} {pid}"] = size
+                found[f"{name} {pid}"] = psutil.Process(pid).memory_info().rss / 2**20
         return found
 
 
@@ -275,51 +329,36 @@ def prepare(base_url: str, rows: np.ndarray, headers: dict[str, str]) -> None:
             assert made.status_code == 201, made.text
 
 
-async def besiege(
-    base_url: str,
-    root: int,
-    attacks: Iterable[Attack],
-    rows: np.ndarray,
-    features: np.ndarray,
-    streams: int,
-    headers: dict[str, str],
-) -> Siege:
+async def besiege(base_url: str, root: int, attackers: Attackers, honest: Honest) -> Siege:
     """Attack a service while honest streams go on.
 
     Args:
         base_url: of the service.
         root: the process that started all others.
-        attacks: what is sent.
-        rows, features: of the honest streams.
-        streams: how many of them there are.
-        headers: of their requests.
+        attackers: who attacks.
+        honest: who goes on.
     """
     siege, over = Siege(), asyncio.Event()
-    address = httpx.URL(base_url)
-    with _Watch(root) as watch:
-        async with httpx.AsyncClient(base_url=base_url, timeout=120, headers=headers, trust_env=False) as client:
-            for number in range(streams):
-                born: dict[str, Any] = {
-                    "id": f"honest {number}",
-                    "prototypes": rows.tolist(),
-                    "guard": {"enabled": False},
-                }
-                (await client.post("/v1/streams", json=born)).raise_for_status()
-            siege.before, before = watch.processes(), watch.memory()
-            honest = [
-                asyncio.create_task(
-                    _honest(
-                        client, f"honest {number}", ProtoDCS(rows), np.roll(features, 7 * number, axis=0), siege, over
-                    )
-                )
-                for number in range(streams)
+    with _attacking(base_url, attackers) as attack, _Watch(root) as watch:
+        async with httpx.AsyncClient(base_url=base_url, timeout=120, headers=honest.headers, trust_env=False) as client:
+            for number in range(honest.streams):
+                new = {"id": f"honest {number}", "prototypes": honest.rows.tolist(), "guard": {"enabled": False}}
+                (await client.post("/v1/streams", json=new)).raise_for_status()
+            siege.before, before = watch.first, watch.memory()
+            siege.rounds.append(Round())
+            tasks = [
+                asyncio.create_task(_go_on(client, number, honest, siege, over)) for number in range(honest.streams)
             ]
-            while len(siege.quiet) < _QUIET and not any(task.done() for task in honest):
-                await asyncio.sleep(_LOOK)
-            siege.attacked = True
-            await _attack(str(address.host), address.port or 80, attacks, siege)
+            for _ in range(attackers.rounds):
+                while len(siege.rounds[-1].quiet) < attackers.quiet and not any(task.done() for task in tasks):
+                    await asyncio.sleep(_LOOK)
+                siege.attacked = True
+                siege.outcomes += await asyncio.to_thread(attack)
+                siege.rounds.append(Round())
+                siege.attacked = False
+            siege.rounds.pop()
             over.set()
-            await asyncio.gather(*honest)
+            await asyncio.gather(*tasks)
             # What was in the making when the last attacker left.
             await asyncio.sleep(2.0)
             siege.leaked = (await client.get("/v1/health")).json()["waiting"]
@@ -328,13 +367,51 @@ async def besiege(
     return siege
 
 
-async def _attack(host: str, port: int, attacks: Iterable[Attack], siege: Siege) -> None:
+@contextmanager
+def _attacking(base_url: str, attackers: Attackers) -> Iterator[Callable[[], list[Outcome]]]:
+    """Start the process of the attackers. Gives a function that lets them attack for one round."""
+    context = multiprocessing.get_context("spawn")
+    mine, other = context.Pipe()
+    process = context.Process(target=_attack_in_rounds, args=(other, base_url, attackers), daemon=True)
+    process.start()
+    other.close()
+
+    def attack() -> list[Outcome]:
+        mine.send("attack")
+        outcomes: list[Outcome] = mine.recv()
+        return outcomes
+
+    try:
+        # It has made what it needs.
+        mine.recv()
+        yield attack
+    finally:
+        process.kill()
+        process.join()
+
+
+def _attack_in_rounds(pipe: Connection, base_url: str, attackers: Attackers) -> None:
+    os.nice(19)
+    url = httpx.URL(base_url)
+    attacks = attackers.hostile().attacks(attackers.count)
+    pipe.send("ready")
+    for number in range(attackers.rounds):
+        pipe.recv()
+        size = attackers.count // attackers.rounds + (number < attackers.count % attackers.rounds)
+        pipe.send(asyncio.run(_attack(url.host, url.port or 80, islice(attacks, size))))
+    pipe.recv()
+
+
+async def _attack(host: str, port: int, attacks: Iterable[Attack]) -> list[Outcome]:
     """Make all attacks, a few at once."""
     turns = {False: asyncio.Semaphore(_AT_ONCE), True: asyncio.Semaphore(_SLOW_AT_ONCE)}
+    outcomes: list[Outcome] = []
 
     async def one(attack: Attack, turn: asyncio.Semaphore) -> None:
         try:
-            siege.outcomes.append(await send(host, port, attack))
+            outcome = await send(host, port, attack)
+            # What was sent may have megabytes, and nobody needs it any more.
+            outcomes.append(replace(outcome, attack=replace(attack, parts=())))
         finally:
             turn.release()
 
@@ -343,3 +420,4 @@ async def _attack(host: str, port: int, attacks: Iterable[Attack], siege: Siege)
             turn = turns[attack.slow or attack.broken or attack.family == "slow"]
             await turn.acquire()
             group.create_task(one(attack, turn))
+    return outcomes

@@ -15,7 +15,7 @@ from ..errors import ConfigError
 from .api.app import application
 from .encoder.encoding import EncoderReplica
 from .encoder.together import Together
-from .owners.cluster import Calls, begin, cause_of, drain, end, process_name, start_keeper
+from .owners.cluster import Calls, begin, cause_of, drain, end, freeze_startup_objects, process_name, start_keeper
 from .owners.listening import Listener, check_keys, listeners
 from .owners.router import OwnerLostError, Router
 from .settings import ServeConfig
@@ -81,6 +81,7 @@ def build(config: ServeConfig) -> Any:
             encoding = _Encoding(serve.get_deployment_handle(_ENCODER, application_name), config)
         api = application(config, router, calls, encoding)
         api.add_middleware(_NamedOnce)
+        freeze_startup_objects()
         return api
 
     ingress = serve.deployment(serve.ingress(routes)()).options(

@@ -21,10 +21,12 @@ from ...errors import ImageError
 from ..settings import ServeConfig, limit_of, share_of
 from .keys import Caller
 from .refusals import not_now, refusal
-from .rules import own
+from .rules import Rule, own
 
 # For so long a list of the streams of a tenant is believed, in seconds.
 _COUNTED = 5.0
+# Maximum bytes of a body that holds a name or a number, or one prototype, by the action of its rule.
+_SMALL_BODIES = {"snapshot": 2**16, "rollback": 2**16, "resize": 2**16, "add class": 2**19}
 # When to ask again after something that only a deletion will change, in seconds.
 _LONG = 60
 
@@ -104,10 +106,12 @@ class Limits:
             self._allowed[tenant] = allowed_for(self._config, tenant)
         return self._allowed[tenant]
 
-    def largest(self, caller: Caller | None, is_json: bool) -> int:
-        """How many bytes a body may have."""
+    def largest(self, caller: Caller | None, is_json: bool, rule: Rule | None) -> int:
+        """Return how many bytes the body of a request may have."""
         most = self.of(caller).body_bytes
-        return min(most, self._config.json_bytes) if is_json else most
+        if is_json:
+            most = min(most, self._config.json_bytes)
+        return most if rule is None else min(most, _SMALL_BODIES.get(rule.action, most))
 
     def too_many(self, caller: Caller) -> Response | None:
         """Whether a tenant asks too much at once or too often."""
@@ -215,7 +219,7 @@ class Limited:
             await self._app(scope, receive, send)
             return
         caller: Caller | None = scope["state"].get("caller")
-        most = self._limits.largest(caller, _is_json(scope))
+        most = self._limits.largest(caller, _is_json(scope), scope["state"].get("rule"))
         answer = (None if caller is None else self._limits.too_many(caller)) or _refused(scope, most)
         if answer is not None:
             await answer(scope, receive, send)

@@ -48,6 +48,7 @@ from .bodies import ClassName, ClassNames, Features, Options, Row, Rows, StreamI
 from .class_names import ClassEncodingTimeoutError, ClassNameEncoder
 from .description import describe
 from .inference import add_open_inference
+from .json_parsing import JsonRoute
 from .watched import Watched
 
 _log = logging.getLogger(__name__)
@@ -164,6 +165,7 @@ class Owners(BaseModel):
 def application(config: ServeConfig, router: Router, control: Control, encoding: Encoding | None) -> FastAPI:
     """The routes, over a router, a cluster, and an encoder if there is one."""
     api = FastAPI(title="ProtoDCS", version=__version__, description=__doc__)
+    api.router.route_class = JsonRoute
     limits = Limits(config, control.streams)
     readiness = Readiness(control, encoding, config.lease_seconds)
     gate = _Gate(router, encoding, limits, config)
@@ -419,7 +421,7 @@ class _Gate:
         elif kind == "multipart/form-data":
             replies = await self._decide_images(http, stream, action, key, await _images(http))
         elif kind == "application/json":
-            replies = await self._router.ask_many(_requests(stream, action, key, _from_json(await http.body())))
+            replies = await self._router.ask_many(_requests(stream, action, key, await _from_json(http)))
         elif kind in ("application/octet-stream", ""):
             payloads = _from_bytes(await http.body(), http.query_params.get("count", "1"))
             replies = await self._router.ask_many(_requests(stream, action, key, payloads))
@@ -538,15 +540,20 @@ def _from_bytes(body: bytes, count: str) -> list[bytes]:
     return _split(rows)
 
 
-def _from_json(body: bytes) -> list[bytes]:
-    """The features of a body like {"features": [[0.1, 0.2], [0.3, 0.4]]}."""
+async def _from_json(http: HttpRequest) -> list[bytes]:
+    """Return the features of a body like {"features": [[0.1, 0.2], [0.3, 0.4]]}."""
     try:
-        rows = _as_float32(Features.model_validate_json(body).features)
-    except ValueError:
+        features = Features.model_validate(await http.json()).features
+        if len(features) > _MOST_FEATURES or not 0 < len(features[0]) <= _WIDEST:
+            raise InputError(
+                f"Features must be 1 to {_MOST_FEATURES} rows of 1 to {_WIDEST} numbers; given: {len(features)} rows, "
+                f"the first of {len(features[0])} numbers."
+            )
+        return _split(_as_float32(features))
+    except InputError:
+        raise
+    except (ValueError, RecursionError):
         raise InputError('a JSON body must be {"features": [[number, ...], ...]}, rows of one length') from None
-    if len(rows) > _MOST_FEATURES or rows.shape[1] == 0:
-        raise InputError(f"features must be 1 to {_MOST_FEATURES} rows of numbers; given: shape {rows.shape}")
-    return _split(rows)
 
 
 def _split(rows: NDArray[np.float32]) -> list[bytes]:

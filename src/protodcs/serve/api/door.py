@@ -203,11 +203,12 @@ async def _made(learn: Callable[[], Awaitable[Desk]]) -> Desk:
 
 async def _of_keeper() -> Desk:
     """The desk of the service on this Ray cluster."""
-    from ..owners.cluster import Calls, bring_numbers, process_name
+    from ..owners.cluster import Calls, bring_numbers, freeze_startup_objects, process_name
 
     config = ServeConfig(**await Calls().settings())
     desk = Desk(config)
     bring_numbers(config, process_name("door"), desk.metrics.registry)
+    freeze_startup_objects()
     return desk
 
 

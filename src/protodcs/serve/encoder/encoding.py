@@ -18,7 +18,7 @@ from ... import encoders
 from ...core.prototypes import Prototypes
 from ...data.image import decode
 from ...errors import ImageError
-from ..owners.cluster import begin, process_name
+from ..owners.cluster import begin, freeze_startup_objects, process_name
 from ..settings import ServeConfig
 from ..stream.shared import pack_prototypes
 from ..telemetry.metrics import EncoderMetrics
@@ -110,6 +110,7 @@ class EncoderReplica:
         begin(config, process_name("encoder"), self._counted.registry)
         self.encode.set_max_batch_size(config.batch_size)
         self.encode.set_batch_wait_timeout_s(config.batch_wait)
+        freeze_startup_objects()
 
     @serve.batch(max_batch_size=32, batch_wait_timeout_s=0.005)  # type: ignore[untyped-decorator]
     async def encode(self, groups: list[list[bytes]]) -> list[list[bytes | str]]:

@@ -6,6 +6,7 @@ it makes the actors agree with the list. A files store has one worker and needs 
 """
 
 import asyncio
+import gc
 import logging
 import os
 import re
@@ -54,6 +55,7 @@ class OwnerActor:
         self._starting: asyncio.Task[Owner] | None = None
         begin(self._config, name)
         ensure_compiled()
+        freeze_startup_objects()
 
     async def _owner(self) -> Owner:
         """The owner, started by whoever asks first: also after Ray has restarted the process."""
@@ -259,6 +261,16 @@ def begin(config: ServeConfig, process: str, registry: CollectorRegistry | None 
     traces.start(config.tracing)
     if registry is not None:
         bring_numbers(config, process, registry)
+
+
+def freeze_startup_objects() -> None:
+    """Leave all present objects out of garbage collection. Each process of the service calls this once it is ready.
+
+    The modules of the HTTP process alone hold about 190,000, and they stay until the process ends. A full collection
+    would visit them all, for about 145 ms, and requests would wait.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def bring_numbers(config: ServeConfig, process: str, registry: CollectorRegistry) -> None:
