@@ -555,7 +555,7 @@ def test_a_body_that_is_no_json_or_lacks_a_field_is_422_in_words():
                 for body in (b"", b"{", b"[]", b"null", b"{}", b'{"name": 7}', b'{"name": ""}'):
                     for headers in (AS_JSON, {}):
                         words_of(await service.client.post(path, content=body, headers=headers), 422)
-                for body in (b"\xff", b"[" * 100_000):
+                for body in (b"\xff", b"[" * 50_000):
                     words_of(await service.client.post(path, content=body, headers=AS_JSON), 400)
             assert words_of(await service.post("s/snapshots", json={}), 422) == "name: Field required"
             surrogate = b'{"name": "\\ud800"}'
