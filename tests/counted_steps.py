@@ -66,7 +66,7 @@ def _run_kernels_as_python():
 
     compiled.kernel = lambda *_signatures, **_options: lambda function: function
 
-    from protodcs.core import memory
+    from protodcs.core.protodcs import memory
 
     # The alignment follows single changes, as with compiled kernels.
     memory.KERNEL = "numba"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from conftest import unit
 from protodcs import Config, ProtoDCS
-from protodcs.core.bias import Bias
+from protodcs.core.streamdcs.class_bias import Bias
 from protodcs.core.compiled import ensure_compiled
 from protodcs.errors import ConfigError
 from stream_oracle import fitted_bias

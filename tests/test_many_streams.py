@@ -12,7 +12,7 @@ import pytest
 
 from conftest import random_stream
 from protodcs import Config, ProtoDCS, Prototypes, Streams, methods
-from protodcs.core.memory import _empty
+from protodcs.core.protodcs.memory import _empty
 from protodcs.errors import InputError, StateError, UsageError
 
 EVOLVING = {"evolution_gate": "entropy", "cache_admission": "verified", "evolution_prior": 1}

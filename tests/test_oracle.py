@@ -7,7 +7,7 @@ import torch
 from conftest import random_stream
 from oracle import Oracle
 from protodcs import Config, ProtoDCS
-from protodcs.core.residual import text_gradient
+from protodcs.core.protodcs.residual import text_gradient
 
 torch.set_num_threads(1)
 

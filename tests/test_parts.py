@@ -13,10 +13,11 @@ from sklearn.mixture import GaussianMixture
 from conftest import random_stream
 from oracle import best_split
 from protodcs import Config, ProtoDCS
-from protodcs.core import alignment, evidence, evolution, exponential, first_check, mixture, prediction, residual
-from protodcs.core.cache import choose_slot, queue_mean
+from protodcs.core.protodcs import alignment, evolution, first_check, prediction, residual
+from protodcs.core import evidence, exponential, mixture
+from protodcs.core.protodcs.cache import choose_slot, queue_mean
 from protodcs.core.compiled import ensure_compiled
-from protodcs.core.first_check import Window
+from protodcs.core.windows import Window
 
 ensure_compiled()
 

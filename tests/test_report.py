@@ -22,7 +22,7 @@ from protodcs.bench.report import write_report
 from protodcs.bench.rows import GATHERED, MEAN, POOLED
 from protodcs.bench.statistics import Estimate, estimate
 from protodcs.bench.tables import Number, Share, Table, escape_latex, to_csv, to_html, to_latex, to_markdown
-from protodcs.core.config import Config
+from protodcs.core.protodcs.config import Config
 from protodcs.errors import DataError, InputError
 
 GRIDS = Path(__file__).parent.parent / "grids"

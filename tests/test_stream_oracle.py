@@ -11,12 +11,12 @@ import pytest
 
 from conftest import random_stream
 from protodcs import Config, ProtoDCS
-from protodcs.core import concentration
-from protodcs.core.cold import Cold
+from protodcs.core.streamdcs import concentration
+from protodcs.core.streamdcs.fallback import Cold
 from protodcs.core.compiled import ensure_compiled
-from protodcs.core.first_check import similarities
-from protodcs.core.modes import Modes
-from protodcs.core.target import cut_between_modes, cut_within_one_mode
+from protodcs.core.vectors import similarities
+from protodcs.core.streamdcs.bimodality import Modes
+from protodcs.core.streamdcs.operating_point import cut_between_modes, cut_within_one_mode
 from stream_oracle import Crowd, StreamOracle, cold_cut, crowd_of, exact_products, lone_cut, skewed_cut
 
 ensure_compiled()

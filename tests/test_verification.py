@@ -16,15 +16,15 @@ from sklearn.metrics import roc_auc_score
 
 from conftest import random_stream, unit
 from protodcs import Config, ProtoDCS
-from protodcs.core import background, head, recall
-from protodcs.core.cold import Cold
+from protodcs.core.streamdcs import background, head, recall
+from protodcs.core.streamdcs.fallback import Cold
 from protodcs.core.compiled import ensure_compiled
-from protodcs.core.concentration import Crowd, _spread, crowd
-from protodcs.core.modes import Modes
-from protodcs.core.recall import Recall
-from protodcs.core.target import cut_between_modes
-from protodcs.core.trust import CONTRAST, HEAD, SIGNALS, STRANGER, TEXT, Trust, combine, remember
-from protodcs.core.verification import Verification
+from protodcs.core.streamdcs.class_concentration import Crowd, _spread, crowd
+from protodcs.core.streamdcs.bimodality import Modes
+from protodcs.core.streamdcs.memory_bank import Recall
+from protodcs.core.streamdcs.operating_point import cut_between_modes
+from protodcs.core.streamdcs.signal_weights import CONTRAST, HEAD, SIGNALS, STRANGER, TEXT, Trust, combine, remember
+from protodcs.core.streamdcs.verification import Verification
 from protodcs.errors import ConfigError, UsageError
 
 ensure_compiled()

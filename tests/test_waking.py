@@ -17,7 +17,7 @@ from conftest import random_stream
 from protodcs import Config, ProtoDCS, Prototypes, Streams
 from protodcs.core import parcel
 from protodcs.core.base import own_state
-from protodcs.core.berth import Berth, all_within, can_lie
+from protodcs.core.streamdcs.engine_slot import Berth, all_within, can_lie
 from protodcs.errors import ConfigError, StateError
 from test_many_streams import resident, same
 

@@ -11,7 +11,7 @@ from ..core import compiled
 
 def warm(as_json: bool = typer.Option(False, "--json", help="Print one JSON object.")) -> None:
     """Compile the kernels now, so that the first engine starts at once."""
-    from ..core import engine  # noqa: F401 - importing it registers the kernels
+    from ..core.protodcs import engine  # noqa: F401 - importing it registers the kernels
 
     started = time.perf_counter()
     with warnings.catch_warnings():

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..errors import StateError
 from .compiled import inner, kernel
 from .exponential import power_of_e
-from .first_check import push
+from .windows import push
 
 Vector = NDArray[np.float64]
 

@@ -11,16 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import evidence
-from .background import NO_LEVEL
-from .base import Feature
-from .config import Config
-from .decision import Decision
+from .. import evidence
+from ..base import Feature
+from ..decision import Decision
+from .config import ProtoDCSConfig
 from .memory import Memory
 from .residual import text_gradient
 from .scratch import Scratch
-from .trust import TEXT
-from .verification import Verification
 
 _SHOWN = 5
 
@@ -66,28 +63,10 @@ class TemporaryStage:
 
 
 @dataclass(frozen=True, slots=True)
-class FamiliarityStage:
-    """What each voice says, how well it tells the stream's tails apart (None: not measured) and how much it counts.
-
-    `text` is the familiarity by the text alone, `level` what noise would reach, `familiarity` all voices together.
-    """
-
-    text: float
-    level: float
-    signals: dict[str, float]
-    separation: dict[str, float | None]
-    weights: dict[str, float]
-    strangers: int
-    familiars: int
-    familiarity: float
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class VerificationStage:
     """The mixture and the posterior; `mixture` lists (weight, mean, variance) of known and unknown.
 
-    They are over openness, or with `verify_by="stream"` over minus the familiarity; so is the boundary.
+    They are over openness; so is the boundary.
     """
 
     fitted: bool
@@ -110,23 +89,21 @@ class EvolutionStage:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class ProtoDCSExplanation:
     """What each stage would do with one feature. `print` it for sentences, `to_dict` it for a program.
 
-    `best` lists the best classes with their scores, `bias` is what the class bias adds to the first of them.
+    `best` lists the best classes with their scores.
     """
 
     decision: Decision
     first_check: FirstCheckStage
     cache: CacheStage
     temporary: TemporaryStage
-    familiarity: FamiliarityStage | None
     verification: VerificationStage
     best: list[tuple[str, float]]
-    bias: float | None
     evolution: EvolutionStage
 
-    def nothing_kept(self) -> "Explanation":
+    def nothing_kept(self) -> "ProtoDCSExplanation":
         """The same for a frozen engine, which decides likewise and keeps nothing."""
         frozen = "the engine is frozen, nothing is kept; otherwise: "
         return replace(
@@ -142,16 +119,12 @@ class Explanation:
         return {
             "decision": self.decision.to_dict(),
             **{stage: asdict(getattr(self, stage)) for stage in stages},
-            "familiarity": None if self.familiarity is None else asdict(self.familiarity),
             "best": self.best,
-            "bias": self.bias,
         }
 
     def __str__(self) -> str:
         answer = f"known: {self.decision.label}" if self.decision.known else "unknown"
         best = ", ".join(f"{name} {value:.3f}" for name, value in self.best)
-        if self.bias is not None:
-            best += f"; the class bias of {self.best[0][0]} is {self.bias:+.3f}"
         lines = [
             f"Decision      {answer} (p_unknown {self.decision.p_unknown:.3f})",
             f"First check   {self.first_check.reason}",
@@ -161,19 +134,17 @@ class Explanation:
             f"Prediction    {best}",
             f"Evolution     {self.evolution.reason}",
         ]
-        if self.familiarity is not None:
-            lines.insert(4, f"Familiarity   {self.familiarity.reason}")
         return "\n".join(lines)
 
 
 def explanation(
-    config: Config,
+    config: ProtoDCSConfig,
     classes: Sequence[str],
     feature: Feature,
     memories: tuple[Memory, Memory, Memory],
     decision: Decision,
     scratch: Scratch,
-) -> Explanation:
+) -> ProtoDCSExplanation:
     """Read the stages off the memory before the sample, when it takes its step, and after it.
 
     `scratch` holds the vectors of the last of these.
@@ -181,20 +152,18 @@ def explanation(
     before, stepped, after = memories
     predicted = int(scratch.before.argmax())
     first = _first_check(config, classes[predicted], after, decision)
-    return Explanation(
+    return ProtoDCSExplanation(
         decision=decision,
         first_check=first,
         cache=_cache(config, classes[predicted], predicted, feature, before, decision, first),
         temporary=_temporary(config, feature, stepped, decision, scratch),
-        familiarity=None if after.verification is None else _familiarity(after.verification),
         verification=_verification(config, after, decision),
         best=[(classes[k], float(scratch.scores[k])) for k in np.argsort(-scratch.scores, kind="stable")[:_SHOWN]],
-        bias=None if before.bias is None else float(before.bias.logits[decision.index]),
         evolution=_evolution(config, before, after, decision, scratch),
     )
 
 
-def _first_check(config: Config, predicted: str, after: Memory, decision: Decision) -> FirstCheckStage:
+def _first_check(config: ProtoDCSConfig, predicted: str, after: Memory, decision: Decision) -> FirstCheckStage:
     openness = decision.openness_first
     cache_gate = after.gate_window.quantile(config.cache_quantile)
     trust_gate = after.gate_window.quantile(config.trust_quantile)
@@ -211,7 +180,7 @@ def _first_check(config: Config, predicted: str, after: Memory, decision: Decisi
 
 
 def _cache(
-    config: Config,
+    config: ProtoDCSConfig,
     queue: str,
     k: int,
     feature: Feature,
@@ -243,7 +212,7 @@ def _cache(
 
 
 def _temporary(
-    config: Config, feature: Feature, memory: Memory, decision: Decision, scratch: Scratch
+    config: ProtoDCSConfig, feature: Feature, memory: Memory, decision: Decision, scratch: Scratch
 ) -> TemporaryStage:
     aleatoric, epistemic = evidence.uncertainty(scratch.before, np.empty_like(scratch.before))
     stepped = decision.trusted and config.text_prototypes and config.text_rate > 0
@@ -276,50 +245,13 @@ def _temporary(
     )
 
 
-def _familiarity(after: Verification) -> FamiliarityStage:
-    weights, measured, (strangers, familiars) = after.trust.voices(), after.trust.separations(), after.recall.held
-    signals = dict(zip(weights, after.signals[1:], strict=True))
-    separation = {voice: measured.get(voice) for voice in weights}
-    text, level = after.signals[TEXT], after.background.level
-    familiarity = after.familiarity
-    heard = [f"{voice} {signals[voice]:+.2f} (weight {weights[voice]:.2f})" for voice in weights if weights[voice] > 0]
-    reason = f"text {text:.2f}"
-    if level > NO_LEVEL:
-        reason += f", {text / level:.2f} times what noise reaches"
-    if heard:
-        reason += f"; with {', '.join(heard)} it is {familiarity:.2f}"
-    elif after.config.recalls:
-        reason += "; the memories are not trusted yet"
-    return FamiliarityStage(text, level, signals, separation, weights, strangers, familiars, familiarity, reason)
-
-
 def _parts(parameters: NDArray[np.float64]) -> list[tuple[float, float, float]]:
     """(weight, mean, variance) of the known and of the unknown component."""
     weight, mean, variance, other_weight, other_mean, other_variance = parameters.tolist()
     return [(weight, mean, variance), (other_weight, other_mean, other_variance)]
 
 
-def _verification_by_stream(after: Verification, decision: Decision) -> VerificationStage:
-    modes, crowd, boundary = after.modes, after.cold.crowd, after.boundary
-    side, parts = "known" if decision.known else "unknown", None
-    if modes.fitted:
-        known, unknown = parts = _parts(modes.parameters)
-        reason = f"two kinds are proven, around {-known[1]:.2f} and around {-unknown[1]:.2f}"
-    elif crowd.strange:
-        reason = "the stream looks like strangers alone, so the text's score decides"
-    elif crowd.alarm > 0:
-        reason = "two kinds are not proven, but the less familiar half piles up on few classes"
-    else:
-        reason = "two kinds are not proven"
-    reason += f"; the cut lies at {-boundary:.2f}: {side}"
-    if after.targeted:
-        reason += f", by the cut that loses {after.config.target_false_reject:.1%} of the known"
-    return VerificationStage(modes.fitted, parts, boundary, decision.p_unknown, decision.known, reason)
-
-
-def _verification(config: Config, after: Memory, decision: Decision) -> VerificationStage:
-    if after.verification is not None:
-        return _verification_by_stream(after.verification, decision)
+def _verification(config: ProtoDCSConfig, after: Memory, decision: Decision) -> VerificationStage:
     parts = None
     side = "known" if decision.known else "unknown"
     if not config.verification:
@@ -340,7 +272,9 @@ def _verification(config: Config, after: Memory, decision: Decision) -> Verifica
     return VerificationStage(after.fitted, parts, after.cold_threshold, decision.p_unknown, decision.known, reason)
 
 
-def _evolution(config: Config, before: Memory, after: Memory, decision: Decision, scratch: Scratch) -> EvolutionStage:
+def _evolution(
+    config: ProtoDCSConfig, before: Memory, after: Memory, decision: Decision, scratch: Scratch
+) -> EvolutionStage:
     passed = after.passed > before.passed
     threshold: float | None = before.evolution_threshold
     if config.evolution_gate == "quantile":

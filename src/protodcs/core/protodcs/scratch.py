@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .book import Booked
+from ..book import Booked
 from .step import SCRATCH
 
 

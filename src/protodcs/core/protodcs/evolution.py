@@ -9,7 +9,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from .compiled import kernel
+from ..compiled import kernel
 from .residual import gradient_element, moved_element, text_gradient_twin
 
 Vector = NDArray[np.float64]

@@ -3,10 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from .compiled import kernel
-from .evidence import softmax, softmax_twin, uncertainty, uncertainty_twin
-from .exponential import power_of_e
-from .first_check import products
+from ..compiled import kernel
+from ..evidence import softmax, softmax_twin, uncertainty, uncertainty_twin
+from ..exponential import power_of_e
+from ..vectors import products
 
 Vector = NDArray[np.float64]
 Row = NDArray[np.float32]

@@ -18,9 +18,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from ..compiled import inner, kernel
+from ..exponential import power_of_e
 from .cache import queue_mean
-from .compiled import inner, kernel
-from .exponential import power_of_e
 
 Vector = NDArray[np.float64]
 Counts = NDArray[np.int64]

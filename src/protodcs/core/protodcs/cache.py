@@ -9,7 +9,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from .compiled import kernel
+from ..compiled import kernel
 
 Vector = NDArray[np.float64]
 Row = NDArray[np.float32]

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import StateError
-from . import alignment, mixture, state
-from .base import Counters, Feature, check_unit, counter, is_own, required, truth, within
+from ...errors import StateError
+from .. import mixture, state
+from ..base import Counters, Feature, check_unit, counter, is_own, required, truth, within
+from ..vectors import invert_norms
+from . import alignment
 from .cache import queue_mean
-from .config import Config
-from .first_check import invert_norms
+from .config import ProtoDCSConfig
 
 # How far the alignment sums of a state may lie from what its queues and prototypes make of them.
 _DRIFT_TOLERANCE = 1e-5
@@ -42,14 +43,14 @@ SCALARS = (
 )
 
 
-def since_flush(config: Config, learned: int) -> int:
+def since_flush(config: ProtoDCSConfig, learned: int) -> int:
     """How many samples came since the buffer was last emptied, which happens with each fit of the mixture."""
     if config.cache_admission != "buffered":
         return 0
     return learned if learned < config.mixture_start else config.mixture_period - config.until_refit(learned)
 
 
-def proven(entry: Feature, config: Config, counters: Counters, arrays: state.Arrays) -> state.Arrays:
+def proven(entry: Feature, config: ProtoDCSConfig, counters: Counters, arrays: state.Arrays) -> state.Arrays:
     """The arrays of an exported memory, each proven to be one that `export` could have written.
 
     `entry` (K, d) are its entry prototypes, which were proven before.
@@ -91,7 +92,7 @@ def proven(entry: Feature, config: Config, counters: Counters, arrays: state.Arr
     within(take("diagonal", np.float64, opened), "diagonal", -1.001, 1.001)
     for name, capacity, pushed in (
         ("gate_window", config.gate_window, learned),
-        ("mixture_window", config.mixture_window, 0 if config.verify_by == "stream" else learned),
+        ("mixture_window", config.mixture_window, learned),
     ):
         within(take(name, np.float64, min(capacity, pushed)), name, -0.001, 2.001)
     confirmed = counter(counters, "confirmed")
@@ -110,7 +111,7 @@ def proven(entry: Feature, config: Config, counters: Counters, arrays: state.Arr
     return checked
 
 
-def _check_alignment(config: Config, checked: state.Arrays) -> None:
+def _check_alignment(config: ProtoDCSConfig, checked: state.Arrays) -> None:
     """The accumulators must be what the queues and prototypes make of them.
 
     Up to `_PROVEN_PAIRS` pairs of query and key everything is computed again and compared. Beyond that so many
@@ -166,7 +167,7 @@ def _close(got: NDArray[Any], wanted: NDArray[Any]) -> bool:
     return bool(np.allclose(got, wanted, rtol=_DRIFT_TOLERANCE, atol=_DRIFT_TOLERANCE))
 
 
-def check_counters(config: Config, counters: Counters) -> None:
+def check_counters(config: ProtoDCSConfig, counters: Counters) -> None:
     """Refuse numbers that contradict each other, or that no memory with these settings can hold."""
     sequence = counter(counters, "sequence", high=2**62)
     learned = counter(counters, "learned", high=sequence)

@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from .compiled import inner, kernel
+from ..compiled import inner, kernel
 
 Vector = NDArray[np.float64]
 Row = NDArray[np.float32]

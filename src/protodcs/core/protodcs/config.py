@@ -1,36 +1,25 @@
-"""Every number and every reading of the method that a user may choose.
+"""The settings of ProtoDCS: every number of the paper, and every place where the paper can be read in two ways.
 
-The paper is silent or contradicts itself in places; each such place is one named option here, so that both readings
-can be run and compared. Field descriptions carry the paper's symbol, the unit and where the option comes from.
+Each such place is one named option, so that you can run and compare both readings. Field descriptions give the paper's
+symbol, the unit and the source.
 """
 
 from typing import Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from ..errors import ConfigError, without_passwords
+from ...errors import ConfigError
+from ..settings import Settings
 
-Preset = Literal["paper", "default"]
-
-
-class Settings(BaseModel):
-    """The settings of a method: never changed, no unknown options, and mistakes told in one of our errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    def __init__(self, /, **options: Any) -> None:
-        try:
-            super().__init__(**options)
-        except ValidationError as problem:
-            raise in_words(problem) from None
+Preset = Literal["paper"]
 
 
-class Config(Settings):
-    """The resolved settings of one engine. Frozen: make another one to change it.
+class ProtoDCSConfig(Settings):
+    """The settings of one ProtoDCS engine. The defaults follow the paper to the letter.
 
-    >>> Config.preset("paper").trust_quantile
+    >>> ProtoDCSConfig().trust_quantile
     0.6
-    >>> Config.preset("paper", evolution_gate="entropy").evolution_gate
+    >>> ProtoDCSConfig(evolution_gate="entropy").evolution_gate
     'entropy'
     """
 
@@ -138,94 +127,19 @@ class Config(Settings):
         gt=0,
         lt=1,
         description="The share of known images that may be lost. None: the posterior rule. Otherwise a sample is known "
-        "below that upper tail of the known component, a Gaussian for openness and a skewed one by the stream.",
-    )
-
-    # Final verification by the stream, in place of openness.
-    verify_by: Literal["openness", "stream"] = Field(
-        "openness",
-        description="What decides between known and unknown: the mixture over openness (paper), or a mixture over a "
-        "familiarity measured against the stream itself. The options from here to the prediction belong to it.",
-    )
-    background: bool = Field(
-        True, description="Measure each class's cosine against its own mean and variance over the stream."
-    )
-    background_horizon: float = Field(
-        2000.0, ge=10, le=1e9, description="How many samples a class's background remembers. Samples."
-    )
-    background_prior: float = Field(
-        20.0, gt=0, le=1e6, description="How many samples the background of all classes counts for in that of one."
-    )
-    centred_weight: float = Field(
-        0.6,
-        ge=0,
-        le=1,
-        description="Share of the centred cosines, those less the sample's mean, in the familiarity; raw ones have the "
-        "rest.",
-    )
-    history: int = Field(
-        2048,
-        ge=64,
-        le=1_000_000,
-        description="How many recent samples set the tails of the text's familiarity and show how classes are filled.",
-    )
-    strangers: int = Field(384, ge=8, le=65_536, description="How many strange samples are remembered.")
-    familiars: int = Field(128, ge=8, le=65_536, description="How many familiar samples are remembered.")
-    nearest: int = Field(5, ge=1, le=64, description="How many nearest samples of each kind a contrast is made of.")
-    head_weight: float = Field(
-        0.55, ge=0, le=10, description="Weight of the logistic head between the two memories; 0 ablates it."
-    )
-    head_rate: float = Field(0.2, gt=0, le=10, description="Learning rate of the head.")
-    head_decay: float = Field(1e-3, ge=0, le=1, description="Weight decay of the head.")
-    head_steps: int = Field(2, ge=1, le=64, description="Rows of each memory that the head replays at every sample.")
-    contrast_weight: float = Field(
-        0.35,
-        ge=0,
-        le=10,
-        description="Weight of the contrast between nearest familiar and nearest strange samples; 0 ablates it.",
-    )
-    stranger_weight: float = Field(
-        0.2, ge=0, le=10, description="Weight of the one nearest strange sample; 0 ablates it."
-    )
-    trust: bool = Field(
-        True,
-        description="Let head and contrast count only as far as they tell the tails of the text's familiarity apart.",
-    )
-    trust_floor: float = Field(
-        0.92, ge=0.5, lt=1, description="AUROC between the tails up to which they count nothing."
-    )
-    trust_ceiling: float = Field(
-        0.97, gt=0.5, le=1, description="AUROC between the tails from which they count in full."
-    )
-    concentration: bool = Field(
-        True, description="Let the predicted classes have a say: strangers pile up on few of them."
-    )
-    proof: bool = Field(
-        True,
-        description="Believe in two kinds of samples only where they are proven. Off: a mixture that fits is a proof.",
+        "below that upper tail of the known component.",
     )
 
     # Prediction.
-    class_bias: bool = Field(
-        False,
-        description="Take off what a shift adds to each class's logit, as verified samples of other classes show it. "
-        "Needs three classes.",
-    )
-    class_bias_limit: int = Field(
-        256,
-        ge=3,
-        le=10_000,
-        description="With more classes there is no class bias: it remembers a number for every pair of them.",
-    )
     temperature: float = Field(0.01, gt=0, le=100, description="tau: softmax temperature of the text similarities.")
     affinity_weight: float = Field(0.5, ge=0, le=100, description="alpha: weight of the visual affinity.")
     affinity_sharpness: float = Field(9.5, ge=0, le=1000, description="beta: how fast affinity falls with distance.")
     prediction_scale: Literal["probability", "logit"] = Field(
         "probability", description="Text term of the prediction: softmax (equation 9), or similarity over temperature."
     )
-    score: Literal["openness", "openness_first", "posterior", "familiarity"] = Field(
+    score: Literal["openness", "openness_first", "posterior"] = Field(
         "openness",
-        description="Behind AUROC: 1 - S', 1 - S, 1 - p (not said in the paper), or the familiarity by the stream.",
+        description="The number behind AUROC: 1 - S', 1 - S, or 1 - p. Not given in the paper.",
     )
 
     # Evolution of the text prototypes.
@@ -266,26 +180,7 @@ class Config(Settings):
                 "alignment_keys='all' needs alignment_direction='visual-to-text': classes without a queue have no "
                 "visual prototype to be matched with"
             )
-        if self.score == "familiarity" and self.verify_by != "stream":
-            raise ValueError("score='familiarity' needs verify_by='stream', which measures it")
-        if not self.verification and self.verify_by == "stream":
-            raise ValueError("verification=False decides by the first check alone: it needs verify_by='openness'")
-        if self.head_rate * self.head_decay >= 1:
-            raise ValueError(
-                f"head_rate {self.head_rate} times head_decay {self.head_decay} must be below 1, or the head grows"
-            )
-        if self.class_bias and self.prediction_scale != "logit":
-            raise ValueError("class_bias needs prediction_scale='logit': it is added to logits")
-        if self.history < self.mixture_window and self.verify_by == "stream":
-            raise ValueError(f"history {self.history} must not be shorter than mixture_window {self.mixture_window}")
-        if self.trust_floor >= self.trust_ceiling:
-            raise ValueError(f"trust_floor {self.trust_floor} must be below trust_ceiling {self.trust_ceiling}")
         return self
-
-    @property
-    def recalls(self) -> bool:
-        """Whether memories of strangers and familiar samples are asked at all."""
-        return self.head_weight + self.contrast_weight + self.stranger_weight > 0
 
     def until_refit(self, learned: int) -> int:
         """How many samples after the first `learned` ones come until the mixture is fitted, that sample included."""
@@ -294,44 +189,8 @@ class Config(Settings):
         return self.mixture_period - (learned - self.mixture_start) % self.mixture_period
 
     @classmethod
-    def preset(cls, name: Preset = "default", **options: Any) -> Self:
-        """A named starting point with some options replaced.
-
-        `paper` follows the paper to the letter. `default` is what we recommend: it verifies by the stream.
-        """
+    def preset(cls, name: Preset = "paper", **options: Any) -> Self:
+        """Return the named settings with some options replaced. `paper` follows the paper to the letter."""
         if name not in get_args(Preset):
             raise ConfigError(f"there is no preset {name!r}: choose one of {', '.join(get_args(Preset))}")
-        return cls(**{**_PRESETS[name], **options})
-
-    def replace(self, **options: Any) -> Self:
-        """A copy with some options replaced, validated again."""
-        return type(self)(**{**self.model_dump(), **options})
-
-
-# Apart from each other on purpose: `default` is free to move wherever a measurement says so, `paper` never moves.
-_PRESETS: dict[Preset, dict[str, Any]] = {
-    "paper": {},
-    "default": {
-        "verify_by": "stream",
-        "score": "familiarity",
-        "mixture_window": 512,
-        "mixture_start": 64,
-        "mixture_period": 32,
-        # What the paper's own steps add is below the noise on every stream measured; they cost more than all the rest.
-        "text_rate": 0.0,
-        "visual_prototypes": False,
-        "evolution_gate": "off",
-        "prediction_scale": "logit",
-        "class_bias": True,
-    },
-}
-
-
-def in_words(problem: ValidationError) -> ConfigError:
-    """What pydantic found, as one of our errors: each option, what is wrong with it and what was given."""
-    lines = []
-    for error in problem.errors():
-        option, message = ".".join(str(part) for part in error["loc"]), error["msg"].removeprefix("Value error, ")
-        given = without_passwords(str(error["input"]))[:80]
-        lines.append(f"{option}: {message} (given: {given!r})" if option else message)
-    return ConfigError("; ".join(lines[:5]) + (f"; and {len(lines) - 5} more" if len(lines) > 5 else ""))
+        return cls(**options)

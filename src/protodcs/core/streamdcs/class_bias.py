@@ -1,10 +1,10 @@
-"""Class bias: what a prototype answers to samples of other classes, beyond what its likeness with theirs explains.
+"""Class bias: what a class answers to samples of other classes, beyond what the similarity of the classes explains.
 
-A shift moves all features the same way, and so lifts some classes' cosines and lowers others'. How often each class is
-predicted would show it, but so would a stream that simply holds more of one class. The cosine of class k on samples of
-the other classes does not depend on shares: a sample verified as class c is modelled as
-`z_k = r_c + beta (p_c . p_k) + u_k` over k other than c, and `u_k`, shrunk by how well it is known, is taken off. Where
-images do not follow the geometry of the prototypes at all, beta is small and nothing is taken off.
+A shift moves all features the same way, and so raises the cosines of some classes and lowers those of others. The
+predicted frequencies would show it, but so would a stream with more samples of one class. The cosine of class k on
+samples of other classes does not depend on frequencies: a sample verified as class c is modelled as
+`z_k = r_c + beta (p_c . p_k) + u_k` over k other than c, and `u_k`, shrunk by its uncertainty, is subtracted. If images
+do not follow the geometry of the prototypes at all, beta is small and nothing is subtracted.
 """
 
 import copy
@@ -13,38 +13,38 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import StateError
-from . import state
-from .base import Feature, is_own, required, within
-from .compiled import kernel
+from ...errors import StateError
+from .. import state
+from ..base import Feature, is_own, required, within
+from ..compiled import kernel
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 
-# A sample so surely known teaches.
+# Learn from samples with P(unknown) below this.
 _SURE = 0.1
-# A class remembers so many of its samples, and so many count against what it says.
+# Number of samples that a class remembers, and number of samples at which its weight is one half.
 _HORIZON, _PRIOR = 50.0, 10.0
-# beta squared is how far the correction is applied, less this and at most that much.
-_FLOOR, _MOST = 0.1, 1.25
-# Mean square of the prototypes' cosines with each other, each less its row's mean, below which they are all alike.
-_LEAST_LIKENESS = 1e-6
-# The mean probability of a verified class remembers so many samples.
+# The correction is scaled by beta squared minus the first value, at most by the second.
+_FLOOR, _MAX = 0.1, 1.25
+# Mean square of the centred cosines between prototypes below which they have no geometry to follow.
+_MIN_LIKENESS = 1e-6
+# Number of samples that the mean confidence remembers.
 _CONFIDENCE_HORIZON = 1000.0
-# Running sums wear by rounding: after so many samples they are computed anew.
+# Rounding errors accumulate in running sums: they are recomputed after this many samples.
 _REBUILD_AFTER = 1000
 _TOLERANCE = 1e-6
-# Rows of `vectors`: how many samples each class has, its weight, its products with likeness and with itself, and the
+# Rows of `vectors`: number of samples of each class, its weight, its products with likeness and with itself, and the
 # weighted column sums of responses and of likeness.
 _COUNT, _WEIGHT, _LIKE, _SELF, _RESPONSES, _LIKENESS, VECTORS = range(7)
 # Places in `sums`: weighted products of responses with likeness, of likeness and of responses with themselves, the
-# weights, their squares, the mean confidence, how many samples it has, and how many came since the last rebuild.
+# weights, their squares, the mean confidence, its number of samples, and the number since the last rebuild.
 _XY, _XX, _YY, _W, _WW, _CONFIDENCE, _SEEN, _SINCE, SUMS = range(9)
 
 
 @kernel("void(float64[:,::1], float64[:,::1], int64, float64, float64[:,::1], float64[::1])")
 def _count(rows: Matrix, likeness: Matrix, c: int, sign: float, vectors: Matrix, sums: Vector) -> None:
-    """Add row `c` to the running sums, or take it out with sign -1."""
+    """Add row `c` to the running sums, or remove it with sign -1."""
     weight = sign * vectors[_WEIGHT, c]
     own = 0.0
     for k in range(rows.shape[0]):
@@ -60,7 +60,7 @@ def _count(rows: Matrix, likeness: Matrix, c: int, sign: float, vectors: Matrix,
 
 @kernel("void(float64[:,::1], float64[:,::1], int64, float64[:,::1])")
 def _describe(rows: Matrix, likeness: Matrix, c: int, vectors: Matrix) -> None:
-    """The weight and the products of row `c`."""
+    """Compute the weight and the products of row `c`."""
     like, own = 0.0, 0.0
     for k in range(rows.shape[0]):
         like += rows[c, k] * likeness[c, k]
@@ -70,10 +70,10 @@ def _describe(rows: Matrix, likeness: Matrix, c: int, vectors: Matrix) -> None:
 
 
 @kernel("void(float64[::1], int64, float64, float64[:,::1], float64[:,::1], float64[:,::1], float64[::1])")
-def take_in(
+def update(
     cosines: Vector, c: int, confidence: float, rows: Matrix, likeness: Matrix, vectors: Matrix, sums: Vector
 ) -> None:
-    """Let class `c` remember the `cosines` (K,) of one of its samples; one less sure than the average counts less."""
+    """Update class `c` by the `cosines` (K,) of one of its samples, weighted down if less sure than the average."""
     classes = cosines.shape[0]
     sums[_SEEN] = min(sums[_SEEN] + 1.0, _CONFIDENCE_HORIZON)
     sums[_CONFIDENCE] += (confidence - sums[_CONFIDENCE]) / sums[_SEEN]
@@ -94,16 +94,16 @@ def take_in(
 
 @kernel("float64(float64[:,::1], float64[::1], float64, float64[::1])")
 def correction(vectors: Matrix, sums: Vector, temperature: float, out: Vector) -> float:
-    """What is added to each class's logit, into `out` (K,); returns beta."""
+    """Write what to add to each class's logit into `out` (K,). Return beta."""
     classes = out.shape[0]
-    # Prototypes as far from each other as can be have no geometry to follow.
+    # Orthogonal prototypes have no geometry to follow.
     beta = 0.0
-    if sums[_XX] > _LEAST_LIKENESS * sums[_W] * (classes - 1):
+    if sums[_XX] > _MIN_LIKENESS * sums[_W] * (classes - 1):
         beta = max(sums[_XY] / sums[_XX], 0.0)
-    mean, explained, weights, error, heard = 0.0, 0.0, 0.0, 0.0, 0.0
+    mean, explained, weights, error, observed = 0.0, 0.0, 0.0, 0.0, 0.0
     for k in range(classes):
         others = sums[_W] - vectors[_WEIGHT, k]
-        heard += vectors[_WEIGHT, k] > 0.0
+        observed += vectors[_WEIGHT, k] > 0.0
         out[k] = 0.0
         if others > 1e-6:
             out[k] = (vectors[_RESPONSES, k] - beta * vectors[_LIKENESS, k]) / others
@@ -116,13 +116,12 @@ def correction(vectors: Matrix, sums: Vector, temperature: float, out: Vector) -
     for k in range(classes):
         out[k] -= mean
         variance += out[k] * out[k]
-    # James and Stein's shrinkage: displacement against what its misfit alone would make of it. The first class that
-    # was heard fits itself.
+    # James-Stein shrinkage: the displacement against what the misfit alone would cause.
     known = 0.0
-    if heard > 1.0:
-        left = max(sums[_YY] - beta * sums[_XY] - explained, 0.0) / max(weights, 1e-9) * heard / (heard - 1.0)
+    if observed > 1.0:
+        left = max(sums[_YY] - beta * sums[_XY] - explained, 0.0) / max(weights, 1e-9) * observed / (observed - 1.0)
         known = max(0.0, 1.0 - left * error / classes / (variance / (classes - 1) + 1e-12))
-    scale = -known * min(_MOST, max(0.0, beta * beta - _FLOOR)) / temperature
+    scale = -known * min(_MAX, max(0.0, beta * beta - _FLOOR)) / temperature
     for k in range(classes):
         out[k] *= scale
     return beta
@@ -148,23 +147,23 @@ def learn(
     cosines: Vector, c: int, confidence: float, rows: Matrix, likeness: Matrix, vectors: Matrix, sums: Vector,
     temperature: float, out: Vector,
 ) -> float:  # fmt: skip
-    """`take_in`, `rebuild` when it is time to, and `correction`."""
-    take_in(cosines, c, confidence, rows, likeness, vectors, sums)
+    """Update by one sample, rebuild if it is due, and compute the correction. Return beta."""
+    update(cosines, c, confidence, rows, likeness, vectors, sums)
     sums[_SINCE] += 1.0
     if sums[_SINCE] >= _REBUILD_AFTER:
         rebuild(rows, likeness, vectors, sums)
     return correction(vectors, sums, temperature, out)
 
 
-def products_twin(rows: Feature, out: Matrix) -> None:
-    """The same without numba."""
+def products_numpy(rows: Feature, out: Matrix) -> None:
+    """Numpy reference."""
     values = rows.astype(np.float64)
     out[:] = values @ values.T
 
 
-@kernel("void(float32[:,::1], float64[:,::1])", twin=products_twin)
+@kernel("void(float32[:,::1], float64[:,::1])", twin=products_numpy)
 def products(rows: Feature, out: Matrix) -> None:
-    """The product of each row of `rows` (K, d) with each into `out` (K, K), in an order that no library chooses."""
+    """Write the product of each row of `rows` (K, d) with each into `out` (K, K), in a fixed order of summation."""
     for j in range(rows.shape[0]):
         for k in range(j, rows.shape[0]):
             total = 0.0
@@ -175,21 +174,21 @@ def products(rows: Feature, out: Matrix) -> None:
 
 
 def likeness(entry: Feature) -> Matrix:
-    """Cosines of the prototypes `entry` (K, d) with each other, each row less its mean, diagonal zero: (K, K)."""
+    """Return the cosines between the prototypes `entry` (K, d), each row minus its mean, diagonal zero: (K, K)."""
     cosines = np.empty((len(entry), len(entry)))
     products(entry, cosines)
     return _centred(cosines)
 
 
-class Bias:
+class ClassBias:
     """The class bias of K classes, three or more.
 
     Attributes:
         likeness: (K, K) float64, see `likeness`; never written to.
-        rows: (K, K) float64, what samples of each class answer to the others, each row less its mean, diagonal zero.
+        rows: (K, K) float64, mean cosines of the samples of each class with the others, each row minus its mean.
         vectors, sums: (VECTORS, K) and (SUMS,) float64, running sums over both.
-        logits: (K,) float64, what is added to each class's logit.
-        beta: how far the responses follow the likeness.
+        logits: (K,) float64, what to add to each class's logit.
+        beta: slope of the responses over the likeness.
     """
 
     def __init__(self, entry: Feature, temperature: float, of_entry: Matrix | None = None):
@@ -204,11 +203,11 @@ class Bias:
         self._shared = False
 
     def learns_from(self, p_unknown: float) -> bool:
-        """Whether a sample is surely known."""
+        """Whether a sample is certain enough to learn from."""
         return p_unknown < _SURE
 
     def learn(self, cosines: Vector, best: int, confidence: float, p_unknown: float) -> None:
-        """Learn from a sample predicted as `best` with this probability, if it is surely known."""
+        """Learn from a sample predicted as `best` with this probability, if it is certain enough."""
         if not self.learns_from(p_unknown):
             return
         if self._shared:
@@ -218,22 +217,22 @@ class Bias:
         )
 
     def fork(self) -> Self:
-        """A copy that shares the rows until it learns."""
-        twin = copy.copy(self)
-        twin.vectors, twin.sums, twin.logits = self.vectors.copy(), self.sums.copy(), self.logits.copy()
-        twin._shared = True
-        return twin
+        """Return a copy that shares the rows until it learns."""
+        copied = copy.copy(self)
+        copied.vectors, copied.sums, copied.logits = self.vectors.copy(), self.sums.copy(), self.logits.copy()
+        copied._shared = True
+        return copied
 
-    def with_classes(self, entry: Feature, kept: NDArray[np.int64]) -> "Bias":
-        """The bias for the prototypes `entry`, of which the first are the classes `kept`; the others are new."""
-        twin = Bias(entry, self.temperature)
+    def with_classes(self, entry: Feature, kept: NDArray[np.int64]) -> "ClassBias":
+        """Return the bias for the prototypes `entry`: first the classes `kept`, then new ones."""
+        copied = ClassBias(entry, self.temperature)
         own = slice(0, len(kept))
-        twin.rows[own, own] = _centred(self.rows[np.ix_(kept, kept)])
-        twin.vectors[_COUNT, own] = self.vectors[_COUNT, kept]
-        twin.sums[[_CONFIDENCE, _SEEN]] = self.sums[[_CONFIDENCE, _SEEN]]
-        rebuild(twin.rows, twin.likeness, twin.vectors, twin.sums)
-        twin.beta = correction(twin.vectors, twin.sums, twin.temperature, twin.logits)
-        return twin
+        copied.rows[own, own] = _centred(self.rows[np.ix_(kept, kept)])
+        copied.vectors[_COUNT, own] = self.vectors[_COUNT, kept]
+        copied.sums[[_CONFIDENCE, _SEEN]] = self.sums[[_CONFIDENCE, _SEEN]]
+        rebuild(copied.rows, copied.likeness, copied.vectors, copied.sums)
+        copied.beta = correction(copied.vectors, copied.sums, copied.temperature, copied.logits)
+        return copied
 
     def export(self) -> state.Arrays:
         return {"rows": self.rows, "vectors": self.vectors, "sums": self.sums}
@@ -257,7 +256,7 @@ class Bias:
         return bias
 
     def _check(self) -> None:
-        """Refuse running sums that are not those of the rows."""
+        """Raise StateError if the running sums do not belong to the rows."""
         right = self.fork()
         rebuild(right.rows, right.likeness, right.vectors, right.sums)
         for name, got, wanted in (("vectors", self.vectors, right.vectors), ("sums", self.sums[:5], right.sums[:5])):
@@ -266,7 +265,7 @@ class Bias:
 
 
 def _centred(square: Matrix) -> Matrix:
-    """A square matrix with the mean of each row's other elements taken off them, and zeros on its diagonal."""
+    """Return a square matrix with each row minus the mean of its off-diagonal elements, and a zero diagonal."""
     centred = square.copy()
     np.fill_diagonal(centred, 0.0)
     centred -= centred.sum(axis=1, keepdims=True) / max(len(square) - 1, 1)

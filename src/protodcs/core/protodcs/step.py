@@ -8,15 +8,15 @@ paper and for what happens rarely.
 import numpy as np
 from numpy.typing import NDArray
 
+from ..book import TABLE, Layout, Table, matrix, numbers, queues, vector, wide
+from ..compiled import kernel
+from ..evidence import largest, uncertainty, uncertainty_gradient
+from ..mixture import take_in
 from .alignment import change_query
-from .book import TABLE, Layout, Table, matrix, numbers, queues, vector, wide
 from .cache import choose_slot, place
-from .compiled import kernel
-from .config import Config
-from .evidence import largest, uncertainty, uncertainty_gradient
+from .config import ProtoDCSConfig
 from .first_check import look
-from .mixture import take_in
-from .prediction import affinities, conclude, text_probabilities
+from .prediction import affinities, conclude
 from .residual import rescore, step_visual
 
 Vector = NDArray[np.float64]
@@ -44,7 +44,7 @@ SCRATCH = Layout(
 )  # fmt: skip
 _BEFORE, _AFTER, _SLOPES, _COSINES, _AFFINITY, _LOGITS, _PROBABILITIES, _SCORES, _EVERY = range(len(SCRATCH.names))
 
-# What the calls below need of a `Config`: numbers, and whether every class is a key of the alignment.
+# What the calls below need of a `ProtoDCSConfig`: numbers, and whether every class is a key of the alignment.
 SETTINGS = (
     "cache_quantile", "trust_quantile", "cache_similarity", "aleatoric_weight", "epistemic_weight", "alignment_weight",
     "alignment_temperature", "text_rate", "visual_rate", "step_epsilon", "affinity_weight", "affinity_sharpness",
@@ -57,7 +57,7 @@ SETTINGS = (
 ) = range(len(SETTINGS) + 1)  # fmt: skip
 
 
-def settings(config: Config) -> Vector:
+def settings(config: ProtoDCSConfig) -> Vector:
     """What the kernels here need of a config."""
     return np.array([*(getattr(config, name) for name in SETTINGS), config.alignment_keys == "all"], dtype=np.float64)
 
@@ -175,26 +175,3 @@ def look_step_and_predict(
     p_unknown = verify(memory, judged, after) if judged >= 0 else -1.0
     found = (k, openness, confident, trusted, quality, slot >= 0, after, best, aleatoric, epistemic, entropy)
     return -1, p_unknown, found
-
-
-@kernel(
-    "Tuple((int64, float64, boolean, boolean, float64, boolean, float64, int64, float64, float64, float64))"
-    f"({TABLE}, {TABLE}, float32[::1], int64, float64[::1])"
-)
-def look_and_predict(
-    memory: Table, scratch: Table, feature: Row, pushed: int, bias: Vector
-) -> tuple[int, float, bool, bool, float, bool, float, int, float, float, float]:
-    """The same where no prototype moves and there are no visual ones; the bias (K,) adds to logits."""
-    before, after, logits = vector(scratch, _BEFORE), vector(scratch, _AFTER), vector(scratch, _LOGITS)
-    probabilities, scores = vector(scratch, _PROBABILITIES), vector(scratch, _SCORES)
-    k, openness, _, trust_gate = check_first(memory, scratch, feature, pushed)
-    aleatoric, epistemic = uncertainty(before, probabilities)
-    entropy = text_probabilities(before, vector(memory, _SETTINGS)[_TEMPERATURE], logits, probabilities)
-    best = 0
-    for i in range(before.shape[0]):
-        after[i] = before[i]
-        scores[i] = logits[i] + bias[i]
-    for i in range(before.shape[0]):
-        if scores[i] > scores[best]:
-            best = i
-    return k, openness, False, openness < trust_gate, 0.0, False, openness, best, aleatoric, epistemic, entropy

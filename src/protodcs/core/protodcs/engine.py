@@ -5,7 +5,7 @@ the file of its name.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,22 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from ..errors import InputError, UsageError
-from . import evidence, mixture, state
-from .base import Capabilities, Counters, Feature, FeatureMethod, softmax_rows
-from .bias import Bias
-from .config import Config
-from .decision import Decision, decided
+from ...errors import InputError, UsageError
+from .. import evidence, mixture, state
+from ..base import Capabilities, Counters, Feature, FeatureMethod, softmax_rows
+from ..decision import Decision, decided
+from ..vectors import invert_norms, similarities
+from .config import ProtoDCSConfig
 from .evolution import evolve
-from .explain import Explanation, explanation
-from .first_check import invert_norms, similarities
+from .explain import ProtoDCSExplanation, explanation
 from .memory import Memory
 from .prediction import affinities, conclude, text_probabilities
-from .prototypes import Prototypes
 from .residual import rescore, spread_step, step_visual
 from .scratch import Scratch
-from .step import check_first, look_and_predict, look_step_and_predict, step_and_predict, verify
-from .verification import confidence
+from .step import check_first, look_step_and_predict, step_and_predict, verify
 
 
 class FirstCheck(NamedTuple):
@@ -76,7 +73,7 @@ class ProtoDCS(FeatureMethod):
     Args:
         prototypes: (K, d), one row per known class; normalised on entry. Or `Prototypes`, which engines share.
         classes: K unique names; None names them "0".."K-1".
-        config: the settings, see `Config`.
+        config: the settings, see `ProtoDCSConfig`.
         encoder: fingerprint of the encoder that makes the features, if known.
 
     >>> import numpy as np
@@ -89,33 +86,12 @@ class ProtoDCS(FeatureMethod):
     capabilities: ClassVar[Capabilities] = Capabilities(
         batch_invariant=True, rotation_invariant=False, editable_classes=True, cost="prototypes"
     )
-    config_type = Config
+    config_type = ProtoDCSConfig
     score_names: ClassVar[Mapping[str, str]] = {
         "openness": "1 - openness", "openness_first": "1 - first openness", "posterior": "1 - p(unknown)",
-        "familiarity": "familiarity by the stream",
     }  # fmt: skip
-    config: Config
+    config: ProtoDCSConfig
     _memory: Memory
-
-    def __init__(
-        self,
-        prototypes: NDArray[np.floating] | Prototypes,
-        classes: Sequence[str] | None = None,
-        config: Config | None = None,
-        encoder: str | None = None,
-    ):
-        super().__init__(prototypes, classes, config or Config.preset("default"), encoder)
-
-    @classmethod
-    def from_options(
-        cls,
-        prototypes: NDArray[np.floating] | Prototypes,
-        classes: Sequence[str] | None = None,
-        encoder: str | None = None,
-        **options: Any,
-    ) -> "ProtoDCS":
-        """An engine from a preset's name and loose options."""
-        return cls(prototypes, classes, Config.preset(options.pop("preset", "default"), **options), encoder)
 
     def probabilities(self, scores: NDArray[np.floating]) -> NDArray[np.float64]:
         """(N, K) class probabilities for the `scores` of decisions: their softmax, or their share of all scores."""
@@ -131,21 +107,14 @@ class ProtoDCS(FeatureMethod):
 
     # Algorithm 1.
 
-    def _glance(self, feature: Feature, scores: bool) -> Decision:
-        return self._advance(self._memory.fork(), feature, scores, learns=False)
-
-    def _advance(self, memory: Memory, feature: Feature, scores: bool, learns: bool = True) -> Decision:
-        """Decide on a sample. What comes after its decision and has no part in it is left out unless it `learns`."""
+    def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
+        """Decide on a sample and learn from it."""
         found = self._adapt_and_predict(memory, feature)
 
-        p_unknown, known, score = self._verify(memory, feature, found)
+        p_unknown, known = self._verify(memory, found)
 
-        if learns and memory.bias is not None:
-            self._learn_bias(memory.bias, found.best, p_unknown)
         evolved = known and self._evolve(memory, feature, found)
         cached = found.cached or self._admit_verified(memory, feature, found, known)
-        if learns and memory.verification is not None:
-            memory.verification.learn(feature, self._scratch.before)
 
         sequence = memory.sequence
         memory.sequence += 1
@@ -159,7 +128,7 @@ class ProtoDCS(FeatureMethod):
             p_unknown,
             found.openness,
             found.openness_first,
-            score,
+            self._score(found, p_unknown),
             self._scratch.scores.astype(np.float32) if scores else None,
             found.aleatoric,
             found.epistemic,
@@ -172,30 +141,24 @@ class ProtoDCS(FeatureMethod):
     def _adapt_and_predict(self, memory: Memory, feature: Feature) -> Found:
         """Stages 1 and 2, and the prediction, which the verification has no part in.
 
-        For the readings that the two presets take it is one call, unless something rare happens: see `step`.
+        With the default settings it is one call, unless something rare happens: see `step`.
         """
         scratch, window = self._scratch, memory.gate_window
-        if self._by_text_alone:
-            bias = scratch.affinity if memory.bias is None else memory.bias.logits
-            found = look_and_predict(memory.table, scratch.table, feature, window.pushed, bias)
-        elif self._in_one_call and self._every_class_steps:
-            judged = memory.mixture_window.pushed if self._judges_by_mixture(memory) else -1
-            slot, p_unknown, found = look_step_and_predict(
-                memory.table, scratch.table, feature, window.pushed, self._admits_at_once, memory.renews, judged
-            )
-            if slot >= 0:
-                found = self._admit_and_predict(memory, feature, FirstCheck(*found[:5]), slot)
-            elif found[5]:
-                memory.renewed()
-            window.pushed += 1
-            return Found(*found, p_unknown)
-        else:
+        if not (self._in_one_call and self._every_class_steps):
             first = self._first_check(memory, feature)
             cached = self._admit_at_once(memory, feature, first)
             openness = self._temporary_prototypes(memory, feature, first)
             return Found(*first, cached, openness, *self._predict(memory))
+        judged = memory.mixture_window.pushed if self._judges_by_mixture(memory) else -1
+        slot, p_unknown, found = look_step_and_predict(
+            memory.table, scratch.table, feature, window.pushed, self._admits_at_once, memory.renews, judged
+        )
+        if slot >= 0:
+            found = self._admit_and_predict(memory, feature, FirstCheck(*found[:5]), slot)
+        elif found[5]:
+            memory.renewed()
         window.pushed += 1
-        return Found(*found)
+        return Found(*found, p_unknown)
 
     def _admit_and_predict(self, memory: Memory, feature: Feature, first: FirstCheck, slot: int) -> tuple[Any, ...]:
         """Put a sample into a slot that the one call could not put it into, and do the rest; the fields of `Found`."""
@@ -301,18 +264,7 @@ class ProtoDCS(FeatureMethod):
 
     # Stage 3: final verification.
 
-    def _verify(self, memory: Memory, feature: Feature, found: Found) -> tuple[float, bool, float]:
-        """P(unknown), whether the sample counts as known, and the score."""
-        if memory.verification is None:
-            p_unknown, known = self._verify_by_openness(memory, found)
-            return p_unknown, known, self._score(found, p_unknown)
-        verdict = memory.verification.decide(feature, self._scratch.before, found.nearest)
-        score = verdict.familiarity
-        if self.config.score != "familiarity":
-            score = self._score(found, verdict.p_unknown)
-        return verdict.p_unknown, verdict.known, score
-
-    def _verify_by_openness(self, memory: Memory, found: Found) -> tuple[float, bool]:
+    def _verify(self, memory: Memory, found: Found) -> tuple[float, bool]:
         """P(unknown), and whether the sample counts as known."""
         config, window, openness, p_unknown = self.config, memory.mixture_window, found.openness, found.p_unknown
         if p_unknown < 0.0 and self._judges_by_mixture(memory):
@@ -335,8 +287,7 @@ class ProtoDCS(FeatureMethod):
 
     def _judges_by_mixture(self, memory: Memory) -> bool:
         """Whether the sample that is being decided is judged by a mixture that stays as it is."""
-        judges = memory.fitted and self.config.verification and memory.verification is None
-        return judges and not self._refit_due(memory)
+        return memory.fitted and self.config.verification and not self._refit_due(memory)
 
     def _refit_due(self, memory: Memory) -> bool:
         """Whether the sample that is being decided is one at which the mixture is fitted anew."""
@@ -380,16 +331,9 @@ class ProtoDCS(FeatureMethod):
             return final
         if config.prediction_scale == "logit":
             np.add(scratch.logits, scratch.affinity, out=scratch.scores)
-        if memory.bias is not None:
-            scratch.scores += memory.bias.logits
         if not config.text_prototypes and len(memory.opened):
             np.copyto(scratch.scores, scratch.affinity)
         return final._replace(best=int(scratch.scores.argmax()))
-
-    def _learn_bias(self, bias: Bias, best: int, p_unknown: float) -> None:
-        """Teach the class bias with the sample's cosines, and with how probable its class is under it."""
-        if bias.learns_from(p_unknown):
-            bias.learn(self._scratch.before, best, confidence(self._scratch.scores, best, 1.0), p_unknown)
 
     def _evolve(self, memory: Memory, feature: Feature, found: Found) -> bool:
         """Move the text prototypes if a known sample passes the quality gate; True if they moved."""
@@ -443,7 +387,7 @@ class ProtoDCS(FeatureMethod):
 
     # Beside the stream.
 
-    def explain(self, feature: NDArray[np.floating]) -> Explanation:
+    def explain(self, feature: NDArray[np.floating]) -> ProtoDCSExplanation:
         """What each stage would do with this feature, and why; nothing changes."""
         with self._alone():
             values = self._checked(feature)
@@ -456,30 +400,22 @@ class ProtoDCS(FeatureMethod):
             return why.nothing_kept() if self.frozen else why
 
     def calibrate(self, features: NDArray[np.floating]) -> bool:
-        """Prepare for a stream from unlabelled features (N, d) like those to come, known and unknown mixed.
+        """Set the threshold of the cold start from unlabelled features (N, d), known and unknown ones mixed.
 
-        Verification by the stream learns from them as from samples, without counting them, and returns whether it now
-        tells two kinds of samples apart. By openness, only the cold-start threshold moves, to the boundary of a mixture
-        fitted to them; False, and nothing changed, where none fits.
+        Returns:
+            True if a mixture fits the features: the threshold is now its boundary. False if none fits, and nothing
+            has changed.
         """
         with self._alone():
             if self.frozen:
-                raise UsageError("a frozen engine learns nothing: unfreeze it before it is calibrated")
+                raise UsageError("a frozen engine learns nothing: unfreeze it before you calibrate it")
             rows = self._checked_many(features)
             if len(rows) < 4:
                 raise InputError(f"calibration needs at least 4 features; given: {len(rows)}")
             memory, cosines = self._memory, self._scratch.before
             openness = np.empty(len(rows))
-            self._whole = False
             for i, row in enumerate(rows):
-                best = similarities(memory.text, memory.inverse_norms, row, cosines)
-                openness[i] = 1.0 - cosines[best]
-                if memory.verification is not None:
-                    memory.verification.decide(row, cosines, best)
-                    memory.verification.learn(row, cosines)
-            self._whole = True
-            if memory.verification is not None:
-                return memory.verification.modes.fitted
+                openness[i] = 1.0 - cosines[similarities(memory.text, memory.inverse_norms, row, cosines)]
             parameters = np.zeros(mixture.PARAMETERS)
             fitted = self._fit(np.sort(openness), len(openness), parameters)
             if fitted:
@@ -508,8 +444,6 @@ class ProtoDCS(FeatureMethod):
         cached = chosen.visual_prototypes and chosen.cache_quality == "aleatoric"
         by_evidence = chosen.uncertainty == "evidence" and chosen.prediction_scale == "probability"
         self._in_one_call = plain and cached and by_evidence
-        still = chosen.text_rate == 0 and not chosen.visual_prototypes
-        self._by_text_alone = plain and still and chosen.prediction_scale == "logit"
         self._admits_at_once = chosen.cache_admission == "immediate"
 
     def _resize(self, classes: tuple[str, ...], width: int) -> None:

@@ -11,29 +11,26 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import StateError
-from . import alignment, mixture, state, untouched
-from .background import Background, chance
-from .base import Counters, Feature, counter
-from .bias import Bias, likeness
-from .book import Booked
+from ...errors import StateError
+from .. import mixture, state
+from ..base import Counters, Feature
+from ..book import Booked
+from ..compiled import KERNEL
+from ..prototypes import Prototypes
+from ..vectors import inverse_norms, invert_norms
+from ..windows import Window
+from . import alignment, untouched
 from .cache import place, queue_mean
-from .compiled import KERNEL
-from .config import Config
-from .first_check import Window, inverse_norms, invert_norms
-from .proof import SCALARS, proven
-from .prototypes import Prototypes
+from .config import ProtoDCSConfig
 from .residual import step_visual
+from .state_checks import SCALARS, proven
 from .step import MEMORY, choose, settings
-from .verification import Verification
 
 # The arrays of the samples that wait for the next refit, and by how many rows they grow.
 _WAITING = ("buffer", "buffer_class", "buffer_quality")
 _GROWTH = 32
 # What holds features or sums of them for every class: large, and zero while its queue is empty.
 _ROWS = frozenset({"cache", "visual", "adapted", "pull", "pull_rest", "visual_sum"})
-# What the names of the verification's and the class bias's numbers and arrays begin with in a state.
-_STREAM, _BIAS = "stream_", "bias_"
 
 
 @lru_cache(maxsize=16)
@@ -105,13 +102,7 @@ class Memory(Booked):
     applied: NDArray[np.float64]
     diagonal: NDArray[np.float64]
 
-    def __init__(
-        self,
-        prototypes: Prototypes,
-        config: Config,
-        verification: Verification | None = None,
-        bias: Bias | None = None,
-    ):
+    def __init__(self, prototypes: Prototypes, config: ProtoDCSConfig):
         entry = prototypes.unit
         classes, width = entry.shape
         self.config = config
@@ -121,18 +112,11 @@ class Memory(Booked):
         self.__dict__.update(_empty(classes, width, config.cache_size))
         self.opened = np.zeros(0, dtype=np.int64)
         self.gate_window = Window(config.gate_window)
-        # Verification by the stream has its own window, and this one stays empty.
-        self.mixture_window = Window(config.mixture_window if config.verify_by == "openness" else 1)
+        self.mixture_window = Window(config.mixture_window)
         self.quality_window = Window(config.gate_window)
         self.mixture = np.zeros(mixture.PARAMETERS)
         self.settings = settings(config)
         self.fitted = False
-        self.verification = verification
-        if verification is None and config.verify_by == "stream":
-            self.verification = Verification(entry, config, Background(entry, config, prototypes.follow(chance)))
-        self.bias = bias
-        if bias is None and biased(config, classes):
-            self.bias = Bias(entry, config.temperature, prototypes.follow(likeness))
         self.buffer = np.zeros((0, width), dtype=np.float32)
         self.buffer_class = np.zeros(0, dtype=np.int64)
         self.buffer_quality = np.zeros(0)
@@ -159,10 +143,6 @@ class Memory(Booked):
         twin._shared = frozenset(self._BIG)
         for name in ("gate_window", "mixture_window", "quality_window"):
             setattr(twin, name, getattr(self, name).fork())
-        if self.verification is not None:
-            twin.verification = self.verification.fork()
-        if self.bias is not None:
-            twin.bias = self.bias.fork()
         return twin
 
     def own(self, *names: str) -> None:
@@ -331,11 +311,7 @@ class Memory(Booked):
             return np.concatenate([array[rows], tail])
 
         entry = kept(self.entry, added)
-        verification = None if self.verification is None else self.verification.with_classes(entry, rows)
-        bias = None
-        if self.bias is not None and biased(self.config, len(entry)):
-            bias = self.bias.with_classes(entry, rows)
-        twin = Memory(Prototypes.of_unit(entry), self.config, verification, bias)
+        twin = Memory(Prototypes.of_unit(entry), self.config)
         if self.evolved:
             twin.text = kept(self.text, added)
             twin.inverse_norms = inverse_norms(twin.text)
@@ -360,9 +336,6 @@ class Memory(Booked):
         """What a person watching the stream wants to know."""
         gate, config = self.gate_window, self.config
         drift = 1.0 - np.einsum("kd,kd->k", self.entry, self.text) * self.inverse_norms if self.evolved else np.zeros(1)
-        watched = {} if self.verification is None else self.verification.stats()
-        if self.bias is not None:
-            watched |= {"geometry": self.bias.beta, "largest_bias": float(np.abs(self.bias.logits).max())}
         return {
             "learned": self.learned,
             "known": self.known,
@@ -384,7 +357,6 @@ class Memory(Booked):
             "mixture": mixture.described(self.mixture) if self.fitted else None,
             "text_drift_mean": float(drift.mean()),
             "text_drift_max": float(drift.max()),
-            **watched,
         }
 
     # Export and restore.
@@ -404,20 +376,14 @@ class Memory(Booked):
             arrays[name] = window.arrivals[: window.size]
         if self.evolved:
             arrays["text"] = self.text
-        if self.verification is not None:
-            arrays |= {_STREAM + name: array for name, array in self.verification.export().items()}
-        if self.bias is not None:
-            arrays |= {_BIAS + name: array for name, array in self.bias.export().items()}
         return self.counters(), arrays
 
     def counters(self) -> Counters:
-        """The numbers of a state beside its arrays, those of the verification last."""
+        """Return the numbers of a state beside its arrays."""
         counters: Counters = {name: getattr(self, name) for name in SCALARS}
         counters["confirmed"] = self.quality_window.pushed
         counters["unknown"] = self.learned - self.known
         counters["skipped"] = self.sequence - self.learned
-        if self.verification is not None:
-            counters |= {_STREAM + name: value for name, value in self.verification.counters().items()}
         return counters
 
     def _exported_queues(self) -> state.Arrays:
@@ -434,26 +400,13 @@ class Memory(Booked):
         }
 
     @classmethod
-    def restored(cls, prototypes: Prototypes, config: Config, counters: Counters, arrays: state.Arrays) -> "Memory":
+    def restored(
+        cls, prototypes: Prototypes, config: ProtoDCSConfig, counters: Counters, arrays: state.Arrays
+    ) -> "Memory":
         """Rebuild an exported memory, checking everything that could be wrong before anything large is made."""
-        counters, by_stream, strays = _parted(counters)
-        if strays:
-            raise StateError(f"the state's class bias has counters, and it has none: {sorted(strays)[:10]}")
-        arrays, of_stream, of_bias = _parted(arrays)
         checked = proven(prototypes.unit, config, counters, arrays)
-        entry, verification, bias = prototypes.unit, None, None
-        if (by_stream or of_stream) and config.verify_by != "stream":
-            raise StateError("the state holds a verification by the stream that its settings do not ask for")
-        if of_bias and not biased(config, len(entry)):
-            raise StateError("the state holds a class bias that its settings do not ask for")
         try:
-            if config.verify_by == "stream":
-                verification = Verification.restored(entry, config, by_stream, of_stream)
-                if verification.seen < counter(counters, "learned"):
-                    raise StateError("the state's verification has seen fewer samples than were learned from")
-            if biased(config, len(entry)):
-                bias = Bias.restored(entry, config.temperature, prototypes.follow(likeness), of_bias)
-            memory = cls(prototypes, config, verification, bias)
+            memory = cls(prototypes, config)
         except MemoryError:
             raise StateError("the state asks for more than this machine's memory holds") from None
         if "text" in checked:
@@ -469,7 +422,7 @@ class Memory(Booked):
             setattr(memory, name, checked[name].copy())
         memory.buffered = len(checked["buffer"])
         memory.gate_window.restore(checked["gate_window"], memory.learned)
-        memory.mixture_window.restore(checked["mixture_window"], memory.learned if verification is None else 0)
+        memory.mixture_window.restore(checked["mixture_window"], memory.learned)
         memory.quality_window.restore(checked["quality_window"], int(counters["confirmed"] or 0))
         return memory
 
@@ -494,23 +447,3 @@ class Memory(Booked):
         for name in ("visual_sum", "normaliser", "applied", "diagonal"):
             getattr(self, name)[self.opened] = checked[name]
         self._step_visual(self.opened)
-
-
-def biased(config: Config, classes: int) -> bool:
-    """Whether a memory of so many classes has a class bias: it takes two others to tell one's own."""
-    return config.class_bias and 3 <= classes <= config.class_bias_limit
-
-
-def _parted(named: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """What is the memory's own, the verification's and the class bias's, without their prefixes."""
-    own: dict[str, Any] = {}
-    of_stream: dict[str, Any] = {}
-    of_bias: dict[str, Any] = {}
-    for name, value in named.items():
-        if name.startswith(_STREAM):
-            of_stream[name[len(_STREAM) :]] = value
-        elif name.startswith(_BIAS):
-            of_bias[name[len(_BIAS) :]] = value
-        else:
-            own[name] = value
-    return own, of_stream, of_bias

@@ -1,8 +1,8 @@
-"""The cut that a wanted share of lost known samples asks for (`target_false_reject`).
+"""Operating point: the boundary that rejects a given fraction of the known samples (`target_false_reject`).
 
-With two proven modes, known samples are a Gaussian that is wider on its strange side, since unusual views and shifts
-pull them down, and strangers a plain one. Both are fitted together, and the tail of the known one is read off it: known
-samples among the strangers are then counted by the shape of those that are not.
+If two groups are detected, known samples are modelled by a Gaussian that is wider on its unknown side, because unusual
+views and shifts lower their scores, and unknown samples by a plain Gaussian. Both are fitted together, and the boundary
+is a quantile of the known one. Known samples that overlap with unknown ones are thereby counted, too.
 """
 
 import math
@@ -11,26 +11,26 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from .cold import Cold
-from .compiled import kernel
+from ..compiled import kernel
+from .fallback import Fallback
 
 Vector = NDArray[np.float64]
 
-# How much wider the strange side of the known scores is than the other.
+# Width of the unknown side of the known scores relative to the other side.
 _SKEW = 1.4
 _ITERATIONS = 40
 _TOLERANCE = 1e-5
 _NARROWEST = 0.01
 _LEAST_SHARE = 0.01
-# Where the classes raise an alarm, part of the recent samples are strangers: the cut goes so much deeper.
+# Increase of the rejected fraction at full alarm, because part of the recent samples are unknown then.
 _ALARMED = 1.2
-# Where all samples look like strangers, the text's familiarity of known ones in levels of noise: middle and width.
+# If all samples look unknown: expected mean and deviation of the text score of known ones, in noise floors.
 _EXPECTED, _WIDTH = 2.35, 0.6
 
 
 @kernel("Tuple((float64, float64))(float64[::1], float64[::1], float64, int64, float64)")
 def fit_skewed(values: Vector, start: Vector, skew: float, iterations: int, tolerance: float) -> tuple[float, float]:
-    """Mode and narrow width of the known part of `values`, which is `skew` times wider above its mode.
+    """Return mode and narrow width of the known part of `values`, which is `skew` times wider above its mode.
 
     EM from the mixture `start` (6,) of two Gaussians, known first; the unknown part stays a Gaussian.
     """
@@ -76,16 +76,16 @@ def fit_skewed(values: Vector, start: Vector, skew: float, iterations: int, tole
     return mode, width
 
 
-def cut_between_modes(strangeness: Vector, parameters: Vector, share: float) -> float:
-    """The strangeness beyond which `share` of the known samples lie, two modes being proven for these samples."""
-    mode, width = fit_skewed(strangeness, parameters, _SKEW, _ITERATIONS, _TOLERANCE)
-    if share < _SKEW / (1.0 + _SKEW):  # So much lies on the wide side.
+def boundary_with_mixture(novelty: Vector, parameters: Vector, share: float) -> float:
+    """Return the novelty above which the fraction `share` of the known samples is, given an accepted mixture."""
+    mode, width = fit_skewed(novelty, parameters, _SKEW, _ITERATIONS, _TOLERANCE)
+    if share < _SKEW / (1.0 + _SKEW):  # The quantile is on the wide side.
         return float(mode - _SKEW * width * NormalDist().inv_cdf(share * (1.0 + _SKEW) / (2.0 * _SKEW)))
     return float(mode + width * NormalDist().inv_cdf((1.0 - share) * (1.0 + _SKEW) / 2.0))
 
 
-def cut_within_one_mode(strangeness: Vector, cold: Cold, level: float, share: float) -> float:
-    """The same without a proof; where all samples look like strangers it is a cut on the text's score alone."""
-    if cold.crowd.strange:
-        return -level * (_EXPECTED + _WIDTH * NormalDist().inv_cdf(share))
-    return float(np.quantile(strangeness, 1.0 - min(0.5, share * (1.0 + _ALARMED * cold.crowd.alarm))))
+def boundary_without_mixture(novelty: Vector, fallback: Fallback, noise_floor: float, share: float) -> float:
+    """Return the same without a mixture; if all samples look unknown, a threshold on minus the text score."""
+    if fallback.concentration.all_unknown:
+        return -noise_floor * (_EXPECTED + _WIDTH * NormalDist().inv_cdf(share))
+    return float(np.quantile(novelty, 1.0 - min(0.5, share * (1.0 + _ALARMED * fallback.concentration.alarm))))
