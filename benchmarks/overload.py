@@ -44,7 +44,7 @@ def statuses(told):
 
 def most_expensive(config, classes, dimension):
     """Return the most expensive options that a service accepts: the longest window, refitted at each sample."""
-    from protodcs import Config
+    from protodcs import ProtoDCSConfig
     from protodcs.errors import ConfigError
     from protodcs.serve.settings import cost_limits_of
     from protodcs.serve.stream.cost import check_cost
@@ -53,11 +53,11 @@ def most_expensive(config, classes, dimension):
     for window in np.unique(np.geomspace(4, 100_000, 200).astype(int)):
         options = {"mixture_window": int(window), "mixture_start": 4, "mixture_period": 1}
         try:
-            check_cost(Config.preset("paper", **options), classes, dimension, config.guard, limits)
+            check_cost(ProtoDCSConfig(**options), classes, dimension, config.guard, limits)
         except ConfigError:
             break
         best = options
-    return {"preset": "paper", "config": best}
+    return {"method": "protodcs", "config": best}
 
 
 def senders_of(rig, streams=8, expensive=False):

@@ -1,4 +1,4 @@
-"""The script that judges the claims about the preset `default`, on made results."""
+"""The script that judges the claims about StreamDCS, on made results."""
 
 import csv
 import importlib.util
@@ -23,7 +23,7 @@ PEERS = {
     "online Gaussian": "online_gaussian",
     "ROSITA gate": "rosita_gate",
 }
-OURS, PAPER = "ProtoDCS (default)", "ProtoDCS (paper)"
+OURS, PAPER = "StreamDCS", "ProtoDCS (paper)"
 CLIP = {"stream": "dtd (judge)"}
 CIFAR = {
     "stream": "CIFAR-10-C + SVHN-C", "protocol": "continual", "encoder": "mini", "segments": ("fog", "snow", "frost")
@@ -35,9 +35,9 @@ STEPS = (-0.02, -0.01, 0.0, 0.01, 0.02)
 
 @pytest.fixture(scope="module")
 def judging():
-    spec = importlib.util.spec_from_file_location("judge_default", ROOT / "scripts" / "judge_default.py")
+    spec = importlib.util.spec_from_file_location("judge_streamdcs", ROOT / "scripts" / "judge_streamdcs.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["judge_default"] = module
+    sys.modules["judge_streamdcs"] = module
     spec.loader.exec_module(module)
     return module
 
@@ -100,7 +100,7 @@ def test_every_stream_of_the_claims_has_all_its_guards_targets_and_ablations(jud
 
 
 def test_no_stream_that_parameters_are_chosen_on_is_judged(judging):
-    tune = grid.load(ROOT / "grids" / "default-tune.yaml")
+    tune = grid.load(ROOT / "grids" / "streamdcs-tune.yaml")
     assert not judging.SEEDS & set(tune.seeds)
     assert not {stream.name for stream in tune.streams} & {place.stream for place in judging.stands(ROOT / "grids")}
 
@@ -260,7 +260,7 @@ def test_in_a_flood_the_low_end_of_the_interval_decides(judged, place, steps, re
 @pytest.mark.parametrize(("gain", "reached"), [(0.05, True), (0.049, False)])
 def test_decisions_are_compared_with_those_of_the_papers_preset(judged, gain, reached):
     found = judged(rows_for(PAPER, balanced_accuracy=0.7), rows_for(OURS, balanced_accuracy=0.7 + gain))
-    one = only(found["Balanced accuracy less that of the preset paper"])
+    one = only(found["Balanced accuracy less that of ProtoDCS"])
     assert (one.against, one.reached) == (PAPER, reached)
 
 
@@ -307,9 +307,9 @@ def test_a_method_that_changed_between_two_runs_is_refused(judged):
 def test_what_was_not_run_is_told(judged, tmp_path):
     judged(zero_shot(auroc=0.8), rows_for(OURS, auroc=0.9))
     text = (tmp_path / "out" / "claims.md").read_text()
-    assert "6 streams of grids/default-clip.yaml" in text
-    assert "grids/default-guards-mini.yaml" in text
-    assert "default-tune" not in text
+    assert "6 streams of grids/streamdcs-clip.yaml" in text
+    assert "grids/streamdcs-guards-mini.yaml" in text
+    assert "streamdcs-tune" not in text
 
 
 # Tables.
@@ -328,18 +328,18 @@ def test_the_tables_hold_figure_interval_bar_verdict_and_command(judged, tmp_pat
     assert line["Command"] == "protodcs bench run grids/made-up.yaml --out results"
     text = (tmp_path / "out" / "claims.md").read_text()
     assert "+10.00 ± 0.00 | above 0 | yes | yes" in text
-    assert text.index("How many streams reach each claim") < text.index("The claims about the preset default")
+    assert text.index("How many streams reach each claim") < text.index("The claims about StreamDCS")
     assert str(tmp_path) not in text
 
 
 def test_the_ablation_says_what_each_part_adds(judged, tmp_path):
     places = {"place": CIFAR | {"stream": "CIFAR-10-C + SVHN-C, 2000 + 2000"}}
-    variants = [rows_for("default: no head", **places, auroc=0.7), rows_for("default: no trust", **places, auroc=0.9)]
+    variants = [rows_for("StreamDCS: no linear head", **places, auroc=0.7), rows_for("StreamDCS: fixed signal weights", **places, auroc=0.9)]
     target = rows_for(f"{OURS}, at most 5 % lost", **places)
     judged(rows_for(OURS, **places, auroc=0.8), *variants, target)
     lines = {line["Less"]: line for line in read(tmp_path / "out" / "ablation.csv")}
     assert {label: float(line["AUROC"]) for label, line in lines.items()} == pytest.approx(
-        {"default: no head": 0.1, "default: no trust": -0.1}
+        {"StreamDCS: no linear head": 0.1, "StreamDCS: fixed signal weights": -0.1}
     )
 
 
@@ -362,7 +362,7 @@ def test_the_mean_over_corruptions_is_what_is_judged_where_there_are_several(jud
 
 def test_the_command_line_writes_where_it_is_told(judging, tmp_path, monkeypatch, capsys):
     folder = write_folder(tmp_path / "results", zero_shot(auroc=0.8) + rows_for(OURS, auroc=0.9))
-    monkeypatch.setattr(sys, "argv", ["judge_default.py", str(folder), "--out", str(tmp_path / "page")])
+    monkeypatch.setattr(sys, "argv", ["judge_streamdcs.py", str(folder), "--out", str(tmp_path / "page")])
     judging.main()
     assert "claims reached" in capsys.readouterr().out
     assert {file.name for file in (tmp_path / "page").iterdir()} == {"claims.md", "claims.csv"}

@@ -1,6 +1,6 @@
-"""Judge the claims about the preset `default`: `python scripts/judge_default.py RESULTS... [--out FOLDER]`.
+"""Judge the claims about StreamDCS: `python scripts/judge_streamdcs.py RESULTS... [--out FOLDER]`.
 
-RESULTS are folders that `protodcs bench run` filled with the grids `default-*`, or with some of them. The script reads
+RESULTS are folders that `protodcs bench run` filled with the grids `streamdcs-*`, or with some of them. The script reads
 their rows, runs nothing, and knows no figure but the bars of the claims. It writes claims.md and claims.csv, a table of
 the ablations and one of the first hundred samples.
 """
@@ -24,7 +24,7 @@ from protodcs.durable import replace_file
 from protodcs.errors import DataError
 
 ROOT = Path(__file__).parent.parent
-OURS, PAPER = "ProtoDCS (default)", "ProtoDCS (paper)"
+OURS, PAPER = "StreamDCS", "ProtoDCS (paper)"
 SEEDS = frozenset(range(10, 15))
 # Differences of shares are not exact: a bar that is met is met.
 _ROUNDING = 1e-12
@@ -137,7 +137,7 @@ class Stand:
 def stands(folder: Path) -> dict[Place, Stand]:
     """Every place of the judged grids."""
     found: dict[Place, Stand] = {}
-    for file in sorted(folder.glob("default-*.yaml")):
+    for file in sorted(folder.glob("streamdcs-*.yaml")):
         one = grid.load(file)
         if set(one.seeds) != SEEDS:
             continue
@@ -221,7 +221,7 @@ def _decisions(stand: Stand, ours: Entry) -> Iterator[Finding]:
     if PAPER in stand.methods and both:
         paper = stand.entry(PAPER)
         of = difference(ours, paper, BALANCED.key, stand.average)
-        yield Finding("Balanced accuracy less that of the preset paper", stand.place, of, BALANCED_GAIN, PAPER)
+        yield Finding("Balanced accuracy less that of ProtoDCS", stand.place, of, BALANCED_GAIN, PAPER)
 
 
 def by_claim(found: Iterable[Finding]) -> list[Finding]:
@@ -313,7 +313,7 @@ def claims_table(found: Sequence[Finding]) -> Table:
         "Against: of several the best by its mean in that figure. A share of the best is taken seed by seed.",
         "Streams with corruptions: the mean over corruptions; others: all samples.",
     ]
-    return Table("claims", "The claims about the preset default", heads, lines, notes)
+    return Table("claims", "The claims about StreamDCS", heads, lines, notes)
 
 
 def _verdict(finding: Finding, holds: bool) -> str:
@@ -351,7 +351,7 @@ def _helps(stand: Stand, entry: Entry, metric: Metric) -> Share:
 
 
 def first_table(found: Iterable[Stand]) -> Table:
-    """The decisions on the first hundred samples, and all of them, beside those of the paper's preset."""
+    """The decisions on the first hundred samples, and all of them, beside those of ProtoDCS."""
     lines: list[list[Cell]] = []
     for stand in found:
         ours, paper = stand.entry(OURS), stand.entry(PAPER)
@@ -366,7 +366,7 @@ def first_table(found: Iterable[Stand]) -> Table:
         apart = [Share(difference(ours, paper, BALANCED.key, s), signed=True) for s in (FIRST, stand.average)]
         lines.append([stand.place.title, *figures[:6], apart[0], *figures[6:], apart[1]])
     heads = ["Known lost", "Unknown found", "Balanced acc"]
-    groups = [(f"{who}, {when}", 3) for when in ("first 100", "all") for who in ("default", "paper")]
+    groups = [(f"{who}, {when}", 3) for when in ("first 100", "all") for who in ("StreamDCS", "ProtoDCS")]
     spread = [("", 1), *groups[:2], ("difference, first 100", 1), *groups[2:], ("difference, all", 1)]
     columns = ["Stream", *heads * 2, "Balanced acc", *heads * 2, "Balanced acc"]
     notes = [_INTERVALS, "The first 100 samples after the start and after every reset, taken together."]
@@ -398,7 +398,7 @@ def judge(folders: Sequence[Path], out: Path, grids: Path = ROOT / "grids") -> l
     order = list(places.values())
     found = by_claim(finding for stand in order for finding in findings(stand))
     if not found:
-        raise DataError("no claim can be judged by these results: run the grids default-*, with their own seeds")
+        raise DataError("no claim can be judged by these results: run the grids streamdcs-*, with their own seeds")
     claims, ablation, first = claims_table(found), ablation_table(order), first_table(order)
     out.mkdir(parents=True, exist_ok=True)
     page = to_markdown(summary_table(found, not_run(order))) + "\n" + to_markdown(claims)
@@ -413,7 +413,7 @@ def judge(folders: Sequence[Path], out: Path, grids: Path = ROOT / "grids") -> l
 
 def main() -> None:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description="Judge the claims about the preset `default`.")
+    parser = argparse.ArgumentParser(description="Judge the claims about StreamDCS.")
     parser.add_argument("results", nargs="+", type=Path, help="folders that `protodcs bench run` wrote")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "default")
     given = parser.parse_args()
