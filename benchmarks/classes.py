@@ -69,9 +69,7 @@ def one(method, prototypes, features):
 
 def agreement(prototypes, features):
     """On how many samples the candidates decide as all classes would, beside a stream that is long enough to adapt."""
-    engines = [
-        ProtoDCS(prototypes, config=ProtoDCSConfig(candidates=candidates)) for candidates in (CANDIDATES, EXACT)
-    ]
+    engines = [ProtoDCS(prototypes, config=ProtoDCSConfig(candidates=candidates)) for candidates in (CANDIDATES, EXACT)]
     some, every = (engine.observe_many(features[:COMPARED]) for engine in engines)
     same = (some.known == every.known) & (some.index == every.index)
     return {

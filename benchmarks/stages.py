@@ -12,11 +12,11 @@ import numpy as np  # noqa: E402 - the thread limits above must come first
 
 from protodcs import ProtoDCS, StreamDCS  # noqa: E402
 from protodcs.core import evidence  # noqa: E402
-from protodcs.core.protodcs.cache import queue_mean# noqa: E402
-from protodcs.core.vectors import similarities# noqa: E402
-from protodcs.core.protodcs.prediction import affinities, conclude# noqa: E402
-from protodcs.core.streamdcs.memory_bank import nearest# noqa: E402
-from protodcs.core.protodcs.residual import rescore# noqa: E402
+from protodcs.core.protodcs.cache import queue_mean  # noqa: E402
+from protodcs.core.protodcs.prediction import affinities, conclude  # noqa: E402
+from protodcs.core.protodcs.residual import rescore  # noqa: E402
+from protodcs.core.streamdcs.memory_bank import nearest  # noqa: E402
+from protodcs.core.vectors import similarities  # noqa: E402
 
 NAME = "stages"
 STREAMS = {100: "dtd", 200: "flowers", 1000: "big"}

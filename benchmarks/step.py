@@ -166,12 +166,12 @@ def as_markdown(rows):
     )
     lines += [
         "",
-        "What limits the rest, by the [parts of a step](stages.md). `paper`: a trusted sample moves every text row, "
+        "What limits the rest, by the [parts of a step](stages.md). `protodcs`: a trusted sample moves every text row, "
         "with a division for each element, in the time of three scorings or more; a queue change compares and adds up "
         "the text rows and shifts the alignment of each, which is kept to its ninth decimal as two float32 numbers an "
         "element: 20 bytes are read or written where a scoring reads 4. From about 200 classes on, text, alignment and "
         "visual prototypes no longer fit side by side into the second cache of a core (2 MB here), and each pass waits "
-        "for the third. `default`: the 512 remembered rows are as many as five hundred classes. What Python itself "
+        "for the third. `streamdcs`: the 512 remembered rows are as many as five hundred classes. What Python itself "
         "takes, 5 to 15 us a sample, is most of it at 10 classes and hardly shows at 1000.",
     ]
     return "\n".join(lines) + "\n"

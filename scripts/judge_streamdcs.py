@@ -1,8 +1,8 @@
 """Judge the claims about StreamDCS: `python scripts/judge_streamdcs.py RESULTS... [--out FOLDER]`.
 
-RESULTS are folders that `protodcs bench run` filled with the grids `streamdcs-*`, or with some of them. The script reads
-their rows, runs nothing, and knows no figure but the bars of the claims. It writes claims.md and claims.csv, a table of
-the ablations and one of the first hundred samples.
+RESULTS are folders that `protodcs bench run` filled with the grids `streamdcs-*`, or with some of them. The script
+reads their rows, runs nothing, and knows no figure but the bars of the claims. It writes claims.md and claims.csv, a
+table of the ablations and one of the first hundred samples.
 """
 
 import argparse

@@ -51,7 +51,7 @@ WRONG = [
     {"guard": {"window": -1}},
     {"guard": {"no such option": 1}},
     {"config": {"mixture_window": 100_000, "mixture_period": 1}},
-    {"preset": "nobody"},
+    {"method": "nobody"},
     {"id": "a/b"},
     {"classes": ["a", "b", "a"]},
     {"classes": ["a", ""]},

@@ -258,7 +258,7 @@ def test_in_a_flood_the_low_end_of_the_interval_decides(judged, place, steps, re
 
 
 @pytest.mark.parametrize(("gain", "reached"), [(0.05, True), (0.049, False)])
-def test_decisions_are_compared_with_those_of_the_papers_preset(judged, gain, reached):
+def test_decisions_are_compared_with_those_of_protodcs(judged, gain, reached):
     found = judged(rows_for(PAPER, balanced_accuracy=0.7), rows_for(OURS, balanced_accuracy=0.7 + gain))
     one = only(found["Balanced accuracy less that of ProtoDCS"])
     assert (one.against, one.reached) == (PAPER, reached)
@@ -334,7 +334,10 @@ def test_the_tables_hold_figure_interval_bar_verdict_and_command(judged, tmp_pat
 
 def test_the_ablation_says_what_each_part_adds(judged, tmp_path):
     places = {"place": CIFAR | {"stream": "CIFAR-10-C + SVHN-C, 2000 + 2000"}}
-    variants = [rows_for("StreamDCS: no linear head", **places, auroc=0.7), rows_for("StreamDCS: fixed signal weights", **places, auroc=0.9)]
+    variants = [
+        rows_for("StreamDCS: no linear head", **places, auroc=0.7),
+        rows_for("StreamDCS: fixed signal weights", **places, auroc=0.9),
+    ]
     target = rows_for(f"{OURS}, at most 5 % lost", **places)
     judged(rows_for(OURS, **places, auroc=0.8), *variants, target)
     lines = {line["Less"]: line for line in read(tmp_path / "out" / "ablation.csv")}

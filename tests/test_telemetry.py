@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from made_service import PROTOTYPES, ask, create, done, feature, learned, observe, settings, started
 from memory_store import MemoryStore
 from prometheus_server import FILES, promtool
-from protodcs import ProtoDCS
+from protodcs import StreamDCS
 from protodcs.errors import ConfigError
 from protodcs.serve.access.places import Places
 from protodcs.serve.messages import Action, Outcome, Reply
@@ -290,7 +290,7 @@ class Stub:
     different = 0
 
     def __init__(self, count, frozen=False):
-        self.engine = ProtoDCS(PROTOTYPES).restore(learned(count))
+        self.engine = StreamDCS(PROTOTYPES).restore(learned(count))
         if frozen:
             self.engine.freeze()
 

@@ -463,7 +463,7 @@ class Streams:
     def _load_into_slot(self, awake: _Awake, image: parcel.Image) -> bool:
         """Load a stream into the slot of one that was unloaded. Return False if no slot fits."""
         front = parcel.front_of(image.blocks)
-        if front is None or not _is_plain(front.said.header):
+        if not _is_plain(front.said.header):
             return False
         for _ in range(len(self._spares)):
             try:

@@ -19,7 +19,7 @@ import httpx
 import numpy as np
 import psutil
 
-from protodcs import ProtoDCS
+from protodcs import StreamDCS
 
 from .hostile import IMAGES, NUMBERS, Attack
 
@@ -197,7 +197,7 @@ def _no_constant(name: str) -> float:
 
 
 async def _honest(
-    client: httpx.AsyncClient, stream: str, engine: ProtoDCS, features: np.ndarray, siege: Siege, over: asyncio.Event
+    client: httpx.AsyncClient, stream: str, engine: StreamDCS, features: np.ndarray, siege: Siege, over: asyncio.Event
 ) -> None:
     """Observe features one after another until the attacks are over; each answer must be the engine's, to the bit."""
     number = 0
@@ -309,7 +309,7 @@ async def besiege(
             honest = [
                 asyncio.create_task(
                     _honest(
-                        client, f"honest {number}", ProtoDCS(rows), np.roll(features, 7 * number, axis=0), siege, over
+                        client, f"honest {number}", StreamDCS(rows), np.roll(features, 7 * number, axis=0), siege, over
                     )
                 )
                 for number in range(streams)

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import unit
-from protodcs import Config, ProtoDCS
-from protodcs.core.streamdcs.class_bias import Bias
+from protodcs import StreamDCS, StreamDCSConfig
 from protodcs.core.compiled import ensure_compiled
-from protodcs.errors import ConfigError
+from protodcs.core.streamdcs.class_bias import ClassBias
 from stream_oracle import fitted_bias
 
 ensure_compiled()
@@ -19,7 +18,7 @@ ensure_compiled()
 def test_the_running_sums_give_what_a_fit_from_scratch_gives(classes, seed):
     chance = np.random.default_rng(seed)
     entry = unit(chance.normal(size=(classes, 16))).astype(np.float32)
-    bias = Bias(entry, 0.05)
+    bias = ClassBias(entry, 0.05)
     for _ in range(40 * classes):
         best = int(chance.integers(classes))
         cosines = (entry @ unit(entry[best] + 0.2 * chance.normal(size=16))).astype(np.float64)
@@ -38,7 +37,7 @@ def shifted_stream(chance, prototypes, shares, shift, samples=3000, noise=0.12):
 
 
 def accuracies(prototypes, features, labels, **options):
-    on = ProtoDCS(prototypes, config=Config.preset("default", temperature=0.05, **options)).observe_many(features)
+    on = StreamDCS(prototypes, config=StreamDCSConfig(temperature=0.05, **options)).observe_many(features)
     plain = (features @ prototypes.T).argmax(axis=1)
     return (on.index == labels).mean(), (plain == labels).mean()
 
@@ -70,7 +69,7 @@ def test_images_that_do_not_follow_the_texts_geometry_are_left_alone():
     chance = np.random.default_rng(0)
     prototypes = unit(chance.normal(size=(20, 64)) + 2.0 * chance.normal(size=64))
     own = unit(chance.normal(size=(20, 64)))
-    bias = Bias(prototypes.astype(np.float32), 0.01)
+    bias = ClassBias(prototypes.astype(np.float32), 0.01)
     for best in chance.integers(20, size=2000):
         cosines = unit(own[best] + 0.05 * chance.normal(size=64)) @ unit(own).T
         bias.learn(cosines, int(best), 0.9, 0.0)
@@ -79,7 +78,7 @@ def test_images_that_do_not_follow_the_texts_geometry_are_left_alone():
 
 
 def test_only_surely_known_samples_teach():
-    bias = Bias(np.eye(4, 8, dtype=np.float32), 0.01)
+    bias = ClassBias(np.eye(4, 8, dtype=np.float32), 0.01)
     bias.learn(np.array([0.9, 0.2, 0.1, 0.0]), 0, 0.9, 0.1)
     assert not bias.rows.any()
     bias.learn(np.array([0.9, 0.2, 0.1, 0.0]), 0, 0.9, 0.09)
@@ -89,23 +88,18 @@ def test_only_surely_known_samples_teach():
 def test_there_is_none_beyond_the_limit_or_below_three_classes():
     chance = np.random.default_rng(0)
     for classes, there in ((2, False), (3, True), (8, True), (9, False)):
-        engine = ProtoDCS(chance.normal(size=(classes, 16)), config=Config.preset("default", class_bias_limit=8))
+        engine = StreamDCS(chance.normal(size=(classes, 16)), config=StreamDCSConfig(class_bias_limit=8))
         engine.observe_many(chance.normal(size=(50, 16)))
-        assert ("geometry" in engine.stats()) == there
-        assert ProtoDCS.restore(engine.snapshot()).snapshot() == engine.snapshot()
-
-
-def test_it_is_refused_where_there_are_no_logits_to_add_it_to():
-    with pytest.raises(ConfigError, match="prediction_scale"):
-        Config.preset("default", prediction_scale="probability")
+        assert ("class_bias_slope" in engine.stats()) == there
+        assert StreamDCS.restore(engine.snapshot()).snapshot() == engine.snapshot()
 
 
 def test_editing_classes_across_the_limit_drops_it_and_starts_it_anew():
     chance = np.random.default_rng(1)
-    engine = ProtoDCS(chance.normal(size=(8, 16)), config=Config.preset("default", class_bias_limit=8))
+    engine = StreamDCS(chance.normal(size=(8, 16)), config=StreamDCSConfig(class_bias_limit=8))
     engine.observe_many(chance.normal(size=(60, 16)))
     engine.add_class("ninth", chance.normal(size=16))
-    assert "geometry" not in engine.stats()
+    assert "class_bias_slope" not in engine.stats()
     engine.remove_class("ninth")
-    assert engine.stats()["geometry"] == 0.0
-    assert ProtoDCS.restore(engine.snapshot()).snapshot() == engine.snapshot()
+    assert engine.stats()["class_bias_slope"] == 0.0
+    assert StreamDCS.restore(engine.snapshot()).snapshot() == engine.snapshot()
