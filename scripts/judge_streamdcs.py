@@ -13,7 +13,6 @@ from pathlib import Path
 
 from protodcs.bench import grid, pack, rows
 from protodcs.bench.comparison import ACC, AUROC, BALANCED, BASELINE, FPR, MAIN, OSCR, Contest, Entry, Metric, Place
-from protodcs.bench.comparison import OURS as METHOD
 from protodcs.bench.comparison import contests as contests_of
 from protodcs.bench.grid import Entrant, ImageStream, PackStream
 from protodcs.bench.rows import FIRST, LATER
@@ -24,7 +23,7 @@ from protodcs.durable import replace_file
 from protodcs.errors import DataError
 
 ROOT = Path(__file__).parent.parent
-OURS, PAPER = "StreamDCS", "ProtoDCS (paper)"
+METHOD, OURS, PAPER = "streamdcs", "StreamDCS", "ProtoDCS (paper)"
 SEEDS = frozenset(range(10, 15))
 # Differences of shares are not exact: a bar that is met is met.
 _ROUNDING = 1e-12
@@ -125,12 +124,12 @@ class Stand:
     @property
     def others(self) -> list[str]:
         """The labels of all methods but ours and its variants."""
-        return [label for label, entrant in self.methods.items() if entrant.method != METHOD or label == PAPER]
+        return [label for label, entrant in self.methods.items() if entrant.method != METHOD]
 
     @property
     def variants(self) -> list[str]:
         """The labels of ours with a part switched off."""
-        ours = [label for label, e in self.methods.items() if e.method == METHOD and label not in (OURS, PAPER)]
+        ours = [label for label, e in self.methods.items() if e.method == METHOD and label != OURS]
         return [label for label in ours if "target_false_reject" not in self.methods[label].options]
 
 
@@ -415,7 +414,7 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Judge the claims about StreamDCS.")
     parser.add_argument("results", nargs="+", type=Path, help="folders that `protodcs bench run` wrote")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "default")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "streamdcs")
     given = parser.parse_args()
     found = judge(given.results, given.out)
     print(f"{sum(one.reached for one in found)} of {len(found)} claims reached; see {given.out / 'claims.md'}")

@@ -340,7 +340,7 @@ def test_an_answer_of_another_server_is_told_as_that(monkeypatch):
     for body in (b"", b"<html>hello</html>", b"[]", b'{"decisions": [{}]}', b'{"decisions": []}'):
         transport = httpx.MockTransport(lambda request, body=body: httpx.Response(200, content=body))
         with Client("http://elsewhere", transport=transport) as client:
-            with pytest.raises(ServiceError, match=r"no answer of a StreamDCS service|0 decisions") as caught:
+            with pytest.raises(ServiceError, match=r"no answer of a ProtoDCS service|0 decisions") as caught:
                 client.stream("s").observe(FEATURES[0])
             assert caught.value.status == 200
 

@@ -42,7 +42,7 @@ def check(classes, dimension, method="streamdcs", guard=GUARD, limits=None, **op
 
 # Options, classes, dimension, samples.
 COUNTED = [
-    ({"method": "streamdcs"}, 10, 16, 96),
+    ({"method": "streamdcs"}, 10, 16, 160),
     ({"method": "streamdcs"}, 100, 32, 96),
     ({"method": "streamdcs", "mixture_period": 1, "mixture_window": 64, "mixture_start": 16}, 10, 16, 96),
     (

@@ -46,7 +46,7 @@ def around(value, steps=NOISE):
     return [value + step for step in steps]
 
 
-def rows_for(label, method="protodcs", accuracy=0.6, place=CLIP, steps=NOISE, **figures):
+def rows_for(label, method="streamdcs", accuracy=0.6, place=CLIP, steps=NOISE, **figures):
     each = {name: around(value, steps) for name, value in figures.items()}
     return rows_of(label, around(accuracy, steps), method, first_seed=10, **place, **each)
 
@@ -110,7 +110,7 @@ def test_no_stream_that_parameters_are_chosen_on_is_judged(judging):
 
 def test_a_claim_is_reached_by_its_mean_and_surely_by_its_whole_interval(judged):
     base = zero_shot(auroc=0.8)
-    shaky = rows_of(OURS, [0.6] * 5, "protodcs", first_seed=10, **CLIP, auroc=around(0.805, STEPS))
+    shaky = rows_of(OURS, [0.6] * 5, "streamdcs", first_seed=10, **CLIP, auroc=around(0.805, STEPS))
     one = only(judged(base, shaky)["AUROC less the best of zero-shot"])
     assert one.of.mean == pytest.approx(0.005)
     assert (one.said, one.reached, one.surely) == (True, True, False)
@@ -154,7 +154,7 @@ def test_every_stream_has_its_own_bar_for_the_false_positive_rate(judged, stream
         for row in rows_of(label, [0.6] * 5, "zero_shot", first_seed=10, **place, fpr95_known_positive=theirs)
     ]
     mine = [share * value for value in theirs]
-    ours = rows_of(OURS, [0.6] * 5, "protodcs", first_seed=10, **place, fpr95_known_positive=mine)
+    ours = rows_of(OURS, [0.6] * 5, "streamdcs", first_seed=10, **place, fpr95_known_positive=mine)
     one = only(judged(base, ours)["FPR95 as a share of the best of zero-shot"])
     assert one.of.mean == pytest.approx(share)
     assert (one.reached, one.surely) == (reached, reached)
@@ -193,7 +193,7 @@ def test_the_worst_corruption_is_found_and_judged(judged, loss, reached):
 
 def everyone(place, **figures):
     peers = [row for label, method in PEERS.items() for row in rows_for(label, method, place=place, **figures)]
-    return [*zero_shot(place, **figures), *peers, *rows_for(PAPER, place=place, **figures)]
+    return [*zero_shot(place, **figures), *peers, *rows_for(PAPER, "protodcs", place=place, **figures)]
 
 
 def test_better_than_every_method_is_said_against_the_best_of_them(judged):
@@ -259,7 +259,7 @@ def test_in_a_flood_the_low_end_of_the_interval_decides(judged, place, steps, re
 
 @pytest.mark.parametrize(("gain", "reached"), [(0.05, True), (0.049, False)])
 def test_decisions_are_compared_with_those_of_protodcs(judged, gain, reached):
-    found = judged(rows_for(PAPER, balanced_accuracy=0.7), rows_for(OURS, balanced_accuracy=0.7 + gain))
+    found = judged(rows_for(PAPER, "protodcs", balanced_accuracy=0.7), rows_for(OURS, balanced_accuracy=0.7 + gain))
     one = only(found["Balanced accuracy less that of ProtoDCS"])
     assert (one.against, one.reached) == (PAPER, reached)
 
@@ -285,8 +285,8 @@ def test_a_claim_over_too_few_seeds_is_not_said(judged, tmp_path):
 
 
 def test_other_seeds_and_streams_are_left_out(judged, judging, tmp_path):
-    early = rows_of(OURS, [0.1] * 5, "protodcs", **CLIP, auroc=[0.1] * 5)
-    elsewhere = rows_of(OURS, [0.1] * 5, "protodcs", first_seed=10, stream="dtd (tune)")
+    early = rows_of(OURS, [0.1] * 5, "streamdcs", **CLIP, auroc=[0.1] * 5)
+    elsewhere = rows_of(OURS, [0.1] * 5, "streamdcs", first_seed=10, stream="dtd (tune)")
     one = only(
         judged(early, elsewhere, zero_shot(auroc=0.8), rows_for(OURS, auroc=0.9))["AUROC less the best of zero-shot"]
     )
@@ -347,12 +347,12 @@ def test_the_ablation_says_what_each_part_adds(judged, tmp_path):
 
 
 def test_the_first_hundred_samples_are_shown_apart(judged, tmp_path):
-    ours, paper = rows_for(OURS, balanced_accuracy=0.9), rows_for(PAPER, balanced_accuracy=0.8)
+    ours, paper = rows_for(OURS, balanced_accuracy=0.9), rows_for(PAPER, "protodcs", balanced_accuracy=0.8)
     early = [{**row, "balanced_accuracy": 0.6} if row["segment"] == FIRST else row for row in ours]
     judged(early, paper)
     (line,) = read(tmp_path / "out" / "first-100.csv")
-    assert float(line["default, first 100: Balanced acc"]) == pytest.approx(0.6)
-    assert float(line["default, all: Balanced acc"]) == pytest.approx(0.9)
+    assert float(line["StreamDCS, first 100: Balanced acc"]) == pytest.approx(0.6)
+    assert float(line["StreamDCS, all: Balanced acc"]) == pytest.approx(0.9)
     assert float(line["difference, first 100: Balanced acc"]) == pytest.approx(-0.2)
 
 

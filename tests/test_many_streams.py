@@ -279,7 +279,7 @@ def test_the_folder_of_other_prototypes_settings_or_methods_is_refused_in_words(
         ({"prototypes": rows[::-1].copy()}, "another prototypes"),
         (
             {"prototypes": rows, "config": StreamDCSConfig(history=100, mixture_window=90)},
-            "mixture_window: 512",
+            "config.history: 2048, and this is 100",
         ),
         ({"prototypes": rows, "method": "tda"}, "another method: streamdcs, and this is tda"),
         ({"prototypes": rows, "classes": list("abcdefg")}, "another classes"),

@@ -230,7 +230,7 @@ def state_file(tmp_path):
 def test_state_show_prints_a_state_for_a_person(state_file):
     result = CliRunner().invoke(app, ["state", "show", str(state_file)], env={"COLUMNS": "120"})
     assert result.exit_code == 0
-    for words in ("streamdcs", "test-encoder", "class 0", "sequence", "220", "full_weight_auroc", "0.97"):
+    for words in ("streamdcs", "test-encoder", "class 0", "sequence", "220", "mixture, known", "full_weight_auroc"):
         assert words in result.stdout
 
 

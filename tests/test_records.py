@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_service import FEATURES, PROTOTYPES
-from protodcs import StreamDCS
+from protodcs import ProtoDCS, StreamDCS
 from protodcs.core.decision import decided
 from protodcs.errors import StoreError
 from protodcs.serve.stream import snapshots
@@ -167,7 +167,7 @@ def test_a_decision_comes_back_to_the_bit(data):
 
 
 def test_decisions_of_an_engine_come_back_to_the_bit_without_their_scores():
-    engine = StreamDCS(PROTOTYPES)
+    engine = ProtoDCS(PROTOTYPES)
     kinds = set()
     for sample in FEATURES:
         decision = engine.observe(sample)

@@ -263,11 +263,11 @@ def test_a_stream_is_created_from_prototypes_or_from_class_names():
             assert (again.status_code, again.json()["classes"]) == (201, [str(number) for number in range(7)])
             assert "already exists with different settings" in words_of(await service.create(method="protodcs"), 409)
             assert "already exists with different settings" in words_of(
-                await service.create(config={"trust_quantile": 0.5}), 409
+                await service.create(config={"centred_weight": 0.5}), 409
             )
-            named = await service.create(id="named", classes=list("abcdefg"), config={"trust_quantile": 0.5})
+            named = await service.create(id="named", classes=list("abcdefg"), config={"centred_weight": 0.5})
             assert named.json()["classes"] == list("abcdefg")
-            assert named.json()["config"]["trust_quantile"] == 0.5
+            assert named.json()["config"]["centred_weight"] == 0.5
             assert named.json()["encoder"] is None
             encoded = await service.client.post("/v1/streams", json={"id": "encoded", "classes": list("abcdefg")})
             assert encoded.status_code == 201
@@ -533,8 +533,8 @@ def test_a_key_that_is_empty_or_too_long_is_422(key):
         ({"method": "nonsense"}, "method"),
         ({"config": {"nonsense": 1}}, "nonsense"),
         ({"config": {"self": 1, "cls": 2}}, "self"),
-        ({"config": {"trust_quantile": 7}}, "trust_quantile"),
-        ({"config": {"trust_quantile": "much"}}, "trust_quantile"),
+        ({"config": {"centred_weight": 7}}, "centred_weight"),
+        ({"config": {"centred_weight": "much"}}, "centred_weight"),
         ({"config": []}, "config"),
         ({"nonsense": 1}, "nonsense"),
     ],
@@ -741,7 +741,7 @@ def hostile():
             "prototypes": ROWS_OF_ANYTHING | JSON,
             "classes": JSON,
             "method": JSON,
-            "config": st.dictionaries(st.sampled_from(["trust_quantile", "temperature", "seed"]), JSON),
+            "config": st.dictionaries(st.sampled_from(["centred_weight", "temperature", "seed"]), JSON),
         },
     )
     numbers = st.binary(min_size=128, max_size=128)

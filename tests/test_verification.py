@@ -170,7 +170,7 @@ def test_centring_leaves_the_unit_direction_of_the_difference(seed):
 
 
 def admit_unknown(memory, row):
-    if not memory.roomy:
+    if not memory.has_room:
         memory.make_room()
     assert memory_bank.store(memory.unknown, memory.unknown_added % memory.config.unknown_memory, row.copy())
     memory.count(known=False)
@@ -182,10 +182,10 @@ def test_a_memory_keeps_the_last_rows_and_a_fork_writes_to_its_own():
     for row in rows[:10]:
         admit_unknown(memory, row)
     assert memory.held == (8, 0)
-    assert memory.roomy
+    assert memory.has_room
     np.testing.assert_array_equal(memory.unknown, [*rows[8:10], *rows[2:8]])
     twin = memory.fork()
-    assert not twin.roomy
+    assert not twin.has_room
     admit_unknown(twin, rows[10])
     np.testing.assert_array_equal(memory.unknown[2], rows[2])
     np.testing.assert_array_equal(twin.unknown[2], rows[10])
@@ -240,55 +240,55 @@ def test_replay_is_gradient_descent_on_the_logistic_loss(seed, steps):
 
 def trusting(chance, gaps, samples=(90, 70), **options):
     """SignalWeights that has seen tails whose signals lie `gaps` apart, in standard deviations."""
-    weights_of = SignalWeights(DEFAULT.replace(**options))
+    weights = SignalWeights(DEFAULT.replace(**options))
     tails = [chance.normal(size=(count, 4)) + side * np.array(gaps) for side, count in enumerate(samples)]
     for side, rows in enumerate(tails):
         for row in rows:
-            remember(weights_of.rings, weights_of.added, side, row)
-    return weights_of, tails
+            remember(weights.rings, weights.added, side, row)
+    return weights, tails
 
 
 @given(st.integers(0, 8))
 def test_separation_is_the_auroc_between_the_tails(seed):
-    weights_of, (strange, familiar) = trusting(np.random.default_rng(seed), (4.0, 2.0, 1.0, 1.0))
-    weights_of.refit(1.0)
+    weights, (strange, familiar) = trusting(np.random.default_rng(seed), (4.0, 2.0, 1.0, 1.0))
+    weights.refit(1.0)
     truth = np.repeat([0, 1], [len(strange), len(familiar)])
     for signal in (HEAD, CONTRAST):
         scores = np.concatenate([strange[:, signal], familiar[:, signal]])
-        assert weights_of.separation[signal] == pytest.approx(roc_auc_score(truth, scores))
+        assert weights.separation[signal] == pytest.approx(roc_auc_score(truth, scores))
 
 
 def test_a_signal_that_does_not_tell_the_tails_apart_has_no_weight():
     chance = np.random.default_rng(0)
-    weights_of, _ = trusting(chance, (4.0, 0.5, 9.0, 1.0))
-    weights_of.refit(1.0)
-    assert weights_of.weights[HEAD] == 0.0
-    assert weights_of.weights[CONTRAST] == 0.0, "the contrast must not be believed where the head is not"
-    assert weights_of.weights[NEAREST_UNKNOWN] == DEFAULT.nearest_unknown_weight
-    weights_of, _ = trusting(chance, (4.0, 9.0, 9.0, 1.0))
-    weights_of.refit(1.0)
-    assert weights_of.weights[[HEAD, CONTRAST]] == pytest.approx((DEFAULT.head_weight, DEFAULT.contrast_weight))
-    weights_of, _ = trusting(chance, (4.0, 0.5, 0.5, 1.0), adapt_weights=False)
-    weights_of.refit(1.0)
-    assert weights_of.weights[HEAD] == DEFAULT.head_weight
+    weights, _ = trusting(chance, (4.0, 0.5, 9.0, 1.0))
+    weights.refit(1.0)
+    assert weights.weights[HEAD] == 0.0
+    assert weights.weights[CONTRAST] == 0.0, "the contrast must not be believed where the head is not"
+    assert weights.weights[NEAREST_UNKNOWN] == DEFAULT.nearest_unknown_weight
+    weights, _ = trusting(chance, (4.0, 9.0, 9.0, 1.0))
+    weights.refit(1.0)
+    assert weights.weights[[HEAD, CONTRAST]] == pytest.approx((DEFAULT.head_weight, DEFAULT.contrast_weight))
+    weights, _ = trusting(chance, (4.0, 0.5, 0.5, 1.0), adapt_weights=False)
+    weights.refit(1.0)
+    assert weights.weights[HEAD] == DEFAULT.head_weight
 
 
 def test_signals_are_put_on_the_scale_of_the_text():
     """In the middle of both tails a sample keeps its text score; at a tail's mean each signal adds its weight."""
-    weights_of, (strange, familiar) = trusting(np.random.default_rng(3), (4.0, 9.0, 9.0, 2.0))
-    weights_of.refit(1.0)
+    weights, (strange, familiar) = trusting(np.random.default_rng(3), (4.0, 9.0, 9.0, 2.0))
+    weights.refit(1.0)
     middle = 0.5 * (strange.mean(axis=0) + familiar.mean(axis=0))
-    assert combine(middle, weights_of.coefficients) == pytest.approx(middle[TEXT])
+    assert combine(middle, weights.coefficients) == pytest.approx(middle[TEXT])
     high = middle.copy()
     high[HEAD] = familiar[:, HEAD].mean()
     scale = 0.5 * (familiar[:, TEXT].mean() - strange[:, TEXT].mean())
-    assert combine(high, weights_of.coefficients) - middle[TEXT] == pytest.approx(DEFAULT.head_weight * scale)
+    assert combine(high, weights.coefficients) - middle[TEXT] == pytest.approx(DEFAULT.head_weight * scale)
 
 
 def test_a_few_samples_are_not_enough_to_trust_anything():
-    weights_of, _ = trusting(np.random.default_rng(0), (9.0,) * len(SIGNALS), samples=(15, 100))
-    weights_of.refit(1.0)
-    assert combine(np.array([1.5, 9.0, 9.0, 9.0]), weights_of.coefficients) == 1.5
+    weights, _ = trusting(np.random.default_rng(0), (9.0,) * len(SIGNALS), samples=(15, 100))
+    weights.refit(1.0)
+    assert combine(np.array([1.5, 9.0, 9.0, 9.0]), weights.coefficients) == 1.5
 
 
 # One mode or two.
@@ -525,22 +525,22 @@ def test_a_part_that_is_switched_off_says_so_and_has_no_weight():
     assert np.isfinite(decisions.score).all()
 
 
-def test_an_explanation_names_every_voice_and_the_kinds_that_were_found():
+def test_an_explanation_names_every_signal_and_the_groups_that_were_found():
     prototypes, features, _ = random_stream(classes=20, width=64, samples=800)
     engine = StreamDCS(prototypes)
     engine.observe_many(features[:-1])
     why = engine.explain(features[-1])
     text = str(why)
-    assert "times what noise reaches" in text
-    assert all(voice in text for voice in ("head", "contrast", "nearest_unknown"))
-    assert "two kinds are proven" in text
+    assert "times the noise floor" in text
+    assert all(signal in text for signal in ("head", "contrast", "nearest_unknown"))
+    assert "the stream has two groups" in text
     assert why.decision.score == why.familiarity.familiarity
     assert (-why.decision.score < why.verification.boundary) == why.decision.known
     assert why.to_dict()["familiarity"]["noise_floor"] == pytest.approx(engine.stats()["noise_floor"], rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["dtd", "flowers", "big"])
-def test_the_default_costs_at_most_twice_what_the_paper_does(clip_stream, name):
+def test_streamdcs_costs_at_most_twice_what_protodcs_does(clip_stream, name):
     """Compare the CPU time of this thread, block by block in turn, so that other processes do not count."""
     prototypes, features, _ = clip_stream(name)
     engines = [methods.create(method, prototypes) for method in ("protodcs", "streamdcs")]

@@ -687,7 +687,7 @@ class Hostile:
                 "prototypes": eye,
                 "config": {
                     rng.choice(
-                        ["temperature", "history", "strangers", "nearest", "gate_window", "mixture_window"]
+                        ["temperature", "history", "unknown_memory", "neighbors", "baseline_horizon", "mixture_window"]
                     ): rng.choice([0, -1, 1, 65_536, 10**9, 1e-300, 1e300, "x", None, [], True])
                 },
             },
@@ -731,7 +731,10 @@ class Hostile:
             "like": (streams, {"id": "born 0", "like": text}),
             "method": (streams, {"id": "born 0", "prototypes": eye, "method": text}),
             "option": (streams, {"id": "born 0", "prototypes": eye, "config": {text: 1}}),
-            "value of an option": (streams, {"id": "born 0", "prototypes": eye, "config": {"evolution_gate": text}}),
+            "value of an option": (
+                streams,
+                {"id": "born 0", "prototypes": eye, "method": "protodcs", "config": {"evolution_gate": text}},
+            ),
             "guard option": (streams, {"id": "born 0", "prototypes": eye, "guard": {text: 1}}),
             "value of a guard option": (streams, {"id": "born 0", "prototypes": eye, "guard": {"action": text}}),
             "unknown field": (streams, {"id": "born 0", "prototypes": eye, text: 1}),

@@ -118,7 +118,8 @@ def explain(
         familiarity=_familiarity(after.verification),
         verification=_verification(after.verification, decision),
         best=[(classes[k], float(logits[k])) for k in np.argsort(-logits, kind="stable")[:_SHOWN]],
-        class_bias=None if before.class_bias is None else float(before.class_bias.logits[decision.index]),
+        # Adding zero turns -0.0 into 0.0: a restored state may differ in that sign.
+        class_bias=None if before.class_bias is None else float(before.class_bias.logits[decision.index]) + 0.0,
     )
 
 
