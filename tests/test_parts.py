@@ -13,9 +13,9 @@ from sklearn.mixture import GaussianMixture
 from conftest import random_stream
 from oracle import best_split
 from protodcs import ProtoDCS, ProtoDCSConfig
-from protodcs.core import evidence, exponential, mixture
+from protodcs.core import evidence, exponential, mixture, vectors
 from protodcs.core.compiled import ensure_compiled
-from protodcs.core.protodcs import alignment, evolution, first_check, prediction, residual
+from protodcs.core.protodcs import alignment, evolution, prediction, residual
 from protodcs.core.protodcs.cache import choose_slot, queue_mean
 from protodcs.core.windows import Window
 
@@ -269,11 +269,11 @@ def step_inputs(seed=0, classes=9, width=20):
     rng = np.random.default_rng(seed)
     prototypes = rng.normal(size=(classes, width)).astype(np.float32)
     norms = np.empty(classes)
-    first_check.invert_norms(prototypes, norms)
+    vectors.invert_norms(prototypes, norms)
     feature = rng.normal(size=width).astype(np.float32)
     feature /= np.linalg.norm(feature)
     cosines, slopes = np.empty(classes), rng.normal(size=classes) * 0.01
-    first_check.similarities(prototypes, norms, feature, cosines)
+    vectors.similarities(prototypes, norms, feature, cosines)
     pull = rng.normal(size=(classes, width)).astype(np.float32) * 0.01
     return prototypes, norms, pull, 0.3, feature, cosines, slopes
 
@@ -285,9 +285,9 @@ def test_kernels_equal_their_twins(seed):
     rng = np.random.default_rng(seed)
 
     twin = np.empty(classes)
-    first_check.similarities_twin(prototypes, norms, feature, twin)
+    vectors.similarities_twin(prototypes, norms, feature, twin)
     np.testing.assert_allclose(cosines, twin, atol=1e-6)
-    first_check.invert_norms_twin(prototypes, twin)
+    vectors.invert_norms_twin(prototypes, twin)
     np.testing.assert_allclose(norms, twin, rtol=1e-12)
 
     for epsilon in (1e-8, 1e-3):
