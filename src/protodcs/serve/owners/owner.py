@@ -451,7 +451,7 @@ class Owner:
         """Raise an error if a stream may not have these settings and so many classes."""
         check_classes(classes, classes_of(self._config, stream))
         limits = cost_limits_of(self._config, stream)
-        check_cost(birth.settings(**config), classes, dimension, birth.guard, limits)
+        check_cost(birth.settings(config), classes, dimension, birth.guard, limits)
 
     # Long work.
 

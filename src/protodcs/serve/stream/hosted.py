@@ -7,7 +7,7 @@ caller writes to the journal; `replay` applies the same change from the record. 
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -69,9 +69,9 @@ class Birth(BaseModel):
             raise StoreError(f"a stream of schema {birth.schema_version}, this protodcs reads {BIRTH_SCHEMA}: upgrade")
         return birth
 
-    def settings(self, **changes: Any) -> Settings:
-        """Return the settings of the method, with some of them changed."""
-        settings: Settings = methods.REGISTER[self.method].config_type(**{**self.config, **changes})
+    def settings(self, config: Mapping[str, Any] | None = None) -> Settings:
+        """Return the settings of the stream, or those that another `config` gives its method."""
+        settings: Settings = methods.REGISTER[self.method].config_type(**(self.config if config is None else config))
         return settings
 
     def engine(self, prototypes: Prototypes) -> FeatureMethod:
