@@ -28,7 +28,7 @@ TOLERANCE = 1.25
 
 def ratios(name, rows):
     """The ratios of some rows by what they are of, for the history."""
-    about = ("classes", "preset", "encoder", "images", "threads", "stage", "part", "streams", "exponent")
+    about = ("classes", "method", "encoder", "images", "threads", "stage", "part", "streams", "exponent")
     found = {}
     for row in rows:
         if "ratio" in row:

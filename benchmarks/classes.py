@@ -1,7 +1,7 @@
 """How the cost grows with the number of classes: `python -m benchmarks classes`.
 
 The thousand ImageNet prototypes of the CLIP feature pack, cut off or widened with distractors - mixtures of two of them
-with noise, which lie where real class names lie - under the stream `big`. Each preset takes turns with the bare
+with noise, which lie where real class names lie - under the stream `big`. Each method takes turns with the bare
 `prototypes @ feature`. With very many classes a step works on the candidates; what that changes is counted against the
 exact step on the same samples.
 """
@@ -12,7 +12,7 @@ one_thread()
 
 import numpy as np  # noqa: E402 - the thread limits above must come first
 
-from protodcs import Config, ProtoDCS  # noqa: E402
+from protodcs import ProtoDCS, ProtoDCSConfig, methods  # noqa: E402
 
 NAME = "classes"
 SIZES = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
@@ -45,21 +45,22 @@ def measure(quick=False):
     rows = []
     for classes in sizes:
         wide = widened(prototypes, classes)
-        rows += [one(preset, wide, features) for preset in ("paper", "default")]
+        rows += [one(method, wide, features) for method in ("protodcs", "streamdcs")]
     if not quick:
         rows.append(agreement(widened(prototypes, SIZES[-1]), features))
     return rows
 
 
-def one(preset, prototypes, features):
-    """A preset on so many classes, over the bare scoring."""
-    engine = ProtoDCS(prototypes, config=Config.preset(preset, candidates=CANDIDATES))
+def one(method, prototypes, features):
+    """A method on so many classes, over the bare scoring."""
+    options = {"candidates": CANDIDATES} if method == "protodcs" else {}
+    engine = methods.create(method, prototypes, **options)
     engine.observe_many(features[:WARM])
     rest = iter(features[WARM:])
     times = in_turns({"observe": lambda: engine.observe(next(rest)), "bare": lambda: prototypes @ features[0]}, TIMED)
     return {
         "classes": len(prototypes),
-        "preset": preset,
+        "method": method,
         "bare_us": 1e6 * float(np.median(times["bare"])),
         "observe_us": 1e6 * float(np.median(times["observe"])),
         **ratio(times["observe"], times["bare"]),
@@ -68,14 +69,12 @@ def one(preset, prototypes, features):
 
 def agreement(prototypes, features):
     """On how many samples the candidates decide as all classes would, beside a stream that is long enough to adapt."""
-    engines = [
-        ProtoDCS(prototypes, config=Config.preset("paper", candidates=candidates)) for candidates in (CANDIDATES, EXACT)
-    ]
+    engines = [ProtoDCS(prototypes, config=ProtoDCSConfig(candidates=candidates)) for candidates in (CANDIDATES, EXACT)]
     some, every = (engine.observe_many(features[:COMPARED]) for engine in engines)
     same = (some.known == every.known) & (some.index == every.index)
     return {
         "classes": len(prototypes),
-        "preset": "paper",
+        "method": "protodcs",
         "samples": len(same),
         "same_decision": float(same.mean()),
         "largest_openness_error": float(np.abs(some.openness - every.openness).max()),
@@ -94,11 +93,11 @@ def as_markdown(rows):
     ]
     timed = [row for row in rows if "ratio" in row]
     lines += table(
-        ("K", "preset", "bare", "observe", "ratio (quartiles)"),
+        ("K", "method", "bare", "observe", "ratio (quartiles)"),
         (
             (
                 f"{row['classes']:,}",
-                f"`{row['preset']}`",
+                f"`{row['method']}`",
                 f"{row['bare_us']:,.1f} us",
                 f"{row['observe_us']:,.1f} us",
                 spread(row),
@@ -126,10 +125,10 @@ def plot(rows, file):
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
-    for preset, colour in (("paper", "#c05a1c"), ("default", "#1c6fc0")):
-        own = [row for row in rows if row["preset"] == preset and "ratio" in row]
+    for method, colour in (("protodcs", "#c05a1c"), ("streamdcs", "#1c6fc0")):
+        own = [row for row in rows if row["method"] == method and "ratio" in row]
         axes.plot(
-            [r["classes"] for r in own], [r["observe_us"] for r in own], "o-", color=colour, label=f"observe, {preset}"
+            [r["classes"] for r in own], [r["observe_us"] for r in own], "o-", color=colour, label=f"observe, {method}"
         )
     axes.plot(
         [r["classes"] for r in own], [r["bare_us"] for r in own], "--", color="#555555", label="prototypes @ feature"

@@ -15,7 +15,7 @@ one_thread()
 import numpy as np  # noqa: E402 - the thread limits above must come first
 
 from benchmarks import attacks  # noqa: E402
-from protodcs import Config, Prototypes, metrics  # noqa: E402
+from protodcs import ProtoDCSConfig, Prototypes, StreamDCSConfig, metrics  # noqa: E402
 from protodcs.bench import pack, streams  # noqa: E402
 from protodcs.bench.grid import ImageStream  # noqa: E402
 from protodcs.serve.guard import Action, GuardSettings  # noqa: E402
@@ -26,8 +26,8 @@ from protodcs.serve.stream.idempotency import Limits  # noqa: E402
 from protodcs.serve.stream.records import Kind  # noqa: E402
 
 NAME = "guards"
-PRESETS = ("default", "paper")
-# No preset was led astray in its classes; this one, which nobody should use, is.
+METHODS = {"streamdcs": StreamDCSConfig, "protodcs": ProtoDCSConfig}
+# Neither method predicted wrong classes under attack. These settings, which nobody should use, do.
 RECKLESS = {"evolution_gate": "quantile", "evolution_quantile": 1.0, "text_rate": 0.02}
 ATTACKED = ("dtd", "ucf", "flowers", "sun", "near")
 SEEDS = (10, 11, 12)
@@ -52,7 +52,10 @@ def hosted(prototypes, config, guard=None):
     """A stream in memory, with a guard of these settings or with none."""
     shared = prototypes if isinstance(prototypes, Prototypes) else Prototypes(prototypes)
     classes = [str(number) for number in range(len(shared))]
-    birth = Birth(config=config.model_dump(), classes=classes, prototypes=shared.fingerprint, guard=guard)
+    method = "streamdcs" if isinstance(config, StreamDCSConfig) else "protodcs"
+    birth = Birth(
+        method=method, config=config.model_dump(), classes=classes, prototypes=shared.fingerprint, guard=guard
+    )
     return Hosted(Held(Fence(1), birth.pack(), None, 0, []), shared, Limits(0, 0, 0.0))
 
 
@@ -100,8 +103,8 @@ def attack(name, recipe, seed, title, config):
 
 def attacked(quick):
     recipes, seeds = (("dtd",), SEEDS[:1]) if quick else (ATTACKED, SEEDS)
-    configs = [(preset, Config.preset(preset), seeds) for preset in PRESETS]
-    configs.append(("reckless", Config.preset("paper", **RECKLESS), SEEDS[:1]))
+    configs = [(method, kind(), seeds) for method, kind in METHODS.items()]
+    configs.append(("reckless", ProtoDCSConfig(**RECKLESS), SEEDS[:1]))
     return [
         attack(name, recipe, seed, title, config)
         for title, config, some in configs
@@ -143,11 +146,11 @@ def minis(quick, folder):
             yield name, title, SEEDS[0], made.prototypes, np.concatenate(parts), labels, resets, made.temperature
 
 
-def honest_row(name, protocol, seed, prototypes, features, labels, resets, temperature, preset):
-    config = Config.preset(preset, temperature=temperature)
+def honest_row(name, protocol, seed, prototypes, features, labels, resets, temperature, method):
+    config = METHODS[method](temperature=temperature)
     stream = hosted(prototypes, config, GuardSettings())
     index, known, score, events = through(stream, features, resets)
-    row = {"stream": name, "protocol": protocol, "seed": seed, "preset": preset, "samples": len(labels)}
+    row = {"stream": name, "protocol": protocol, "seed": seed, "method": method, "samples": len(labels)}
     row |= {"windows": stream.guard.windows, "fired": fired(events)}
     if row["fired"]:
         row["with"] = judged(labels, index, known, score)
@@ -170,7 +173,7 @@ def judged(labels, index, known, score):
 def honest(quick):
     folder = os.environ.get("PROTODCS_FEATURES")
     makers = [packs(quick)] + ([minis(quick, folder)] if folder else [])
-    return [honest_row(*made, preset) for maker in makers for made in maker for preset in PRESETS]
+    return [honest_row(*made, method) for maker in makers for made in maker for method in METHODS]
 
 
 # Cost.
@@ -181,8 +184,8 @@ def cost(quick):
     made = pack.stream("dtd", SEEDS[0], "judge")
     shared, rows = Prototypes(made.prototypes), []
     payloads = [feature.astype("<f4").tobytes() for feature in made.features]
-    for preset in PRESETS:
-        config = Config.preset(preset)
+    for method in METHODS:
+        config = METHODS[method]()
         both = {"without": hosted(shared, config), "with": hosted(shared, config, GuardSettings())}
         at = dict.fromkeys(both, 0)
 
@@ -194,7 +197,7 @@ def cost(quick):
         times = in_turns({which: lambda which=which: block(which) for which in both}, 3 if quick else 12)
         # The first rounds have no two kept states yet.
         sizes = {f"snapshot_{which}": len(stream.snapshot()) for which, stream in both.items()}
-        rows.append({"preset": preset, **ratio(times["with"][2:], times["without"][2:]), **sizes})
+        rows.append({"method": method, **ratio(times["with"][2:], times["without"][2:]), **sizes})
     return rows
 
 
@@ -247,22 +250,22 @@ def attack_lines(rows):
 def honest_lines(rows):
     lines = ["## Honest streams", "", "Windows in which a guard fired, of all windows.", ""]
     body = []
-    for preset in PRESETS:
+    for method in METHODS:
         for name in dict.fromkeys(row["stream"] for row in rows):
-            some = [row for row in rows if (row["preset"], row["stream"]) == (preset, name)]
-            body.append((f"`{preset}`", name, len(some), *_rate(some), _protocols(some)))
-        body.append((f"`{preset}`", "all", *_total(rows, preset), ""))
-    lines += table(["preset", "stream", "runs", "windows", "fired", "share", "where"], body)
+            some = [row for row in rows if (row["method"], row["stream"]) == (method, name)]
+            body.append((f"`{method}`", name, len(some), *_rate(some), _protocols(some)))
+        body.append((f"`{method}`", "all", *_total(rows, method), ""))
+    lines += table(["method", "stream", "runs", "windows", "fired", "share", "where"], body)
     hit = [row for row in rows if row["fired"]]
     lines += ["", "What it cost where one fired, in points with guards less without:", ""]
     body = [
         (
-            f"`{row['preset']}`", row["stream"], row["protocol"], row["seed"], ", ".join(row["fired"]),
+            f"`{row['method']}`", row["stream"], row["protocol"], row["seed"], ", ".join(row["fired"]),
             *(_cost(row, figure) for figure in ("accuracy", "auroc", "false_reject")),
         )
         for row in hit
     ]  # fmt: skip
-    return lines + table(["preset", "stream", "protocol", "seed", "fired", "Acc", "AUROC", "false rejects"], body)
+    return lines + table(["method", "stream", "protocol", "seed", "fired", "Acc", "AUROC", "false rejects"], body)
 
 
 def _rate(rows):
@@ -270,8 +273,8 @@ def _rate(rows):
     return windows, hits, f"{100 * hits / max(windows, 1):.2f} %"
 
 
-def _total(rows, preset):
-    some = [row for row in rows if row["preset"] == preset]
+def _total(rows, method):
+    some = [row for row in rows if row["method"] == method]
     return len(some), *_rate(some)
 
 
@@ -287,8 +290,8 @@ def _cost(row, figure):
 def cost_lines(rows):
     what = "A hosted observe with a guard, as a multiple of one without; K = 100, d = 512. Kept states are in it."
     body = (
-        (f"`{row['preset']}`", spread(row), *(f"{row[f'snapshot_{w}'] / 1e6:.1f} MB" for w in ("without", "with")))
+        (f"`{row['method']}`", spread(row), *(f"{row[f'snapshot_{w}'] / 1e6:.1f} MB" for w in ("without", "with")))
         for row in rows
     )
-    head = ["preset", "median (quartiles)", "a snapshot without", "with its guard"]
+    head = ["method", "median (quartiles)", "a snapshot without", "with its guard"]
     return ["## What watching costs", "", what, "", *table(head, body)]

@@ -50,13 +50,13 @@ def most_expensive(config, prototypes):
     settings that were tried these take the longest: about 7 ms a step once each class has samples, a third of the
     estimate that the limits are compared with.
     """
-    from protodcs import Config
+    from protodcs import ProtoDCSConfig
     from protodcs.errors import ConfigError
     from protodcs.serve.settings import cost_limits_of
     from protodcs.serve.stream.cost import check_cost
 
     options = {"alignment_direction": "text-to-visual", "cache_quantile": 1.0, "trust_quantile": 1.0}
-    resolved, limits = Config.preset("paper", **options), cost_limits_of(config, "flood/s")
+    resolved, limits = ProtoDCSConfig(**options), cost_limits_of(config, "flood/s")
     classes, dimension = 2, prototypes.shape[1]
     try:
         while True:
@@ -65,7 +65,7 @@ def most_expensive(config, prototypes):
     except ConfigError:
         pass
     noise = np.random.default_rng(0).normal(scale=0.02, size=(classes, dimension))
-    return np.resize(prototypes, (classes, dimension)) + noise, {"preset": "paper", "config": options}
+    return np.resize(prototypes, (classes, dimension)) + noise, {"method": "protodcs", "config": options}
 
 
 def senders_of(rig, streams=8, expensive=False):

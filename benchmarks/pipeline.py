@@ -23,14 +23,14 @@ import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from benchmarks.models import vision_transformer  # noqa: E402
-from protodcs import Config, OpenSetClassifier, encoders  # noqa: E402
+from protodcs import OpenSetClassifier, encoders  # noqa: E402
 from protodcs.data import open_source  # noqa: E402
 from protodcs.encoders import Encoder  # noqa: E402
 
 NAME = "pipeline"
 # Where Linux tells how long the cores have worked.
 STATISTICS = Path("/proc/stat")
-PRESETS = ("default", "paper")
+METHODS = ("streamdcs", "protodcs")
 # What the product promises: the least ratio, by encoder.
 TARGETS = {"mini": 0.97, "ViT-B/16": 0.995}
 
@@ -65,7 +65,7 @@ QUICK = (
 
 
 def measure(quick: bool = False) -> list[dict[str, Any]]:
-    """One row for each encoder, kind of image, number of threads and preset."""
+    """One row for each encoder, kind of image, number of threads and method."""
     if "PROTODCS_DATA" not in os.environ:
         sys.exit("error: set PROTODCS_DATA to the folder of the test data: images and the mini encoder are there")
     cores = os.cpu_count() or 1
@@ -82,7 +82,7 @@ def measure(quick: bool = False) -> list[dict[str, Any]]:
                 for threads in sorted({1, cores if case.whole else 1}):
                     torch.set_num_threads(threads)
                     rows += compared(case, encoder, given, {"source": source, "threads": threads})
-                    for done in rows[-len(PRESETS) :]:
+                    for done in rows[-len(METHODS) :]:
                         print(f"{done['name']}: {shown(done)}", file=sys.stderr, flush=True)
     torch.set_num_threads(before)
     return rows
@@ -109,13 +109,13 @@ def as_files(pixels: Sequence[np.ndarray], folder: Path) -> list[Path]:
 
 
 def compared(case: Case, encoder: Encoder, given: Sequence[Any], about: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of one encoder, kind of image and number of threads, one for each preset."""
+    """The rows of one encoder, kind of image and number of threads, one for each method."""
     # Each way has an engine of its own, which goes on from round to round as in one long stream.
     ways: dict[str, Callable[[Sequence[Any]], Any]] = {"bare": lambda part: [*encoded(encoder, part)]}
-    for preset in PRESETS:
-        ways[preset] = streamed(adapting(case, encoder, preset))
+    for method in METHODS:
+        ways[method] = streamed(adapting(case, encoder, method))
         if case.whole:
-            ways[f"{preset}, sequential"] = one_after_the_other(adapting(case, encoder, preset))
+            ways[f"{method}, sequential"] = one_after_the_other(adapting(case, encoder, method))
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     others = []
     for way in ways.values():
@@ -131,7 +131,7 @@ def compared(case: Case, encoder: Encoder, given: Sequence[Any], about: dict[str
             seconds[name].append(time.perf_counter() - started)
         others.append((of_others() - strange) / (time.perf_counter() - begun))
     times = {name: np.array(values) for name, values in seconds.items()}
-    return [row(case, preset, times, {**about, "others": others}) for preset in PRESETS]
+    return [row(case, method, times, {**about, "others": others}) for method in METHODS]
 
 
 def of_others() -> float:
@@ -142,9 +142,8 @@ def of_others() -> float:
     return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
-def adapting(case: Case, encoder: Encoder, preset: str) -> OpenSetClassifier:
-    config = Config.preset(preset).model_copy(update={"temperature": 1 / encoder.logit_scale})
-    return OpenSetClassifier.with_encoder(encoder, case.classes, config=config)
+def adapting(case: Case, encoder: Encoder, method: str) -> OpenSetClassifier:
+    return OpenSetClassifier.with_encoder(encoder, case.classes, method=method)
 
 
 def encoded(encoder: Encoder, part: Sequence[Any]) -> Iterator[np.ndarray]:
@@ -165,31 +164,31 @@ def one_after_the_other(classifier: OpenSetClassifier) -> Callable[[Sequence[Any
     ]
 
 
-def row(case: Case, preset: str, times: dict[str, np.ndarray], about: dict[str, Any]) -> dict[str, Any]:
+def row(case: Case, method: str, times: dict[str, np.ndarray], about: dict[str, Any]) -> dict[str, Any]:
     classes = {"cifar10": 10, "cifar100": 100}[case.classes]
     plural = "" if about["threads"] == 1 else "s"
     result = {
-        "name": f"{case.encoder}, K = {classes}, {preset}, {about['source']}, {about['threads']} thread{plural}",
+        "name": f"{case.encoder}, K = {classes}, {method}, {about['source']}, {about['threads']} thread{plural}",
         "encoder": case.encoder,
         "classes": classes,
-        "preset": preset,
+        "method": method,
         "source": about["source"],
         "threads": about["threads"],
         "batch_size": case.batch_size,
         "images": case.images,
         "rounds": case.rounds,
         "bare_per_second": case.images / float(np.median(times["bare"])),
-        "adapted_per_second": case.images / float(np.median(times[preset])),
-        **ratio(times["bare"], times[preset]),
+        "adapted_per_second": case.images / float(np.median(times[method])),
+        **ratio(times["bare"], times[method]),
         "target": TARGETS[case.encoder],
         # How many cores other processes kept busy, and the ratio, in each round: what overlaps needs a free core.
         "others": about["others"],
-        "each": (times["bare"] / times[preset]).tolist(),
+        "each": (times["bare"] / times[method]).tolist(),
     }
     if case.whole:
-        sequential = times[f"{preset}, sequential"]
+        sequential = times[f"{method}, sequential"]
         result["sequential"] = ratio(times["bare"], sequential)
-        result["over_sequential"] = ratio(sequential, times[preset])
+        result["over_sequential"] = ratio(sequential, times[method])
     return result
 
 
@@ -202,12 +201,12 @@ def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
         "Others is how many cores other processes kept busy meanwhile (median): what overlaps needs a free core.",
         "",
     ]
-    head = "encoder, K, preset, images, torch threads, images x rounds, bare images/s, adapted / bare, target, without overlap, others"  # noqa: E501
+    head = "encoder, K, method, images, torch threads, images x rounds, bare images/s, adapted / bare, target, without overlap, others"  # noqa: E501
     lines += table(
         head.split(", "),
         (
             (
-                row["encoder"], row["classes"], f"`{row['preset']}`", row["source"], row["threads"],
+                row["encoder"], row["classes"], f"`{row['method']}`", row["source"], row["threads"],
                 f"{row['images']} x {row['rounds']}", f"{row['bare_per_second']:.1f}", shown(row), row["target"],
                 shown(row["sequential"]) if "sequential" in row else "", f"{np.median(row['others']):.1f}",
             )

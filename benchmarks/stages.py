@@ -10,13 +10,13 @@ one_thread()
 
 import numpy as np  # noqa: E402 - the thread limits above must come first
 
-from protodcs import Config, ProtoDCS  # noqa: E402
+from protodcs import ProtoDCS, StreamDCS  # noqa: E402
 from protodcs.core import evidence  # noqa: E402
-from protodcs.core.cache import queue_mean  # noqa: E402
-from protodcs.core.first_check import similarities  # noqa: E402
-from protodcs.core.prediction import affinities, conclude  # noqa: E402
-from protodcs.core.recall import nearest  # noqa: E402
-from protodcs.core.residual import rescore  # noqa: E402
+from protodcs.core.protodcs.cache import queue_mean  # noqa: E402
+from protodcs.core.protodcs.prediction import affinities, conclude  # noqa: E402
+from protodcs.core.protodcs.residual import rescore  # noqa: E402
+from protodcs.core.streamdcs.memory_bank import nearest  # noqa: E402
+from protodcs.core.vectors import similarities  # noqa: E402
 
 NAME = "stages"
 STREAMS = {100: "dtd", 200: "flowers", 1000: "big"}
@@ -28,15 +28,15 @@ def measure(quick=False):
     for classes in (100,) if quick else STREAMS:
         prototypes, features = clip_stream(STREAMS[classes], classes)
         warm = features[: min(len(features) // 2, 2000)]
-        for preset, stages in (("paper", of_paper), ("default", of_default)):
-            engine = ProtoDCS(prototypes, config=Config.preset(preset))
+        for kind, stages in ((ProtoDCS, of_protodcs), (StreamDCS, of_streamdcs)):
+            engine = kind(prototypes)
             engine.observe_many(warm)
             feature = features[len(warm)]
             tasks = {"bare": lambda p=prototypes, f=feature: p @ f, **stages(engine, feature)}
             rounds = 5 if quick else ROUNDS
             times = in_turns(tasks, rounds, REPEATS) | in_turns(rare(engine), rounds)
             rows += [
-                {"classes": classes, "preset": preset, "stage": stage, "us": 1e6 * float(np.median(seconds))}
+                {"classes": classes, "method": kind.name, "stage": stage, "us": 1e6 * float(np.median(seconds))}
                 | ratio(seconds, times["bare"])
                 for stage, seconds in times.items()
                 if stage != "bare"
@@ -44,7 +44,7 @@ def measure(quick=False):
     return rows
 
 
-def of_paper(engine, feature):
+def of_protodcs(engine, feature):
     """The passes of a trusted sample."""
     memory, scratch, config = engine._memory, engine._scratch, engine.config
     unit = engine._checked(feature).copy()
@@ -78,45 +78,44 @@ def queue_change(engine):
     return lambda: copied._change(k, False, direction, direction)
 
 
-def of_default(engine, feature):
+def of_streamdcs(engine, feature):
     """The passes of any sample."""
-    memory, scratch = engine._memory, engine._scratch
-    recall = memory.verification.recall
+    memory, bank = engine._memory, engine._memory.verification.bank
     unit = engine._checked(feature).copy()
-    strangers, familiars = recall.held
+    unknown, known = bank.held
     return {
-        "first check: cosines": lambda: similarities(memory.text, memory.inverse_norms, unit, scratch.before),
-        "nearest strangers": lambda: nearest(recall.strangers, strangers, recall.centred, recall.cosines, recall.best),
-        "nearest familiars": lambda: nearest(recall.familiars, familiars, recall.centred, recall.cosines, recall.best),
+        "cosines": lambda: similarities(memory.prototypes, memory.inverse_norms, unit, engine._cosines),
+        "nearest unknown samples": lambda: nearest(bank.unknown, unknown, bank.centred, bank.cosines, bank.best),
+        "nearest known samples": lambda: nearest(bank.known, known, bank.centred, bank.cosines, bank.best),
     }
 
 
 def rare(engine):
-    """What does not happen with every sample: once in 100 (`paper`) or 32 (`default`) samples, or when asked for."""
+    """What does not happen with every sample: once in 100 (ProtoDCS) or 32 (StreamDCS) samples, or on request."""
     memory = engine._memory
     state = engine.snapshot()
-    fit = memory.verification._weigh if memory.verification is not None else lambda: engine._refit(memory)
+    fit = memory.verification._refit if isinstance(engine, StreamDCS) else lambda: engine._refit(memory)
     return {
         "refit of the mixture": fit,
         "snapshot": engine.snapshot,
-        "restore": lambda: ProtoDCS.restore(state),
+        "restore": lambda: type(engine).restore(state),
     }
 
 
 def as_markdown(rows):
     lines = [
         "Real CLIP ViT-B/32 features, d = 512, one thread, after half of the stream or 2,000 samples; each part over "
-        "the bare `prototypes @ feature` in turns, median and quartiles. A refit happens once in 100 samples (`paper`) "
-        "or in 32 (`default`); snapshot and restore when somebody asks.",
+        "the bare `prototypes @ feature` in turns, median and quartiles. A refit happens once in 100 samples "
+        "(`protodcs`) or in 32 (`streamdcs`); snapshot and restore on request.",
         "",
     ]
     return (
         "\n".join(
             lines
             + table(
-                ("K", "preset", "part", "time", "over bare scoring"),
+                ("K", "method", "part", "time", "over bare scoring"),
                 (
-                    (row["classes"], f"`{row['preset']}`", row["stage"], f"{row['us']:,.1f} us", spread(row))
+                    (row["classes"], f"`{row['method']}`", row["stage"], f"{row['us']:,.1f} us", spread(row))
                     for row in rows
                 ),
             )

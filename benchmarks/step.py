@@ -1,6 +1,6 @@
 """What one step costs: `python -m benchmarks step`.
 
-For each number of classes a real CLIP stream is observed once from its start by both presets, block by block. After
+For each number of classes a real CLIP stream is observed once from its start by both methods, block by block. After
 each block, in the same run and on the same thread, the bare `prototypes @ feature` does the same samples. The second
 half of the stream is the steady state; samples that open a class there are counted apart. The slow oracle of the tests
 has a pass of its own.
@@ -12,14 +12,14 @@ one_thread()
 
 import numpy as np  # noqa: E402 - the thread limits above must come first
 
-from protodcs import Config, ProtoDCS  # noqa: E402
+from protodcs import methods  # noqa: E402
 
 NAME = "step"
 # Classes -> stream, and how many samples the oracle is timed on.
 STREAMS = {10: ("dtd", 2000), 100: ("dtd", 3000), 200: ("flowers", 4000), 1000: ("big", 100)}
 # Samples that one of them does in a row, so that each finds its own arrays in the cache as it would alone.
 BLOCK = 50
-PRESETS = ("paper", "default")
+METHODS = ("protodcs", "streamdcs")
 PATHS = ("not trusted", "trusted", "trusted, queue changed", "trusted, queue opened")
 OPENED = 3
 
@@ -37,22 +37,22 @@ def measure_one(classes, oracle_type, samples):
     name, limit = STREAMS[classes]
     prototypes, features = clip_stream(name, classes)
     features = features[:samples]
-    engines = {preset: ProtoDCS(prototypes, config=Config.preset(preset)) for preset in PRESETS}
-    times, paths = {name: [] for name in (*PRESETS, "bare")}, []
+    engines = {method: methods.create(method, prototypes) for method in METHODS}
+    times, paths = {name: [] for name in (*METHODS, "bare")}, []
     for block in blocks(features):
-        for preset, engine in engines.items():
+        for method, engine in engines.items():
             for feature in block:
-                opened = len(engine._memory.opened)
+                opened = len(engine._memory.opened) if method == "protodcs" else 0
                 seconds, decision = timed(engine.observe, feature)
-                times[preset].append(seconds)
-                if preset == "paper":
+                times[method].append(seconds)
+                if method == "protodcs":
                     opens = len(engine._memory.opened) > opened
                     paths.append(OPENED if opens else 2 if decision.cached else int(decision.trusted))
         times["bare"] += [timed(prototypes.__matmul__, feature)[0] for feature in block]
     times = {name: np.array(values) for name, values in times.items()}
     about = {"classes": classes, "stream": name, "samples": len(features)}
     against = oracle_over_observe(prototypes, features, oracle_type, limit)
-    return [about | summary(preset, times, np.array(paths), engines[preset]) | against[preset] for preset in PRESETS]
+    return [about | summary(method, times, np.array(paths), engines[method]) | against[method] for method in METHODS]
 
 
 def blocks(features):
@@ -61,32 +61,32 @@ def blocks(features):
 
 def oracle_over_observe(prototypes, features, oracle_type, limit):
     """How much longer the oracle takes; in a pass of its own, for it leaves nothing of the others in the cache."""
-    engines = {preset: ProtoDCS(prototypes, config=Config.preset(preset)) for preset in PRESETS}
-    oracle = oracle_type(engines["paper"]._memory.text, engines["paper"].config)
-    times = {name: [] for name in (*PRESETS, "oracle")}
+    engines = {method: methods.create(method, prototypes) for method in METHODS}
+    oracle = oracle_type(engines["protodcs"]._memory.text, engines["protodcs"].config)
+    times = {name: [] for name in (*METHODS, "oracle")}
     for block in blocks(features[:limit]):
-        for preset, engine in engines.items():
-            times[preset] += [timed(engine.observe, feature)[0] for feature in block]
+        for method, engine in engines.items():
+            times[method] += [timed(engine.observe, feature)[0] for feature in block]
         times["oracle"] += [timed(oracle.step, feature)[0] for feature in block]
     # Where it came to the end of the stream, its second half.
     steady = limit >= len(features)
     half = len(times["oracle"]) // 2 if steady else 0
     return {
-        preset: {
-            "oracle_over_observe": float(np.median(times["oracle"][half:]) / np.median(times[preset][half:])),
+        method: {
+            "oracle_over_observe": float(np.median(times["oracle"][half:]) / np.median(times[method][half:])),
             "oracle_in_steady_state": steady,
         }
-        for preset in PRESETS
+        for method in METHODS
     }
 
 
-def summary(preset, times, paths, engine):
-    """One preset on one stream: its cost over the bare scoring, in the steady state, as it starts, and by path."""
+def summary(method, times, paths, engine):
+    """One method on one stream: its cost over the bare scoring, in the steady state, as it starts, and by path."""
     steady = np.arange(len(paths)) >= len(paths) // 2
     open_already = steady & (paths < OPENED)
-    own, bare = times[preset], times["bare"]
+    own, bare = times[method], times["bare"]
     return {
-        "preset": preset,
+        "method": method,
         "bare_us": 1e6 * float(np.median(bare)),
         "observe_us": 1e6 * float(np.median(own[steady])),
         "p99_us": 1e6 * float(np.quantile(own[steady], 0.99)),
@@ -96,7 +96,7 @@ def summary(preset, times, paths, engine):
         "ratio_whole_stream": total(own, bare, np.ones(len(own), dtype=bool)),
         **by_blocks(own, bare, open_already),
         "state_bytes": len(engine.snapshot()),
-        "paths": by_path(own, paths, steady) if preset == "paper" else {},
+        "paths": by_path(own, paths, steady) if method == "protodcs" else {},
     }
 
 
@@ -139,13 +139,13 @@ def as_markdown(rows):
         "",
     ]
     head = (
-        "K, preset, bare, observe p50, p99, mean, ratio, blocks, with openings, whole stream, oracle / observe, state"
+        "K, method, bare, observe p50, p99, mean, ratio, blocks, with openings, whole stream, oracle / observe, state"
     )
     lines += table(
         head.split(", "),
         (
             (
-                row["classes"], f"`{row['preset']}`", f"{row['bare_us']:.1f} us", f"{row['observe_us']:.1f} us",
+                row["classes"], f"`{row['method']}`", f"{row['bare_us']:.1f} us", f"{row['observe_us']:.1f} us",
                 f"{row['p99_us']:.0f} us", f"{row['mean_us']:.1f} us", f"{row['ratio']:.1f}",
                 f"{row['block_ratio']:.1f} ({row['low']:.1f}-{row['high']:.1f})", f"{row['ratio_with_openings']:.1f}",
                 f"{row['ratio_whole_stream']:.1f}",
@@ -155,7 +155,7 @@ def as_markdown(rows):
             for row in rows
         ),
     )  # fmt: skip
-    lines += ["", "By path of the `paper` preset in the steady state:", ""]
+    lines += ["", "By path of `protodcs` in the steady state:", ""]
     lines += table(
         ("K", "path", "share", "p50", "p99"),
         (
@@ -166,12 +166,12 @@ def as_markdown(rows):
     )
     lines += [
         "",
-        "What limits the rest, by the [parts of a step](stages.md). `paper`: a trusted sample moves every text row, "
+        "What limits the rest, by the [parts of a step](stages.md). `protodcs`: a trusted sample moves every text row, "
         "with a division for each element, in the time of three scorings or more; a queue change compares and adds up "
         "the text rows and shifts the alignment of each, which is kept to its ninth decimal as two float32 numbers an "
         "element: 20 bytes are read or written where a scoring reads 4. From about 200 classes on, text, alignment and "
         "visual prototypes no longer fit side by side into the second cache of a core (2 MB here), and each pass waits "
-        "for the third. `default`: the 512 remembered rows are as many as five hundred classes. What Python itself "
+        "for the third. `streamdcs`: the 512 remembered rows are as many as five hundred classes. What Python itself "
         "takes, 5 to 15 us a sample, is most of it at 10 classes and hardly shows at 1000.",
     ]
     return "\n".join(lines) + "\n"

@@ -25,7 +25,7 @@ one_thread()
 
 import numpy as np  # noqa: E402 - the thread limits above must come first
 
-from protodcs import Config, ProtoDCS, Prototypes, Streams  # noqa: E402
+from protodcs import ProtoDCS, Prototypes, Streams, methods  # noqa: E402
 
 NAME = "streams"
 CLASSES = 100
@@ -34,8 +34,8 @@ EXPONENTS = (1.0, 1.2)
 # Visits in one block.
 BLOCK = 500
 # Where every queue is full there are fewer streams: a state weighs some megabytes.
-SIZES = {"default": 100_000, "paper": 10_000}
-QUICK = {"default": 600, "paper": 150}
+SIZES = {"streamdcs": 100_000, "protodcs": 10_000}
+QUICK = {"streamdcs": 600, "protodcs": 150}
 # Bytes of memory for awake streams where there are so many streams; fewer streams get as much less.
 MEMORY = 6 * 2**30
 # One for each core.
@@ -50,13 +50,13 @@ def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def full_queues(config, features, prototypes):
+def full_queues(features, prototypes):
     """The state of an engine in which every class's queue is full."""
-    engine = ProtoDCS(prototypes, config=config)
+    engine = ProtoDCS(prototypes)
     engine.observe_many(features)
     rng = np.random.default_rng(0)
     rows, width = prototypes.rows, prototypes.rows.shape[1]
-    while len(thin := np.flatnonzero(engine._memory.counts < config.cache_size)):
+    while len(thin := np.flatnonzero(engine._memory.counts < engine.config.cache_size)):
         # A class that the stream leaves thin is filled by made-up samples near its prototype.
         k = thin[rng.integers(len(thin))]
         noise = rng.normal(size=width) / np.sqrt(width)
@@ -178,18 +178,18 @@ def visits_of(part, parts, count, exponent, visits, memory):
     return visited[visited % parts == part]
 
 
-def run_part(part, parts, preset, count, awake, visits, folder, together, results):
+def run_part(part, parts, method, count, awake, visits, folder, together, results):
     """What one process does with its part of the streams."""
     prototypes, features = clip_stream("dtd", CLASSES)
-    prototypes, config = Prototypes(prototypes), Config.preset(preset)
-    single = ProtoDCS(prototypes, config=config)
+    prototypes = Prototypes(prototypes)
+    single = methods.create(method, prototypes)
     single.observe_many(features[:SAMPLES])
-    begun = full_queues(config, features, prototypes) if preset == "paper" else None
+    begun = full_queues(features, prototypes) if method == "protodcs" else None
     check_room(count, begun or single.difference(), visits, folder)
-    memory = MEMORY * count // SIZES[preset] // parts
+    memory = MEMORY * count // SIZES[method] // parts
     numbers, place = range(part, count, parts), folder / str(part)
     place.mkdir()
-    with Streams(prototypes, config=config, folder=place / "pool", awake=awake // parts) as streams:
+    with Streams(prototypes, method=method, folder=place / "pool", awake=awake // parts) as streams:
         filled, rows = fill(streams, numbers, features, prototypes, begun, place), []
         for streams.memory in (0, memory):
             wake_some(streams, numbers)
@@ -201,10 +201,10 @@ def run_part(part, parts, preset, count, awake, visits, folder, together, result
     results.put({**filled, "rows": rows, "disk": disk(place)})
 
 
-def run(preset, count, awake, visits, parts, folder):
+def run(method, count, awake, visits, parts, folder):
     start = multiprocessing.get_context("spawn")
     together, results = start.Barrier(parts), start.Queue()
-    shared = (parts, preset, count, awake, visits, folder, together, results)
+    shared = (parts, method, count, awake, visits, folder, together, results)
     processes = [start.Process(target=run_part, args=(part, *shared)) for part in range(parts)]
     for process in processes:
         process.start()
@@ -221,7 +221,7 @@ def run(preset, count, awake, visits, parts, folder):
     for process in processes:
         process.join()
     common = {
-        "preset": preset,
+        "method": method,
         "streams": count,
         "processes": parts,
         "awake_bytes": float(np.mean([one["awake_bytes"] for one in found])),
@@ -240,11 +240,11 @@ def run(preset, count, awake, visits, parts, folder):
 def measure(quick: bool = False, sizes=None, awake=1000, visits=None, processes=PROCESSES, folder=None) -> list[dict]:
     sizes = sizes or (QUICK if quick else SIZES)
     rows = []
-    for preset, count in sizes.items():
+    for method, count in sizes.items():
         path = Path(tempfile.mkdtemp(prefix="streams-", dir=folder))
         try:
             here = min(awake, max(count // 10, processes))
-            rows += run(preset, count, here, visits or (2_000 if quick else 20_000), processes, path)
+            rows += run(method, count, here, visits or (2_000 if quick else 20_000), processes, path)
         finally:
             shutil.rmtree(path)
     return rows
@@ -253,15 +253,15 @@ def measure(quick: bool = False, sizes=None, awake=1000, visits=None, processes=
 def as_markdown(rows):
     processes = rows[0]["processes"]
     lines = [
-        f"Real CLIP ViT-B/32 features, K = {CLASSES}, d = 512; each stream has seen {SAMPLES} samples, with `paper` "
+        f"Real CLIP ViT-B/32 features, K = {CLASSES}, d = 512; each stream has seen {SAMPLES} samples, with `protodcs` "
         f"upon full queues. {processes} processes of one thread, each with its part of the streams.",
         "",
     ]
     lines += table(
-        ("preset", "streams", "awake", "an awake stream", "a sleeping one", "on disk", "all processes"),
+        ("method", "streams", "awake", "an awake stream", "a sleeping one", "on disk", "all processes"),
         (
             (
-                f"`{row['preset']}`", f"{row['streams']:,}", f"{row['awake']:,}", f"{row['awake_bytes'] / 1e3:,.0f} kB",
+                f"`{row['method']}`", f"{row['streams']:,}", f"{row['awake']:,}", f"{row['awake_bytes'] / 1e3:,.0f} kB",
                 f"{row['asleep_bytes']:,.0f} B", f"{row['disk_bytes'] / 1e3:,.0f} kB",
                 f"{row['resident_bytes'] / 2**30:.2f} GiB",
             )
@@ -270,7 +270,7 @@ def as_markdown(rows):
     )  # fmt: skip
     lines += [
         "",
-        "The first row of a preset is with a fixed number of awake streams, the second with `memory` for them.",
+        "The first row of a method is with a fixed number of awake streams, the second with `memory` for them.",
         "",
         "Visits of one sample each, to streams drawn by Zipf's law, against a single engine in the same run, which is",
         "one stream and so one core: by the time that a core takes for a visit, and by what the processes do together",
@@ -279,11 +279,11 @@ def as_markdown(rows):
         "",
     ]
     lines += table(
-        ["preset", "awake", "exponent", "awake when visited", "visits/s", "one engine", "of a core", "together"]
+        ["method", "awake", "exponent", "awake when visited", "visits/s", "one engine", "of a core", "together"]
         + ["wake-up p50", "p99", "worst"],
         (
             (
-                f"`{row['preset']}`", f"{row['awake']:,}", mixed["exponent"], f"{mixed['hit_rate']:.0%}",
+                f"`{row['method']}`", f"{row['awake']:,}", mixed["exponent"], f"{mixed['hit_rate']:.0%}",
                 f"{mixed['per_second']:,.0f}", f"{mixed['single_per_second']:,.0f}", f"{mixed['ratio_of_a_core']:.2f}",
                 f"{mixed['ratio']:.2f}", f"{mixed['wake_p50_us']:,.0f} us", f"{mixed['wake_p99_us']:,.0f} us",
                 f"{mixed['wake_worst_us']:,.0f} us",
@@ -297,20 +297,20 @@ def as_markdown(rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, help="how many; both presets have their own number else")
+    parser.add_argument("--streams", type=int, help="how many; both methods have their own number else")
     parser.add_argument("--awake", type=int, default=1000, help="how many stay in memory, a tenth of all at most")
     parser.add_argument("--visits", type=int, help="how many are measured")
     parser.add_argument("--processes", type=int, default=PROCESSES, help="one for each core")
-    parser.add_argument("--preset", choices=list(SIZES), help="one of them alone")
+    parser.add_argument("--method", choices=list(SIZES), help="one of them alone")
     parser.add_argument("--folder", type=Path, help="where the streams sleep; it is emptied again")
     parser.add_argument("--quick", action="store_true", help="a few hundred streams")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     sizes = dict(QUICK if arguments.quick else SIZES)
-    if arguments.preset:
-        sizes = {arguments.preset: sizes[arguments.preset]}
+    if arguments.method:
+        sizes = {arguments.method: sizes[arguments.method]}
     if arguments.streams:
-        sizes = {preset: min(arguments.streams, SIZES[preset]) for preset in sizes}
+        sizes = {method: min(arguments.streams, SIZES[method]) for method in sizes}
     rows = measure(
         arguments.quick, sizes, arguments.awake, arguments.visits, arguments.processes, arguments.folder
     )  # fmt: skip

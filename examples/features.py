@@ -6,7 +6,7 @@ are not on the list, and half way through the stream a shift sets in.
 
 import numpy as np
 
-from protodcs import ProtoDCS
+from protodcs import StreamDCS
 
 rng = np.random.default_rng(0)
 names = ["cat", "dog", "elk", "fox", "hen", "owl"]
@@ -27,7 +27,7 @@ content = np.where(labels[:, None] < 0, strange[rng.integers(20, size=samples)],
 features = image_cone + 0.3 * text_cone + 0.5 * content + 0.3 * directions(samples)
 features[samples // 2 :] += 0.3 * shift
 
-engine = ProtoDCS(prototypes, classes=names)
+engine = StreamDCS(prototypes, classes=names)
 right = 0
 for step, (feature, label) in enumerate(zip(features, labels, strict=True)):
     decision = engine.observe(feature)

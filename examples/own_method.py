@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from protodcs.core.base import Capabilities, FeatureMethod, counter, required
-from protodcs.core.config import Settings
+from protodcs.core.settings import Settings
 
 
 class CentredConfig(Settings):

@@ -1,29 +1,31 @@
-"""Prints docs/configuration.md from the fields of Config."""
+"""Print docs/configuration.md from the fields of both configs."""
 
 from typing import get_args
 
-from protodcs import Config
+from protodcs import ProtoDCSConfig, StreamDCSConfig
 
 INTRODUCTION = """# Configuration
 
-Every number and every reading of the method is a field of `Config`. A config is frozen and validated; an engine's
-state carries all of it, resolved.
+Each method has a config. A config is frozen and validated, and the state of an engine holds all of it. The defaults of
+`StreamDCSConfig` are the recommended settings. The defaults of `ProtoDCSConfig` follow the paper to the letter.
 
-    from protodcs import Config
-    Config.preset("paper")                              # the letter of the paper
-    Config.preset("default")                            # what we recommend
-    Config.preset("paper", evolution_gate="entropy")    # one option replaced
-
-Where the paper is silent or contradicts itself, both readings are options here, so that they can be run and compared.
-`Config()` is the preset `paper`; the preset `default` has the same value where none is given for it.
-
-| option | `paper` | `default` | range | meaning |
-|---|---|---|---|---|
+    from protodcs import ProtoDCSConfig, StreamDCSConfig
+    StreamDCSConfig()                              # what we recommend
+    StreamDCSConfig(target_false_reject=0.05)      # one option replaced
+    ProtoDCSConfig.preset("paper")                 # the same as ProtoDCSConfig()
+    ProtoDCSConfig(evolution_gate="entropy")       # one option replaced
+"""
+PAPER = """
+If the paper can be read in two ways, both are options here, so that you can run and compare them.
+"""
+HEAD = """
+| option | default | range | meaning |
+|---|---|---|---|
 """
 
 
 def values(field):
-    """The range of a field in words."""
+    """Return the range of a field in words."""
     choices = get_args(field.annotation)
     if choices and all(isinstance(choice, str) for choice in choices):
         return ", ".join(f"`{choice}`" for choice in choices)
@@ -37,10 +39,16 @@ def values(field):
     return f"{low}, {high}"
 
 
+def table(config):
+    """Return the options of a config as a Markdown table."""
+    rows = (
+        f"| `{name}` | `{field.default}` | {values(field)} | {field.description} |\n"
+        for name, field in config.model_fields.items()
+    )
+    return HEAD + "".join(rows)
+
+
 if __name__ == "__main__":
     print(INTRODUCTION, end="")
-    recommended = Config.preset("default")
-    for name, field in Config.model_fields.items():
-        chosen = getattr(recommended, name)
-        other = "" if chosen == field.default else f"`{chosen}`"
-        print(f"| `{name}` | `{field.default}` | {other} | {values(field)} | {field.description} |")
+    print("\n## StreamDCS\n" + table(StreamDCSConfig), end="")
+    print("\n## ProtoDCS\n" + PAPER + table(ProtoDCSConfig), end="")

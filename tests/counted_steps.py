@@ -18,11 +18,11 @@ _COUNTED = 32
 
 def counts(options, classes, dimension, samples):
     """Return how many lines of the core each of the last observes executes."""
-    from protodcs import Config, ProtoDCS
+    from protodcs import methods
 
     rng = np.random.default_rng(0)
     prototypes = _unit(rng.standard_normal((classes, dimension)))
-    engine = ProtoDCS(prototypes, config=Config.preset(options.pop("preset", "default"), **options))
+    engine = methods.create(options.pop("method"), prototypes, **options)
     counted = []
     for number in range(samples):
         noise = rng.standard_normal(dimension) / np.sqrt(dimension)
@@ -66,7 +66,7 @@ def _run_kernels_as_python():
 
     compiled.kernel = lambda *_signatures, **_options: lambda function: function
 
-    from protodcs.core import memory
+    from protodcs.core.protodcs import memory
 
     # The alignment follows single changes, as with compiled kernels.
     memory.KERNEL = "numba"

@@ -6,7 +6,7 @@ from functools import cache
 
 from conftest import random_stream
 from memory_store import MemoryStore
-from protodcs import Config, ProtoDCS
+from protodcs import StreamDCS, StreamDCSConfig
 from protodcs.core.prototypes import Prototypes
 from protodcs.serve.messages import Action, Outcome, Request
 from protodcs.serve.owners.owner import Owner
@@ -24,7 +24,8 @@ LIMITS = Limits(answers=300, entries=300, seconds=3600.0)
 def birth_of(**config):
     """What a stream is created with."""
     return Birth(
-        config=Config.preset("default", **config).model_dump(),
+        method="streamdcs",
+        config=StreamDCSConfig(**config).model_dump(),
         classes=[str(number) for number in range(len(ROWS))],
         prototypes=PROTOTYPES.fingerprint,
     )
@@ -41,7 +42,7 @@ def feature(number):
 @cache
 def learned(samples):
     """The state of an engine that saw the first samples and never slept."""
-    engine = ProtoDCS(PROTOTYPES)
+    engine = StreamDCS(PROTOTYPES)
     engine.observe_many(FEATURES[:samples])
     return engine.snapshot()
 

@@ -13,7 +13,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 
-from protodcs import Config
+from protodcs import ProtoDCSConfig
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Outcome:
 
 
 class Oracle:
-    def __init__(self, prototypes: np.ndarray, config: Config):
+    def __init__(self, prototypes: np.ndarray, config: ProtoDCSConfig):
         self.config = config
         self.text = torch.tensor(prototypes, dtype=torch.float64)
         self.queues: dict[int, list[tuple[torch.Tensor, float]]] = {}

@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
-from protodcs import Config
+from protodcs import StreamDCSConfig
 
 # Background: the pool's horizon, the head start of variances, the vectors of noise.
 POOL_HORIZON = 1000
@@ -190,9 +190,9 @@ class Cold:
 
 
 class StreamOracle:
-    """The default preset, sample by sample. `products(rows, vector)` makes all dot products; exact unless replaced."""
+    """StreamDCS, sample by sample. `products(rows, vector)` makes all dot products; exact unless replaced."""
 
-    def __init__(self, prototypes: np.ndarray, config: Config, products: Products | None = None):
+    def __init__(self, prototypes: np.ndarray, config: StreamDCSConfig, products: Products | None = None):
         self.config = config
         self.products = products or exact_products
         self.prototypes = unit(prototypes)
@@ -266,7 +266,9 @@ class StreamOracle:
         samples = np.array([*self.cosines, cosines])
         pooling = lasting(len(samples), POOL_HORIZON)
         pool_mean, pool_spread = pooling @ samples.mean(axis=1), pooling @ samples.var(axis=1)
-        own = len(self.cosines) / (len(self.cosines) + self.config.background_prior) if self.config.background else 0.0
+        own = (
+            len(self.cosines) / (len(self.cosines) + self.config.baseline_prior) if self.config.class_baseline else 0.0
+        )
         mean, variance = self.running(self.cosines, self.raw_gaps)
         centred_mean, centred_variance = self.running(self.centred_cosines, self.centred_gaps)
         raw = cosines - (own * mean + (1 - own) * pool_mean)
@@ -287,14 +289,14 @@ class StreamOracle:
         if count < MEDIAN_FROM:
             self.medians = self.running(self.cosines, self.raw_gaps)[0]
             return
-        step = math.sqrt(math.pi / 2) * np.sqrt(variance) / min(count, self.config.background_horizon)
+        step = math.sqrt(math.pi / 2) * np.sqrt(variance) / min(count, self.config.baseline_horizon)
         self.medians = self.medians + np.where(cosines >= self.medians, step, -step)
 
     def running(self, values: list[np.ndarray], gaps: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Mean of each class's values, and of their squared gaps as if five samples without a gap had come before."""
         if not values:
             return np.zeros(len(self.prototypes)), np.zeros(len(self.prototypes))
-        horizon = self.config.background_horizon
+        horizon = self.config.baseline_horizon
         variance = lasting(len(gaps), horizon, VARIANCE_HEAD_START) @ np.square(gaps)
         return lasting(len(values), horizon) @ np.array(values), variance
 
@@ -311,7 +313,7 @@ class StreamOracle:
 
     def asks_memories(self) -> bool:
         """Whether any voice beside the text has a weight."""
-        return max(self.config.head_weight, self.config.contrast_weight, self.config.stranger_weight) > 0
+        return max(self.config.head_weight, self.config.contrast_weight, self.config.nearest_unknown_weight) > 0
 
     def memories_ready(self) -> bool:
         """Whether both memories hold five rows; without memories nothing is ever missing."""
@@ -328,9 +330,9 @@ class StreamOracle:
         """The head's log-odds; the mean cosine with nearest familiars less that with strangers; minus the nearest's."""
         if not self.asks_memories() or not self.memories_ready():
             return 0.0, 0.0, 0.0
-        strange = np.sort(self.products(in_slots(self.strangers, self.config.strangers), centred))[::-1]
-        familiar = np.sort(self.products(in_slots(self.familiars, self.config.familiars), centred))[::-1]
-        few = self.config.nearest
+        strange = np.sort(self.products(in_slots(self.strangers, self.config.unknown_memory), centred))[::-1]
+        familiar = np.sort(self.products(in_slots(self.familiars, self.config.known_memory), centred))[::-1]
+        few = self.config.neighbors
         return self.log_odds(centred), familiar[:few].mean() - strange[:few].mean(), -strange[0]
 
     def log_odds(self, row: np.ndarray) -> float:
@@ -343,8 +345,8 @@ class StreamOracle:
         The rate of the weights is multiplied by the root of the width, their decay and the offset's rate are not.
         """
         config, start = self.config, self.config.head_steps * len(self.signals)
-        strangers = in_slots(self.strangers, config.strangers)
-        familiars = in_slots(self.familiars, config.familiars)
+        strangers = in_slots(self.strangers, config.unknown_memory)
+        familiars = in_slots(self.familiars, config.known_memory)
         for turn in range(start, start + config.head_steps):
             for truth, rows in ((0, strangers), (1, familiars)):
                 row = rows[turn % len(rows)].astype(float)
@@ -405,7 +407,7 @@ class StreamOracle:
         scales = np.maximum((high - low) / 2, NARROWEST_SCALE)
         scales[STRANGER] = max(stranger_spread, NARROWEST_SCALE)
         config = self.config
-        voices = np.array([0.0, config.head_weight, config.contrast_weight, config.stranger_weight])
+        voices = np.array([0.0, config.head_weight, config.contrast_weight, config.nearest_unknown_weight])
         self.weights = voices * self.faith(strange, familiar)
         self.slopes = self.weights * scales[TEXT] / scales
         self.offset = -float(self.slopes @ (low + high) / 2)
@@ -414,9 +416,9 @@ class StreamOracle:
     def faith(self, strange: np.ndarray, familiar: np.ndarray) -> np.ndarray:
         """From 0 at the floor to 1 at the ceiling of the AUROC between the tails; contrast no more than the head."""
         faith = np.ones(4)
-        if not self.config.trust:
+        if not self.config.adapt_weights:
             return faith
-        floor, ceiling = self.config.trust_floor, self.config.trust_ceiling
+        floor, ceiling = self.config.zero_weight_auroc, self.config.full_weight_auroc
         truth = np.repeat([0, 1], [len(strange), len(familiar)])
         for voice in (HEAD, CONTRAST):
             separation = roc_auc_score(truth, np.concatenate([strange[:, voice], familiar[:, voice]]))
@@ -464,7 +466,7 @@ class StreamOracle:
 
     def look_at_classes(self, strangeness: np.ndarray, text: np.ndarray, spoken: np.ndarray) -> Crowd:
         """The crowd of recent samples, by the text's median in levels and how sure recent classes were."""
-        if not self.config.concentration or len(self.prototypes) < CUT_FEWEST_CLASSES:
+        if not self.config.class_concentration or len(self.prototypes) < CUT_FEWEST_CLASSES:
             return Crowd()
         kept = enough(spoken, ENOUGH_CLASSES)
         predicted, foremost = (np.array(of[-self.config.history :])[kept] for of in (self.predicted, self.foremost))
@@ -492,7 +494,7 @@ class StreamOracle:
         strange, known = text_means(found, strangeness, text)
         limit = self.strange_limit()
         proven = found.good
-        if self.config.proof:
+        if self.config.bimodality_test:
             apart = found.good and likelier_than_one(found, strangeness, crowd)
             proven = apart and strange <= limit and known >= KNOWN_FROM_LEVELS * self.level
         self.proofs = self.proofs + 1 if proven else 0

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from made_service import FEATURES, ROWS, engine_of, feature, learned
-from protodcs import ProtoDCS
+from protodcs import StreamDCS
 from protodcs.errors import ConfigError
 from protodcs.serve.access import keys, limits
 from protodcs.serve.access.keys import create_key, revoke_key, rotate_key
@@ -110,7 +110,7 @@ def needed(method, path):
     return "observe" if path.endswith(("/observe", "/peek", "/explain", "/infer")) else "admin"
 
 
-STATE = ProtoDCS(ROWS).snapshot()
+STATE = StreamDCS(ROWS).snapshot()
 OWL = {"name": "owl", "prototype": FEATURES[5].tolist()}
 TENSOR = {"name": "feature", "shape": [1, 32], "datatype": "FP32", "data": FEATURES[0].tolist()}
 BODIES = {
@@ -394,7 +394,7 @@ def test_no_way_of_writing_a_name_reaches_another_tenant(tmp_path, guess):
 def test_words_name_streams_as_their_tenant_does(tmp_path):
     async def run():
         async with guarded(tmp_path) as service:
-            words = words_of(await service.made(preset="paper"), 409)
+            words = words_of(await service.made(method="protodcs"), 409)
             assert "the stream 's' already exists" in words
             words = words_of(await service.ask("acme read", "GET", "/v1/streams/it's"), 404)
             assert '"it\'s"' in words
@@ -579,7 +579,7 @@ def test_a_stream_does_not_grow_to_too_many_classes(tmp_path):
                 assert (await service.ask(*asked, json=body)).json()["repeated"]
                 one_more = await service.ask(who, "POST", "/v1/streams/s/classes", json=OWL)
                 assert f"a stream may have {most} classes" in words_of(one_more, 422)
-                large = ProtoDCS(FEATURES[: most + 1]).snapshot()
+                large = StreamDCS(FEATURES[: most + 1]).snapshot()
                 refused = await service.ask(who, "PUT", "/v1/streams/s/state", content=large)
                 assert f"a stream may have {most} classes" in words_of(refused, 422)
                 assert (await service.ask(who, "GET", "/v1/streams/s")).json()["classes"] == most
@@ -831,7 +831,7 @@ def test_acts_that_fail_are_lines_and_what_changes_nothing_is_none(tmp_path):
             await service.ask("operator admin", "GET", "/v1/owners")
             assert len(service.lines()) == begun
             await service.ask("acme admin", "POST", "/v1/streams/none/freeze")
-            await service.made(preset="paper")
+            await service.made(method="protodcs")
             await service.made(id="a/b")
             service.problem = OwnerLostError("the keeper is not there")
 

@@ -18,7 +18,7 @@ import yaml
 from typer.testing import CliRunner
 
 from interrupting import interrupting
-from protodcs import Config, ProtoDCS, methods, metrics
+from protodcs import ProtoDCSConfig, StreamDCS, StreamDCSConfig, methods, metrics
 from protodcs.bench import cells, figures, grid, pack, preparation, rows, run, streams, traces
 from protodcs.cli import app
 from protodcs.errors import ConfigError, DataError
@@ -79,7 +79,7 @@ def features(tmp_path_factory):
     [
         ({"methods": [{"method": "nobody"}]}, "there is no method 'nobody'"),
         ({"methods": [{"method": "tda", "options": {"sharpness": 3}}]}, "sharpness"),
-        ({"methods": [{"method": "protodcs", "options": {"preset": "none"}}]}, "no preset 'none'"),
+        ({"methods": [{"method": "streamdcs", "options": {"cache_size": 3}}]}, "cache_size"),
         ({"methods": [{"method": "tent", "options": {"speed": 3}}]}, "speed"),
         ({"methods": [PLAIN, PLAIN]}, "two methods are called 'plain'"),
         ({"methods": [{"method": "tent"}]}, "needs images"),
@@ -120,22 +120,16 @@ def test_every_grid_that_ships_is_valid():
         assert grid.load(file).name == file.stem
 
 
-def test_every_grid_that_ships_says_which_preset_of_protodcs_it_runs():
-    for file in (Path(__file__).parent.parent / "grids").glob("*.yaml"):
-        ours = [entrant for entrant in grid.load(file).methods if entrant.method == "protodcs"]
-        assert all("preset" in entrant.options for entrant in ours), file.name
-
-
-def test_protodcs_without_a_preset_is_the_one_that_create_gives():
-    created = methods.create("protodcs", np.eye(2, 4)).config
-    assert grid.Entrant(method="protodcs").config() == created == Config.preset("default")
-    assert grid.Entrant(method="protodcs", options={"preset": "paper"}).config() == Config.preset("paper")
+@pytest.mark.parametrize(("method", "config"), [("streamdcs", StreamDCSConfig), ("protodcs", ProtoDCSConfig)])
+def test_a_method_without_options_has_its_default_settings(method, config):
+    created = methods.create(method, np.eye(2, 4)).config
+    assert grid.Entrant(method=method).config() == created == config()
 
 
 def test_the_temperature_is_that_of_the_encoder_unless_the_grid_names_another():
     assert grid.Entrant(method="tda").config(0.25).temperature == 0.25
     assert grid.Entrant(method="tda", options={"temperature": 0.5}).config(0.25).temperature == 0.5
-    assert grid.Entrant(method="protodcs").config(0.25).temperature == 0.25
+    assert grid.Entrant(method="streamdcs").config(0.25).temperature == 0.25
 
 
 def test_a_method_of_ones_own_is_one_file(command, tmp_path, monkeypatch):
@@ -348,18 +342,18 @@ def test_a_frozen_models_oscr_does_not_depend_on_the_ratio_and_the_legacy_slice_
 @pytest.mark.parametrize("protocol", ["continual", "reset"])
 def test_segments_are_reset_only_where_the_protocol_says_so(data_folder, tmp_path, features, protocol):
     stream = {**PIXELS, "protocols": [protocol], "corruptions": ["fog", "fog"]}
-    plan = run.planned(grid.Grid(**words(streams=[stream], methods=[{"method": "protodcs", "trace": True}])), tmp_path)
+    plan = run.planned(grid.Grid(**words(streams=[stream], methods=[{"method": "streamdcs", "trace": True}])), tmp_path)
     (cell,) = run.prepared(plan, features, in_a_loop, lambda *_: None)
     arrays = cells.run(cell).trace.arrays
     second = arrays["segment"] == 1
     alone = streams.opened(cell.task.stream, protocol, 0, cell.store)
-    engine = ProtoDCS(alone.prototypes, None, cell.task.entrant.config(cell.temperature))
+    engine = StreamDCS(alone.prototypes, None, cell.task.entrant.config(cell.temperature))
     fresh = engine.observe_many(alone.features(1))
     assert np.array_equal(arrays["score"][second], fresh.score) == (protocol == "reset")
 
 
 def test_a_trace_holds_what_figures_need(data_folder, tmp_path):
-    (result,) = outcome(tmp_path, methods=[{"method": "protodcs", "options": {"preset": "paper"}, "trace": True}])
+    (result,) = outcome(tmp_path, methods=[{"method": "protodcs", "trace": True}])
     trace = result.trace
     file = tmp_path / "trace"
     traces.write(file, trace)
@@ -376,9 +370,11 @@ def test_a_trace_holds_what_figures_need(data_folder, tmp_path):
         traces.read(file)
 
 
-def test_a_trace_of_a_verification_by_the_stream_holds_the_mixture_over_its_scores(data_folder, tmp_path):
+def test_a_trace_of_streamdcs_holds_the_mixture_over_its_scores(data_folder, tmp_path):
     plan = run.planned(
-        grid.Grid(**words(streams=[{"pack": "dtd", "split": "tune"}], methods=[{"method": "protodcs", "trace": True}])),
+        grid.Grid(
+            **words(streams=[{"pack": "dtd", "split": "tune"}], methods=[{"method": "streamdcs", "trace": True}])
+        ),
         tmp_path,
     )
     (cell,) = plan.cells
@@ -386,7 +382,7 @@ def test_a_trace_of_a_verification_by_the_stream_holds_the_mixture_over_its_scor
     score, config = trace.arrays["score"], cell.task.entrant.config(cell.temperature)
     np.testing.assert_array_equal(trace.arrays["window"], -score[-config.mixture_window :])
     stream = pack.stream("dtd", 0, "tune")
-    engine = ProtoDCS(stream.prototypes, None, config)
+    engine = StreamDCS(stream.prototypes, None, config)
     fitted = []
     for row in stream.features:
         engine.observe(row)
@@ -398,8 +394,8 @@ def test_a_trace_of_a_verification_by_the_stream_holds_the_mixture_over_its_scor
     assert (told is None) == (not parts.any())
     if told is not None:
         assert parts[0, 1] < parts[1, 1]
-    assert figures.judged(trace)[0] == "strangeness by the stream"
-    assert figures.openness(trace).axes[0].get_xlabel() == "strangeness by the stream"
+    assert figures.judged(trace)[0] == "minus the score"
+    assert figures.openness(trace).axes[0].get_xlabel() == "minus the score"
 
 
 def test_a_corruption_that_comes_again_has_a_name_of_its_own(data_folder):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conftest import random_stream
-from protodcs import Config, ProtoDCS
+from protodcs import ProtoDCS, methods
 from protodcs.core.book import Booked, Layout
 from protodcs.core.compiled import KERNEL
 
@@ -14,7 +14,7 @@ from protodcs.core.compiled import KERNEL
 def owners(engine):
     """All that has a book in an engine."""
     memory = engine._memory
-    return [memory, engine._scratch, *([] if memory.verification is None else [memory.verification])]
+    return [memory, engine._scratch] if isinstance(engine, ProtoDCS) else [memory.verification]
 
 
 def stands_for_its_owner(owner):
@@ -25,18 +25,17 @@ def stands_for_its_owner(owner):
 
 
 @pytest.mark.parametrize(
-    ("preset", "options"),
+    ("method", "options"),
     [
-        ("paper", {}),
-        ("paper", {"evolution_gate": "entropy", "evolution_threshold": 0.9}),
-        ("paper", {"cache_admission": "buffered", "alignment_keys": "all"}),
-        ("default", {"history": 600, "mixture_window": 64}),
-        ("default", {"verify_by": "openness", "score": "openness"}),
+        ("protodcs", {}),
+        ("protodcs", {"evolution_gate": "entropy", "evolution_threshold": 0.9}),
+        ("protodcs", {"cache_admission": "buffered", "alignment_keys": "all"}),
+        ("streamdcs", {"history": 600, "mixture_window": 64}),
     ],
 )
-def test_a_book_follows_queues_evolution_forks_and_classes(preset, options):
+def test_a_book_follows_queues_evolution_forks_and_classes(method, options):
     prototypes, features, _ = random_stream(classes=24, samples=700, seed=7)
-    engine = ProtoDCS(prototypes, config=Config.preset(preset, **options))
+    engine = methods.create(method, prototypes, **options)
     evolved = False
     for step, feature in enumerate(features):
         expected, decision = engine.peek(feature), engine.observe(feature)
@@ -48,16 +47,16 @@ def test_a_book_follows_queues_evolution_forks_and_classes(preset, options):
         if step == 400:
             engine.remove_class("3")
         if step == 500:
-            engine = ProtoDCS.restore(engine.snapshot())
+            engine = methods.restore(engine.snapshot())
         if step == 650:
             engine.reset()
     assert evolved == ("evolution_gate" in options)
 
 
-@pytest.mark.parametrize("preset", ["paper", "default"])
-def test_a_copy_of_a_memory_has_a_book_of_its_own(preset):
+@pytest.mark.parametrize("method", ["protodcs", "streamdcs"])
+def test_a_copy_of_a_memory_has_a_book_of_its_own(method):
     prototypes, features, _ = random_stream(classes=10, samples=200, seed=1)
-    engine = ProtoDCS(prototypes, config=Config.preset(preset))
+    engine = methods.create(method, prototypes)
     engine.observe_many(features)
     for owner in owners(engine):
         twin = copy.deepcopy(owner)

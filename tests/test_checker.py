@@ -12,7 +12,7 @@ import pytest
 
 from conftest import random_stream
 from made_service import LIMITS
-from protodcs import Config
+from protodcs import StreamDCSConfig
 from protodcs.core.prototypes import Prototypes
 from protodcs.serve.guard import GuardSettings
 from protodcs.serve.store.base import Fence, Held
@@ -419,7 +419,8 @@ def test_the_replay_is_what_the_service_computes_with_guard_and_snapshots():
     settings = {"window": 32, "keep_windows": 1, "freeze_windows": 2}
     names = [name for name in ("duplicate_threshold", "sameness") if name in GuardSettings.model_fields]
     spec = Birth(
-        config=Config.preset("default").model_dump(),
+        method="streamdcs",
+        config=StreamDCSConfig().model_dump(),
         classes=[str(number) for number in range(12)],
         prototypes=prototypes.fingerprint,
         guard=GuardSettings(**settings, **{names[0]: 0.926}),

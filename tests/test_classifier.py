@@ -21,7 +21,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from interrupting import interrupting
-from protodcs import Config, OpenSetClassifier, ProtoDCS, encoders
+from protodcs import OpenSetClassifier, ProtoDCSConfig, StreamDCS, StreamDCSConfig, encoders
 from protodcs.cli import app
 from protodcs.data import decode, open_source
 from protodcs.errors import ConfigError, EncoderError, ImageError, InputError, StateError
@@ -95,17 +95,16 @@ class Light:
 
 def light(batch_size):
     prototypes = np.random.default_rng(1).normal(size=(3, 24)).astype(np.float32)
-    return OpenSetClassifier(Light(batch_size), ProtoDCS(prototypes))
+    return OpenSetClassifier(Light(batch_size), StreamDCS(prototypes))
 
 
 def small_images(count):
     return list(np.random.default_rng(2).integers(1, 255, size=(count, 4, 4, 3), dtype=np.uint8))
 
 
-@pytest.mark.parametrize("preset", ["default", "paper"])
-def test_a_stream_decides_to_the_bit_as_one_thread_would(preset, mini, mixed):
-    config = Config.preset(preset)
-    ahead, plain = (OpenSetClassifier.with_encoder(mini, "cifar10", config=config) for _ in range(2))
+@pytest.mark.parametrize("method", ["streamdcs", "protodcs"])
+def test_a_stream_decides_to_the_bit_as_one_thread_would(method, mini, mixed):
+    ahead, plain = (OpenSetClassifier.with_encoder(mini, "cifar10", method=method) for _ in range(2))
     assert [*map(told, ahead.stream(mixed))] == [*map(told, one_after_the_other(plain, mixed))]
     assert ahead.engine.snapshot() == plain.engine.snapshot()
 
@@ -260,7 +259,7 @@ def test_an_engine_that_fails_ends_the_stream_and_its_thread():
     classifier = light(4)
     stream = classifier.stream(itertools.cycle(small_images(3)))
     next(stream)
-    classifier.engine = ProtoDCS(np.eye(5, dtype=np.float32))
+    classifier.engine = StreamDCS(np.eye(5, dtype=np.float32))
     with pytest.raises(InputError, match="shape") as kept:
         next(stream)
     # Also while somebody keeps the error, and with it the frames.
@@ -277,11 +276,16 @@ def test_digits_are_called_unknown_more_often_than_objects(mini, mixed):
 
 def test_the_temperature_is_that_of_the_encoder_unless_a_config_is_given(mini):
     own = OpenSetClassifier.with_encoder(mini, ["cat", "dog"])
+    assert own.engine.name == "streamdcs"
     assert own.engine.config.temperature == pytest.approx(1 / 21.936, rel=1e-3)
-    given = OpenSetClassifier.with_encoder(mini, ["cat", "dog"], config=Config.preset("paper"))
+    paper = OpenSetClassifier.with_encoder(mini, ["cat", "dog"], method="protodcs", cache_size=3)
+    assert paper.engine.config == ProtoDCSConfig(temperature=1 / mini.logit_scale, cache_size=3)
+    given = OpenSetClassifier.with_encoder(mini, ["cat", "dog"], config=StreamDCSConfig())
     assert given.engine.config.temperature == 0.01
-    with pytest.raises(ConfigError, match="stands alone"):
-        OpenSetClassifier.with_encoder(mini, ["cat"], config=Config(), method="zero_shot")
+    with pytest.raises(ConfigError, match="config must be a ZeroShotConfig; given: StreamDCSConfig"):
+        OpenSetClassifier.with_encoder(mini, ["cat"], config=StreamDCSConfig(), method="zero_shot")
+    with pytest.raises(ConfigError, match="config and history are both given"):
+        OpenSetClassifier.with_encoder(mini, ["cat"], config=StreamDCSConfig(), history=1000)
     with pytest.raises(ConfigError, match="name the classes"):
         OpenSetClassifier.with_encoder(mini, None)
 

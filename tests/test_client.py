@@ -19,7 +19,7 @@ from PIL import Image
 
 import protodcs
 from made_service import FEATURES, PROTOTYPES, ROWS, engine_of, feature, learned
-from protodcs import AsyncClient, Client, Decision, Observed, ProtoDCS, wire
+from protodcs import AsyncClient, Client, Decision, Observed, StreamDCS, wire
 from protodcs import client as client_module
 from protodcs.data import decode
 from protodcs.errors import ImageError, InputError, ProtoDCSError, ServiceError
@@ -79,7 +79,7 @@ def numbers(seen):
 
 
 def test_a_decision_is_the_same_as_from_an_engine_in_this_process(stream):
-    engine = ProtoDCS(PROTOTYPES)
+    engine = StreamDCS(PROTOTYPES)
     for number in range(20):
         peeked = stream.peek(FEATURES[number])
         assert (peeked.position, peeked.epoch, peeked.repeated) == (-1, -1, False)
@@ -116,7 +116,7 @@ def test_images_come_as_bytes_paths_pillow_images_and_pixels(plain, client, requ
     stream = client.create(request.node.name, classes=list("abcdefg"))
     assert stream.created["encoder"] == "fake-encoder"
     (tmp_path / "image.png").write_bytes(png(1))
-    engine = ProtoDCS(PROTOTYPES, config=protodcs.Config.preset("default", temperature=0.02))
+    engine = StreamDCS(PROTOTYPES, config=protodcs.StreamDCSConfig(temperature=0.02))
     given = [
         png(0),
         tmp_path / "image.png",
@@ -165,13 +165,13 @@ def test_what_a_stream_knows_can_be_asked_changed_and_carried_away(plain, client
     assert list(map(fields_of, stream.decisions(unknown=True))) == [
         fields_of(one) for one in seen[::-1] if not one.decision.known
     ]
-    engine = protodcs.ProtoDCS(ROWS)
+    engine = protodcs.StreamDCS(ROWS)
     engine.observe_many(FEATURES[:12])
     assert stream.explain(FEATURES[12]) == json.loads(json.dumps(engine.explain(FEATURES[12]).to_dict()))
     with pytest.raises(InputError, match="one sample is explained at a time; given: 2"):
         stream.explain(FEATURES[:2])
     state = stream.export_state()
-    assert protodcs.ProtoDCS.restore(state).snapshot() == engine.snapshot()
+    assert protodcs.StreamDCS.restore(state).snapshot() == engine.snapshot()
     for name in ("indoor/church", "100%", "a?b"):
         stream.add_class(name, FEATURES[20])
         assert stream.status()["classes"] == len(ROWS) + 1
@@ -190,12 +190,11 @@ def test_what_a_stream_knows_can_be_asked_changed_and_carried_away(plain, client
 
 def test_a_stream_is_created_as_told(client, request):
     name = request.node.name
-    stream = client.create(name, prototypes=ROWS, classes=list("abcdefg"), preset="paper", config={"cache_size": 3})
+    stream = client.create(name, prototypes=ROWS, classes=list("abcdefg"), method="protodcs", config={"cache_size": 3})
     assert stream.created["classes"] == list("abcdefg")
-    assert stream.created["config"]["cache_size"] == 3
-    assert stream.created["config"]["verify_by"] == protodcs.Config.preset("paper").verify_by
+    assert stream.created["config"] == protodcs.ProtoDCSConfig(cache_size=3).model_dump()
     assert client.stream(name).created == {}
-    assert client.create(name, prototypes=ROWS, classes=list("abcdefg"), preset="paper", config={"cache_size": 3})
+    assert client.create(name, prototypes=ROWS, classes=list("abcdefg"), method="protodcs", config={"cache_size": 3})
     with pytest.raises(ServiceError, match="already exists with different settings") as caught:
         client.create(name, prototypes=ROWS)
     assert caught.value.status == 409
@@ -268,7 +267,7 @@ def test_what_is_final_is_asked_once(plain, client, stream):
         (422, lambda: stream.observe(FEATURES[0][:-1])),
         (422, lambda: stream.observe(b"no image")),
         (422, lambda: client.create("t", prototypes=ROWS, config={"nonsense": 1})),
-        (422, lambda: client.create("t", like=stream.id, preset="paper")),
+        (422, lambda: client.create("t", like=stream.id, method="protodcs")),
     ):
         before = len(faulty.seen)
         with pytest.raises(ServiceError) as caught:
@@ -583,7 +582,7 @@ def with_client(run, encoding=None, plan=(), **options):
 
 def test_the_asynchronous_client_decides_as_an_engine_in_this_process():
     async def run(client, service, transport):
-        engine = ProtoDCS(PROTOTYPES)
+        engine = StreamDCS(PROTOTYPES)
         stream = client.stream("s")
         for number in range(5):
             peeked = await stream.peek(FEATURES[number])

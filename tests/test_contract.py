@@ -16,35 +16,22 @@ from protodcs.core.base import FeatureMethod
 from protodcs.errors import InputError, UnknownMethodError, UsageError
 
 FEATURE_METHODS = [name for name in methods.names() if issubclass(methods.REGISTER[name], FeatureMethod)]
-# Readings of the method that keep more state than the presets do.
-PAPER = {"preset": "paper"}
+# Settings that keep more state than the defaults do.
 VARIANTS = {name: (name, {}) for name in FEATURE_METHODS} | {
-    "protodcs, paper": ("protodcs", PAPER),
     "protodcs, evolving": (
         "protodcs",
-        {**PAPER, "evolution_gate": "entropy", "cache_admission": "verified", "evolution_prior": 1},
+        {"evolution_gate": "entropy", "cache_admission": "verified", "evolution_prior": 1},
     ),
     "protodcs, buffered": (
         "protodcs",
-        {**PAPER, "cache_admission": "buffered", "evolution_gate": "quantile", "mixture_period": 30},
+        {"cache_admission": "buffered", "evolution_gate": "quantile", "mixture_period": 30},
     ),
-    "protodcs, fused": ("protodcs", {**PAPER, "evidence_logits": "fused", "mixture_start": 20, "mixture_period": 7}),
+    "protodcs, fused": ("protodcs", {"evidence_logits": "fused", "mixture_start": 20, "mixture_period": 7}),
     "protodcs, raw": (
         "protodcs",
-        {**PAPER, "evolution_norm": "raw", "evolution_gate": "entropy", "alignment_keys": "all"},
+        {"evolution_norm": "raw", "evolution_gate": "entropy", "alignment_keys": "all"},
     ),
-    "protodcs, everything": (
-        "protodcs",
-        {
-            "text_rate": 2.5e-4,
-            "visual_prototypes": True,
-            "cache_admission": "verified",
-            "evolution_gate": "entropy",
-            "target_false_reject": 0.05,
-            "mixture_start": 20,
-            "mixture_period": 7,
-        },
-    ),
+    "streamdcs, targeted": ("streamdcs", {"target_false_reject": 0.05, "mixture_start": 20, "mixture_period": 7}),
     "zero_shot, energy": ("zero_shot", {"score": "energy", "threshold": 20.0}),
     "tda, warm": ("tda", {"temperature": 0.05, "entropy_base": "published"}),
     "adand, early": ("adand", {"queue_length": 16, "warmup": 3}),
@@ -395,8 +382,8 @@ def test_classes_can_be_added_and_removed_while_the_stream_runs(variant):
 
 def test_adding_and_removing_a_class_leaves_the_others_as_they_were():
     prototypes, features, _ = random_stream(classes=6, samples=250, seed=13)
-    plain = methods.create("protodcs", prototypes)
-    edited = methods.create("protodcs", prototypes)
+    plain = methods.create("streamdcs", prototypes)
+    edited = methods.create("streamdcs", prototypes)
     plain.observe_many(features[:200])
     edited.observe_many(features[:200])
     edited.add_class("stranger", -prototypes[0])
@@ -417,7 +404,6 @@ def test_protodcs_with_everything_switched_off_is_zero_shot(stream, request):
     off = methods.create(
         "protodcs",
         prototypes,
-        preset="paper",
         text_rate=0.0,
         visual_rate=0.0,
         evolution_gate="off",
@@ -447,5 +433,5 @@ def test_zero_shot_scores_equal_their_closed_forms(score):
 
 
 def test_an_unknown_method_is_named_with_the_known_ones():
-    with pytest.raises(UnknownMethodError, match="protodcs, zero_shot"):
+    with pytest.raises(UnknownMethodError, match="streamdcs, protodcs, zero_shot"):
         methods.create("nonsense", np.eye(2, 4))

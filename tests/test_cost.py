@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from made_service import FEATURES, PROTOTYPES, ask, birth_of, create, done, engine_of, observe, one, started
-from protodcs import Config, ProtoDCS
+from protodcs import ProtoDCSConfig, StreamDCS, StreamDCSConfig, methods
 from protodcs.core.prototypes import Prototypes
 from protodcs.errors import ConfigError
 from protodcs.serve.access.limits import allowed_for
@@ -29,25 +29,34 @@ GRIDS = Path(__file__).parent.parent / "grids"
 EXPENSIVE = {"mixture_window": 100_000, "history": 100_000, "mixture_period": 1}
 
 
-def check(classes, dimension, preset="default", guard=GUARD, limits=None, **options):
+def settings(method, **options):
+    return methods.REGISTER[method].config_type(**options)
+
+
+def check(classes, dimension, method="streamdcs", guard=GUARD, limits=None, **options):
     allowed = cost_limits_of(ServeConfig(store="redis://nowhere", **(limits or {})), "s")
-    check_cost(Config.preset(preset, **options), classes, dimension, guard, allowed)
+    check_cost(settings(method, **options), classes, dimension, guard, allowed)
 
 
 # The estimate.
 
 # Options, classes, dimension, samples.
 COUNTED = [
-    ({}, 10, 16, 96),
-    ({}, 100, 32, 96),
-    ({"mixture_period": 1, "mixture_window": 64, "mixture_start": 16}, 10, 16, 96),
-    ({"mixture_period": 1, "mixture_window": 120, "history": 120, "mixture_start": 120}, 10, 16, 152),
-    ({"head_steps": 64}, 10, 32, 96),
-    ({"preset": "paper"}, 10, 16, 132),
-    ({"preset": "paper"}, 40, 32, 96),
-    ({"preset": "paper", "mixture_period": 1}, 10, 16, 132),
-    ({"preset": "paper", "mixture_period": 1, "mixture_tolerance": 1e-15, "mixture_iterations": 50}, 10, 16, 132),
-    ({"preset": "paper", "evolution_gate": "quantile"}, 20, 16, 64),
+    ({"method": "streamdcs"}, 10, 16, 160),
+    ({"method": "streamdcs"}, 100, 32, 96),
+    ({"method": "streamdcs", "mixture_period": 1, "mixture_window": 64, "mixture_start": 16}, 10, 16, 96),
+    (
+        {"method": "streamdcs", "mixture_period": 1, "mixture_window": 120, "history": 120, "mixture_start": 120},
+        10,
+        16,
+        152,
+    ),
+    ({"method": "streamdcs", "head_steps": 64}, 10, 32, 96),
+    ({"method": "protodcs"}, 10, 16, 132),
+    ({"method": "protodcs"}, 40, 32, 96),
+    ({"method": "protodcs", "mixture_period": 1}, 10, 16, 132),
+    ({"method": "protodcs", "mixture_period": 1, "mixture_tolerance": 1e-15, "mixture_iterations": 50}, 10, 16, 132),
+    ({"method": "protodcs", "evolution_gate": "quantile"}, 20, 16, 64),
 ]
 FACTOR = 5.0
 
@@ -64,9 +73,7 @@ def test_the_estimate_follows_the_operations_of_real_steps():
     )
     means = []
     for (options, classes, dimension, _), (mean, largest) in zip(COUNTED, json.loads(result.stdout), strict=True):
-        preset = options.get("preset", "default")
-        config = Config.preset(preset, **{name: value for name, value in options.items() if name != "preset"})
-        found = estimate(config, classes, dimension, None)
+        found = estimate(settings(**options), classes, dimension, None)
         means.append((mean, found.mean_step * 1e6 - _STEP, options))
         assert mean / FACTOR < means[-1][1] < mean * FACTOR, options
         assert found.slowest_step * 1e6 - _STEP > largest / 2, options
@@ -78,11 +85,11 @@ def test_the_estimate_follows_the_operations_of_real_steps():
 @pytest.mark.parametrize(
     ("classes", "dimension", "samples", "options"),
     [
-        (100, 64, 3000, {}),
-        (100, 64, 3000, {"strangers": 500, "familiars": 500, "history": 4000}),
-        (200, 32, 1000, {"class_bias_limit": 300}),
-        (20, 64, 1000, {"preset": "paper"}),
-        (20, 64, 1000, {"preset": "paper", "cache_size": 20, "gate_window": 1000}),
+        (100, 64, 3000, {"method": "streamdcs"}),
+        (100, 64, 3000, {"method": "streamdcs", "unknown_memory": 500, "known_memory": 500, "history": 4000}),
+        (200, 32, 1000, {"method": "streamdcs", "class_bias_limit": 300}),
+        (20, 64, 1000, {"method": "protodcs"}),
+        (20, 64, 1000, {"method": "protodcs", "cache_size": 20, "gate_window": 1000}),
     ],
 )
 def test_the_estimated_snapshot_is_as_large_as_that_of_a_stream_whose_memories_are_full(
@@ -90,13 +97,11 @@ def test_the_estimated_snapshot_is_as_large_as_that_of_a_stream_whose_memories_a
 ):
     rng = np.random.default_rng(0)
     prototypes = Prototypes(rng.standard_normal((classes, dimension)))
-    preset = options.get("preset", "default")
-    config = Config.preset(preset, **{name: value for name, value in options.items() if name != "preset"})
-    engine = ProtoDCS(prototypes, config=config)
+    engine = methods.create(options.pop("method"), prototypes, **options)
     noise = rng.standard_normal((samples, dimension)) / np.sqrt(dimension)
     features = prototypes.unit[rng.integers(classes, size=samples)] * (rng.random(samples) < 0.5)[:, None] + noise
     engine.observe_many(features.astype(np.float32))
-    found = estimate(config, classes, dimension, None)
+    found = estimate(engine.config, classes, dimension, None)
     size = len(engine.snapshot())
     assert size / 2 < found.snapshot < 3 * size
     assert found.memory >= found.snapshot
@@ -106,33 +111,34 @@ def test_the_estimated_snapshot_is_as_large_as_that_of_a_stream_whose_memories_a
 
 
 @pytest.mark.parametrize(
-    ("preset", "classes"), [("default", 1), ("default", 100), ("default", 10_000), ("paper", 1), ("paper", 1000)]
+    ("method", "classes"),
+    [("streamdcs", 1), ("streamdcs", 100), ("streamdcs", 10_000), ("protodcs", 1), ("protodcs", 1000)],
 )
-def test_presets_are_within_the_default_limits(preset, classes):
-    check(classes, 1024, preset)
+def test_both_methods_are_within_the_default_limits(method, classes):
+    check(classes, 1024, method)
 
 
 def test_the_paper_with_ten_thousand_classes_is_above_the_default_limits():
     with pytest.raises(ConfigError, match="the limit `max_stream_bytes`"):
-        check(10_000, 512, "paper")
+        check(10_000, 512, "protodcs")
 
 
 def grid_options():
-    """Return the settings of ProtoDCS in the grids that the documentation describes."""
+    """Return method and settings of our methods in the grids that the documentation describes."""
     for path in sorted(GRIDS.glob("*.yaml")):
         for entry in yaml.safe_load(path.read_text())["methods"]:
-            if isinstance(entry, dict) and entry["method"] == "protodcs":
-                yield entry.get("options", {})
+            if isinstance(entry, dict) and entry["method"] in ("streamdcs", "protodcs"):
+                yield {"method": entry["method"], **entry.get("options", {})}
 
 
 def test_documented_settings_are_within_the_default_limits():
     grids = list(grid_options())
     assert len(grids) > 50
     for options in (
-        {"preset": "paper", "evolution_gate": "entropy"},
-        {"preset": "paper", "mixture_period": 1},
-        {"preset": "paper", "cache_admission": "buffered"},
-        {"preset": "paper", "evidence_logits": "fused"},
+        {"method": "protodcs", "evolution_gate": "entropy"},
+        {"method": "protodcs", "mixture_period": 1},
+        {"method": "protodcs", "cache_admission": "buffered"},
+        {"method": "protodcs", "evidence_logits": "fused"},
         {"target_false_reject": 0.05},
         *grids,
     ):
@@ -143,22 +149,32 @@ def test_documented_settings_are_within_the_default_limits():
     ("classes", "options", "limit", "named"),
     [
         (10, EXPENSIVE, "max_mean_step_cost", "`mixture_window`=100000, `mixture_period`=1"),
-        (10, {**EXPENSIVE, "preset": "paper"}, "max_mean_step_cost", "`mixture_iterations`=100, `mixture_period`=1"),
         (
             10,
-            {"preset": "paper", "mixture_window": 100_000, "mixture_iterations": 10_000, "mixture_period": 100_000},
+            {"method": "protodcs", "mixture_window": 100_000, "mixture_period": 1},
+            "max_mean_step_cost",
+            "`mixture_iterations`=100, `mixture_period`=1",
+        ),
+        (
+            10,
+            {"method": "protodcs", "mixture_window": 100_000, "mixture_iterations": 10_000, "mixture_period": 100_000},
             "max_step_cost",
             "`mixture_iterations`=10000",
         ),
-        (10, {"strangers": 65_536, "familiars": 65_536}, "max_stream_bytes", "`strangers`=65536"),
-        (10, {"strangers": 65_536, "familiars": 65_536, "guard": None}, "max_stream_bytes", "`strangers`=65536"),
+        (10, {"unknown_memory": 65_536, "known_memory": 65_536}, "max_stream_bytes", "`unknown_memory`=65536"),
+        (
+            10,
+            {"unknown_memory": 65_536, "known_memory": 65_536, "guard": None},
+            "max_stream_bytes",
+            "`unknown_memory`=65536",
+        ),
         (5000, {"class_bias_limit": 10_000}, "max_stream_bytes", "`class_bias_limit`=10000"),
-        (5000, {"preset": "paper", "cache_size": 64}, "max_stream_bytes", "`cache_size`=64"),
-        (1000, {"preset": "paper", "evolution_gate": "quantile"}, "max_mean_step_cost", "`evolution_gate`=quantile"),
+        (5000, {"method": "protodcs", "cache_size": 64}, "max_stream_bytes", "`cache_size`=64"),
+        (1000, {"method": "protodcs", "evolution_gate": "quantile"}, "max_mean_step_cost", "`evolution_gate`=quantile"),
         (
             1000,
             {
-                "preset": "paper",
+                "method": "protodcs",
                 "guard": GuardSettings(window=32, keep_windows=1),
                 "limits": {"max_mean_step_cost": 8.0},
             },
@@ -168,7 +184,7 @@ def test_documented_settings_are_within_the_default_limits():
         (
             100,
             {
-                "preset": "paper",
+                "method": "protodcs",
                 "cache_admission": "buffered",
                 "mixture_period": 100_000,
                 "guard": None,
@@ -207,7 +223,7 @@ def rejected(reply):
 
 
 def expensive_state():
-    engine = ProtoDCS(PROTOTYPES, config=Config.preset("default", **EXPENSIVE))
+    engine = StreamDCS(PROTOTYPES, config=StreamDCSConfig(**EXPENSIVE))
     engine.observe_many(FEATURES[:3])
     return engine.snapshot()
 
@@ -260,8 +276,13 @@ def test_a_roll_back_cannot_bring_expensive_settings():
 def test_a_class_that_makes_a_stream_too_expensive_is_not_added():
     rows = np.random.default_rng(0).standard_normal((300, 16))
     prototypes = Prototypes(rows)
-    config = Config.preset("paper", evolution_gate="quantile")
-    birth = Birth(config=config.model_dump(), classes=[str(k) for k in range(300)], prototypes=prototypes.fingerprint)
+    config = ProtoDCSConfig(evolution_gate="quantile")
+    birth = Birth(
+        method="protodcs",
+        config=config.model_dump(),
+        classes=[str(k) for k in range(300)],
+        prototypes=prototypes.fingerprint,
+    )
     limit = estimate(config, 300, 16, None).mean_step + 1e-6
 
     async def run():

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from conftest import random_stream
-from protodcs import Client, Config
+from protodcs import Client, StreamDCSConfig
 from protodcs.serve.guard import GuardSettings
 from redis_server import RedisServer
 from service.checker import Kind, Stress, Violation, check, replay
@@ -303,7 +303,7 @@ def test_ten_minutes_of_load_do_not_make_it_grow(tmp_path, clip_stream):
     streams = {f"camera {number}": features[rng.choice(len(features), 500)].astype("<f4") for number in range(8)}
     # Until the memories of an engine are full, and both good states that its guard keeps are of such an engine.
     guard = GuardSettings()
-    learned = Config.preset("default").history + 2 * guard.keep_windows * guard.window
+    learned = StreamDCSConfig().history + 2 * guard.keep_windows * guard.window
     samples, sent = [], []
 
     async def load():

@@ -7,22 +7,17 @@ import numpy as np
 import pytest
 
 from conftest import random_stream
-from protodcs import Config, ProtoDCS
+from protodcs import ProtoDCS, ProtoDCSConfig, StreamDCS
 from protodcs.core.decision import Decision, decided
 
 FIELDS = ("known", "index", "p_unknown", "openness", "openness_first", "score", "aleatoric", "epistemic", "cached")
 
 
-def engines(prototypes, config, count=2):
-    return [ProtoDCS(prototypes, config=config) for _ in range(count)]
-
-
-@pytest.mark.parametrize("preset", ["paper", "default"])
-def test_one_call_decides_as_the_stages_one_by_one(preset):
+def test_one_call_decides_as_the_stages_one_by_one():
     prototypes, features, _ = random_stream(classes=40, samples=400, seed=2)
-    quick, staged = engines(prototypes, Config.preset(preset))
-    assert quick._in_one_call or quick._by_text_alone
-    staged._in_one_call = staged._by_text_alone = False
+    quick, staged = ProtoDCS(prototypes), ProtoDCS(prototypes)
+    assert quick._in_one_call
+    staged._in_one_call = False
     for one, other in zip(quick.observe_many(features, True), staged.observe_many(features, True), strict=True):
         for name in FIELDS:
             assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-12), name
@@ -31,8 +26,8 @@ def test_one_call_decides_as_the_stages_one_by_one(preset):
 
 def test_as_many_candidates_as_classes_are_the_exact_step():
     prototypes, features, _ = random_stream(classes=30, samples=300, seed=1)
-    exact = ProtoDCS(prototypes, config=Config.preset("paper"))
-    candidates = ProtoDCS(prototypes, config=Config.preset("paper", candidates=30, candidates_above=1))
+    exact = ProtoDCS(prototypes, config=ProtoDCSConfig())
+    candidates = ProtoDCS(prototypes, config=ProtoDCSConfig(candidates=30, candidates_above=1))
     for name in FIELDS:
         np.testing.assert_array_equal(
             getattr(candidates.observe_many(features), name), getattr(exact.observe_many(features), name)
@@ -45,15 +40,15 @@ def test_as_many_candidates_as_classes_are_the_exact_step():
 def test_a_third_of_the_classes_decides_nearly_always_as_all_of_them(options):
     prototypes, features, _ = random_stream(classes=60, samples=500, seed=5)
     few = {"candidates": 20, "candidates_above": 1}
-    exact = ProtoDCS(prototypes, config=Config.preset("paper", **options)).observe_many(features)
-    some = ProtoDCS(prototypes, config=Config.preset("paper", **options, **few)).observe_many(features)
+    exact = ProtoDCS(prototypes, config=ProtoDCSConfig(**options)).observe_many(features)
+    some = ProtoDCS(prototypes, config=ProtoDCSConfig(**options, **few)).observe_many(features)
     assert ((some.known == exact.known) & (some.index == exact.index)).mean() > 0.98
     assert (some.aleatoric != exact.aleatoric).any(), "nothing was left out"
 
 
 def test_candidates_hold_the_best_class_of_every_sample():
     prototypes, features, _ = random_stream(classes=50, samples=200, seed=3)
-    config = Config.preset("paper", candidates=3, candidates_above=10)
+    config = ProtoDCSConfig(candidates=3, candidates_above=10)
     engine = ProtoDCS(prototypes, config=config)
     for feature in features:
         engine.observe(feature)
@@ -77,7 +72,7 @@ def test_classes_that_a_step_leaves_out_move_as_the_others_do():
     prototypes, features, _ = random_stream(classes=60, samples=300, seed=4)
 
     def uncertainty(**options):
-        engine = ProtoDCS(prototypes, config=Config.preset("paper", **options))
+        engine = ProtoDCS(prototypes, config=ProtoDCSConfig(**options))
         decisions = engine.observe_many(features)
         return decisions.aleatoric[decisions.trusted]
 
@@ -92,7 +87,7 @@ def test_a_feature_that_is_laid_out_otherwise_is_the_same_feature_at_about_the_s
     plain = features.astype(np.float16).astype(np.float32)
     others = {"spread": np.asfortranarray(plain), "half": plain.astype(np.float16), "read only": plain.copy()}[laid_out]
     others.setflags(write=laid_out != "read only")
-    one, other = engines(prototypes, Config.preset("default"))
+    one, other = StreamDCS(prototypes), StreamDCS(prototypes)
     spent = []
     for usual, unusual in zip(plain, others, strict=True):
         start = time.thread_time()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from made_service import BIRTH, FEATURES, LIMITS, PROTOTYPES, ROWS, birth_of, feature
-from protodcs import ProtoDCS
+from protodcs import StreamDCS
 from protodcs.core.prototypes import Prototypes
 from protodcs.errors import InputError, ProtoDCSError, StoreError, UsageError
 from protodcs.serve.guard import GuardSettings
@@ -73,7 +73,7 @@ def lived():
 
 
 def test_a_stream_answers_and_learns_as_the_engine_alone():
-    engine, hosted = ProtoDCS(PROTOTYPES), woken()
+    engine, hosted = StreamDCS(PROTOTYPES), woken()
     for number in range(40):
         assert hosted.peek(feature(number)) == pack_decision(engine.peek(FEATURES[number]))
         record = hosted.change(Kind.OBSERVE, f"{number}", feature(number), NOW)
@@ -131,7 +131,7 @@ def test_a_rollback_goes_back_in_what_was_learned_and_on_in_the_journal():
         (Kind.OBSERVE, "\u00e9" * (LONGEST_KEY // 2 + 1), feature(0), InputError),
         (Kind.FREEZE, "", b"", InputError),
         (Kind.RESTORE, "k", b"no state", ProtoDCSError),
-        (Kind.RESTORE, "k", ProtoDCS(ROWS[:3]).difference(), ProtoDCSError),
+        (Kind.RESTORE, "k", StreamDCS(ROWS[:3]).difference(), ProtoDCSError),
     ],
 )
 def test_an_error_changes_nothing(kind, key, payload, error):
@@ -224,7 +224,7 @@ def test_a_journal_with_a_record_missing_doubled_or_damaged_is_refused():
 def test_a_birth_comes_back_and_the_same_one_gives_the_same_bytes():
     assert Birth.unpack(BIRTH) == birth_of()
     assert Birth.unpack(BIRTH).pack() == BIRTH
-    assert birth_of(trust_quantile=0.7).pack() != BIRTH
+    assert birth_of(centred_weight=0.7).pack() != BIRTH
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", BIRTH[:-1], BIRTH.replace(b'"classes"', b'"klasses"')])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from conftest import random_stream
-from protodcs import Config, ProtoDCS, methods
+from protodcs import ProtoDCS, ProtoDCSConfig, StreamDCS, StreamDCSConfig, methods
 from protodcs.errors import ConfigError, InputError, ProtoDCSError, UsageError
 
 WIDTH = 32
@@ -49,7 +49,7 @@ def test_a_bad_feature_is_refused_in_words_and_changes_nothing(name, kind):
     engine.observe_many(features)
     before = engine.snapshot()
     feature, message = BAD_FEATURES[kind]
-    calls = [engine.observe, engine.peek] + ([engine.explain] if name == "protodcs" else [])
+    calls = [engine.observe, engine.peek] + ([engine.explain] if name in ("streamdcs", "protodcs") else [])
     for call in calls:
         with pytest.raises(InputError, match=message):
             call(feature)
@@ -111,27 +111,51 @@ def test_bad_prototypes_and_names_are_refused(name, prototypes, classes, message
         ({"target_false_reject": 1.0}, "target_false_reject"),
     ],
 )
-def test_a_bad_option_is_refused_in_words(options, message):
+def test_a_bad_option_of_protodcs_is_an_error_that_names_it(options, message):
     with pytest.raises(ConfigError, match=message):
-        Config(**options)
+        ProtoDCSConfig(**options)
     with pytest.raises(ConfigError, match=message):
         methods.create("protodcs", np.eye(2, 4), **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"unknown_memory": 0}, "unknown_memory"),
+        ({"neighbors": 2.5}, "neighbors"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"target_false_reject": 1.0}, "target_false_reject"),
+        ({"verify_by": "openness"}, "verify_by"),
+        ({"history": 100}, "history 100 must not be shorter than mixture_window 512"),
+        ({"zero_weight_auroc": 0.97}, "zero_weight_auroc 0.97 must be below full_weight_auroc 0.97"),
+        ({"head_rate": 2.0, "head_decay": 0.5}, "must be below 1, or the head diverges"),
+    ],
+)
+def test_a_bad_option_of_streamdcs_is_an_error_that_names_it(options, message):
+    with pytest.raises(ConfigError, match=message):
+        StreamDCSConfig(**options)
+    with pytest.raises(ConfigError, match=message):
+        methods.create("streamdcs", np.eye(2, 4), **options)
+
+
 def test_a_config_is_frozen_and_replaceable():
-    config = Config.preset("paper")
+    config = ProtoDCSConfig()
     with pytest.raises(ValueError, match="frozen"):
         config.cache_size = 7
     assert config.replace(cache_size=7).cache_size == 7
     assert config.cache_size == 5
     with pytest.raises(ConfigError, match="there is no preset 'best'"):
-        Config.preset("best")
-    with pytest.raises(ConfigError, match="config must be a Config"):
-        ProtoDCS(np.eye(2, 4), config={"cache_size": 3})
+        ProtoDCSConfig.preset("best")
+    assert ProtoDCSConfig.preset("paper", cache_size=7) == config.replace(cache_size=7)
+    with pytest.raises(ConfigError, match="config must be a ProtoDCSConfig; given: StreamDCSConfig"):
+        ProtoDCS(np.eye(2, 4), config=StreamDCSConfig())
+    with pytest.raises(ConfigError, match="config must be a StreamDCSConfig; given: dict"):
+        StreamDCS(np.eye(2, 4), config={"history": 3000})
 
 
-def test_every_option_says_what_it_is():
-    for name, field in Config.model_fields.items():
+@pytest.mark.parametrize("config", [StreamDCSConfig, ProtoDCSConfig])
+def test_every_option_says_what_it_is(config):
+    for name, field in config.model_fields.items():
         assert field.description, name
         assert field.description.endswith("."), name
 
@@ -164,7 +188,7 @@ def test_an_interrupted_engine_says_so_until_it_is_reset(name, monkeypatch):
     engine = methods.create(name, prototypes)
     engine.observe_many(features)
     kept = engine.snapshot()
-    part = "_verify" if name == "protodcs" else "_score"
+    part = {"protodcs": "_verify", "streamdcs": "_learn"}.get(name, "_score")
 
     def interrupted(*arguments):
         raise KeyboardInterrupt
@@ -188,7 +212,7 @@ def test_errors_are_also_the_builtin_ones():
 
 def test_calibration_sets_the_cold_threshold_and_nothing_else():
     prototypes, features, labels = random_stream(width=WIDTH, samples=600, unknown=0.5, seed=1)
-    paper = Config.preset("paper")
+    paper = ProtoDCSConfig()
     engine = ProtoDCS(prototypes, config=paper)
     cold = ProtoDCS(prototypes, config=paper).observe_many(features[:90])
     assert engine.calibrate(features[100:])
@@ -212,7 +236,7 @@ def test_target_false_reject_moves_the_operating_point():
     prototypes, features, labels = random_stream(width=64, samples=2000, unknown=0.5, seed=2)
     rejected = []
     for target in (0.01, 0.1, 0.4):
-        engine = ProtoDCS(prototypes, config=Config.preset("paper", target_false_reject=target))
+        engine = ProtoDCS(prototypes, config=ProtoDCSConfig(target_false_reject=target))
         decisions = engine.observe_many(features)
         rejected.append(np.mean(~decisions.known[labels >= 0]))
     assert rejected[0] < rejected[1] < rejected[2]

@@ -1,4 +1,4 @@
-"""The script that judges the claims about the preset `default`, on made results."""
+"""The script that judges the claims about StreamDCS, on made results."""
 
 import csv
 import importlib.util
@@ -23,7 +23,7 @@ PEERS = {
     "online Gaussian": "online_gaussian",
     "ROSITA gate": "rosita_gate",
 }
-OURS, PAPER = "ProtoDCS (default)", "ProtoDCS (paper)"
+OURS, PAPER = "StreamDCS", "ProtoDCS (paper)"
 CLIP = {"stream": "dtd (judge)"}
 CIFAR = {
     "stream": "CIFAR-10-C + SVHN-C", "protocol": "continual", "encoder": "mini", "segments": ("fog", "snow", "frost")
@@ -35,9 +35,9 @@ STEPS = (-0.02, -0.01, 0.0, 0.01, 0.02)
 
 @pytest.fixture(scope="module")
 def judging():
-    spec = importlib.util.spec_from_file_location("judge_default", ROOT / "scripts" / "judge_default.py")
+    spec = importlib.util.spec_from_file_location("judge_streamdcs", ROOT / "scripts" / "judge_streamdcs.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["judge_default"] = module
+    sys.modules["judge_streamdcs"] = module
     spec.loader.exec_module(module)
     return module
 
@@ -46,7 +46,7 @@ def around(value, steps=NOISE):
     return [value + step for step in steps]
 
 
-def rows_for(label, method="protodcs", accuracy=0.6, place=CLIP, steps=NOISE, **figures):
+def rows_for(label, method="streamdcs", accuracy=0.6, place=CLIP, steps=NOISE, **figures):
     each = {name: around(value, steps) for name, value in figures.items()}
     return rows_of(label, around(accuracy, steps), method, first_seed=10, **place, **each)
 
@@ -100,7 +100,7 @@ def test_every_stream_of_the_claims_has_all_its_guards_targets_and_ablations(jud
 
 
 def test_no_stream_that_parameters_are_chosen_on_is_judged(judging):
-    tune = grid.load(ROOT / "grids" / "default-tune.yaml")
+    tune = grid.load(ROOT / "grids" / "streamdcs-tune.yaml")
     assert not judging.SEEDS & set(tune.seeds)
     assert not {stream.name for stream in tune.streams} & {place.stream for place in judging.stands(ROOT / "grids")}
 
@@ -110,7 +110,7 @@ def test_no_stream_that_parameters_are_chosen_on_is_judged(judging):
 
 def test_a_claim_is_reached_by_its_mean_and_surely_by_its_whole_interval(judged):
     base = zero_shot(auroc=0.8)
-    shaky = rows_of(OURS, [0.6] * 5, "protodcs", first_seed=10, **CLIP, auroc=around(0.805, STEPS))
+    shaky = rows_of(OURS, [0.6] * 5, "streamdcs", first_seed=10, **CLIP, auroc=around(0.805, STEPS))
     one = only(judged(base, shaky)["AUROC less the best of zero-shot"])
     assert one.of.mean == pytest.approx(0.005)
     assert (one.said, one.reached, one.surely) == (True, True, False)
@@ -154,7 +154,7 @@ def test_every_stream_has_its_own_bar_for_the_false_positive_rate(judged, stream
         for row in rows_of(label, [0.6] * 5, "zero_shot", first_seed=10, **place, fpr95_known_positive=theirs)
     ]
     mine = [share * value for value in theirs]
-    ours = rows_of(OURS, [0.6] * 5, "protodcs", first_seed=10, **place, fpr95_known_positive=mine)
+    ours = rows_of(OURS, [0.6] * 5, "streamdcs", first_seed=10, **place, fpr95_known_positive=mine)
     one = only(judged(base, ours)["FPR95 as a share of the best of zero-shot"])
     assert one.of.mean == pytest.approx(share)
     assert (one.reached, one.surely) == (reached, reached)
@@ -193,7 +193,7 @@ def test_the_worst_corruption_is_found_and_judged(judged, loss, reached):
 
 def everyone(place, **figures):
     peers = [row for label, method in PEERS.items() for row in rows_for(label, method, place=place, **figures)]
-    return [*zero_shot(place, **figures), *peers, *rows_for(PAPER, place=place, **figures)]
+    return [*zero_shot(place, **figures), *peers, *rows_for(PAPER, "protodcs", place=place, **figures)]
 
 
 def test_better_than_every_method_is_said_against_the_best_of_them(judged):
@@ -258,9 +258,9 @@ def test_in_a_flood_the_low_end_of_the_interval_decides(judged, place, steps, re
 
 
 @pytest.mark.parametrize(("gain", "reached"), [(0.05, True), (0.049, False)])
-def test_decisions_are_compared_with_those_of_the_papers_preset(judged, gain, reached):
-    found = judged(rows_for(PAPER, balanced_accuracy=0.7), rows_for(OURS, balanced_accuracy=0.7 + gain))
-    one = only(found["Balanced accuracy less that of the preset paper"])
+def test_decisions_are_compared_with_those_of_protodcs(judged, gain, reached):
+    found = judged(rows_for(PAPER, "protodcs", balanced_accuracy=0.7), rows_for(OURS, balanced_accuracy=0.7 + gain))
+    one = only(found["Balanced accuracy less that of ProtoDCS"])
     assert (one.against, one.reached) == (PAPER, reached)
 
 
@@ -285,8 +285,8 @@ def test_a_claim_over_too_few_seeds_is_not_said(judged, tmp_path):
 
 
 def test_other_seeds_and_streams_are_left_out(judged, judging, tmp_path):
-    early = rows_of(OURS, [0.1] * 5, "protodcs", **CLIP, auroc=[0.1] * 5)
-    elsewhere = rows_of(OURS, [0.1] * 5, "protodcs", first_seed=10, stream="dtd (tune)")
+    early = rows_of(OURS, [0.1] * 5, "streamdcs", **CLIP, auroc=[0.1] * 5)
+    elsewhere = rows_of(OURS, [0.1] * 5, "streamdcs", first_seed=10, stream="dtd (tune)")
     one = only(
         judged(early, elsewhere, zero_shot(auroc=0.8), rows_for(OURS, auroc=0.9))["AUROC less the best of zero-shot"]
     )
@@ -307,9 +307,9 @@ def test_a_method_that_changed_between_two_runs_is_refused(judged):
 def test_what_was_not_run_is_told(judged, tmp_path):
     judged(zero_shot(auroc=0.8), rows_for(OURS, auroc=0.9))
     text = (tmp_path / "out" / "claims.md").read_text()
-    assert "6 streams of grids/default-clip.yaml" in text
-    assert "grids/default-guards-mini.yaml" in text
-    assert "default-tune" not in text
+    assert "6 streams of grids/streamdcs-clip.yaml" in text
+    assert "grids/streamdcs-guards-mini.yaml" in text
+    assert "streamdcs-tune" not in text
 
 
 # Tables.
@@ -328,28 +328,31 @@ def test_the_tables_hold_figure_interval_bar_verdict_and_command(judged, tmp_pat
     assert line["Command"] == "protodcs bench run grids/made-up.yaml --out results"
     text = (tmp_path / "out" / "claims.md").read_text()
     assert "+10.00 ± 0.00 | above 0 | yes | yes" in text
-    assert text.index("How many streams reach each claim") < text.index("The claims about the preset default")
+    assert text.index("How many streams reach each claim") < text.index("The claims about StreamDCS")
     assert str(tmp_path) not in text
 
 
 def test_the_ablation_says_what_each_part_adds(judged, tmp_path):
     places = {"place": CIFAR | {"stream": "CIFAR-10-C + SVHN-C, 2000 + 2000"}}
-    variants = [rows_for("default: no head", **places, auroc=0.7), rows_for("default: no trust", **places, auroc=0.9)]
+    variants = [
+        rows_for("StreamDCS: no linear head", **places, auroc=0.7),
+        rows_for("StreamDCS: fixed signal weights", **places, auroc=0.9),
+    ]
     target = rows_for(f"{OURS}, at most 5 % lost", **places)
     judged(rows_for(OURS, **places, auroc=0.8), *variants, target)
     lines = {line["Less"]: line for line in read(tmp_path / "out" / "ablation.csv")}
     assert {label: float(line["AUROC"]) for label, line in lines.items()} == pytest.approx(
-        {"default: no head": 0.1, "default: no trust": -0.1}
+        {"StreamDCS: no linear head": 0.1, "StreamDCS: fixed signal weights": -0.1}
     )
 
 
 def test_the_first_hundred_samples_are_shown_apart(judged, tmp_path):
-    ours, paper = rows_for(OURS, balanced_accuracy=0.9), rows_for(PAPER, balanced_accuracy=0.8)
+    ours, paper = rows_for(OURS, balanced_accuracy=0.9), rows_for(PAPER, "protodcs", balanced_accuracy=0.8)
     early = [{**row, "balanced_accuracy": 0.6} if row["segment"] == FIRST else row for row in ours]
     judged(early, paper)
     (line,) = read(tmp_path / "out" / "first-100.csv")
-    assert float(line["default, first 100: Balanced acc"]) == pytest.approx(0.6)
-    assert float(line["default, all: Balanced acc"]) == pytest.approx(0.9)
+    assert float(line["StreamDCS, first 100: Balanced acc"]) == pytest.approx(0.6)
+    assert float(line["StreamDCS, all: Balanced acc"]) == pytest.approx(0.9)
     assert float(line["difference, first 100: Balanced acc"]) == pytest.approx(-0.2)
 
 
@@ -362,7 +365,7 @@ def test_the_mean_over_corruptions_is_what_is_judged_where_there_are_several(jud
 
 def test_the_command_line_writes_where_it_is_told(judging, tmp_path, monkeypatch, capsys):
     folder = write_folder(tmp_path / "results", zero_shot(auroc=0.8) + rows_for(OURS, auroc=0.9))
-    monkeypatch.setattr(sys, "argv", ["judge_default.py", str(folder), "--out", str(tmp_path / "page")])
+    monkeypatch.setattr(sys, "argv", ["judge_streamdcs.py", str(folder), "--out", str(tmp_path / "page")])
     judging.main()
     assert "claims reached" in capsys.readouterr().out
     assert {file.name for file in (tmp_path / "page").iterdir()} == {"claims.md", "claims.csv"}

@@ -11,36 +11,37 @@ import numpy as np
 import pytest
 
 from conftest import random_stream
-from protodcs import Config, ProtoDCS, Prototypes, Streams, methods
-from protodcs.core.memory import _empty
+from protodcs import ProtoDCSConfig, Prototypes, StreamDCS, StreamDCSConfig, Streams, methods
+from protodcs.core.protodcs.memory import _empty
 from protodcs.errors import InputError, StateError, UsageError
 
 EVOLVING = {"evolution_gate": "entropy", "cache_admission": "verified", "evolution_prior": 1}
-PRESETS = {
-    "default": Config.preset("default"),
-    "paper": Config.preset("paper"),
-    "evolving": Config.preset("paper", **EVOLVING),
-    "everything": Config.preset("default", text_rate=2.5e-4, visual_prototypes=True, **EVOLVING),
+# Method and options.
+POOLS = {
+    "streamdcs": ("streamdcs", {}),
+    "protodcs": ("protodcs", {}),
+    "evolving": ("protodcs", EVOLVING),
+    "tda": ("tda", {}),
+    "dpe": ("dpe", {}),
 }
-every_preset = pytest.mark.parametrize("preset", PRESETS)
+ours = pytest.mark.parametrize("kind", ["streamdcs", "protodcs", "evolving"])
 
 
 def shared_arrays(engine):
     """The arrays of an engine that follow from its prototypes alone."""
     memory = engine._memory
-    found = {"entry": memory.entry, "inverse_norms": memory.inverse_norms}
-    if memory.bias is not None:
-        found["likeness"] = memory.bias.likeness
-    if memory.verification is not None:
-        found["chance"] = memory.verification.background.chance
+    found = {"entry": engine._entry(memory), "inverse_norms": memory.inverse_norms}
+    if isinstance(engine, StreamDCS):
+        found["likeness"] = memory.class_bias.likeness
+        found["noise_maxima"] = memory.verification.baseline.noise_maxima
     return found
 
 
-@every_preset
-def test_engines_share_what_follows_from_their_prototypes_and_never_write_to_it(preset):
+@ours
+def test_engines_share_what_follows_from_their_prototypes_and_never_write_to_it(kind):
     rows, features, _ = random_stream(classes=9, samples=300, seed=3)
-    prototypes, config = Prototypes(rows), PRESETS[preset]
-    engines = [ProtoDCS(prototypes, config=config) for _ in range(5)]
+    prototypes = Prototypes(rows)
+    engines = [plain(prototypes, kind) for _ in range(5)]
     before = {name: array.copy() for name, array in shared_arrays(engines[0]).items()}
     for name in before:
         assert all(np.shares_memory(shared_arrays(e)[name], shared_arrays(engines[0])[name]) for e in engines)
@@ -52,18 +53,18 @@ def test_engines_share_what_follows_from_their_prototypes_and_never_write_to_it(
     engines[3].observe_many(features[:50])
     engines[4].remove_class("0")
     engines[4].observe_many(features[:50])
-    for name, array in shared_arrays(ProtoDCS(prototypes, config=config)).items():
+    for name, array in shared_arrays(plain(prototypes, kind)).items():
         np.testing.assert_array_equal(array, before[name])
-    for name, array in _empty(*rows.shape, config.cache_size).items():
+    for name, array in _empty(*rows.shape, ProtoDCSConfig().cache_size).items():
         assert (array == (name in ("lengths", "normaliser", "applied"))).all()
 
 
-@every_preset
-def test_an_engine_with_shared_prototypes_answers_as_one_with_its_own(preset):
+@ours
+def test_an_engine_with_shared_prototypes_answers_as_one_with_its_own(kind):
     rows, features, _ = random_stream(classes=9, samples=300, seed=4)
     shared = Prototypes(rows)
-    first, second = ProtoDCS(rows, config=PRESETS[preset]), ProtoDCS(shared, config=PRESETS[preset])
-    ProtoDCS(shared, config=PRESETS[preset]).observe_many(features[::-1].copy())
+    first, second = plain(rows, kind), plain(shared, kind)
+    plain(shared, kind).observe_many(features[::-1].copy())
     for feature in features:
         assert first.observe(feature).openness == second.observe(feature).openness
     assert first.snapshot() == second.snapshot()
@@ -94,7 +95,6 @@ def test_every_method_over_features_takes_shared_prototypes(name):
 def resident(engine):
     """Bytes of all arrays that are this engine's own."""
     seen = {id(array) for array in shared_arrays(engine).values()}
-    seen |= {id(array) for array in _empty(*engine._memory.entry.shape, engine.config.cache_size).values()}
 
     def weigh(thing):
         if isinstance(thing, np.ndarray):
@@ -112,7 +112,7 @@ def resident(engine):
 
 def test_a_young_stream_costs_little_more_than_its_state(clip_stream):
     rows, features, _ = clip_stream("dtd")
-    engine = ProtoDCS(Prototypes(rows))
+    engine = StreamDCS(Prototypes(rows))
     engine.observe_many(features[:200])
     state_without_prototypes = len(engine.snapshot()) - rows.size * 4
     assert resident(engine) < 1.4 * state_without_prototypes
@@ -120,16 +120,8 @@ def test_a_young_stream_costs_little_more_than_its_state(clip_stream):
 
 # The pool.
 
-POOLS = {
-    "default": ("protodcs", {}),
-    "paper": ("protodcs", {"preset": "paper"}),
-    "evolving": ("protodcs", {"preset": "paper", **EVOLVING}),
-    "tda": ("tda", {}),
-    "dpe": ("dpe", {}),
-}
 
-
-def pool(folder, rows, kind="default", **options):
+def pool(folder, rows, kind="streamdcs", **options):
     """A pool, and a function that makes a plain engine like those in it."""
     method, settings = POOLS[kind]
     prototypes = Prototypes(rows)
@@ -137,7 +129,7 @@ def pool(folder, rows, kind="default", **options):
     return Streams(prototypes, config=config, method=method, folder=folder, **options)
 
 
-def plain(rows, kind="default"):
+def plain(rows, kind="streamdcs"):
     method, settings = POOLS[kind]
     return methods.create(method, rows, **settings)
 
@@ -286,10 +278,10 @@ def test_the_folder_of_other_prototypes_settings_or_methods_is_refused_in_words(
     for options, words in (
         ({"prototypes": rows[::-1].copy()}, "another prototypes"),
         (
-            {"prototypes": rows, "config": Config.preset("default", history=100, mixture_window=90)},
-            "mixture_window: 512",
+            {"prototypes": rows, "config": StreamDCSConfig(history=100, mixture_window=90)},
+            "config.history: 2048, and this is 100",
         ),
-        ({"prototypes": rows, "method": "tda"}, "another method: protodcs, and this is tda"),
+        ({"prototypes": rows, "method": "tda"}, "another method: streamdcs, and this is tda"),
         ({"prototypes": rows, "classes": list("abcdefg")}, "another classes"),
         ({"prototypes": rows, "encoder": "clip"}, "another encoder: None, and this is clip"),
     ):
@@ -501,7 +493,7 @@ def test_an_interrupted_stream_falls_back_to_where_it_last_slept(tmp_path, monke
         streams.sleep("a")
         streams.observe("a", features[1])
         with monkeypatch.context() as patch:
-            patch.setattr(ProtoDCS, "_adapt_and_predict", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(StreamDCS, "_learn", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 streams.observe("a", features[2])
         assert streams.observe("a", features[3]).sequence == 1

@@ -6,8 +6,8 @@ import torch
 
 from conftest import random_stream
 from oracle import Oracle
-from protodcs import Config, ProtoDCS
-from protodcs.core.residual import text_gradient
+from protodcs import ProtoDCS, ProtoDCSConfig
+from protodcs.core.protodcs.residual import text_gradient
 
 torch.set_num_threads(1)
 
@@ -139,7 +139,7 @@ def compare_queues(memory, oracle, tolerance):
 
 
 def teacher_forced(prototypes, features, options):
-    config = Config.preset("paper", **options)
+    config = ProtoDCSConfig(**options)
     engine, report = ProtoDCS(prototypes, config=config), Report()
     oracle = Oracle(engine._memory.text, config)
     for feature in features:
@@ -192,7 +192,7 @@ def test_engine_follows_the_oracle_with_a_thousand_classes(name, clip_stream):
 def test_free_running_decisions_agree(name, samples, clip_stream):
     prototypes, features, _ = clip_stream("dtd")
     features = features[:samples]
-    config = Config.preset("paper", **OPTIONS[name])
+    config = ProtoDCSConfig(**OPTIONS[name])
     engine = ProtoDCS(prototypes, config=config)
     oracle = Oracle(engine._memory.text, config)
     agreed = 0

@@ -28,7 +28,7 @@ from made_service import (
     started,
 )
 from memory_store import MemoryStore
-from protodcs import ProtoDCS
+from protodcs import StreamDCS
 from protodcs.errors import StoreError
 from protodcs.serve.messages import Action, Outcome, Reply, Request
 from protodcs.serve.owners import owner as owner_module
@@ -73,7 +73,7 @@ def journal_of(store, stream="s"):
 
 def test_an_owner_answers_and_learns_as_the_engine_alone():
     async def run():
-        engine = ProtoDCS(PROTOTYPES)
+        engine = StreamDCS(PROTOTYPES)
         async with started() as owner:
             for number in range(30):
                 peeked, told = await done(owner, ask(Action.PEEK, payload=feature(number)), observe(number))
@@ -704,7 +704,7 @@ def test_a_stream_is_created_once_and_told_so():
             await done(owner, observe(0))
             again = await one(owner, create())
             assert (again.outcome, again.repeated) == (Outcome.DONE, True)
-            otherwise = await one(owner, create(birth=birth_of(trust_quantile=0.7).pack()))
+            otherwise = await one(owner, create(birth=birth_of(centred_weight=0.7).pack()))
             assert otherwise.outcome is Outcome.CONFLICT
             assert "already exists with different settings" in otherwise.words
             assert engine_of(owner) == learned(1)

@@ -12,7 +12,7 @@ import pytest
 
 from made_service import FEATURES, PROTOTYPES, create, engine_of, feature, settings
 from memory_store import MemoryStore
-from protodcs import ProtoDCS
+from protodcs import StreamDCS
 from protodcs.serve.messages import Action, Outcome, Reply, Request
 from protodcs.serve.owners.owner import Owner
 from protodcs.serve.owners.router import LateError, OwnerLostError, Router
@@ -174,7 +174,7 @@ class Undisturbed:
     """One engine that does what a script says."""
 
     def __init__(self):
-        self.engine = ProtoDCS(PROTOTYPES)
+        self.engine = StreamDCS(PROTOTYPES)
         self.kept = b""
 
     def answer(self, request):
@@ -185,7 +185,7 @@ class Undisturbed:
         if request.action == Action.KEEP:
             self.kept = self.engine.snapshot()
         elif request.action == Action.ROLLBACK:
-            self.engine = ProtoDCS.restore(self.kept)
+            self.engine = StreamDCS.restore(self.kept)
         else:
             getattr(self.engine, request.action)()
         return b""

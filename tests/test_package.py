@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import protodcs
 from conftest import random_stream
-from protodcs import Config, Decisions, ProtoDCS, methods
+from protodcs import Decisions, ProtoDCS, ProtoDCSConfig, StreamDCS, methods
 from protodcs.cli import app
 from protodcs.core import compiled
 
@@ -27,7 +27,11 @@ READINGS = (
     {"text_prototypes": False, "evidence_logits": "fused"},
     {"target_false_reject": 0.05, "text_rate": 0.0},
 )
-OPTIONS = (*({"preset": "paper", **reading} for reading in READINGS), {}, {"target_false_reject": 0.05})
+VARIANTS = (
+    *(("protodcs", reading) for reading in READINGS),
+    ("streamdcs", {}),
+    ("streamdcs", {"target_false_reject": 0.05}),
+)
 
 
 def run(code, **environment):
@@ -39,7 +43,9 @@ def run(code, **environment):
 def test_importing_the_package_imports_nothing_heavy():
     heavy = "('numba', 'numpy', 'torch', 'PIL', 'ray', 'pydantic', 'sklearn')"
     assert run(f"import protodcs, sys; print([m for m in {heavy} if m in sys.modules])").strip() == "[]"
-    loaded = run(f"import protodcs, sys; protodcs.ProtoDCS; print([m for m in {heavy} if m in sys.modules])")
+    loaded = run(
+        f"import protodcs, sys; protodcs.StreamDCS, protodcs.ProtoDCS; print([m for m in {heavy} if m in sys.modules])"
+    )
     for name in ("torch", "PIL", "ray", "sklearn"):
         assert name not in loaded
 
@@ -54,12 +60,12 @@ def test_every_public_name_is_there_and_no_other():
 
 def test_observe_never_compiles():
     prototypes, features, _ = random_stream(samples=220)
-    for options in OPTIONS:
-        methods.create("protodcs", prototypes, **options).observe_many(features)
+    for method, options in VARIANTS:
+        methods.create(method, prototypes, **options).observe_many(features)
     compiled.ensure_compiled()
     before = [len(kernel.signatures) for kernel, _ in compiled._kernels]
-    for options in OPTIONS:
-        engine = methods.create("protodcs", prototypes.astype(np.float64), **options)
+    for method, options in VARIANTS:
+        engine = methods.create(method, prototypes.astype(np.float64), **options)
         for feature in features:
             engine.observe(feature)
     assert [len(kernel.signatures) for kernel, _ in compiled._kernels] == before
@@ -77,7 +83,7 @@ def start(name):
             engine.observe(np.eye(4, 16)[i % 4])
     except BaseException as problem:
         problems.append(repr(problem))
-threads = [threading.Thread(target=start, args=(name,)) for name in ("zero_shot", "protodcs") * 4]
+threads = [threading.Thread(target=start, args=(name,)) for name in ("zero_shot", "protodcs", "streamdcs") * 3]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 from protodcs.core import compiled
@@ -97,15 +103,19 @@ from protodcs import methods
 from protodcs.core.compiled import KERNEL
 prototypes, features, _ = random_stream(classes=9, samples=260, seed=5)
 out = []
-for options in ({}, {"evolution_gate": "entropy", "evidence_logits": "fused"}, {"uncertainty": "entropy"}):
-    d = methods.create("protodcs", prototypes, **options).observe_many(features)
+fused = {"evolution_gate": "entropy", "evidence_logits": "fused"}
+for method, options in (
+    ("streamdcs", {}), ("protodcs", {}), ("protodcs", fused), ("protodcs", {"uncertainty": "entropy"})
+):
+    d = methods.create(method, prototypes, **options).observe_many(features)
     out.append([d.openness.tolist(), d.index.tolist(), d.known.tolist(), d.aleatoric.tolist()])
 import json; print(json.dumps([KERNEL, out]))
-engine = methods.create("protodcs", prototypes, evolution_gate="entropy")
-for feature in features:
-    decision = engine.observe(feature)
-json.dumps(decision.to_dict())
-assert methods.restore(engine.snapshot()).snapshot() == engine.snapshot()
+for method in ("streamdcs", "protodcs"):
+    engine = methods.create(method, prototypes)
+    for feature in features:
+        decision = engine.observe(feature)
+    json.dumps(decision.to_dict())
+    assert methods.restore(engine.snapshot()).snapshot() == engine.snapshot()
 """
 
 
@@ -123,7 +133,7 @@ def test_the_numpy_path_gives_the_same_answers_without_numba():
 
 def test_decisions_are_columns_that_can_be_sliced_and_iterated():
     prototypes, features, _ = random_stream(samples=50)
-    engine = ProtoDCS(prototypes, classes=[f"c{k}" for k in range(7)])
+    engine = StreamDCS(prototypes, classes=[f"c{k}" for k in range(7)])
     decisions = engine.observe_many(features, scores=True)
     assert isinstance(decisions, Decisions)
     assert len(decisions) == 50
@@ -140,16 +150,36 @@ def test_decisions_are_columns_that_can_be_sliced_and_iterated():
 # Explanations.
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-def test_an_explanation_agrees_with_the_decision_and_changes_nothing(options):
-    prototypes, features, _ = random_stream(samples=260, seed=2)
-    engine = ProtoDCS.from_options(prototypes, **options)
+def explained(engine, features):
+    """Explain and observe each feature, and check what holds for the explanations of both methods."""
     for feature in features:
         before = engine.snapshot()
         why = engine.explain(feature)
         assert engine.snapshot() == before
         decision = engine.observe(feature)
         assert why.decision.to_dict() == decision.to_dict()
+        assert why.best[0][0] == engine.classes[decision.index]
+        json.dumps(why.to_dict())
+        yield why, decision
+
+
+@pytest.mark.parametrize("options", [{}, {"target_false_reject": 0.05}, {"class_bias": False, "head_weight": 0}])
+def test_an_explanation_of_streamdcs_agrees_with_the_decision_and_changes_nothing(options):
+    prototypes, features, _ = random_stream(samples=260, seed=2)
+    engine = StreamDCS.from_options(prototypes, **options)
+    for why, decision in explained(engine, features):
+        assert why.familiarity.familiarity == decision.score
+        assert why.verification.known == decision.known
+        assert (why.verification.mixture is not None) == why.verification.fitted
+        assert (why.class_bias is None) == (not engine.config.class_bias)
+        assert len(str(why).splitlines()) == 4
+
+
+@pytest.mark.parametrize("options", READINGS)
+def test_an_explanation_of_protodcs_agrees_with_the_decision_and_changes_nothing(options):
+    prototypes, features, _ = random_stream(samples=260, seed=2)
+    engine = ProtoDCS.from_options(prototypes, **options)
+    for why, decision in explained(engine, features):
         first = why.first_check
         if engine.config.first_check:
             assert first.confident == (first.openness < first.cache_gate)
@@ -157,17 +187,15 @@ def test_an_explanation_agrees_with_the_decision_and_changes_nothing(options):
         assert why.temporary.openness_after == decision.openness
         assert why.temporary.stepped == (why.temporary.gradient_norm > 0)
         assert why.evolution.evolved == decision.evolved
-        assert why.best[0][0] == engine.classes[decision.index]
         assert len(why.cache.nearest) == why.cache.held
         if why.verification.fitted and engine.config.verification:
             assert len(why.verification.mixture) == 2
-        json.dumps(why.to_dict())
-        assert len(str(why).splitlines()) == 7 + (why.familiarity is not None)
+        assert len(str(why).splitlines()) == 7
 
 
 def test_a_frozen_engine_explains_that_nothing_is_kept():
     prototypes, features, _ = random_stream(samples=150)
-    engine = ProtoDCS(prototypes, config=Config.preset("paper", evolution_gate="entropy"))
+    engine = ProtoDCS(prototypes, config=ProtoDCSConfig(evolution_gate="entropy"))
     engine.observe_many(features)
     engine.freeze()
     for feature in features[:40]:
@@ -180,7 +208,7 @@ def test_a_frozen_engine_explains_that_nothing_is_kept():
 
 def test_an_explanation_says_what_held_the_evolution_back():
     prototypes, features, _ = random_stream(samples=150)
-    engine = ProtoDCS(prototypes, config=Config.preset("paper"))
+    engine = ProtoDCS(prototypes, config=ProtoDCSConfig())
     engine.observe_many(features)
     reasons = {engine.explain(feature).evolution.reason for feature in features}
     assert any("gate at 0.10000 did not open for AU" in reason for reason in reasons)
@@ -193,7 +221,7 @@ def test_an_explanation_says_what_held_the_evolution_back():
 @pytest.fixture
 def state_file(tmp_path):
     prototypes, features, _ = random_stream(samples=220)
-    engine = ProtoDCS(prototypes, classes=[f"class {k}" for k in range(7)], encoder="test-encoder")
+    engine = StreamDCS(prototypes, classes=[f"class {k}" for k in range(7)], encoder="test-encoder")
     engine.observe_many(features)
     engine.save(tmp_path / "engine.state")
     return tmp_path / "engine.state"
@@ -202,7 +230,7 @@ def state_file(tmp_path):
 def test_state_show_prints_a_state_for_a_person(state_file):
     result = CliRunner().invoke(app, ["state", "show", str(state_file)], env={"COLUMNS": "120"})
     assert result.exit_code == 0
-    for words in ("protodcs", "test-encoder", "class 0", "sequence", "220", "mixture, known", "trust_quantile", "0.6"):
+    for words in ("streamdcs", "test-encoder", "class 0", "sequence", "220", "mixture, known", "full_weight_auroc"):
         assert words in result.stdout
 
 
@@ -211,7 +239,7 @@ def test_state_show_prints_a_state_for_a_program(state_file):
     report = json.loads(result.stdout)
     assert report["stats"]["sequence"] == 220
     assert report["arrays"]["entry"]["shape"] == [7, 32]
-    assert report["config"]["trust_quantile"] == 0.6
+    assert report["config"]["full_weight_auroc"] == 0.97
 
 
 def test_state_show_refuses_a_damaged_file_in_words(state_file):
@@ -230,7 +258,7 @@ def test_warm_and_version():
 
 
 def test_a_cold_start_says_that_it_compiles(tmp_path):
-    code = "import numpy, protodcs; protodcs.ProtoDCS(numpy.eye(2, 4))"
+    code = "import numpy, protodcs; protodcs.StreamDCS(numpy.eye(2, 4))"
     start = [sys.executable, "-W", "always", "-c", code]
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     with subprocess.Popen(start, stderr=subprocess.PIPE, text=True, env=environment) as cold:

@@ -12,11 +12,12 @@ from sklearn.mixture import GaussianMixture
 
 from conftest import random_stream
 from oracle import best_split
-from protodcs import Config, ProtoDCS
-from protodcs.core import alignment, evidence, evolution, exponential, first_check, mixture, prediction, residual
-from protodcs.core.cache import choose_slot, queue_mean
+from protodcs import ProtoDCS, ProtoDCSConfig
+from protodcs.core import evidence, exponential, mixture, vectors
 from protodcs.core.compiled import ensure_compiled
-from protodcs.core.first_check import Window
+from protodcs.core.protodcs import alignment, evolution, prediction, residual
+from protodcs.core.protodcs.cache import choose_slot, queue_mean
+from protodcs.core.windows import Window
 
 ensure_compiled()
 
@@ -189,7 +190,7 @@ def test_a_fit_that_does_not_converge_is_not_used():
 
 def test_after_a_failed_fit_the_last_boundary_decides():
     prototypes, features, _ = random_stream(samples=200, seed=3)
-    engine = ProtoDCS(prototypes, config=Config.preset("paper"))
+    engine = ProtoDCS(prototypes, config=ProtoDCSConfig())
     engine.observe_many(features[:100])
     boundary = engine.stats()["cold_threshold"]
     assert engine.stats()["fits"] == 1
@@ -236,7 +237,7 @@ def test_the_queue_mean_is_the_mean(queue, count):
 @pytest.mark.parametrize("classes", [5, 40, 150])
 def test_the_kept_alignment_equals_the_full_one(classes, keys):
     prototypes, features, _ = random_stream(classes=classes, width=32, samples=900, seed=1, unknown=0.1)
-    engine = ProtoDCS(prototypes, config=Config.preset("paper", alignment_keys=keys))
+    engine = ProtoDCS(prototypes, config=ProtoDCSConfig(alignment_keys=keys))
     for i, feature in enumerate(features):
         engine.observe(feature)
         if i % 60 == 59:
@@ -252,7 +253,7 @@ def test_the_kept_alignment_equals_the_full_one(classes, keys):
 
 def test_the_alignment_is_computed_anew_after_a_thousand_updates():
     prototypes, features, _ = random_stream(classes=6, samples=1500, seed=1, unknown=0.0)
-    engine = ProtoDCS(prototypes, config=Config.preset("paper", first_check=False, cache_similarity=1.0))
+    engine = ProtoDCS(prototypes, config=ProtoDCSConfig(first_check=False, cache_similarity=1.0))
     counted = []
     for feature in features:
         engine.observe(feature)
@@ -268,11 +269,11 @@ def step_inputs(seed=0, classes=9, width=20):
     rng = np.random.default_rng(seed)
     prototypes = rng.normal(size=(classes, width)).astype(np.float32)
     norms = np.empty(classes)
-    first_check.invert_norms(prototypes, norms)
+    vectors.invert_norms(prototypes, norms)
     feature = rng.normal(size=width).astype(np.float32)
     feature /= np.linalg.norm(feature)
     cosines, slopes = np.empty(classes), rng.normal(size=classes) * 0.01
-    first_check.similarities(prototypes, norms, feature, cosines)
+    vectors.similarities(prototypes, norms, feature, cosines)
     pull = rng.normal(size=(classes, width)).astype(np.float32) * 0.01
     return prototypes, norms, pull, 0.3, feature, cosines, slopes
 
@@ -284,9 +285,9 @@ def test_kernels_equal_their_twins(seed):
     rng = np.random.default_rng(seed)
 
     twin = np.empty(classes)
-    first_check.similarities_twin(prototypes, norms, feature, twin)
+    vectors.similarities_twin(prototypes, norms, feature, twin)
     np.testing.assert_allclose(cosines, twin, atol=1e-6)
-    first_check.invert_norms_twin(prototypes, twin)
+    vectors.invert_norms_twin(prototypes, twin)
     np.testing.assert_allclose(norms, twin, rtol=1e-12)
 
     for epsilon in (1e-8, 1e-3):

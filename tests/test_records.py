@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_service import FEATURES, PROTOTYPES
-from protodcs import ProtoDCS
+from protodcs import ProtoDCS, StreamDCS
 from protodcs.core.decision import decided
 from protodcs.errors import StoreError
 from protodcs.serve.stream import snapshots
@@ -178,7 +178,7 @@ def test_decisions_of_an_engine_come_back_to_the_bit_without_their_scores():
 
 
 def test_a_damaged_answer_is_refused():
-    whole = pack_decision(ProtoDCS(PROTOTYPES).observe(FEATURES[0]))
+    whole = pack_decision(StreamDCS(PROTOTYPES).observe(FEATURES[0]))
     for answer in (b"", whole[:20], b"\x01" + whole[1:] + b"\xff"):
         with pytest.raises(StoreError, match="damaged"):
             unpack_decision(answer)

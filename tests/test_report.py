@@ -22,7 +22,7 @@ from protodcs.bench.report import write_report
 from protodcs.bench.rows import GATHERED, MEAN, POOLED
 from protodcs.bench.statistics import Estimate, estimate
 from protodcs.bench.tables import Number, Share, Table, escape_latex, to_csv, to_html, to_latex, to_markdown
-from protodcs.core.config import Config
+from protodcs.core.protodcs.config import ProtoDCSConfig
 from protodcs.errors import DataError, InputError
 
 GRIDS = Path(__file__).parent.parent / "grids"
@@ -250,9 +250,8 @@ def test_every_line_of_an_ablation_has_an_entry_that_the_settings_accept(file):
     assert grid["name"] == file.stem
     labels = set()
     for entry in grid["methods"]:
-        options = dict(entry["options"])
         labels.add(entry["label"])
-        config, paper = Config.preset(options.pop("preset"), **options), Config.preset("paper")
+        config, paper = ProtoDCSConfig(**entry.get("options", {})), ProtoDCSConfig()
         # Nothing but what the label names differs from the published method, and something does.
         assert (config == paper) == (entry["label"] == "full")
     (table,) = [t for t in published.tables() if t.grid == f"grids/{file.name}"]

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 import made_service
 from made_service import FEATURES, PROTOTYPES, ROWS, SHARED, engine_of, feature, learned
 from memory_store import MemoryStore
-from protodcs import ProtoDCS
+from protodcs import StreamDCS
 from protodcs.errors import ImageError
 from protodcs.serve.api.app import NewStream, application
 from protodcs.serve.messages import Outcome, Reply
@@ -154,7 +154,7 @@ def decisions_of(response):
 
 def test_observe_and_peek_answer_as_the_engine_alone():
     async def run():
-        engine = ProtoDCS(PROTOTYPES)
+        engine = StreamDCS(PROTOTYPES)
         async with served() as service:
             for number in range(20):
                 (peeked,) = decisions_of(await service.observe(feature(number), path="s/peek"))
@@ -261,13 +261,13 @@ def test_a_stream_is_created_from_prototypes_or_from_class_names():
         async with served(FakeEncoding()) as service:
             again = await service.create()
             assert (again.status_code, again.json()["classes"]) == (201, [str(number) for number in range(7)])
-            assert "already exists with different settings" in words_of(await service.create(preset="paper"), 409)
+            assert "already exists with different settings" in words_of(await service.create(method="protodcs"), 409)
             assert "already exists with different settings" in words_of(
-                await service.create(config={"trust_quantile": 0.5}), 409
+                await service.create(config={"centred_weight": 0.5}), 409
             )
-            named = await service.create(id="named", classes=list("abcdefg"), config={"trust_quantile": 0.5})
+            named = await service.create(id="named", classes=list("abcdefg"), config={"centred_weight": 0.5})
             assert named.json()["classes"] == list("abcdefg")
-            assert named.json()["config"]["trust_quantile"] == 0.5
+            assert named.json()["config"]["centred_weight"] == 0.5
             assert named.json()["encoder"] is None
             encoded = await service.client.post("/v1/streams", json={"id": "encoded", "classes": list("abcdefg")})
             assert encoded.status_code == 201
@@ -530,11 +530,11 @@ def test_a_key_that_is_empty_or_too_long_is_422(key):
         ({"classes": []}, "class names"),
         ({"classes": [""] * 7}, "class names"),
         ({"classes": [1] * 7}, "classes"),
-        ({"preset": "nonsense"}, "preset"),
+        ({"method": "nonsense"}, "method"),
         ({"config": {"nonsense": 1}}, "nonsense"),
         ({"config": {"self": 1, "cls": 2}}, "self"),
-        ({"config": {"trust_quantile": 7}}, "trust_quantile"),
-        ({"config": {"trust_quantile": "much"}}, "trust_quantile"),
+        ({"config": {"centred_weight": 7}}, "centred_weight"),
+        ({"config": {"centred_weight": "much"}}, "centred_weight"),
         ({"config": []}, "config"),
         ({"nonsense": 1}, "nonsense"),
     ],
@@ -740,8 +740,8 @@ def hostile():
         optional={
             "prototypes": ROWS_OF_ANYTHING | JSON,
             "classes": JSON,
-            "preset": JSON,
-            "config": st.dictionaries(st.sampled_from(["trust_quantile", "temperature", "seed"]), JSON),
+            "method": JSON,
+            "config": st.dictionaries(st.sampled_from(["centred_weight", "temperature", "seed"]), JSON),
         },
     )
     numbers = st.binary(min_size=128, max_size=128)
@@ -826,7 +826,7 @@ def test_an_explanation_is_that_of_the_engine_and_changes_nothing():
         async with served() as service:
             await service.observe(feature(0))
             answer = await service.observe(feature(1), path="s/explain")
-            engine = ProtoDCS(ROWS)
+            engine = StreamDCS(ROWS)
             engine.observe(FEATURES[0])
             assert answer.json() == json.loads(json.dumps(engine.explain(FEATURES[1]).to_dict()))
             assert engine_of(service.owner) == learned(1)
@@ -847,7 +847,7 @@ def test_one_sample_is_explained_at_a_time():
 def test_classes_are_added_and_removed_and_stay_so_after_a_sleep():
     async def run():
         async with served(sleep_records=0) as service:
-            client, engine = service.client, ProtoDCS(ROWS)
+            client, engine = service.client, StreamDCS(ROWS)
             await service.observe(feature(0))
             engine.observe(FEATURES[0])
             added = await client.post("/v1/streams/s/classes", json={"name": "owl", "prototype": FEATURES[5].tolist()})
@@ -875,14 +875,14 @@ def test_a_state_goes_out_and_into_another_stream():
             for n in range(5):
                 await service.observe(feature(n))
             state = (await client.get("/v1/streams/s/state")).content
-            assert ProtoDCS.restore(state).snapshot() == learned(5)
+            assert StreamDCS.restore(state).snapshot() == learned(5)
             await service.create(id="t")
             assert (await client.put("/v1/streams/t/state", content=state)).status_code == 200
             for stream in ("s", "t"):
                 service.owner._put_to_sleep(stream)
                 await service.observe(feature(5), path=f"{stream}/observe")
                 assert engine_of(service.owner, stream) == learned(6)
-            for wrong in (b"", b"no state", state[:-1], ProtoDCS(np.eye(3, 4)).snapshot()):
+            for wrong in (b"", b"no state", state[:-1], StreamDCS(np.eye(3, 4)).snapshot()):
                 words_of(await client.put("/v1/streams/t/state", content=wrong), 422)
             assert engine_of(service.owner, "t") == learned(6)
 
@@ -904,7 +904,7 @@ def test_the_open_inference_protocol_observes_on_the_stream_of_its_sequence():
             assert first == again
             assert [output["name"] for output in first["outputs"]] == names
             outputs = {output["name"]: output["data"] for output in first["outputs"]}
-            engine = ProtoDCS(ROWS)
+            engine = StreamDCS(ROWS)
             expected = [engine.observe(row) for row in FEATURES[:2]]
             assert outputs["p_unknown"] == [one.p_unknown for one in expected]
             assert outputs["label"] == [one.label or "" for one in expected]

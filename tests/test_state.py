@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from conftest import random_stream
-from protodcs import Config, ProtoDCS, Prototypes, methods
+from protodcs import ProtoDCS, ProtoDCSConfig, Prototypes, StreamDCS, methods
 from protodcs.core import state
 from protodcs.errors import StateError
 
@@ -27,9 +27,9 @@ GOLDEN = Path(__file__).parent / "golden"
 ZEROS = b"0" * 64
 
 
-def trained(samples=260, **options):
+def trained(samples=260, method="streamdcs", **options):
     prototypes, features, _ = random_stream(classes=8, width=24, samples=samples, seed=1)
-    engine = methods.create("protodcs", prototypes, **options)
+    engine = methods.create(method, prototypes, **options)
     engine.observe_many(features)
     return engine, features
 
@@ -55,7 +55,7 @@ def join(outer, inner, body):
 
 
 def test_a_state_is_a_safetensors_file_that_says_what_it_is(tmp_path):
-    engine, _ = trained(evolution_gate="entropy")
+    engine, _ = trained(method="protodcs", evolution_gate="entropy")
     engine.save(tmp_path / "state.safetensors")
     with safe_open(tmp_path / "state.safetensors", "np") as file:
         header = json.loads(file.metadata()["state"])
@@ -93,7 +93,7 @@ def test_the_first_schema_can_still_be_read():
     """A file written by the first release; it must load for as long as this project lives."""
     engine = methods.restore((GOLDEN / "schema-1.safetensors").read_bytes())
     prototypes, features, _ = random_stream(classes=5, width=16, samples=230, seed=21)
-    paper = Config.preset("paper", evolution_gate="entropy", cache_admission="buffered")
+    paper = ProtoDCSConfig(evolution_gate="entropy", cache_admission="buffered")
     fresh = ProtoDCS(prototypes, config=paper)
     fresh.observe_many(features[:200])
     assert engine.sequence == 200
@@ -116,12 +116,12 @@ def test_old_schemas_are_migrated_step_by_step_and_newer_ones_refused(monkeypatc
     del old["classes"]
     old_file = join(outer, old, body)
     with pytest.raises(StateError, match="no migration path"):
-        ProtoDCS.restore(old_file)
+        StreamDCS.restore(old_file)
     monkeypatch.setitem(state.MIGRATIONS, 0, from_nought)
-    migrated = ProtoDCS.restore(old_file)
+    migrated = StreamDCS.restore(old_file)
     assert migrated.observe(features[0]).openness == engine.observe(features[0]).openness
     with pytest.raises(StateError, match="upgrade protodcs"):
-        ProtoDCS.restore(join(outer, {**inner, "schema_version": 99}, body))
+        StreamDCS.restore(join(outer, {**inner, "schema_version": 99}, body))
 
 
 def test_a_missing_file_and_other_safetensors_files_are_refused(tmp_path):
@@ -210,7 +210,7 @@ def test_every_snapshot_of_a_stream_with_many_classes_can_be_restored():
 def test_a_real_stream_with_a_thousand_classes_can_be_restored_and_continued_bit_equal(clip_stream):
     """Beyond some hundred open classes a restore proves a sample of the alignment instead of all of it."""
     prototypes, features, _ = clip_stream("big")
-    paper = Config.preset("paper")
+    paper = ProtoDCSConfig()
     engine, twin = ProtoDCS(prototypes, config=paper), ProtoDCS(prototypes, config=paper)
     for step, feature in enumerate(features[:2500]):
         assert engine.observe(feature).openness == twin.observe(feature).openness
@@ -231,7 +231,7 @@ def test_a_stream_with_a_single_class_can_be_restored(seed):
 def test_a_class_on_top_of_another_ones_queue_stays_finite():
     """The text row of the new class lies where another class has its cached features: weights of e^88 and more."""
     axes = np.eye(64)
-    engine = ProtoDCS(axes[:3], config=Config.preset("paper", first_check=False, cold_threshold=3.0))
+    engine = ProtoDCS(axes[:3], config=ProtoDCSConfig(first_check=False, cold_threshold=3.0))
     for i in range(4):
         engine.observe(0.02 * axes[0] + 0.9 * axes[10] + 0.4 * axes[40 + i])
     engine.add_class("new", axes[10])
@@ -245,7 +245,7 @@ def test_a_class_on_top_of_another_ones_queue_stays_finite():
 
 
 def test_a_buffer_that_holds_more_than_can_have_come_is_refused():
-    engine, _ = trained(samples=150, cache_admission="buffered")
+    engine, _ = trained(samples=150, method="protodcs", cache_admission="buffered")
     header, arrays = state.unpack(engine.snapshot())
     arrays["buffer"] = np.repeat(arrays["entry"][:1], 51, axis=0)
     arrays["buffer_class"], arrays["buffer_quality"] = np.zeros(51, dtype=np.int64), np.zeros(51)
@@ -253,11 +253,11 @@ def test_a_buffer_that_holds_more_than_can_have_come_is_refused():
         methods.restore(state.pack(header.model_copy(update={"content_hash": "0" * 64}), arrays))
 
 
-@pytest.mark.parametrize("name", ["bias_more", "stream_more", "more"])
-def test_counters_that_do_not_belong_there_are_refused(name):
-    outer, inner, body = split(trained()[0].snapshot())
-    inner["counters"][name] = 1
-    with pytest.raises(StateError, match=name.removeprefix("bias_").removeprefix("stream_")):
+@pytest.mark.parametrize("method", ["streamdcs", "protodcs"])
+def test_counters_that_do_not_belong_there_are_refused(method):
+    outer, inner, body = split(trained(method=method)[0].snapshot())
+    inner["counters"]["more"] = 1
+    with pytest.raises(StateError, match="more"):
         methods.restore(join(outer, inner, body))
 
 
@@ -270,11 +270,11 @@ def test_a_large_buffer_is_not_made_before_it_is_needed():
 # States without their prototypes.
 
 READINGS = (
-    {},
-    {"preset": "paper"},
-    {"preset": "paper", "evolution_gate": "entropy", "cache_admission": "buffered"},
-    {"preset": "paper", "alignment_keys": "all", "evolution_norm": "raw", "evolution_gate": "quantile"},
-    {"visual_prototypes": True, "target_false_reject": 0.05},
+    {"method": "streamdcs"},
+    {"method": "streamdcs", "target_false_reject": 0.05},
+    {"method": "protodcs"},
+    {"method": "protodcs", "evolution_gate": "entropy", "cache_admission": "buffered"},
+    {"method": "protodcs", "alignment_keys": "all", "evolution_norm": "raw", "evolution_gate": "quantile"},
 )
 
 
@@ -283,11 +283,12 @@ READINGS = (
 def test_a_difference_beside_its_prototypes_continues_bit_equal_at_any_cut(reading, cut, seed):
     rows, features, _ = random_stream(classes=8, width=24, samples=260, seed=seed)
     shared = Prototypes(rows)
-    engine = methods.create("protodcs", shared, **reading)
+    options = {name: value for name, value in reading.items() if name != "method"}
+    engine = methods.create(reading["method"], shared, **options)
     engine.observe_many(features[:cut])
     data, whole = engine.difference(), engine.snapshot()
     twin = methods.restore(data, prototypes=shared)
-    assert np.shares_memory(twin._memory.entry, shared.rows)
+    assert np.shares_memory(twin._entry(twin._memory), shared.rows)
     assert twin.snapshot() == whole
     assert methods.restore(whole, prototypes=shared).difference() == data
     for feature in features[cut:]:
@@ -308,18 +309,18 @@ def test_every_method_has_differences(name):
 
 def test_a_difference_names_its_prototypes_and_refuses_others(tmp_path):
     engine, _ = trained()
-    shared, other = Prototypes(engine._memory.entry), Prototypes(random_stream(classes=8, width=24, seed=2)[0])
+    shared, other = engine._prototypes, Prototypes(random_stream(classes=8, width=24, seed=2)[0])
     data = engine.difference()
     outer, inner, _ = split(data)
     assert inner["prototypes"] == shared.fingerprint
     assert "entry" not in outer
     with pytest.raises(StateError, match=f"leaves out its prototypes.*{shared.fingerprint}.*give them"):
-        ProtoDCS.restore(data)
+        StreamDCS.restore(data)
     for state_of_it in (data, engine.snapshot()):
         with pytest.raises(StateError, match=f"{shared.fingerprint}, and those given have {other.fingerprint}"):
             methods.restore(state_of_it, prototypes=other)
     (tmp_path / "thin.state").write_bytes(data)
-    assert ProtoDCS.load(tmp_path / "thin.state", prototypes=shared).snapshot() == engine.snapshot()
+    assert StreamDCS.load(tmp_path / "thin.state", prototypes=shared).snapshot() == engine.snapshot()
 
 
 def test_a_whole_state_says_nothing_of_shared_prototypes():
@@ -329,7 +330,7 @@ def test_a_whole_state_says_nothing_of_shared_prototypes():
 
 def test_after_an_edit_of_the_classes_a_difference_wants_the_edited_prototypes():
     rows, features, _ = random_stream(samples=100)
-    engine = methods.create("protodcs", rows)
+    engine = methods.create("streamdcs", rows)
     engine.observe_many(features)
     engine.add_class("more", features[0])
     with pytest.raises(StateError, match="those given have"):
@@ -455,8 +456,9 @@ def no_counter(outer, inner, body, filled, rng):
     del inner["counters"][rng.choice(list(inner["counters"]))]
 
 
-def queue_length(outer, inner, body, filled, rng):
-    start, stop = outer["counts"]["data_offsets"]
+def row_count(outer, inner, body, filled, rng):
+    """Change the number of features that a queue or a memory claims to hold."""
+    start, stop = outer["counts" if "counts" in outer else "memory_added"]["data_offsets"]
     at = start + 8 * int(rng.integers((stop - start) // 8))
     old = struct.unpack("<q", body[at : at + 8])[0]
     bad = [value for value in (-1, 6, 2**40, -(2**60), old + 1, old - 1) if value != old]
@@ -478,18 +480,21 @@ def class_count(outer, inner, body, filled, rng):
 
 def config(outer, inner, body, filled, rng):
     bad = {
-        "cache_size": [-3, 0, 2**60, "five"],
-        "gate_window": [3, 10**9],
-        "mixture_window": [5, None],
+        "mixture_window": [None],
         "temperature": [0, -1, "cold"],
-        "cache_admission": ["never", 7],
-        "evolution_gate": [None],
         "nonsense": [1],
         "self": [1],
     }
-    if inner["config"]["verify_by"] == "stream":
-        # Recent samples are kept in the history, of which the mixture's window is any part.
-        bad |= {"history": [300, 10**9], "mixture_window": [None]}
+    if inner["method"] == "streamdcs":
+        bad |= {"history": [300, 10**9], "known_memory": [0, "five"], "class_bias": [None]}
+    else:
+        bad |= {
+            "cache_size": [-3, 0, 2**60, "five"],
+            "gate_window": [3, 10**9],
+            "mixture_window": [5, None],
+            "cache_admission": ["never", 7],
+            "evolution_gate": [None],
+        }
     name = rng.choice(list(bad))
     inner["config"][name] = bad[name][rng.integers(len(bad[name]))]
 
@@ -512,7 +517,7 @@ def header_type(outer, inner, body, filled, rng):
 
 def scale(outer, inner, body, filled, rng):
     """All numbers of an array twice as large: features that are no longer unit, sums that contradict their queues."""
-    scaled = ("entry", "text", "cache", "pull", "visual_sum", "diagonal", "stream_strangers", "stream_familiars")
+    scaled = ("entry", "text", "cache", "pull", "visual_sum", "diagonal", "unknown_memory", "known_memory")
     names = [n for n in scaled if n in filled]
     # A single open class has nothing to be told apart from: its sums are zero, and twice that is right.
     names = [n for n in names if any(body[slice(*outer[n]["data_offsets"])])]
@@ -531,7 +536,7 @@ BREAKS = {
     "drop": drop,
     "counters": counters,
     "no counter": no_counter,
-    "queue length": queue_length,
+    "row count": row_count,
     "class count": class_count,
     "config": config,
     "header type": header_type,
@@ -547,8 +552,8 @@ def victims():
         {"evolution_gate": "quantile", "alignment_keys": "all", "evolution_norm": "raw"},
         {"alignment_direction": "text-to-visual"},
     )
-    options = [{"preset": "paper", **reading} for reading in readings]
-    options += [{}, {"visual_prototypes": True, "target_false_reject": 0.05}]
+    options = [{"method": "protodcs", **reading} for reading in readings]
+    options += [{"method": "streamdcs"}, {"method": "streamdcs", "target_false_reject": 0.05}]
     return [trained(**chosen)[0].snapshot() for chosen in options]
 
 

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from memory_store import MemoryStore
-from protodcs import Config
+from protodcs import StreamDCSConfig
 from protodcs.core.prototypes import Prototypes
 from protodcs.errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError, UsageError
 from protodcs.serve.messages import Action, Outcome, Request
@@ -490,7 +490,8 @@ def test_an_owner_puts_a_blob_again_once_that_went_before_its_stream_began(losse
                 await super().put_shared(name, data)
 
     prototypes = Prototypes(np.eye(3, 8))
-    birth = Birth(config=Config().model_dump(), classes=["a", "b", "c"], prototypes=prototypes.fingerprint)
+    config = StreamDCSConfig().model_dump()
+    birth = Birth(method="streamdcs", config=config, classes=["a", "b", "c"], prototypes=prototypes.fingerprint)
     request = Request("s", Action.CREATE, "key", birth.pack(), pack_prototypes(prototypes))
 
     async def run():

@@ -1,4 +1,4 @@
-"""The default preset against a slow reading of it: on random streams, on real CLIP streams and with each part off.
+"""StreamDCS against a slow reading of it: on random streams, on real CLIP streams and with each part off.
 
 What few streams come to, the edges of the rules that decide how to decide, is compared rule by rule at the end.
 
@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from conftest import random_stream
-from protodcs import Config, ProtoDCS
-from protodcs.core import concentration
-from protodcs.core.cold import Cold
+from protodcs import StreamDCS, StreamDCSConfig
 from protodcs.core.compiled import ensure_compiled
-from protodcs.core.first_check import similarities
-from protodcs.core.modes import Modes
-from protodcs.core.target import cut_between_modes, cut_within_one_mode
+from protodcs.core.streamdcs import class_concentration
+from protodcs.core.streamdcs.bimodality import Bimodality
+from protodcs.core.streamdcs.fallback import Fallback
+from protodcs.core.streamdcs.operating_point import boundary_with_mixture, boundary_without_mixture
+from protodcs.core.vectors import similarities
 from stream_oracle import Crowd, StreamOracle, cold_cut, crowd_of, exact_products, lone_cut, skewed_cut
 
 ensure_compiled()
@@ -26,21 +26,21 @@ TOLERANCE = 1e-6
 LOGIT_TOLERANCE = 1e-4
 
 SWITCHES = {
-    "no background": {"background": False},
-    "no trust": {"trust": False},
-    "no concentration": {"concentration": False},
-    "no proof": {"proof": False},
+    "no background": {"class_baseline": False},
+    "no trust": {"adapt_weights": False},
+    "no concentration": {"class_concentration": False},
+    "no proof": {"bimodality_test": False},
     "no class bias": {"class_bias": False},
     "no head": {"head_weight": 0.0},
     "no contrast": {"contrast_weight": 0.0},
-    "no nearest stranger": {"stranger_weight": 0.0},
-    "no memories": {"head_weight": 0.0, "contrast_weight": 0.0, "stranger_weight": 0.0},
+    "no nearest stranger": {"nearest_unknown_weight": 0.0},
+    "no memories": {"head_weight": 0.0, "contrast_weight": 0.0, "nearest_unknown_weight": 0.0},
     "no centred cosines": {"centred_weight": 0.0},
 }
 # Every memory and window is full, and starts anew, many times over.
 SMALL = {
-    "history": 100, "mixture_window": 80, "mixture_start": 40, "mixture_period": 7, "strangers": 24, "familiars": 10,
-    "nearest": 3, "head_steps": 3, "background_horizon": 50.0, "background_prior": 7.0,
+    "history": 100, "mixture_window": 80, "mixture_start": 40, "mixture_period": 7, "unknown_memory": 24,
+    "known_memory": 10, "neighbors": 3, "head_steps": 3, "baseline_horizon": 50.0, "baseline_prior": 7.0,
 }  # fmt: skip
 
 
@@ -66,8 +66,8 @@ def differing(got, wanted, tolerance):
 
 def compare(prototypes, features, products=rounded_products, tolerance=TOLERANCE, **options):
     """Both over a whole stream, each by itself; returns the oracle and all numbers that the engine gave."""
-    config = Config.preset("default", **options)
-    engine, oracle = ProtoDCS(prototypes, config=config), StreamOracle(prototypes, config, products)
+    config = StreamDCSConfig(**options)
+    engine, oracle = StreamDCS(prototypes, config=config), StreamOracle(prototypes, config, products)
     close, numbers = 0, []
     for feature in features:
         got, wanted = engine.observe(feature), oracle.step(feature)
@@ -162,7 +162,8 @@ def drawn_crowd(chance):
 
 
 def as_engine(crowd):
-    return concentration.Crowd(**vars(crowd))
+    fields = dict(vars(crowd))
+    return class_concentration.ClassConcentration(all_unknown=fields.pop("strange"), **fields)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -182,7 +183,7 @@ def test_what_the_classes_tell_is_what_the_oracle_reads_from_them(seed):
         foremost = np.where(familiarity < chance.uniform(-1, 1), foremost, even)
         looked_at = (familiarity, predicted, foremost, classes, chance.uniform(0.8, 2.0), chance.uniform(0.0, 0.8))
         wanted = crowd_of(*looked_at)
-        assert concentration.crowd(*looked_at) == pytest.approx(as_engine(wanted), abs=1e-9)
+        assert class_concentration.measure_concentration(*looked_at) == pytest.approx(as_engine(wanted), abs=1e-9)
         seen.append(list(vars(wanted).values()))
     assert np.any(seen, axis=0).all(), "each of them must be met"
 
@@ -194,11 +195,11 @@ def test_the_cuts_without_a_proof_are_those_of_the_oracle(seed):
         crowd, level, sure = drawn_crowd(chance), chance.uniform(0.5, 3.0), chance.uniform(0.1, 0.7)
         text = level * chance.normal(1.35, chance.uniform(0.2, 0.8), size=int(chance.integers(64, 200)))
         strangeness = chance.normal(size=len(text)) * 0.3 - text
-        cold, target = Cold(), chance.uniform(0.005, 0.4)
-        cold.sums[0] = 1000
-        cold.weigh(strangeness, text, sure, level, as_engine(crowd))
-        assert cold.cut == pytest.approx(cold_cut(strangeness, text, sure, level, crowd))
-        got = cut_within_one_mode(strangeness, cold, level, target)
+        fallback, target = Fallback(), chance.uniform(0.005, 0.4)
+        fallback.sums[0] = 1000
+        fallback.refit(strangeness, text, sure, level, as_engine(crowd))
+        assert fallback.cut == pytest.approx(cold_cut(strangeness, text, sure, level, crowd))
+        got = boundary_without_mixture(strangeness, fallback, level, target)
         assert got == pytest.approx(lone_cut(strangeness, level, crowd, target))
 
 
@@ -208,28 +209,28 @@ def test_two_modes_are_proven_kept_and_given_up_as_by_the_oracle(seed):
     chance = np.random.default_rng(seed)
     classes, level = int(chance.choice([2, 10, 40, 120, 400])), 1.0
     prototypes = chance.normal(size=(classes, 8)).astype(np.float32)
-    config = Config.preset("default", proof=seed != 0, mixture_period=90)
-    modes, oracle = Modes(config), StreamOracle(prototypes, config)
+    config = StreamDCSConfig(bimodality_test=seed != 0, mixture_period=90)
+    bimodality, oracle = Bimodality(config), StreamOracle(prototypes, config)
     oracle.level = level
     proven, share, crowd = 0, 0.4, Crowd()
     for _ in range(150):
         if chance.random() < 0.04:
             share, crowd = chance.choice([0.0, 0.0, 0.03, 0.05, 0.2, 0.4]), drawn_crowd(chance)
         text, strangeness = drawn_scores(chance, oracle.strange_limit(), share)
-        got = modes.weigh(strangeness, text, level, classes, as_engine(crowd))
+        got = bimodality.refit(strangeness, text, level, classes, as_engine(crowd))
         proven += got
         assert got == oracle.prove(strangeness, text, crowd)
-        assert (modes.fitted, modes.proofs, modes.unproven) == (
+        assert (bimodality.fitted, bimodality.passes, bimodality.since_pass) == (
             oracle.mixture is not None, oracle.proofs, oracle.unproven
         )  # fmt: skip
-        assert modes.share == pytest.approx(oracle.share)
-        if modes.fitted:
+        assert bimodality.share == pytest.approx(oracle.share)
+        if bimodality.fitted:
             parts = (oracle.mixture.known, oracle.mixture.unknown)
             wanted = [value for part in parts for value in (part.weight, part.mean, part.variance)]
-            np.testing.assert_allclose(modes.parameters, wanted, rtol=1e-9, atol=1e-9)
+            np.testing.assert_allclose(bimodality.parameters, wanted, rtol=1e-9, atol=1e-9)
         if got:
             target = chance.uniform(0.01, 0.3)
-            cut = cut_between_modes(strangeness, modes.parameters, target)
+            cut = boundary_with_mixture(strangeness, bimodality.parameters, target)
             assert cut == pytest.approx(skewed_cut(strangeness, oracle.mixture, target))
     assert 0 < proven < 150
 

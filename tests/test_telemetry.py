@@ -20,10 +20,10 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from made_service import PROTOTYPES, ask, create, done, feature, learned, observe, settings, started
+from made_service import FEATURES, PROTOTYPES, ask, create, done, feature, observe, settings, started
 from memory_store import MemoryStore
 from prometheus_server import FILES, promtool
-from protodcs import ProtoDCS
+from protodcs import methods
 from protodcs.errors import ConfigError
 from protodcs.serve.access.places import Places
 from protodcs.serve.messages import Action, Outcome, Reply
@@ -289,21 +289,26 @@ class Stub:
 
     different = 0
 
-    def __init__(self, count, frozen=False):
-        self.engine = ProtoDCS(PROTOTYPES).restore(learned(count))
+    def __init__(self, count, frozen=False, method="streamdcs"):
+        self.engine = methods.create(method, PROTOTYPES)
+        self.engine.observe_many(FEATURES[:count])
         if frozen:
             self.engine.freeze()
 
 
 def test_the_fares_of_streams_are_summarised_over_them():
-    streams = {"a": Stub(50), "b": Stub(100), "c": Stub(200, frozen=True)}
+    paper = {"a": Stub(50, method="protodcs"), "b": Stub(100, method="protodcs")}
+    streams = {**paper, "c": Stub(200, frozen=True)}
     adaptation = Adaptation()
     adaptation.look(streams, budget=60.0)
     report = list(adaptation.families())
-    medians = [stream.engine.stats()["openness_median"] for stream in streams.values()]
+    separation = max(streams["c"].engine.stats()["separation"].values())
+    assert value(report, "protodcs_streams_verification_separation", rank="most") == pytest.approx(separation)
+    assert value(report, "protodcs_streams_unknown_ratio", rank="most") > 0.0
+    medians = [stream.engine.stats()["openness_median"] for stream in paper.values()]
     assert value(report, "protodcs_streams_openness_median", rank="median") == pytest.approx(np.median(medians))
     assert value(report, "protodcs_streams_openness_median", rank="most") == pytest.approx(max(medians))
-    rates = [stats["trusted"] / stats["learned"] for stats in (stream.engine.stats() for stream in streams.values())]
+    rates = [stats["trusted"] / stats["learned"] for stats in (stream.engine.stats() for stream in paper.values())]
     assert value(report, "protodcs_streams_trusted_ratio", rank="least") == pytest.approx(min(rates))
     assert value(report, "protodcs_streams_frozen") == 1
     del streams["c"]

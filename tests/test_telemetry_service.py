@@ -33,7 +33,7 @@ def drawing():
 
 
 class Load:
-    """Streams of features under both presets, and a camera; a context manager while which requests flow."""
+    """Streams of features of both methods, and a camera; a context manager while which requests flow."""
 
     def __init__(self, url, images):
         self._url, self._images = url, images
@@ -47,7 +47,7 @@ class Load:
                 body = {
                     "id": f"s{number}",
                     "prototypes": self._rows.tolist(),
-                    "preset": ("default", "paper")[number % 2],
+                    "method": ("streamdcs", "protodcs")[number % 2],
                 }
                 assert client.post("/v1/streams", json=body).status_code == 201
             assert client.post("/v1/streams", json={"id": "camera", "classes": CLASSES}).status_code == 201

@@ -8,7 +8,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from made_service import FEATURES, ROWS
-from protodcs import ProtoDCS
+from protodcs import StreamDCS
 from protodcs.core import state
 from protodcs.errors import InputError, StateError
 from protodcs.serve.access.refusals import refusal
@@ -25,7 +25,7 @@ BODIES = [
     ("/v1/streams", {"id": "t", "classes": ["cat", LONE]}),
     ("/v1/streams", {"id": "t", "classes": LONE}),
     ("/v1/streams", {"id": "t", "like": LONE}),
-    ("/v1/streams", {**NEW, "preset": LONE}),
+    ("/v1/streams", {**NEW, "method": LONE}),
     ("/v1/streams", {**NEW, "config": {LONE: 1}}),
     ("/v1/streams", {**NEW, "config": {"uncertainty": LONE}}),
     ("/v1/streams", {**NEW, "config": {"uncertainty": [{"a": [LONE]}]}}),
@@ -162,9 +162,9 @@ def test_a_problem_document_can_always_be_encoded():
 def test_an_engine_and_a_state_have_no_class_name_that_cannot_be_encoded():
     names = [str(number) for number in range(len(ROWS))]
     with pytest.raises(InputError, match="UTF-8"):
-        ProtoDCS(ROWS, [*names[:-1], LONE])
-    header, arrays = state.unpack(ProtoDCS(ROWS, names).snapshot())
+        StreamDCS(ROWS, [*names[:-1], LONE])
+    header, arrays = state.unpack(StreamDCS(ROWS, names).snapshot())
     changed = {"classes": [*names[:-1], LONE], "content_hash": "0" * 64}
     hostile = state.pack(header.model_copy(update=changed), arrays)
     with pytest.raises(StateError, match="UTF-8"):
-        ProtoDCS.restore(hostile)
+        StreamDCS.restore(hostile)

@@ -15,22 +15,31 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from conftest import random_stream, unit
-from protodcs import Config, ProtoDCS
-from protodcs.core import background, head, recall
-from protodcs.core.cold import Cold
+from protodcs import StreamDCS, StreamDCSConfig, methods
 from protodcs.core.compiled import ensure_compiled
-from protodcs.core.concentration import Crowd, _spread, crowd
-from protodcs.core.modes import Modes
-from protodcs.core.recall import Recall
-from protodcs.core.target import cut_between_modes
-from protodcs.core.trust import CONTRAST, HEAD, SIGNALS, STRANGER, TEXT, Trust, combine, remember
-from protodcs.core.verification import Verification
+from protodcs.core.streamdcs import class_baseline, linear_head, memory_bank
+from protodcs.core.streamdcs.bimodality import Bimodality
+from protodcs.core.streamdcs.class_concentration import ClassConcentration, _spread, measure_concentration
+from protodcs.core.streamdcs.fallback import Fallback
+from protodcs.core.streamdcs.memory_bank import MemoryBank
+from protodcs.core.streamdcs.operating_point import boundary_with_mixture
+from protodcs.core.streamdcs.signal_weights import (
+    CONTRAST,
+    HEAD,
+    NEAREST_UNKNOWN,
+    SIGNALS,
+    TEXT,
+    SignalWeights,
+    combine,
+    remember,
+)
+from protodcs.core.streamdcs.verification import Verification
 from protodcs.errors import ConfigError, UsageError
 
 ensure_compiled()
 
-DEFAULT = Config.preset("default")
-EVENLESS = Crowd()
+DEFAULT = StreamDCSConfig()
+EVENLESS = ClassConcentration()
 
 
 # The background.
@@ -41,7 +50,7 @@ def test_the_background_of_a_class_is_the_mean_and_variance_of_its_cosines(class
     cosines = np.random.default_rng(seed).uniform(-1, 1, size=(samples, classes))
     seen, moments = np.zeros(classes), np.zeros((5, classes))
     for row in cosines:
-        background.blend_in(row, seen, moments, 1e9)
+        class_baseline.update_baseline(row, seen, moments, 1e9)
     np.testing.assert_allclose(seen, samples)
     np.testing.assert_allclose(moments[0], cosines.mean(axis=0), atol=1e-12)
     np.testing.assert_allclose(moments[2], (cosines - cosines.mean(axis=1, keepdims=True)).mean(axis=0), atol=1e-12)
@@ -58,22 +67,22 @@ def test_the_background_of_a_class_is_the_mean_and_variance_of_its_cosines(class
 @given(st.integers(1, 30), st.integers(1, 40), st.integers(0, 3))
 def test_kernels_of_the_background_agree_with_their_numpy_twins(classes, samples, seed):
     chance = np.random.default_rng(seed)
-    compiled = [np.zeros(classes), np.zeros((5, classes)), np.zeros(background.POOLED)]
+    compiled = [np.zeros(classes), np.zeros((5, classes)), np.zeros(class_baseline.POOLED)]
     plain = [array.copy() for array in compiled]
     for _ in range(samples):
         row = chance.uniform(-1, 1, classes)
-        first = background.stand_out(row, compiled[0], compiled[1], 20.0, compiled[2])
-        second = background.stand_out_twin(row, plain[0], plain[1], 20.0, plain[2])
+        first = class_baseline.score_classes(row, compiled[0], compiled[1], 20.0, compiled[2])
+        second = class_baseline.score_classes_numpy(row, plain[0], plain[1], 20.0, plain[2])
         assert first == pytest.approx(second, rel=1e-9, abs=1e-9)
-        background.blend_in(row, compiled[0], compiled[1], 15.0)
-        background.blend_in_twin(row, plain[0], plain[1], 15.0)
+        class_baseline.update_baseline(row, compiled[0], compiled[1], 15.0)
+        class_baseline.update_baseline_numpy(row, plain[0], plain[1], 15.0)
         for one, other in zip(compiled, plain, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 
 
 def test_the_level_is_what_noise_reaches_on_prototypes_at_right_angles():
     """The largest of 64 independent standard normals is 2.36 on average (tables of order statistics)."""
-    raw, centred = background.chance(np.eye(64, 128, dtype=np.float32))
+    raw, centred = class_baseline.noise_maxima(np.eye(64, 128, dtype=np.float32))
     assert raw == pytest.approx(2.36, abs=0.1)
     assert centred == pytest.approx(2.36, abs=0.1)
 
@@ -81,7 +90,7 @@ def test_the_level_is_what_noise_reaches_on_prototypes_at_right_angles():
 def test_the_level_falls_where_prototypes_resemble_each_other():
     apart = unit(np.random.default_rng(0).normal(size=(50, 64))).astype(np.float32)
     alike = unit(apart + 3 * apart[0]).astype(np.float32)
-    assert background.chance(alike)[0] < 0.7 * background.chance(apart)[0]
+    assert class_baseline.noise_maxima(alike)[0] < 0.7 * class_baseline.noise_maxima(apart)[0]
 
 
 def test_a_class_that_is_close_to_everything_does_not_make_everything_familiar():
@@ -96,7 +105,7 @@ def test_a_class_that_is_close_to_everything_does_not_make_everything_familiar()
     order = chance.permutation(800)
     labels = (np.arange(800) < 400)[order]
     cosines = (features @ prototypes.T)[order]
-    text_alone = DEFAULT.replace(head_weight=0, contrast_weight=0, stranger_weight=0)
+    text_alone = DEFAULT.replace(head_weight=0, contrast_weight=0, nearest_unknown_weight=0)
     verification = Verification(prototypes.astype(np.float32), text_alone)
     scores = []
     for feature, row in zip(features[order].astype(np.float32), cosines, strict=True):
@@ -112,7 +121,7 @@ def test_the_running_median_stays_where_most_samples_are(seed):
     cosines = np.where(chance.random((3000, 4)) < 0.2, 0.6, 0.1) + 0.05 * chance.normal(size=(3000, 4))
     seen, moments = np.zeros(4), np.zeros((5, 4))
     for row in cosines:
-        background.blend_in(row, seen, moments, 2000.0)
+        class_baseline.update_baseline(row, seen, moments, 2000.0)
     np.testing.assert_allclose(moments[4], np.median(cosines, axis=0), atol=0.02)
     assert (moments[0] - moments[4] > 0.05).all()
 
@@ -127,7 +136,7 @@ def test_a_class_that_a_shift_lifts_is_the_best_of_many_and_the_foremost_of_few(
         row = prototypes @ feature
         verification.decide(feature, row, int(row.argmax()))
         verification.learn(feature, row)
-    best, foremost = verification.predicted[:1500], verification.foremost[:1500]
+    best, foremost = verification.predicted[:1500], verification.top_class[:1500]
     assert (best[500:] == 0).mean() > 0.5
     assert (foremost[500:] == 0).mean() < 0.1
     assert (foremost == labels)[500:].mean() > 0.9
@@ -142,9 +151,9 @@ def test_the_nearest_rows_are_those_of_a_full_sort(held, few, seed):
     rows = unit(chance.normal(size=(40, 12))).astype(np.float32)
     feature = unit(chance.normal(size=12)).astype(np.float32)
     cosines = np.sort(rows[:held].astype(float) @ feature)[::-1]
-    got = recall.nearest(rows, held, feature, np.zeros(40), np.zeros(few))
+    got = memory_bank.nearest(rows, held, feature, np.zeros(40), np.zeros(few))
     assert got == pytest.approx((cosines[0], cosines[:few].mean()), abs=1e-6)
-    assert recall.nearest_twin(rows, held, feature, np.zeros(40), np.zeros(few)) == pytest.approx(got, abs=1e-6)
+    assert memory_bank.nearest_numpy(rows, held, feature, np.zeros(40), np.zeros(few)) == pytest.approx(got, abs=1e-6)
 
 
 @given(st.integers(0, 5))
@@ -152,39 +161,39 @@ def test_centring_leaves_the_unit_direction_of_the_difference(seed):
     chance = np.random.default_rng(seed)
     feature, mean = chance.normal(size=9).astype(np.float32), chance.normal(size=9)
     out, twin = np.zeros(9, dtype=np.float32), np.zeros(9, dtype=np.float32)
-    recall.centre(feature, mean, out)
-    recall.centre_twin(feature, mean, twin)
+    memory_bank.centre(feature, mean, out)
+    memory_bank.centre_numpy(feature, mean, twin)
     np.testing.assert_allclose(out, unit(feature - mean), atol=1e-6)
     np.testing.assert_allclose(out, twin, atol=1e-6)
-    recall.centre(feature, feature.astype(float), out)
+    memory_bank.centre(feature, feature.astype(float), out)
     assert not out.any()
 
 
-def admit_stranger(memory, row):
-    if not memory.roomy:
+def admit_unknown(memory, row):
+    if not memory.has_room:
         memory.make_room()
-    assert recall.keep(memory.strangers, memory.strangers_seen % memory.config.strangers, row.copy())
-    memory.entered(familiar=False)
+    assert memory_bank.store(memory.unknown, memory.unknown_added % memory.config.unknown_memory, row.copy())
+    memory.count(known=False)
 
 
 def test_a_memory_keeps_the_last_rows_and_a_fork_writes_to_its_own():
-    memory = Recall(4, DEFAULT.replace(strangers=8, familiars=8))
+    memory = MemoryBank(4, DEFAULT.replace(unknown_memory=8, known_memory=8))
     rows = unit(np.random.default_rng(0).normal(size=(11, 4))).astype(np.float32)
     for row in rows[:10]:
-        admit_stranger(memory, row)
+        admit_unknown(memory, row)
     assert memory.held == (8, 0)
-    assert memory.roomy
-    np.testing.assert_array_equal(memory.strangers, [*rows[8:10], *rows[2:8]])
+    assert memory.has_room
+    np.testing.assert_array_equal(memory.unknown, [*rows[8:10], *rows[2:8]])
     twin = memory.fork()
-    assert not twin.roomy
-    admit_stranger(twin, rows[10])
-    np.testing.assert_array_equal(memory.strangers[2], rows[2])
-    np.testing.assert_array_equal(twin.strangers[2], rows[10])
+    assert not twin.has_room
+    admit_unknown(twin, rows[10])
+    np.testing.assert_array_equal(memory.unknown[2], rows[2])
+    np.testing.assert_array_equal(twin.unknown[2], rows[10])
 
 
 def test_a_sample_without_direction_is_not_remembered():
     rows = np.ones((1, 4), dtype=np.float32)
-    assert not recall.keep(rows, 0, np.zeros(4, dtype=np.float32))
+    assert not memory_bank.store(rows, 0, np.zeros(4, dtype=np.float32))
     assert rows.all()
     chance = np.random.default_rng(0)
     prototypes, features = (unit(chance.normal(size=(count, 32))).astype(np.float32) for count in (9, 60))
@@ -194,10 +203,10 @@ def test_a_sample_without_direction_is_not_remembered():
         for verification in (usual, directionless):
             verification.decide(feature, cosines, int(cosines.argmax()))
             if verification is directionless:
-                verification.recall.centred[:] = 0.0
+                verification.bank.centred[:] = 0.0
             verification.learn(feature, cosines)
-    assert max(usual.recall.held) > 0
-    assert directionless.recall.held == (0, 0)
+    assert max(usual.bank.held) > 0
+    assert directionless.bank.held == (0, 0)
 
 
 # The head.
@@ -209,8 +218,8 @@ def test_replay_is_gradient_descent_on_the_logistic_loss(seed, steps):
     strangers, familiars = unit(chance.normal(size=(2, 6, 5))).astype(np.float32)
     weights = chance.normal(size=6)
     compiled, plain, slow = weights.copy(), weights.copy(), weights.copy()
-    head.replay(compiled, strangers, 5, familiars, 3, 7, steps, 0.1, 0.01)
-    head.replay_twin(plain, strangers, 5, familiars, 3, 7, steps, 0.1, 0.01)
+    linear_head.train(compiled, strangers, 5, familiars, 3, 7, steps, 0.1, 0.01)
+    linear_head.train_numpy(plain, strangers, 5, familiars, 3, 7, steps, 0.1, 0.01)
 
     def loss(w, row, truth):
         odds = w[:-1] @ row.astype(float) + w[-1]
@@ -226,60 +235,60 @@ def test_replay_is_gradient_descent_on_the_logistic_loss(seed, steps):
     np.testing.assert_allclose(compiled, slow, atol=1e-6)
 
 
-# Trust.
+# SignalWeights.
 
 
 def trusting(chance, gaps, samples=(90, 70), **options):
-    """Trust that has seen tails whose signals lie `gaps` apart, in standard deviations."""
-    trust = Trust(DEFAULT.replace(**options))
+    """SignalWeights that has seen tails whose signals lie `gaps` apart, in standard deviations."""
+    weights = SignalWeights(DEFAULT.replace(**options))
     tails = [chance.normal(size=(count, 4)) + side * np.array(gaps) for side, count in enumerate(samples)]
     for side, rows in enumerate(tails):
         for row in rows:
-            remember(trust.rings, trust.entered, side, row)
-    return trust, tails
+            remember(weights.rings, weights.added, side, row)
+    return weights, tails
 
 
 @given(st.integers(0, 8))
 def test_separation_is_the_auroc_between_the_tails(seed):
-    trust, (strange, familiar) = trusting(np.random.default_rng(seed), (4.0, 2.0, 1.0, 1.0))
-    trust.weigh(1.0)
+    weights, (strange, familiar) = trusting(np.random.default_rng(seed), (4.0, 2.0, 1.0, 1.0))
+    weights.refit(1.0)
     truth = np.repeat([0, 1], [len(strange), len(familiar)])
     for signal in (HEAD, CONTRAST):
         scores = np.concatenate([strange[:, signal], familiar[:, signal]])
-        assert trust.separation[signal] == pytest.approx(roc_auc_score(truth, scores))
+        assert weights.separation[signal] == pytest.approx(roc_auc_score(truth, scores))
 
 
 def test_a_signal_that_does_not_tell_the_tails_apart_has_no_weight():
     chance = np.random.default_rng(0)
-    trust, _ = trusting(chance, (4.0, 0.5, 9.0, 1.0))
-    trust.weigh(1.0)
-    assert trust.weights[HEAD] == 0.0
-    assert trust.weights[CONTRAST] == 0.0, "the contrast must not be believed where the head is not"
-    assert trust.weights[STRANGER] == DEFAULT.stranger_weight
-    trust, _ = trusting(chance, (4.0, 9.0, 9.0, 1.0))
-    trust.weigh(1.0)
-    assert trust.weights[[HEAD, CONTRAST]] == pytest.approx((DEFAULT.head_weight, DEFAULT.contrast_weight))
-    trust, _ = trusting(chance, (4.0, 0.5, 0.5, 1.0), trust=False)
-    trust.weigh(1.0)
-    assert trust.weights[HEAD] == DEFAULT.head_weight
+    weights, _ = trusting(chance, (4.0, 0.5, 9.0, 1.0))
+    weights.refit(1.0)
+    assert weights.weights[HEAD] == 0.0
+    assert weights.weights[CONTRAST] == 0.0, "the contrast must not be believed where the head is not"
+    assert weights.weights[NEAREST_UNKNOWN] == DEFAULT.nearest_unknown_weight
+    weights, _ = trusting(chance, (4.0, 9.0, 9.0, 1.0))
+    weights.refit(1.0)
+    assert weights.weights[[HEAD, CONTRAST]] == pytest.approx((DEFAULT.head_weight, DEFAULT.contrast_weight))
+    weights, _ = trusting(chance, (4.0, 0.5, 0.5, 1.0), adapt_weights=False)
+    weights.refit(1.0)
+    assert weights.weights[HEAD] == DEFAULT.head_weight
 
 
 def test_signals_are_put_on_the_scale_of_the_text():
     """In the middle of both tails a sample keeps its text score; at a tail's mean each signal adds its weight."""
-    trust, (strange, familiar) = trusting(np.random.default_rng(3), (4.0, 9.0, 9.0, 2.0))
-    trust.weigh(1.0)
+    weights, (strange, familiar) = trusting(np.random.default_rng(3), (4.0, 9.0, 9.0, 2.0))
+    weights.refit(1.0)
     middle = 0.5 * (strange.mean(axis=0) + familiar.mean(axis=0))
-    assert combine(middle, trust.mix) == pytest.approx(middle[TEXT])
+    assert combine(middle, weights.coefficients) == pytest.approx(middle[TEXT])
     high = middle.copy()
     high[HEAD] = familiar[:, HEAD].mean()
     scale = 0.5 * (familiar[:, TEXT].mean() - strange[:, TEXT].mean())
-    assert combine(high, trust.mix) - middle[TEXT] == pytest.approx(DEFAULT.head_weight * scale)
+    assert combine(high, weights.coefficients) - middle[TEXT] == pytest.approx(DEFAULT.head_weight * scale)
 
 
 def test_a_few_samples_are_not_enough_to_trust_anything():
-    trust, _ = trusting(np.random.default_rng(0), (9.0,) * len(SIGNALS), samples=(15, 100))
-    trust.weigh(1.0)
-    assert combine(np.array([1.5, 9.0, 9.0, 9.0]), trust.mix) == 1.5
+    weights, _ = trusting(np.random.default_rng(0), (9.0,) * len(SIGNALS), samples=(15, 100))
+    weights.refit(1.0)
+    assert combine(np.array([1.5, 9.0, 9.0, 9.0]), weights.coefficients) == 1.5
 
 
 # One mode or two.
@@ -293,21 +302,21 @@ def scores(chance, known, unknown, gap=4.0):
 
 
 def weighed(strangeness, times=4, level=1.0, classes=100, seen=EVENLESS, **options):
-    """Modes that have looked at these scores so many times; the text's familiarity is their negative plus one level."""
-    modes = Modes(DEFAULT.replace(**options))
+    """A bimodality after so many refits on these scores; the text scores are one level above their negative."""
+    bimodality = Bimodality(DEFAULT.replace(**options))
     for _ in range(times):
-        modes.weigh(strangeness, level - strangeness, level, classes, seen)
-    return modes
+        bimodality.refit(strangeness, level - strangeness, level, classes, seen)
+    return bimodality
 
 
 @given(st.integers(0, 20), st.floats(0.1, 0.9))
 def test_two_kinds_far_apart_are_proven_and_told_apart(seed, share):
     unknown = int(500 * share)
     strangeness = scores(np.random.default_rng(seed), 500 - unknown, unknown)
-    modes = weighed(strangeness)
-    assert modes.fitted
-    assert modes.parameters[3] == pytest.approx(share, abs=0.06)
-    assert -3.5 < modes.boundary(0.5) < -0.5
+    bimodality = weighed(strangeness)
+    assert bimodality.fitted
+    assert bimodality.parameters[3] == pytest.approx(share, abs=0.06)
+    assert -3.5 < bimodality.boundary(0.5) < -0.5
 
 
 @given(st.integers(0, 20))
@@ -322,30 +331,32 @@ def test_two_kinds_of_known_samples_are_not_taken_for_strangers():
     """Both lie far above what noise reaches, however well two components fit."""
     strangeness = scores(np.random.default_rng(0), 250, 250) - 5.0
     assert not weighed(strangeness).fitted
-    assert weighed(strangeness, proof=False).fitted
+    assert weighed(strangeness, bimodality_test=False).fitted
 
 
 def test_a_single_proof_does_not_convince_and_a_kept_one_expires():
     chance = np.random.default_rng(0)
     two, one = scores(chance, 250, 250), scores(chance, 500, 0)
-    modes = weighed(two, times=1)
-    assert not modes.fitted
+    bimodality = weighed(two, times=1)
+    assert not bimodality.fitted
     lasted = {}
-    for seen in (EVENLESS, Crowd(even=True)):
-        modes = weighed(two, times=2)
-        assert modes.fitted
+    for seen in (EVENLESS, ClassConcentration(even=True)):
+        bimodality = weighed(two, times=2)
+        assert bimodality.fitted
         lasted[seen] = 0
-        while modes.fitted:
-            modes.weigh(one, 1.0 - one, 1.0, 100, seen)
+        while bimodality.fitted:
+            bimodality.refit(one, 1.0 - one, 1.0, 100, seen)
             lasted[seen] += DEFAULT.mixture_period
     assert 1000 < lasted[EVENLESS] < 2000
-    assert lasted[Crowd(even=True)] < 300, "known samples alone fill the classes: the proof was wrong or is over"
+    assert lasted[ClassConcentration(even=True)] < 300, (
+        "known samples alone fill the classes: the proof was wrong or is over"
+    )
 
 
 def test_it_takes_more_proofs_where_the_encoder_is_never_sure():
     two = scores(np.random.default_rng(0), 250, 250)
-    assert not weighed(two, times=3, seen=Crowd(unsure=True)).fitted
-    assert weighed(two, times=4, seen=Crowd(unsure=True)).fitted
+    assert not weighed(two, times=3, seen=ClassConcentration(unsure=True)).fitted
+    assert weighed(two, times=4, seen=ClassConcentration(unsure=True)).fitted
 
 
 def test_what_lies_near_noise_with_many_classes_may_be_known_with_few():
@@ -357,17 +368,17 @@ def test_what_lies_near_noise_with_many_classes_may_be_known_with_few():
 
 @given(st.integers(0, 10), st.floats(-12, 12), st.floats(0, 3))
 def test_the_posterior_never_falls_with_strangeness(seed, value, step):
-    modes = weighed(scores(np.random.default_rng(seed), 300, 200))
-    assert modes.posterior(value) <= modes.posterior(value + step) + 1e-12
+    bimodality = weighed(scores(np.random.default_rng(seed), 300, 200))
+    assert bimodality.posterior(value) <= bimodality.posterior(value + step) + 1e-12
 
 
 @given(st.floats(0.3, 3), st.floats(-5, 5))
 def test_a_kept_mixture_follows_a_change_of_scale(slope, offset):
-    modes = weighed(scores(np.random.default_rng(1), 300, 200))
-    twin = modes.fork()
+    bimodality = weighed(scores(np.random.default_rng(1), 300, 200))
+    twin = bimodality.fork()
     twin.rescale(slope, offset)
     for value in (-6.0, -2.5, -1.0, 1.0):
-        assert twin.posterior(slope * value + offset) == pytest.approx(modes.posterior(value), abs=1e-9)
+        assert twin.posterior(slope * value + offset) == pytest.approx(bimodality.posterior(value), abs=1e-9)
 
 
 # The classes.
@@ -379,11 +390,13 @@ def test_strangers_that_pile_up_on_few_classes_are_seen_and_even_classes_are_not
     familiarity = chance.normal(np.where(strange, 0.0, 1.0), 1.0)
     evenly = chance.integers(100, size=1000)
     piled = np.where(strange, chance.integers(5, size=1000), evenly)
-    assert crowd(familiarity, evenly, evenly, 100, 1.2, 0.4) == Crowd(even=True)
-    seen = crowd(familiarity, piled, piled, 100, 1.2, 0.4)
+    assert measure_concentration(familiarity, evenly, evenly, 100, 1.2, 0.4) == ClassConcentration(even=True)
+    seen = measure_concentration(familiarity, piled, piled, 100, 1.2, 0.4)
     assert seen.alarm == 1.0
     assert not seen.even
-    assert crowd(familiarity, piled, piled, 100, 2.5, 0.4).alarm == 0.0, "known samples far above noise raise no alarm"
+    assert measure_concentration(familiarity, piled, piled, 100, 2.5, 0.4).alarm == 0.0, (
+        "known samples far above noise raise no alarm"
+    )
 
 
 def test_a_shift_that_lifts_a_few_classes_for_everyone_raises_no_alarm():
@@ -391,14 +404,14 @@ def test_a_shift_that_lifts_a_few_classes_for_everyone_raises_no_alarm():
     chance = np.random.default_rng(0)
     familiarity, evenly = chance.normal(size=1000), chance.integers(100, size=1000)
     piled = np.where(familiarity < 0, chance.integers(5, size=1000), evenly)
-    assert crowd(familiarity, piled, evenly, 100, 1.2, 0.4).alarm == 0.0
-    assert crowd(familiarity, piled, piled, 100, 1.2, 0.4).alarm == 1.0
+    assert measure_concentration(familiarity, piled, evenly, 100, 1.2, 0.4).alarm == 0.0
+    assert measure_concentration(familiarity, piled, piled, 100, 1.2, 0.4).alarm == 1.0
 
 
 def test_an_encoder_that_is_never_sure_is_not_said_to_see_strangers_alone():
     piled = np.random.default_rng(0).integers(5, size=1000)
-    looks = {sure: crowd(np.arange(1000.0), piled, piled, 100, 0.9, sure) for sure in (0.1, 0.4, 0.7)}
-    assert [look.strange for look in looks.values()] == [False, True, False]
+    looks = {sure: measure_concentration(np.arange(1000.0), piled, piled, 100, 0.9, sure) for sure in (0.1, 0.4, 0.7)}
+    assert [look.all_unknown for look in looks.values()] == [False, True, False]
     assert [look.unsure for look in looks.values()] == [True, False, False]
 
 
@@ -406,10 +419,10 @@ def test_classes_that_follow_themselves_a_little_raise_no_alarm():
     chance = np.random.default_rng(0)
     familiarity = chance.normal(size=2000)
     piled = np.where(familiarity < 0, chance.integers(5, size=2000), chance.integers(200, size=2000))
-    assert crowd(familiarity, piled, piled, 200, 1.2, 0.4).alarm == 1.0
+    assert measure_concentration(familiarity, piled, piled, 200, 1.2, 0.4).alarm == 1.0
     followed = piled.copy()
     followed[1::20] = piled[0::20]
-    seen = crowd(familiarity, followed, piled, 200, 1.2, 0.4)
+    seen = measure_concentration(familiarity, followed, piled, 200, 1.2, 0.4)
     assert not seen.runs
     assert seen.alarm == 0.0
 
@@ -417,7 +430,9 @@ def test_classes_that_follow_themselves_a_little_raise_no_alarm():
 def test_classes_that_come_in_runs_say_nothing():
     chance = np.random.default_rng(0)
     predicted = np.repeat(chance.integers(100, size=50), 20)
-    assert crowd(chance.normal(size=1000), predicted, predicted, 100, 1.2, 0.4) == Crowd(runs=True)
+    assert measure_concentration(chance.normal(size=1000), predicted, predicted, 100, 1.2, 0.4) == ClassConcentration(
+        runs=True
+    )
 
 
 @given(st.integers(2, 60), st.integers(0, 9))
@@ -433,14 +448,14 @@ def test_concentration_of_evenly_drawn_classes_is_one_on_average(classes, seed):
 
 def test_at_most_a_few_are_rejected_where_one_kind_is_all_there_is():
     strangeness = scores(np.random.default_rng(0), 500, 0)
-    cold = Cold()
+    fallback = Fallback()
     for value in strangeness:
-        cold.sums += (1.0, 1.0 - value, (1.0 - value) ** 2, 0.9)
-    cold.weigh(strangeness, 1.0 - strangeness, 0.9, 1.0, EVENLESS)
-    lost = np.mean([cold.posterior(value, 1.0 - value, 1.0) >= 0.5 for value in strangeness])
+        fallback.sums += (1.0, 1.0 - value, (1.0 - value) ** 2, 0.9)
+    fallback.refit(strangeness, 1.0 - strangeness, 0.9, 1.0, EVENLESS)
+    lost = np.mean([fallback.posterior(value, 1.0 - value, 1.0) >= 0.5 for value in strangeness])
     assert 0.0 < lost <= 0.021
-    cold.weigh(strangeness, 1.0 - strangeness, 0.9, 1.0, Crowd(alarm=1.0))
-    lost = np.mean([cold.posterior(value, 1.0 - value, 1.0) >= 0.5 for value in strangeness])
+    fallback.refit(strangeness, 1.0 - strangeness, 0.9, 1.0, ClassConcentration(alarm=1.0))
+    lost = np.mean([fallback.posterior(value, 1.0 - value, 1.0) >= 0.5 for value in strangeness])
     assert lost == pytest.approx(0.25, abs=0.01)
 
 
@@ -454,9 +469,9 @@ def test_the_cut_loses_the_wanted_share_of_skewed_known_scores(seed, wanted, sha
     known = np.abs(chance.normal(size=4000)) * np.where(chance.random(4000) < 1.4 / 2.4, 1.4, -1.0) - 4.0
     unknown = chance.normal(0.0, 0.7, int(4000 * share / (1 - share)))
     strangeness = np.concatenate([known, unknown])
-    modes = weighed(strangeness)
-    assert modes.fitted
-    cut = cut_between_modes(strangeness, modes.parameters, wanted)
+    bimodality = weighed(strangeness)
+    assert bimodality.fitted
+    cut = boundary_with_mixture(strangeness, bimodality.parameters, wanted)
     assert np.mean(known > cut) == pytest.approx(wanted, abs=0.02)
 
 
@@ -467,7 +482,7 @@ def test_the_cut_loses_the_wanted_share_of_skewed_known_scores(seed, wanted, sha
 @pytest.mark.parametrize("unknown", [0.0, 0.5])
 def test_strangers_are_found_where_there_are_some_and_not_where_there_are_none(seed, unknown):
     prototypes, features, labels = random_stream(classes=20, width=64, samples=1500, seed=seed, unknown=unknown)
-    decisions = ProtoDCS(prototypes).observe_many(features)[200:]
+    decisions = StreamDCS(prototypes).observe_many(features)[200:]
     known = labels[200:] >= 0
     assert (~decisions.known[known]).mean() < 0.05
     if unknown:
@@ -481,52 +496,54 @@ def test_the_default_beats_every_zero_shot_score_on_real_features(clip_stream):
     soft = [1.0 / np.exp((cosines - cosines.max(1, keepdims=True)) / t).sum(1) for t in (0.01, 1.0)]
     energy = 0.01 * np.log(np.exp((cosines - 1) / 0.01).sum(1))
     best = max(roc_auc_score(known, score) for score in (cosines.max(1), *soft, energy))
-    decisions = ProtoDCS(prototypes).observe_many(features)
+    decisions = StreamDCS(prototypes).observe_many(features)
     assert roc_auc_score(known, decisions.score) > best + 0.01
     assert (decisions.index[known] == labels[known]).mean() >= (cosines.argmax(1)[known] == labels[known]).mean()
 
 
 def test_calibration_teaches_the_stream_without_counting(clip_stream):
     prototypes, features, labels = clip_stream("ucf")
-    engine, fresh = ProtoDCS(prototypes), ProtoDCS(prototypes)
+    engine, fresh = StreamDCS(prototypes), StreamDCS(prototypes)
     assert engine.calibrate(features[:600])
     assert engine.sequence == 0
     known = labels[600:700] >= 0
     right = [(one.observe_many(features[600:700]).known == known).mean() for one in (engine, fresh)]
     assert right[0] > right[1]
-    assert ProtoDCS.restore(engine.snapshot()).snapshot() == engine.snapshot()
+    assert StreamDCS.restore(engine.snapshot()).snapshot() == engine.snapshot()
 
 
 def test_a_part_that_is_switched_off_says_so_and_has_no_weight():
     prototypes, features, _ = random_stream(samples=400)
-    engine = ProtoDCS(prototypes, config=DEFAULT.replace(head_weight=0.0, contrast_weight=0.0, stranger_weight=0.0))
+    engine = StreamDCS(
+        prototypes, config=DEFAULT.replace(head_weight=0.0, contrast_weight=0.0, nearest_unknown_weight=0.0)
+    )
     decisions = engine.observe_many(features)
     why = engine.explain(features[0])
-    assert why.familiarity.weights == {"head": 0.0, "contrast": 0.0, "stranger": 0.0}
+    assert why.familiarity.weights == {"head": 0.0, "contrast": 0.0, "nearest_unknown": 0.0}
     assert why.familiarity.familiarity == why.familiarity.text
-    assert engine.stats()["strangers"] == 0
+    assert engine.stats()["unknown_memory"] == 0
     assert np.isfinite(decisions.score).all()
 
 
-def test_an_explanation_names_every_voice_and_the_kinds_that_were_found():
+def test_an_explanation_names_every_signal_and_the_groups_that_were_found():
     prototypes, features, _ = random_stream(classes=20, width=64, samples=800)
-    engine = ProtoDCS(prototypes)
+    engine = StreamDCS(prototypes)
     engine.observe_many(features[:-1])
     why = engine.explain(features[-1])
     text = str(why)
-    assert "times what noise reaches" in text
-    assert all(voice in text for voice in ("head", "contrast", "stranger"))
-    assert "two kinds are proven" in text
+    assert "times the noise floor" in text
+    assert all(signal in text for signal in ("head", "contrast", "nearest_unknown"))
+    assert "the stream has two groups" in text
     assert why.decision.score == why.familiarity.familiarity
     assert (-why.decision.score < why.verification.boundary) == why.decision.known
-    assert why.to_dict()["familiarity"]["level"] == pytest.approx(engine.stats()["level"], rel=0.05)
+    assert why.to_dict()["familiarity"]["noise_floor"] == pytest.approx(engine.stats()["noise_floor"], rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["dtd", "flowers", "big"])
-def test_the_default_costs_at_most_twice_what_the_paper_does(clip_stream, name):
+def test_streamdcs_costs_at_most_twice_what_protodcs_does(clip_stream, name):
     """Compare the CPU time of this thread, block by block in turn, so that other processes do not count."""
     prototypes, features, _ = clip_stream(name)
-    engines = [ProtoDCS(prototypes, config=Config.preset(preset)) for preset in ("paper", "default")]
+    engines = [methods.create(method, prototypes) for method in ("protodcs", "streamdcs")]
     ratios = []
     for first in range(0, 1600, 40):
         seconds = []
@@ -548,11 +565,11 @@ def lost(decisions):
 
 def test_removing_most_classes_does_not_make_strangers_of_the_rest():
     prototypes, features, labels = random_stream(classes=100, width=64, samples=2400, seed=2, unknown=0.0)
-    engine = ProtoDCS(prototypes, config=DEFAULT.replace(temperature=0.05))
+    engine = StreamDCS(prototypes, config=DEFAULT.replace(temperature=0.05))
     engine.observe_many(features[:1200])
     for k in range(40, 100):
         engine.remove_class(str(k))
-    assert ProtoDCS.restore(engine.snapshot()).snapshot() == engine.snapshot()
+    assert StreamDCS.restore(engine.snapshot()).snapshot() == engine.snapshot()
     kept = features[1200:][labels[1200:] < 40]
     assert lost(engine.observe_many(kept[:200])) < 0.15
     assert lost(engine.observe_many(kept[200:])) < 0.1
@@ -560,7 +577,7 @@ def test_removing_most_classes_does_not_make_strangers_of_the_rest():
 
 def test_a_single_class_loses_few_of_its_own():
     prototypes, features, _ = random_stream(classes=1, width=32, samples=1000, unknown=0.0)
-    engine = ProtoDCS(prototypes)
+    engine = StreamDCS(prototypes)
     assert lost(engine.observe_many(features)) < 0.05
     assert "times what noise" not in str(engine.explain(features[0]))
 
@@ -569,7 +586,7 @@ def test_classes_added_to_a_single_one_are_soon_told_from_strangers():
     right = []
     for seed in range(6):
         prototypes, features, labels = random_stream(classes=10, width=64, samples=3000, seed=seed, unknown=0.3)
-        engine = ProtoDCS(prototypes[:1], classes=["0"])
+        engine = StreamDCS(prototypes[:1], classes=["0"])
         engine.observe_many(features[:600])
         for k in range(1, 10):
             engine.add_class(str(k), prototypes[k])
@@ -580,7 +597,7 @@ def test_classes_added_to_a_single_one_are_soon_told_from_strangers():
 
 def test_a_stuck_camera_does_not_blow_up_the_score():
     prototypes, features, _ = random_stream(classes=20, width=64, samples=1600, seed=1)
-    engine = ProtoDCS(prototypes)
+    engine = StreamDCS(prototypes)
     usual = np.abs(engine.observe_many(features[:800]).score).max()
     engine.observe_many(np.repeat(features[800:801], 700, axis=0))
     assert np.abs(engine.observe_many(features[800:]).score).max() < 3 * usual
@@ -588,18 +605,18 @@ def test_a_stuck_camera_does_not_blow_up_the_score():
 
 def test_a_scale_that_did_not_change_moves_nothing():
     prototypes, features, _ = random_stream(classes=20, width=64, samples=400)
-    engine = ProtoDCS(prototypes, config=DEFAULT.replace(target_false_reject=0.05))
+    engine = StreamDCS(prototypes, config=DEFAULT.replace(target_false_reject=0.05))
     engine.observe_many(features)
     verification = engine._memory.verification
-    before = (verification.cut, *verification.modes.parameters)
+    before = (verification.cut, *verification.bimodality.parameters)
     for values in (np.random.default_rng(0).normal(size=100), np.full(100, -3.0)):
-        verification._follow(values, values)
-        assert (verification.cut, *verification.modes.parameters) == pytest.approx(before)
+        verification._rescale(values, values)
+        assert (verification.cut, *verification.bimodality.parameters) == pytest.approx(before)
 
 
 def test_an_interrupted_calibration_is_told_and_cured_by_a_reset(monkeypatch):
     prototypes, features, _ = random_stream(samples=100)
-    engine = ProtoDCS(prototypes)
+    engine = StreamDCS(prototypes)
     fresh = engine.snapshot()
 
     def interrupt(*_):
@@ -617,18 +634,18 @@ def test_an_interrupted_calibration_is_told_and_cured_by_a_reset(monkeypatch):
 
 def test_a_frozen_engine_is_not_calibrated():
     prototypes, features, _ = random_stream(samples=100)
-    engine = ProtoDCS(prototypes)
+    engine = StreamDCS(prototypes)
     engine.freeze()
     with pytest.raises(UsageError, match="frozen"):
         engine.calibrate(features)
 
 
 @pytest.mark.parametrize(
-    "options", [{"head_rate": 3.0, "head_decay": 1.0}, {"verification": False}, {"history": 100}, {"trust_floor": 0.98}]
+    "options", [{"head_rate": 3.0, "head_decay": 1.0}, {"history": 100}, {"zero_weight_auroc": 0.98}]
 )
 def test_settings_that_cannot_work_are_refused(options):
     with pytest.raises(ConfigError):
-        Config.preset("default", **options)
+        StreamDCSConfig(**options)
 
 
 @settings(max_examples=40)
@@ -636,19 +653,19 @@ def test_settings_that_cannot_work_are_refused(options):
     st.fixed_dictionaries(
         {},
         optional={
-            "background": st.booleans(),
-            "trust": st.booleans(),
-            "proof": st.booleans(),
-            "concentration": st.booleans(),
+            "class_baseline": st.booleans(),
+            "adapt_weights": st.booleans(),
+            "bimodality_test": st.booleans(),
+            "class_concentration": st.booleans(),
             "class_bias": st.booleans(),
             "head_weight": st.sampled_from([0.0, 5.0]),
             "contrast_weight": st.sampled_from([0.0, 5.0]),
-            "stranger_weight": st.sampled_from([0.0, 5.0]),
-            "strangers": st.sampled_from([8, 100]),
-            "familiars": st.sampled_from([8, 100]),
-            "nearest": st.sampled_from([1, 64]),
+            "nearest_unknown_weight": st.sampled_from([0.0, 5.0]),
+            "unknown_memory": st.sampled_from([8, 100]),
+            "known_memory": st.sampled_from([8, 100]),
+            "neighbors": st.sampled_from([1, 64]),
             "centred_weight": st.sampled_from([0.0, 1.0]),
-            "background_horizon": st.sampled_from([10.0, 1e6]),
+            "baseline_horizon": st.sampled_from([10.0, 1e6]),
             "temperature": st.sampled_from([1e-4, 10.0]),
             "mixture_start": st.sampled_from([4, 100]),
             "mixture_period": st.sampled_from([1, 50]),
@@ -663,11 +680,11 @@ def test_settings_that_cannot_work_are_refused(options):
 def test_any_settings_give_finite_answers_and_a_state_that_continues(options, classes, width, seed):
     prototypes, features, _ = random_stream(classes=classes, width=width, samples=160, seed=seed)
     features[100:130] = features[100]
-    engine = ProtoDCS(prototypes, config=Config.preset("default", **options))
+    engine = StreamDCS(prototypes, config=StreamDCSConfig(**options))
     decisions = engine.observe_many(features)
     assert np.isfinite(decisions.score).all()
     assert ((decisions.p_unknown >= 0) & (decisions.p_unknown <= 1)).all()
-    twin = ProtoDCS.restore(engine.snapshot())
+    twin = StreamDCS.restore(engine.snapshot())
     assert str(twin.explain(features[0])) == str(engine.explain(features[0]))
     twin.observe_many(features)
     engine.observe_many(features)
@@ -679,9 +696,9 @@ import json, sys
 import numpy as np
 sys.path.insert(0, sys.argv[1])
 from conftest import random_stream
-from protodcs import Config, ProtoDCS
+from protodcs import StreamDCS, StreamDCSConfig, methods
 prototypes, features, _ = random_stream(classes=12, samples=500, seed=3)
-engine = ProtoDCS(prototypes, config=Config.preset("default", target_false_reject=0.05))
+engine = StreamDCS(prototypes, config=StreamDCSConfig(target_false_reject=0.05))
 decisions = [engine.observe(feature).to_dict() for feature in features]
 json.dumps([decisions, engine.stats(), engine.explain(features[0]).to_dict()])
 print(json.dumps([[d["known"], d["index"], d["score"], d["p_unknown"]] for d in decisions]))

@@ -1,6 +1,5 @@
-"""How streams wake up: in the engine of one that fell asleep, from files of before, and as many as memory holds."""
+"""How streams wake up: in the engine of one that fell asleep, and as many as memory holds."""
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,14 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import random_stream
-from protodcs import Config, ProtoDCS, Prototypes, Streams
+from protodcs import ProtoDCS, Prototypes, StreamDCS, StreamDCSConfig, Streams
 from protodcs.core import parcel
 from protodcs.core.base import own_state
-from protodcs.core.berth import Berth, all_within, can_lie
+from protodcs.core.streamdcs.engine_slot import EngineSlot, all_within, fits_slot
 from protodcs.errors import ConfigError, StateError
 from test_many_streams import resident, same
-
-GOLDEN = Path(__file__).parent / "golden" / "pool-1"
 
 
 def engine_of(streams, name):
@@ -30,7 +27,7 @@ def engine_of(streams, name):
 
 def test_a_stream_wakes_up_in_the_engine_of_the_one_that_fell_asleep_and_notices_nothing(tmp_path, clip_stream):
     rows, features, _ = clip_stream("dtd")
-    plain = {name: ProtoDCS(rows) for name in "abc"}
+    plain = {name: StreamDCS(rows) for name in "abc"}
     # Of different ages, so that what is left of one in the arrays would show in another.
     for name, samples in (("a", 130), ("b", 90), ("c", 30)):
         plain[name].observe_many(features[: samples + ord(name)])
@@ -55,7 +52,7 @@ def test_a_new_stream_begins_with_nothing_of_those_before_it(tmp_path):
     rows, features, _ = random_stream(samples=120, seed=2)
     with Streams(rows, folder=tmp_path / "pool", awake=1) as streams:
         for name in "abcd":
-            plain = ProtoDCS(rows)
+            plain = StreamDCS(rows)
             for feature in features:
                 same(streams.observe(name, feature), plain.observe(feature))
 
@@ -119,21 +116,21 @@ def taken_over(engine, counters, arrays):
     """Whether an engine takes over what was exported, once it is laid out."""
     blocks = parcel.image(HEADER, counters, arrays).blocks
     with own_state():
-        return Berth(engine._memory).take(parcel.front_of(blocks), blocks)
+        return EngineSlot(engine._memory).take(parcel.front_of(blocks), blocks)
 
 
 @pytest.fixture(scope="module")
 def two():
     rows, features, _ = random_stream(samples=200, seed=6)
     prototypes = Prototypes(rows)
-    engines = [ProtoDCS(prototypes) for _ in range(2)]
+    engines = [StreamDCS(prototypes) for _ in range(2)]
     engines[0].observe_many(features)
     engines[1].observe_many(features[:150])
     return engines
 
 
 def test_an_engine_takes_over_what_another_exported(two):
-    there, here = ProtoDCS.restore(two[0].snapshot()), ProtoDCS.restore(two[1].snapshot())
+    there, here = StreamDCS.restore(two[0].snapshot()), StreamDCS.restore(two[1].snapshot())
     assert taken_over(there, *exported(here))
     assert there.snapshot() == here.snapshot()
 
@@ -142,27 +139,26 @@ SPOILERS = {
     "a counter that is missing": lambda counters, arrays: counters.pop("sequence"),
     "a counter too many": lambda counters, arrays: counters.update(more=1),
     "counters that contradict each other": lambda counters, arrays: counters.update(known=10**6),
-    "a number that is no number": lambda counters, arrays: counters.update(stream_proofs=True),
-    "a truth that is a number": lambda counters, arrays: counters.update(stream_weighed=1),
-    "more silent samples than seen": lambda counters, arrays: counters.update(stream_silent=10**6),
-    "an array that is missing": lambda counters, arrays: arrays.pop("stream_mean"),
+    "a number that is no number": lambda counters, arrays: counters.update(passes=True),
+    "a truth that is a number": lambda counters, arrays: counters.update(refitted=1),
+    "memory ready after the last sample": lambda counters, arrays: counters.update(memory_ready_at=10**6),
+    "an array that is missing": lambda counters, arrays: arrays.pop("feature_mean"),
     "an array too many": lambda counters, arrays: arrays.update(more=np.zeros(3)),
-    "another type": lambda counters, arrays: arrays.update(stream_mean=arrays["stream_mean"].astype(np.float32)),
-    "another shape": lambda counters, arrays: arrays.update(stream_moments=arrays["stream_moments"][:4]),
-    "a class that is not there": lambda counters, arrays: arrays["stream_predicted"].__setitem__(3, 7),
-    "a class below all": lambda counters, arrays: arrays["stream_foremost"].__setitem__(3, -2),
-    "more strangers than seen": lambda counters, arrays: arrays["stream_entered"].__setitem__(0, 10**6),
-    "rings with more than seen": lambda counters, arrays: arrays["stream_ring_entered"].__setitem__(0, 10**6),
-    "features in a queue": lambda counters, arrays: arrays["counts"].__setitem__(0, 1),
+    "another type": lambda counters, arrays: arrays.update(feature_mean=arrays["feature_mean"].astype(np.float32)),
+    "another shape": lambda counters, arrays: arrays.update(baseline_moments=arrays["baseline_moments"][:4]),
+    "a class that is not there": lambda counters, arrays: arrays["predicted"].__setitem__(3, 7),
+    "a class below all": lambda counters, arrays: arrays["top_class"].__setitem__(3, -2),
+    "more unknown samples than seen": lambda counters, arrays: arrays["memory_added"].__setitem__(0, 10**6),
+    "rings with more than seen": lambda counters, arrays: arrays["signal_added"].__setitem__(0, 10**6),
     "a mixture that was not fitted": lambda counters, arrays: arrays["mixture"].__setitem__(0, 0.5),
-    "another chance": lambda counters, arrays: arrays["stream_chance"].__setitem__(0, 0.1),
-    "a window of another length": lambda counters, arrays: arrays.update(gate_window=arrays["gate_window"][:-1]),
+    "another noise floor": lambda counters, arrays: arrays["noise_maxima"].__setitem__(0, 0.1),
+    "a history of another length": lambda counters, arrays: arrays.update(history=arrays["history"][:-1]),
 }
 
 
 @pytest.mark.parametrize("what", SPOILERS)
 def test_what_cannot_be_is_not_taken_over_and_does_no_harm(two, what):
-    there, here = ProtoDCS.restore(two[0].snapshot()), two[1]
+    there, here = StreamDCS.restore(two[0].snapshot()), two[1]
     counters, arrays = exported(here)
     SPOILERS[what](counters, arrays)
     with suppress(StateError):
@@ -171,44 +167,24 @@ def test_what_cannot_be_is_not_taken_over_and_does_no_harm(two, what):
     assert there.snapshot() == here.snapshot()
 
 
-def test_a_stream_with_queues_needs_an_engine_of_its_own():
-    rows, features, _ = random_stream(samples=200, seed=6)
-    config = Config.preset("default", visual_prototypes=True)
-    full, empty = ProtoDCS(rows, config=config), ProtoDCS(rows, config=config)
-    full.observe_many(features)
-    assert full.stats()["cached_features"]
-    assert not can_lie(full._memory)
-    assert can_lie(empty._memory)
-    assert not taken_over(empty, *exported(full))
+def test_a_slot_needs_a_class_bias_and_an_even_dimension():
+    rows, _, _ = random_stream(samples=1, seed=6)
+    assert fits_slot(StreamDCS(rows)._memory)
+    assert not fits_slot(StreamDCS(rows, config=StreamDCSConfig(class_bias=False))._memory)
+    assert not fits_slot(StreamDCS(rows[:, :-1].copy())._memory)
+    assert not fits_slot(ProtoDCS(rows)._memory)
 
 
 @pytest.mark.parametrize("samples", [0, 1, 19, 120, 700])
 def test_an_engine_is_laid_out_as_what_it_exports(samples):
     rows, features, _ = random_stream(samples=700, seed=9)
-    engine = ProtoDCS(rows)
+    engine = StreamDCS(rows)
     engine.observe_many(features[:samples])
     used = np.full((2000, parcel.BLOCK), 7, dtype=np.uint8)
-    got = Berth(engine._memory).image(HEADER, lambda blocks: used[:blocks])
+    got = EngineSlot(engine._memory).image(HEADER, lambda blocks: used[:blocks])
     wanted = parcel.image(HEADER, *exported(engine))
     np.testing.assert_array_equal(got.blocks, wanted.blocks)
     np.testing.assert_array_equal(got.digests, wanted.digests)
-
-
-# Files of before.
-
-
-@pytest.mark.parametrize("name", ["plain", "edited"])
-def test_a_stream_that_fell_asleep_under_an_earlier_version_wakes_up(tmp_path, name):
-    rows, features, _ = random_stream(classes=5, width=16, samples=80, seed=11)
-    expected = ProtoDCS.load(GOLDEN / f"{name}.safetensors")
-    with Streams(rows, folder=tmp_path / "pool", awake=1) as streams:
-        shutil.copytree(GOLDEN, tmp_path / "pool", dirs_exist_ok=True)
-        for turn, feature in enumerate(features):
-            same(streams.observe(name, feature), expected.observe(feature))
-            if turn % 9 == 0:
-                streams.observe("another", feature)
-        with streams.engine(name) as woken:
-            assert woken.snapshot() == expected.snapshot()
 
 
 # Images and records.
@@ -270,7 +246,7 @@ def test_whole_numbers_outside_a_range_are_found_wherever_they_stand():
 
 def test_more_streams_stay_awake_while_memory_lasts(tmp_path):
     rows, features, _ = random_stream(samples=60, seed=7)
-    plain = {f"stream {at}": ProtoDCS(rows) for at in range(30)}
+    plain = {f"stream {at}": StreamDCS(rows) for at in range(30)}
     rng = np.random.default_rng(0)
     with Streams(rows, folder=tmp_path / "pool", awake=2, memory=10**6) as streams:
         for turn in range(1500):
@@ -337,7 +313,7 @@ def test_after_a_kill_every_stream_is_where_it_last_slept_or_was_saved(tmp_path)
     with Streams(rows, folder=tmp_path / "pool", awake=3) as streams:
         assert len(streams) == 10
         for at in range(10):
-            engine = ProtoDCS(rows)
+            engine = StreamDCS(rows)
             sequence = streams.stats(f"stream {at}")["sequence"]
             assert sequence >= len(range(at, saved, 10))
             engine.observe_many(np.stack([features[(at + 10 * turn) % 400] for turn in range(sequence)]))

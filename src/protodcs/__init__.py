@@ -1,6 +1,8 @@
-"""ProtoDCS: open-set test-time adaptation for CLIP-style classifiers, on a frozen backbone.
+"""Open-set test-time adaptation for CLIP-style classifiers, on a frozen backbone.
 
->>> from protodcs import ProtoDCS, Config
+`StreamDCS` is the recommended method. `ProtoDCS` is the method of the paper.
+
+>>> from protodcs import StreamDCS, StreamDCSConfig
 """
 
 from importlib import import_module
@@ -12,11 +14,14 @@ if TYPE_CHECKING:
     from . import data, encoders, errors, methods, metrics
     from .classifier import OpenSetClassifier
     from .client import AsyncClient, Client
-    from .core.config import Config
     from .core.decision import Decision, Decisions
-    from .core.engine import ProtoDCS
-    from .core.explain import Explanation
+    from .core.protodcs.config import ProtoDCSConfig
+    from .core.protodcs.engine import ProtoDCS
+    from .core.protodcs.explain import ProtoDCSExplanation
     from .core.prototypes import Prototypes
+    from .core.streamdcs.config import StreamDCSConfig
+    from .core.streamdcs.engine import StreamDCS
+    from .core.streamdcs.explain import StreamDCSExplanation
     from .streams import Streams
     from .wire import Observed
 
@@ -24,14 +29,17 @@ if TYPE_CHECKING:
 _HOMES = {
     "AsyncClient": ".client",
     "Client": ".client",
-    "Config": ".core.config",
     "Decision": ".core.decision",
     "Decisions": ".core.decision",
-    "Explanation": ".core.explain",
+    "ProtoDCSExplanation": ".core.protodcs.explain",
     "Observed": ".wire",
     "OpenSetClassifier": ".classifier",
-    "ProtoDCS": ".core.engine",
+    "ProtoDCS": ".core.protodcs.engine",
+    "ProtoDCSConfig": ".core.protodcs.config",
     "Prototypes": ".core.prototypes",
+    "StreamDCS": ".core.streamdcs.engine",
+    "StreamDCSConfig": ".core.streamdcs.config",
+    "StreamDCSExplanation": ".core.streamdcs.explain",
     "Streams": ".streams",
 }
 
@@ -40,14 +48,17 @@ _ROOMS = ("data", "encoders", "errors", "methods", "metrics")
 __all__ = [
     "AsyncClient",
     "Client",
-    "Config",
     "Decision",
     "Decisions",
-    "Explanation",
     "Observed",
     "OpenSetClassifier",
     "ProtoDCS",
+    "ProtoDCSConfig",
+    "ProtoDCSExplanation",
     "Prototypes",
+    "StreamDCS",
+    "StreamDCSConfig",
+    "StreamDCSExplanation",
     "Streams",
     "__version__",
     "data",

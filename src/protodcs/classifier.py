@@ -13,8 +13,8 @@ from typing import Any, Self
 from . import encoders, methods
 from .ahead import Ahead
 from .core import state
-from .core.config import Config
 from .core.decision import Decision
+from .core.settings import Settings
 from .data.image import decode
 from .data.prompts import class_names
 from .data.source import Pixels
@@ -23,6 +23,8 @@ from .encoders.base import Features
 from .errors import ConfigError, ImageError
 from .method import FeatureMethod
 
+# The methods that use the encoder's temperature unless another one is given.
+_TAKES_TEMPERATURE = ("streamdcs", "protodcs")
 # One batch of features waits while the next is in the making, so the encoder never stands still when one side is late.
 BATCHES_AHEAD = 2
 
@@ -53,8 +55,8 @@ class OpenSetClassifier:
         batch_size: int = 32,
         revision: str | None = None,
         templates: str | Sequence[str] | None = None,
-        method: str = "protodcs",
-        config: Config | None = None,
+        method: str = "streamdcs",
+        config: Settings | None = None,
         **options: Any,
     ) -> Self:
         """Load an encoder and start a method on its prototypes of `classes`.
@@ -67,10 +69,10 @@ class OpenSetClassifier:
             batch_size: how many images `stream` encodes at once.
             revision: of a hub name.
             templates: the sentences a class name is put into; None is the encoder's own choice.
-            method: a registered method.
-            config: settings of the method "protodcs", taken as they are; None is the default preset at the encoder's
-                own temperature.
-            options: settings of any other method.
+            method: a registered method. The default is the recommended one.
+            config: the settings of the method, used as they are.
+            options: single settings, if you give no `config`. StreamDCS and ProtoDCS use the encoder's temperature
+                unless you set another.
         """
         encoder = encoders.load(
             name, device=device, dtype=dtype, batch_size=batch_size, revision=revision, templates=templates
@@ -83,24 +85,22 @@ class OpenSetClassifier:
         encoder: Encoder,
         classes: str | Sequence[str] | None,
         *,
-        method: str = "protodcs",
-        config: Config | None = None,
+        method: str = "streamdcs",
+        config: Settings | None = None,
         **options: Any,
     ) -> Self:
         """As `from_pretrained`, beside an encoder that is loaded already; many classifiers may share one."""
         if classes is None:
             raise ConfigError("name the classes: classes=['cat', 'dog'], or a list such as 'cifar10'")
         names = class_names(classes)
-        if config is not None:
-            if options or method != "protodcs":
-                raise ConfigError(
-                    "config belongs to the method 'protodcs' and stands alone: leave out the other options"
-                )
-            options = config.model_dump()
-        elif method == "protodcs":
-            options = {**Config.preset("default").model_dump(), "temperature": 1 / encoder.logit_scale, **options}
-        engine = methods.create(method, encoder.prototypes(names), names, encoder.fingerprint, **options)
-        return cls(encoder, engine)
+        kind = methods.REGISTER[method]
+        if config is None:
+            if method in _TAKES_TEMPERATURE:
+                options.setdefault("temperature", 1 / encoder.logit_scale)
+            config = kind.config_type(**options)
+        elif options:
+            raise ConfigError(f"config and {', '.join(sorted(options))} are both given: put all options into config")
+        return cls(encoder, kind(encoder.prototypes(names), names, config, encoder.fingerprint))
 
     @classmethod
     def restored(cls, encoder: Encoder, file: str | os.PathLike[str]) -> Self:

@@ -75,7 +75,7 @@ class Client:
         *,
         classes: str | Sequence[str] | None = None,
         prototypes: Any = None,
-        preset: str | None = None,
+        method: str | None = None,
         config: Mapping[str, Any] | None = None,
         guard: Mapping[str, Any] | None = None,
         like: str | None = None,
@@ -86,12 +86,12 @@ class Client:
             id: 1 to 200 characters without slashes and control characters.
             classes: class names, or the name of a list that comes with the package, such as "cifar10".
             prototypes: (K, d), one row for each class, where the features are the caller's own.
-            preset: of the settings.
-            config: settings that differ from the preset's.
+            method: "streamdcs" (the default) or "protodcs".
+            config: settings that differ from the defaults of the method.
             guard: settings that differ from those of the service's guards.
             like: another stream, to be created as that one was; then nothing else.
         """
-        answer = self._send(wire.create(id, classes, prototypes, preset, config, guard, like))
+        answer = self._send(wire.create(id, classes, prototypes, method, config, guard, like))
         return Stream(self._send, id, wire.facts(answer))
 
     def streams(self) -> list[str]:
@@ -312,13 +312,13 @@ class AsyncClient:
         *,
         classes: str | Sequence[str] | None = None,
         prototypes: Any = None,
-        preset: str | None = None,
+        method: str | None = None,
         config: Mapping[str, Any] | None = None,
         guard: Mapping[str, Any] | None = None,
         like: str | None = None,
     ) -> "AsyncStream":
         """Create a stream, as `Client.create` does."""
-        answer = await self._send(wire.create(id, classes, prototypes, preset, config, guard, like))
+        answer = await self._send(wire.create(id, classes, prototypes, method, config, guard, like))
         return AsyncStream(self._send, id, wire.facts(answer))
 
     async def streams(self) -> list[str]:

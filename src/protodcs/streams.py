@@ -22,10 +22,10 @@ from pydantic import BaseModel
 from . import methods
 from .core import parcel, state
 from .core.base import FeatureMethod, class_names, own_state, prototypes_of
-from .core.berth import Berth, can_lie
 from .core.compiled import KERNEL
 from .core.decision import Decision
 from .core.prototypes import Prototypes
+from .core.streamdcs.engine_slot import EngineSlot, fits_slot
 from .durable import hold_folder, put_file, replace_file
 from .errors import ConfigError, InputError, StateError, UsageError
 from .version import __version__
@@ -52,7 +52,7 @@ class _Awake:
         using: held by whoever works with the stream.
         owner: the thread that does.
         changed: whether it may differ from its file.
-        berth: the same arrays once more, for a quick sleep; None until it first slept.
+        slot: the arrays of its engine, for a fast unload; None until it is first unloaded.
         lent: whether a caller had the engine in hand, and may have kept it.
         digests: of the blocks that its file holds; None where there is no file.
         whole, size: bytes of the file when it was last written whole, and now.
@@ -61,12 +61,22 @@ class _Awake:
     """
 
     __slots__ = (
-        "berth", "changed", "digests", "engine", "lent", "owner", "size", "using", "weigh_at", "weight", "whole",
+        "changed",
+        "digests",
+        "engine",
+        "lent",
+        "owner",
+        "size",
+        "slot",
+        "using",
+        "weigh_at",
+        "weight",
+        "whole",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.engine: FeatureMethod | None = None
-        self.berth: Berth | None = None
+        self.slot: EngineSlot | None = None
         self.using = threading.Lock()
         self.owner = 0
         self.changed = False
@@ -144,7 +154,7 @@ class Streams:
         folder: str | os.PathLike[str],
         awake: int = 1000,
         memory: int = 0,
-        method: str = "protodcs",
+        method: str = "streamdcs",
         encoder: str | None = None,
     ):
         if isinstance(awake, bool) or not isinstance(awake, int) or awake < 1:
@@ -164,7 +174,7 @@ class Streams:
         self.classes, self._config = first.classes, first.config
         self._streams: OrderedDict[str, _Awake] = OrderedDict()
         self._guard = threading.Lock()
-        self._spares: deque[tuple[FeatureMethod, Berth]] = deque(maxlen=_SPARES)
+        self._spares: deque[tuple[FeatureMethod, EngineSlot]] = deque(maxlen=_SPARES)
         self._desks: deque[_Desk] = deque(maxlen=_SPARES)
         self._handle = _locked(self.folder)
         try:
@@ -339,8 +349,8 @@ class Streams:
         engine = awake.engine
         if engine is not None:
             self._write(stream, awake)
-            if not awake.lent and (berth := self._berth(awake, engine)) is not None:
-                self._spares.append((engine, berth))
+            if not awake.lent and (slot := self._slot(awake, engine)) is not None:
+                self._spares.append((engine, slot))
         self._forget(stream, awake)
 
     def _forget(self, stream: str, awake: _Awake) -> None:
@@ -379,7 +389,7 @@ class Streams:
             raise StateError(f"cannot read the stream {stream!r} in {path}: {problem.strerror}") from problem
         found = _in_words(path, parcel.opened, data, stream, desk.blank)
         with own_state():
-            if not _in_words(path, self._lies_down, awake, found.image):
+            if not _in_words(path, self._load_into_slot, awake, found.image):
                 desk.give_away()
                 _in_words(path, self._build, awake, found.image)
         awake.digests, awake.whole, awake.size, awake.changed = found.image.digests, found.whole, found.used, False
@@ -435,35 +445,35 @@ class Streams:
             "classes": list(engine.classes) if own else None,
         }
         with engine._alone():
-            if (berth := self._berth(awake, engine)) is not None:
-                return berth.image(header, desk.used)
+            if (slot := self._slot(awake, engine)) is not None:
+                return slot.image(header, desk.used)
             counters, arrays = engine._memory.export()
         if not own:
             del arrays["entry"]
         return parcel.image(header, counters, arrays)
 
-    def _berth(self, awake: _Awake, engine: FeatureMethod) -> Berth | None:
-        """Where a stream lies, if another one can lie there after it."""
-        if engine._prototypes is not self.prototypes or not can_lie(engine._memory):
-            awake.berth = None
-        elif awake.berth is None or awake.berth.memory is not engine._memory:
-            awake.berth = Berth(engine._memory)
-        return awake.berth
+    def _slot(self, awake: _Awake, engine: FeatureMethod) -> EngineSlot | None:
+        """Return the slot of a stream, if another stream can take it later."""
+        if engine._prototypes is not self.prototypes or not fits_slot(engine._memory):
+            awake.slot = None
+        elif awake.slot is None or awake.slot.memory is not engine._memory:
+            awake.slot = EngineSlot(engine._memory)
+        return awake.slot
 
-    def _lies_down(self, awake: _Awake, image: parcel.Image) -> bool:
-        """Let a stream lie where one lay that fell asleep; False where no such place is at hand that suits."""
+    def _load_into_slot(self, awake: _Awake, image: parcel.Image) -> bool:
+        """Load a stream into the slot of one that was unloaded. Return False if no slot fits."""
         front = parcel.front_of(image.blocks)
-        if front is None or not _is_plain(front.said.header):
+        if not _is_plain(front.said.header):
             return False
         for _ in range(len(self._spares)):
             try:
-                engine, berth = spare = self._spares.popleft()
+                engine, slot = spare = self._spares.popleft()
             except IndexError:  # Another thread was faster.
                 return False
-            if berth.take(front, image.blocks):
+            if slot.take(front, image.blocks):
                 engine.frozen = bool(front.said.header["frozen"])
-                awake.engine, awake.berth = engine, berth
-                self._weigh(awake, engine, berth.nbytes)
+                awake.engine, awake.slot = engine, slot
+                self._weigh(awake, engine, slot.nbytes)
                 return True
             self._spares.append(spare)
         return False

@@ -121,7 +121,7 @@ def create(
     stream: str,
     classes: str | Sequence[str] | None,
     prototypes: Any,
-    preset: str | None,
+    method: str | None,
     config: Mapping[str, Any] | None,
     guard: Mapping[str, Any] | None,
     like: str | None,
@@ -130,7 +130,7 @@ def create(
     given = {
         "classes": list(classes) if classes is not None and not isinstance(classes, str) else classes,
         "prototypes": None if prototypes is None else _rows(prototypes).tolist(),
-        "preset": preset,
+        "method": method,
         "config": None if config is None else dict(config),
         "guard": None if guard is None else dict(guard),
         "like": like,

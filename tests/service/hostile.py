@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 import hostile_images
-from protodcs import Config, ProtoDCS
+from protodcs import ProtoDCSConfig, StreamDCS, StreamDCSConfig
 from protodcs.core import state
 
 IMAGES, NUMBERS = "images", "numbers"
@@ -83,7 +83,7 @@ class Hostile:
         self._prototypes = rows.tolist()
         self._too_slow = 1.5 * body_seconds
         self._headers = headers
-        engine = ProtoDCS(rows)
+        engine = StreamDCS(rows)
         engine.observe_many(features[:60])
         self._state = engine.snapshot()
         engine.observe_many(features[60:])
@@ -687,7 +687,7 @@ class Hostile:
                 "prototypes": eye,
                 "config": {
                     rng.choice(
-                        ["temperature", "history", "strangers", "nearest", "gate_window", "mixture_window"]
+                        ["temperature", "history", "unknown_memory", "neighbors", "baseline_horizon", "mixture_window"]
                     ): rng.choice([0, -1, 1, 65_536, 10**9, 1e-300, 1e300, "x", None, [], True])
                 },
             },
@@ -729,9 +729,12 @@ class Hostile:
             "class": (streams, {"id": "born 0", "classes": ["x", text, "y"]}),
             "class list": (streams, {"id": "born 0", "classes": text}),
             "like": (streams, {"id": "born 0", "like": text}),
-            "preset": (streams, {"id": "born 0", "prototypes": eye, "preset": text}),
+            "method": (streams, {"id": "born 0", "prototypes": eye, "method": text}),
             "option": (streams, {"id": "born 0", "prototypes": eye, "config": {text: 1}}),
-            "value of an option": (streams, {"id": "born 0", "prototypes": eye, "config": {"evolution_gate": text}}),
+            "value of an option": (
+                streams,
+                {"id": "born 0", "prototypes": eye, "method": "protodcs", "config": {"evolution_gate": text}},
+            ),
             "guard option": (streams, {"id": "born 0", "prototypes": eye, "guard": {text: 1}}),
             "value of a guard option": (streams, {"id": "born 0", "prototypes": eye, "guard": {"action": text}}),
             "unknown field": (streams, {"id": "born 0", "prototypes": eye, text: 1}),
@@ -761,8 +764,9 @@ class Hostile:
             body = json.dumps({"features": rows}).encode()
             observe = self._request("POST", f"/v1/streams/{quote(stream)}/observe", body, "application/json")
             return Attack("expensive", "observe 256 rows", (observe,))
-        options = {name: rng.choice(limits) for name, limits in rng.sample(_EXTREMES, rng.choice([1, 2, 8, 20]))}
-        new = {"id": stream, "prototypes": self._prototypes, "preset": rng.choice(["default", "paper"])}
+        method, extremes = rng.choice(list(_EXTREMES.items()))
+        options = {name: rng.choice(limits) for name, limits in rng.sample(extremes, rng.choice([1, 2, 8, 20]))}
+        new = {"id": stream, "prototypes": self._prototypes, "method": method}
         body = json.dumps({**new, "config": options}).encode()
         what = ", ".join(f"{name}={value}" for name, value in options.items())
         return Attack("expensive", what[:100], (self._request("POST", "/v1/streams", body, "application/json"),))
@@ -782,10 +786,10 @@ class Hostile:
         return Attack("import", verb, (sent,))
 
 
-def _extremes() -> list[tuple[str, list[float]]]:
-    """Return the numeric options of an engine, each with the limits of its range."""
+def _extremes(config: type[StreamDCSConfig] | type[ProtoDCSConfig]) -> list[tuple[str, list[float]]]:
+    """Return the numeric options of a method, each with the limits of its range."""
     found = []
-    for name, field in Config.model_fields.items():
+    for name, field in config.model_fields.items():
         limits = [
             getattr(constraint, bound)
             for constraint in field.metadata
@@ -797,4 +801,4 @@ def _extremes() -> list[tuple[str, list[float]]]:
     return found
 
 
-_EXTREMES = _extremes()
+_EXTREMES = {"streamdcs": _extremes(StreamDCSConfig), "protodcs": _extremes(ProtoDCSConfig)}

@@ -25,7 +25,7 @@ import httpx
 import numpy as np
 import psutil
 
-from protodcs import ProtoDCS
+from protodcs import StreamDCS
 
 from .hostile import IMAGES, NUMBERS, Attack, Hostile
 
@@ -251,7 +251,7 @@ def _no_constant(name: str) -> float:
 
 async def _go_on(client: httpx.AsyncClient, place: int, honest: Honest, siege: Siege, over: asyncio.Event) -> None:
     """Observe features one after another until the attacks are over; each answer must be the engine's, to the bit."""
-    stream, engine, features = f"honest {place}", ProtoDCS(honest.rows), np.roll(honest.features, 7 * place, axis=0)
+    stream, engine, features = f"honest {place}", StreamDCS(honest.rows), np.roll(honest.features, 7 * place, axis=0)
     number = 0
     while not over.is_set():
         feature = features[number % len(features)]

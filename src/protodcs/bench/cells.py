@@ -26,7 +26,8 @@ from .. import metrics
 from ..core import state
 from ..core.base import entropy_rows
 from ..core.decision import Decisions
-from ..core.engine import ProtoDCS
+from ..core.protodcs.engine import ProtoDCS
+from ..core.streamdcs.engine import StreamDCS
 from ..errors import DataError
 from ..method import FeatureMethod, ImageMethod
 from ..version import __version__
@@ -159,7 +160,9 @@ class _Features:
         self.method = kind(stream.prototypes, stream.classes, config, stream.fingerprint)
         self.first_fit: int | None = None
         self.early: Columns = {}
-        self._watched = self.method if cell.task.trace and isinstance(self.method, ProtoDCS) else None
+        self._watched: StreamDCS | ProtoDCS | None = None
+        if cell.task.trace and isinstance(self.method, StreamDCS | ProtoDCS):
+            self._watched = self.method
 
     def samples(self, number: int) -> Iterator[Any]:
         """The features of a segment, cut wherever a first mixture may be fitted if a trace is to tell of it."""
@@ -177,9 +180,10 @@ class _Features:
             return _AT_ONCE
         return min(_AT_ONCE, self._watched.config.until_refit(self._watched.sequence))
 
-    def _look(self, engine: ProtoDCS) -> None:
-        """Keep the cache as it is when the mixture can first be fitted, and when it first was."""
-        if engine.sequence >= engine.config.mixture_start and not self.early:
+    def _look(self, engine: StreamDCS | ProtoDCS) -> None:
+        """Store the cache of ProtoDCS when the mixture can first be fitted, and note when it first was."""
+        ready = engine.sequence >= engine.config.mixture_start
+        if isinstance(engine, ProtoDCS) and ready and not self.early:
             self.early = _cached(engine, "early")
         if self.first_fit is None and engine.stats()["mixture"] is not None:
             self.first_fit = engine.sequence
@@ -303,10 +307,10 @@ def _trace(words: Row, stream: Packed | Imaged, runner: _Features | _Images, par
     arrays = _joined(parts)
     arrays["segment"] = np.repeat(np.arange(len(parts)), [len(columns["label"]) for columns in parts])
     first_fit = None
-    if isinstance(runner, _Features) and isinstance(runner.method, ProtoDCS):
-        arrays |= runner.early | _cached(runner.method, "late")
-        _, held = state.unpack(runner.method.snapshot())
-        arrays |= _mixture(held, runner.method.config.mixture_window, arrays["score"])
+    if isinstance(runner, _Features) and isinstance(runner.method, StreamDCS | ProtoDCS):
+        arrays |= runner.early | _mixture(runner.method, arrays["score"])
+        if isinstance(runner.method, ProtoDCS):
+            arrays |= _cached(runner.method, "late")
         arrays["prototypes"] = stream.prototypes
         first_fit = runner.first_fit
     about = {
@@ -318,11 +322,11 @@ def _trace(words: Row, stream: Packed | Imaged, runner: _Features | _Images, par
     return Trace(about, arrays)
 
 
-def _mixture(held: Mapping[str, NDArray[Any]], window: int, score: NDArray[Any]) -> Columns:
-    """What the mixture of an engine saw last, and its components; by the stream these are of strangeness, -score."""
-    if "stream_modes" not in held:
-        return {"window": held["mixture_window"], "mixture": held["mixture"].reshape(2, 3)}
-    return {"window": -score[-window:], "mixture": held["stream_modes"].reshape(2, 3)}
+def _mixture(engine: StreamDCS | ProtoDCS, score: NDArray[Any]) -> Columns:
+    """Return the latest values behind the mixture and its components: openness, or for StreamDCS minus the score."""
+    _, arrays = state.unpack(engine.snapshot())
+    window = -score[-engine.config.mixture_window :] if isinstance(engine, StreamDCS) else arrays["mixture_window"]
+    return {"window": window, "mixture": arrays["mixture"].reshape(2, 3)}
 
 
 def _cached(engine: ProtoDCS, when: str) -> Columns:

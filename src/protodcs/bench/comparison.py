@@ -15,7 +15,8 @@ from ..errors import DataError
 from .rows import MEAN, POOLED, Row
 from .statistics import Estimate, estimate, paired
 
-BASELINE, OURS = "zero_shot", "protodcs"
+BASELINE = "zero_shot"
+OURS = frozenset({"streamdcs", "protodcs"})
 SECONDS_PER_THOUSAND = "seconds_per_1000"
 
 
@@ -127,7 +128,7 @@ class Contest:
 
     def best_peer(self, metric: Metric, segment: str) -> Entry | None:
         """The best entry that is not ours; zero-shot counts only where there is nothing else."""
-        others = [entry for entry in self.entries if entry.method != OURS]
+        others = [entry for entry in self.entries if entry.method not in OURS]
         peers = [entry for entry in others if entry.method != BASELINE]
         return self.best(peers or others, metric, segment)
 
@@ -187,7 +188,7 @@ def distinct(rows: Iterable[Row]) -> list[Row]:
 
 def in_order(method: str, label: str) -> tuple[int, str, str]:
     """Sorts the baseline first and ours last, as the paper's tables do."""
-    return {BASELINE: 0, OURS: 2}.get(method, 1), method, label
+    return 0 if method == BASELINE else 2 if method in OURS else 1, method, label
 
 
 def _entries(found: dict[tuple[str, str, str], list[Row]]) -> list[Entry]:

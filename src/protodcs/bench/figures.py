@@ -4,7 +4,6 @@ Every figure of merit drawn comes from a row, from a trace or from `metrics`; th
 nothing is smoothed. Titles name streams as the grid does and never call another encoder CLIP.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -313,9 +312,9 @@ def openness(trace: Trace) -> Figure:
 
 
 def judged(trace: Trace) -> tuple[str, Floats]:
-    """What the mixture of a trace is fitted to, by name: openness, or where the stream verifies, -familiarity."""
-    if json.loads(trace.about["config"]).get("verify_by") == "stream":
-        return "strangeness by the stream", -trace.arrays["score"]
+    """Return name and values of what the mixture of a trace is fitted to: openness, or minus the score (StreamDCS)."""
+    if trace.about["method"] == "streamdcs":
+        return "minus the score", -trace.arrays["score"]
     return "openness S'", trace.arrays["openness"]
 
 

@@ -45,12 +45,13 @@ def missing(contests: Sequence[Contest], traces: Sequence[Trace]) -> list[str]:
     """Figures that could not be drawn, and what would fill them."""
     if not traces:
         return ["No trace was kept, so there is no figure sample by sample: " + _TRACED.format(who="any method") + "."]
-    ours = {_where(trace) for trace in traces if trace.about["method"] == OURS}
+    ours = {_where(trace) for trace in traces if trace.about["method"] in OURS}
     told = []
     for place in _places(traces):
         if _where(place[0]) not in ours:
-            who = f"ProtoDCS on {place[0].about['stream']}, {place[0].about['protocol']}"
-            told.append(f"No map of the cache and no openness for {who}: " + _TRACED.format(who="ProtoDCS") + ".")
+            who = f"{place[0].about['stream']}, {place[0].about['protocol']}"
+            how = _TRACED.format(who="StreamDCS or ProtoDCS")
+            told.append(f"No map of the cache and no figure of the mixture for {who}: {how}.")
     return told
 
 
@@ -131,12 +132,12 @@ def _traced(traces: list[Trace], command: str) -> Iterator[Picture]:
         figures.cold_start(traces),
     )
     for trace in traces:
-        if trace.about["method"] == OURS:
+        if trace.about["method"] in OURS:
             yield from _inside(trace, where, command)
 
 
 def _inside(trace: Trace, where: str, command: str) -> Iterator[Picture]:
-    """What only ProtoDCS has: a mixture and a visual cache."""
+    """Yield the figures of the mixture, which only our methods have, and of the visual cache of ProtoDCS."""
     arrays, told = trace.arrays, _told([trace], command)
     name = slug(" ".join((*_where(trace), trace.about["label"])))
     if {"window", "mixture"} <= arrays.keys() and len(arrays["window"]):

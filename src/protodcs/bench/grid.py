@@ -25,7 +25,7 @@ from pydantic import (
     model_validator,
 )
 
-from ..core.config import Config, in_words
+from ..core.settings import as_error
 from ..data.streams import protocols
 from ..errors import ConfigError, ProtoDCSError
 from ..method import FeatureMethod, ImageMethod
@@ -165,8 +165,6 @@ class Entrant(_Part):
         kind = self.implementation.config_type
         if temperature is not None and "temperature" in kind.model_fields:
             options.setdefault("temperature", temperature)
-        if issubclass(kind, Config):
-            return kind.preset(options.pop("preset", "default"), **options)
         return kind(**options)
 
 
@@ -241,4 +239,4 @@ def load(file: str | Path, encoder: str | None = None) -> Grid:
     try:
         return Grid.model_validate(content)
     except ValidationError as problem:
-        raise ConfigError(f"{file}: {in_words(problem)}") from None
+        raise ConfigError(f"{file}: {as_error(problem)}") from None

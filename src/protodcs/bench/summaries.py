@@ -110,7 +110,7 @@ def differences(contest: Contest, segment: str) -> Table | None:
     ]
     notes = list[str]()
     for entry in contest.entries:
-        if entry.method == OURS:
+        if entry.method in OURS:
             row, note = _against_peers(contest, entry, segment)
             rows.append(row)
             notes.append(note)
@@ -135,7 +135,7 @@ def headline(contests: Sequence[Contest]) -> Table:
     for contest in contests:
         segment, baseline = contest.averages[0], contest.baseline(contest.averages[0])
         for entry in contest.entries:
-            if entry.method != OURS:
+            if entry.method not in OURS:
                 continue
             row: list[Cell] = [f"{contest.place.title}: {entry.label}"]
             for metric in MAIN:
@@ -146,7 +146,7 @@ def headline(contests: Sequence[Contest]) -> Table:
     heads = [arrowed(metric) for metric in MAIN]
     return Table(
         "main-differences",
-        "ProtoDCS less zero-shot, and less the best peer",
+        "StreamDCS and ProtoDCS less zero-shot, and less the best peer",
         ["Stream and method", *heads, *heads],
         rows,
         [

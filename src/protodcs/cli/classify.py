@@ -36,7 +36,7 @@ def classify(
     ),
     out: Path = typer.Option(Path("decisions.csv"), help="The result, .csv or .jsonl; its state lies beside it."),
     sheet: Path | None = typer.Option(None, help="A PNG with the images that were called unknown."),
-    method: str = typer.Option("protodcs", help="A registered method."),
+    method: str = typer.Option("streamdcs", help="Method: streamdcs, protodcs, or another registered one."),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     batch_size: int = typer.Option(32, min=1, help="Images that are encoded at once."),
     resume: bool = typer.Option(False, help="Go on where an earlier run into the same file stopped."),

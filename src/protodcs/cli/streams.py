@@ -72,8 +72,8 @@ def create(
     id: str = _ID,  # noqa: A002 - as the service calls it
     classes: str | None = typer.Option(None, help="Names with commas between, a list such as cifar10, or a file."),
     prototypes: Path | None = typer.Option(None, help="A .npy file (K, d), where the features are your own."),
-    preset: str | None = typer.Option(None, help="Of the settings: default or paper."),
-    option: list[str] = typer.Option([], help="A setting that differs, such as cache_size=3; may be given again."),
+    method: str | None = typer.Option(None, help="Method: streamdcs or protodcs (default: streamdcs)."),
+    option: list[str] = typer.Option([], help="A setting that differs, such as history=1024; may be given again."),
     like: str | None = typer.Option(None, help="Another stream, to be created as that one was."),
     url: str = _URL,
     key_file: Path | None = _KEY_FILE,
@@ -86,7 +86,7 @@ def create(
             id,
             classes=None if classes is None else given_classes(classes),
             prototypes=None if prototypes is None else _array(prototypes),
-            preset=preset,
+            method=method,
             config=config or None,
             like=like,
         )

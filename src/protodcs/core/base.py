@@ -22,10 +22,10 @@ from ..version import __version__
 from . import evidence, state
 from .compiled import KERNEL, ensure_compiled
 from .decision import Decision, Decisions
-from .first_check import to_unit
 from .prototypes import Prototypes
 from .rows import WORKING_TYPE, as_kernels_want, described, described_values, is_plain, unit_rows
 from .rows import Feature as Feature
+from .vectors import to_unit
 
 Counters = dict[str, int | float | bool | None]
 

@@ -20,15 +20,15 @@ class Decision:
         index: position of the best class, always given, 0..K-1.
         label: name of that class if known, else None.
         p_unknown: probability that the sample belongs to no class on the list.
-        openness: S', strangeness after the temporary step.
-        openness_first: S, strangeness at the first check.
-        score: familiarity, the number behind AUROC.
+        openness: one minus the largest cosine. ProtoDCS: S', after the temporary step.
+        openness_first: the same before any step, S.
+        score: increases as the sample looks more known; the number behind AUROC.
         scores: (K,) float32, the final prediction of every class, its own copy; None where not asked for.
-        aleatoric: AU after the step, in nats.
-        epistemic: EU after the step, in (0, 1].
-        trusted: the first check let the sample shape temporary prototypes.
-        cached: a class queue changed.
-        evolved: the text prototypes changed.
+        aleatoric: AU, in nats. ProtoDCS: after the step.
+        epistemic: EU, in (0, 1]. ProtoDCS: after the step.
+        trusted: ProtoDCS: the first check let the sample shape temporary prototypes.
+        cached: a class queue changed. StreamDCS has none.
+        evolved: the text prototypes changed. Those of StreamDCS never do.
         sequence: place of the sample in its stream, from 0.
     """
 

@@ -201,3 +201,17 @@ def entropy_gradient(probabilities: Vector, entropy: float, out: Vector) -> None
     for k in range(probabilities.shape[0]):
         p = probabilities[k]
         out[k] = -p * (math.log(p) + entropy) if p > 0.0 else 0.0
+
+
+def confidence_twin(logits: Vector, best: int, temperature: float) -> float:
+    """Return the softmax probability of the class `best`, in numpy."""
+    return float(1.0 / np.exp((logits - logits[best]) / temperature).sum())
+
+
+@kernel("float64(float64[::1], int64, float64)", twin=confidence_twin)
+def confidence(logits: Vector, best: int, temperature: float) -> float:
+    """Return the softmax probability of the class `best` under `logits / temperature`."""
+    total = 0.0
+    for k in range(logits.shape[0]):
+        total += power_of_e((logits[k] - logits[best]) / temperature)
+    return 1.0 / total

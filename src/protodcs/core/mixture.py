@@ -1,8 +1,8 @@
-"""Final verification: a two-component Gaussian mixture over recent openness (equations 8 and 9).
+"""A two-component Gaussian mixture over recent values, fitted by EM (equations 8 and 9).
 
-The fit starts from the exact best two-means split of the sorted window, so it needs no randomness, and it fails in
-words rather than quietly: without convergence, with an almost empty component, or with anything not finite, the
-engine falls back to a plain threshold. Component 0 is known, component 1, the one with the higher mean, unknown.
+The fit starts from the exact best two-means split of the sorted values, so it needs no randomness. It reports failure
+if it does not converge, if a component is almost empty, or if a number is not finite; then the methods use a threshold
+instead. Component 0 is known. Component 1, the one with the higher mean, is unknown.
 """
 
 import math
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..errors import StateError
 from .compiled import inner, kernel
 from .exponential import power_of_e
-from .first_check import push
+from .windows import push
 
 Vector = NDArray[np.float64]
 

@@ -7,7 +7,6 @@ damage, not forgery. A record that the file's end cuts off is one whose writer w
 """
 
 import json
-import math
 import struct
 import zlib
 from collections.abc import Callable
@@ -42,7 +41,7 @@ _HEADER_ROOM = 2048
 _MOST_BLOCKS = 2**24
 _TYPES: dict[str, np.dtype[Any]] = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "I64": np.dtype("<i8")}
 _encode = json.JSONEncoder(separators=(",", ":")).encode
-# The text of an image begins so. Images of before have their numbers in the text itself.
+# The text of an image begins so.
 _LAYOUT = b'{"layout":2,'
 # How a number is packed.
 _NUMBERS: tuple[tuple[type, str], ...] = ((bool, "?"), (int, "q"), (float, "d"), (type(None), "x"))
@@ -249,21 +248,19 @@ def contents(blocks: Bytes) -> tuple[dict[str, Any], dict[str, Any], Arrays]:
     """Header, numbers and arrays of an image; the arrays are views of it."""
     found = front_of(blocks)
     try:
-        if found is None:
-            return _contents_before(blocks)
         return found.said.header, found.counters, _arrays(found, blocks.reshape(-1).data)
     except _UNREADABLE as problem:
         raise StateError(f"the stream cannot be read: {str(problem)[:200]}") from None
 
 
-def front_of(blocks: Bytes) -> Front | None:
-    """What an image has before its arrays; None for an image whose text holds the numbers."""
+def front_of(blocks: Bytes) -> Front:
+    """Return what an image has before its arrays."""
     flat = blocks.reshape(-1)
     try:
         length = int(flat[:8].view("<u8")[0])
         text = flat[8 : 8 + length].tobytes()
         if not text.startswith(_LAYOUT):
-            return None
+            raise ValueError("its layout is not the one that this version writes")
         said = _read_text(text)
         numbers = said.numbers.unpack_from(flat.data, 8 + length)
     except _UNREADABLE as problem:
@@ -290,18 +287,6 @@ def _arrays(found: Front, buffer: memoryview) -> Arrays:
 def _nothing(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """An array without elements, which many share."""
     return np.zeros(shape, dtype=dtype)
-
-
-def _contents_before(blocks: Bytes) -> tuple[dict[str, Any], dict[str, Any], Arrays]:
-    """The same for an image whose text holds the numbers, and where each array lies."""
-    flat = blocks.reshape(-1)
-    length = int(flat[:8].view("<u8")[0])
-    header = json.loads(flat[8 : 8 + length].tobytes())
-    first, buffer = _first(8 + length), flat.data
-    arrays: Arrays = {}
-    for name, code, shape, at in header.pop("arrays"):
-        arrays[name] = np.frombuffer(buffer, _TYPES[code], math.prod(shape), first + at).reshape(shape)
-    return header, header.pop("counters"), arrays
 
 
 def record(new: Image, old: Digests | None) -> bytes:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from .first_check import to_unit
+from .vectors import to_unit
 
 Feature = NDArray[np.float32]
 

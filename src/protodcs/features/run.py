@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..core.config import in_words
+from ..core.settings import as_error
 from ..data.source import ImageSource
 from ..data.streams import Manifest
 from ..encoders import Encoder, Preprocessing, load
@@ -53,7 +53,7 @@ class Extraction:
                 **settings,
             )
         except ValidationError as problem:
-            raise in_words(problem) from None
+            raise as_error(problem) from None
         ordered = [by_name[origin.name] for origin in manifest.sources]
         return cls(folder.absolute(), job, manifest, ordered, encoder.name, encoder.preprocessing)
 

@@ -22,7 +22,8 @@ from ..method import FeatureMethod, Register
 __all__ = ["REGISTER", "create", "names", "restore"]
 
 REGISTER = Register()
-REGISTER.add("protodcs", "protodcs.core.engine:ProtoDCS")
+REGISTER.add("streamdcs", "protodcs.core.streamdcs.engine:StreamDCS")
+REGISTER.add("protodcs", "protodcs.core.protodcs.engine:ProtoDCS")
 REGISTER.add("zero_shot", "protodcs.methods.zero_shot:ZeroShot")
 REGISTER.add("tda", "protodcs.methods.tda:TDA")
 REGISTER.add("online_gaussian", "protodcs.methods.online_gaussian:OnlineGaussian")

@@ -16,9 +16,10 @@ from pydantic import Field
 from ..core import state
 from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, decided, required
 from ..core.compiled import kernel
-from ..core.config import Settings
 from ..core.decision import Decision
-from ..core.first_check import Window, inverse_norms, similarities
+from ..core.settings import Settings
+from ..core.vectors import inverse_norms, similarities
+from ..core.windows import Window
 from ..errors import StateError
 from .rosita_gate import best_split
 

@@ -14,14 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ..core import alignment, evidence, state
+from ..core import evidence, state
 from ..core.base import Capabilities, Counters, Feature, FeatureMethod, counter, decided, required, softmax_rows
-from ..core.cache import place, queue_mean
-from ..core.config import Settings
 from ..core.decision import Decision
-from ..core.evolution import evolve
-from ..core.first_check import inverse_norms, invert_norms, similarities
-from ..core.residual import rescore, step_visual
+from ..core.protodcs import alignment
+from ..core.protodcs.cache import place, queue_mean
+from ..core.protodcs.evolution import evolve
+from ..core.protodcs.residual import rescore, step_visual
+from ..core.settings import Settings
+from ..core.vectors import inverse_norms, invert_norms, similarities
 from ..errors import StateError
 
 Vector = NDArray[np.float64]

@@ -17,9 +17,9 @@ from pydantic import Field, model_validator
 from ..core import evidence, state
 from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, counter, required
 from ..core.compiled import kernel
-from ..core.config import Settings
 from ..core.decision import Decision
-from ..core.first_check import inverse_norms, similarities
+from ..core.settings import Settings
+from ..core.vectors import inverse_norms, similarities
 from ..errors import StateError
 from .familiarity import PROBABLE, Score, familiarity
 

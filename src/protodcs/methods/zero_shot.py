@@ -14,9 +14,9 @@ from pydantic import Field
 
 from ..core import state
 from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, counter, required
-from ..core.config import Settings
 from ..core.decision import Decision
-from ..core.first_check import inverse_norms, similarities
+from ..core.settings import Settings
+from ..core.vectors import inverse_norms, similarities
 from ..errors import StateError
 from .familiarity import PROBABLE
 

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ..core.config import Settings
 from ..core.decision import Decision
-from ..core.first_check import inverse_norms, similarities
+from ..core.evidence import confidence
 from ..core.prototypes import Prototypes
 from ..core.rows import Feature
-from ..core.verification import confidence
+from ..core.settings import Settings
+from ..core.vectors import inverse_norms, similarities
 from ..errors import StoreError
 from ..method import FeatureMethod
 

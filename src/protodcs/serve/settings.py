@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from ..core.config import Settings
+from ..core.settings import Settings
 from ..errors import ConfigError
 from .guard import GuardSettings
 

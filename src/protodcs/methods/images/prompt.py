@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from ...core.config import Settings
 from ...core.decision import Decisions
+from ...core.settings import Settings
 from ...errors import EncoderError, UsageError
 from ...method import ImageMethod
 from ..familiarity import PROBABLE, Score, familiarity

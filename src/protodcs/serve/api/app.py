@@ -9,7 +9,7 @@ import json
 import logging
 import uuid
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from fastapi import FastAPI, Query, Response
@@ -21,7 +21,7 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from ...core.config import Config, Preset
+from ... import methods
 from ...core.prototypes import Prototypes
 from ...data.prompts import class_names, names_of_classes
 from ...errors import ConfigError, ImageError, InputError, ProtoDCSError
@@ -118,8 +118,8 @@ class NewStream(BaseModel):
     like: Text | None = Field(
         None, max_length=200, description="Another stream, to be created as that one was; then nothing else."
     )
-    preset: Preset = "default"
-    config: Options = Field(default_factory=dict, description="Settings that differ from the preset's.")
+    method: Literal["streamdcs", "protodcs"] = Field("streamdcs", description="The method that decides.")
+    config: Options = Field(default_factory=dict, description="Settings that differ from the defaults of the method.")
     guard: Options = Field(default_factory=dict, description="Settings that differ from the service's guard.")
 
     _known = model_validator(mode="before")(only_known_names)
@@ -257,7 +257,7 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
 
     @api.get("/v1/streams/{stream}/state")
     async def export(stream: str, http: HttpRequest) -> Response:
-        """The whole state, as `ProtoDCS.restore` takes it."""
+        """The whole state, as `methods.restore` takes it."""
         reply = await gate.ask(stream, Action.EXPORT, http)
         return Response(reply.answer, media_type="application/octet-stream")
 
@@ -344,8 +344,7 @@ class _Gate:
             encoder = await self._encoding.facts()
             birth = self._birth(stream, names, encoder)
             limits = cost_limits_of(self._config, name)
-            resolved = Config(**birth.config)
-            check_cost(resolved, len(names), encoder["dimension"], birth.guard, limits)
+            check_cost(birth.settings(), len(names), encoder["dimension"], birth.guard, limits)
             existing = await self._existing(name, birth)
             if existing is not None:
                 return existing
@@ -357,11 +356,11 @@ class _Gate:
 
     def _birth(self, stream: NewStream, names: tuple[str, ...], encoder: Mapping[str, Any] | None = None) -> Birth:
         """Return what a stream is created with, validated, but without its prototypes; `encoder` are its facts."""
-        options = Config.preset(stream.preset).model_dump()
-        if encoder is not None:
-            options["temperature"] = encoder["temperature"]
+        options = {} if encoder is None else {"temperature": encoder["temperature"]}
+        settings = methods.REGISTER[stream.method].config_type(**{**options, **stream.config})
         return Birth(
-            config=Config(**{**options, **stream.config}).model_dump(),
+            method=stream.method,
+            config=settings.model_dump(),
             classes=list(names),
             prototypes=_NO_PROTOTYPES,
             encoder=None if encoder is None else encoder["fingerprint"],

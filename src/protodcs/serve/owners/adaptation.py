@@ -39,13 +39,13 @@ def fare_of(hosted: Hosted) -> Fare:
     """How one stream fares."""
     stats = hosted.engine.stats()
     learned = stats.get("learned", 0)
-    voices = [value for value in (stats.get("separation") or {}).values() if value is not None]
+    separations = [value for value in (stats.get("separation") or {}).values() if value is not None]
     return Fare(
         openness=stats.get("openness_median"),
         unknown=stats.get("share_unknown", stats.get("unknown", 0) / learned if learned else None),
         trusted=stats["trusted"] / learned if learned and "trusted" in stats else None,
         mixture=(stats.get("mixture") or {}).get("separation"),
-        verification=max(voices, default=None),
+        verification=max(separations, default=None),
         drift=stats.get("text_drift_max"),
         frozen=bool(stats["frozen"]),
         different=hosted.different,
@@ -96,12 +96,12 @@ class Adaptation:
 
 
 _OVER_STREAMS = (
-    ("openness_median", "Over streams: the median openness of recent samples.", "openness"),
+    ("openness_median", "ProtoDCS: the median openness of recent samples.", "openness"),
     ("unknown_ratio", "Over streams: the share of samples that are unknown.", "unknown"),
-    ("trusted_ratio", "Over streams: the share of samples that the first check trusted.", "trusted"),
+    ("trusted_ratio", "ProtoDCS: the share of samples that the first check trusted.", "trusted"),
     ("mixture_separation", "Over streams: deviations between known and unknown in the fitted mixture.", "mixture"),
-    ("verification_separation", "Over streams: how well the best voice tells the tails apart.", "verification"),
-    ("text_drift_max", "Over streams: how far the farthest text prototype moved, as one minus a cosine.", "drift"),
+    ("verification_separation", "StreamDCS: how well the best signal separates the text tails.", "verification"),
+    ("text_drift_max", "ProtoDCS: how far the farthest text prototype moved, as one minus a cosine.", "drift"),
 )
 
 

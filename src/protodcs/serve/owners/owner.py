@@ -22,8 +22,6 @@ from weakref import WeakValueDictionary
 import numpy as np
 from prometheus_client.core import Metric
 
-from ...core.config import Config
-from ...core.engine import ProtoDCS
 from ...core.prototypes import Prototypes
 from ...errors import (
     AnswerExpiredError,
@@ -44,7 +42,7 @@ from ..messages import Action, Outcome, Reply, Request, internal_error
 from ..settings import ServeConfig, classes_of, cost_limits_of
 from ..store.base import Batch, Checkpoint, Held, Store, Takeover
 from ..stream.answers import described_with_position
-from ..stream.cost import check_cost, estimate
+from ..stream.cost import check_cost, estimate, has_estimate
 from ..stream.hosted import Birth, Hosted, check_classes, check_state, imported_state
 from ..stream.idempotency import Answer, Limits, digest_of
 from ..stream.records import DIGEST_BYTES, Kind, Record
@@ -452,10 +450,8 @@ class Owner:
     def _check_size(self, stream: str, birth: Birth, config: dict[str, Any], classes: int, dimension: int) -> None:
         """Raise an error if a stream may not have these settings and so many classes."""
         check_classes(classes, classes_of(self._config, stream))
-        # Only this method can be created over HTTP.
-        if birth.method == ProtoDCS.name:
-            limits = cost_limits_of(self._config, stream)
-            check_cost(Config(**config), classes, dimension, birth.guard, limits)
+        limits = cost_limits_of(self._config, stream)
+        check_cost(birth.settings(config), classes, dimension, birth.guard, limits)
 
     # Long work.
 
@@ -1069,7 +1065,7 @@ class _RefusedError(ProtoDCSError):
 def _is_slow(hosted: Hosted) -> bool:
     """Whether a step of a stream may block the event loop for too long."""
     engine = hosted.engine
-    if not isinstance(engine.config, Config):
+    if not has_estimate(engine.config):
         return False
     cost = estimate(engine.config, len(engine.classes), engine.dimension, hosted.birth.guard)
     return cost.slowest_step > _SLOW_STEP

@@ -26,11 +26,13 @@ Measured on an Intel Xeon at 2.50 GHz, one thread, numba kernels, 100 to 10,000 
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
-from ...core.alignment import REBUILD_AFTER
-from ...core.config import Config
-from ...core.memory import biased
+from pydantic import BaseModel
+
+from ...core.protodcs.alignment import REBUILD_AFTER
+from ...core.protodcs.config import ProtoDCSConfig
+from ...core.streamdcs.config import StreamDCSConfig
 from ...errors import ConfigError
 from ..guard import GuardSettings
 from ..settings import CostLimits
@@ -97,7 +99,14 @@ class Estimate(NamedTuple):
         return sum(part.mean for part in self.parts) / 1e6
 
 
-def estimate(config: Config, classes: int, dimension: int, guard: GuardSettings | None) -> Estimate:
+def has_estimate(config: BaseModel) -> TypeGuard[StreamDCSConfig | ProtoDCSConfig]:
+    """Whether the cost of a stream with these settings can be estimated."""
+    return isinstance(config, StreamDCSConfig | ProtoDCSConfig)
+
+
+def estimate(
+    config: StreamDCSConfig | ProtoDCSConfig, classes: int, dimension: int, guard: GuardSettings | None
+) -> Estimate:
     """Return the estimated cost of a stream.
 
     Args:
@@ -106,8 +115,40 @@ def estimate(config: Config, classes: int, dimension: int, guard: GuardSettings 
         dimension: length of a feature.
         guard: the resolved settings of its guard; None if it has none.
     """
+    if isinstance(config, StreamDCSConfig):
+        parts = _streamdcs(config, classes, dimension)
+    else:
+        parts = _protodcs(config, classes, dimension)
+    # A frozen stream, and a question, work on a copy.
+    parts = [part._replace(slowest=part.slowest + _COPY * part.memory) for part in parts]
+    if guard is not None and guard.enabled:
+        parts = _guarded(guard, parts)
+    return Estimate(tuple(parts))
+
+
+def _streamdcs(config: StreamDCSConfig, classes: int, dimension: int) -> list[Part]:
+    """Return the cost of StreamDCS by part."""
+    parts = [_scoring(classes, dimension, _COSINE), *_stream_verification(config, dimension)]
+    if config.has_class_bias(classes):
+        pairs = float(classes * classes)
+        parts.append(
+            Part(
+                ("class_bias", "class_bias_limit"),
+                memory=16 * pairs,
+                snapshot=8 * pairs,
+                # Adding a class compares all prototypes with each other.
+                slowest=_BIAS_REBUILD * pairs + _LIKENESS * pairs * dimension,
+                mean=_BIAS_REBUILD * pairs / REBUILD_AFTER,
+            )
+        )
+    return parts
+
+
+def _protodcs(config: ProtoDCSConfig, classes: int, dimension: int) -> list[Part]:
+    """Return the cost of ProtoDCS by part."""
     numbers = float(classes * dimension)
-    parts = [_scoring(config, classes, numbers), *_windows(config)]
+    steps = config.text_prototypes and config.text_rate > 0
+    parts = [_scoring(classes, dimension, _COSINE + (_TEXT_STEP if steps else 0.0)), _gate_windows(config)]
     if config.visual_prototypes:
         parts += _visual(config, classes, dimension)
     if _evolves(config):
@@ -115,9 +156,7 @@ def estimate(config: Config, classes: int, dimension: int, guard: GuardSettings 
         # Each move is followed by an alignment in full, which the slowest step has anyway.
         aligned = _ALIGNMENT * classes * numbers if config.visual_prototypes else 0.0
         parts.append(Part(("evolution_gate", "evolution_threshold"), 4 * numbers, 4 * numbers, moved, moved + aligned))
-    if config.verify_by == "stream":
-        parts += _stream_verification(config, dimension)
-    elif config.verification:
+    if config.verification:
         window = config.mixture_window
         most = usual = config.mixture_iterations
         if config.mixture_tolerance >= _USUAL_TOLERANCE:
@@ -131,39 +170,23 @@ def estimate(config: Config, classes: int, dimension: int, guard: GuardSettings 
                 mean=window * (_INSERTION + _EM * usual / config.mixture_period),
             )
         )
-    if biased(config, classes):
-        pairs = float(classes * classes)
-        parts.append(
-            Part(
-                ("class_bias", "class_bias_limit"),
-                memory=16 * pairs,
-                snapshot=8 * pairs,
-                # Adding a class compares all prototypes with each other.
-                slowest=_BIAS_REBUILD * pairs + _LIKENESS * pairs * dimension,
-                mean=_BIAS_REBUILD * pairs / REBUILD_AFTER,
-            )
-        )
-    # A frozen stream, and a question, work on a copy.
-    parts = [part._replace(slowest=part.slowest + _COPY * part.memory) for part in parts]
-    if guard is not None and guard.enabled:
-        parts = _guarded(guard, parts)
-    return Estimate(tuple(parts))
+    return parts
 
 
-def _scoring(config: Config, classes: int, numbers: float) -> Part:
-    steps = config.text_prototypes and config.text_rate > 0
-    work = _STEP + _PER_CLASS * classes + (_COSINE + (_TEXT_STEP if steps else 0.0)) * numbers
+def _scoring(classes: int, dimension: int, per_number: float) -> Part:
+    numbers = float(classes * dimension)
+    work = _STEP + _PER_CLASS * classes + per_number * numbers
     # Streams share their prototypes until a class is added or removed.
     return Part(("classes",), 4 * numbers + 200 * classes, 4 * numbers + 50 * classes, work, work)
 
 
-def _windows(config: Config) -> list[Part]:
+def _gate_windows(config: ProtoDCSConfig) -> Part:
     windows = 2 if config.evolution_gate == "quantile" else 1
     insertion = windows * _INSERTION * config.gate_window
-    return [Part(("gate_window",), 32 * config.gate_window, 16 * config.gate_window, insertion, insertion)]
+    return Part(("gate_window",), 32 * config.gate_window, 16 * config.gate_window, insertion, insertion)
 
 
-def _visual(config: Config, classes: int, dimension: int) -> list[Part]:
+def _visual(config: ProtoDCSConfig, classes: int, dimension: int) -> list[Part]:
     """Return the cost of the visual cache and of the alignment that follows it."""
     numbers, size = float(classes * dimension), config.cache_size
     change, in_full = _CHANGE * numbers, _ALIGNMENT * classes * numbers
@@ -188,7 +211,7 @@ def _visual(config: Config, classes: int, dimension: int) -> list[Part]:
     return parts
 
 
-def _evolves(config: Config) -> bool:
+def _evolves(config: ProtoDCSConfig) -> bool:
     """Whether a sample can move the text prototypes; the alignment is then computed in full."""
     if config.evolution_gate == "off" or not config.text_prototypes:
         return False
@@ -196,8 +219,8 @@ def _evolves(config: Config) -> bool:
     return not (literal and config.evolution_threshold < _LEAST_ALEATORIC)
 
 
-def _stream_verification(config: Config, dimension: int) -> list[Part]:
-    window, history, rows = config.mixture_window, config.history, config.strangers + config.familiars
+def _stream_verification(config: StreamDCSConfig, dimension: int) -> list[Part]:
+    window, history, rows = config.mixture_window, config.history, config.unknown_memory + config.known_memory
     rest = _WINDOW if config.target_false_reject is None else _WINDOW + _SKEWED_FIT
     look = history * _HISTORY
     parts = [
@@ -214,16 +237,16 @@ def _stream_verification(config: Config, dimension: int) -> list[Part]:
             mean=_INSERTION * history + look / config.mixture_period,
         ),
     ]
-    if config.recalls:
+    if config.uses_memory:
         numbers = float(rows * dimension)
         compared = _COMPARISON * numbers + 3 * rows
         parts += [
             # The slowest comparison meets the stored samples in ascending order.
             Part(
-                ("strangers", "familiars", "nearest"),
+                ("unknown_memory", "known_memory", "neighbors"),
                 memory=4 * numbers + 8 * rows,
                 snapshot=4 * numbers,
-                slowest=compared + rows * config.nearest,
+                slowest=compared + rows * config.neighbors,
                 mean=compared,
             ),
             Part(
@@ -264,8 +287,10 @@ class _Measure(NamedTuple):
     part: Callable[[Part], float]
 
 
-def check_cost(config: Config, classes: int, dimension: int, guard: GuardSettings | None, limits: CostLimits) -> None:
-    """Raise ConfigError if a stream costs more than the limits allow.
+def check_cost(
+    config: BaseModel, classes: int, dimension: int, guard: GuardSettings | None, limits: CostLimits
+) -> None:
+    """Raise ConfigError if a stream costs more than the limits allow. Methods without an estimate have no limit.
 
     Args:
         config: the resolved settings of the engine.
@@ -274,6 +299,8 @@ def check_cost(config: Config, classes: int, dimension: int, guard: GuardSetting
         guard: the resolved settings of the guard; None if there is none.
         limits: what a stream may cost.
     """
+    if not has_estimate(config):
+        return
     found = estimate(config, classes, dimension, guard)
     for measure in _measures(limits):
         given = measure.whole(found)

@@ -7,7 +7,7 @@ caller writes to the journal; `replay` applies the same change from the record. 
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -18,9 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ... import methods
 from ...core import state as states
 from ...core.base import own_state
-from ...core.engine import ProtoDCS
+from ...core.protodcs.engine import ProtoDCS
 from ...core.prototypes import Prototypes
+from ...core.settings import Settings
 from ...core.state import leaves_out_prototypes
+from ...core.streamdcs.engine import StreamDCS
 from ...errors import InputError, StateError, StoreError, UsageError
 from ...method import FeatureMethod
 from ..guard import Action, Event, Guard, GuardSettings
@@ -43,7 +45,7 @@ class Birth(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     schema_version: int = BIRTH_SCHEMA
-    method: str = Field("protodcs", max_length=100)
+    method: str = Field(max_length=100)
     config: dict[str, Any] = Field(description="Every option, resolved.")
     classes: list[str] = Field(min_length=1)
     prototypes: str = Field(pattern="^[0-9a-f]{64}$", description="Fingerprint of the entry prototypes.")
@@ -66,6 +68,11 @@ class Birth(BaseModel):
         if birth.schema_version > BIRTH_SCHEMA:
             raise StoreError(f"a stream of schema {birth.schema_version}, this protodcs reads {BIRTH_SCHEMA}: upgrade")
         return birth
+
+    def settings(self, config: Mapping[str, Any] | None = None) -> Settings:
+        """Return the settings of the stream, or those that another `config` gives its method."""
+        settings: Settings = methods.REGISTER[self.method].config_type(**(self.config if config is None else config))
+        return settings
 
     def engine(self, prototypes: Prototypes) -> FeatureMethod:
         """A new engine for this stream."""
@@ -222,7 +229,7 @@ class Hosted:
 
     def explain(self, payload: bytes) -> dict[str, Any]:
         """What each stage would do with a feature; nothing changes."""
-        if not isinstance(self.engine, ProtoDCS):
+        if not isinstance(self.engine, StreamDCS | ProtoDCS):
             raise UsageError(f"the method {self.engine.name!r} has no explanations")
         return self.engine.explain(_feature(payload)).to_dict()
 

@@ -306,7 +306,7 @@ class _Decisions(Collector):
         yield verdicts
         gates = CounterMetricFamily(
             "protodcs_gate_passes",
-            "Observes that passed a gate: trusted by the first check, cached, evolved the text prototypes.",
+            "Observes of ProtoDCS that passed a gate: trusted by the first check, cached, evolved the text prototypes.",
             labels=["gate"],
         )
         for gate, flag in (("trusted", TRUSTED), ("cached", CACHED), ("evolved", EVOLVED)):

@@ -1,0 +1,1 @@
+"""ProtoDCS: the method of the paper, to the letter."""
