@@ -242,6 +242,25 @@ def test_every_share_and_order_is_a_stream_with_a_name_and_a_hash_of_its_own(dat
     assert ("dtd (tune, 1/2 unknown, bursts)", "bursts") in {words[:2] for words in described}
 
 
+def test_a_stream_takes_another_number_of_known_classes(data_folder):
+    words = grid.PackStream(pack="dtd", split="tune", unknown="1/50", classes=400)
+    stream = streams.opened(words, "shuffled", 0)
+    assert words.name == "dtd (tune, K=400, 1/50 unknown)"
+    assert len(stream.prototypes) == 400
+    assert stream.known == "400 ImageNet classes"
+    assert set(stream.parts[0].labels.tolist()) == {*range(-1, 400)}
+    assert Fraction(int((stream.parts[0].labels < 0).sum()), len(stream.parts[0].labels)) == Fraction("1/50")
+    with pytest.raises(DataError, match="needs 501 known classes, its split 'tune' has 500"):
+        pack.stream("dtd", 0, "tune", classes=501)
+
+
+def test_the_number_of_classes_of_the_recipe_gives_the_same_stream_and_name(data_folder):
+    usual, said = grid.PackStream(pack="dtd"), grid.PackStream(pack="dtd", classes=100)
+    assert said == usual
+    assert said.name == "dtd"
+    assert pack.stream("dtd", 0, classes=100).hash == pack.stream("dtd", 0).hash
+
+
 def test_a_share_that_a_stream_cannot_hold_is_refused(data_folder):
     with pytest.raises(DataError, match=r"too few for a share of 1/9999"):
         pack.stream("dtd", 0, "tune", "1/9999")

@@ -21,6 +21,7 @@ from pydantic import (
     Field,
     Tag,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -72,6 +73,7 @@ class PackStream(_Part):
     order: Literal["shuffled", "bursts", "sorted"] = Field(
         "shuffled", description="Or the unknown ones in bursts of 1,000, or after all known ones."
     )
+    classes: int | None = Field(None, ge=1, le=1000, description="Number of known classes; None: as the recipe gives.")
 
     @field_validator("pack")
     @classmethod
@@ -92,10 +94,18 @@ class PackStream(_Part):
             raise ValueError(told)
         return str(Fraction(share))
 
+    @field_validator("classes")
+    @classmethod
+    def _one_name(cls, classes: int | None, given: ValidationInfo) -> int | None:
+        """Drop the recipe's own number of classes: one stream must not have two names."""
+        recipe = pack.STREAMS.get(given.data.get("pack", ""))
+        return None if recipe is not None and classes == recipe.known else classes
+
     @property
     def name(self) -> str:
         """In tables."""
         words: list[str] = [self.split] if self.split != "all" else []
+        words += [f"K={self.classes}"] if self.classes is not None else []
         words += [f"{self.unknown} unknown"] if self.unknown is not None else []
         words += [self.order] if self.order != pack.SHUFFLED else []
         return f"{self.pack} ({', '.join(words)})" if words else self.pack

@@ -73,8 +73,15 @@ def fingerprint() -> str:
     return f"pack={_content(os.environ.get('PROTODCS_DATA', '.'))[1][:32]}"
 
 
-def stream(name: str, seed: int, split: str = "all", unknown: str | None = None, order: str = SHUFFLED) -> Packed:
-    """One of the six streams. The seed draws the known classes, the strangers and the order.
+def stream(
+    name: str,
+    seed: int,
+    split: str = "all",
+    unknown: str | None = None,
+    order: str = SHUFFLED,
+    classes: int | None = None,
+) -> Packed:
+    """Return one of the six streams. The seed draws the known classes, the unknown samples and the order.
 
     The split "tune" has the even ImageNet classes, the even unknown classes and the validation features, "judge" the
     odd ones and the test features: choose parameters on one, judge on the other.
@@ -85,16 +92,18 @@ def stream(name: str, seed: int, split: str = "all", unknown: str | None = None,
         split: "all", "tune" or "judge".
         unknown: the share of unknown samples, a fraction such as "9/10"; None: as the recipe gives.
         order: one of `ORDERS`.
+        classes: number of known classes; None: as the recipe gives.
     """
     recipe = STREAMS[name]
+    count = classes or recipe.known
     content, digest = _content(os.environ.get("PROTODCS_DATA", "."))
     chance = np.random.default_rng(seed)
     pool = np.arange(1000) if split == "all" else np.arange(split == "judge", 1000, 2)
-    if len(pool) < recipe.known:
-        raise DataError(f"the stream {name!r} needs {recipe.known} known classes, its split {split!r} has {len(pool)}")
-    known = chance.permutation(pool)[: recipe.known]
+    if len(pool) < count:
+        raise DataError(f"the stream {name!r} needs {count} known classes, its split {split!r} has {len(pool)}")
+    known = chance.permutation(pool)[:count]
     place = np.full(1000, -1)
-    place[known] = np.arange(recipe.known)
+    place[known] = np.arange(count)
     labels = content["imagenet_y"].astype(int)
     inside = place[labels] >= 0
     if recipe.unknown:
@@ -114,6 +123,7 @@ def stream(name: str, seed: int, split: str = "all", unknown: str | None = None,
     words = f"pack {digest} {name} {split} {seed}"
     # What a stream was called before there was a choice, it is called still.
     words += f" unknown={unknown} order={order}" if (unknown, order) != (None, SHUFFLED) else ""
+    words += f" classes={count}" if count != recipe.known else ""
     told = hashlib.sha256(words.encode())
     told.update(truth[chosen].astype("<i8").tobytes())
     text = content["text_imagenet1000"].astype(np.float32)

@@ -45,7 +45,7 @@ class Packed:
     """A stream of CLIP features."""
 
     def __init__(self, words: PackStream, seed: int):
-        content = pack.stream(words.pack, seed, words.split, words.unknown, words.order)
+        content = pack.stream(words.pack, seed, words.split, words.unknown, words.order, words.classes)
         recipe = pack.STREAMS[words.pack]
         self.prototypes = content.prototypes
         self.classes = tuple(str(number) for number in range(len(content.prototypes)))
