@@ -33,7 +33,7 @@ def images(png_files):
 
 
 BODY_SECONDS = 5.0
-ATTACKS, SEED = 200, 21
+ATTACKS, SEED = 80, 21
 
 
 def test_images_are_decided_as_in_this_process_and_survive_attacks_a_stop_and_a_flood(tmp_path, images, data_folder):
