@@ -34,6 +34,7 @@ from protodcs.core.settings import Settings
 from protodcs.core.state import Arrays
 from protodcs.core.vectors import inverse_norms, similarities
 from protodcs.errors import UsageError
+from protodcs.metrics import auroc
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -318,13 +319,14 @@ class Memory:
         rows, with_head = self.recent()
         self._measure_scales(rows)
         cosine_scores = self.cosine_scores(rows)
-        groups, gain = best_mixture(cosine_scores[-_WINDOW:])
-        full = len(cosine_scores[-_WINDOW:]) / _WINDOW
+        window = cosine_scores[-_WINDOW:]
+        groups, gain = best_mixture(window)
+        full = len(window) / _WINDOW
         least, enough = ((1.0 - full) * few + full * most for few, most in zip(_GAIN_FEW, _GAIN_ALL, strict=True))
         two_groups = 0.0
         if groups is not None and _separation(groups) > _LEAST_SEPARATION:
             two_groups = _ramp(gain, least, enough)
-        _, _, hidden = mirrored_tail(cosine_scores[-_WINDOW:], 0.05, _SKEW)
+        _, _, hidden = mirrored_tail(window, 0.05, _SKEW)
         share = (1.0 - two_groups) * min(hidden, _MOST_HIDDEN)
         if groups is not None:
             share += two_groups * groups.share
@@ -344,8 +346,8 @@ class Memory:
             return 0.0, 0.0, 1.0
         order = np.argsort(cosine_scores, kind="stable")
         low, high = rows[order[:lowest]], rows[order[int((share + 0.5 * (1.0 - share)) * len(rows)) :]]
-        auroc = _auroc(high[:, _HEAD], low[:, _HEAD])
-        certain = auroc - math.sqrt(auroc * (1.0 - auroc) / lowest)
+        separation = auroc(high[:, _HEAD], low[:, _HEAD])
+        certain = separation - math.sqrt(separation * (1.0 - separation) / lowest)
         gap = float(self.text_scores(high).mean() - self.text_scores(low).mean())
         middle = 0.5 * float(low[:, _HEAD].mean() + high[:, _HEAD].mean())
         weight = max(gap, 0.0) * _ramp(certain, *_HEAD_AUROC)
@@ -383,13 +385,6 @@ def _ramp(value: float, low: float, high: float) -> float:
 def _separation(groups: Mixture) -> float:
     """Return the distance between the two groups in standard deviations."""
     return (groups.mode - groups.mean) / math.sqrt(0.5 * (groups.width**2 + groups.deviation**2))
-
-
-def _auroc(higher: Vector, lower: Vector) -> float:
-    """Return how often a value of `higher` is above one of `lower`; ties count one half."""
-    ordered = np.sort(lower)
-    twice = np.searchsorted(ordered, higher) + np.searchsorted(ordered, higher, "right")
-    return float(twice.sum()) / (2.0 * len(higher) * len(lower))
 
 
 class StreamDCSPrototype(FeatureMethod):

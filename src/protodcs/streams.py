@@ -72,7 +72,7 @@ class _Awake:
         "weigh_at",
         "weight",
         "whole",
-    )  # fmt: skip
+    )
 
     def __init__(self) -> None:
         self.engine: FeatureMethod | None = None

@@ -32,7 +32,7 @@ _MIN_LIKENESS = 1e-6
 # Number of samples that the mean confidence remembers.
 _CONFIDENCE_HORIZON = 1000.0
 # Rounding errors accumulate in running sums: they are recomputed after this many samples.
-_REBUILD_AFTER = 1000
+REBUILD_AFTER = 1000
 _TOLERANCE = 1e-6
 # Rows of `vectors`: number of samples of each class, its weight, its products with likeness and with itself, and the
 # weighted column sums of responses and of likeness.
@@ -150,7 +150,7 @@ def learn(
     """Update by one sample, rebuild if it is due, and compute the correction. Return beta."""
     update(cosines, c, confidence, rows, likeness, vectors, sums)
     sums[_SINCE] += 1.0
-    if sums[_SINCE] >= _REBUILD_AFTER:
+    if sums[_SINCE] >= REBUILD_AFTER:
         rebuild(rows, likeness, vectors, sums)
     return correction(vectors, sums, temperature, out)
 
@@ -247,7 +247,7 @@ class ClassBias:
         bias.sums = required(arrays, "sums", np.float64, (SUMS,)).copy()
         within(bias.vectors[_COUNT], "vectors", 0.0, _HORIZON)
         within(bias.sums[_CONFIDENCE : _CONFIDENCE + 1], "sums", 0.0, 1.0)
-        within(bias.sums[_SEEN:], "sums", 0.0, _REBUILD_AFTER)
+        within(bias.sums[_SEEN:], "sums", 0.0, REBUILD_AFTER)
         if set(arrays) != {"rows", "vectors", "sums"}:
             raise StateError(f"the state's class bias holds {sorted(arrays)[:10]}, it must hold rows, vectors and sums")
         if not is_own():

@@ -32,6 +32,7 @@ from pydantic import BaseModel
 
 from ...core.protodcs.alignment import REBUILD_AFTER
 from ...core.protodcs.config import ProtoDCSConfig
+from ...core.streamdcs import class_bias
 from ...core.streamdcs.config import StreamDCSConfig
 from ...errors import ConfigError
 from ..guard import GuardSettings
@@ -138,7 +139,7 @@ def _streamdcs(config: StreamDCSConfig, classes: int, dimension: int) -> list[Pa
                 snapshot=8 * pairs,
                 # Adding a class compares all prototypes with each other.
                 slowest=_BIAS_REBUILD * pairs + _LIKENESS * pairs * dimension,
-                mean=_BIAS_REBUILD * pairs / REBUILD_AFTER,
+                mean=_BIAS_REBUILD * pairs / class_bias.REBUILD_AFTER,
             )
         )
     return parts
