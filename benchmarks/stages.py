@@ -1,7 +1,7 @@
 """Where the time of a step goes: `python -m benchmarks stages`.
 
 The parts of an engine in the steady state of a real stream, each over the bare `prototypes @ feature`, in turns: the
-passes over the prototypes, the refit of the mixture, snapshot and restore.
+passes over the prototypes, the refit, snapshot and restore.
 """
 
 from benchmarks.timing import clip_stream, in_turns, one_thread, ratio, spread, table
@@ -15,7 +15,6 @@ from protodcs.core import evidence  # noqa: E402
 from protodcs.core.protodcs.cache import queue_mean  # noqa: E402
 from protodcs.core.protodcs.prediction import affinities, conclude  # noqa: E402
 from protodcs.core.protodcs.residual import rescore  # noqa: E402
-from protodcs.core.streamdcs.memory_bank import nearest  # noqa: E402
 from protodcs.core.vectors import similarities  # noqa: E402
 
 NAME = "stages"
@@ -80,13 +79,21 @@ def queue_change(engine):
 
 def of_streamdcs(engine, feature):
     """The passes of any sample."""
-    memory, bank = engine._memory, engine._memory.verification.bank
+    memory, verification = engine._memory, engine._memory.verification
     unit = engine._checked(feature).copy()
-    unknown, known = bank.held
+    similarities(memory.prototypes, memory.inverse_norms, unit, engine._cosines)
+    cosines = engine._cosines.copy()
+    signals, baseline, head = (
+        verification.signals(unit, cosines),
+        verification.baseline.fork(),
+        verification.head.fork(),
+    )
     return {
         "cosines": lambda: similarities(memory.prototypes, memory.inverse_norms, unit, engine._cosines),
-        "nearest unknown samples": lambda: nearest(bank.unknown, unknown, bank.centred, bank.cosines, bank.best),
-        "nearest known samples": lambda: nearest(bank.known, known, bank.centred, bank.cosines, bank.best),
+        "signals": lambda: verification.signals(unit, cosines),
+        "decision": lambda: verification.decide(signals, cosines),
+        "class baseline": lambda: baseline.learn(cosines, 1.0),
+        "linear head": lambda: head.learn(0, unit),
     }
 
 
@@ -96,7 +103,7 @@ def rare(engine):
     state = engine.snapshot()
     fit = memory.verification._refit if isinstance(engine, StreamDCS) else lambda: engine._refit(memory)
     return {
-        "refit of the mixture": fit,
+        "refit": fit,
         "snapshot": engine.snapshot,
         "restore": lambda: type(engine).restore(state),
     }

@@ -94,6 +94,17 @@ def unit(rows):
     return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 
 
+def clusters(classes=10, width=64, samples=1500, unknown=0.5, seed=0, noise=0.15):
+    """Return prototypes, features and labels of well separated clusters; label -1 is unknown."""
+    rng = np.random.default_rng(seed)
+    centres = np.linalg.qr(rng.normal(size=(width, classes + 3)))[0].T
+    labels = np.where(rng.random(samples) < unknown, -1, rng.integers(classes, size=samples))
+    strange = classes + rng.integers(3, size=samples)
+    content = centres[np.where(labels < 0, strange, labels)]
+    features = unit(content + noise * rng.normal(size=(samples, width)))
+    return centres[:classes], features, labels
+
+
 def random_stream(classes=7, width=32, samples=300, seed=0, unknown=0.4):
     """A stream shaped like CLIP's: texts in one narrow cone, images in another, classes a little apart in both."""
     rng = np.random.default_rng(seed)

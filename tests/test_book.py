@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 
 from conftest import random_stream
-from protodcs import ProtoDCS, methods
+from protodcs import ProtoDCS, ProtoDCSConfig
 from protodcs.core.book import Booked, Layout
 from protodcs.core.compiled import KERNEL
 
 
 def owners(engine):
     """All that has a book in an engine."""
-    memory = engine._memory
-    return [memory, engine._scratch] if isinstance(engine, ProtoDCS) else [memory.verification]
+    return [engine._memory, engine._scratch]
 
 
 def stands_for_its_owner(owner):
@@ -25,17 +24,16 @@ def stands_for_its_owner(owner):
 
 
 @pytest.mark.parametrize(
-    ("method", "options"),
+    "options",
     [
-        ("protodcs", {}),
-        ("protodcs", {"evolution_gate": "entropy", "evolution_threshold": 0.9}),
-        ("protodcs", {"cache_admission": "buffered", "alignment_keys": "all"}),
-        ("streamdcs", {"history": 600, "mixture_window": 64}),
+        {},
+        {"evolution_gate": "entropy", "evolution_threshold": 0.9},
+        {"cache_admission": "buffered", "alignment_keys": "all"},
     ],
 )
-def test_a_book_follows_queues_evolution_forks_and_classes(method, options):
+def test_a_book_follows_queues_evolution_forks_and_classes(options):
     prototypes, features, _ = random_stream(classes=24, samples=700, seed=7)
-    engine = methods.create(method, prototypes, **options)
+    engine = ProtoDCS(prototypes, config=ProtoDCSConfig(**options))
     evolved = False
     for step, feature in enumerate(features):
         expected, decision = engine.peek(feature), engine.observe(feature)
@@ -47,16 +45,15 @@ def test_a_book_follows_queues_evolution_forks_and_classes(method, options):
         if step == 400:
             engine.remove_class("3")
         if step == 500:
-            engine = methods.restore(engine.snapshot())
+            engine = ProtoDCS.restore(engine.snapshot())
         if step == 650:
             engine.reset()
     assert evolved == ("evolution_gate" in options)
 
 
-@pytest.mark.parametrize("method", ["protodcs", "streamdcs"])
-def test_a_copy_of_a_memory_has_a_book_of_its_own(method):
+def test_a_copy_of_a_memory_has_a_book_of_its_own():
     prototypes, features, _ = random_stream(classes=10, samples=200, seed=1)
-    engine = methods.create(method, prototypes)
+    engine = ProtoDCS(prototypes)
     engine.observe_many(features)
     for owner in owners(engine):
         twin = copy.deepcopy(owner)

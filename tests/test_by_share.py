@@ -17,10 +17,10 @@ def script():
     return module
 
 
-def row(label, stream, auroc, rejected=0.0, found=0.0, segment="clean"):
+def row(label, stream, auroc, rejected=0.0, found=0.0, segment="pooled", seed=0):
     method = "zero_shot" if label.startswith("zero-shot") else "streamdcs"
     figures = {"auroc": auroc, "false_reject": rejected, "unknown_recall": found}
-    return {"label": label, "method": method, "stream": stream, "segment": segment, **figures}
+    return {"label": label, "method": method, "stream": stream, "segment": segment, "seed": seed, **figures}
 
 
 def test_each_cell_is_compared_with_its_own_best_zero_shot_score(script):
@@ -50,3 +50,12 @@ def test_the_table_has_a_dash_for_what_cannot_be_measured(script):
     rows = [row("zero-shot, max", "sun (tune, 0 unknown)", nan), row("ours", "sun (tune, 0 unknown)", nan, 0.04, nan)]
     line = script.table(script.by_share(rows)).splitlines()[2]
     assert line == "| ours | 0% | - | 4.0, 4.0 | 100% | - |"
+
+
+def test_the_table_of_cells_has_the_interval_of_the_paired_difference(script):
+    stream = "dtd (judge, 1/2 unknown)"
+    rows = [row("zero-shot, max", stream, 0.80 + 0.05 * seed, seed=seed) for seed in range(3)]
+    rows += [row("ours", stream, 0.82 + 0.05 * seed, 0.04, 0.6, seed=seed) for seed in range(3)]
+    line = script.cell_table(script.by_cell(rows)).splitlines()[2]
+    # The streams differ between seeds, but the difference does not.
+    assert line == "| ours | dtd (judge) | 50% | 85.0 | 87.0 | +2.0 ± 0.0 | 4.0 | 60 |"

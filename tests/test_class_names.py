@@ -46,11 +46,11 @@ class CountingEncoding(FakeEncoding):
 # What is refused, or known already, is not encoded.
 
 WRONG = [
-    {"config": {"centred_weight": 7}},
+    {"config": {"target_false_reject": 7}},
     {"config": {"no such option": 1}},
     {"guard": {"window": -1}},
     {"guard": {"no such option": 1}},
-    {"config": {"mixture_window": 100_000, "mixture_period": 1}},
+    {"method": "protodcs", "config": {"mixture_window": 100_000, "mixture_period": 1}},
     {"method": "nobody"},
     {"id": "a/b"},
     {"classes": ["a", "b", "a"]},
@@ -87,7 +87,7 @@ def test_the_class_names_of_a_stream_that_exists_are_not_encoded_again():
     async def run():
         encoder = CountingEncoding()
         async with served(encoder) as service:
-            body = {"id": "t", "classes": NAMES, "config": {"centred_weight": 0.5}}
+            body = {"id": "t", "classes": NAMES, "config": {"target_false_reject": 0.1}}
             first, again = [await service.client.post("/v1/streams", json=body) for _ in range(2)]
             assert (first.status_code, again.status_code) == (201, 201)
             assert first.json() == again.json()

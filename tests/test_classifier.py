@@ -372,6 +372,25 @@ def test_classify_writes_a_row_for_every_image_and_a_sheet_of_strangers(folder, 
     assert "--resume" in again.stderr
 
 
+def test_classify_warns_once_of_a_possible_shift(folder, tmp_path, monkeypatch):
+    arguments = ("classify", folder, "--classes", "cifar10", "--model", "mini", "--json", "--out")
+    steady = command(*arguments, tmp_path / "steady.csv")
+    assert json.loads(steady.stdout)["possibly_shifted"] == 0
+    assert "warning" not in steady.stderr
+    stream = OpenSetClassifier.stream
+
+    def shifted(classifier, images):
+        for number, decision in enumerate(stream(classifier, images)):
+            yield dataclasses.replace(decision, reason="possible shift" if number >= 150 else None)
+
+    monkeypatch.setattr(OpenSetClassifier, "stream", shifted)
+    run = command(*arguments, tmp_path / "shifted.csv")
+    assert json.loads(run.stdout)["possibly_shifted"] == 50
+    assert run.stderr.count("warning: 50 images came after a possible shift") == 1
+    with (tmp_path / "shifted.csv").open(newline="") as opened:
+        assert sum(row["reason"] == "possible shift" for row in csv.DictReader(opened)) == 50
+
+
 def many(folder, mixed):
     """400 more images, some of which cannot be read: among them the last ones of the first checkpoint."""
     for number in range(400):

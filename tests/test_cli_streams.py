@@ -39,8 +39,8 @@ def rows(tmp_path):
 
 
 def test_a_stream_from_its_creation_to_its_end(run, rows, service, tmp_path):
-    created = json.loads(run("create", "c", "--prototypes", rows, "--option", "neighbors=3", "--json"))
-    assert (created["id"], created["config"]["neighbors"]) == ("c", 3)
+    created = json.loads(run("create", "c", "--prototypes", rows, "--option", "history=100", "--json"))
+    assert (created["id"], created["config"]["history"]) == ("c", 100)
     np.save(tmp_path / "one.npy", FEATURES[0])
     np.save(tmp_path / "many.npy", FEATURES[1:4])
     (tmp_path / "image.png").write_bytes(png(4))
@@ -117,7 +117,7 @@ def test_mistakes_are_told_in_a_line(run, rows, tmp_path):
         (("create", "t", "--prototypes", tmp_path / "no.npy"), "not a .npy file"),
         (("create", "t", "--prototypes", tmp_path / "none.npy"), "No such file"),
         (("create", "t", "--prototypes", rows, "--option", "nonsense"), "name=value"),
-        (("create", "t", "--prototypes", rows, "--option", "neighbors=many"), "neighbors"),
+        (("create", "t", "--prototypes", rows, "--option", "history=many"), "history"),
         (("observe", "s", tmp_path / "none.png"), "No such file"),
         (("list", "--url", "nowhere"), "an address such as"),
         (("list", "--key-file", tmp_path / "none"), "No such file"),

@@ -89,6 +89,7 @@ def test_a_decision_is_the_same_as_from_an_engine_in_this_process(stream):
         assert (seen.position, seen.epoch, seen.repeated) == (number, 1, False)
         expected = {**engine.observe(FEATURES[number]).to_dict(), "scores": None}
         assert peeked.decision.to_dict() == seen.decision.to_dict() == expected
+        assert seen.decision.reason == "few samples"
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, ">f4"])

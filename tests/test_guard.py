@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import random_stream, unit
+from conftest import clusters, random_stream, unit
 from made_service import LIMITS, PROTOTYPES, ask, birth_of, create, done, started
 from protodcs import ProtoDCS, ProtoDCSConfig, Prototypes, StreamDCS, StreamDCSConfig
 from protodcs.core.decision import Decision
@@ -104,6 +104,27 @@ def test_answers_that_the_shadow_was_not_sure_of_may_be_others():
     assert watcher.status()["last_window"]["differing"] == 0.5
 
 
+def test_the_status_shows_the_warning_of_the_engine_and_no_guard_fires_for_it():
+    watcher, engine = guard(), Engine()
+    for reason in ("few samples", None, "possible shift"):
+        engine.numbers = {"reason": reason}
+        assert window(watcher, engine) is None
+        assert watcher.status()["last_window"]["reason"] == reason
+        resumed = guard()
+        resumed.resume(watcher.pack())
+        assert resumed.status() == watcher.status()
+
+
+def test_a_stream_with_far_apart_groups_is_left_alone():
+    """The groups of this stream are as far apart as StreamDCS can report."""
+    prototypes, features, _ = clusters(samples=1000, noise=0.03)
+    engine, watcher = StreamDCS(prototypes), Guard(GuardSettings(), Prototypes(prototypes), 0.01)
+    for position, feature in enumerate(features.astype(np.float32)):
+        assert watcher.watch(feature, engine.observe(feature), engine, position) is None
+    assert engine.stats()["mixture"]["separation"] > GuardSettings().mixture_separation
+    assert watcher.windows > 5
+
+
 def test_answers_on_rejected_samples_do_not_count():
     watcher, engine = guard(rejection=1.0), Engine()
     assert window(watcher, engine, lambda k, _: said((k + 1) % CLASSES, known=False)) is None
@@ -141,7 +162,7 @@ def test_a_flood_of_near_duplicates_fires():
 @pytest.mark.parametrize(
     ("numbers", "name"),
     [
-        ({"mixture": {"separation": 100.0}}, "mixture"),
+        ({"mixture": {"known": {}, "unknown": {}, "separation": 100.0}}, "mixture"),
         ({"text_drift_max": 0.2, "mixture": None}, "drift"),
         ({"level": float("nan")}, "numbers"),
         ({"mixture": {"separation": float("inf")}}, "numbers"),

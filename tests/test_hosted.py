@@ -224,7 +224,7 @@ def test_a_journal_with_a_record_missing_doubled_or_damaged_is_refused():
 def test_a_birth_comes_back_and_the_same_one_gives_the_same_bytes():
     assert Birth.unpack(BIRTH) == birth_of()
     assert Birth.unpack(BIRTH).pack() == BIRTH
-    assert birth_of(centred_weight=0.7).pack() != BIRTH
+    assert birth_of(target_false_reject=0.1).pack() != BIRTH
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", BIRTH[:-1], BIRTH.replace(b'"classes"', b'"klasses"')])

@@ -704,7 +704,7 @@ def test_a_stream_is_created_once_and_told_so():
             await done(owner, observe(0))
             again = await one(owner, create())
             assert (again.outcome, again.repeated) == (Outcome.DONE, True)
-            otherwise = await one(owner, create(birth=birth_of(centred_weight=0.7).pack()))
+            otherwise = await one(owner, create(birth=birth_of(target_false_reject=0.1).pack()))
             assert otherwise.outcome is Outcome.CONFLICT
             assert "already exists with different settings" in otherwise.words
             assert engine_of(owner) == learned(1)

@@ -16,6 +16,7 @@ from conftest import random_stream
 from protodcs import Decisions, ProtoDCS, ProtoDCSConfig, StreamDCS, methods
 from protodcs.cli import app
 from protodcs.core import compiled
+from protodcs.core.streamdcs import constants
 
 ROOT = Path(__file__).parent.parent
 READINGS = (
@@ -87,6 +88,7 @@ threads = [threading.Thread(target=start, args=(name,)) for name in ("zero_shot"
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 from protodcs.core import compiled
+from protodcs.core.streamdcs import constants
 print(problems, all(not kernel._can_compile for kernel, _ in compiled._kernels))
 """
 
@@ -147,6 +149,16 @@ def test_decisions_are_columns_that_can_be_sliced_and_iterated():
     assert json.loads(json.dumps(decisions[3].to_dict()))["sequence"] == 3
 
 
+def test_decisions_keep_their_reasons_when_they_are_sliced_and_indexed():
+    prototypes, features, _ = random_stream(samples=100)
+    decisions = StreamDCS(prototypes).observe_many(features)
+    turn = decisions.reason.index(None)
+    part = decisions[turn - 2 : turn + 2]
+    assert part.reason == [decision.reason for decision in part] == ["few samples", "few samples", None, None]
+    assert decisions[turn - 1].to_dict()["reason"] == "few samples"
+    assert decisions[turn].reason is None
+
+
 # Explanations.
 
 
@@ -163,16 +175,14 @@ def explained(engine, features):
         yield why, decision
 
 
-@pytest.mark.parametrize("options", [{}, {"target_false_reject": 0.05}, {"class_bias": False, "head_weight": 0}])
+@pytest.mark.parametrize("options", [{}, {"target_false_reject": 0.2}, {"class_bias": False, "linear_head": False}])
 def test_an_explanation_of_streamdcs_agrees_with_the_decision_and_changes_nothing(options):
     prototypes, features, _ = random_stream(samples=260, seed=2)
     engine = StreamDCS.from_options(prototypes, **options)
     for why, decision in explained(engine, features):
-        assert why.familiarity.familiarity == decision.score
-        assert why.verification.known == decision.known
-        assert (why.verification.mixture is not None) == why.verification.fitted
+        assert why.verification.score == decision.score
         assert (why.class_bias is None) == (not engine.config.class_bias)
-        assert len(str(why).splitlines()) == 4
+        assert len(str(why).splitlines()) == 3
 
 
 @pytest.mark.parametrize("options", READINGS)
@@ -230,7 +240,7 @@ def state_file(tmp_path):
 def test_state_show_prints_a_state_for_a_person(state_file):
     result = CliRunner().invoke(app, ["state", "show", str(state_file)], env={"COLUMNS": "120"})
     assert result.exit_code == 0
-    for words in ("streamdcs", "test-encoder", "class 0", "sequence", "220", "mixture, known", "full_weight_auroc"):
+    for words in ("streamdcs", "test-encoder", "class 0", "sequence", "220", "head weight", "reason", "linear_head"):
         assert words in result.stdout
 
 
@@ -239,7 +249,7 @@ def test_state_show_prints_a_state_for_a_program(state_file):
     report = json.loads(result.stdout)
     assert report["stats"]["sequence"] == 220
     assert report["arrays"]["entry"]["shape"] == [7, 32]
-    assert report["config"]["full_weight_auroc"] == 0.97
+    assert report["config"]["linear_head"] is True
 
 
 def test_state_show_refuses_a_damaged_file_in_words(state_file):
@@ -299,6 +309,13 @@ def test_the_example_with_images_runs(tmp_path, data_folder):
     out = subprocess.run(script, capture_output=True, text=True, check=True).stdout
     digits, objects = (int(number) for number in re.findall(r"(\d+) of 200", out))
     assert digits > 5 * objects
+
+
+def test_the_documentation_lists_every_constant_of_streamdcs():
+    page = ROOT / "docs" / "how-a-decision-is-made.md"
+    listed = re.findall(r"^\| (`[A-Z_]+`(?:, `[A-Z_]+`)*) \|", page.read_text(), re.MULTILINE)
+    names = re.findall(r"[A-Z_]+", " ".join(listed))
+    assert sorted(names) == sorted(name for name in vars(constants) if name.isupper())
 
 
 def test_the_configuration_page_is_up_to_date():

@@ -131,7 +131,7 @@ def test_a_stream_that_cannot_be_created_leaves_no_prototypes_behind():
         async with started(store, streams=[]) as owner:
             await done(owner, create(STREAM))
             store.shared.clear()
-            assert (await one(owner, create(STREAM, birth_of(neighbors=7).pack()))).outcome is Outcome.CONFLICT
+            assert (await one(owner, create(STREAM, birth_of(history=100).pack()))).outcome is Outcome.CONFLICT
             assert store.shared == {}
 
     asyncio.run(run())

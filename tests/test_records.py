@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from made_service import FEATURES, PROTOTYPES
 from protodcs import ProtoDCS, StreamDCS
-from protodcs.core.decision import decided
+from protodcs.core.decision import REASONS, decided
 from protodcs.errors import StoreError
 from protodcs.serve.stream import snapshots
 from protodcs.serve.stream.answers import pack_decision, unpack_decision
@@ -162,6 +162,7 @@ def test_a_decision_comes_back_to_the_bit(data):
         cached,
         evolved,
         data.draw(NUMBERS),
+        data.draw(st.sampled_from((None, *REASONS))),
     )
     assert bits(unpack_decision(pack_decision(decision))) == bits(decision)
 
@@ -179,6 +180,6 @@ def test_decisions_of_an_engine_come_back_to_the_bit_without_their_scores():
 
 def test_a_damaged_answer_is_refused():
     whole = pack_decision(StreamDCS(PROTOTYPES).observe(FEATURES[0]))
-    for answer in (b"", whole[:20], b"\x01" + whole[1:] + b"\xff"):
+    for answer in (b"", whole[:20], b"\x01" + whole[1:] + b"\xff", b"\xf0" + whole[1:]):
         with pytest.raises(StoreError, match="damaged"):
             unpack_decision(answer)

@@ -32,7 +32,7 @@ PNG = {"content-type": "image/png"}
 STOPPED = Reply(Outcome.CLOSED, "the service is being stopped")
 NEW = {"id": "s", "prototypes": ROWS.tolist()}
 FIELDS = {"known", "index", "label", "p_unknown", "openness", "openness_first", "score", "aleatoric", "epistemic",
-          "trusted", "cached", "evolved", "sequence", "position", "epoch", "repeated"}  # fmt: skip
+          "trusted", "cached", "evolved", "sequence", "reason", "position", "epoch", "repeated"}  # fmt: skip
 
 
 class FakeEncoding:
@@ -263,11 +263,11 @@ def test_a_stream_is_created_from_prototypes_or_from_class_names():
             assert (again.status_code, again.json()["classes"]) == (201, [str(number) for number in range(7)])
             assert "already exists with different settings" in words_of(await service.create(method="protodcs"), 409)
             assert "already exists with different settings" in words_of(
-                await service.create(config={"centred_weight": 0.5}), 409
+                await service.create(config={"target_false_reject": 0.1}), 409
             )
-            named = await service.create(id="named", classes=list("abcdefg"), config={"centred_weight": 0.5})
+            named = await service.create(id="named", classes=list("abcdefg"), config={"target_false_reject": 0.1})
             assert named.json()["classes"] == list("abcdefg")
-            assert named.json()["config"]["centred_weight"] == 0.5
+            assert named.json()["config"]["target_false_reject"] == 0.1
             assert named.json()["encoder"] is None
             encoded = await service.client.post("/v1/streams", json={"id": "encoded", "classes": list("abcdefg")})
             assert encoded.status_code == 201
@@ -533,8 +533,8 @@ def test_a_key_that_is_empty_or_too_long_is_422(key):
         ({"method": "nonsense"}, "method"),
         ({"config": {"nonsense": 1}}, "nonsense"),
         ({"config": {"self": 1, "cls": 2}}, "self"),
-        ({"config": {"centred_weight": 7}}, "centred_weight"),
-        ({"config": {"centred_weight": "much"}}, "centred_weight"),
+        ({"config": {"target_false_reject": 7}}, "target_false_reject"),
+        ({"config": {"target_false_reject": "much"}}, "target_false_reject"),
         ({"config": []}, "config"),
         ({"nonsense": 1}, "nonsense"),
     ],
@@ -741,7 +741,7 @@ def hostile():
             "prototypes": ROWS_OF_ANYTHING | JSON,
             "classes": JSON,
             "method": JSON,
-            "config": st.dictionaries(st.sampled_from(["centred_weight", "temperature", "seed"]), JSON),
+            "config": st.dictionaries(st.sampled_from(["target_false_reject", "temperature", "seed"]), JSON),
         },
     )
     numbers = st.binary(min_size=128, max_size=128)
@@ -1046,10 +1046,10 @@ def test_a_delete_of_an_earlier_incarnation_leaves_the_stream_alone():
 def test_expensive_settings_are_422_with_the_estimate_the_limit_and_the_fix():
     async def run():
         async with served() as service:
-            config = {"mixture_window": 100_000, "history": 100_000, "mixture_period": 1}
-            words = words_of(await service.create(id="dear", config=config), 422)
+            config = {"mixture_window": 100_000, "mixture_period": 1}
+            words = words_of(await service.create(id="dear", method="protodcs", config=config), 422)
             assert "ms for a step on average; the limit `max_mean_step_cost` is 25" in words
-            assert "`mixture_window`=100000, `mixture_period`=1" in words
+            assert "`mixture_window`=100000, `mixture_iterations`=100, `mixture_period`=1" in words
             assert "Choose less expensive values, or ask the operator to raise the limit." in words
             assert (await service.client.get("/v1/streams")).json() == {"streams": ["s"]}
 

@@ -457,11 +457,13 @@ def no_counter(outer, inner, body, filled, rng):
 
 
 def row_count(outer, inner, body, filled, rng):
-    """Change the number of features that a queue or a memory claims to hold."""
-    start, stop = outer["counts" if "counts" in outer else "memory_added"]["data_offsets"]
+    """Change the number of features in a queue, or behind the linear head."""
+    start, stop = outer["counts" if "counts" in outer else "head_learned"]["data_offsets"]
     at = start + 8 * int(rng.integers((stop - start) // 8))
     old = struct.unpack("<q", body[at : at + 8])[0]
-    bad = [value for value in (-1, 6, 2**40, -(2**60), old + 1, old - 1) if value != old]
+    bad = [-1, 2**40, -(2**60)]
+    if "counts" in outer:
+        bad += [value for value in (6, old + 1, old - 1) if value != old]
     body[at : at + 8] = struct.pack("<q", bad[rng.integers(len(bad))])
 
 
@@ -486,7 +488,7 @@ def config(outer, inner, body, filled, rng):
         "self": [1],
     }
     if inner["method"] == "streamdcs":
-        bad |= {"history": [300, 10**9], "known_memory": [0, "five"], "class_bias": [None]}
+        bad |= {"history": [63, 10**9], "target_false_reject": [0, None, "five"], "class_bias": [None]}
     else:
         bad |= {
             "cache_size": [-3, 0, 2**60, "five"],
@@ -517,7 +519,7 @@ def header_type(outer, inner, body, filled, rng):
 
 def scale(outer, inner, body, filled, rng):
     """All numbers of an array twice as large: features that are no longer unit, sums that contradict their queues."""
-    scaled = ("entry", "text", "cache", "pull", "visual_sum", "diagonal", "unknown_memory", "known_memory")
+    scaled = ("entry", "text", "cache", "pull", "visual_sum", "diagonal", "bias_rows")
     names = [n for n in scaled if n in filled]
     # A single open class has nothing to be told apart from: its sums are zero, and twice that is right.
     names = [n for n in names if any(body[slice(*outer[n]["data_offsets"])])]
@@ -553,7 +555,7 @@ def victims():
         {"alignment_direction": "text-to-visual"},
     )
     options = [{"method": "protodcs", **reading} for reading in readings]
-    options += [{"method": "streamdcs"}, {"method": "streamdcs", "target_false_reject": 0.05}]
+    options += [{"method": "streamdcs"}, {"method": "streamdcs", "history": 64}]
     return [trained(**chosen)[0].snapshot() for chosen in options]
 
 
@@ -572,6 +574,42 @@ def refused(data, **beside):
     assert peak <= 3 * len(data) + 16 * 2**20
     assert len(str(caught.value)) < 2_000
     return True
+
+
+# Values that no element of these arrays can have; NaN is added for each array of floating-point numbers.
+IMPOSSIBLE = {
+    "entry": [2.0], "history": [1e30], "scales": [1e30], "rule": [1e30],
+    "head_means": [1.5], "head_learned": [-1, 10**6],
+    "baseline_moments": [9.0], "baseline_weights": [-1.0, 1e9], "baseline_pool": [9.0], "bias_rows": [9.0],
+    "bias_vectors": [1e30], "bias_sums": [1e30],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_a_damaged_array_of_a_streamdcs_state_is_an_error(name):
+    engine, _ = trained()
+    header, arrays = state.unpack(engine.snapshot())
+    assert set(arrays) == set(IMPOSSIBLE)
+    array = arrays[name]
+    damaged_arrays = [
+        array[:-1],
+        array[..., None],
+        array.astype(np.float32 if array.dtype != np.float32 else np.float64),
+    ]
+    values = IMPOSSIBLE[name] + ([] if array.dtype.kind == "i" else [np.nan, np.inf])
+    for value in values:
+        for place in np.ndindex(array.shape) if array.size < 50 else [(0,) * array.ndim, (-1,) * array.ndim]:
+            changed = array.copy()
+            changed[place] = value
+            damaged_arrays.append(changed)
+    for changed in damaged_arrays:
+        with pytest.raises(StateError):
+            StreamDCS.restore(state.pack(header, {**arrays, name: np.ascontiguousarray(changed)}))
+    without = {other: values for other, values in arrays.items() if other != name}
+    with pytest.raises(StateError):
+        StreamDCS.restore(state.pack(header, without))
+    with pytest.raises(StateError):
+        StreamDCS.restore(state.pack(header, {**arrays, "more": np.zeros(3)}))
 
 
 @pytest.mark.parametrize("part", range(4))

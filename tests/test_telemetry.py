@@ -302,9 +302,12 @@ def test_the_fares_of_streams_are_summarised_over_them():
     adaptation = Adaptation()
     adaptation.look(streams, budget=60.0)
     report = list(adaptation.families())
-    separation = max(streams["c"].engine.stats()["separation"].values())
-    assert value(report, "protodcs_streams_verification_separation", rank="most") == pytest.approx(separation)
-    assert value(report, "protodcs_streams_unknown_ratio", rank="most") > 0.0
+    weight = streams["c"].engine.stats()["head_weight"]
+    assert value(report, "protodcs_streams_head_weight", rank="most") == pytest.approx(weight)
+    assert value(report, "protodcs_streams_possibly_shifted") == 0
+    ratios = [stats["unknown"] / stats["learned"] for stats in (stream.engine.stats() for stream in paper.values())]
+    ratios.append(streams["c"].engine.stats()["share_unknown"])
+    assert value(report, "protodcs_streams_unknown_ratio", rank="most") == pytest.approx(max(ratios))
     medians = [stream.engine.stats()["openness_median"] for stream in paper.values()]
     assert value(report, "protodcs_streams_openness_median", rank="median") == pytest.approx(np.median(medians))
     assert value(report, "protodcs_streams_openness_median", rank="most") == pytest.approx(max(medians))
@@ -314,6 +317,16 @@ def test_the_fares_of_streams_are_summarised_over_them():
     del streams["c"]
     adaptation.look(streams, budget=60.0)
     assert value(list(adaptation.families()), "protodcs_streams_frozen") == 0
+
+
+def test_streams_that_possibly_shifted_are_counted():
+    shifted = Stub(200)
+    stats = shifted.engine.stats()
+    assert "reason" in stats
+    shifted.engine = type("Engine", (), {"stats": lambda _: {**stats, "reason": "possible shift"}})()
+    adaptation = Adaptation()
+    adaptation.look({"a": shifted, "b": Stub(200)}, budget=60.0)
+    assert value(list(adaptation.families()), "protodcs_streams_possibly_shifted") == 1
 
 
 def test_a_look_without_time_goes_on_where_it_ended_and_all_streams_get_their_turn(monkeypatch):

@@ -1,10 +1,9 @@
-"""How streams wake up: in the engine of one that fell asleep, and as many as memory holds."""
+"""Loading and unloading of streams in a pool: nothing is lost, and as many stay loaded as memory holds."""
 
 import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import random_stream
-from protodcs import ProtoDCS, Prototypes, StreamDCS, StreamDCSConfig, Streams
+from protodcs import StreamDCS, Streams
 from protodcs.core import parcel
-from protodcs.core.base import own_state
-from protodcs.core.streamdcs.engine_slot import EngineSlot, all_within, fits_slot
-from protodcs.errors import ConfigError, StateError
+from protodcs.errors import ConfigError
 from test_many_streams import resident, same
 
 
@@ -25,14 +22,12 @@ def engine_of(streams, name):
     return streams._streams[name].engine
 
 
-def test_a_stream_wakes_up_in_the_engine_of_the_one_that_fell_asleep_and_notices_nothing(tmp_path, clip_stream):
+def test_streams_that_are_unloaded_and_loaded_again_decide_like_plain_engines(tmp_path, clip_stream):
     rows, features, _ = clip_stream("dtd")
     plain = {name: StreamDCS(rows) for name in "abc"}
-    # Of different ages, so that what is left of one in the arrays would show in another.
     for name, samples in (("a", 130), ("b", 90), ("c", 30)):
         plain[name].observe_many(features[: samples + ord(name)])
     rng = np.random.default_rng(0)
-    engines = set()
     with Streams(rows, folder=tmp_path / "pool", awake=1) as streams:
         for name, samples in (("a", 130), ("b", 90), ("c", 30)):
             for feature in features[: samples + ord(name)]:
@@ -41,8 +36,6 @@ def test_a_stream_wakes_up_in_the_engine_of_the_one_that_fell_asleep_and_notices
             name = "abc"[rng.integers(3)]
             same(streams.observe(name, feature), plain[name].observe(feature))
             same(streams.peek(name, feature), plain[name].peek(feature))
-            engines.add(id(engine_of(streams, name)))
-        assert len(engines) < 10
         for name, engine in plain.items():
             with streams.engine(name) as woken:
                 assert woken.snapshot() == engine.snapshot()
@@ -55,136 +48,6 @@ def test_a_new_stream_begins_with_nothing_of_those_before_it(tmp_path):
             plain = StreamDCS(rows)
             for feature in features:
                 same(streams.observe(name, feature), plain.observe(feature))
-
-
-def test_an_engine_that_a_caller_had_in_hand_becomes_no_other_stream(tmp_path):
-    rows, features, _ = random_stream(samples=60, seed=3)
-    with Streams(rows, folder=tmp_path / "pool", awake=1) as streams:
-        streams.observe("b", features[0])
-        with streams.engine("a") as kept:
-            kept.observe_many(features[:40])
-        before = kept.snapshot()
-        for _ in range(3):
-            for feature in features[:20]:
-                streams.observe("b", feature)
-            streams.observe("c", features[1])
-        assert kept.snapshot() == before
-
-
-def test_a_frozen_stream_hands_nothing_on_to_the_next(tmp_path):
-    rows, features, _ = random_stream(samples=60, seed=4)
-    with Streams(rows, folder=tmp_path / "pool", awake=1) as streams:
-        for name in "ab":
-            for feature in features[:30]:
-                streams.observe(name, feature)
-        with streams.engine("a") as woken:
-            woken.freeze()
-        streams.peek("b", features[0])
-        streams.peek("a", features[0])
-        streams.peek("b", features[0])
-        assert not engine_of(streams, "b").frozen
-        streams.peek("a", features[0])
-        assert engine_of(streams, "a").frozen
-
-
-def test_a_small_stream_does_not_keep_the_room_of_a_large_one(tmp_path):
-    rows, features, _ = random_stream(samples=1500, seed=5)
-    with Streams(rows, folder=tmp_path / "pool", awake=1) as streams:
-        for feature in features:
-            streams.observe("large", feature)
-        for feature in features[:20]:
-            streams.observe("small", feature)
-        streams.peek("large", features[0])
-        large = resident(engine_of(streams, "large"))
-        streams.peek("small", features[0])
-        assert resident(engine_of(streams, "small")) < 0.7 * large
-
-
-# What cannot be taken over.
-
-
-HEADER = {"frozen": False}
-
-
-def exported(engine):
-    counters, arrays = engine._memory.export()
-    arrays.pop("entry")
-    return counters, {name: array.copy() for name, array in arrays.items()}
-
-
-def taken_over(engine, counters, arrays):
-    """Whether an engine takes over what was exported, once it is laid out."""
-    blocks = parcel.image(HEADER, counters, arrays).blocks
-    with own_state():
-        return EngineSlot(engine._memory).take(parcel.front_of(blocks), blocks)
-
-
-@pytest.fixture(scope="module")
-def two():
-    rows, features, _ = random_stream(samples=200, seed=6)
-    prototypes = Prototypes(rows)
-    engines = [StreamDCS(prototypes) for _ in range(2)]
-    engines[0].observe_many(features)
-    engines[1].observe_many(features[:150])
-    return engines
-
-
-def test_an_engine_takes_over_what_another_exported(two):
-    there, here = StreamDCS.restore(two[0].snapshot()), StreamDCS.restore(two[1].snapshot())
-    assert taken_over(there, *exported(here))
-    assert there.snapshot() == here.snapshot()
-
-
-SPOILERS = {
-    "a counter that is missing": lambda counters, arrays: counters.pop("sequence"),
-    "a counter too many": lambda counters, arrays: counters.update(more=1),
-    "counters that contradict each other": lambda counters, arrays: counters.update(known=10**6),
-    "a number that is no number": lambda counters, arrays: counters.update(passes=True),
-    "a truth that is a number": lambda counters, arrays: counters.update(refitted=1),
-    "memory ready after the last sample": lambda counters, arrays: counters.update(memory_ready_at=10**6),
-    "an array that is missing": lambda counters, arrays: arrays.pop("feature_mean"),
-    "an array too many": lambda counters, arrays: arrays.update(more=np.zeros(3)),
-    "another type": lambda counters, arrays: arrays.update(feature_mean=arrays["feature_mean"].astype(np.float32)),
-    "another shape": lambda counters, arrays: arrays.update(baseline_moments=arrays["baseline_moments"][:4]),
-    "a class that is not there": lambda counters, arrays: arrays["predicted"].__setitem__(3, 7),
-    "a class below all": lambda counters, arrays: arrays["top_class"].__setitem__(3, -2),
-    "more unknown samples than seen": lambda counters, arrays: arrays["memory_added"].__setitem__(0, 10**6),
-    "rings with more than seen": lambda counters, arrays: arrays["signal_added"].__setitem__(0, 10**6),
-    "a mixture that was not fitted": lambda counters, arrays: arrays["mixture"].__setitem__(0, 0.5),
-    "another noise floor": lambda counters, arrays: arrays["noise_maxima"].__setitem__(0, 0.1),
-    "a history of another length": lambda counters, arrays: arrays.update(history=arrays["history"][:-1]),
-}
-
-
-@pytest.mark.parametrize("what", SPOILERS)
-def test_what_cannot_be_is_not_taken_over_and_does_no_harm(two, what):
-    there, here = StreamDCS.restore(two[0].snapshot()), two[1]
-    counters, arrays = exported(here)
-    SPOILERS[what](counters, arrays)
-    with suppress(StateError):
-        assert not taken_over(there, counters, arrays)
-    assert taken_over(there, *exported(here))
-    assert there.snapshot() == here.snapshot()
-
-
-def test_a_slot_needs_a_class_bias_and_an_even_dimension():
-    rows, _, _ = random_stream(samples=1, seed=6)
-    assert fits_slot(StreamDCS(rows)._memory)
-    assert not fits_slot(StreamDCS(rows, config=StreamDCSConfig(class_bias=False))._memory)
-    assert not fits_slot(StreamDCS(rows[:, :-1].copy())._memory)
-    assert not fits_slot(ProtoDCS(rows)._memory)
-
-
-@pytest.mark.parametrize("samples", [0, 1, 19, 120, 700])
-def test_an_engine_is_laid_out_as_what_it_exports(samples):
-    rows, features, _ = random_stream(samples=700, seed=9)
-    engine = StreamDCS(rows)
-    engine.observe_many(features[:samples])
-    used = np.full((2000, parcel.BLOCK), 7, dtype=np.uint8)
-    got = EngineSlot(engine._memory).image(HEADER, lambda blocks: used[:blocks])
-    wanted = parcel.image(HEADER, *exported(engine))
-    np.testing.assert_array_equal(got.blocks, wanted.blocks)
-    np.testing.assert_array_equal(got.digests, wanted.digests)
 
 
 # Images and records.
@@ -231,14 +94,6 @@ def test_an_image_gives_back_what_was_laid_out():
     for name, array in arrays.items():
         assert found[name].dtype == array.dtype
         np.testing.assert_array_equal(found[name], array)
-
-
-def test_whole_numbers_outside_a_range_are_found_wherever_they_stand():
-    values = np.arange(-3, 9)
-    assert all_within(values, -3, 8)
-    assert not all_within(values, -2, 8)
-    assert not all_within(values, -3, 7)
-    assert all_within(values[:0], 5, 4)
 
 
 # Memory.

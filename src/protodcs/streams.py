@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,7 +25,6 @@ from .core.base import FeatureMethod, class_names, own_state, prototypes_of
 from .core.compiled import KERNEL
 from .core.decision import Decision
 from .core.prototypes import Prototypes
-from .core.streamdcs.engine_slot import EngineSlot, fits_slot
 from .durable import hold_folder, put_file, replace_file
 from .errors import ConfigError, InputError, StateError, UsageError
 from .version import __version__
@@ -35,8 +34,6 @@ _SETTINGS, _ENDING = "streams.json", ".stream"
 _LONGEST_ID = 1000
 # A file that grew by so much of its first size through what was appended to it is written anew.
 _GROWTH = 0.5
-# So many engines of streams that fell asleep wait to become those of streams that wake up, and as many desks.
-_SPARES = 4
 # What an engine takes up beside what it would export, in bytes: a share of that for room to grow, and its objects and
 # work space.
 _ROOM, _OBJECTS = 0.1, 49_152
@@ -52,8 +49,6 @@ class _Awake:
         using: held by whoever works with the stream.
         owner: the thread that does.
         changed: whether it may differ from its file.
-        slot: the arrays of its engine, for a fast unload; None until it is first unloaded.
-        lent: whether a caller had the engine in hand, and may have kept it.
         digests: of the blocks that its file holds; None where there is no file.
         whole, size: bytes of the file when it was last written whole, and now.
         weight: about so many bytes of memory it takes up.
@@ -64,10 +59,8 @@ class _Awake:
         "changed",
         "digests",
         "engine",
-        "lent",
         "owner",
         "size",
-        "slot",
         "using",
         "weigh_at",
         "weight",
@@ -76,54 +69,14 @@ class _Awake:
 
     def __init__(self) -> None:
         self.engine: FeatureMethod | None = None
-        self.slot: EngineSlot | None = None
         self.using = threading.Lock()
         self.owner = 0
         self.changed = False
-        self.lent = False
         self.digests: parcel.Digests | None = None
         self.whole = 0
         self.size = 0
         self.weight = 0
         self.weigh_at = 0
-
-
-class _Desk:
-    """Room to read a stream in, which the next one uses again: new memory for each would cost more than the reading."""
-
-    def __init__(self) -> None:
-        self._data = memoryview(bytearray())
-        self._blocks = np.empty((0, parcel.BLOCK), dtype=np.uint8)
-
-    def read(self, path: str) -> memoryview:
-        """The content of a file, good until the next one is read."""
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            size = os.fstat(handle).st_size
-            if size > len(self._data):
-                self._data = memoryview(bytearray(size + size // 4))
-            read = 0
-            while read < size and (more := os.readv(handle, [self._data[read:size]])):
-                read += more
-            return self._data[:read]
-        finally:
-            os.close(handle)
-
-    def used(self, blocks: int) -> parcel.Bytes:
-        """So many blocks with anything on them, good until the next ones are asked for, unless they are given away."""
-        if blocks > len(self._blocks):
-            self._blocks = np.empty((blocks + blocks // 4, parcel.BLOCK), dtype=np.uint8)
-        return self._blocks[:blocks]
-
-    def blank(self, blocks: int) -> parcel.Bytes:
-        """The same with zeros on them."""
-        blank = self.used(blocks)
-        blank.fill(0)
-        return blank
-
-    def give_away(self) -> None:
-        """Leave the last blocks to whoever has them."""
-        self._blocks = self._blocks[:0]
 
 
 class Streams:
@@ -174,8 +127,6 @@ class Streams:
         self.classes, self._config = first.classes, first.config
         self._streams: OrderedDict[str, _Awake] = OrderedDict()
         self._guard = threading.Lock()
-        self._spares: deque[tuple[FeatureMethod, EngineSlot]] = deque(maxlen=_SPARES)
-        self._desks: deque[_Desk] = deque(maxlen=_SPARES)
         self._handle = _locked(self.folder)
         try:
             self._check_settings()
@@ -212,7 +163,7 @@ class Streams:
     def engine(self, stream: str) -> Iterator[FeatureMethod]:
         """The engine of a stream, for all else that it can do; good until the end of the `with`."""
         with self._woken(stream) as awake:
-            awake.changed = awake.lent = True
+            awake.changed = True
             yield _engine(awake)
 
     def __contains__(self, stream: object) -> bool:
@@ -349,8 +300,6 @@ class Streams:
         engine = awake.engine
         if engine is not None:
             self._write(stream, awake)
-            if not awake.lent and (slot := self._slot(awake, engine)) is not None:
-                self._spares.append((engine, slot))
         self._forget(stream, awake)
 
     def _forget(self, stream: str, awake: _Awake) -> None:
@@ -379,37 +328,27 @@ class Streams:
         return _size(arrays)
 
     def _wake(self, stream: str, awake: _Awake) -> None:
-        path, desk = self._path(stream), self._desk()
+        path = self._path(stream)
         try:
-            data = desk.read(path)
+            data = bytearray(Path(path).read_bytes())
         except FileNotFoundError:
             awake.engine, awake.changed = self._new(self.classes), True
             return
         except OSError as problem:
             raise StateError(f"cannot read the stream {stream!r} in {path}: {problem.strerror}") from problem
-        found = _in_words(path, parcel.opened, data, stream, desk.blank)
+        found = _in_words(path, parcel.opened, data, stream)
         with own_state():
-            if not _in_words(path, self._load_into_slot, awake, found.image):
-                desk.give_away()
-                _in_words(path, self._build, awake, found.image)
+            _in_words(path, self._build, awake, found.image)
         awake.digests, awake.whole, awake.size, awake.changed = found.image.digests, found.whole, found.used, False
         if found.used < len(data):
             # What a killed writer left of a record must not stand between the whole ones and the next.
             os.truncate(path, found.used)
-        self._desks.append(desk)
-
-    def _desk(self) -> _Desk:
-        try:
-            return self._desks.pop()
-        except IndexError:
-            return _Desk()
 
     def _write(self, stream: str, awake: _Awake) -> None:
         """Bring the file of a stream up to date: by what changed, or whole."""
         if not awake.changed:
             return
-        desk = self._desk()
-        image = self._image(awake, _engine(awake), desk)
+        image = self._image(_engine(awake))
         path, fits = self._path(stream), awake.digests is not None and len(awake.digests) == len(image.digests)
         changes = parcel.record(image, awake.digests if fits else None)
         try:
@@ -428,14 +367,13 @@ class Streams:
         with self._guard:
             self._count += awake.digests is None
             awake.digests, awake.changed = image.digests, False
-        self._desks.append(desk)
 
     # Engines and their images.
 
     def _new(self, classes: tuple[str, ...]) -> FeatureMethod:
         return self._method(self.prototypes, classes, self._config, self._encoder)
 
-    def _image(self, awake: _Awake, engine: FeatureMethod, desk: _Desk) -> parcel.Image:
+    def _image(self, engine: FeatureMethod) -> parcel.Image:
         own = engine._prototypes is not self.prototypes
         header = {
             "schema_version": state.SCHEMA,
@@ -445,38 +383,10 @@ class Streams:
             "classes": list(engine.classes) if own else None,
         }
         with engine._alone():
-            if (slot := self._slot(awake, engine)) is not None:
-                return slot.image(header, desk.used)
             counters, arrays = engine._memory.export()
         if not own:
             del arrays["entry"]
         return parcel.image(header, counters, arrays)
-
-    def _slot(self, awake: _Awake, engine: FeatureMethod) -> EngineSlot | None:
-        """Return the slot of a stream, if another stream can take it later."""
-        if engine._prototypes is not self.prototypes or not fits_slot(engine._memory):
-            awake.slot = None
-        elif awake.slot is None or awake.slot.memory is not engine._memory:
-            awake.slot = EngineSlot(engine._memory)
-        return awake.slot
-
-    def _load_into_slot(self, awake: _Awake, image: parcel.Image) -> bool:
-        """Load a stream into the slot of one that was unloaded. Return False if no slot fits."""
-        front = parcel.front_of(image.blocks)
-        if not _is_plain(front.said.header):
-            return False
-        for _ in range(len(self._spares)):
-            try:
-                engine, slot = spare = self._spares.popleft()
-            except IndexError:  # Another thread was faster.
-                return False
-            if slot.take(front, image.blocks):
-                engine.frozen = bool(front.said.header["frozen"])
-                awake.engine, awake.slot = engine, slot
-                self._weigh(awake, engine, slot.nbytes)
-                return True
-            self._spares.append(spare)
-        return False
 
     def _build(self, awake: _Awake, image: parcel.Image) -> None:
         """Build the engine of a stream anew."""

@@ -687,7 +687,7 @@ class Hostile:
                 "prototypes": eye,
                 "config": {
                     rng.choice(
-                        ["temperature", "history", "unknown_memory", "neighbors", "baseline_horizon", "mixture_window"]
+                        ["temperature", "history", "target_false_reject", "class_bias_limit", "linear_head", "nonsense"]
                     ): rng.choice([0, -1, 1, 65_536, 10**9, 1e-300, 1e300, "x", None, [], True])
                 },
             },

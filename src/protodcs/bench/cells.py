@@ -27,6 +27,7 @@ from ..core import state
 from ..core.base import entropy_rows
 from ..core.decision import Decisions
 from ..core.protodcs.engine import ProtoDCS
+from ..core.streamdcs import constants
 from ..core.streamdcs.engine import StreamDCS
 from ..errors import DataError
 from ..method import FeatureMethod, ImageMethod
@@ -178,12 +179,11 @@ class _Features:
         """How many samples may come at once before a mixture has to be looked for."""
         if self._watched is None or self.first_fit is not None:
             return _AT_ONCE
-        return min(_AT_ONCE, self._watched.config.until_refit(self._watched.sequence))
+        return min(_AT_ONCE, self._watched.until_refit())
 
     def _look(self, engine: StreamDCS | ProtoDCS) -> None:
         """Store the cache of ProtoDCS when the mixture can first be fitted, and note when it first was."""
-        ready = engine.sequence >= engine.config.mixture_start
-        if isinstance(engine, ProtoDCS) and ready and not self.early:
+        if isinstance(engine, ProtoDCS) and engine.sequence >= engine.config.mixture_start and not self.early:
             self.early = _cached(engine, "early")
         if self.first_fit is None and engine.stats()["mixture"] is not None:
             self.first_fit = engine.sequence
@@ -323,10 +323,11 @@ def _trace(words: Row, stream: Packed | Imaged, runner: _Features | _Images, par
 
 
 def _mixture(engine: StreamDCS | ProtoDCS, score: NDArray[Any]) -> Columns:
-    """Return the latest values behind the mixture and its components: openness, or for StreamDCS minus the score."""
+    """Return the latest values behind the threshold: openness and its mixture, or for StreamDCS minus the score."""
+    if isinstance(engine, StreamDCS):
+        return {"window": -score[-constants.WINDOW :]}
     _, arrays = state.unpack(engine.snapshot())
-    window = -score[-engine.config.mixture_window :] if isinstance(engine, StreamDCS) else arrays["mixture_window"]
-    return {"window": window, "mixture": arrays["mixture"].reshape(2, 3)}
+    return {"window": arrays["mixture_window"], "mixture": arrays["mixture"].reshape(2, 3)}
 
 
 def _cached(engine: ProtoDCS, when: str) -> Columns:

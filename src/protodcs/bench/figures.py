@@ -294,7 +294,7 @@ def rolling(trace: Trace, first: int, window: int) -> tuple[NDArray[np.int64], F
 
 
 def openness(trace: Trace) -> Figure:
-    """Strangeness of all known and unknown samples, and of the last window with the fitted mixture and its boundary."""
+    """Draw how unknown all samples look, and those of the last window with the mixture of ProtoDCS and its boundary."""
     name, values = judged(trace)
     known = trace.arrays["label"] >= 0
     last = min(len(trace.arrays["window"]), len(values))
@@ -305,14 +305,17 @@ def openness(trace: Trace) -> Figure:
         axes[0].set(title=f"all {len(values):,} samples", xlabel=name, ylabel="share of samples")
         axes[0].legend()
         _window(axes[1], values[-last:], known[-last:], edges[::2])
-        _densities(axes[1], trace.arrays["mixture"].astype(np.float64), edges, last)
-        axes[1].set(title=f"the last {last} samples, and the mixture", xlabel=name, ylabel="samples")
+        title = f"the last {last} samples"
+        if "mixture" in trace.arrays:
+            _densities(axes[1], trace.arrays["mixture"].astype(np.float64), edges, last)
+            title += ", and the mixture"
+        axes[1].set(title=title, xlabel=name, ylabel="samples")
         axes[1].legend(fontsize=7.5)
     return figure
 
 
 def judged(trace: Trace) -> tuple[str, Floats]:
-    """Return name and values of what the mixture of a trace is fitted to: openness, or minus the score (StreamDCS)."""
+    """Return name and values of what decides between known and unknown: openness, or minus the score (StreamDCS)."""
     if trace.about["method"] == "streamdcs":
         return "minus the score", -trace.arrays["score"]
     return "openness S'", trace.arrays["openness"]

@@ -13,12 +13,12 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from ..core.decision import Decision
+from ..core.decision import POSSIBLE_SHIFT, Decision
 from ..durable import replace_file
 from ..errors import ImageError, InputError
 from .screen import console, explained, given_classes, progress
 
-_FIELDS = ("file", "known", "label", "best", "p_unknown", "score", "problem")
+_FIELDS = ("file", "known", "label", "best", "p_unknown", "score", "reason", "problem")
 # Results and state are made safe together after so many images, at the end of their batch; an interrupted run repeats
 # those since then.
 _CHECKPOINT = 256
@@ -74,6 +74,12 @@ def classify(
         typer.echo(json.dumps(report))
     else:
         _print(report)
+    if report["possibly_shifted"]:
+        typer.echo(
+            f"warning: {report['possibly_shifted']} images came after a possible shift: known images among them are "
+            "probably rejected. See the column `reason`.",
+            err=True,
+        )
 
 
 class Results:
@@ -217,6 +223,7 @@ def _row(name: str, decision: Decision, classes: Sequence[str]) -> Row:
         "best": classes[decision.index],
         "p_unknown": round(decision.p_unknown, 6),
         "score": round(decision.score, 6),
+        "reason": decision.reason,
         "problem": None,
     }
 
@@ -235,13 +242,18 @@ def _typed(row: dict[str, str]) -> dict[str, Any]:
 
 
 def _report(rows: Iterator[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    counts = Counter((row["known"], row["label"]) for row in rows)
+    counts: Counter[tuple[bool | None, str | None]] = Counter()
+    possibly_shifted = 0
+    for row in rows:
+        counts[row["known"], row["label"]] += 1
+        possibly_shifted += row["reason"] == POSSIBLE_SHIFT
     known = Counter({label: count for (is_known, label), count in counts.items() if is_known})
     return {
         "images": counts.total(),
         "known": known.total(),
         "unknown": counts[False, None],
         "refused": counts[None, None],
+        "possibly_shifted": possibly_shifted,
         "classes": dict(known.most_common()),
         "seconds": round(seconds, 2),
     }

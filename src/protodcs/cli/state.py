@@ -72,7 +72,9 @@ def _print(report: dict[str, Any]) -> None:
     mixture = stats.pop("mixture", None)
     if mixture:
         for side in ("known", "unknown"):
-            part = mixture[side]
+            # StreamDCS has only the distance between the two.
+            if (part := mixture.get(side)) is None:
+                continue
             stats[f"mixture, {side}"] = (
                 f"weight {part['weight']:.3f}, mean {part['mean']:.4f}, variance {part['variance']:.2e}"
             )

@@ -266,8 +266,10 @@ def _tell_decision(of: dict[str, Any], seen: "Observed", as_json: bool) -> None:
         said = {**seen.decision.to_dict(), **seen._asdict()}
         typer.echo(json.dumps({**of, **{name: value for name, value in said.items() if name not in _LEFT_OUT}}))
     else:
-        label = seen.decision.label or "unknown"
-        typer.echo(f"{', '.join(map(str, of.values()))}: {label}, p_unknown {seen.decision.p_unknown:.3f}")
+        decision = seen.decision
+        reason = f" ({decision.reason})" if decision.reason else ""
+        label = decision.label or "unknown"
+        typer.echo(f"{', '.join(map(str, of.values()))}: {label}, p_unknown {decision.p_unknown:.3f}{reason}")
 
 
 def _for_a_person(status: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,6 @@ KINDS: dict[str, tuple[type, int]] = {
     "row": (np.float32, 1),
     "matrix": (np.float32, 2),
     "queues": (np.float32, 3),
-    "rings": (np.float64, 3),
     "numbers": (np.int64, 1),
 }
 # The type of a table in the signature of a kernel.
@@ -89,7 +88,6 @@ class Booked:
 @kernel(
     *(f"void({TABLE}, int64, {kind})" for kind in ("float64[::1]", "float64[:,::1]", "float32[::1]")),
     *(f"void({TABLE}, int64, {kind})" for kind in ("float32[:,::1]", "float32[:,:,::1]", "int64[::1]")),
-    f"void({TABLE}, int64, float64[:,:,::1])",
 )
 def _enter(table: Table, at: int, array: NDArray[Any]) -> None:
     """Write down where a contiguous array lies and how long it is; numpy would take longer to say it."""
@@ -103,7 +101,7 @@ if KERNEL == "numpy":
     def _read(table: Table, at: int) -> Any:
         return table[at]
 
-    vector = wide = row = matrix = queues = rings = numbers = _read
+    vector = wide = row = matrix = queues = numbers = _read
 
 else:
     from numba.extending import intrinsic
@@ -143,12 +141,6 @@ else:
         """The float32 array (n, m, l) in the place `at`."""
         shape = (table[at, _FIRST], table[at, _SECOND], table[at, _THIRD])
         return numba.carray(_pointer(table[at, _ADDRESS], np.float32), shape)
-
-    @inner
-    def rings(table: Table, at: int) -> Any:
-        """The float64 array (n, m, l) in the place `at`."""
-        shape = (table[at, _FIRST], table[at, _SECOND], table[at, _THIRD])
-        return numba.carray(_pointer(table[at, _ADDRESS], np.float64), shape)
 
     @inner
     def numbers(table: Table, at: int) -> Any:

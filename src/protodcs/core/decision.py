@@ -1,6 +1,7 @@
-"""What the engine says about one sample, and about many.
+"""The decision about one sample, and about many.
 
-One sign rule holds everywhere: openness and `p_unknown` grow with strangeness, `score` grows with familiarity.
+One sign rule holds everywhere: `openness` and `p_unknown` increase as a sample looks more unknown, `score` increases as
+it looks more known.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,10 +11,15 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+FEW_SAMPLES = "few samples"
+POSSIBLE_SHIFT = "possible shift"
+# In this order: their places are part of stored decisions.
+REASONS = (FEW_SAMPLES, POSSIBLE_SHIFT)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decision:
-    """One sample, decided.
+    """The decision about one sample.
 
     Attributes:
         known: whether the sample belongs to a class on the list.
@@ -30,6 +36,9 @@ class Decision:
         cached: a class queue changed. StreamDCS has none.
         evolved: the text prototypes changed. Those of StreamDCS never do.
         sequence: place of the sample in its stream, from 0.
+        reason: StreamDCS: why the decision is less certain than it looks, one of `REASONS`; None otherwise.
+            "few samples": the stream has only begun. "possible shift": the latest samples score lower than earlier
+            ones, so known images are probably rejected, or many unknown images have come at once.
     """
 
     known: bool
@@ -46,9 +55,10 @@ class Decision:
     cached: bool
     evolved: bool
     sequence: int
+    reason: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary."""
+        """Return a JSON-ready dictionary."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["scores"] = None if self.scores is None else [float(value) for value in self.scores]
         return values
@@ -75,14 +85,16 @@ def decided(
     cached: bool,
     evolved: bool,
     sequence: int,
+    reason: str | None = None,
 ) -> Decision:
-    """A `Decision`, without the guard that a frozen class puts on every field even in its own constructor."""
+    """Return a `Decision`, without the checks that a frozen class makes for every field in its own constructor."""
     draft: Any = _Draft()
     draft.known, draft.index, draft.label = known, index, label
     draft.p_unknown, draft.openness, draft.openness_first = p_unknown, openness, openness_first
     draft.score, draft.scores = score, scores
     draft.aleatoric, draft.epistemic = aleatoric, epistemic
     draft.trusted, draft.cached, draft.evolved, draft.sequence = trusted, cached, evolved, sequence
+    draft.reason = reason
     draft.__class__ = Decision
     return cast(Decision, draft)
 
@@ -104,7 +116,7 @@ _COLUMNS: dict[str, type] = {
 
 
 class Decisions:
-    """Many decisions, one array per field, each of length N; `scores` is (N, K) or None.
+    """Many decisions, one array per field, each of length N; `scores` is (N, K) or None, `reason` a list.
 
     Indexing gives back a `Decision`, slicing gives `Decisions`.
     """
@@ -122,18 +134,20 @@ class Decisions:
     evolved: NDArray[np.bool_]
     sequence: NDArray[np.int64]
     scores: NDArray[np.float32] | None
+    reason: list[str | None]
     classes: tuple[str, ...]
 
     def __init__(self, rows: Sequence[Decision], classes: Sequence[str]):
         self.classes = tuple(classes)
         for name, dtype in _COLUMNS.items():
             setattr(self, name, np.array([getattr(row, name) for row in rows], dtype=dtype))
+        self.reason = [row.reason for row in rows]
         stacked = [row.scores for row in rows if row.scores is not None]
         self.scores = np.stack(stacked) if stacked and len(stacked) == len(rows) else None
 
     @property
     def label(self) -> list[str | None]:
-        """The class name of each known sample, None for each unknown one."""
+        """Return the class name of each known sample, None for each unknown one."""
         return [self.classes[i] if known else None for i, known in zip(self.index, self.known, strict=True)]
 
     def __len__(self) -> int:
@@ -145,11 +159,13 @@ class Decisions:
             part.classes = self.classes
             for name in _COLUMNS:
                 setattr(part, name, getattr(self, name)[item])
+            part.reason = self.reason[item]
             part.scores = None if self.scores is None else self.scores[item]
             return part
         values: dict[str, Any] = {name: getattr(self, name)[item].item() for name in _COLUMNS}
         values["label"] = self.classes[values["index"]] if values["known"] else None
         values["scores"] = None if self.scores is None else self.scores[item].copy()
+        values["reason"] = self.reason[item]
         return Decision(**values)
 
     def __iter__(self) -> Iterator[Decision]:

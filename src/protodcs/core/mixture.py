@@ -182,32 +182,6 @@ def boundary(parameters: Vector) -> float:
     return 0.5 * (low + high)
 
 
-@kernel("float64(float64[::1], float64[::1])")
-def likelihood(parameters: Vector, values: Vector) -> float:
-    """Mean log-likelihood of `values` under a fitted mixture, in nats."""
-    total = 0.0
-    known_height, unknown_height = _log_height(parameters[:3]), _log_height(parameters[3:])
-    for first in range(0, values.shape[0], _FACTORS):
-        product = 1.0
-        for i in range(first, min(first + _FACTORS, values.shape[0])):
-            known = known_height - 0.5 * (values[i] - parameters[1]) ** 2 / parameters[2]
-            unknown = unknown_height - 0.5 * (values[i] - parameters[4]) ** 2 / parameters[5]
-            total += max(known, unknown)
-            product *= 1.0 + power_of_e(-abs(unknown - known))
-        total += math.log(product)
-    return total / values.shape[0]
-
-
-@kernel("void(float64[::1], float64[::1], float64[::1])")
-def posteriors(parameters: Vector, values: Vector, out: Vector) -> None:
-    """P(unknown) of each of `values` under a fitted mixture into `out`."""
-    known_height, unknown_height = _log_height(parameters[:3]), _log_height(parameters[3:])
-    for i in range(values.shape[0]):
-        known = known_height - 0.5 * (values[i] - parameters[1]) ** 2 / parameters[2]
-        unknown = unknown_height - 0.5 * (values[i] - parameters[4]) ** 2 / parameters[5]
-        out[i] = 1.0 / (1.0 + power_of_e(known - unknown))
-
-
 def described(parameters: Vector) -> dict[str, Any]:
     """A fitted mixture in names, JSON-ready."""
     weight, mean, variance, other_weight, other_mean, other_variance = parameters.tolist()

@@ -9,7 +9,6 @@ damage, not forgery. A record that the file's end cuts off is one whose writer w
 import json
 import struct
 import zlib
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -311,11 +310,8 @@ class Opened(NamedTuple):
     used: int
 
 
-def opened(data: bytearray | memoryview, name: str, blank: Callable[[int], Bytes]) -> Opened:
-    """What a parcel holds; refuses one that is damaged or of another stream than `name`.
-
-    `blank` gives so many blocks of zeros, upon which the image is laid.
-    """
+def opened(data: bytearray | memoryview, name: str) -> Opened:
+    """Return what a file holds. Raise StateError if it is damaged or belongs to another stream than `name`."""
     at, whole = _start_length(data), 0
     if name_of(data) != name:
         raise StateError(f"the file of the stream {name!r} holds the stream {name_of(data)[:200]!r}")
@@ -325,7 +321,7 @@ def opened(data: bytearray | memoryview, name: str, blank: Callable[[int], Bytes
         if end > len(data):
             break
         if found is None:
-            found, whole = Image(blank(total), np.zeros(total, dtype=np.uint64)), end
+            found, whole = _empty_image(total), end
         if total != len(found.blocks):
             raise StateError("the stream's records are of different sizes")
         places = np.frombuffer(data, dtype="<u4", count=count, offset=at + _HEAD)
@@ -337,6 +333,10 @@ def opened(data: bytearray | memoryview, name: str, blank: Callable[[int], Bytes
     if found is None:
         raise StateError("the stream's file was cut off")
     return Opened(found, whole, at)
+
+
+def _empty_image(blocks: int) -> Image:
+    return Image(np.zeros((blocks, BLOCK), dtype=np.uint8), np.zeros(blocks, dtype=np.uint64))
 
 
 def _record_head(data: bytearray | memoryview, at: int) -> tuple[int, int, int, int]:

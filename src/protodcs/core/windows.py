@@ -41,18 +41,6 @@ def quantile(ordered: Vector, size: int, share: float) -> float:
     return ordered[low] + step * fraction
 
 
-@kernel("UniTuple(float64, 2)(float64[::1])")
-def mean_and_deviation(values: Vector) -> tuple[float, float]:
-    """Mean and standard deviation of some values."""
-    total, squares = 0.0, 0.0
-    for i in range(values.shape[0]):
-        total += values[i]
-    mean = total / values.shape[0]
-    for i in range(values.shape[0]):
-        squares += (values[i] - mean) ** 2
-    return float(mean), math.sqrt(squares / values.shape[0])
-
-
 @kernel("int64(float64[::1], float64[::1], int64, float64)")
 def push(arrivals: Vector, ordered: Vector, pushed: int, value: float) -> int:
     """Add `value` to a window that took `pushed` values so far, dropping the oldest when full; returns its new size."""
@@ -95,12 +83,6 @@ class Window:
         twin = copy.copy(self)
         twin.arrivals, twin.ordered = self.arrivals.copy(), self.ordered.copy()
         return twin
-
-    def make_room(self, capacity: int) -> None:
-        """Let a window hold more values, before it is full for the first time."""
-        arrivals, ordered = np.zeros((2, capacity))
-        arrivals[: len(self.arrivals)], ordered[: len(self.ordered)] = self.arrivals, self.ordered
-        self.arrivals, self.ordered = arrivals, ordered
 
     def restore(self, values: NDArray[np.float64], pushed: int) -> None:
         self.arrivals[: len(values)] = values

@@ -92,8 +92,8 @@ class GuardSettings(Settings):
         15.0,
         gt=0,
         le=1e6,
-        description="Fires above this: how far apart the two components of the verification's mixture lie, as when one "
-        "has shrunk to a point. Standard deviations.",
+        description="ProtoDCS: fires above this distance between the two components of the mixture, as when one has "
+        "shrunk to a point. Standard deviations.",
     )
     text_drift: float = Field(
         0.05,
@@ -187,7 +187,7 @@ class Guard:
         self.events: list[Event] = []
         self.windows = 0
         self.frozen = False
-        self._last: dict[str, float] = {}
+        self._last: dict[str, float | str | None] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -268,6 +268,7 @@ class Guard:
             "rejection": max(more, fewer),
             "sameness": self._sameness,
             "text_drift": _number(numbers.get("text_drift_max")),
+            "reason": numbers.get("reason"),
         }
         if self.frozen:
             return self._judge_frozen(trips, familiar, position)
@@ -280,11 +281,13 @@ class Guard:
     def _trips(self, numbers: dict[str, Any], rejection: float) -> list[_Trip]:
         """The guards that fire, those that look at the engine first."""
         settings, mixture = self.settings, numbers.get("mixture") or {}
+        # StreamDCS reports no components: it bounds their widths, so its distance may be large in a good stream.
+        separation = _number(mixture.get("separation")) if "unknown" in mixture else 0.0
         shown = [value for value in (*numbers.values(), *mixture.values()) if isinstance(value, float)]
         measured = (
             _Trip("numbers", float(not _sane(0.0, *shown)), 0.0),
             _Trip("disagreement", self._disagreement, settings.disagreement),
-            _Trip("mixture", _number(mixture.get("separation")), settings.mixture_separation),
+            _Trip("mixture", separation, settings.mixture_separation),
             _Trip("drift", _number(numbers.get("text_drift_max")), settings.text_drift),
             _Trip("sameness", self._sameness, settings.sameness),
             _Trip("rejection", rejection, settings.rejection),

@@ -422,6 +422,10 @@ class ProtoDCS(FeatureMethod):
                 memory.cold_threshold = mixture.boundary(parameters)
             return fitted
 
+    def until_refit(self) -> int:
+        """Return the number of samples until the mixture is fitted again."""
+        return self.config.until_refit(self._memory.learned)
+
     def stats(self) -> dict[str, Any]:
         """Numbers for monitoring, JSON-ready."""
         with self._alone():

@@ -4,6 +4,7 @@
 decide between known and unknown.
 """
 
+import copy
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -17,8 +18,11 @@ from ..evidence import confidence, uncertainty
 from ..state import Arrays
 from ..vectors import similarities
 from .config import StreamDCSConfig
+from .constants import FIRST_REFIT, REFIT_PERIOD
 from .explain import StreamDCSExplanation, explain
 from .state import StreamState
+
+Vector = NDArray[np.float64]
 
 
 class StreamDCS(FeatureMethod):
@@ -41,7 +45,7 @@ class StreamDCS(FeatureMethod):
         batch_invariant=True, rotation_invariant=False, editable_classes=True, cost="prototypes"
     )
     config_type = StreamDCSConfig
-    score_names: ClassVar[Mapping[str, str]] = {"": "familiarity by the stream"}
+    score_names: ClassVar[Mapping[str, str]] = {"": "score against the stream"}
     config: StreamDCSConfig
     _memory: StreamState
 
@@ -54,16 +58,18 @@ class StreamDCS(FeatureMethod):
         return self._cosines
 
     def _glance(self, feature: Feature, scores: bool) -> Decision:
-        return self._advance(self._memory.fork(), feature, scores, learns=False)
+        return self._advance(copy.copy(self._memory), feature, scores, learns=False)
 
     def _advance(self, memory: StreamState, feature: Feature, scores: bool, learns: bool = True) -> Decision:
         """Decide on a sample, and learn from it if it `learns`."""
         cosines, logits = self._cosines, self._logits
         nearest = similarities(memory.prototypes, memory.inverse_norms, feature, cosines)
         best = self._predict(memory)
-        verdict = memory.verification.decide(feature, cosines, nearest)
+        verification = memory.verification
+        signals = verification.signals(feature, cosines)
+        verdict = verification.decide(signals)
         if learns:
-            self._learn(memory, feature, best, verdict.p_unknown)
+            self._learn(memory, feature, signals, best, verdict.p_unknown)
 
         sequence = memory.sequence
         memory.sequence += 1
@@ -78,7 +84,7 @@ class StreamDCS(FeatureMethod):
             verdict.p_unknown,
             openness,
             openness,
-            verdict.familiarity,
+            verdict.score,
             logits.astype(np.float32) if scores else None,
             aleatoric,
             epistemic,
@@ -86,6 +92,7 @@ class StreamDCS(FeatureMethod):
             False,
             False,
             sequence,
+            verdict.reason,
         )
 
     def _predict(self, memory: StreamState) -> int:
@@ -95,19 +102,19 @@ class StreamDCS(FeatureMethod):
             self._logits += memory.class_bias.logits
         return int(self._logits.argmax())
 
-    def _learn(self, memory: StreamState, feature: Feature, best: int, p_unknown: float) -> None:
+    def _learn(self, memory: StreamState, feature: Feature, signals: Vector, best: int, p_unknown: float) -> None:
         bias = memory.class_bias
         if bias is not None and bias.learns_from(p_unknown):
             bias.learn(self._cosines, best, confidence(self._logits, best, 1.0), p_unknown)
-        memory.verification.learn(feature, self._cosines)
+        memory.verification.learn(feature, self._cosines, signals)
 
     def explain(self, feature: NDArray[np.floating]) -> StreamDCSExplanation:
         """Return how each part would judge this feature, and why. Nothing changes."""
         with self._alone():
             values = self._checked(feature)
-            after = self._memory.fork()
-            decision = self._advance(after, values, True)
-            return explain(self.classes, self._memory, after, decision, self._logits)
+            decision = self._glance(values, True)
+            signals = self._memory.verification.signals(values, self._cosines)
+            return explain(self.classes, self._memory, signals, decision, self._logits)
 
     def calibrate(self, features: NDArray[np.floating]) -> bool:
         """Prepare for a stream from unlabelled features (N, d) like those to come, known and unknown ones mixed.
@@ -115,7 +122,7 @@ class StreamDCS(FeatureMethod):
         The engine learns from them as from samples, but does not count them.
 
         Returns:
-            Whether the engine now detects two groups of samples.
+            Whether the engine now detects two groups of samples, known and unknown ones.
         """
         with self._alone():
             if self.frozen:
@@ -123,14 +130,18 @@ class StreamDCS(FeatureMethod):
             rows = self._checked_many(features)
             if len(rows) < 4:
                 raise InputError(f"calibration needs at least 4 features; given: {len(rows)}")
-            memory, cosines = self._memory, self._cosines
+            memory, cosines, verification = self._memory, self._cosines, self._memory.verification
             self._whole = False
             for row in rows:
-                nearest = similarities(memory.prototypes, memory.inverse_norms, row, cosines)
-                memory.verification.decide(row, cosines, nearest)
-                memory.verification.learn(row, cosines)
+                similarities(memory.prototypes, memory.inverse_norms, row, cosines)
+                verification.learn(row, cosines, verification.signals(row, cosines))
             self._whole = True
-            return memory.verification.bimodality.fitted
+            return verification.rule is not None and verification.rule.evidence > 0.5
+
+    def until_refit(self) -> int:
+        """Return the number of samples until the threshold is fitted again."""
+        seen = self._memory.verification.seen
+        return FIRST_REFIT - seen if seen < FIRST_REFIT else REFIT_PERIOD - seen % REFIT_PERIOD
 
     def stats(self) -> dict[str, Any]:
         """Return numbers for monitoring, JSON-ready."""

@@ -1,105 +1,129 @@
-"""Linear head: a logistic regression that separates the two memories, trained one row at a time.
+"""Linear head: the direction from the mean unknown-looking feature to the mean known-looking one.
 
-It finds the directions in which unknown samples differ from known ones; nearest neighbors only see distances. At every
-sample it trains on a few rows of either memory, in a fixed order: no randomness, and a bounded cost.
+It finds unknown samples that the class names do not, if they differ from the known ones in a common way. Unknown
+samples near the known classes have no such direction, so the head has a weight: how well it separates samples that look
+known from samples that look unknown. Each of them was projected before the head learned from it.
 """
 
 import copy
 import math
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import state
-from ..base import required, within
-from ..compiled import kernel
-from .config import StreamDCSConfig
+from ..base import Feature, required, within
+from .constants import HEAD_AUROC, HEAD_FIRST, HEAD_LEAST, HEAD_TAIL, KNOWN_HORIZON, UNKNOWN_HORIZON
 
 Vector = NDArray[np.float64]
-Row = NDArray[np.float32]
-Matrix = NDArray[np.float32]
 
-# Learning rate of the offset relative to the weights. It averages over both memories, so it learns more slowly.
-_OFFSET_RATE = 0.1
-
-
-def logit_numpy(weights: Vector, row: Row) -> float:
-    """Numpy reference."""
-    return float(np.dot(weights[:-1], row) + weights[-1])
+# Rows of `means`.
+UNKNOWN, KNOWN = 0, 1
+_HORIZONS = (UNKNOWN_HORIZON, KNOWN_HORIZON)
+_SMALL = 1e-9
 
 
-@kernel("float64(float64[::1], float32[::1])", twin=logit_numpy)
-def logit(weights: Vector, row: Row) -> float:
-    """Return the log-odds that `row` (d,) is known; the last of `weights` (d + 1,) is the offset."""
-    total = 0.0
-    for i in range(row.shape[0]):
-        total += weights[i] * row[i]
-    return float(total + weights[row.shape[0]])
+class HeadWeight(NamedTuple):
+    """How a projection on the head counts: `weight` times (projection - `middle`) / `gap`.
 
-
-def train_numpy(
-    weights: Vector, unknown: Matrix, unknown_held: int, known: Matrix, known_held: int, start: int, steps: int,
-    rate: float, decay: float,
-) -> None:  # fmt: skip
-    """Numpy reference."""
-    scale = math.sqrt(unknown.shape[1])
-    for place in range(start, start + steps):
-        for truth, row in ((0.0, unknown[place % unknown_held]), (1.0, known[place % known_held])):
-            error = truth - 0.5 * (1.0 + math.tanh(0.5 * logit_numpy(weights, row)))
-            weights[:-1] += rate * (error * scale * row.astype(np.float64) - decay * weights[:-1])
-            weights[-1] += _OFFSET_RATE * rate * error
-
-
-@kernel(
-    "void(float64[::1], float32[:,::1], int64, float32[:,::1], int64, int64, int64, float64, float64)", twin=train_numpy
-)
-def train(
-    weights: Vector, unknown: Matrix, unknown_held: int, known: Matrix, known_held: int, start: int, steps: int,
-    rate: float, decay: float,
-) -> None:  # fmt: skip
-    """Take gradient steps of the logistic loss on `steps` rows of either memory, from row `start` on, cyclically.
-
-    Only the first `unknown_held` and `known_held` rows take part.
+    On the known side, if that is positive, only the fraction `known_side` of it counts.
     """
-    width = unknown.shape[1]
-    scale, left = math.sqrt(width), 1.0 - rate * decay
-    for place in range(start, start + steps):
-        # One step on an unknown row and one on a known row, in two passes instead of four: the product of the two rows
-        # gives what the first step does to the logit of the second row.
-        one, two = unknown[place % unknown_held], known[place % known_held]
-        by_one, by_two, product = 0.0, 0.0, 0.0
-        for i in range(width):
-            by_one += weights[i] * one[i]
-            by_two += weights[i] * two[i]
-            product += np.float64(one[i]) * np.float64(two[i])
-        error = -1.0 / (1.0 + math.exp(-(by_one + weights[width])))
-        weights[width] += _OFFSET_RATE * rate * error
-        first = rate * scale * error
-        error = 1.0 - 1.0 / (1.0 + math.exp(-(left * by_two + first * product + weights[width])))
-        weights[width] += _OFFSET_RATE * rate * error
-        first, second = left * first, rate * scale * error
-        for i in range(width):
-            weights[i] = left * left * weights[i] + first * one[i] + second * two[i]
+
+    weight: float
+    middle: float
+    gap: float
+    known_side: float
+
+    def add_to(self, text: Vector, projections: Vector) -> Vector:
+        """Return the scores (n,) of samples with these text scores and projections."""
+        side = (projections - self.middle) / self.gap
+        scores: Vector = text + self.weight * np.where(side < 0.0, side, self.known_side * side)
+        return scores
+
+
+NO_HEAD = HeadWeight(0.0, 0.0, 1.0, 0.0)
 
 
 class LinearHead:
-    """The linear head: `weights` (d + 1,) float64, the last one is the offset."""
+    """The mean features of both kinds of samples.
 
-    def __init__(self, width: int, config: StreamDCSConfig):
-        self.config = config
-        self.weights = np.zeros(width + 1)
+    Attributes:
+        means: (2, d) float64, the mean feature of unknown-looking and of known-looking samples.
+        learned: (2,) int64, how many of either kind there were.
+    """
+
+    def __init__(self, dimension: int):
+        self.means = np.zeros((2, dimension))
+        self.learned = np.zeros(2, dtype=np.int64)
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are enough samples of both kinds."""
+        return bool(self.learned[UNKNOWN] >= HEAD_FIRST[UNKNOWN] and self.learned[KNOWN] >= HEAD_FIRST[KNOWN])
+
+    def project(self, feature: Feature) -> float:
+        """Return how far a feature (d,) lies on the known side; zero until the head is ready."""
+        if not self.ready:
+            return 0.0
+        direction = self.means[KNOWN] - self.means[UNKNOWN]
+        length = max(math.sqrt(float(direction @ direction)), _SMALL)
+        return float((feature - self.means[KNOWN]) @ direction) / length
+
+    def learn(self, side: int, feature: Feature) -> None:
+        """Move the mean of one side, UNKNOWN or KNOWN, towards a feature (d,)."""
+        self.learned[side] += 1
+        self.means[side] += (feature - self.means[side]) / min(int(self.learned[side]), _HORIZONS[side])
+
+    # Copies and export.
 
     def fork(self) -> Self:
+        """Return a copy that can change freely."""
         copied = copy.copy(self)
-        copied.weights = self.weights.copy()
+        copied.means, copied.learned = self.means.copy(), self.learned.copy()
         return copied
 
     def export(self) -> state.Arrays:
-        return {"head": self.weights}
+        """Return the arrays of a state."""
+        return {"head_means": self.means, "head_learned": self.learned}
 
     @classmethod
-    def restored(cls, width: int, config: StreamDCSConfig, arrays: state.Arrays) -> Self:
-        head = cls(width, config)
-        head.weights = within(required(arrays, "head", np.float64, (width + 1,)), "head", -1e6, 1e6).copy()
+    def restored(cls, dimension: int, arrays: state.Arrays, seen: int) -> Self:
+        """Rebuild an exported head. Raise StateError for anything that `export` cannot have written."""
+        head = cls(dimension)
+        head.means = within(required(arrays, "head_means", np.float64, (2, dimension)), "head_means", -1.1, 1.1).copy()
+        head.learned = within(required(arrays, "head_learned", np.int64, (2,)), "head_learned", 0, seen).copy()
         return head
+
+
+def weigh_head(
+    projections: Vector, order: NDArray[np.int64], text: Vector, share: float, known_side: float
+) -> HeadWeight:
+    """Return how the head counts, by how it separates the two tails of the cosine score.
+
+    Args:
+        projections: (n,) those of recent samples.
+        order: (n,) the places of these samples by rising cosine score.
+        text: (n,) their text scores, which give the scale.
+        share: estimated share of unknown samples.
+        known_side: see `HeadWeight`.
+    """
+    lowest = int(max(HEAD_TAIL, 0.6 * share) * len(order))
+    if lowest < HEAD_LEAST:
+        return NO_HEAD
+    low, high = order[:lowest], order[int((share + 0.5 * (1.0 - share)) * len(order)) :]
+    separation = _auroc(projections[high], projections[low])
+    certain = separation - math.sqrt(separation * (1.0 - separation) / lowest)
+    low_mean, high_mean = float(projections[low].mean()), float(projections[high].mean())
+    least, full = HEAD_AUROC
+    weight = min(1.0, max(0.0, (certain - least) / (full - least)))
+    distance = max(float(text[high].mean() - text[low].mean()), 0.0)
+    middle, gap = 0.5 * (low_mean + high_mean), max(high_mean - low_mean, _SMALL)
+    return HeadWeight(weight * distance, middle, gap, known_side)
+
+
+def _auroc(known: Vector, unknown: Vector) -> float:
+    """Return the probability that a known value exceeds an unknown one; a tie counts one half."""
+    ordered = np.sort(unknown)
+    below, tied = np.searchsorted(ordered, known), np.searchsorted(ordered, known, side="right")
+    return float(below.sum() + tied.sum()) / (2.0 * len(known) * len(unknown))

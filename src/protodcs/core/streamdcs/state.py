@@ -10,7 +10,6 @@ from ..base import Counters, Feature, decided
 from ..prototypes import Prototypes
 from ..state import Arrays
 from ..vectors import inverse_norms
-from .class_baseline import ClassBaseline, noise_maxima
 from .class_bias import ClassBias, likeness
 from .config import StreamDCSConfig
 from .verification import Verification
@@ -44,8 +43,7 @@ class StreamState:
         self.prototypes = rows
         self.inverse_norms = prototypes.follow(inverse_norms)
         if verification is None:
-            baseline = ClassBaseline(rows, config, prototypes.follow(noise_maxima))
-            verification = Verification(rows, config, baseline)
+            verification = Verification(len(rows), rows.shape[1], config)
         if class_bias is None and config.has_class_bias(len(rows)):
             class_bias = ClassBias(rows, config.temperature, prototypes.follow(likeness))
         self.verification = verification
@@ -68,7 +66,7 @@ class StreamState:
         class_bias = None
         if self.class_bias is not None and self.config.has_class_bias(len(rows)):
             class_bias = self.class_bias.with_classes(rows, kept)
-        verification = self.verification.with_classes(rows, kept)
+        verification = self.verification.with_classes(len(rows), kept)
         edited = StreamState(Prototypes.of_unit(rows), self.config, verification, class_bias)
         edited.sequence, edited.learned, edited.known = self.sequence, self.learned, self.known
         return edited
@@ -123,7 +121,7 @@ class StreamState:
             raise StateError("the state holds a class bias, but its settings rule one out")
         try:
             rest = {name: value for name, value in counters.items() if name not in _COUNTERS}
-            verification = Verification.restored(rows, config, rest, others)
+            verification = Verification.restored(len(rows), rows.shape[1], config, rest, others)
             if verification.seen < learned:
                 raise StateError("the state's verification has seen fewer samples than the engine has learned from")
             if biased:

@@ -49,6 +49,7 @@ class Decision(BaseModel):
     cached: bool
     evolved: bool
     sequence: int
+    reason: str | None = Field(None, description="Why the decision is less certain than it looks.")
     position: int = Field(description="Place in the journal of its stream; -1 where nothing was written.")
     epoch: int = Field(description="Of the owner that wrote it; -1 where nothing was written.")
     repeated: bool = Field(False, description="Whether the request was answered before.")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from ...core.decision import POSSIBLE_SHIFT
 from ..stream.hosted import Hosted
 from ..telemetry import logs
 
@@ -29,7 +30,8 @@ class Fare(NamedTuple):
     unknown: float | None
     trusted: float | None
     mixture: float | None
-    verification: float | None
+    head_weight: float | None
+    shifted: bool
     drift: float | None
     frozen: bool
     different: int
@@ -39,13 +41,13 @@ def fare_of(hosted: Hosted) -> Fare:
     """How one stream fares."""
     stats = hosted.engine.stats()
     learned = stats.get("learned", 0)
-    separations = [value for value in (stats.get("separation") or {}).values() if value is not None]
     return Fare(
         openness=stats.get("openness_median"),
         unknown=stats.get("share_unknown", stats.get("unknown", 0) / learned if learned else None),
         trusted=stats["trusted"] / learned if learned and "trusted" in stats else None,
         mixture=(stats.get("mixture") or {}).get("separation"),
-        verification=max(separations, default=None),
+        head_weight=stats.get("head_weight"),
+        shifted=stats.get("reason") == POSSIBLE_SHIFT,
         drift=stats.get("text_drift_max"),
         frozen=bool(stats["frozen"]),
         different=hosted.different,
@@ -84,8 +86,13 @@ class Adaptation:
             "protodcs_streams_frozen", "Streams that do not learn.", value=sum(fare.frozen for fare in fares)
         )
         yield GaugeMetricFamily(
+            "protodcs_streams_possibly_shifted",
+            "Streams whose latest samples score lower than earlier ones, so that known images are probably rejected.",
+            value=sum(fare.shifted for fare in fares),
+        )
+        yield GaugeMetricFamily(
             "protodcs_streams_with_mixture",
-            "Streams that tell known from unknown by a fitted mixture.",
+            "Streams that show two groups of samples, known and unknown ones.",
             value=sum(fare.mixture is not None for fare in fares),
         )
         yield GaugeMetricFamily(
@@ -100,7 +107,7 @@ _OVER_STREAMS = (
     ("unknown_ratio", "Over streams: the share of samples that are unknown.", "unknown"),
     ("trusted_ratio", "ProtoDCS: the share of samples that the first check trusted.", "trusted"),
     ("mixture_separation", "Over streams: deviations between known and unknown in the fitted mixture.", "mixture"),
-    ("verification_separation", "StreamDCS: how well the best signal separates the text tails.", "verification"),
+    ("head_weight", "StreamDCS: weight of the linear head in the score.", "head_weight"),
     ("text_drift_max", "ProtoDCS: how far the farthest text prototype moved, as one minus a cosine.", "drift"),
 )
 

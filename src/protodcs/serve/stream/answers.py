@@ -6,13 +6,15 @@ A packed decision unpacks to the same bits.
 import struct
 from typing import Any
 
-from ...core.decision import Decision, decided
+from ...core.decision import REASONS, Decision, decided
 from ...errors import StoreError
 from .idempotency import Answer
 
 # Flags, index, sequence and the six numbers of a decision; its label follows.
 _DECISION = struct.Struct("<BIQdddddd")
 KNOWN, TRUSTED, CACHED, EVOLVED = 1, 2, 4, 8
+# The bits above these flags hold the place of the reason in REASONS, from 1; 0 is none.
+_REASON_BIT = 4
 # Where the openness stands: behind flags, index, sequence and p_unknown.
 _OPENNESS = struct.Struct("<21xd")
 
@@ -20,6 +22,8 @@ _OPENNESS = struct.Struct("<21xd")
 def pack_decision(decision: Decision) -> bytes:
     """Return a decision as bytes, without the scores of every class."""
     flags = KNOWN * decision.known + TRUSTED * decision.trusted + CACHED * decision.cached + EVOLVED * decision.evolved
+    if decision.reason is not None:
+        flags |= (1 + REASONS.index(decision.reason)) << _REASON_BIT
     numbers = _DECISION.pack(
         flags,
         decision.index,
@@ -39,7 +43,8 @@ def unpack_decision(answer: bytes) -> Decision:
     try:
         flags, index, sequence, p_unknown, openness, first, score, aleatoric, epistemic = _DECISION.unpack_from(answer)
         label = answer[_DECISION.size :].decode() if flags & KNOWN else None
-    except (struct.error, UnicodeDecodeError):
+        reason = (None, *REASONS)[flags >> _REASON_BIT]
+    except (struct.error, UnicodeDecodeError, IndexError):
         raise StoreError("an answer in the store is damaged") from None
     return decided(
         bool(flags & KNOWN),
@@ -56,6 +61,7 @@ def unpack_decision(answer: bytes) -> Decision:
         bool(flags & CACHED),
         bool(flags & EVOLVED),
         sequence,
+        reason,
     )
 
 

@@ -5,7 +5,7 @@ stream's settings before it accepts them.
 
 The unit of work is a nanosecond of one core of the machine below. The estimate counts the innermost operations of each
 part of a step and multiplies them by the measured time of one operation. `tests/test_cost.py` counts the operations of
-real streams and compares; no test measures time.
+real streams of ProtoDCS and compares; no test measures time.
 
 Measured on an Intel Xeon at 2.50 GHz, one thread, numba kernels, 100 to 10,000 classes, 16 to 1,024 dimensions:
 
@@ -17,10 +17,10 @@ Measured on an Intel Xeon at 2.50 GHz, one thread, numba kernels, 100 to 10,000 
 | change of a cached feature: alignment of all classes, per number of the prototypes | 24 |
 | alignment in full: per pair of classes and dimension | 1.0 |
 | one EM iteration of the mixture, per sample of the window | 17 |
-| fit for `target_false_reject`, per sample (40 iterations) | 2,000 |
-| other work of a refit, per sample of the window; of the history | 60; 40 |
+| StreamDCS: calls of numpy in a step | 100,000 |
+| StreamDCS: refit, per sample of its window; of the history | 8,000; 500 |
+| StreamDCS: class baseline, per class; linear head, per dimension | 30; 10 |
 | insertion into a sorted window, per sample of the window | 1.7 |
-| comparison with a stored sample, per number | 0.2 |
 | copy, per byte | 0.45 |
 | snapshot or restore, per byte | 10 |
 """
@@ -32,7 +32,7 @@ from pydantic import BaseModel
 
 from ...core.protodcs.alignment import REBUILD_AFTER
 from ...core.protodcs.config import ProtoDCSConfig
-from ...core.streamdcs import class_bias
+from ...core.streamdcs import class_bias, constants
 from ...core.streamdcs.config import StreamDCSConfig
 from ...errors import ConfigError
 from ..guard import GuardSettings
@@ -42,11 +42,14 @@ _STEP = 60_000.0
 _COSINE, _TEXT_STEP, _FUSED_STEP = 0.5, 0.6, 2.0
 _PER_CLASS = 60.0
 _CHANGE, _ALIGNMENT, _EVOLUTION = 24.0, 1.0, 3.0
-_EM, _SKEWED_FIT, _WINDOW, _HISTORY = 17.0, 2000.0, 60.0, 40.0
-# EM iterations of a fit: at most, for the familiarity of the stream; and usually, with a tolerance like the default.
-_STREAM_ITERATIONS, _USUAL_ITERATIONS = 200, 25
+_EM = 17.0
+_NUMPY_CALLS = 100_000.0
+_REFIT, _HISTORY = 8000.0, 500.0
+_BASELINE, _HEAD = 30.0, 10.0
+# Usual EM iterations of a fit, with a tolerance like the default.
+_USUAL_ITERATIONS = 25
 _USUAL_TOLERANCE = 1e-4
-_INSERTION, _COMPARISON, _HEAD_STEP = 1.7, 0.2, 1.0
+_INSERTION = 1.7
 _COPY, _SNAPSHOT = 0.45, 10.0
 _LIKENESS, _BIAS_REBUILD = 0.5, 4.0
 # Guards compare a window with eight earlier ones by their quantiles.
@@ -129,7 +132,7 @@ def estimate(
 
 def _streamdcs(config: StreamDCSConfig, classes: int, dimension: int) -> list[Part]:
     """Return the cost of StreamDCS by part."""
-    parts = [_scoring(classes, dimension, _COSINE), *_stream_verification(config, dimension)]
+    parts = [_scoring(classes, dimension, _COSINE), *_stream_verification(config, classes, dimension)]
     if config.has_class_bias(classes):
         pairs = float(classes * classes)
         parts.append(
@@ -220,43 +223,15 @@ def _evolves(config: ProtoDCSConfig) -> bool:
     return not (literal and config.evolution_threshold < _LEAST_ALEATORIC)
 
 
-def _stream_verification(config: StreamDCSConfig, dimension: int) -> list[Part]:
-    window, history, rows = config.mixture_window, config.history, config.unknown_memory + config.known_memory
-    rest = _WINDOW if config.target_false_reject is None else _WINDOW + _SKEWED_FIT
-    look = history * _HISTORY
-    parts = [
-        Part(
-            ("mixture_window", "mixture_period", "target_false_reject"),
-            slowest=window * (_EM * _STREAM_ITERATIONS + rest),
-            mean=window * (_EM * _USUAL_ITERATIONS + rest) / config.mixture_period,
-        ),
-        Part(
-            ("history", "mixture_period"),
-            memory=72 * history,
-            snapshot=56 * history,
-            slowest=_INSERTION * history + look,
-            mean=_INSERTION * history + look / config.mixture_period,
-        ),
+def _stream_verification(config: StreamDCSConfig, classes: int, dimension: int) -> list[Part]:
+    """Return the cost of the decision between known and unknown."""
+    history, size = config.history, 40 * classes + 16 * dimension
+    learning = _NUMPY_CALLS + _BASELINE * classes + _HEAD * dimension
+    refit = _REFIT * constants.WINDOW + _HISTORY * history
+    return [
+        Part(("classes",), size, size, learning, learning),
+        Part(("history",), 48 * history, 48 * history, refit, refit / constants.REFIT_PERIOD),
     ]
-    if config.uses_memory:
-        numbers = float(rows * dimension)
-        compared = _COMPARISON * numbers + 3 * rows
-        parts += [
-            # The slowest comparison meets the stored samples in ascending order.
-            Part(
-                ("unknown_memory", "known_memory", "neighbors"),
-                memory=4 * numbers + 8 * rows,
-                snapshot=4 * numbers,
-                slowest=compared + rows * config.neighbors,
-                mean=compared,
-            ),
-            Part(
-                ("head_steps",),
-                slowest=_HEAD_STEP * config.head_steps * dimension,
-                mean=_HEAD_STEP * config.head_steps * dimension,
-            ),
-        ]
-    return parts
 
 
 def _guarded(guard: GuardSettings, parts: list[Part]) -> list[Part]:

@@ -206,7 +206,7 @@ class OwnerMetrics:
     def stepped(self, seconds: float, answer: bytes) -> None:
         """An observe was answered."""
         self._step.observe(seconds)
-        self.decisions[answer[0]] += 1
+        self.decisions[answer[0] % _FLAGS] += 1
         self._openness.observe(openness_of(answer))
 
     def committed(self, start: float, writes: int) -> None:
