@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from ...errors import InputError, UsageError
 from ..base import Capabilities, Counters, Feature, FeatureMethod, softmax_rows
 from ..decision import Decision, decided
-from ..evidence import confidence, uncertainty
+from ..numerics.evidence import uncertainty
+from ..numerics.softmax import confidence
 from ..state import Arrays
 from ..vectors import similarities
 from .config import StreamDCSConfig
@@ -76,7 +77,7 @@ class StreamDCS(FeatureMethod):
         memory.learned += 1
         memory.known += verdict.known
         openness = 1.0 - float(cosines[nearest])
-        aleatoric, epistemic = uncertainty(cosines, self._work)
+        aleatoric, epistemic = uncertainty(cosines)
         return decided(
             verdict.known,
             best,
@@ -152,7 +153,7 @@ class StreamDCS(FeatureMethod):
 
     def _resize(self, classes: tuple[str, ...], width: int) -> None:
         super()._resize(classes, width)
-        self._cosines, self._logits, self._work = np.empty((3, len(classes)))
+        self._cosines, self._logits = np.empty((2, len(classes)))
 
     def _new_memory(self, entry: Feature) -> StreamState:
         return StreamState(self._prototypes, self.config)

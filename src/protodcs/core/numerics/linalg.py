@@ -1,0 +1,47 @@
+"""Products, norms and cosines of rows, with sums in float64.
+
+Every row is treated by itself, so a row has the same result alone and among others. Matrix products of BLAS do not
+promise that, and may differ with the number of threads.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+Wide = NDArray[np.float64]
+Rows = NDArray[np.floating]
+
+
+def wide(rows: Rows) -> Wide:
+    """Return `rows` in float64; the array itself if it is."""
+    return rows.astype(np.float64, copy=False)
+
+
+def products(rows: Rows, others: Rows) -> Vector:
+    """Return the product (n,) of each of the `rows` (n, d) with its row of `others` (n, d), or with the one (d,)."""
+    found: Vector = np.vecdot(wide(rows), wide(others))
+    return found
+
+
+def norms(rows: Rows) -> Vector:
+    """Return the length (n,) of each of the `rows` (n, d)."""
+    return np.sqrt(products(rows, rows))
+
+
+def inverse_norms(rows: Rows) -> Vector:
+    """Return 1 / length (n,) of each of the `rows` (n, d)."""
+    inverse: Vector = 1.0 / norms(rows)
+    return inverse
+
+
+def normalised(rows: Rows) -> Wide:
+    """Return `rows` (n, d) with length one, in float64."""
+    unit: Wide = wide(rows) / norms(rows)[:, None]
+    return unit
+
+
+def cosines(rows: Rows, feature: Rows) -> Vector:
+    """Return the cosine (n,) of each of the `rows` (n, d) with the unit `feature` (d,)."""
+    exact = wide(rows)
+    found: Vector = products(exact, feature) / norms(exact)
+    return found
