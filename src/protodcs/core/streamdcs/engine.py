@@ -136,7 +136,7 @@ class StreamDCS(FeatureMethod):
                 all_cosines(memory.prototypes, memory.inverse_norms, row, cosines)
                 verification.learn(row, cosines, verification.signals(row, cosines))
             self._whole = True
-            return verification.rule is not None and verification.rule.evidence > 0.5
+            return verification.rule is not None and verification.rule.shows_two_groups
 
     def until_refit(self) -> int:
         """Return the number of samples until the threshold is fitted again."""
