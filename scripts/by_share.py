@@ -35,21 +35,21 @@ class Figures(NamedTuple):
     found: float
 
 
-def by_share(results: Iterable[rows.Row]) -> dict[tuple[str, Fraction], Figures]:
+class Cell(NamedTuple):
+    """The figures of one method in one cell: AUROC of zero-shot and of the method, their difference, decisions."""
+
+    best: float
+    auroc: float
+    gain: Estimate
+    rejected: float
+    found: float
+
+
+def by_share(cells: Mapping[tuple[str, str, Fraction], Cell]) -> dict[tuple[str, Fraction], Figures]:
     """Return the figures of each method, by its label and the share of unknown samples."""
-    cells: dict[tuple[str, Fraction, str], list[rows.Row]] = defaultdict(list)
-    methods = {}
-    for row, cell, share in _located(results):
-        cells[row["label"], share, cell].append(row)
-        methods[row["label"]] = row["method"]
-    best: dict[tuple[Fraction, str], float] = {}
-    for (label, share, cell), some in cells.items():
-        if methods[label] == ZERO_SHOT:
-            best[share, cell] = max(best.get((share, cell), -np.inf), _mean(some, "auroc"))
     gathered = defaultdict(list)
-    for (label, share, cell), some in cells.items():
-        gain = _mean(some, "auroc") - best.get((share, cell), np.nan)
-        gathered[label, share].append((gain, _mean(some, "false_reject"), _mean(some, "unknown_recall")))
+    for (label, _, share), found in cells.items():
+        gathered[label, share].append((found.gain.mean, found.rejected, found.found))
     return {place: _figures(np.array(figures)) for place, figures in gathered.items()}
 
 
@@ -61,43 +61,29 @@ def _located(results: Iterable[rows.Row]) -> Iterator[tuple[rows.Row, str, Fract
             yield row, re.sub(r", [0-9/]+ unknown", "", row["stream"]), Fraction(found[1])
 
 
-def _mean(some: list[rows.Row], name: str) -> float:
-    return float(np.mean([row[name] for row in some]))
-
-
-class Cell(NamedTuple):
-    """The figures of one method in one cell: AUROC of zero-shot and of the method, their difference, decisions."""
-
-    best: float
-    auroc: float
-    gain: Estimate
-    rejected: float
-    found: float
+def _mean(seeds: Mapping[int, rows.Row], name: str) -> float:
+    return float(np.mean([row[name] for row in seeds.values()]))
 
 
 def by_cell(results: Iterable[rows.Row]) -> dict[tuple[str, str, Fraction], Cell]:
     """Return the figures of each method by its label, the cell and the share of unknown samples."""
-    seeds: dict[tuple[str, str, Fraction], dict[int, rows.Row]] = defaultdict(dict)
+    methods: dict[tuple[str, str, Fraction], dict[int, rows.Row]] = defaultdict(dict)
+    zero_shot: dict[tuple[str, Fraction], dict[str, dict[int, rows.Row]]] = defaultdict(lambda: defaultdict(dict))
     for row, cell, share in _located(results):
-        seeds[row["label"], cell, share][row["seed"]] = row
+        if row["method"] == ZERO_SHOT:
+            zero_shot[cell, share][row["label"]][row["seed"]] = row
+        else:
+            methods[row["label"], cell, share][row["seed"]] = row
     cells = {}
-    for (label, cell, share), own in seeds.items():
-        if not share or next(iter(own.values()))["method"] == ZERO_SHOT:
-            continue
-        others = [
-            some
-            for (_, other, at), some in seeds.items()
-            if (other, at) == (cell, share) and next(iter(some.values()))["method"] == ZERO_SHOT
-        ]
-        best = max(others, key=lambda some: _mean(list(some.values()), "auroc"))
-        gain = estimate([own[seed]["auroc"] - best[seed]["auroc"] for seed in own])
-        every = list(own.values())
+    for (label, cell, share), own in methods.items():
+        # The best score is chosen once for the cell, by its mean over seeds.
+        best = max(zero_shot[cell, share].values(), key=lambda some: _mean(some, "auroc"))
         cells[label, cell, share] = Cell(
-            _mean(list(best.values()), "auroc"),
-            _mean(every, "auroc"),
-            gain,
-            _mean(every, "false_reject"),
-            _mean(every, "unknown_recall"),
+            _mean(best, "auroc"),
+            _mean(own, "auroc"),
+            estimate([own[seed]["auroc"] - best[seed]["auroc"] for seed in own]),
+            _mean(own, "false_reject"),
+            _mean(own, "unknown_recall"),
         )
     return cells
 
@@ -109,11 +95,12 @@ def cell_table(cells: Mapping[tuple[str, str, Fraction], Cell]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for (label, cell, share), found in sorted(cells.items()):
-        lines.append(
-            f"| {label} | {cell} | {float(share):.0%} | {100 * found.best:.1f} | {100 * found.auroc:.1f} | "
-            f"{100 * found.gain.mean:+.1f} ± {100 * found.gain.half:.1f} | {100 * found.rejected:.1f} | "
-            f"{100 * found.found:.0f} |"
-        )
+        auroc, recall = "- | - | -", "-"
+        if share:
+            auroc = f"{100 * found.best:.1f} | {100 * found.auroc:.1f} | "
+            auroc += f"{100 * found.gain.mean:+.1f} ± {100 * found.gain.half:.1f}"
+            recall = f"{100 * found.found:.0f}"
+        lines.append(f"| {label} | {cell} | {float(share):.0%} | {auroc} | {100 * found.rejected:.1f} | {recall} |")
     return "\n".join(lines)
 
 
@@ -145,9 +132,10 @@ def main() -> None:
     parser.add_argument("--cells", action="store_true", help="print every cell, too")
     chosen = parser.parse_args()
     found = [row for folder in chosen.results for row in rows.read_folder(folder)]
-    print(table(by_share(found)))
+    cells = by_cell(found)
+    print(table(by_share(cells)))
     if chosen.cells:
-        print("\n" + cell_table(by_cell(found)))
+        print("\n" + cell_table(cells))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 from conftest import random_stream
 from protodcs import StreamDCS, StreamDCSConfig
 from protodcs.core.compiled import ensure_compiled
-from protodcs.core.vectors import similarities
+from protodcs.core.vectors import cosines
 from stream_oracle import StreamOracle, exact_products
 
 ensure_compiled()
@@ -23,7 +23,7 @@ LOGIT_TOLERANCE = 1e-4
 def rounded_products(rows, vector):
     """Return dot products as the engine rounds them."""
     out = np.empty(len(rows))
-    similarities(np.ascontiguousarray(rows), np.ones(len(rows)), vector, out)
+    cosines(np.ascontiguousarray(rows), np.ones(len(rows)), vector, out)
     return out
 
 

@@ -8,6 +8,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from ._native import native
 from .compiled import inner, kernel
 
 Vector = NDArray[np.float64]
@@ -84,34 +85,41 @@ def invert_norms(rows: Matrix, out: Vector) -> None:
         out[k] = 1.0 / math.sqrt(total)
 
 
-def inverse_norms(rows: Matrix) -> Vector:
-    """1 / ||row|| of each row of `rows` (K, d): (K,) float64."""
+def cosines_numpy(prototypes: Matrix, inverse_norms: Vector, feature: Row, out: Vector) -> int:
+    """Write the cosine of `feature` (d,) with each prototype (K, d) to `out` (K,). Return the first largest."""
+    np.matmul(prototypes.astype(np.float64), feature.astype(np.float64), out=out)
+    out *= inverse_norms
+    return int(out.argmax())
+
+
+def to_unit_numpy(values: NDArray[np.floating], out: Row) -> bool:
+    """Normalise `values` (d,) in float64 into `out`. Return False if not finite or shorter than 1e-6."""
+    wide, scale = values.astype(np.float64), 1.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = float(wide @ wide)
+        if total == math.inf:  # The squares overflow: try again with the largest value as the unit.
+            scale = max(1.0, float(np.abs(wide).max()))
+            wide /= scale
+            total = float(wide @ wide)
+        norm = math.sqrt(total)
+        if not 1e-6 < norm * scale < math.inf:
+            return False
+    out[:] = wide * (1.0 / norm)
+    return True
+
+
+def inverse_norms_numpy(rows: Matrix) -> Vector:
+    """Return 1 / norm of each of `rows` (K, d): (K,) float64."""
+    norms: Vector = np.linalg.norm(rows.astype(np.float64), axis=1)
+    return 1.0 / norms
+
+
+def _inverse_norms_native(rows: Matrix) -> Vector:
     out: Vector = np.empty(len(rows))
-    invert_norms(rows, out)
+    native.invert_norms(rows, out)  # type: ignore[union-attr]
     return out
 
 
-@kernel("boolean(float32[::1], float32[::1])", "boolean(float64[::1], float32[::1])")
-def to_unit(values: NDArray[np.floating], out: Row) -> bool:
-    """Normalise `values` (d,) in float64 into `out`, float32; False if not finite or shorter than 1e-6."""
-    total = 0.0
-    for i in range(values.shape[0]):
-        total += np.float64(values[i]) * np.float64(values[i])
-    scale = 1.0
-    if total == math.inf:  # The squares overflow: try again with the largest value as the unit.
-        for i in range(values.shape[0]):
-            scale = max(scale, abs(np.float64(values[i])))
-        total = 0.0
-        for i in range(values.shape[0]):
-            total += (np.float64(values[i]) / scale) ** 2
-    norm = math.sqrt(total)
-    if not (1e-6 < norm * scale < math.inf):
-        return False
-    inverse = 1.0 / norm
-    if scale == 1.0:
-        for i in range(values.shape[0]):
-            out[i] = np.float64(values[i]) * inverse
-    else:
-        for i in range(values.shape[0]):
-            out[i] = np.float64(values[i]) / scale * inverse
-    return True
+cosines = cosines_numpy if native is None else native.cosines
+to_unit = to_unit_numpy if native is None else native.to_unit
+inverse_norms = inverse_norms_numpy if native is None else _inverse_norms_native

@@ -17,7 +17,7 @@ from ..decision import Decision, decided
 from ..numerics.evidence import uncertainty
 from ..numerics.softmax import confidence
 from ..state import Arrays
-from ..vectors import similarities
+from ..vectors import cosines as all_cosines
 from .config import StreamDCSConfig
 from .constants import FIRST_REFIT, REFIT_PERIOD
 from .explain import StreamDCSExplanation, explain
@@ -64,7 +64,7 @@ class StreamDCS(FeatureMethod):
     def _advance(self, memory: StreamState, feature: Feature, scores: bool, learns: bool = True) -> Decision:
         """Decide on a sample, and learn from it if it `learns`."""
         cosines, logits = self._cosines, self._logits
-        nearest = similarities(memory.prototypes, memory.inverse_norms, feature, cosines)
+        nearest = all_cosines(memory.prototypes, memory.inverse_norms, feature, cosines)
         best = self._predict(memory)
         verification = memory.verification
         signals = verification.signals(feature, cosines)
@@ -134,10 +134,10 @@ class StreamDCS(FeatureMethod):
             memory, cosines, verification = self._memory, self._cosines, self._memory.verification
             self._whole = False
             for row in rows:
-                similarities(memory.prototypes, memory.inverse_norms, row, cosines)
+                all_cosines(memory.prototypes, memory.inverse_norms, row, cosines)
                 verification.learn(row, cosines, verification.signals(row, cosines))
             self._whole = True
-            return verification.rule is not None and verification.rule.evidence > 0.5
+            return verification.rule is not None and verification.rule.shows_two_groups
 
     def until_refit(self) -> int:
         """Return the number of samples until the threshold is fitted again."""

@@ -107,7 +107,7 @@ def _verification(verification: Verification, signals: NDArray[np.float64], deci
     reason = f"score {score:.2f}, threshold {rule.threshold:.2f}"
     if text != score:
         reason += f"; the text score is {text:.2f}, and the linear head adds {score - text:+.2f}"
-    if rule.evidence > 0.5:
+    if rule.shows_two_groups:
         reason += f"; the stream shows two groups, about {rule.share:.0%} of the samples are unknown"
     else:
         target = verification.config.target_false_reject

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from .. import state
 from ..base import Feature, required, within
 from .constants import HEAD_AUROC, HEAD_FIRST, HEAD_LEAST, HEAD_TAIL, KNOWN_HORIZON, UNKNOWN_HORIZON
+from .threshold import ramp
 
 Vector = NDArray[np.float64]
 
@@ -115,8 +116,7 @@ def weigh_head(
     separation = _auroc(projections[high], projections[low])
     certain = separation - math.sqrt(separation * (1.0 - separation) / lowest)
     low_mean, high_mean = float(projections[low].mean()), float(projections[high].mean())
-    least, full = HEAD_AUROC
-    weight = min(1.0, max(0.0, (certain - least) / (full - least)))
+    weight = ramp(certain, *HEAD_AUROC)
     distance = max(float(text[high].mean() - text[low].mean()), 0.0)
     middle, gap = 0.5 * (low_mean + high_mean), max(high_mean - low_mean, _SMALL)
     return HeadWeight(weight * distance, middle, gap, known_side)

@@ -114,9 +114,9 @@ def find_groups(scores: Vector, stand_out: Vector, limit: float) -> Groups:
     full = len(scores) / WINDOW
     least, enough = ((1.0 - full) * few + full * most for few, most in zip(GAIN_FEW, GAIN_ALL, strict=True))
     gain = best.likelihood - _single_likelihood(scores)
-    evidence = _ramp(gain, least, enough)
+    evidence = ramp(gain, least, enough)
     found = float(best.unknown @ stand_out) / max(float(best.unknown.sum()), _SMALL)
-    evidence *= 1.0 - _ramp(found, limit - STAND_OUT_RAMP, limit + STAND_OUT_RAMP)
+    evidence *= 1.0 - ramp(found, limit - STAND_OUT_RAMP, limit + STAND_OUT_RAMP)
     return Groups(best, evidence, evidence * best.share + (1.0 - evidence) * hidden)
 
 
@@ -194,7 +194,7 @@ def fit_threshold(scores: Vector, text: Vector, groups: Groups, target: float) -
     )
 
 
-def _ramp(value: float, low: float, high: float) -> float:
+def ramp(value: float, low: float, high: float) -> float:
     """Return 0 up to `low`, 1 from `high`, and a line between them."""
     return min(1.0, max(0.0, (value - low) / (high - low)))
 

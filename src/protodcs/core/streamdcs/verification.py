@@ -56,6 +56,8 @@ _SCALED = 4
 _Z_DEVIATION = 0.6
 # Samples at the start of a stream that scales and threshold leave out, because they had no baseline yet.
 _LEFT_OUT = 8
+# Unknown-looking samples after which the projections on the linear head count.
+_HEAD_SAMPLES = 8
 _SMALL = 1e-9
 # A z-score is at most 2 / sqrt(1e-10).
 _LARGEST = 1e6
@@ -107,6 +109,11 @@ class Rule(NamedTuple):
     evidence: float
     separation: float
     shifted: float
+
+    @property
+    def shows_two_groups(self) -> bool:
+        """Whether a separate group of unknown samples is detected."""
+        return self.evidence > 0.5
 
     @property
     def head(self) -> HeadWeight:
@@ -211,7 +218,7 @@ class Verification:
         self.baseline.learn(cosines, weight)
         self.history[self.seen % len(self.history)] = signals
         self.seen += 1
-        if self.head.learned[UNKNOWN] < _LEFT_OUT:
+        if self.head.learned[UNKNOWN] < _HEAD_SAMPLES:
             self.head_from = self.seen
         if self.seen >= FIRST_REFIT and (self.seen % REFIT_PERIOD == 0 or self.seen == FIRST_REFIT):
             self._refit()
@@ -251,15 +258,19 @@ class Verification:
             groups.share,
             groups.evidence,
             0.0 if groups.mixture is None else groups.mixture.separation,
-            float(lower or (self.window_from > 0 and since <= SHIFT_WARNING)),
+            float(lower or self._shifted_lately),
         )
 
     def _shift_begins(self, rows: Matrix) -> bool:
         """Whether the latest samples score lower than the earlier ones, and are not unknown."""
-        rule, since = self.rule, self.seen - self.window_from
-        if rule is None or not rule.shifted or (self.window_from > 0 and since <= SHIFT_WARNING):
+        if self.rule is None or not self.rule.shifted or self._shifted_lately:
             return False
         return float(rows[-SHIFT_WINDOW:, _STAND_OUT].mean()) > self._stand_out_limit
+
+    @property
+    def _shifted_lately(self) -> bool:
+        """Whether decisions still carry the warning of the last shift."""
+        return self.window_from > 0 and self.seen - self.window_from <= SHIFT_WARNING
 
     @property
     def _stand_out_limit(self) -> float:
@@ -343,13 +354,13 @@ class Verification:
 
     def stats(self) -> dict[str, Any]:
         """Return numbers for monitoring, JSON-ready."""
-        rule, found = self.rule, self.rule is not None and self.rule.evidence > 0.5
+        rule = self.rule
         return {
             "share_unknown": None if rule is None else rule.share,
             "threshold": None if rule is None else rule.threshold,
             "two_groups": 0.0 if rule is None else rule.evidence,
             "head_weight": 0.0 if rule is None else rule.head_weight,
-            "mixture": {"separation": rule.separation} if rule is not None and found else None,
+            "mixture": {"separation": rule.separation} if rule is not None and rule.shows_two_groups else None,
             "reason": self.reason,
         }
 

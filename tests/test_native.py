@@ -1,0 +1,183 @@
+"""The compiled backend: the same answers as numpy, and the same bytes with every instruction set."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protodcs.core import _native, vectors
+
+WIDTHS = (1, 2, 15, 16, 17, 31, 33, 512)
+CLASSES = (1, 2, 3, 4, 5, 9, 100)
+
+
+def built(name):
+    return _native._import("baseline").supports(name) and _native._import(name) is not None
+
+
+INSTRUCTIONS = [name for name in _native.INSTRUCTIONS if built(name)]
+
+
+def run(code, **environment):
+    """Run code in a new process."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment}, cwd=Path(__file__).parent, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def random_rows(classes, width, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(classes, width)).astype(np.float32), rng.normal(size=width).astype(np.float32)
+
+
+def test_the_compiled_backend_is_installed_and_used():
+    assert os.environ.get("PROTODCS_BACKEND", "native") == _native.BACKEND
+    assert _native._import("baseline") is not None
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", INSTRUCTIONS)
+def test_cosines_agree_with_numpy_and_do_not_depend_on_the_instruction_set(name, width):
+    module, first = _native._import(name), _native._import("baseline")
+    for classes in CLASSES:
+        rows, feature = random_rows(classes, width)
+        norms = vectors.inverse_norms_numpy(rows)
+        expected, same, found = np.empty((3, classes))
+        best = vectors.cosines_numpy(rows, norms, feature, expected)
+        assert module.cosines(rows, norms, feature, found) == best
+        np.testing.assert_allclose(found, expected, atol=1e-13)
+        first.cosines(rows, norms, feature, same)
+        assert found.tobytes() == same.tobytes()
+        module.invert_norms(rows, found)
+        np.testing.assert_allclose(found, norms, rtol=1e-14)
+
+
+@pytest.mark.parametrize("name", INSTRUCTIONS)
+def test_the_first_of_equal_prototypes_is_the_largest(name):
+    rows = np.eye(1, 20, dtype=np.float32).repeat(7, axis=0)
+    assert _native._import(name).cosines(rows, np.ones(7), rows[0], np.empty(7)) == 0
+
+
+@pytest.mark.parametrize("name", INSTRUCTIONS)
+def test_denormal_numbers_are_not_lost(name):
+    rows, feature = random_rows(5, 37)
+    rows *= np.float32(1e-42)
+    found = np.empty(5)
+    _native._import(name).cosines(rows, np.ones(5), feature, found)
+    np.testing.assert_allclose(found, rows.astype(np.float64) @ feature.astype(np.float64), rtol=1e-12)
+    assert found.all()
+
+
+@pytest.mark.parametrize("name", INSTRUCTIONS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_features_may_begin_at_any_address(name, dtype):
+    module = _native._import(name)
+    _, feature = random_rows(1, 45)
+    feature = feature.astype(dtype)
+    expected, found = np.empty((2, 45), dtype=np.float32)
+    assert vectors.to_unit_numpy(feature, expected)
+    for offset in range(8):
+        room = np.zeros(feature.nbytes + 8, dtype=np.uint8)
+        shifted = room[offset : offset + feature.nbytes].view(dtype)
+        shifted[:] = feature
+        assert module.to_unit(shifted, found)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", INSTRUCTIONS)
+def test_a_feature_may_be_strided(name):
+    rows, feature = random_rows(5, 19)
+    plain, strided = np.empty((2, 5))
+    _native._import(name).cosines(rows, np.ones(5), feature, plain)
+    _native._import(name).cosines(rows, np.ones(5), feature.repeat(3)[::3], strided)
+    assert plain.tobytes() == strided.tobytes()
+
+
+@pytest.mark.parametrize("to_unit", [vectors.to_unit_numpy, *(_native._import(name).to_unit for name in INSTRUCTIONS)])
+@pytest.mark.parametrize(
+    ("values", "accepted"),
+    [
+        ([3.0, 4.0], True),
+        ([1e300, 1e300], True),
+        ([1e-5, 0.0], True),
+        ([1e-7, 0.0], False),
+        ([0.0, 0.0], False),
+        ([np.nan, 1.0], False),
+        ([np.inf, 1.0], False),
+        ([-np.inf, np.inf], False),
+    ],
+)
+def test_only_finite_features_that_are_long_enough_are_accepted(to_unit, values, accepted):
+    out = np.zeros(2, dtype=np.float32)
+    assert to_unit(np.array(values), out) == accepted
+    if accepted:
+        assert np.linalg.norm(out) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", INSTRUCTIONS)
+def test_lengths_are_checked(name):
+    rows, feature = random_rows(3, 8)
+    module = _native._import(name)
+    with pytest.raises(ValueError, match="`out` has length 2; it must have 3"):
+        module.cosines(rows, np.ones(3), feature, np.empty(2))
+    with pytest.raises(ValueError, match="`feature` has length 7; it must have 8"):
+        module.cosines(rows, np.ones(3), feature[1:], np.empty(3))
+    with pytest.raises(ValueError, match="`values` has length 7"):
+        module.to_unit(feature[1:], np.empty(8, dtype=np.float32))
+
+
+# Choosing a backend.
+
+SHOW = "from protodcs.core import _native; print(_native.BACKEND, getattr(_native.native, '__name__', None))"
+
+
+@pytest.mark.parametrize("name", INSTRUCTIONS)
+def test_an_instruction_set_can_be_forced(name):
+    shown = run(SHOW, PROTODCS_BACKEND="native", PROTODCS_INSTRUCTIONS=name)
+    assert shown.stdout.split() == ["native", f"protodcs.core._native.{name}"]
+
+
+def test_numpy_can_be_forced():
+    assert run(SHOW, PROTODCS_BACKEND="numpy").stdout.split() == ["numpy", "None"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"PROTODCS_BACKEND": "numba"}, "PROTODCS_BACKEND is 'numba'. Set it to 'numpy' or 'native'"),
+        ({"PROTODCS_BACKEND": "", "PROTODCS_INSTRUCTIONS": "sse9"}, "PROTODCS_INSTRUCTIONS is 'sse9', which this CPU"),
+    ],
+)
+def test_an_unknown_choice_is_an_error(environment, message):
+    assert message in run(SHOW, **environment).stderr
+
+
+# Hide the extension, as in a package that was installed without a compiler.
+HIDDEN = """
+import importlib.abc, sys
+class Hide(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("protodcs.core._native.") and not name.endswith("interface"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hide())
+import numpy as np
+from protodcs import StreamDCS
+for _ in range(2):
+    print(StreamDCS(np.eye(3, 8)).observe(np.eye(3, 8)[1]).index)
+"""
+
+
+def test_without_the_extension_numpy_computes_and_says_so_once():
+    result = run(HIDDEN, PROTODCS_BACKEND="")
+    assert result.stdout.split() == ["1", "1"]
+    assert result.stderr.count("installed without its compiled step, so numpy computes") == 1
+
+
+def test_without_the_extension_a_forced_native_backend_is_an_error():
+    assert "PROTODCS_BACKEND is 'native', but protodcs was installed without" in run(
+        HIDDEN, PROTODCS_BACKEND="native"
+    ).stderr  # fmt: skip
