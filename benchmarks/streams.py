@@ -1,10 +1,10 @@
 """Many streams on one machine: `python -m benchmarks streams`; by itself it takes numbers, as `--streams 3000`.
 
-Every stream sees 200 samples of a real CLIP stream with K = 100 classes, each from another place on, and goes to sleep.
-Then single samples come to streams drawn by Zipf's law, in blocks; after each block, in the same run and on the same
-thread, one plain engine observes as many samples: first with a fixed number of streams awake, then with memory for
-about a sixth of them. Each process has one thread and its part of the streams, and all of them visit at the same time.
-Times are of this machine; the ratios are what to look at. The folder is emptied again.
+Every stream sees 200 samples of a real CLIP stream with K = 100 classes, each from another place on, and is unloaded.
+Then single samples come to streams drawn by Zipf's law, in blocks. After each block, in the same run and on the same
+thread, one plain engine observes as many samples. This is done with 1,000 streams loaded, and with a sixth of all.
+Each process has one thread and its part of the streams, and all processes work at the same time. Compare the ratios:
+the times depend on the machine. The folder is emptied again.
 """
 
 import argparse
@@ -25,7 +25,7 @@ one_thread()
 
 import numpy as np  # noqa: E402 - the thread limits above must come first
 
-from protodcs import ProtoDCS, Prototypes, Streams, methods  # noqa: E402
+from protodcs import ProtoDCS, Prototypes, StreamPool, methods  # noqa: E402
 
 NAME = "streams"
 CLASSES = 100
@@ -36,8 +36,8 @@ BLOCK = 500
 # Where every queue is full there are fewer streams: a state weighs some megabytes.
 SIZES = {"streamdcs": 100_000, "protodcs": 10_000}
 QUICK = {"streamdcs": 600, "protodcs": 150}
-# Bytes of memory for awake streams where there are so many streams; fewer streams get as much less.
-MEMORY = 6 * 2**30
+# In the second run, one stream in so many is loaded.
+LARGE_PART = 6
 # One for each core.
 PROCESSES = 2
 # The folder may take about so much of the disk.
@@ -83,9 +83,9 @@ def fill(streams, numbers, features, prototypes, begun, folder):
                 engine.observe_many(np.take(features, range(at, at + SAMPLES), axis=0, mode="wrap"))
                 if i + len(features) < count:
                     kept.write_bytes(engine.difference())
-        if i + 1 in (streams.awake, count // 2, count):
+        if i + 1 in (streams.max_loaded, count // 2, count):
             marks[i + 1] = resident()
-    awake = (marks[streams.awake] - before) / streams.awake
+    awake = (marks[streams.max_loaded] - before) / streams.max_loaded
     # As many are awake at both marks: what the process grew by belongs to those that sleep.
     asleep = max(0, marks[count] - marks[count // 2]) / (count - count // 2)
     return {"awake_bytes": awake, "asleep_bytes": asleep, "fill_seconds": time.perf_counter() - start}
@@ -94,7 +94,7 @@ def fill(streams, numbers, features, prototypes, begun, folder):
 def wake_some(streams, numbers):
     """Put all streams to sleep, and wake up any of them until no more stay awake."""
     for name in list(streams._streams):
-        streams.sleep(name)
+        streams.unload(name)
     for number in np.random.default_rng(1).permutation(numbers):
         before = len(streams._streams)
         streams.stats(f"stream {number}")
@@ -159,22 +159,21 @@ def summed(exponent, mixes):
 
 
 def disk(folder):
-    """Bytes that the streams take on the disk, and how many files there are."""
-    sizes = [path.stat().st_blocks * 512 for path in Path(folder).rglob("*.stream")]
-    return sum(sizes), len(sizes)
+    """Return the bytes that the streams take on disk."""
+    return sum(path.stat().st_blocks * 512 for path in Path(folder).rglob("streams.sqlite*"))
 
 
-def check_room(count, state, visits, folder):
-    """Stop before the disk is full: a file weighs about as much as a state, and every visit may add a twentieth."""
-    need = len(state) * (count + len(EXPONENTS) * 2 * visits / 20)
+def check_room(count, state, folder):
+    """Stop before the disk is full."""
+    need = len(state) * count
     if need > MOST_BYTES * 1.1 or need > 0.9 * shutil.disk_usage(folder).free:
         sys.exit(f"error: {count} streams would take about {need / 1e9:.0f} GB of the disk: choose fewer, or a folder")
 
 
-def visits_of(part, parts, count, exponent, visits, memory):
+def visits_of(part, parts, count, exponent, visits, seed):
     """The streams of one part among those that are visited, twice as many as are measured."""
     # Others are the popular ones each time, so that none of them is at hand from the time before.
-    visited = zipf(count, exponent, 2 * visits, np.random.default_rng([int(100 * exponent), memory]))
+    visited = zipf(count, exponent, 2 * visits, np.random.default_rng([int(100 * exponent), seed]))
     return visited[visited % parts == part]
 
 
@@ -185,17 +184,16 @@ def run_part(part, parts, method, count, awake, visits, folder, together, result
     single = methods.create(method, prototypes)
     single.observe_many(features[:SAMPLES])
     begun = full_queues(features, prototypes) if method == "protodcs" else None
-    check_room(count, begun or single.difference(), visits, folder)
-    memory = MEMORY * count // SIZES[method] // parts
+    check_room(count, begun or single.difference(), folder)
     numbers, place = range(part, count, parts), folder / str(part)
     place.mkdir()
-    with Streams(prototypes, method=method, folder=place / "pool", awake=awake // parts) as streams:
+    with StreamPool(prototypes, method=method, folder=place / "pool", max_loaded=awake // parts) as streams:
         filled, rows = fill(streams, numbers, features, prototypes, begun, place), []
-        for streams.memory in (0, memory):
+        for streams.max_loaded in (awake // parts, max(awake, count // LARGE_PART) // parts):
             wake_some(streams, numbers)
             mixes = []
             for exponent in EXPONENTS:
-                visited = visits_of(part, parts, count, exponent, visits, streams.memory)
+                visited = visits_of(part, parts, count, exponent, visits, streams.max_loaded)
                 mixes.append(mix(streams, visited, features, single, together))
             rows.append({"awake": len(streams._streams), "mixes": mixes, "resident": resident()})
     results.put({**filled, "rows": rows, "disk": disk(place)})
@@ -226,7 +224,7 @@ def run(method, count, awake, visits, parts, folder):
         "processes": parts,
         "awake_bytes": float(np.mean([one["awake_bytes"] for one in found])),
         "asleep_bytes": float(np.mean([one["asleep_bytes"] for one in found])),
-        "disk_bytes": sum(one["disk"][0] for one in found) / sum(one["disk"][1] for one in found),
+        "disk_bytes": sum(one["disk"] for one in found) / count,
         "fill_seconds": max(one["fill_seconds"] for one in found),
     }
     rows = []
@@ -270,7 +268,7 @@ def as_markdown(rows):
     )  # fmt: skip
     lines += [
         "",
-        "The first row of a method is with a fixed number of awake streams, the second with `memory` for them.",
+        "`max_loaded` is smaller in the first row of a method than in the second.",
         "",
         "Visits of one sample each, to streams drawn by Zipf's law, against a single engine in the same run, which is",
         "one stream and so one core: by the time that a core takes for a visit, and by what the processes do together",

@@ -17,7 +17,7 @@ from conftest import clusters, random_stream, unit
 from protodcs import StreamDCS, StreamDCSConfig, methods
 from protodcs.core.compiled import ensure_compiled
 from protodcs.errors import InputError, UsageError
-from test_many_streams import same
+from test_pool import same
 
 ensure_compiled()
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .core.streamdcs.config import StreamDCSConfig
     from .core.streamdcs.engine import StreamDCS
     from .core.streamdcs.explain import StreamDCSExplanation
-    from .streams import Streams
+    from .pool import StreamPool
     from .wire import Observed
 
 # Where each public name lives. Nothing is imported before it is asked for, so `import protodcs` stays instant.
@@ -40,7 +40,7 @@ _HOMES = {
     "StreamDCS": ".core.streamdcs.engine",
     "StreamDCSConfig": ".core.streamdcs.config",
     "StreamDCSExplanation": ".core.streamdcs.explain",
-    "Streams": ".streams",
+    "StreamPool": ".pool",
 }
 
 _ROOMS = ("data", "encoders", "errors", "methods", "metrics")
@@ -59,7 +59,7 @@ __all__ = [
     "StreamDCS",
     "StreamDCSConfig",
     "StreamDCSExplanation",
-    "Streams",
+    "StreamPool",
     "__version__",
     "data",
     "encoders",

@@ -1,0 +1,483 @@
+"""StreamPool: thousands of streams in one process, of which only those in use are in memory.
+
+A pool has one engine per stream. Engines in use are loaded; the others are rows of an SQLite database in the pool's
+folder. A pool is not a journal: if the process dies, each stream continues from where it was last unloaded or saved.
+"""
+
+import json
+import os
+import sqlite3
+import struct
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from . import methods
+from .core import state
+from .core.base import FeatureMethod, class_names, own_state
+from .core.decision import Decision
+from .core.prototypes import Prototypes
+from .errors import ConfigError, InputError, StateError, UsageError
+from .version import __version__
+
+_FILE = "streams.sqlite"
+_LONGEST_ID = 1000
+# Reads and writes of whole states are larger than SQLite's default pages of 4 kB.
+_PAGE_BYTES = 16_384
+# SQLite waits for the disk once per so many pages of its log, about 64 MB.
+_PAGES_PER_SYNC = 4_000
+# A stored state begins with its checksum and the length of its JSON header.
+_PREFIX = struct.Struct("<II")
+
+
+class _Loaded:
+    """A stream in memory.
+
+    Attributes:
+        engine: None until it is loaded, and after it was unloaded.
+        lock: held by the caller that works with the stream.
+        thread: the thread of that caller; 0 if there is none.
+        changed: whether the engine may differ from its stored state.
+        stored: whether there is a stored state.
+    """
+
+    __slots__ = ("changed", "engine", "lock", "stored", "thread")
+
+    def __init__(self) -> None:
+        self.engine: FeatureMethod | None = None
+        self.lock = threading.Lock()
+        self.thread = 0
+        self.changed = False
+        self.stored = False
+
+
+class StreamPool:
+    """A pool of streams that start from the same prototypes and settings.
+
+        with StreamPool(prototypes, classes, folder="cameras") as pool:
+            decision = pool.observe("camera-7", feature)
+
+    You may call different streams from different threads. A second caller of the same stream waits for the first.
+
+    Args:
+        prototypes: (K, d), one row per known class, or `Prototypes`.
+        classes: K unique names; None names them "0".."K-1".
+        config: the settings of the method; None is its default.
+        folder: where unloaded streams are stored; created if missing. One process at a time can use it.
+        max_loaded: number of streams that stay in memory.
+        method: name of a registered method.
+        encoder: fingerprint of the encoder that makes the features, if known.
+    """
+
+    def __init__(
+        self,
+        prototypes: NDArray[np.floating] | Prototypes,
+        classes: Sequence[str] | None = None,
+        config: BaseModel | None = None,
+        *,
+        folder: str | os.PathLike[str],
+        max_loaded: int = 1000,
+        method: str = "streamdcs",
+        encoder: str | None = None,
+    ):
+        if isinstance(max_loaded, bool) or not isinstance(max_loaded, int) or max_loaded < 1:
+            raise ConfigError(f"`max_loaded` must be an integer of at least 1; given: {max_loaded!r}.")
+        self.prototypes = Prototypes.of(prototypes)
+        self.folder = Path(folder)
+        self.max_loaded = max_loaded
+        self._method: type[FeatureMethod] = methods.REGISTER[method]
+        self._encoder = encoder
+        first = self._method(self.prototypes, class_names(classes, len(self.prototypes)), config, encoder)
+        self.classes, self._config = first.classes, first.config
+        self._streams: OrderedDict[str, _Loaded] = OrderedDict()
+        self._guard = threading.Lock()
+        self._store: _Store | None = _Store(self.folder)
+        try:
+            self._check_settings()
+        except BaseException:
+            self._store.close()
+            raise
+
+    # What a user calls.
+
+    def observe(self, stream: str, feature: NDArray[np.floating]) -> Decision:
+        """Decide on one feature (d,) of a stream and learn from it. A stream begins with its first feature."""
+        with self._using(stream) as loaded:
+            # Whatever happens in `observe`, the stored state may be out of date from here on.
+            loaded.changed = True
+            return _engine(loaded).observe(feature)
+
+    def peek(self, stream: str, feature: NDArray[np.floating]) -> Decision:
+        """Return what `observe` would return next. Nothing changes, and no stream begins."""
+        if stream not in self:
+            return self._new().peek(feature)
+        with self._using(stream) as loaded:
+            return _engine(loaded).peek(feature)
+
+    def stats(self, stream: str) -> dict[str, Any]:
+        """Return numbers of one stream for monitoring, JSON-ready."""
+        self._require(stream)
+        with self._using(stream) as loaded:
+            return _engine(loaded).stats()
+
+    @contextmanager
+    def engine(self, stream: str) -> Iterator[FeatureMethod]:
+        """Yield the engine of a stream, for everything else that it can do. It is valid until the end of the `with`."""
+        with self._using(stream) as loaded:
+            loaded.changed = True
+            yield _engine(loaded)
+
+    def __contains__(self, stream: object) -> bool:
+        return isinstance(stream, str) and (stream in self._streams or stream in self._opened)
+
+    def __len__(self) -> int:
+        """Return the number of streams, loaded or not."""
+        return len(self._opened) + len(self._not_stored())
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the ids of all streams, in no particular order."""
+        yield from self._not_stored()
+        yield from self._opened
+
+    def _not_stored(self) -> list[str]:
+        """Return the ids of new streams, which are in memory only."""
+        with self._guard:
+            return [name for name, loaded in self._streams.items() if loaded.engine is not None and not loaded.stored]
+
+    def unload(self, stream: str) -> None:
+        """Store the state of a stream and remove it from memory, if it is loaded."""
+        self._require(stream)
+        with self._locked(stream) as loaded:
+            self._unload(stream, loaded)
+
+    def delete(self, stream: str) -> None:
+        """Delete a stream and its stored state."""
+        self._require(stream)
+        with self._locked(stream) as loaded:
+            self._opened.delete(stream)
+            loaded.engine = None
+
+    def save(self) -> None:
+        """Store the states of all loaded streams and wait for the disk. They stay loaded."""
+        for stream in list(self._streams):
+            with self._locked(stream) as loaded:
+                self._write(stream, loaded)
+        self._opened.sync()
+
+    def close(self) -> None:
+        """Unload all streams, wait for the disk, and release the folder.
+
+        If some streams cannot be stored, the others are, and the pool stays open. You can call `close` again.
+        """
+        if self._store is None:
+            return
+        problems: list[StateError] = []
+        for stream in list(self._streams):
+            try:
+                with self._locked(stream) as loaded:
+                    self._unload(stream, loaded)
+            except StateError as problem:
+                problems.append(problem)
+        if problems:
+            raise problems[0]
+        self._store.sync()
+        self._store.close()
+        self._store = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        counts = "closed" if self._store is None else f"{len(self)} streams, {len(self._streams)} loaded"
+        return f"StreamPool({self._method.name!r}, {counts}, {str(self.folder)!r})"
+
+    # Loading and unloading.
+
+    @contextmanager
+    def _using(self, stream: str) -> Iterator[_Loaded]:
+        """Lock a stream and load it."""
+        with self._locked(_checked_id(stream)) as loaded:
+            if loaded.engine is None:
+                self._make_room()
+                self._load(stream, loaded)
+            yield loaded
+
+    @contextmanager
+    def _locked(self, stream: str) -> Iterator[_Loaded]:
+        """Lock a stream, loaded or not."""
+        loaded = self._acquire(stream)
+        try:
+            yield loaded
+        finally:
+            # A stream that could not be loaded, or whose engine was interrupted, continues from its stored state.
+            if loaded.engine is None or not loaded.engine._whole:
+                self._drop(stream, loaded)
+            loaded.thread = 0
+            loaded.lock.release()
+
+    def _acquire(self, stream: str) -> _Loaded:
+        """Return the entry of a stream with its lock held."""
+        caller = threading.get_ident()
+        while True:
+            with self._guard:
+                if self._store is None:
+                    raise UsageError("This pool is closed. Open a new one on its folder.")
+                loaded = self._streams.get(stream)
+                if loaded is None:
+                    loaded = self._streams[stream] = _Loaded()
+                else:
+                    self._streams.move_to_end(stream)
+            if loaded.thread == caller:
+                raise UsageError(f"The stream {stream!r} is already open in this call. Use the engine that you have.")
+            loaded.lock.acquire()
+            if self._streams.get(stream) is loaded:
+                loaded.thread = caller
+                return loaded
+            loaded.lock.release()  # Another thread unloaded it meanwhile.
+
+    def _make_room(self) -> None:
+        """Unload the streams that were not used for longest, except those in use."""
+        while len(self._streams) > self.max_loaded:
+            with self._guard:
+                idle = next((pair for pair in self._streams.items() if pair[1].lock.acquire(blocking=False)), None)
+            if idle is None:
+                return
+            try:
+                self._unload(*idle)
+            finally:
+                idle[1].lock.release()
+
+    def _load(self, stream: str, loaded: _Loaded) -> None:
+        data = self._opened.read(stream)
+        loaded.stored = data is not None
+        loaded.engine = self._new() if data is None else self._decoded(stream, data)
+        loaded.changed = data is None
+
+    def _unload(self, stream: str, loaded: _Loaded) -> None:
+        self._write(stream, loaded)
+        self._drop(stream, loaded)
+
+    def _write(self, stream: str, loaded: _Loaded) -> None:
+        if loaded.engine is not None and loaded.changed:
+            self._opened.write(stream, self._encoded(loaded.engine))
+            loaded.changed, loaded.stored = False, True
+
+    def _drop(self, stream: str, loaded: _Loaded) -> None:
+        """Remove a stream from memory."""
+        loaded.engine = None
+        with self._guard:
+            # Another thread may have loaded it again already.
+            if self._streams.get(stream) is loaded:
+                del self._streams[stream]
+
+    @property
+    def _opened(self) -> "_Store":
+        if self._store is None:
+            raise UsageError("This pool is closed. Open a new one on its folder.")
+        return self._store
+
+    # Engines and their stored states.
+
+    def _new(self) -> FeatureMethod:
+        return self._method(self.prototypes, self.classes, self._config, self._encoder)
+
+    def _encoded(self, engine: FeatureMethod) -> bytes:
+        """Return the state of an engine as bytes. The prototypes are left out unless its classes were edited."""
+        with engine._alone():
+            counters, arrays = engine._memory.export()
+        edited = engine._prototypes is not self.prototypes
+        if not edited:
+            del arrays["entry"]
+        header = {
+            "schema": state.SCHEMA,
+            "frozen": engine.frozen,
+            "classes": engine.classes if edited else None,
+            "counters": counters,
+            "arrays": [(name, array.dtype.str, array.shape) for name, array in arrays.items()],
+        }
+        text = json.dumps(header).encode()
+        content = b"".join([text, *(np.ascontiguousarray(array).data for array in arrays.values())])
+        return _PREFIX.pack(zlib.crc32(content), len(text)) + content
+
+    def _decoded(self, stream: str, data: bytes) -> FeatureMethod:
+        """Return the engine that a state was stored from."""
+        try:
+            checksum, length = _PREFIX.unpack_from(data)
+            content = memoryview(data)[_PREFIX.size :]
+            if zlib.crc32(content) != checksum:
+                raise StateError("its checksum is wrong")
+            header = json.loads(bytes(content[:length]))
+            if header["schema"] != state.SCHEMA:
+                raise StateError(f"it has schema {header['schema']}, and this version reads {state.SCHEMA}")
+            arrays, place = {}, length
+            for name, dtype, shape in header["arrays"]:
+                count = int(np.prod(shape, dtype=np.int64))
+                arrays[name] = np.frombuffer(content, np.dtype(dtype), count, place).reshape(shape)
+                place += arrays[name].nbytes
+            classes, prototypes = self.classes, self.prototypes
+            if header["classes"] is not None:
+                classes, prototypes = tuple(header["classes"]), Prototypes.of_unit(arrays["entry"].copy())
+            with own_state():
+                engine = self._method._rebuilt(
+                    self._config, classes, self._encoder, prototypes, header["counters"], arrays
+                )
+        except (StateError, ValueError, KeyError, TypeError, struct.error) as problem:
+            raise StateError(
+                f"The state of the stream {stream!r} in {self._opened.path} is damaged: {problem}. Delete the stream, "
+                "or restore a copy of the file."
+            ) from None
+        engine.frozen = header["frozen"]
+        return engine
+
+    # The folder.
+
+    def _require(self, stream: str) -> None:
+        if _checked_id(stream) not in self:
+            raise InputError(f"There is no stream {stream!r}. A stream begins with its first feature.")
+
+    def _check_settings(self) -> None:
+        """Store what the streams of a new pool start from, or compare with what is stored."""
+        settings = {
+            "method": self._method.name,
+            "config": self._config.model_dump(mode="json"),
+            "classes": list(self.classes),
+            "encoder": self._encoder,
+            "prototypes": self.prototypes.fingerprint,
+        }
+        stored = self._opened.settings({**settings, "version": __version__})
+        for name, value in settings.items():
+            if stored.get(name) != value:
+                raise StateError(_difference(self.folder, name, stored.get(name), value))
+
+
+class _Store:
+    """The SQLite database of a pool: settings, and one row per stream.
+
+    Killing the process cannot damage it. Commits wait for the disk only in `sync`.
+    """
+
+    def __init__(self, folder: Path):
+        self.path = folder / _FILE
+        self._lock = threading.Lock()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._database = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+        except (OSError, sqlite3.Error) as problem:
+            raise StateError(f"Cannot open {self.path}: {problem}.") from problem
+        try:
+            for statement in (
+                f"PRAGMA page_size = {_PAGE_BYTES}",
+                # The lock of the first statement stays until the connection is closed or the process ends.
+                "PRAGMA locking_mode = EXCLUSIVE",
+                "PRAGMA journal_mode = WAL",
+                "PRAGMA synchronous = NORMAL",
+                f"PRAGMA wal_autocheckpoint = {_PAGES_PER_SYNC}",
+                "CREATE TABLE IF NOT EXISTS settings (value TEXT NOT NULL)",
+                "CREATE TABLE IF NOT EXISTS streams (id TEXT NOT NULL UNIQUE, state BLOB NOT NULL)",
+            ):
+                self._database.execute(statement)
+        except sqlite3.Error as problem:
+            self._database.close()
+            if "locked" in str(problem):
+                raise UsageError(
+                    f"The folder {str(folder)!r} is in use by another pool. Close that pool, or choose another folder."
+                ) from None
+            raise StateError(f"Cannot use {self.path}: {problem}. Choose another folder.") from problem
+
+    def settings(self, new: dict[str, Any]) -> dict[str, Any]:
+        """Return the stored settings; store the `new` ones first if there are none."""
+        found = self._run("SELECT value FROM settings").fetchone()
+        if found is None:
+            self._run("INSERT INTO settings VALUES (?)", json.dumps(new))
+            return new
+        stored: dict[str, Any] = json.loads(found[0])
+        return stored
+
+    def read(self, stream: str) -> bytes | None:
+        """Return the stored state of a stream; None if there is none."""
+        found = self._run("SELECT state FROM streams WHERE id = ?", stream).fetchone()
+        return None if found is None else bytes(found[0])
+
+    def write(self, stream: str, data: bytes) -> None:
+        """Store the state of a stream."""
+        try:
+            self._run(
+                "INSERT INTO streams VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET state = excluded.state", stream, data
+            )
+        except StateError as problem:
+            raise StateError(f"Cannot store the stream {stream!r}: {problem} It stays loaded.") from problem
+
+    def delete(self, stream: str) -> None:
+        """Delete the stored state of a stream, if there is one."""
+        self._run("DELETE FROM streams WHERE id = ?", stream)
+
+    def sync(self) -> None:
+        """Wait until everything written is on disk."""
+        self._run("PRAGMA wal_checkpoint(FULL)").fetchall()
+
+    def close(self) -> None:
+        """Release the database."""
+        with self._lock:
+            self._database.close()
+
+    def __contains__(self, stream: str) -> bool:
+        return self._run("SELECT 1 FROM streams WHERE id = ?", stream).fetchone() is not None
+
+    def __len__(self) -> int:
+        return int(self._run("SELECT count(*) FROM streams").fetchone()[0])
+
+    def __iter__(self) -> Iterator[str]:
+        last = 0
+        while True:
+            # A page at a time, so that other threads can use the database in between.
+            page = self._run("SELECT rowid, id FROM streams WHERE rowid > ? ORDER BY rowid LIMIT 1000", last).fetchall()
+            if not page:
+                return
+            yield from (stream for _, stream in page)
+            last = page[-1][0]
+
+    def _run(self, statement: str, *values: Any) -> sqlite3.Cursor:
+        try:
+            with self._lock:
+                return self._database.execute(statement, values)
+        except sqlite3.Error as problem:
+            raise StateError(f"{self.path}: {problem}.") from problem
+
+
+def _engine(loaded: _Loaded) -> FeatureMethod:
+    assert loaded.engine is not None
+    return loaded.engine
+
+
+def _checked_id(stream: Any) -> str:
+    if not isinstance(stream, str) or not 0 < len(stream) <= _LONGEST_ID:
+        raise InputError(
+            f"The id of a stream must be a string of 1 to {_LONGEST_ID} characters; given: {str(stream)[:80]!r}."
+        )
+    try:
+        stream.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"The id of a stream must be text that UTF-8 can encode; given: {stream!r}.") from None
+    return stream
+
+
+def _difference(folder: Path, name: str, stored: Any, given: Any) -> str:
+    """Return the message for a pool whose settings differ from the stored ones."""
+    if isinstance(stored, dict) and isinstance(given, dict):
+        key = next(key for key in {**stored, **given} if stored.get(key) != given.get(key))
+        name, stored, given = f"{name}.{key}", stored.get(key), given.get(key)
+    return (
+        f"The streams in {str(folder)!r} were created with another {name}: {str(stored)[:100]}; given: "
+        f"{str(given)[:100]}. Use the settings that they were created with, or choose another folder."
+    )
