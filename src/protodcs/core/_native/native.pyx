@@ -4,3 +4,4 @@
 from libc.stdint cimport int64_t
 
 include "vectors.pxi"
+include "protodcs.pxi"

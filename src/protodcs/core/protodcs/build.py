@@ -61,5 +61,6 @@ def with_classes(state: ProtoDCSState, kept: Classes, added: Feature) -> ProtoDC
 
 def _find_visual(state: ProtoDCSState) -> None:
     """Compute what follows from the queues alone."""
-    state.opened = opened = np.flatnonzero(state.counts)
+    state.find_opened()
+    opened = state.opened
     state.visual[opened], state.lengths[opened] = queue_means(state.cache[opened], state.counts[opened])

@@ -38,13 +38,20 @@ def choose_slot(
 
 def offer(state: ProtoDCSState, k: int, feature: Feature, uncertainty: float) -> bool:
     """Offer a feature to the queue Q_k. Return whether the queue changed."""
-    count, config, queue = int(state.counts[k]), state.config, slice(k, k + 1)
+    count, config = int(state.counts[k]), state.config
     slot = choose_slot(
         state.cache[k, :count], state.quality[k, :count], config.cache_size, feature, uncertainty,
         config.cache_similarity,
     )  # fmt: skip
     if slot is None:
         return False
+    place(state, k, slot, feature, uncertainty)
+    return True
+
+
+def place(state: ProtoDCSState, k: int, slot: int, feature: Feature, uncertainty: float) -> None:
+    """Put a feature into a slot of the queue Q_k. Visual prototype and alignment follow."""
+    count, queue = int(state.counts[k]), slice(k, k + 1)
     previous = queue_means(state.cache[queue], state.counts[queue])[0][0] if count else None
     state.cache[k, slot] = feature
     state.quality[k, slot] = uncertainty
@@ -53,7 +60,6 @@ def offer(state: ProtoDCSState, k: int, feature: Feature, uncertainty: float) ->
     directions, lengths = queue_means(state.cache[queue], state.counts[queue])
     state.visual[k], state.lengths[k] = directions[0], lengths[0]
     alignment.follow(state, k, previous, directions[0])
-    return True
 
 
 def hold(state: ProtoDCSState, k: int, feature: Feature, uncertainty: float) -> None:

@@ -34,7 +34,8 @@ def evolve(
         return False
     counted = state.passed if config.evolution_count == "passed" else state.known + 1
     share = 1.0 / (counted + config.evolution_prior)
-    mean = move(state.text, moved_text(state, feature, text, temporary.slopes), share)
+    moved = moved_text(state, feature, text, temporary.slopes, np.arange(len(text)))
+    mean = move(state.text, moved, share)
     if config.evolution_norm == "unit":
         mean = normalised(mean)
     state.replace_text(mean.astype(np.float32))

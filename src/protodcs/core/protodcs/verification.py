@@ -22,13 +22,16 @@ def verify(state: ProtoDCSState, openness: float, trusted: bool) -> tuple[float,
         return (0.0, True) if trusted else (1.0, False)
     if state.refit_due:
         refit(state)
-    if not state.fitted:
-        p_unknown = 1.0 if openness >= state.cold_threshold else 0.0
-    else:
-        p_unknown = posterior(state.mixture, openness)
-        if config.target_false_reject is not None:
-            return p_unknown, openness < _tail(state, config.target_false_reject)
-    return p_unknown, p_unknown < config.unknown_threshold
+    p_unknown = posterior(state.mixture, openness) if state.fitted else float(openness >= state.cold_threshold)
+    return p_unknown, is_known(state, openness, p_unknown)
+
+
+def is_known(state: ProtoDCSState, openness: float, p_unknown: float) -> bool:
+    """Whether a sample counts as known: by Theta_p, or by the tail of the known component."""
+    config = state.config
+    if state.fitted and config.target_false_reject is not None:
+        return openness < _tail(state, config.target_false_reject)
+    return p_unknown < config.unknown_threshold
 
 
 def refit(state: ProtoDCSState) -> None:
