@@ -6,9 +6,8 @@ to float32 would reorder the cache.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
-Vector = NDArray[np.float64]
+from ..arrays import Vector
 
 # The asymptotic series below are exact to 1e-13 from here on.
 _LARGE = 8.0

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Vector = NDArray[np.float64]
-Wide = NDArray[np.float64]
-Rows = NDArray[np.floating]
+from ..arrays import Rows, Vector, Wide
 
 # Numbers of a block: 128 kB in float64.
 _BLOCK = 2**14

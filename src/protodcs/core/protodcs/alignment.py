@@ -16,13 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Classes, Vector, Wide
 from ..numerics.linalg import blocks, normalised, wide
 from .residual import adam_step, project, queue_means
 from .state import ProtoDCSState
-
-Vector = NDArray[np.float64]
-Wide = NDArray[np.float64]
-Classes = NDArray[np.int64]
 
 REBUILD_AFTER = 1000
 

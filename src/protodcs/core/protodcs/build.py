@@ -3,13 +3,14 @@
 import numpy as np
 
 from ...errors import StateError
+from ..arrays import Classes, Feature
 from ..base import Counters
 from ..prototypes import Prototypes
 from ..state import Arrays
 from . import alignment
 from .config import ProtoDCSConfig
 from .residual import queue_means
-from .state import NUMBERS, WINDOWS, Classes, Feature, ProtoDCSState, Waiting
+from .state import NUMBERS, WINDOWS, ProtoDCSState, Waiting
 from .state_checks import checked_arrays
 
 

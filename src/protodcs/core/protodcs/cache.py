@@ -6,17 +6,15 @@ the queue is full, it replaces the most uncertain feature. The mean of a queue i
 
 from collections import Counter
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ..arrays import Feature, Vector
 from ..numerics.linalg import products
 from . import alignment
 from .residual import queue_means
-from .state import Feature, ProtoDCSState, Waiting
+from .state import ProtoDCSState, Waiting
 
 
 def choose_slot(
-    queue: Feature, quality: NDArray[np.float64], size: int, feature: Feature, uncertainty: float, similarity: float
+    queue: Feature, quality: Vector, size: int, feature: Feature, uncertainty: float, similarity: float
 ) -> int | None:
     """Return the slot of a queue for a feature (d,), or None if it does not enter.
 

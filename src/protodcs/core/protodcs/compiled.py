@@ -10,12 +10,13 @@ import numpy as np
 
 from .._native import native
 from .._native.interface import ProtoDCSStep
+from ..arrays import Feature
 from .alignment import REBUILD_AFTER
 from .cache import place
 from .config import ProtoDCSConfig
 from .first_check import FirstCheck
 from .prediction import Prediction
-from .state import Feature, ProtoDCSState
+from .state import ProtoDCSState
 from .temporary import Temporary
 
 

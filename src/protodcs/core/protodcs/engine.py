@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError, UsageError
+from ..arrays import Feature
 from ..base import Capabilities, Counters, FeatureMethod, softmax_rows
 from ..decision import Decision, decided
 from ..numerics import gaussian_mixture
@@ -24,7 +25,7 @@ from .explain import ProtoDCSExplanation, explain
 from .first_check import FirstCheck, check_openness
 from .prediction import predict
 from .stages import Stages
-from .state import Feature, ProtoDCSState
+from .state import ProtoDCSState
 from .temporary import global_prototypes, temporary_prototypes
 from .verification import fit_mixture, is_known, verify
 

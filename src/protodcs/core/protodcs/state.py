@@ -7,10 +7,10 @@ than samples come. They are not exported: `build` computes them again to the bit
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .._native.interface import ProtoDCSStep
 from ..arena import Arena, Layout
+from ..arrays import Classes, Feature, Vector, Wide
 from ..base import Counters
 from ..numerics import gaussian_mixture
 from ..numerics.linalg import inverse_norms, normalised, products
@@ -18,9 +18,6 @@ from ..numerics.windows import Window
 from ..prototypes import Prototypes
 from ..state import Arrays
 from .config import ProtoDCSConfig
-
-Feature = NDArray[np.float32]
-Classes = NDArray[np.int64]
 
 # Numbers beside the arrays, exported by name.
 NUMBERS = (
@@ -98,15 +95,15 @@ class ProtoDCSState:
     """
 
     cache: Feature
-    quality: NDArray[np.float64]
+    quality: Wide
     counts: Classes
     visual: Feature
-    lengths: NDArray[np.float64]
+    lengths: Vector
     adapted: Feature
-    text_sum: NDArray[np.float64]
-    visual_sum: NDArray[np.float64]
+    text_sum: Wide
+    visual_sum: Wide
     text_alignment: Feature
-    mixture: NDArray[np.float64]
+    mixture: Vector
     gate_window: Window
     mixture_window: Window
     quality_window: Window
@@ -119,7 +116,7 @@ class ProtoDCSState:
         self.inverse_norms = prototypes.follow(inverse_norms)
         self.opened: Classes = np.zeros(0, dtype=np.int64)
         self.waiting: list[Waiting] = []
-        self.work: NDArray[np.float64] | None = None
+        self.work: Wide | None = None
         self.fitted = False
         self.cold_threshold = config.cold_threshold
         self.evolution_threshold = config.evolution_threshold

@@ -7,8 +7,8 @@ fused, P'_v does not depend on the sample either.
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..arrays import Classes, Feature, Vector
 from ..numerics.evidence import uncertainty_gradient
 from ..numerics.linalg import blocks, cosines
 from ..numerics.softmax import entropy_gradient, softmax
@@ -17,9 +17,7 @@ from .config import ProtoDCSConfig
 from .first_check import FirstCheck
 from .prediction import affinities
 from .residual import adam_step, text_gradient
-from .state import Classes, Feature, ProtoDCSState
-
-Vector = NDArray[np.float64]
+from .state import ProtoDCSState
 
 
 class Temporary(NamedTuple):

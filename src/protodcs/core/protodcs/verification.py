@@ -3,9 +3,7 @@
 import math
 from statistics import NormalDist
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ..arrays import Vector
 from ..numerics.gaussian_mixture import Stop, boundary, components, fit, posterior
 from .config import ProtoDCSConfig
 from .state import ProtoDCSState
@@ -47,7 +45,7 @@ def refit(state: ProtoDCSState) -> None:
         state.cold_threshold = boundary(parameters)
 
 
-def fit_mixture(config: ProtoDCSConfig, ordered: NDArray[np.float64]) -> NDArray[np.float64] | None:
+def fit_mixture(config: ProtoDCSConfig, ordered: Vector) -> Vector | None:
     """Return the mixture (6,) of ascending openness (n,); None if none fits."""
     stop = Stop(config.mixture_tolerance, config.mixture_iterations, config.mixture_floor, config.mixture_weight)
     return fit(ordered, stop)
