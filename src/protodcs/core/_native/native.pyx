@@ -4,3 +4,5 @@
 from libc.stdint cimport int64_t
 
 include "vectors.pxi"
+include "refit.pxi"
+include "streamdcs.pxi"
