@@ -499,7 +499,7 @@ def test_an_interrupted_stream_falls_back_to_where_it_last_slept(tmp_path, monke
         streams.sleep("a")
         streams.observe("a", features[1])
         with monkeypatch.context() as patch:
-            patch.setattr(StreamDCS, "_learn", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(StreamDCS, "_advance", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 streams.observe("a", features[2])
         assert streams.observe("a", features[3]).sequence == 1

@@ -1,5 +1,6 @@
 """The types of the compiled module."""
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,6 +30,19 @@ class ProtoDCSStep(Protocol):
         """Take the step of a feature whose first check was made, predict and verify."""
 
 
+class NativeStep(Protocol):
+    """The compiled step of one StreamDCS engine."""
+
+    def step(self, feature: Row, learns: bool) -> tuple[bool, int, float, float, float, float, float, str | None]:
+        """Compute `StreamState.step`. Return the fields of `Outcome`."""
+
+    def run(self, features: Row, learns: bool, columns: tuple[NDArray[Any], ...], scores: Row | None) -> None:
+        """Step through features (N, d), and write the results to columns: see `streamdcs.pxi`."""
+
+    def calibrate(self, feature: Row) -> None:
+        """Compute `StreamState.calibrate`."""
+
+
 class Native(Protocol):
     """The compiled module, the same for every instruction set."""
 
@@ -46,3 +60,14 @@ class Native(Protocol):
 
     def invert_norms(self, rows: Row, out: Vector) -> None:
         """Compute `vectors.invert_norms`."""
+
+    def StreamStep(  # noqa: N802 - it is a class
+        self,
+        prototypes: Row,
+        inverse_norms: Vector,
+        likeness: Vector | None,
+        arena: Mapping[str, NDArray[Any]],
+        work: tuple[Vector, Vector, Vector],
+        config: Any,
+    ) -> NativeStep:
+        """Return the step of an engine over the arrays of its state."""

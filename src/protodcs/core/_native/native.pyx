@@ -5,3 +5,5 @@ from libc.stdint cimport int64_t
 
 include "vectors.pxi"
 include "protodcs.pxi"
+include "refit.pxi"
+include "streamdcs.pxi"

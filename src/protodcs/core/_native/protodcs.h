@@ -5,7 +5,7 @@
 #ifndef PROTODCS_STEP_H
 #define PROTODCS_STEP_H
 
-#include "loops.h"
+#include "numerics.h"
 
 typedef struct {
     int64_t classes, width, size, opened_classes, gate_capacity, mixture_capacity;
@@ -32,60 +32,7 @@ typedef struct {
     double openness_first, quality, openness, aleatoric, epistemic, entropy, p_unknown;
 } Found;
 
-/* Powers and logarithms, the same on every CPU. */
-
-static inline double exponential(double x)
-{
-    const double shift = 6755399441055744.0; /* 1.5 * 2^52: adding it rounds to a whole number. */
-    x = x < -708.0 ? -708.0 : x > 709.0 ? 709.0 : x;
-    double shifted = x * 1.4426950408889634 + shift;
-    int64_t bits;
-    memcpy(&bits, &shifted, sizeof bits);
-    double octaves = shifted - shift, r = x - octaves * 0.6931471805599453;
-    double series = 1.0 / 6227020800.0;
-    series = series * r + 1.0 / 479001600.0;
-    series = series * r + 1.0 / 39916800.0;
-    series = series * r + 1.0 / 3628800.0;
-    series = series * r + 1.0 / 362880.0;
-    series = series * r + 1.0 / 40320.0;
-    series = series * r + 1.0 / 5040.0;
-    series = series * r + 1.0 / 720.0;
-    series = series * r + 1.0 / 120.0;
-    series = series * r + 1.0 / 24.0;
-    series = series * r + 1.0 / 6.0;
-    series = series * r + 0.5;
-    series = series * r + 1.0;
-    series = series * r + 1.0;
-    int64_t power = (bits + 1023) << 52;
-    double scale;
-    memcpy(&scale, &power, sizeof scale);
-    return series * scale;
-}
-
-static inline double logarithm(double x)
-{
-    int exponent;
-    double part = frexp(x, &exponent);
-    if (part < 0.7071067811865476) {
-        part *= 2.0;
-        exponent -= 1;
-    }
-    double s = (part - 1.0) / (part + 1.0), q = s * s, series = 1.0 / 23.0;
-    for (int n = 21; n > 0; n -= 2)
-        series = series * q + 1.0 / n;
-    return 2.0 * s * series + exponent * 0.6931471805599453;
-}
-
-/* Evidence. Taylor coefficients of digamma around 2.5 and of its derivative: for cosines the argument is in [2, 3]. */
-
-#define DIGAMMA(h)                                                                                                     \
-    (0.70315664064524319 + h * (0.49035775610023486 + h * (-0.1181020258208637 + h * (0.037317641469542009 +           \
-    h * (-0.013073166646113807 + h * (0.0048214098213931957 + h * (-0.0018305640382639378 +                            \
-    h * (0.00070738816518316098 + h * (-0.00027643925426264713 + h * (0.00010882584206868631 +                         \
-    h * (-4.3052688655542602e-5 + h * (1.7089167198843548e-5 + h * (-6.7989292319747948e-6 +                           \
-    h * (2.7092759794669097e-6 + h * (-1.0808116193449875e-6 + h * (4.315056529691794e-7 +                             \
-    h * (-1.7237026144441995e-7 + h * (6.8882254155130349e-8 + h * -2.7534182401274526e-8))))))))))))))))))
-
+/* The derivative of psi at 2.5 + h: Taylor's series, for the evidence of a cosine. */
 #define TRIGAMMA(h)                                                                                                    \
     (0.49035775610023486 + h * (2 * -0.1181020258208637 + h * (3 * 0.037317641469542009 +                              \
     h * (4 * -0.013073166646113807 + h * (5 * 0.0048214098213931957 + h * (6 * -0.0018305640382639378 +                \
@@ -93,17 +40,6 @@ static inline double logarithm(double x)
     h * (10 * -4.3052688655542602e-5 + h * (11 * 1.7089167198843548e-5 + h * (12 * -6.7989292319747948e-6 +            \
     h * (13 * 2.7092759794669097e-6 + h * (14 * -1.0808116193449875e-6 + h * (15 * 4.315056529691794e-7 +              \
     h * (16 * -1.7237026144441995e-7 + h * (17 * 6.8882254155130349e-8 + h * (18 * -2.7534182401274526e-8))))))))))))))))))
-
-static double digamma(double x)
-{
-    double result = 0.0;
-    for (; x < 8.0; x += 1.0)
-        result -= 1.0 / x;
-    double r = 1.0 / (x * x);
-    double tail =
-        r * (1 / 12.0 - r * (1 / 120.0 - r * (1 / 252.0 - r * (1 / 240.0 - r * (1 / 132.0 - r * (691 / 32760.0))))));
-    return result + logarithm(x) - 0.5 / x - tail;
-}
 
 static double trigamma(double x)
 {
@@ -116,36 +52,16 @@ static double trigamma(double x)
     return result + 1.0 / x + 0.5 * r + tail / x;
 }
 
-static inline double positive(double x)
-{
-    return x > 0.0 ? x : 0.0;
-}
-
-/* Write psi(a + 1) of each class to `psi` (n). Return the sum of a, and of a psi(a + 1) in `weighted`. */
-static double evidence(const double *logits, int64_t n, double *psi, double *weighted)
-{
-    for (int64_t i = 0; i < n; i++) {
-        double h = positive(logits[i]) - 0.5;
-        psi[i] = DIGAMMA(h);
-    }
-    *weighted = SUM(n, (positive(logits[i]) + 1.0) * psi[i]);
-    return SUM(n, positive(logits[i]) + 1.0);
-}
-
-static void uncertainty(const double *logits, int64_t n, double *work, double *aleatoric, double *epistemic)
-{
-    double weighted, total = evidence(logits, n, work, &weighted);
-    *aleatoric = n == 1 ? 0.0 : positive(digamma(total + 1.0) - weighted / total);
-    *epistemic = n / total;
-}
-
 static void uncertainty_gradient(const double *logits, int64_t n, double by_aleatoric, double by_epistemic, double *out)
 {
-    double weighted, total = evidence(logits, n, out, &weighted);
+    for (int64_t i = 0; i < n; i++)
+        out[i] = evidence_digamma(at_least(logits[i], 0.0) + 1.0);
+    double total = SUM(n, at_least(logits[i], 0.0) + 1.0);
+    double weighted = SUM(n, (at_least(logits[i], 0.0) + 1.0) * out[i]);
     double common = by_aleatoric * (trigamma(total + 1.0) + weighted / total / total) - by_epistemic * n / (total * total);
     double share = by_aleatoric / total;
     for (int64_t i = 0; i < n; i++) {
-        double z = positive(logits[i]), h = z - 0.5;
+        double z = at_least(logits[i], 0.0), h = z - 0.5;
         double slope = common - share * (out[i] + (z + 1.0) * TRIGAMMA(h));
         out[i] = logits[i] > 0.0 ? slope : 0.0;
     }
@@ -356,7 +272,7 @@ static void softmax_in_place(double *logits, int64_t n)
 {
     double top = MAX(n, -INFINITY, logits[i]);
     for (int64_t i = 0; i < n; i++)
-        logits[i] = exponential(logits[i] - top);
+        logits[i] = own_exp(logits[i] - top);
     double total = SUM(n, logits[i]);
     for (int64_t i = 0; i < n; i++)
         logits[i] /= total;
@@ -439,8 +355,9 @@ static void first_check(const Step *step, int64_t pushed, Found *found)
     found->confident = found->confident && step->visual_prototypes;
     found->quality = 0.0;
     if (found->confident) {
-        double epistemic;
-        uncertainty(step->cosines, step->classes, step->gain, &found->quality, &epistemic);
+        double both[2];
+        uncertainty(step->cosines, step->classes, both);
+        found->quality = both[0];
     }
 }
 
@@ -460,25 +377,27 @@ static void adapt_and_predict(const Step *step, const float *feature, Found *fou
                                           (float)step->step_epsilon);
         }
     }
-    double top = MAX(n, -INFINITY, step->after[i]), total;
+    double top = MAX(n, -INFINITY, step->after[i]), total, both[2];
     found->openness = 1.0 - top;
-    uncertainty(step->after, n, step->gain, &found->aleatoric, &found->epistemic);
+    uncertainty(step->after, n, both);
+    found->aleatoric = both[0];
+    found->epistemic = both[1];
     memset(step->affinity, 0, n * sizeof(double));
     const float *visual = found->trusted ? step->adapted : step->visual;
     opened_products(step, visual, step->gain);
     for (int64_t at = 0; at < step->opened_classes; at++)
-        step->gain[at] = step->affinity_weight * exponential(-step->affinity_sharpness * (1.0 - step->gain[at]));
+        step->gain[at] = step->affinity_weight * own_exp(-step->affinity_sharpness * (1.0 - step->gain[at]));
     for (int64_t at = 0; at < step->opened_classes; at++)
         step->affinity[step->opened[at]] = step->gain[at];
     for (int64_t k = 0; k < n; k++)
         step->gain[k] = step->after[k] / step->temperature;
     top /= step->temperature;
     for (int64_t k = 0; k < n; k++)
-        step->scores[k] = exponential(step->gain[k] - top);
+        step->scores[k] = own_exp(step->gain[k] - top);
     total = SUM(n, step->scores[i]);
     for (int64_t k = 0; k < n; k++)
         step->scores[k] /= total;
-    found->entropy = positive(logarithm(total) - SUM(n, step->scores[i] * (step->gain[i] - top)));
+    found->entropy = at_least(own_log(total) - SUM(n, step->scores[i] * (step->gain[i] - top)), 0.0);
     found->best = 0;
     for (int64_t k = 0; k < n; k++) {
         step->scores[k] += step->affinity[k];
@@ -491,14 +410,14 @@ static void adapt_and_predict(const Step *step, const float *feature, Found *fou
 static double log_density(const double *component, double value)
 {
     double distance = value - component[1];
-    return logarithm(component[0]) - 0.5 * logarithm(component[2]) - 0.5 * distance * distance / component[2];
+    return own_log(component[0]) - 0.5 * own_log(component[2]) - 0.5 * distance * distance / component[2];
 }
 
 static void verify(const Step *step, int64_t pushed, Found *found)
 {
     push(step->mixture_arrivals, step->mixture_ordered, step->mixture_capacity, pushed, found->openness);
     double odds = log_density(step->mixture + 3, found->openness) - log_density(step->mixture, found->openness);
-    double power = exponential(odds < 0.0 ? odds : -odds);
+    double power = own_exp(odds < 0.0 ? odds : -odds);
     found->p_unknown = (odds < 0.0 ? power : 1.0) / (1.0 + power);
 }
 
