@@ -53,12 +53,12 @@ def of_protodcs(engine, feature):
     unit = engine._checked(feature).copy()
     cosines = products(state.unit_text, unit)
     slopes = uncertainty_gradient(cosines, config.aleatoric_weight, config.epistemic_weight)
-    affinity = affinities(state, state.adapted[state.opened], unit)
+    affinity, every = affinities(state, state.adapted[state.opened], unit), np.arange(len(cosines))
     return {
         "first check: cosines": lambda: products(state.unit_text, unit),
         "alignment after a queue change": queue_change(engine),
         "loss and its slopes": lambda: uncertainty_gradient(cosines, config.aleatoric_weight, config.epistemic_weight),
-        "step and re-scoring": lambda: row_cosines(moved_text(state, unit, cosines, slopes), unit),
+        "step and re-scoring": lambda: row_cosines(moved_text(state, unit, cosines, slopes, every), unit),
         "visual affinities": lambda: affinities(state, state.adapted[state.opened], unit),
         "prediction": lambda: predict(state, cosines, affinity),
     }

@@ -7,22 +7,24 @@ from hypothesis import strategies as st
 
 from conftest import unit
 from protodcs import StreamDCS, StreamDCSConfig
-from protodcs.core.compiled import ensure_compiled
-from protodcs.core.streamdcs.class_bias import ClassBias
+from protodcs.core.arena import Arena
+from protodcs.core.streamdcs.class_bias import ClassBias, layout, likeness
 from stream_oracle import fitted_bias
 
-ensure_compiled()
+
+def new_bias(entry, temperature):
+    return ClassBias(Arena(layout(len(entry))), likeness(entry), temperature)
 
 
 @given(st.integers(3, 12), st.integers(0, 10))
 def test_the_running_sums_give_what_a_fit_from_scratch_gives(classes, seed):
     chance = np.random.default_rng(seed)
     entry = unit(chance.normal(size=(classes, 16))).astype(np.float32)
-    bias = ClassBias(entry, 0.05)
+    bias = new_bias(entry, 0.05)
     for _ in range(40 * classes):
         best = int(chance.integers(classes))
         cosines = (entry @ unit(entry[best] + 0.2 * chance.normal(size=16))).astype(np.float64)
-        bias.learn(cosines, best, float(chance.uniform(0.3, 1.0)), 0.0)
+        bias.learn(cosines, best, float(chance.uniform(0.3, 1.0)))
     np.testing.assert_allclose(
         bias.logits, fitted_bias(bias.likeness, bias.rows, bias.vectors[0], 0.05), rtol=1e-6, atol=1e-9
     )
@@ -69,20 +71,18 @@ def test_images_that_do_not_follow_the_texts_geometry_are_left_alone():
     chance = np.random.default_rng(0)
     prototypes = unit(chance.normal(size=(20, 64)) + 2.0 * chance.normal(size=64))
     own = unit(chance.normal(size=(20, 64)))
-    bias = ClassBias(prototypes.astype(np.float32), 0.01)
+    bias = new_bias(prototypes.astype(np.float32), 0.01)
     for best in chance.integers(20, size=2000):
         cosines = unit(own[best] + 0.05 * chance.normal(size=64)) @ unit(own).T
-        bias.learn(cosines, int(best), 0.9, 0.0)
+        bias.learn(cosines, int(best), 0.9)
     assert bias.beta**2 < 0.1
     assert not bias.logits.any()
 
 
 def test_only_surely_known_samples_teach():
-    bias = ClassBias(np.eye(4, 8, dtype=np.float32), 0.01)
-    bias.learn(np.array([0.9, 0.2, 0.1, 0.0]), 0, 0.9, 0.1)
-    assert not bias.rows.any()
-    bias.learn(np.array([0.9, 0.2, 0.1, 0.0]), 0, 0.9, 0.09)
-    assert bias.rows.any()
+    bias = new_bias(np.eye(4, 8, dtype=np.float32), 0.01)
+    assert not bias.learns_from(0.1)
+    assert bias.learns_from(0.09)
 
 
 def test_there_is_none_beyond_the_limit_or_below_three_classes():

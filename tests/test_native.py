@@ -8,7 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conftest import random_stream
+from protodcs import StreamDCS, StreamDCSConfig
 from protodcs.core import _native, vectors
+from protodcs.core.prototypes import Prototypes
+from protodcs.core.streamdcs.state import StreamState
 
 WIDTHS = (1, 2, 15, 16, 17, 31, 33, 512)
 CLASSES = (1, 2, 3, 4, 5, 9, 100)
@@ -128,6 +132,75 @@ def test_lengths_are_checked(name):
         module.cosines(rows, np.ones(3), feature[1:], np.empty(3))
     with pytest.raises(ValueError, match="`values` has length 7"):
         module.to_unit(feature[1:], np.empty(8, dtype=np.float32))
+
+
+# StreamDCS.
+
+
+@pytest.mark.parametrize(
+    ("classes", "unknown", "options"),
+    [
+        (12, 0.4, {}),
+        (12, 0.0, {}),
+        (40, 0.1, {"target_false_reject": 0.2, "temperature": 0.05}),
+        (3, 0.3, {"history": 64}),
+        (2, 0.5, {"linear_head": False}),
+        (1, 0.3, {}),
+    ],
+)
+def test_a_step_agrees_with_numpy_from_the_same_state(classes, unknown, options):
+    prototypes, features, _ = random_stream(classes=classes, samples=700, seed=classes, unknown=unknown)
+    state = StreamState(Prototypes(prototypes), StreamDCSConfig(**options))
+    assert state.native is not None
+    for feature in features:
+        in_numpy = state.fork()
+        found, expected = state.step(feature, True), in_numpy.reference_step(feature, True)
+        assert (found.known, found.best, found.reason) == (expected.known, expected.best, expected.reason)
+        np.testing.assert_allclose(found[2:7], expected[2:7], atol=1e-9)
+        np.testing.assert_allclose(state.logits, in_numpy.logits, atol=1e-9)
+        for name, array in state.arena.items():
+            np.testing.assert_allclose(array, in_numpy.arena[name], rtol=1e-8, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("in_numpy", [False, True])
+def test_many_samples_give_what_one_by_one_gives(frozen, in_numpy):
+    prototypes, features, _ = random_stream(classes=9, samples=300, seed=2, unknown=0.3)
+    engines = [StreamDCS(prototypes), StreamDCS(prototypes)]
+    for engine in engines:
+        if in_numpy:
+            engine._memory.native = None
+        engine.observe_many(features[:100])
+        if frozen:
+            engine.freeze()
+    together = engines[0].observe_many(features[100:], scores=True)
+    for decision, feature in zip(together, features[100:], strict=True):
+        alone, many = engines[1].observe(feature).to_dict(), decision.to_dict()
+        assert many == alone
+    assert engines[0].snapshot() == engines[1].snapshot()
+
+
+DIGEST = """
+import hashlib
+from conftest import random_stream
+from protodcs import StreamDCS
+digest = hashlib.sha256()
+for classes, width in ((1, 7), (3, 33), (17, 64), (40, 512)):
+    prototypes, features, _ = random_stream(classes=classes, width=width, samples=500, seed=classes, unknown=0.3)
+    features[:, ::3] *= 1e-40
+    engine = StreamDCS(prototypes)
+    decisions = engine.observe_many(features, scores=True)
+    for name in ("score", "p_unknown", "openness", "aleatoric", "epistemic", "scores"):
+        digest.update(getattr(decisions, name).tobytes())
+    digest.update(engine.snapshot())
+print(digest.hexdigest())
+"""
+
+
+def test_every_instruction_set_gives_the_same_bytes():
+    digests = {name: run(DIGEST, PROTODCS_BACKEND="native", PROTODCS_INSTRUCTIONS=name).stdout for name in INSTRUCTIONS}
+    assert len(set(digests.values())) == 1, digests
+    assert len(digests["baseline"]) > 60
 
 
 # Choosing a backend.

@@ -320,7 +320,7 @@ def test_an_interrupted_stream_continues_from_its_stored_state(tmp_path, monkeyp
         pool.unload("a")
         pool.observe("a", features[1])
         with monkeypatch.context() as patch:
-            patch.setattr(StreamDCS, "_learn", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(StreamDCS, "_advance", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 pool.observe("a", features[2])
         assert pool.observe("a", features[3]).sequence == 1

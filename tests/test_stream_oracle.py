@@ -9,11 +9,8 @@ import pytest
 
 from conftest import random_stream
 from protodcs import StreamDCS, StreamDCSConfig
-from protodcs.core.compiled import ensure_compiled
 from protodcs.core.vectors import cosines
 from stream_oracle import StreamOracle, exact_products
-
-ensure_compiled()
 
 TOLERANCE = 1e-6
 # With three classes the misfit of the class bias is a difference of sums as small as their rounding errors.
@@ -41,12 +38,14 @@ def differing(got, wanted, tolerance):
 
 
 def follow(engine, oracle, features, tolerance=TOLERANCE):
-    """Run both over some features, and return the decisions of the engine."""
-    decisions = []
+    """Run both over some features, and return the decisions of the engine. A copy of it computes in numpy."""
+    decisions, in_numpy = [], StreamDCS.restore(engine.snapshot())
+    in_numpy._memory.native = None
     for feature in features:
-        got, wanted = engine.observe(feature), oracle.step(feature)
-        wrong = differing(got, wanted, tolerance)
-        assert not wrong, f"sample {got.sequence}: {wrong} differ: {got} and {wanted}"
+        wanted = oracle.step(feature)
+        for got in (in_numpy.observe(feature), engine.observe(feature)):
+            wrong = differing(got, wanted, tolerance)
+            assert not wrong, f"sample {got.sequence}: {wrong} differ: {got} and {wanted}"
         decisions.append(got)
     return decisions
 

@@ -4,9 +4,9 @@ One sign rule holds everywhere: `openness` and `p_unknown` increase as a sample 
 it looks more known.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,6 +145,21 @@ class Decisions:
         stacked = [row.scores for row in rows if row.scores is not None]
         self.scores = np.stack(stacked) if stacked and len(stacked) == len(rows) else None
 
+    @classmethod
+    def of_columns(
+        cls,
+        columns: Mapping[str, NDArray[Any]],
+        reason: list[str | None],
+        scores: NDArray[np.float32] | None,
+        classes: Sequence[str],
+    ) -> Self:
+        """Return decisions from one array per field, except for `reason` and `scores`."""
+        decisions = object.__new__(cls)
+        decisions.classes, decisions.reason, decisions.scores = tuple(classes), reason, scores
+        for name in _COLUMNS:
+            setattr(decisions, name, columns[name])
+        return decisions
+
     @property
     def label(self) -> list[str | None]:
         """Return the class name of each known sample, None for each unknown one."""
@@ -155,13 +170,9 @@ class Decisions:
 
     def __getitem__(self, item: Any) -> Any:
         if isinstance(item, slice):
-            part = object.__new__(Decisions)
-            part.classes = self.classes
-            for name in _COLUMNS:
-                setattr(part, name, getattr(self, name)[item])
-            part.reason = self.reason[item]
-            part.scores = None if self.scores is None else self.scores[item]
-            return part
+            columns = {name: getattr(self, name)[item] for name in _COLUMNS}
+            scores = None if self.scores is None else self.scores[item]
+            return Decisions.of_columns(columns, self.reason[item], scores, self.classes)
         values: dict[str, Any] = {name: getattr(self, name)[item].item() for name in _COLUMNS}
         values["label"] = self.classes[values["index"]] if values["known"] else None
         values["scores"] = None if self.scores is None else self.scores[item].copy()

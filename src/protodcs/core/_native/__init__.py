@@ -11,7 +11,9 @@ from importlib import import_module
 from typing import Literal, cast
 
 from ...errors import ConfigError
-from .interface import Native
+from .interface import Native, NativeStep
+
+__all__ = ["BACKEND", "INSTRUCTIONS", "NativeStep", "NumpyBackend", "native"]
 
 # The best one last.
 INSTRUCTIONS = ("baseline", "avx2", "avx512")

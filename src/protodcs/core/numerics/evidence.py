@@ -6,9 +6,8 @@ to float32 would reorder the cache.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
-Vector = NDArray[np.float64]
+from ..arrays import Vector
 
 # The asymptotic series below are exact to 1e-13 from here on.
 _LARGE = 8.0
@@ -21,8 +20,9 @@ def uncertainty(logits: Vector) -> tuple[float, float]:
     evidence = np.maximum(logits, 0.0) + 1.0
     total = float(evidence.sum())
     psi = digamma(np.append(evidence, total) + 1.0)
-    # AU of one class is zero, up to a rounding error of either sign.
-    return max(0.0, float(psi[-1] - evidence @ psi[:-1] / total)), len(evidence) / total
+    # AU of one class is zero; rounding errors must not rank its samples.
+    aleatoric = 0.0 if len(evidence) == 1 else max(0.0, float(psi[-1] - evidence @ psi[:-1] / total))
+    return aleatoric, len(evidence) / total
 
 
 def uncertainty_gradient(logits: Vector, aleatoric_weight: float, epistemic_weight: float) -> Vector:

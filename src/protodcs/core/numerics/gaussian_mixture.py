@@ -9,11 +9,9 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import StateError
-
-Vector = NDArray[np.float64]
+from ..arrays import Vector
 
 # Layout of the parameter vector: weight, mean and variance of the known component, then of the unknown one.
 PARAMETERS = 6

@@ -4,12 +4,16 @@ Every row is treated by itself, so a row has the same result alone and among oth
 promise that, and may differ with the number of threads.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-Vector = NDArray[np.float64]
-Wide = NDArray[np.float64]
-Rows = NDArray[np.floating]
+from ..arrays import Rows, Vector, Wide
+
+# Numbers of a block: 128 kB in float64.
+_BLOCK = 2**14
 
 
 def wide(rows: Rows) -> Wide:
@@ -17,10 +21,23 @@ def wide(rows: Rows) -> Wide:
     return rows.astype(np.float64, copy=False)
 
 
+def blocks(array: NDArray[Any], width: int) -> Iterator[NDArray[Any]]:
+    """Yield an array in parts of a few items, for work on rows of `width` numbers.
+
+    Temporary arrays of more rows leave the processor's cache, and each one would be new memory of the system.
+    """
+    step = max(1, _BLOCK // width)
+    for at in range(0, len(array), step):
+        yield array[at : at + step]
+
+
 def products(rows: Rows, others: Rows) -> Vector:
     """Return the product (n,) of each of the `rows` (n, d) with its row of `others` (n, d), or with the one (d,)."""
-    found: Vector = np.vecdot(wide(rows), wide(others))
-    return found
+    if rows.dtype == np.float64 or others.ndim == 2:
+        found: Vector = np.vecdot(wide(rows), wide(others))
+        return found
+    other = wide(others)
+    return np.concatenate([np.zeros(0), *(np.vecdot(wide(part), other) for part in blocks(rows, rows.shape[1]))])
 
 
 def norms(rows: Rows) -> Vector:

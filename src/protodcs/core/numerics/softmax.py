@@ -3,9 +3,8 @@
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-Vector = NDArray[np.float64]
+from ..arrays import Vector
 
 
 def softmax(logits: Vector) -> tuple[Vector, float]:

@@ -7,9 +7,8 @@ import copy
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-Vector = NDArray[np.float64]
+from ..arrays import Vector
 
 
 class Window:

@@ -10,16 +10,16 @@ probabilities does, and a rank-two update of `text_sum` suffices. If a class get
 all queries, and everything is computed in full; so it is after an evolution and every `REBUILD_AFTER` updates.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from ..numerics.linalg import normalised, wide
+from ..arrays import Classes, Vector, Wide
+from ..numerics.linalg import blocks, normalised, wide
 from .residual import adam_step, project, queue_means
 from .state import ProtoDCSState
-
-Vector = NDArray[np.float64]
-Wide = NDArray[np.float64]
-Classes = NDArray[np.int64]
 
 REBUILD_AFTER = 1000
 
@@ -61,7 +61,7 @@ def follow(state: ProtoDCSState, k: int, previous: Vector | None, current: Vecto
     """
     config = state.config
     if previous is None:
-        state.opened = np.flatnonzero(state.counts)
+        state.find_opened()
     state.alignment_updates += 1
     new_key = previous is None and config.alignment_keys == "open"
     backwards = config.alignment_direction == "text-to-visual"
@@ -75,7 +75,8 @@ def follow(state: ProtoDCSState, k: int, previous: Vector | None, current: Vecto
     state.visual_sum[k] = probabilities[0] @ texts - state.unit_text[k]
     # What the new direction adds, less what the previous one added.
     probabilities[1:] *= -1.0
-    state.text_sum[keys] += probabilities.T @ directions
+    for some, weights in zip(_blocks(state, keys), _blocks(state, probabilities.T), strict=True):
+        state.text_sum[some] += weights @ directions
     state.text_sum[k] -= directions[0] - directions[1:].sum(axis=0)
     # One query more changes the mean over queries, hence every visual step.
     derive(state, state.opened if previous is None else np.array([k]))
@@ -100,9 +101,15 @@ def rebuild(state: ProtoDCSState) -> None:
 
 def derive(state: ProtoDCSState, rows: Classes) -> None:
     """Compute what follows from the sums: the gradient by the text residual, and P'_v of the classes `rows`."""
-    keys, scale = state.keys, state.alignment_scale
-    state.text_alignment[keys] = scale * project(state.text_sum[keys], state.unit_text[keys], state.inverse_norms[keys])
+    scale = state.alignment_scale
+    for some in _blocks(state, state.keys):
+        projected = project(state.text_sum[some], state.unit_text[some], state.inverse_norms[some])
+        state.text_alignment[some] = scale * projected
     state.adapted[rows] = visual_step(state, rows, scale * state.visual_sum[rows])
+
+
+def _blocks(state: ProtoDCSState, items: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    return blocks(items, state.text.shape[1])
 
 
 def visual_step(state: ProtoDCSState, rows: Classes, gradient: Wide) -> Wide:

@@ -3,13 +3,14 @@
 import numpy as np
 
 from ...errors import StateError
+from ..arrays import Classes, Feature
 from ..base import Counters
 from ..prototypes import Prototypes
 from ..state import Arrays
 from . import alignment
 from .config import ProtoDCSConfig
 from .residual import queue_means
-from .state import NUMBERS, WINDOWS, Classes, Feature, ProtoDCSState, Waiting
+from .state import NUMBERS, WINDOWS, ProtoDCSState, Waiting
 from .state_checks import checked_arrays
 
 
@@ -61,5 +62,6 @@ def with_classes(state: ProtoDCSState, kept: Classes, added: Feature) -> ProtoDC
 
 def _find_visual(state: ProtoDCSState) -> None:
     """Compute what follows from the queues alone."""
-    state.opened = opened = np.flatnonzero(state.counts)
+    state.find_opened()
+    opened = state.opened
     state.visual[opened], state.lengths[opened] = queue_means(state.cache[opened], state.counts[opened])

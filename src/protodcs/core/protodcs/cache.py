@@ -6,17 +6,15 @@ the queue is full, it replaces the most uncertain feature. The mean of a queue i
 
 from collections import Counter
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ..arrays import Feature, Vector
 from ..numerics.linalg import products
 from . import alignment
 from .residual import queue_means
-from .state import Feature, ProtoDCSState, Waiting
+from .state import ProtoDCSState, Waiting
 
 
 def choose_slot(
-    queue: Feature, quality: NDArray[np.float64], size: int, feature: Feature, uncertainty: float, similarity: float
+    queue: Feature, quality: Vector, size: int, feature: Feature, uncertainty: float, similarity: float
 ) -> int | None:
     """Return the slot of a queue for a feature (d,), or None if it does not enter.
 
@@ -38,13 +36,20 @@ def choose_slot(
 
 def offer(state: ProtoDCSState, k: int, feature: Feature, uncertainty: float) -> bool:
     """Offer a feature to the queue Q_k. Return whether the queue changed."""
-    count, config, queue = int(state.counts[k]), state.config, slice(k, k + 1)
+    count, config = int(state.counts[k]), state.config
     slot = choose_slot(
         state.cache[k, :count], state.quality[k, :count], config.cache_size, feature, uncertainty,
         config.cache_similarity,
     )  # fmt: skip
     if slot is None:
         return False
+    place(state, k, slot, feature, uncertainty)
+    return True
+
+
+def place(state: ProtoDCSState, k: int, slot: int, feature: Feature, uncertainty: float) -> None:
+    """Put a feature into a slot of the queue Q_k. Visual prototype and alignment follow."""
+    count, queue = int(state.counts[k]), slice(k, k + 1)
     previous = queue_means(state.cache[queue], state.counts[queue])[0][0] if count else None
     state.cache[k, slot] = feature
     state.quality[k, slot] = uncertainty
@@ -53,7 +58,6 @@ def offer(state: ProtoDCSState, k: int, feature: Feature, uncertainty: float) ->
     directions, lengths = queue_means(state.cache[queue], state.counts[queue])
     state.visual[k], state.lengths[k] = directions[0], lengths[0]
     alignment.follow(state, k, previous, directions[0])
-    return True
 
 
 def hold(state: ProtoDCSState, k: int, feature: Feature, uncertainty: float) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError, UsageError
+from ..arrays import Feature
 from ..base import Capabilities, Counters, FeatureMethod, softmax_rows
 from ..decision import Decision, decided
 from ..numerics import gaussian_mixture
@@ -17,15 +18,16 @@ from ..numerics.linalg import products
 from ..state import Arrays
 from . import build
 from .cache import flush, hold, offer
+from .compiled import compare, is_compiled
 from .config import ProtoDCSConfig
 from .evolution import evolve, passes_gate
 from .explain import ProtoDCSExplanation, explain
-from .first_check import check_openness
+from .first_check import FirstCheck, check_openness
 from .prediction import predict
 from .stages import Stages
-from .state import Feature, ProtoDCSState
+from .state import ProtoDCSState
 from .temporary import global_prototypes, temporary_prototypes
-from .verification import fit_mixture, verify
+from .verification import fit_mixture, is_known, verify
 
 
 class ProtoDCS(FeatureMethod):
@@ -72,11 +74,12 @@ class ProtoDCS(FeatureMethod):
 
     def _run(self, state: ProtoDCSState, feature: Feature) -> Stages:
         """Run Algorithm 1 on a sample f (d,)."""
-        admission = self.config.cache_admission
+        if self._compiled:
+            return self._run_compiled(state, feature)
 
         # 1. First check: S = 1 - max(P_t f). If S < Theta_a, offer f to the queue of its class (Algorithm 2).
         first = check_openness(state, feature)
-        offered = first.confident and admission == "immediate"
+        offered = first.confident and self.config.cache_admission == "immediate"
         cached = offered and offer(state, first.nearest, feature, first.quality)
 
         # 2. Temporary prototypes: if S < Theta_b, P'_t and P'_v by one AdamW step; otherwise P_t and P_v.
@@ -94,12 +97,28 @@ class ProtoDCS(FeatureMethod):
         evolved = passed and evolve(state, feature, first.cosines, temporary, first.trusted)
 
         # Readings in which a sample enters its queue only after both checks.
+        cached = cached or self._admit_verified(state, feature, first, known)
+        return Stages(first, temporary, prediction, p_unknown, known, cached, evolved)
+
+    def _admit_verified(self, state: ProtoDCSState, feature: Feature, first: FirstCheck, known: bool) -> bool:
+        """Offer a confident and known sample to its queue, now or at the next refit. Return whether a queue changed."""
+        admission = self.config.cache_admission
         if admission == "verified" and first.confident and known:
-            cached = offer(state, first.nearest, feature, first.quality)
+            return offer(state, first.nearest, feature, first.quality)
         if admission == "buffered" and first.confident and known:
             hold(state, first.nearest, feature, first.quality)
-        if admission == "buffered" and state.refit_due:
-            cached = flush(state)
+        return admission == "buffered" and state.refit_due and flush(state)
+
+    def _run_compiled(self, state: ProtoDCSState, feature: Feature) -> Stages:
+        """Run the same, with one compiled call for most of it."""
+        first, temporary, prediction, cached, p_unknown = compare(state, feature)
+        if p_unknown is None:
+            p_unknown, known = verify(state, temporary.openness, first.trusted)
+        else:
+            known = is_known(state, temporary.openness, p_unknown)
+        passed = known and passes_gate(state, prediction)
+        evolved = passed and evolve(state, feature, first.cosines, temporary, first.trusted)
+        cached = cached or self._admit_verified(state, feature, first, known)
         return Stages(first, temporary, prediction, p_unknown, known, cached, evolved)
 
     def _conclude(self, state: ProtoDCSState, stages: Stages, scores: bool) -> Decision:
@@ -177,6 +196,7 @@ class ProtoDCS(FeatureMethod):
     def _resize(self, classes: tuple[str, ...], width: int) -> None:
         super()._resize(classes, width)
         self._cosines = np.zeros(len(classes))
+        self._compiled = is_compiled(self.config, len(classes))
 
     def _new_memory(self, entry: Feature) -> ProtoDCSState:
         return ProtoDCSState(self._prototypes, self.config)

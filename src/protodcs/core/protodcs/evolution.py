@@ -7,18 +7,16 @@ them less than the one before.
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..arrays import Feature, Vector, Wide
 from ..numerics.linalg import normalised
 from . import alignment
 from .prediction import Prediction
-from .state import Feature, ProtoDCSState
+from .state import ProtoDCSState
 from .temporary import Temporary, moved_text
 
 
-def evolve(
-    state: ProtoDCSState, feature: Feature, text: NDArray[np.float64], temporary: Temporary, trusted: bool
-) -> bool:
+def evolve(state: ProtoDCSState, feature: Feature, text: Vector, temporary: Temporary, trusted: bool) -> bool:
     """Move P_t by 1/n towards P'_t of a known sample that passed the gate. Return whether it moved.
 
     Args:
@@ -34,7 +32,8 @@ def evolve(
         return False
     counted = state.passed if config.evolution_count == "passed" else state.known + 1
     share = 1.0 / (counted + config.evolution_prior)
-    mean = move(state.text, moved_text(state, feature, text, temporary.slopes), share)
+    moved = moved_text(state, feature, text, temporary.slopes, np.arange(len(text)))
+    mean = move(state.text, moved, share)
     if config.evolution_norm == "unit":
         mean = normalised(mean)
     state.replace_text(mean.astype(np.float32))
@@ -43,9 +42,9 @@ def evolve(
     return True
 
 
-def move(text: Feature, moved: Feature, share: float) -> NDArray[np.float64]:
+def move(text: Feature, moved: Feature, share: float) -> Wide:
     """Return `(1 - share) text + share Norm(moved)`, rows (K, d)."""
-    mean: NDArray[np.float64] = (1.0 - share) * text.astype(np.float64) + share * normalised(moved)
+    mean: Wide = (1.0 - share) * text.astype(np.float64) + share * normalised(moved)
     return mean
 
 

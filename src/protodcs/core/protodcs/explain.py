@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import Feature
 from ..decision import Decision
 from ..numerics.evidence import uncertainty
 from ..numerics.gaussian_mixture import components
@@ -19,7 +20,7 @@ from .evolution import normalised_entropy
 from .first_check import FirstCheck
 from .residual import text_gradient
 from .stages import Stages
-from .state import Feature, ProtoDCSState
+from .state import ProtoDCSState
 
 _SHOWN = 5
 

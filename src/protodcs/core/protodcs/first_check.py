@@ -6,16 +6,12 @@ recent openness, which includes the sample itself.
 
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ..arrays import Feature, Vector
 from ..numerics.evidence import uncertainty
 from ..numerics.linalg import products
 from ..numerics.softmax import softmax
 from .config import ProtoDCSConfig
-from .state import Feature, ProtoDCSState
-
-Vector = NDArray[np.float64]
+from .state import ProtoDCSState
 
 
 class FirstCheck(NamedTuple):

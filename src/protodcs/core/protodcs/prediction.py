@@ -3,14 +3,12 @@
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..arrays import Feature, Vector
 from ..numerics.evidence import uncertainty
 from ..numerics.linalg import products
 from ..numerics.softmax import softmax
-from .state import Feature, ProtoDCSState
-
-Vector = NDArray[np.float64]
+from .state import ProtoDCSState
 
 
 class Prediction(NamedTuple):

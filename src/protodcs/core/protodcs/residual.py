@@ -6,20 +6,17 @@ From zero, AdamW's first step is `-rate * g / (|g| + eps)` element by element, a
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..arrays import Classes, Feature, Vector, Wide
 from ..numerics.linalg import norms, products
 
-Vector = NDArray[np.float64]
-Wide = NDArray[np.float64]
-Rows = NDArray[np.float32]
-AnyRows = TypeVar("AnyRows", NDArray[np.float32], NDArray[np.float64])
+AnyRows = TypeVar("AnyRows", Feature, Wide)
 
 # Opposite features can cancel in a queue; a shorter mean than this has no direction left.
 _SHORTEST_MEAN = 1e-12
 
 
-def queue_means(cache: NDArray[np.float32], counts: NDArray[np.int64]) -> tuple[Wide, Vector]:
+def queue_means(cache: Feature, counts: Classes) -> tuple[Wide, Vector]:
     """Return direction (n, d) and length (n,) of the mean of each queue of `cache` (n, size, d).
 
     The first `counts` (n,) slots of a queue hold features, one or more; the others are zero.
@@ -41,8 +38,8 @@ def project(gradient: Wide, unit: Wide, inverse_norms: Vector) -> Wide:
 
 
 def text_gradient(
-    text: Rows, inverse_norms: Vector, cosines: Vector, slopes: Vector, feature: Rows, alignment: Rows
-) -> Rows:
+    text: Feature, inverse_norms: Vector, cosines: Vector, slopes: Vector, feature: Feature, alignment: Feature
+) -> Feature:
     """Return the gradient (n, d) of the loss by the text residuals at zero: c_k (f - z_k p_k) for unit rows p_k.
 
     Args:
@@ -55,7 +52,7 @@ def text_gradient(
     """
     toward = (slopes * inverse_norms).astype(np.float32)
     along = (slopes * cosines * inverse_norms**2).astype(np.float32)
-    gradient: Rows = toward[:, None] * feature
+    gradient: Feature = toward[:, None] * feature
     gradient -= along[:, None] * text
     gradient += alignment
     return gradient

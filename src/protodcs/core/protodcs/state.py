@@ -7,9 +7,10 @@ than samples come. They are not exported: `build` computes them again to the bit
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from .._native.interface import ProtoDCSStep
 from ..arena import Arena, Layout
+from ..arrays import Classes, Feature, Vector, Wide
 from ..base import Counters
 from ..numerics import gaussian_mixture
 from ..numerics.linalg import inverse_norms, normalised, products
@@ -17,9 +18,6 @@ from ..numerics.windows import Window
 from ..prototypes import Prototypes
 from ..state import Arrays
 from .config import ProtoDCSConfig
-
-Feature = NDArray[np.float32]
-Classes = NDArray[np.int64]
 
 # Numbers beside the arrays, exported by name.
 NUMBERS = (
@@ -93,21 +91,23 @@ class ProtoDCSState:
             called known, trusted, cached, let through the quality gate, and moved the text prototypes.
         fits, failed_fits: how many fits of the mixture worked and failed.
         alignment_updates: how often the alignment was updated since it was last computed in full.
+        step, work: the compiled step over these arrays, and its work space; None until it is used.
     """
 
     cache: Feature
-    quality: NDArray[np.float64]
+    quality: Wide
     counts: Classes
     visual: Feature
-    lengths: NDArray[np.float64]
+    lengths: Vector
     adapted: Feature
-    text_sum: NDArray[np.float64]
-    visual_sum: NDArray[np.float64]
+    text_sum: Wide
+    visual_sum: Wide
     text_alignment: Feature
-    mixture: NDArray[np.float64]
+    mixture: Vector
     gate_window: Window
     mixture_window: Window
     quality_window: Window
+    step: ProtoDCSStep | None
 
     def __init__(self, prototypes: Prototypes, config: ProtoDCSConfig):
         self.config = config
@@ -116,6 +116,7 @@ class ProtoDCSState:
         self.inverse_norms = prototypes.follow(inverse_norms)
         self.opened: Classes = np.zeros(0, dtype=np.int64)
         self.waiting: list[Waiting] = []
+        self.work: Wide | None = None
         self.fitted = False
         self.cold_threshold = config.cold_threshold
         self.evolution_threshold = config.evolution_threshold
@@ -134,7 +135,7 @@ class ProtoDCSState:
 
     def _hold(self, arena: Arena, pushed: dict[str, int]) -> None:
         """Name the arrays of `arena`, with windows that took `pushed` values so far."""
-        self.arena = arena
+        self.arena, self.step = arena, None
         vars(self).update({name: array for name, array in arena.items() if not name.endswith(_PARTS)})
         for name in WINDOWS:
             setattr(self, name, Window.over(arena[f"{name}_arrivals"], arena[f"{name}_ordered"], pushed[name]))
@@ -150,12 +151,17 @@ class ProtoDCSState:
     def replace_text(self, text: Feature) -> None:
         """Take over other text prototypes (K, d)."""
         self.text, self.unit_text, self.inverse_norms = text, normalised(text), inverse_norms(text)
+        self.step = None
+
+    def find_opened(self) -> None:
+        """Look up the classes that have a non-empty queue now."""
+        self.opened = np.flatnonzero(self.counts)
+        self.step = None
 
     @property
-    def keys(self) -> Classes | slice:
+    def keys(self) -> Classes:
         """The classes whose text prototypes are keys of InfoNCE."""
-        every = self.config.alignment_keys == "all" or len(self.opened) == len(self.counts)
-        return slice(None) if every else self.opened
+        return np.arange(len(self.counts)) if self.config.alignment_keys == "all" else self.opened
 
     @property
     def alignment_scale(self) -> float:

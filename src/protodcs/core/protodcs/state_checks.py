@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import StateError
+from ..arrays import Feature
 from ..base import Counters, check_unit, counter, is_own, required, truth, within
 from ..numerics import gaussian_mixture
 from ..numerics.linalg import normalised, products
@@ -19,7 +20,7 @@ from ..state import Arrays
 from .alignment import REBUILD_AFTER, contrast
 from .config import ProtoDCSConfig
 from .residual import directions
-from .state import NUMBERS, Feature
+from .state import NUMBERS
 
 # Takes an array of a state by name, type and shape, and checks those.
 Take = Callable[..., NDArray[Any]]

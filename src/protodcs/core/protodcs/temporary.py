@@ -7,19 +7,17 @@ fused, P'_v does not depend on the sample either.
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..arrays import Classes, Feature, Vector
 from ..numerics.evidence import uncertainty_gradient
-from ..numerics.linalg import cosines
+from ..numerics.linalg import blocks, cosines
 from ..numerics.softmax import entropy_gradient, softmax
 from .alignment import visual_step
 from .config import ProtoDCSConfig
 from .first_check import FirstCheck
 from .prediction import affinities
 from .residual import adam_step, text_gradient
-from .state import Classes, Feature, ProtoDCSState
-
-Vector = NDArray[np.float64]
+from .state import ProtoDCSState
 
 
 class Temporary(NamedTuple):
@@ -78,9 +76,7 @@ def _loss_slopes(config: ProtoDCSConfig, text: Vector, affinity: Vector) -> tupl
     return by_text, by_logit * config.affinity_sharpness * affinity
 
 
-def moved_text(
-    state: ProtoDCSState, feature: Feature, text: Vector, slopes: Vector, rows: Classes | slice = slice(None)
-) -> Feature:
+def moved_text(state: ProtoDCSState, feature: Feature, text: Vector, slopes: Vector, rows: Classes) -> Feature:
     """Return `P_t + D_t` (n, d) of the classes `rows` after the step, for the `text` cosines (K,) before it."""
     prototypes = state.text[rows]
     gradient = text_gradient(
@@ -89,10 +85,10 @@ def moved_text(
     return adam_step(prototypes, gradient, state.config.text_rate, state.config.step_epsilon)
 
 
-def candidates(config: ProtoDCSConfig, text: Vector) -> Classes | slice:
+def candidates(config: ProtoDCSConfig, text: Vector) -> Classes:
     """Return the classes whose text prototypes a step moves: all, or the most similar of very many."""
     if len(text) <= max(config.candidates, config.candidates_above):
-        return slice(None)
+        return np.arange(len(text))
     return np.sort(np.argpartition(text, -config.candidates)[-config.candidates :])
 
 
@@ -103,8 +99,9 @@ def _text_step(state: ProtoDCSState, feature: Feature, text: Vector, slopes: Vec
     a class moves along the sample alone; if each has a queue, by the mean change of all candidates.
     """
     rows = candidates(state.config, text)
-    after = cosines(moved_text(state, feature, text, slopes, rows), feature)
-    if isinstance(rows, slice):
+    moved = (moved_text(state, feature, text, slopes, some) for some in blocks(rows, len(feature)))
+    after = np.concatenate([cosines(some, feature) for some in moved])
+    if len(rows) == len(text):
         return after
     change, alike = after - text[rows], state.counts[rows] == 0
     spread = text + (change[alike] if alike.any() else change).mean()

@@ -3,9 +3,7 @@
 import math
 from statistics import NormalDist
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ..arrays import Vector
 from ..numerics.gaussian_mixture import Stop, boundary, components, fit, posterior
 from .config import ProtoDCSConfig
 from .state import ProtoDCSState
@@ -22,13 +20,16 @@ def verify(state: ProtoDCSState, openness: float, trusted: bool) -> tuple[float,
         return (0.0, True) if trusted else (1.0, False)
     if state.refit_due:
         refit(state)
-    if not state.fitted:
-        p_unknown = 1.0 if openness >= state.cold_threshold else 0.0
-    else:
-        p_unknown = posterior(state.mixture, openness)
-        if config.target_false_reject is not None:
-            return p_unknown, openness < _tail(state, config.target_false_reject)
-    return p_unknown, p_unknown < config.unknown_threshold
+    p_unknown = posterior(state.mixture, openness) if state.fitted else float(openness >= state.cold_threshold)
+    return p_unknown, is_known(state, openness, p_unknown)
+
+
+def is_known(state: ProtoDCSState, openness: float, p_unknown: float) -> bool:
+    """Whether a sample counts as known: by Theta_p, or by the tail of the known component."""
+    config = state.config
+    if state.fitted and config.target_false_reject is not None:
+        return openness < _tail(state, config.target_false_reject)
+    return p_unknown < config.unknown_threshold
 
 
 def refit(state: ProtoDCSState) -> None:
@@ -44,7 +45,7 @@ def refit(state: ProtoDCSState) -> None:
         state.cold_threshold = boundary(parameters)
 
 
-def fit_mixture(config: ProtoDCSConfig, ordered: NDArray[np.float64]) -> NDArray[np.float64] | None:
+def fit_mixture(config: ProtoDCSConfig, ordered: Vector) -> Vector | None:
     """Return the mixture (6,) of ascending openness (n,); None if none fits."""
     stop = Stop(config.mixture_tolerance, config.mixture_iterations, config.mixture_floor, config.mixture_weight)
     return fit(ordered, stop)

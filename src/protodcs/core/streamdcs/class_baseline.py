@@ -6,13 +6,11 @@ the raw cosines and once of the centred ones (minus the sample's mean cosine). W
 baseline of all classes counts instead: the score starts as a plain maximum cosine and becomes specific with evidence.
 """
 
-import copy
-from typing import Self
-
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import state
+from ..arena import Arena, Layout
 from ..base import required, within
 from .constants import BASELINE_HORIZON, BASELINE_PRIOR
 
@@ -26,6 +24,15 @@ POOL_MEAN, POOL_VARIANCE, POOL_CENTRED_VARIANCE, POOLED = range(4)
 _LEAST_VARIANCE = 1e-10
 
 
+def layout(classes: int) -> Layout:
+    """Return the arrays of the baselines of this number of classes."""
+    return {
+        "baseline_moments": (np.float64, (MOMENTS, classes)),
+        "baseline_weights": (np.float64, (classes,)),
+        "baseline_pool": (np.float64, (POOLED,)),
+    }
+
+
 class ClassBaseline:
     """The baselines of K classes.
 
@@ -33,14 +40,12 @@ class ClassBaseline:
         moments: (4, K) float64, mean and variance of the raw and of the centred cosine of each class.
         weights: (K,) float64, the weight of the samples behind them.
         pool: (3,) float64, over all samples and classes: mean and variance of the cosines, variance of the centred.
-        seen: number of samples behind the pool.
     """
 
-    def __init__(self, classes: int):
-        self.moments = np.zeros((MOMENTS, classes))
-        self.weights = np.zeros(classes)
-        self.pool = np.zeros(POOLED)
-        self.seen = 0
+    def __init__(self, arena: Arena):
+        self.moments = arena["baseline_moments"]
+        self.weights = arena["baseline_weights"]
+        self.pool = arena["baseline_pool"]
 
     @property
     def classes(self) -> int:
@@ -48,9 +53,7 @@ class ClassBaseline:
         return len(self.weights)
 
     def z_scores(self, cosines: Vector) -> tuple[float, float]:
-        """Return the largest z-score of the raw and of the centred cosines (K,); zeros before the first sample."""
-        if not self.seen:
-            return 0.0, 0.0
+        """Return the largest z-score of the raw and of the centred cosines (K,)."""
         own = self.weights / (self.weights + BASELINE_PRIOR)
         rest, moments = 1.0 - own, self.moments
         mean = own * moments[_RAW_MEAN] + rest * self.pool[POOL_MEAN]
@@ -61,11 +64,11 @@ class ClassBaseline:
         centred = (cosines - cosines.mean() - mean) / np.sqrt(np.maximum(variance, _LEAST_VARIANCE))
         return float(raw.max()), float(centred.max())
 
-    def learn(self, cosines: Vector, weight: float) -> None:
-        """Update all baselines by one sample of this weight."""
+    def learn(self, cosines: Vector, weight: float, count: int) -> None:
+        """Update all baselines by one sample of this weight, the `count`-th one."""
         average = float(cosines.mean())
         centred = cosines - average
-        self.weights = np.minimum(self.weights + weight, BASELINE_HORIZON)
+        np.minimum(self.weights + weight, BASELINE_HORIZON, out=self.weights)
         rates, moments = weight / self.weights, self.moments
         for mean, variance, values in (
             (_RAW_MEAN, _RAW_VARIANCE, cosines),
@@ -74,45 +77,28 @@ class ClassBaseline:
             gap = values - moments[mean]
             moments[mean] += rates * gap
             moments[variance] += rates * (gap * (values - moments[mean]) - moments[variance])
-        self.seen += 1
-        rate, pool = 1.0 / min(self.seen, BASELINE_HORIZON), self.pool
+        rate, pool = 1.0 / min(count, BASELINE_HORIZON), self.pool
         pool[POOL_MEAN] += rate * (average - pool[POOL_MEAN])
         pool[POOL_VARIANCE] += rate * (float(((cosines - pool[POOL_MEAN]) ** 2).mean()) - pool[POOL_VARIANCE])
         pool[POOL_CENTRED_VARIANCE] += rate * (float((centred**2).mean()) - pool[POOL_CENTRED_VARIANCE])
 
-    # Copies, classes, export.
+    # Classes, restore.
 
-    def fork(self) -> Self:
-        """Return a copy that can change freely."""
-        copied = copy.copy(self)
-        copied.moments, copied.pool = self.moments.copy(), self.pool.copy()
-        return copied
+    def take_classes(self, other: "ClassBaseline", kept: NDArray[np.int64]) -> None:
+        """Take over the classes `kept` of another baseline as the first ones."""
+        self.moments[:, : len(kept)] = other.moments[:, kept]
+        self.weights[: len(kept)] = other.weights[kept]
+        self.pool[:] = other.pool
 
-    def with_classes(self, classes: int, kept: NDArray[np.int64]) -> Self:
-        """Return a copy for this number of classes: first those `kept`, then new ones without samples."""
-        copied = self.fork()
-        copied.moments, copied.weights = np.zeros((MOMENTS, classes)), np.zeros(classes)
-        copied.moments[:, : len(kept)] = self.moments[:, kept]
-        copied.weights[: len(kept)] = self.weights[kept]
-        return copied
-
-    def export(self) -> state.Arrays:
-        """Return the arrays of a state."""
-        return {"baseline_moments": self.moments, "baseline_weights": self.weights, "baseline_pool": self.pool}
-
-    @classmethod
-    def restored(cls, classes: int, seen: int, arrays: state.Arrays) -> Self:
-        """Rebuild an exported baseline. Raise StateError for anything that `export` cannot have written."""
-        baseline = cls(classes)
-        moments = required(arrays, "baseline_moments", np.float64, (MOMENTS, classes))
-        weights = required(arrays, "baseline_weights", np.float64, (classes,))
-        pool = required(arrays, "baseline_pool", np.float64, (POOLED,))
+    def restore(self, arrays: state.Arrays) -> None:
+        """Take over exported arrays. Raise StateError for anything that cannot have been exported."""
+        moments = required(arrays, "baseline_moments", np.float64, self.moments.shape)
+        weights = required(arrays, "baseline_weights", np.float64, self.weights.shape)
+        pool = required(arrays, "baseline_pool", np.float64, self.pool.shape)
         # Cosines of float32 features may exceed one by rounding errors.
         within(moments, "baseline_moments", -4.1, 4.1)
         within(moments[[_RAW_VARIANCE, _CENTRED_VARIANCE]], "baseline_moments", -1e-6, 4.1)
         within(weights, "baseline_weights", 0.0, BASELINE_HORIZON)
         within(pool, "baseline_pool", -1.1, 4.1)
         within(pool[POOL_VARIANCE:], "baseline_pool", 0.0, 4.1)
-        baseline.moments, baseline.weights, baseline.pool = moments.copy(), weights.copy(), pool.copy()
-        baseline.seen = seen
-        return baseline
+        self.moments[:], self.weights[:], self.pool[:] = moments, weights, pool

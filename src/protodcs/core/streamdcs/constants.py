@@ -40,3 +40,11 @@ SHIFT_WINDOW = 64  # Recent samples that are compared with the earlier ones.
 SHIFT_QUANTILE = 0.25  # A shift moves more of them below this quantile of the earlier scores than chance does,
 SHIFT_DEVIATIONS = 4.0  # by this many standard deviations.
 SHIFT_WARNING = 192  # Samples after a shift for which decisions carry a warning.
+
+# Class bias.
+BIAS_SURE = 0.1  # Learn from samples with P(unknown) below this.
+BIAS_HORIZON, BIAS_PRIOR = 50.0, 10.0  # Samples that a class remembers, and at which its weight is one half.
+BIAS_FLOOR, BIAS_MAX = 0.1, 1.25  # The correction is scaled by beta squared minus the first, at most by the second.
+BIAS_MIN_LIKENESS = 1e-6  # Mean square of the centred cosines between prototypes that have a geometry to follow.
+BIAS_CONFIDENCE_HORIZON = 1000.0  # Samples that the mean confidence remembers.
+BIAS_REBUILD = 1000  # Samples after which running sums are computed again, because rounding errors accumulate.

@@ -1,10 +1,9 @@
 """StreamDCS: score a sample against what the stream usually shows, decide, then learn from it.
 
-`_advance` is the whole method. The parts live in the files of their names; `verification` puts those together that
-decide between known and unknown.
+`StreamState.step` is the whole method. The parts live in the files of their names; `verification` puts those together
+that decide between known and unknown.
 """
 
-import copy
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -13,17 +12,12 @@ from numpy.typing import NDArray
 
 from ...errors import InputError, UsageError
 from ..base import Capabilities, Counters, Feature, FeatureMethod, softmax_rows
-from ..decision import Decision, decided
-from ..numerics.evidence import uncertainty
-from ..numerics.softmax import confidence
+from ..decision import REASONS, Decision, Decisions, decided
 from ..state import Arrays
-from ..vectors import cosines as all_cosines
 from .config import StreamDCSConfig
 from .constants import FIRST_REFIT, REFIT_PERIOD
 from .explain import StreamDCSExplanation, explain
 from .state import StreamState
-
-Vector = NDArray[np.float64]
 
 
 class StreamDCS(FeatureMethod):
@@ -56,66 +50,74 @@ class StreamDCS(FeatureMethod):
 
     def entry_cosines(self) -> NDArray[np.float64]:
         """Return the cosines (K,) of the latest feature with the prototypes."""
-        return self._cosines
+        return self._memory.cosines
 
     def _glance(self, feature: Feature, scores: bool) -> Decision:
-        return self._advance(copy.copy(self._memory), feature, scores, learns=False)
+        return self._advance(self._memory, feature, scores, learns=False)
 
     def _advance(self, memory: StreamState, feature: Feature, scores: bool, learns: bool = True) -> Decision:
         """Decide on a sample, and learn from it if it `learns`."""
-        cosines, logits = self._cosines, self._logits
-        nearest = all_cosines(memory.prototypes, memory.inverse_norms, feature, cosines)
-        best = self._predict(memory)
-        verification = memory.verification
-        signals = verification.signals(feature, cosines)
-        verdict = verification.decide(signals)
-        if learns:
-            self._learn(memory, feature, signals, best, verdict.p_unknown)
-
         sequence = memory.sequence
-        memory.sequence += 1
-        memory.learned += 1
-        memory.known += verdict.known
-        openness = 1.0 - float(cosines[nearest])
-        aleatoric, epistemic = uncertainty(cosines)
+        outcome = memory.step(feature, learns)
         return decided(
-            verdict.known,
-            best,
-            self.classes[best] if verdict.known else None,
-            verdict.p_unknown,
-            openness,
-            openness,
-            verdict.score,
-            logits.astype(np.float32) if scores else None,
-            aleatoric,
-            epistemic,
+            outcome.known,
+            outcome.best,
+            self.classes[outcome.best] if outcome.known else None,
+            outcome.p_unknown,
+            outcome.openness,
+            outcome.openness,
+            outcome.score,
+            memory.logits.astype(np.float32) if scores else None,
+            outcome.aleatoric,
+            outcome.epistemic,
             False,
             False,
             False,
             sequence,
-            verdict.reason,
+            outcome.reason,
         )
 
-    def _predict(self, memory: StreamState) -> int:
-        """Return the class with the largest logit, class bias included. The logits stay in `_logits`."""
-        np.divide(self._cosines, self.config.temperature, out=self._logits)
-        if memory.class_bias is not None:
-            self._logits += memory.class_bias.logits
-        return int(self._logits.argmax())
-
-    def _learn(self, memory: StreamState, feature: Feature, signals: Vector, best: int, p_unknown: float) -> None:
-        bias = memory.class_bias
-        if bias is not None and bias.learns_from(p_unknown):
-            bias.learn(self._cosines, best, confidence(self._logits, best, 1.0), p_unknown)
-        memory.verification.learn(feature, self._cosines, signals)
+    def observe_many(self, features: NDArray[np.floating], scores: bool = False) -> Decisions:
+        """Observe (N, d) features in order, exactly as one by one; on bad input nothing is observed."""
+        step = self._memory.native
+        if step is None:
+            return super().observe_many(features, scores)
+        with self._alone():
+            rows, first = self._checked_many(features), self.sequence
+            count, learns = len(rows), not self.frozen
+            known, reasons, best = np.empty(count, np.uint8), np.empty(count, np.int64), np.empty(count, np.int64)
+            numbers = np.empty((count, 5))
+            logits = np.empty((count, len(self.classes)), np.float32) if scores else None
+            self._whole = not learns
+            step.run(rows, learns, (known, best, reasons, numbers), logits)
+            self._whole = True
+        p_unknown, openness, score, aleatoric, epistemic = numbers.T
+        no = np.zeros(count, np.bool_)
+        columns = {
+            "known": known.astype(np.bool_),
+            "index": best,
+            "p_unknown": p_unknown,
+            "openness": openness,
+            "openness_first": openness,
+            "score": score,
+            "aleatoric": aleatoric,
+            "epistemic": epistemic,
+            "trusted": no,
+            "cached": no,
+            "evolved": no,
+            "sequence": np.arange(first, first + count),
+        }
+        columns = {name: column.copy() for name, column in columns.items()}
+        return Decisions.of_columns(columns, [(None, *REASONS)[code] for code in reasons], logits, self.classes)
 
     def explain(self, feature: NDArray[np.floating]) -> StreamDCSExplanation:
         """Return how each part would judge this feature, and why. Nothing changes."""
         with self._alone():
             values = self._checked(feature)
+            memory = self._memory
             decision = self._glance(values, True)
-            signals = self._memory.verification.signals(values, self._cosines)
-            return explain(self.classes, self._memory, signals, decision, self._logits)
+            signals = memory.verification.signals(values, memory.cosines)
+            return explain(self.classes, memory, signals, decision)
 
     def calibrate(self, features: NDArray[np.floating]) -> bool:
         """Prepare for a stream from unlabelled features (N, d) like those to come, known and unknown ones mixed.
@@ -131,13 +133,12 @@ class StreamDCS(FeatureMethod):
             rows = self._checked_many(features)
             if len(rows) < 4:
                 raise InputError(f"calibration needs at least 4 features; given: {len(rows)}")
-            memory, cosines, verification = self._memory, self._cosines, self._memory.verification
             self._whole = False
             for row in rows:
-                all_cosines(memory.prototypes, memory.inverse_norms, row, cosines)
-                verification.learn(row, cosines, verification.signals(row, cosines))
+                self._memory.calibrate(row)
             self._whole = True
-            return verification.rule is not None and verification.rule.shows_two_groups
+            rule = self._memory.verification.rule
+            return rule is not None and rule.shows_two_groups
 
     def until_refit(self) -> int:
         """Return the number of samples until the threshold is fitted again."""
@@ -150,10 +151,6 @@ class StreamDCS(FeatureMethod):
             return {**super().stats(), **self._memory.stats()}
 
     # What the base class asks for.
-
-    def _resize(self, classes: tuple[str, ...], width: int) -> None:
-        super()._resize(classes, width)
-        self._cosines, self._logits = np.empty((2, len(classes)))
 
     def _new_memory(self, entry: Feature) -> StreamState:
         return StreamState(self._prototypes, self.config)

@@ -84,9 +84,9 @@ def explain(
     memory: StreamState,
     signals: NDArray[np.float64],
     decision: Decision,
-    logits: NDArray[np.float64],
 ) -> StreamDCSExplanation:
-    """Return the explanation of a decision, from the state, signals (6,) and logits (K,) behind it."""
+    """Return the explanation of the latest decision, from the state and the signals (6,) behind it."""
+    logits = memory.logits
     return StreamDCSExplanation(
         decision=decision,
         verification=_verification(memory.verification, signals, decision),

@@ -5,14 +5,14 @@ samples near the known classes have no such direction, so the head has a weight:
 known from samples that look unknown. Each of them was projected before the head learned from it.
 """
 
-import copy
 import math
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import state
+from ..arena import Arena, Layout
 from ..base import Feature, required, within
 from .constants import HEAD_AUROC, HEAD_FIRST, HEAD_LEAST, HEAD_TAIL, KNOWN_HORIZON, UNKNOWN_HORIZON
 from .threshold import ramp
@@ -46,6 +46,11 @@ class HeadWeight(NamedTuple):
 NO_HEAD = HeadWeight(0.0, 0.0, 1.0, 0.0)
 
 
+def layout(dimension: int) -> Layout:
+    """Return the arrays of a head over features of this length."""
+    return {"head_means": (np.float64, (2, dimension)), "head_learned": (np.int64, (2,))}
+
+
 class LinearHead:
     """The mean features of both kinds of samples.
 
@@ -54,9 +59,9 @@ class LinearHead:
         learned: (2,) int64, how many of either kind there were.
     """
 
-    def __init__(self, dimension: int):
-        self.means = np.zeros((2, dimension))
-        self.learned = np.zeros(2, dtype=np.int64)
+    def __init__(self, arena: Arena):
+        self.means = arena["head_means"]
+        self.learned = arena["head_learned"]
 
     @property
     def ready(self) -> bool:
@@ -76,25 +81,10 @@ class LinearHead:
         self.learned[side] += 1
         self.means[side] += (feature - self.means[side]) / min(int(self.learned[side]), _HORIZONS[side])
 
-    # Copies and export.
-
-    def fork(self) -> Self:
-        """Return a copy that can change freely."""
-        copied = copy.copy(self)
-        copied.means, copied.learned = self.means.copy(), self.learned.copy()
-        return copied
-
-    def export(self) -> state.Arrays:
-        """Return the arrays of a state."""
-        return {"head_means": self.means, "head_learned": self.learned}
-
-    @classmethod
-    def restored(cls, dimension: int, arrays: state.Arrays, seen: int) -> Self:
-        """Rebuild an exported head. Raise StateError for anything that `export` cannot have written."""
-        head = cls(dimension)
-        head.means = within(required(arrays, "head_means", np.float64, (2, dimension)), "head_means", -1.1, 1.1).copy()
-        head.learned = within(required(arrays, "head_learned", np.int64, (2,)), "head_learned", 0, seen).copy()
-        return head
+    def restore(self, arrays: state.Arrays, seen: int) -> None:
+        """Take over exported arrays. Raise StateError for anything that cannot have been exported."""
+        self.means[:] = within(required(arrays, "head_means", np.float64, self.means.shape), "head_means", -1.1, 1.1)
+        self.learned[:] = within(required(arrays, "head_learned", np.int64, (2,)), "head_learned", 0, seen)
 
 
 def weigh_head(

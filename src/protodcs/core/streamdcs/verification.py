@@ -9,17 +9,18 @@ then carry a warning. Unknown samples have no class that stands out. If the late
 the threshold is fitted to the samples since then.
 """
 
-import copy
 import math
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import StateError
 from .. import state
+from ..arena import Arena, Layout
 from ..base import Counters, Feature, counter, required, within
 from ..decision import FEW_SAMPLES, POSSIBLE_SHIFT
+from . import class_baseline, linear_head
 from .class_baseline import POOL_CENTRED_VARIANCE, POOL_VARIANCE, ClassBaseline
 from .config import StreamDCSConfig
 from .constants import (
@@ -58,6 +59,8 @@ _Z_DEVIATION = 0.6
 _LEFT_OUT = 8
 # Unknown-looking samples after which the projections on the linear head count.
 _HEAD_SAMPLES = 8
+# Places in `progress`.
+SEEN, HEAD_FROM, WINDOW_FROM, PROGRESS = range(4)
 _SMALL = 1e-9
 # A z-score is at most 2 / sqrt(1e-10).
 _LARGEST = 1e6
@@ -121,6 +124,18 @@ class Rule(NamedTuple):
         return HeadWeight(self.head_weight, self.head_middle, self.head_gap, self.head_known_side)
 
 
+def layout(classes: int, dimension: int, config: StreamDCSConfig) -> Layout:
+    """Return the arrays of a verification."""
+    return {
+        **class_baseline.layout(classes),
+        **linear_head.layout(dimension),
+        "history": (np.float64, (config.history, SIGNALS)),
+        "scales": (np.float64, (2, _SCALED)),
+        "rule": (np.float64, (len(Rule._fields),)),
+        "progress": (np.int64, (PROGRESS,)),
+    }
+
+
 class Verification:
     """What the engine has learned from the stream about known and unknown samples.
 
@@ -128,23 +143,41 @@ class Verification:
         baseline: the class baselines.
         head: the linear head.
         history: (H, 6) float64, the signals of recent samples; row n mod H holds sample n.
-        seen: number of samples learned from.
-        head_from: number of the first sample with a head signal.
-        window_from: number of the first sample behind the threshold, the first one after a shift.
         scales: (2, 4) float64, mean and deviation of the first four signals.
-        rule: the result of the last refit; None before the first one.
+        progress: (3,) int64, number of samples learned from, of the first sample with a head signal, and of the first
+            sample behind the threshold, which is the first one after a shift.
     """
 
-    def __init__(self, classes: int, dimension: int, config: StreamDCSConfig):
+    def __init__(self, arena: Arena, config: StreamDCSConfig):
         self.config = config
-        self.baseline = ClassBaseline(classes)
-        self.head = LinearHead(dimension)
-        self.history = np.zeros((config.history, SIGNALS))
-        self.scales = np.stack([np.zeros(_SCALED), np.ones(_SCALED)])
-        self.seen = 0
-        self.head_from = 0
-        self.window_from = 0
-        self.rule: Rule | None = None
+        self.baseline = ClassBaseline(arena)
+        self.head = LinearHead(arena)
+        self.history = arena["history"]
+        self.scales = arena["scales"]
+        self.progress = arena["progress"]
+        self._rule = arena["rule"]
+        if not self.seen:
+            self.scales[1] = 1.0
+
+    @property
+    def seen(self) -> int:
+        """Number of samples learned from."""
+        return int(self.progress[SEEN])
+
+    @property
+    def head_from(self) -> int:
+        """Number of the first sample with a head signal."""
+        return int(self.progress[HEAD_FROM])
+
+    @property
+    def window_from(self) -> int:
+        """Number of the first sample behind the threshold, the first one after a shift."""
+        return int(self.progress[WINDOW_FROM])
+
+    @property
+    def rule(self) -> Rule | None:
+        """The result of the last refit; None before the first one."""
+        return Rule(*self._rule.tolist()) if self.seen >= FIRST_REFIT else None
 
     # The decision.
 
@@ -155,7 +188,8 @@ class Verification:
         # The largest of K Gaussian numbers is about this many deviations above their mean.
         noise = math.sqrt(2.0 * math.log(max(len(cosines), 2))) * float(cosines.std())
         stand_out = centred / max(noise, _SMALL)
-        return np.array([largest, centred, *self.baseline.z_scores(cosines), self.head.project(feature), stand_out])
+        z_scores = self.baseline.z_scores(cosines) if self.seen else (0.0, 0.0)
+        return np.array([largest, centred, *z_scores, self.head.project(feature), stand_out])
 
     def decide(self, signals: Vector) -> Verdict:
         """Decide a sample by its signals (6,)."""
@@ -205,25 +239,26 @@ class Verification:
 
     def learn(self, feature: Feature, cosines: Vector, signals: Vector) -> None:
         """Learn from a sample after its decision, and refit if it is time."""
+        rule, count = self.rule, self.seen + 1
         weight, most = REST_WEIGHT
-        if self.rule is not None:
+        if rule is not None:
             # Many unknown samples are among those that do not look unknown, if there are many of them at all.
-            weight = max(weight, most * self.rule.evidence * min(1.0, 2.0 * self.rule.share))
+            weight = max(weight, most * rule.evidence * min(1.0, 2.0 * rule.share))
             score = float(self._cosine_scores(signals[None])[0])
-            if score <= self.rule.looks_unknown:
+            if score <= rule.looks_unknown:
                 weight = 1.0
                 self.head.learn(UNKNOWN, feature)
-            elif score > self.rule.looks_known:
+            elif score > rule.looks_known:
                 self.head.learn(KNOWN, feature)
-        self.baseline.learn(cosines, weight)
+        self.baseline.learn(cosines, weight, count)
         self.history[self.seen % len(self.history)] = signals
-        self.seen += 1
+        self.progress[SEEN] = count
         if self.head.learned[UNKNOWN] < _HEAD_SAMPLES:
-            self.head_from = self.seen
-        if self.seen >= FIRST_REFIT and (self.seen % REFIT_PERIOD == 0 or self.seen == FIRST_REFIT):
+            self.progress[HEAD_FROM] = count
+        if count >= FIRST_REFIT and (count % REFIT_PERIOD == 0 or count == FIRST_REFIT):
             self._refit()
-        elif 3 <= self.seen < FIRST_REFIT:
-            self._measure_scales(self.history[1 : self.seen])
+        elif 3 <= count < FIRST_REFIT:
+            self._measure_scales(self.history[1:count])
 
     def _refit(self) -> None:
         """Measure scales, share of unknown samples, head weight and threshold again."""
@@ -231,7 +266,7 @@ class Verification:
         self._measure_scales(rows)
         self._fit_rule(rows, with_head)
         if self._shift_begins(rows):
-            self.window_from = self.seen - SHIFT_WINDOW
+            self.progress[WINDOW_FROM] = self.seen - SHIFT_WINDOW
             self._fit_rule(rows, with_head)
 
     def _fit_rule(self, rows: Matrix, with_head: NDArray[np.bool_]) -> None:
@@ -250,7 +285,7 @@ class Verification:
         tail = min(MOST_SHARE, max(LEAST_SHARE, groups.share))
         ordered = np.sort(cosine_scores)
         lower = _lower_than_before(scores[-len(window) :], threshold.score)
-        self.rule = Rule(
+        self._rule[:] = Rule(
             quantile(ordered, tail),
             quantile(ordered, tail + 0.5 * (1.0 - tail)),
             *head,
@@ -288,7 +323,7 @@ class Verification:
         count, rows, pool = len(rows), rows[:, :_SCALED], self.baseline.pool
         prior = np.array([pool[POOL_VARIANCE], pool[POOL_CENTRED_VARIANCE], _Z_DEVIATION**2, _Z_DEVIATION**2])
         variance = (count * rows.var(axis=0) + SCALE_PRIOR * prior) / (count + SCALE_PRIOR)
-        self.scales = np.stack([rows.mean(axis=0), np.maximum(np.sqrt(variance), _SMALL)])
+        self.scales[:] = rows.mean(axis=0), np.maximum(np.sqrt(variance), _SMALL)
 
     def _weigh_head(self, rows: Matrix, cosine_scores: Vector, groups: Groups) -> HeadWeight:
         if not self.config.linear_head:
@@ -297,60 +332,52 @@ class Verification:
         # Without two groups only the unknown side counts, so that known scores keep their shape.
         return weigh_head(rows[:, _HEAD], order, self._text_scores(rows), groups.share, groups.evidence)
 
-    # Copies, classes, export.
+    # Classes, export.
 
-    def fork(self) -> Self:
-        """Return a copy that can change freely."""
-        copied = copy.copy(self)
-        copied.baseline, copied.head, copied.history = self.baseline.fork(), self.head.fork(), self.history.copy()
-        return copied
-
-    def with_classes(self, classes: int, kept: NDArray[np.int64]) -> Self:
-        """Return a copy for this number of classes: first those `kept`, then new ones."""
-        copied = self.fork()
-        copied.baseline = self.baseline.with_classes(classes, kept)
-        return copied
+    def take_classes(self, other: "Verification", kept: NDArray[np.int64]) -> None:
+        """Take over another verification, with its classes `kept` as the first ones."""
+        self.baseline.take_classes(other.baseline, kept)
+        self.head.means[:], self.head.learned[:] = other.head.means, other.head.learned
+        self.history[:], self.scales[:], self._rule[:] = other.history, other.scales, other._rule
+        self.progress[:] = other.progress
 
     def export(self) -> state.Arrays:
         """Return the arrays of a state."""
-        rule = () if self.rule is None else self.rule
         return {
             "history": self.history[: self.seen],
             "scales": self.scales,
-            "rule": np.array(rule, dtype=np.float64),
-            **self.baseline.export(),
-            **self.head.export(),
+            "rule": self._rule[: 0 if self.rule is None else None],
+            "head_means": self.head.means,
+            "head_learned": self.head.learned,
+            "baseline_moments": self.baseline.moments,
+            "baseline_weights": self.baseline.weights,
+            "baseline_pool": self.baseline.pool,
         }
 
     def counters(self) -> Counters:
         """Return the numbers of a state beside its arrays."""
         return {"seen": self.seen, "head_from": self.head_from, "window_from": self.window_from}
 
-    @classmethod
-    def restored(
-        cls, classes: int, dimension: int, config: StreamDCSConfig, counters: Counters, arrays: state.Arrays
-    ) -> Self:
-        """Rebuild an exported verification. Raise StateError for anything that `export` cannot have written."""
+    def restore(self, counters: Counters, arrays: state.Arrays) -> None:
+        """Take over exported numbers and arrays. Raise StateError for anything that cannot have been exported."""
         if set(counters) != _COUNTERS:
             raise StateError(f"The state's verification has {sorted(counters)[:20]}; it must have {sorted(_COUNTERS)}.")
         if set(arrays) != _ARRAYS:
             raise StateError(f"The state has the arrays {sorted(arrays)[:30]}; it must have {sorted(_ARRAYS)}.")
-        verification = cls(classes, dimension, config)
         seen = counter(counters, "seen", high=2**56)
-        held = min(seen, config.history)
+        held = min(seen, len(self.history))
         history = required(arrays, "history", np.float64, (held, SIGNALS))
         scales = required(arrays, "scales", np.float64, (2, _SCALED))
         rule = required(arrays, "rule", np.float64, (len(Rule._fields) if seen >= FIRST_REFIT else 0,))
-        verification.history[:held] = within(history, "history", -_LARGEST, _LARGEST)
-        verification.scales = within(scales, "scales", -_LARGEST, _LARGEST).copy()
+        self.history[:held] = within(history, "history", -_LARGEST, _LARGEST)
+        self.scales[:] = within(scales, "scales", -_LARGEST, _LARGEST)
         within(scales[1], "scales", _SMALL, _LARGEST)
         if len(rule):
-            verification.rule = _checked_rule(rule)
-        verification.seen, verification.head_from = seen, counter(counters, "head_from", high=seen)
-        verification.window_from = counter(counters, "window_from", high=max(0, seen - SHIFT_WINDOW))
-        verification.baseline = ClassBaseline.restored(classes, seen, arrays)
-        verification.head = LinearHead.restored(dimension, arrays, seen)
-        return verification
+            self._rule[:] = _checked_rule(rule)
+        head_from = counter(counters, "head_from", high=seen)
+        self.progress[:] = seen, head_from, counter(counters, "window_from", high=max(0, seen - SHIFT_WINDOW))
+        self.baseline.restore(arrays)
+        self.head.restore(arrays, seen)
 
     def stats(self) -> dict[str, Any]:
         """Return numbers for monitoring, JSON-ready."""

@@ -32,7 +32,7 @@ from pydantic import BaseModel
 
 from ...core.protodcs.alignment import REBUILD_AFTER
 from ...core.protodcs.config import ProtoDCSConfig
-from ...core.streamdcs import class_bias, constants
+from ...core.streamdcs import constants
 from ...core.streamdcs.config import StreamDCSConfig
 from ...errors import ConfigError
 from ..guard import GuardSettings
@@ -142,7 +142,7 @@ def _streamdcs(config: StreamDCSConfig, classes: int, dimension: int) -> list[Pa
                 snapshot=8 * pairs,
                 # Adding a class compares all prototypes with each other.
                 slowest=_BIAS_REBUILD * pairs + _LIKENESS * pairs * dimension,
-                mean=_BIAS_REBUILD * pairs / class_bias.REBUILD_AFTER,
+                mean=_BIAS_REBUILD * pairs / constants.BIAS_REBUILD,
             )
         )
     return parts
