@@ -5,7 +5,7 @@ decide between known and unknown.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -130,13 +130,17 @@ class StreamDCS(FeatureMethod):
             rows = self._checked_many(features)
             if len(rows) < 4:
                 raise InputError(f"calibration needs at least 4 features; given: {len(rows)}")
-            memory, cosines, verification = self._memory, self._cosines, self._memory.verification
             self._whole = False
-            for row in rows:
-                similarities(memory.prototypes, memory.inverse_norms, row, cosines)
-                verification.learn(row, cosines, verification.signals(row, cosines))
+            self._rehearse(list(rows))
             self._whole = True
-            return verification.rule is not None and verification.rule.evidence > 0.5
+            rule = self._memory.verification.rule
+            return rule is not None and rule.evidence > 0.5
+
+    def _rehearse(self, rows: Sequence[Feature]) -> None:
+        memory, cosines, verification = self._memory, self._cosines, self._memory.verification
+        for row in rows:
+            similarities(memory.prototypes, memory.inverse_norms, row, cosines)
+            verification.learn(row, cosines, verification.signals(row, cosines))
 
     def until_refit(self) -> int:
         """Return the number of samples until the threshold is fitted again."""
