@@ -1,6 +1,6 @@
 """SVHN's cropped digits as published: one MATLAB file with the images and their digits.
 
-Only the two arrays are read, by a reader of our own; what does not have the published shape is refused in words.
+It reads only these two arrays, and raises DataError if they do not have the published shapes.
 """
 
 from collections.abc import Iterator
