@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from ...errors import InputError, UsageError
 from .. import evidence, mixture, state
 from ..base import Capabilities, Counters, Feature, FeatureMethod, softmax_rows
-from ..decision import Decision, decided
+from ..decision import Decision
 from ..vectors import invert_norms, similarities
 from .config import ProtoDCSConfig
 from .evolution import evolve
@@ -121,7 +121,7 @@ class ProtoDCS(FeatureMethod):
         memory.learned += 1
         memory.known += known
         memory.trusted += found.trusted
-        return decided(
+        return Decision(
             known,
             found.best,
             self.classes[found.best] if known else None,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...errors import InputError, UsageError
 from ..base import Capabilities, Counters, Feature, FeatureMethod, softmax_rows
-from ..decision import Decision, decided
+from ..decision import Decision
 from ..evidence import confidence, uncertainty
 from ..state import Arrays
 from ..vectors import similarities
@@ -77,7 +77,7 @@ class StreamDCS(FeatureMethod):
         memory.known += verdict.known
         openness = 1.0 - float(cosines[nearest])
         aleatoric, epistemic = uncertainty(cosines, self._work)
-        return decided(
+        return Decision(
             verdict.known,
             best,
             self.classes[best] if verdict.known else None,
