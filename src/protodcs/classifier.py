@@ -14,14 +14,13 @@ import numpy as np
 
 from . import encoders, methods
 from .ahead import Ahead
+from .arrays import Features, Pixels
 from .core import state
 from .core.decision import Decision, Decisions
 from .core.settings import Settings
 from .data.image import decode
 from .data.prompts import class_names
-from .data.source import Pixels
 from .encoders import Encoder
-from .encoders.base import Features
 from .errors import ConfigError, ImageError
 from .method import FeatureMethod
 

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from .. import metrics
+from ..arrays import Floats
 from ..core import evidence, mixture
 from .comparison import ACC, AUROC, Contest, Metric
 from .drawing import KNOWN, UNKNOWN, legend_below, panels, settings, shorten, style
@@ -21,8 +22,6 @@ from .embedding import tsne
 from .rows import MEAN, POOLED
 from .statistics import Estimate
 from .traces import Trace
-
-Floats = NDArray[np.float64]
 
 # A line of more points looks the same and weighs more.
 _POINTS = 400

@@ -15,9 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ..ahead import Ahead
+from ..arrays import Features
 from ..data.image import decode
 from ..errors import DataError, ImageError
-from .base import Encoder, Features, parts
+from .base import Encoder, parts
 
 # Batches that are decoded and encoded while another one is being stored.
 _BATCHES_AHEAD = 2

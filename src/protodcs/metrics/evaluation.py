@@ -8,8 +8,9 @@ import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from ..arrays import Flags
 from . import checking
-from .checking import Classes, Flags
+from .checking import Classes
 
 CONFIDENCE = 0.95
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...arrays import Labels, Pixels
 from ...errors import DataError
-from ..source import Pixels
 from .matlab import read_arrays
-from .stored import FilePath, Labels, StoredImages, named_after, no_such
+from .stored import FilePath, StoredImages, named_after, no_such
 
 
 class _Content(NamedTuple):
