@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from ..arrays import Floats
 from ..core import evidence, state
 from ..core.base import Capabilities, Counters, Feature, FeatureMethod, counter, decided, required, softmax_rows
 from ..core.decision import Decision
@@ -24,8 +25,6 @@ from ..core.protodcs.residual import rescore, step_visual
 from ..core.settings import Settings
 from ..core.vectors import inverse_norms, invert_norms, similarities
 from ..errors import StateError
-
-Vector = NDArray[np.float64]
 
 _COUNTERS = ("sequence", "learned", "known", "cached", "evolved")
 _SUMS = ("unknown", "skipped")
@@ -129,7 +128,7 @@ class Memory:
         self.stale = True
         return True
 
-    def take(self, feature: Feature, cosines: Vector, slopes: Vector) -> None:
+    def take(self, feature: Feature, cosines: Floats, slopes: Floats) -> None:
         """Take the text step of this sample into the cumulative mean; the first one has the weight of the start."""
         self._own()
         self.evolved += 1
@@ -211,15 +210,15 @@ class Memory:
 class Prediction(NamedTuple):
     """Logits (K,) of a sample, their softmax, its entropy in nats, and the affinity (M,) of each open class in it."""
 
-    logits: Vector
-    probabilities: Vector
+    logits: Floats
+    probabilities: Floats
     entropy: float
-    affinity: Vector
+    affinity: Floats
 
-    def entropy_slopes(self) -> Vector:
+    def entropy_slopes(self) -> Floats:
         """The derivative of the entropy by each logit."""
         logs = np.log(np.maximum(self.probabilities, 1e-300))
-        slopes: Vector = -self.probabilities * (logs + self.entropy)
+        slopes: Floats = -self.probabilities * (logs + self.entropy)
         return slopes
 
 
@@ -284,15 +283,15 @@ class DPE(FeatureMethod):
             sequence=sequence,
         )
 
-    def _text_entropy(self, cosines: Vector) -> float:
+    def _text_entropy(self, cosines: Floats) -> float:
         return _softmax_entropy(cosines / self.config.temperature)[1]
 
-    def _visual_cosines(self, visual: Feature, feature: Feature) -> Vector:
+    def _visual_cosines(self, visual: Feature, feature: Feature) -> Floats:
         cosines = np.empty(len(self.classes))
         similarities(visual, self._ones, feature, cosines)
         return cosines
 
-    def _predict(self, memory: Memory, cosines: Vector, visual_cosines: Vector) -> Prediction:
+    def _predict(self, memory: Memory, cosines: Floats, visual_cosines: Floats) -> Prediction:
         config = self.config
         logits = cosines / config.temperature
         distance = 1.0 - visual_cosines[memory.opened]
@@ -301,8 +300,8 @@ class DPE(FeatureMethod):
         return Prediction(logits, *_softmax_entropy(logits), affinity)
 
     def _step(
-        self, memory: Memory, feature: Feature, cosines: Vector, visual_cosines: Vector, before: Prediction
-    ) -> tuple[Vector, Prediction, Vector]:
+        self, memory: Memory, feature: Feature, cosines: Floats, visual_cosines: Floats, before: Prediction
+    ) -> tuple[Floats, Prediction, Floats]:
         """The text cosines and the prediction after one AdamW step, and the slopes of the loss by text cosine."""
         config = self.config
         by_logit = before.entropy_slopes()
@@ -321,7 +320,7 @@ class DPE(FeatureMethod):
         final = self._predict(memory, moved, self._visual_cosines(self._adapted, feature))
         return moved, final, by_text
 
-    def _score(self, moved: Vector, final: Prediction) -> float:
+    def _score(self, moved: Floats, final: Prediction) -> float:
         if self.config.score == "max":
             return float(moved.max())
         return float((final.logits if self.config.score == "logit" else final.probabilities).max())
@@ -373,7 +372,7 @@ class DPE(FeatureMethod):
         }
 
 
-def _softmax_entropy(logits: Vector) -> tuple[Vector, float]:
+def _softmax_entropy(logits: Floats) -> tuple[Floats, float]:
     """Softmax of logits (K,), and its entropy in nats."""
     shifted = logits - logits.max()
     weights = np.exp(shifted)
