@@ -86,7 +86,9 @@ def encode_files(
                     advance(len(rows))
             return _collected(database, jobs, encoder.dimension)
     except sqlite3.Error as problem:
-        raise DataError(f"{store}: the features cannot be stored: {problem}. Delete this file and try again.") from None
+        raise DataError(
+            f"{store}: the features cannot be stored: {problem}. Move this file away, or delete it."
+        ) from None
 
 
 def _encoded(encoder: Encoder, jobs: Iterable[_Job]) -> Iterator[list[_Row]]:
