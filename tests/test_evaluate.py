@@ -111,7 +111,7 @@ def test_evaluate_takes_subfolders_as_classes_and_prints_a_table(folder):
         (["{folder}/nowhere"], "nowhere is not a folder"),
         (["{folder}/cat"], "has no subfolder 'unknown'"),
         (["{folder}", "--unknown", "strange"], "has no subfolder 'strange'"),
-        (["{folder}", "--classes", "cat,ship"], "truck is not a class of the list"),
+        (["{folder}", "--classes", "cat,ship"], "The subfolder 'truck' is not a class of the list"),
         (["{folder}", "--known-only"], "no embedding for 'unknown'"),
         (["{folder}/cat", "--known-only"], "has no class subfolder"),
         (["{folder}/empty"], "dog: no image in this folder"),

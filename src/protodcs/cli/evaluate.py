@@ -5,7 +5,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import typer
 from rich.table import Table
 
@@ -41,6 +40,8 @@ def evaluate(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object for scripts."),
 ) -> None:
     """Measure false rejects, unknown recall and accuracy of `protodcs classify` on labelled images."""
+    import numpy as np
+
     from .. import encoders, metrics
     from ..classifier import OpenSetClassifier
     from ..encoders.files import encode_files
@@ -71,6 +72,7 @@ class _Labelled(NamedTuple):
 def _labelled(folder: Path, classes: tuple[str, ...] | None, unknown: str | None) -> _Labelled:
     """Return the classes and the labelled files of a folder; `unknown` names the subfolder without a class."""
     from ..data.readers.folder import image_files
+    from ..data.readers.wordnet import class_words
 
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder. Give a folder with one subfolder of images for each class.")
@@ -83,10 +85,13 @@ def _labelled(folder: Path, classes: tuple[str, ...] | None, unknown: str | None
     known = tuple(name for name in subfolders if name != unknown)
     if not known:
         raise DataError(f"{folder} has no class subfolder. Put the images of each class into a subfolder of its name.")
-    classes = classes or known
-    if missing := [name for name in known if name not in classes]:
-        raise DataError(f"{folder / missing[0]} is not a class of the list. Rename it, or add it to --classes.")
-    numbers = {name: classes.index(name) for name in known} | ({} if unknown is None else {unknown: _UNKNOWN})
+    names = dict(zip(known, class_words(known, folder), strict=True))
+    classes = classes or tuple(names.values())
+    if missing := [name for name in names.values() if name not in classes]:
+        raise DataError(f"The subfolder {missing[0]!r} is not a class of the list. Rename it, or add it to --classes.")
+    numbers = {subfolder: classes.index(name) for subfolder, name in names.items()}
+    if unknown is not None:
+        numbers[unknown] = _UNKNOWN
     files, labels = {}, {}
     for subfolder, label in numbers.items():
         for file in image_files(folder / subfolder):
