@@ -29,9 +29,9 @@ def main():
     classifier = OpenSetClassifier.from_pretrained("mini", classes="cifar10")
     files = sorted(folder.glob("*.png"))
     unknown = {"object": 0, "digit": 0}
-    for file, decision in zip(files, classifier.stream(files), strict=True):
+    for file, decision in zip(files, classifier.classify(files), strict=True):
         unknown[file.stem.split("-")[1]] += not decision.known
-    print(f"called unknown: {unknown['digit']} of 200 digits, {unknown['object']} of 200 objects")
+    print(f"unknown: {unknown['digit']} of 200 digits, {unknown['object']} of 200 objects")
 
 
 if __name__ == "__main__":

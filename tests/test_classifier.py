@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from typer.testing import CliRunner
 
-from interrupting import interrupting
 from protodcs import OpenSetClassifier, ProtoDCSConfig, StreamDCS, StreamDCSConfig, encoders
 from protodcs.cli import app
-from protodcs.data import decode, open_source
+from protodcs.data import open_source
 from protodcs.errors import ConfigError, EncoderError, ImageError, InputError, StateError
 
 pytest.importorskip("torch")
@@ -322,6 +321,25 @@ def test_classes_are_edited_by_name(mini, mixed):
     assert classifier.engine.classes[classifier(open_source("cifar10-test").read([ship])[0]).index] == "ship"
 
 
+def test_a_collection_is_classified_without_regard_to_its_order(mini, mixed):
+    sorted_by_kind = [*mixed[::2], *mixed[1::2]]
+    classifier = OpenSetClassifier.with_encoder(mini, "cifar10")
+    known = classifier.classify(mixed).known
+    assert classifier.engine.sequence == 200
+    again = OpenSetClassifier.with_encoder(mini, "cifar10").classify(iter(sorted_by_kind)).known
+    assert np.concatenate([known[::2], known[1::2]]).tolist() == again.tolist()
+    assert (~known[1::2]).sum() >= 95
+    assert (~known[::2]).sum() <= 10
+    assert len(OpenSetClassifier.with_encoder(mini, "cifar10").classify([])) == 0
+
+
+def test_a_damaged_image_in_a_collection_raises_and_nothing_is_learned(mini, mixed):
+    classifier = OpenSetClassifier.with_encoder(mini, "cifar10")
+    with pytest.raises(ImageError, match="image 40 of the stream"):
+        classifier.classify([*mixed[:40], b"no image", *mixed[41:]])
+    assert classifier.engine.sequence == 0
+
+
 # The command.
 
 
@@ -345,112 +363,115 @@ def command(*arguments, cwd="."):
     return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
 
-def test_classify_writes_a_row_for_every_image_and_a_sheet_of_strangers(folder, tmp_path, mini):
+def table(file):
+    with file.open(newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
+def test_classify_writes_a_row_for_every_image_and_a_sheet_of_unknown_images(folder, tmp_path, mini):
     out, sheet = tmp_path / "out" / "decisions.csv", tmp_path / "sheet.png"
-    run = command(
-        "classify", folder, "--classes", "cifar10", "--model", "mini", "--out", out, "--sheet", sheet, "--json"
-    )
+    arguments = ("classify", folder, "--classes", "cifar10", "--model", "mini", "--out", out, "--json")
+    run = command(*arguments, "--sheet", sheet)
     assert run.returncode == 0, run.stderr
-    report = json.loads(run.stdout)
-    with out.open(newline="") as opened:
-        rows = list(csv.DictReader(opened))
+    report, rows = json.loads(run.stdout), table(out)
     assert [row["file"] for row in rows] == sorted(row["file"] for row in rows)
     assert len(rows) == report["images"] == 201
-    assert report["refused"] == 1
+    assert report["unreadable"] == 1
     assert report["known"] + report["unknown"] == 200
     assert sum(row["known"] == "False" for row in rows) == report["unknown"] > 20
-    (refused,) = (row for row in rows if row["problem"])
-    assert refused["file"] == "005-broken.jpg"
-    plain = OpenSetClassifier.with_encoder(mini, "cifar10")
-    pixels = [decode(folder / row["file"]) for row in rows if row is not refused]
-    expected = [f"{round(decision.p_unknown, 6)}" for decision in one_after_the_other(plain, pixels)]
-    assert [row["p_unknown"] for row in rows if row is not refused] == expected
+    (unreadable,) = (row for row in rows if row["error"])
+    assert unreadable["file"] == "005-broken.jpg"
+    readable = [row for row in rows if row is not unreadable]
+    expected = OpenSetClassifier.with_encoder(mini, "cifar10").classify(folder / row["file"] for row in readable)
+    assert [row["known"] == "True" for row in readable] == expected.known.tolist()
+    assert [row["nearest_class"] for row in readable] == [expected.classes[index] for index in expected.index]
     with Image.open(sheet) as page:
         assert page.size[0] > 400
-    again = command("classify", folder, "--classes", "cifar10", "--model", "mini", "--out", out)
+    assert {file.name for file in out.parent.iterdir()} == {"decisions.csv", "decisions.csv.state"}
+    assert OpenSetClassifier.restored(mini, out.with_suffix(".csv.state")).engine.sequence == 200
+    again = command(*arguments)
     assert again.returncode == 1
-    assert "--resume" in again.stderr
+    assert "exists already" in again.stderr
 
 
-def test_classify_warns_once_of_a_possible_shift(folder, tmp_path, monkeypatch):
-    arguments = ("classify", folder, "--classes", "cifar10", "--model", "mini", "--json", "--out")
-    steady = command(*arguments, tmp_path / "steady.csv")
-    assert json.loads(steady.stdout)["possibly_shifted"] == 0
-    assert "warning" not in steady.stderr
-    stream = OpenSetClassifier.stream
-
-    def shifted(classifier, images):
-        for number, decision in enumerate(stream(classifier, images)):
-            yield dataclasses.replace(decision, reason="possible shift" if number >= 150 else None)
-
-    monkeypatch.setattr(OpenSetClassifier, "stream", shifted)
-    run = command(*arguments, tmp_path / "shifted.csv")
-    assert json.loads(run.stdout)["possibly_shifted"] == 50
-    assert run.stderr.count("warning: 50 images came after a possible shift") == 1
-    with (tmp_path / "shifted.csv").open(newline="") as opened:
-        assert sum(row["reason"] == "possible shift" for row in csv.DictReader(opened)) == 50
+@pytest.mark.parametrize("sorted_by_kind", [False, True])
+def test_classify_finds_digits_among_objects_in_any_order_of_files(sorted_by_kind, data_folder, tmp_path):
+    for kind, name in (("object", "cifar10-test"), ("digit", "svhn-test")):
+        for number, image in enumerate(open_source(name).read(range(200))):
+            file = f"{kind}-{number:03d}.png" if sorted_by_kind else f"{number:03d}-{kind}.png"
+            Image.fromarray(image).save(tmp_path / file)
+    out = tmp_path / "decisions.csv"
+    assert command("classify", tmp_path, "--classes", "cifar10", "--model", "mini", "--out", out).returncode == 0
+    unknown = [row["file"] for row in table(out) if row["known"] == "False"]
+    assert sum("digit" in file for file in unknown) >= 185
+    assert sum("object" in file for file in unknown) <= 5
 
 
-def many(folder, mixed):
-    """400 more images, some of which cannot be read: among them the last ones of the first checkpoint."""
-    for number in range(400):
-        Image.fromarray(mixed[number % 200]).save(folder / f"0{number:04d}.png", compress_level=0)
-    for number in (3, 253, 254, 255, 256, 350):
-        (folder / f"0{number:04d}.png").write_bytes(b"broken")
+def test_classify_warns_if_there_are_few_images(mixed, tmp_path):
+    for number, image in enumerate(mixed[:20]):
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+    run = command("classify", tmp_path, "--classes", "cifar10", "--model", "mini", "--out", tmp_path / "few.csv")
+    assert run.returncode == 0
+    assert "warning: only 20 images" in run.stderr
 
 
-def stopped_in_the_second_checkpoint(arguments, folder, how):
-    """Run the command, and stop it when it replaces its first checkpoint by the second."""
-    # Whoever started the tests in the background may have had them ignore Ctrl-C.
-    heeding = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    command = [sys.executable, "-m", "protodcs", *map(str, arguments)]
-    environment = interrupting(folder, ".state", 2, how)
-    return subprocess.run(
-        command, env=environment, stderr=subprocess.DEVNULL, preexec_fn=heeding, start_new_session=True
-    ).returncode
+STOPPED = """
+import os, sys
+from protodcs.cli import app
+from protodcs.encoders.base import Encoder
+
+encode, batches = Encoder.encode_fitted, 0
+
+def stopped(encoder, images):
+    global batches
+    batches += 1
+    if batches == 5:
+        os.kill(os.getpid(), {how})
+    return encode(encoder, images)
+
+Encoder.encode_fitted = stopped
+app()
+"""
 
 
 @pytest.mark.parametrize(
     ("ending", "how", "code"), [("csv", signal.SIGKILL, -signal.SIGKILL), ("jsonl", signal.SIGINT, 130)]
 )
-def test_classify_stopped_in_its_middle_and_resumed_gives_the_same_files(ending, how, code, folder, tmp_path, mixed):
-    many(folder, mixed)
-    arguments = ("classify", folder, "--classes", "cat,dog,ship", "--model", "mini")
+def test_classify_stopped_in_its_middle_and_started_again_gives_the_same_files(
+    ending, how, code, folder, tmp_path, monkeypatch
+):
+    arguments = ("classify", folder, "--classes", "cat,dog,ship", "--model", "mini", "--out")
     whole, cut = tmp_path / f"whole.{ending}", tmp_path / f"cut.{ending}"
-    assert command(*arguments, "--out", whole).returncode == 0
-    state = cut.with_suffix(f".{ending}.state")
-    assert stopped_in_the_second_checkpoint((*arguments, "--out", cut), tmp_path, how) == code
-    assert state.exists()
-    assert cut.read_bytes() != whole.read_bytes()
-    # A row that was being written when the lights went out, in the middle of a letter.
-    with cut.open("ab") as torn:
-        torn.write("half a r\u00f6w".encode()[:-2])
-    other = command("classify", folder, "--classes", "cat,dog", "--model", "mini", "--out", cut, "--resume")
-    assert other.returncode == 1
-    assert "other classes" in other.stderr
-    resumed = command(*arguments, "--out", cut, "--resume")
-    assert resumed.returncode == 0, resumed.stderr
-    assert cut.read_bytes() == whole.read_bytes()
-    assert state.read_bytes() == whole.with_suffix(f".{ending}.state").read_bytes()
-
-
-def test_a_state_that_was_left_behind_is_not_taken_for_one_of_a_new_run(folder, tmp_path):
-    out = tmp_path / "decisions.csv"
-    arguments = ("classify", folder, "--classes", "cat,dog,ship", "--model", "mini", "--out", out)
-    assert command(*arguments).returncode == 0
-    first = out.read_bytes()
-    out.unlink()
-    assert command(*arguments, "--resume").returncode == 0
-    assert out.read_bytes() == first
+    assert command(*arguments, whole).returncode == 0
+    # Whoever started the tests in the background may have had them ignore Ctrl-C.
+    heeding = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    program = [sys.executable, "-c", STOPPED.format(how=int(how)), *map(str, (*arguments, cut))]
+    assert subprocess.run(program, stderr=subprocess.DEVNULL, preexec_fn=heeding).returncode == code
+    assert not cut.exists()
+    encoded = []
+    encode = encoders.Encoder.encode_fitted
+    monkeypatch.setattr(
+        encoders.Encoder, "encode_fitted", lambda self, images: encoded.append(len(images)) or encode(self, images)
+    )
+    assert command(*arguments, cut).returncode == 0
+    assert 40 <= sum(encoded) <= 168
+    for ends in ("", ".state"):
+        files = (file.with_name(file.name + ends) for file in (cut, whole))
+        assert len({file.read_bytes() for file in files}) == 1
+    assert not list(tmp_path.glob("*.features*"))
 
 
 def test_classify_never_writes_over_a_file_of_someone_else(folder, tmp_path):
-    for name in ("mine.csv", "mine.jsonl"):
+    for name in ("mine.csv", "mine.jsonl", "mine.csv.features"):
         (tmp_path / name).write_text("the only copy of my thesis\n")
-        run = command(
-            "classify", folder, "--classes", "cat,dog", "--model", "mini", "--out", tmp_path / name, "--resume"
-        )
+    for name in ("mine.csv", "mine.jsonl"):
+        run = command("classify", folder, "--classes", "cat,dog", "--model", "mini", "--out", tmp_path / name)
         assert run.returncode == 1
+    (tmp_path / "mine.csv").unlink()
+    run = command("classify", folder, "--classes", "cat,dog", "--model", "mini", "--out", tmp_path / "mine.csv")
+    assert run.returncode == 1
+    assert "mine.csv.features: the features cannot be stored" in run.stderr
+    for name in ("mine.jsonl", "mine.csv.features"):
         assert (tmp_path / name).read_text() == "the only copy of my thesis\n"
 
 
@@ -474,7 +495,6 @@ def test_file_names_that_are_no_text_are_written_on_one_line(mixed, tmp_path):
     )
     assert command(*arguments).returncode == 0
     assert len(out.read_text().splitlines()) == 1 + 5
-    assert command(*arguments, "--resume").returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,44 @@ def test_observe_many_equals_one_by_one(variant):
 
 
 @every_method
+def test_decisions_of_two_passes_do_not_depend_on_the_order(variant):
+    prototypes, features, _ = random_stream(samples=230, seed=1)
+    order = np.random.default_rng(0).permutation(230)
+    first, second = make(variant, prototypes), make(variant, prototypes)
+    decisions = first.observe_many(features, scores=True, two_pass=True)
+    permuted = second.observe_many(features[order], scores=True, two_pass=True)
+    for name in FIELDS:
+        if name != "sequence":
+            np.testing.assert_array_equal(np.array(getattr(decisions, name))[order], getattr(permuted, name))
+    np.testing.assert_array_equal(decisions.scores[order], permuted.scores)
+    assert decisions.sequence.tolist() == list(range(230))
+    assert first.snapshot() == second.snapshot()
+    assert type(first).restore(first.snapshot()).observe(features[0]).sequence == 230
+
+
+@every_method
+def test_two_passes_decide_as_peek_does_afterwards(variant):
+    prototypes, features, _ = random_stream(samples=120, seed=1)
+    engine = make(variant, prototypes)
+    decisions = engine.observe_many(features, two_pass=True)
+    for decision, feature in zip(decisions, features, strict=True):
+        later = engine.peek(feature)
+        assert (decision.known, decision.index, decision.score) == (later.known, later.index, later.score)
+
+
+@every_method
+def test_two_passes_of_a_frozen_engine_teach_it_nothing(variant):
+    prototypes, features, _ = random_stream(samples=120, seed=1)
+    engine = make(variant, prototypes)
+    engine.observe_many(features[:60])
+    engine.freeze()
+    frozen = type(engine).restore(engine.snapshot())
+    decisions, expected = engine.observe_many(features[60:], two_pass=True), frozen.observe_many(features[60:])
+    assert decisions.score.tolist() == expected.score.tolist()
+    assert engine.snapshot() == frozen.snapshot()
+
+
+@every_method
 def test_reset_equals_new(variant):
     prototypes, features, _ = random_stream(samples=150, seed=2)
     engine = make(variant, prototypes)

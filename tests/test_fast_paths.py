@@ -1,6 +1,5 @@
 """A step on some of many classes decides nearly as a step on all of them; a decision is built quickly."""
 
-import dataclasses
 import time
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 
 from conftest import random_stream
 from protodcs import ProtoDCS, ProtoDCSConfig, StreamDCS
-from protodcs.core.decision import Decision, decided
 from protodcs.core.protodcs.temporary import candidates
 
 FIELDS = ("known", "index", "p_unknown", "openness", "openness_first", "score", "aleatoric", "epistemic", "cached")
@@ -45,17 +43,6 @@ def test_candidates_hold_the_best_class_of_every_sample():
         rows = candidates(config, engine.entry_cosines())
         assert len(rows) == 3
         assert engine.entry_cosines().argmax() in rows
-
-
-def test_a_decision_made_quickly_is_a_decision_like_any_other():
-    values = (True, 3, "dog", 0.1, 0.7, 0.6, 0.4, np.ones(4, np.float32), 1.2, 0.5, True, False, False, 9)
-    quick, plain = decided(*values), Decision(*values)
-    assert type(quick) is Decision
-    assert repr(quick) == repr(plain)
-    assert quick.to_dict() == plain.to_dict()
-    assert dataclasses.replace(quick, known=False).known is False
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        quick.known = False
 
 
 def test_classes_that_a_step_leaves_out_move_as_the_others_do():

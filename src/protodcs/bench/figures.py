@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from .. import metrics
+from ..arrays import Floats
 from ..core.numerics.evidence import uncertainty
 from ..core.numerics.gaussian_mixture import boundary
 from ..core.numerics.softmax import softmax
@@ -23,8 +24,6 @@ from .embedding import tsne
 from .rows import MEAN, POOLED
 from .statistics import Estimate
 from .traces import Trace
-
-Floats = NDArray[np.float64]
 
 # A line of more points looks the same and weighs more.
 _POINTS = 400

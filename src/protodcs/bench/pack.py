@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from ..arrays import Flags, Integers
 from ..errors import DataError
 
 FILE = "clip_vitb32_features.safetensors"
@@ -25,9 +26,6 @@ TEMPERATURE = 0.01
 SHUFFLED = "shuffled"
 # Unknown samples in a row.
 BURST = 1000
-
-Flags = NDArray[np.bool_]
-Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,7 @@ def stream(
     return Packed(_unit(text[known]), _unit(features[chosen]), truth[chosen].astype(np.int64), told.hexdigest())
 
 
-def in_proportion(strange: Flags, share: Fraction) -> Places:
+def in_proportion(strange: Flags, share: Fraction) -> Integers:
     """The places of as many samples as can be taken so that `share` of them is strange: exactly, and none twice.
 
     They are the first of either kind, which in a shuffled stream are as good as drawn; more always contain the fewer.
@@ -148,12 +146,12 @@ def in_proportion(strange: Flags, share: Fraction) -> Places:
     return np.sort(np.concatenate([known[: parts * one_part], unknown[: parts * other_part]]))
 
 
-def shuffled(strange: Flags) -> Places:
+def shuffled(strange: Flags) -> Integers:
     """As they come."""
     return np.arange(len(strange))
 
 
-def bursts(strange: Flags) -> Places:
+def bursts(strange: Flags) -> Integers:
     """The strange ones in bursts of `BURST` in a row, the last one shorter, evenly between the others.
 
     >>> bursts(np.array([False, True, False, True]))
@@ -166,7 +164,7 @@ def bursts(strange: Flags) -> Places:
     return np.concatenate([*pieces, calm[-1]])
 
 
-def known_first(strange: Flags) -> Places:
+def known_first(strange: Flags) -> Integers:
     """All known ones, then all strange ones: the worst for whoever thinks that what comes is mixed.
 
     >>> known_first(np.array([True, False, True, False]))
@@ -176,7 +174,7 @@ def known_first(strange: Flags) -> Places:
 
 
 # Whoever orders the samples of a shuffled stream is told which are strange, and says in which order they come.
-ORDERS: dict[str, Callable[[Flags], Places]] = {SHUFFLED: shuffled, "bursts": bursts, "sorted": known_first}
+ORDERS: dict[str, Callable[[Flags], Integers]] = {SHUFFLED: shuffled, "bursts": bursts, "sorted": known_first}
 
 
 def _strangers(content: dict[str, NDArray[np.float16]], name: str, split: str) -> NDArray[np.float32]:

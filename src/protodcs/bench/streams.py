@@ -12,24 +12,19 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from .. import encoders
+from ..arrays import Features, Labels, Pixels
 from ..data import open_source
 from ..data.corruptions import STANDARD
 from ..data.prompts import class_names
 from ..data.reading import read_samples
-from ..data.source import ImageSource, Pixels
+from ..data.source import ImageSource
 from ..data.streams import Manifest, build
 from ..encoders import Encoder
 from ..errors import DataError
 from ..features import FeatureStore
 from . import pack
 from .grid import ImageStream, PackStream
-
-Features = NDArray[np.float32]
-Labels = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """What commands share: how an error is told, how progress is shown, and how lists are written."""
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
@@ -63,6 +64,12 @@ def progress(quiet: bool) -> Progress:
         console=_aside,
         disable=quiet,
     )
+
+
+def printable(file: str) -> str:
+    """Return a file name as one line of text: other characters and bytes are written as their numbers."""
+    readable = os.fsencode(file).decode("utf-8", "backslashreplace")
+    return "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in readable)
 
 
 def given_classes(classes: str) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ A method is a pure state machine. It keeps all it has learned in a `Memory` and 
 everything a user calls is built here, once, on that one function.
 """
 
+import hashlib
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -131,6 +132,9 @@ class FeatureMethod(ABC):
         """What `_advance` would decide on a unit feature; nothing changes."""
         return self._advance(self._memory.fork(), feature, scores)
 
+    def _rehearse(self, rows: Sequence[Feature]) -> None:  # noqa: B027
+        """Learn from unit rows (d,) without counting them, if it helps to see them twice."""
+
     @abstractmethod
     def _entry(self, memory: Any) -> Feature:
         """The prototypes (K, d) the memory started from."""
@@ -226,11 +230,22 @@ class FeatureMethod(ABC):
             decision = self._glance(self._checked(feature), True)
             return _nothing_kept(decision) if self.frozen else decision
 
-    def observe_many(self, features: NDArray[np.floating], scores: bool = False) -> Decisions:
-        """Observe (N, d) features in order, exactly as one by one; on bad input nothing is observed."""
+    def observe_many(
+        self, features: NDArray[np.floating], scores: bool = False, *, two_pass: bool = False
+    ) -> Decisions:
+        """Observe (N, d) features in order, exactly as one by one. On bad input, nothing is observed.
+
+        Args:
+            features: the features.
+            scores: whether the decisions contain `scores`.
+            two_pass: learn from all features first, then decide on each of them with what was learned. The decisions
+                then do not depend on the order of the features.
+        """
         with self._alone():
             rows = self._checked_many(features)
-            return Decisions([self._observe(row, scores) for row in rows], self.classes)
+            if two_pass:
+                return Decisions(self._in_two_passes(rows, scores), self.classes)
+            return self._observe_rows(rows, scores)
 
     def freeze(self) -> None:
         """Stop learning: from now on each sample is decided as if it came next, and nothing of it is kept."""
@@ -401,6 +416,23 @@ class FeatureMethod(ABC):
         decision = self._glance(feature, scores)
         self._memory.sequence += 1
         return _nothing_kept(decision)
+
+    def _observe_rows(self, rows: Feature, scores: bool) -> Decisions:
+        """Observe unit rows (N, d) in order."""
+        return Decisions([self._observe(row, scores) for row in rows], self.classes)
+
+    def _in_two_passes(self, rows: Feature, scores: bool) -> list[Decision]:
+        """Learn from unit rows (N, d), in an order that depends on their values alone, and then decide on each."""
+        first, shuffled = self.sequence, sorted(rows, key=_digest)
+        if not self.frozen:
+            self._whole = False
+            self._rehearse(shuffled)
+            self._whole = True
+        for row in shuffled:
+            self._observe(row, False)
+        return [
+            replace(_nothing_kept(self._glance(row, scores)), sequence=first + place) for place, row in enumerate(rows)
+        ]
 
     @contextmanager
     def _alone(self, torn: bool = False) -> Iterator[None]:
@@ -599,6 +631,15 @@ def check_unit(rows: Feature, name: str) -> None:
     """Refuse rows of a state that are not of length one; they are float32, so to about seven digits."""
     if not _trust.own and not (np.abs(np.einsum("kd,kd->k", rows, rows) - 1.0) < 1e-5).all():
         raise StateError(f"the state's array {name!r} has rows that are not of length one")
+
+
+def _digest(row: Feature) -> tuple[bytes, bytes]:
+    """Return a sort key of a unit row (d,). Sorting by it shuffles rows, whatever order they came in.
+
+    The last bits of a feature depend on the batch it was encoded in, so the hash is of rounded values.
+    """
+    rounded = np.rint(100.0 * row).astype(np.int8)
+    return hashlib.blake2b(rounded.tobytes(), digest_size=16).digest(), row.tobytes()
 
 
 def _nothing_kept(decision: Decision) -> Decision:

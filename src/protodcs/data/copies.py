@@ -16,11 +16,12 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from ..arrays import Pixels
 from ..durable import replace_file
 from ..errors import ConfigError, DataError
 from .corruptions import FAMILIES, NAMES, VARIANTS, Variant
 from .reading import read_corrupted
-from .source import ImageSource, Pixels
+from .source import ImageSource
 
 ABOUT = "copies.json"
 _UNLABELLED = "unlabelled"

@@ -3,7 +3,7 @@
 import numpy as np
 from PIL import Image
 
-from .source import Pixels
+from ..arrays import Pixels
 
 # Sides of an image beyond this ratio add nothing that a square in its middle could show.
 _LONGEST_STRIP = 64

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Pixels
 from ..errors import DataError, ImageError
 from .screening import MAX_PIXELS, MAX_SIDE, SCREENS, check_size, kind_of, orientation_of
-from .source import Pixels
 
 try:
     from PIL import Image

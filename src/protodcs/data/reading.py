@@ -9,9 +9,10 @@ from typing import cast
 
 import numpy as np
 
+from ..arrays import Pixels
 from .corruptions import Variant, corrupt
 from .crop import centre_crop
-from .source import ImageSource, Pixels
+from .source import ImageSource
 from .streams import Manifest
 
 # Pixels that are read at once. A single image may have more; then it is read alone.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from .source import Pixels
+from ..arrays import Pixels
 
 _PAPER, _INK, _PALE = (255, 255, 255), (20, 20, 20), (110, 110, 110)
 _GAP, _LINE = 10, 15

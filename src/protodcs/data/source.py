@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-Pixels = NDArray[np.uint8]
+from ..arrays import Pixels
 
 
 @runtime_checkable

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Features
 from ..data.image import decode
 from ..data.prompts import PLACE, class_names
 from ..data.prompts import templates as read_templates
@@ -23,7 +24,6 @@ from .preprocessing import Preprocessing
 if TYPE_CHECKING:
     from .prompting import Prompts
 
-Features = NDArray[np.float32]
 # (N, dimension) for preprocessed images (N, 3, height, width); not yet of unit length.
 ImageTower = Callable[[Features], Features]
 

@@ -17,8 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from ..arrays import Features
 from ..errors import EncoderError, InputError
-from .base import Encoder, Features, Options, SentenceTower, TextTower
+from .base import Encoder, Options, SentenceTower, TextTower
 from .preprocessing import Preprocessing
 
 SCHEMA = 1

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from ..arrays import Floats, Labels
 from ..core import state
 from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, decided, required
 from ..core.compiled import kernel
@@ -22,9 +23,6 @@ from ..core.settings import Settings
 from ..core.vectors import inverse_norms, similarities
 from ..errors import StateError
 from .rosita_gate import best_split
-
-Vector = NDArray[np.float64]
-Labels = NDArray[np.int64]
 
 # Adam as it is always used.
 _MOMENTUM = 0.9
@@ -63,12 +61,12 @@ class AdaNDConfig(Settings):
     seed: int = Field(0, ge=0, lt=2**63, description="Which noise is drawn.")
 
 
-def _margin_twin(weights: Vector, feature: Feature, length: float) -> float:
+def _margin_twin(weights: Floats, feature: Feature, length: float) -> float:
     return float(length * (weights[:-1] * feature).sum() + weights[-1])
 
 
 @kernel("float64(float64[::1], float32[::1], float64)", twin=_margin_twin)
-def margin(weights: Vector, feature: Feature, length: float) -> float:
+def margin(weights: Floats, feature: Feature, length: float) -> float:
     """The head's logit of 'known' for a unit feature (d,); that of 'unknown' is its negative.
 
     Both rows of the two-way head start at zero, and their gradients are opposite, so Adam keeps them opposite: one row
@@ -80,7 +78,7 @@ def margin(weights: Vector, feature: Feature, length: float) -> float:
     return length * dot + float(weights[feature.shape[0]])
 
 
-def _gradient_twin(weights: Vector, queue: Feature, labels: Labels, length: float, out: Vector) -> None:
+def _gradient_twin(weights: Floats, queue: Feature, labels: Labels, length: float, out: Floats) -> None:
     for feature, label in zip(queue, labels, strict=True):
         error = 0.5 * (1.0 + math.tanh(_margin_twin(weights, feature, length))) - label
         out[:-1] += error * length / len(queue) * feature
@@ -88,7 +86,7 @@ def _gradient_twin(weights: Vector, queue: Feature, labels: Labels, length: floa
 
 
 @kernel("void(float64[::1], float32[:,::1], int64[::1], float64, float64[::1])", twin=_gradient_twin)
-def add_gradient(weights: Vector, queue: Feature, labels: Labels, length: float, out: Vector) -> None:
+def add_gradient(weights: Floats, queue: Feature, labels: Labels, length: float, out: Floats) -> None:
     """Add to `out` (d + 1,) the gradient of the mean cross-entropy over `queue` (L, d); a label is 1 for known."""
     count, width = queue.shape
     for item in range(count):
@@ -215,7 +213,7 @@ class AdaND(FeatureMethod):
             p_unknown=p_unknown,
         )
 
-    def _score(self, cosines: Vector) -> float:
+    def _score(self, cosines: Floats) -> float:
         """The zero-shot score that the label comes from."""
         top = float(cosines.max())
         if self.config.label_score == "max":

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from ..arrays import Floats
 from ..core import state
 from ..core.base import Capabilities, Counters, Feature, FeatureMethod, counter, decided, required, softmax_rows
 from ..core.decision import Decision
@@ -26,8 +27,6 @@ from ..core.protodcs.evolution import move
 from ..core.protodcs.residual import adam_step, project, queue_means, text_gradient
 from ..core.settings import Settings
 from ..errors import StateError
-
-Vector = NDArray[np.float64]
 
 _COUNTERS = ("sequence", "learned", "known", "cached", "evolved")
 _SUMS = ("unknown", "skipped")
@@ -130,7 +129,7 @@ class Memory:
         self.stale = True
         return True
 
-    def take(self, feature: Feature, cosines: Vector, slopes: Vector) -> None:
+    def take(self, feature: Feature, cosines: Floats, slopes: Floats) -> None:
         """Take the text step of this sample into the cumulative mean; the first one has the weight of the start."""
         self._own()
         self.evolved += 1
@@ -139,12 +138,12 @@ class Memory:
         self.inverse_norms = inverse_norms(self.text)
         self.stale = True
 
-    def moved_text(self, feature: Feature, cosines: Vector, slopes: Vector) -> Feature:
+    def moved_text(self, feature: Feature, cosines: Floats, slopes: Floats) -> Feature:
         """Return the text prototypes (K, d) after the step of a sample with these `cosines` (K,)."""
         gradient = text_gradient(self.text, self.inverse_norms, cosines, slopes, feature, self.text_alignment)
         return adam_step(self.text, gradient, self.config.text_rate, self.config.step_epsilon)
 
-    def moved_visual(self, feature: Feature, slopes: Vector) -> NDArray[np.float64]:
+    def moved_visual(self, feature: Feature, slopes: Floats) -> NDArray[np.float64]:
         """Return the visual prototypes (M, d) of the open classes after it, for `slopes` (M,) by their cosines."""
         rows, config = self.opened, self.config
         visual, lengths = wide(self.visual[rows]), self.lengths[rows]
@@ -214,10 +213,10 @@ class Memory:
 class Prediction(NamedTuple):
     """Logits (K,) of a sample, their softmax, its entropy in nats, and the affinity (M,) of each open class in it."""
 
-    logits: Vector
-    probabilities: Vector
+    logits: Floats
+    probabilities: Floats
     entropy: float
-    affinity: Vector
+    affinity: Floats
 
 
 class DPE(FeatureMethod):
@@ -278,10 +277,10 @@ class DPE(FeatureMethod):
             sequence=sequence,
         )
 
-    def _text_entropy(self, cosines: Vector) -> float:
+    def _text_entropy(self, cosines: Floats) -> float:
         return softmax(cosines / self.config.temperature)[1]
 
-    def _predict(self, memory: Memory, cosines: Vector, visual_cosines: Vector) -> Prediction:
+    def _predict(self, memory: Memory, cosines: Floats, visual_cosines: Floats) -> Prediction:
         config = self.config
         logits = cosines / config.temperature
         affinity = config.affinity_weight * np.exp(-config.affinity_sharpness * (1.0 - visual_cosines))
@@ -289,8 +288,8 @@ class DPE(FeatureMethod):
         return Prediction(logits, *softmax(logits), affinity)
 
     def _step(
-        self, memory: Memory, feature: Feature, cosines: Vector, before: Prediction
-    ) -> tuple[Vector, Prediction, Vector]:
+        self, memory: Memory, feature: Feature, cosines: Floats, before: Prediction
+    ) -> tuple[Floats, Prediction, Floats]:
         """The text cosines and the prediction after one AdamW step, and the slopes of the loss by text cosine."""
         config = self.config
         by_logit = entropy_gradient(before.probabilities, before.entropy)
@@ -300,7 +299,7 @@ class DPE(FeatureMethod):
         final = self._predict(memory, moved, products(memory.moved_visual(feature, by_visual), feature))
         return moved, final, by_text
 
-    def _score(self, moved: Vector, final: Prediction) -> float:
+    def _score(self, moved: Floats, final: Prediction) -> float:
         if self.config.score == "max":
             return float(moved.max())
         return float((final.logits if self.config.score == "logit" else final.probabilities).max())

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from ..arrays import Floats
 from ..core import state
 from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, counter, required
 from ..core.compiled import kernel
@@ -23,9 +24,6 @@ from ..core.settings import Settings
 from ..core.vectors import inverse_norms, similarities
 from ..errors import StateError
 from .familiarity import PROBABLE, Score, familiarity
-
-Vector = NDArray[np.float64]
-Matrix = NDArray[np.float64]
 
 # A stream of one repeated image would shrink the variance to zero: it stays above this share of its start.
 _LEAST_VARIANCE = 0.01
@@ -69,7 +67,7 @@ class OnlineGaussianConfig(Settings):
     )
 
 
-def discriminate_twin(means: Matrix, counts: Vector, precision: Vector, feature: Feature, out: Vector) -> None:
+def discriminate_twin(means: Floats, counts: Floats, precision: Floats, feature: Feature, out: Floats) -> None:
     """The same without numba."""
     out[:] = np.log(counts) - 0.5 * (((feature - means) ** 2) @ precision)
     out -= out.mean()
@@ -79,7 +77,7 @@ def discriminate_twin(means: Matrix, counts: Vector, precision: Vector, feature:
     "void(float64[:,::1], float64[::1], float64[::1], float32[::1], float64[::1])",
     twin=discriminate_twin,
 )
-def discriminate(means: Matrix, counts: Vector, precision: Vector, feature: Feature, out: Vector) -> None:
+def discriminate(means: Floats, counts: Floats, precision: Floats, feature: Feature, out: Floats) -> None:
     """Into `out` (K,) each class's log-likelihood plus log prior, less their mean: only differences have a meaning."""
     mean = 0.0
     for k in range(means.shape[0]):
@@ -95,7 +93,7 @@ def discriminate(means: Matrix, counts: Vector, precision: Vector, feature: Feat
 
 
 def maximise_twin(
-    means: Matrix, counts: Vector, variance: Vector, total: float, shares: Vector, feature: Feature, weight: float
+    means: Floats, counts: Floats, variance: Floats, total: float, shares: Floats, feature: Feature, weight: float
 ) -> None:
     """The same without numba."""
     moved = np.flatnonzero(weight * shares > _NEGLIGIBLE)
@@ -111,7 +109,7 @@ def maximise_twin(
     twin=maximise_twin,
 )
 def maximise(
-    means: Matrix, counts: Vector, variance: Vector, total: float, shares: Vector, feature: Feature, weight: float
+    means: Floats, counts: Floats, variance: Floats, total: float, shares: Floats, feature: Feature, weight: float
 ) -> None:
     """The M-step: move means (K, d), counts (K,) and variance (d,) by one sample of this weight and these shares."""
     learned = 0.0
@@ -204,13 +202,13 @@ class OnlineGaussian(FeatureMethod):
         final = logits * config.temperature if scores else None
         return self._decision(index, cosines, final, score=score, sequence=memory.sequence - 1, known=known)
 
-    def _precision(self, memory: Memory) -> Vector:
+    def _precision(self, memory: Memory) -> Floats:
         """The diagonal of the inverse of Sigma."""
         least = _LEAST_VARIANCE * self.config.variance / len(memory.variance)
-        precision: Vector = 1.0 / np.maximum(memory.variance, least)
+        precision: Floats = 1.0 / np.maximum(memory.variance, least)
         return precision
 
-    def _learn(self, memory: Memory, feature: Feature, shares: Vector, weight: float) -> None:
+    def _learn(self, memory: Memory, feature: Feature, shares: Floats, weight: float) -> None:
         """The M-step of online EM."""
         total = self.config.prior_count * len(shares) + memory.weight
         maximise(memory.means, memory.counts, memory.variance, total, shares, feature, weight)
@@ -218,7 +216,7 @@ class OnlineGaussian(FeatureMethod):
         if self.config.covariance == "isotropic":
             memory.variance[:] = memory.variance.mean()
 
-    def _score(self, logits: Vector) -> float:
+    def _score(self, logits: Floats) -> float:
         return familiarity(logits, self.config.temperature, self.config.score)
 
     def _with_classes(self, memory: Memory, kept: NDArray[np.int64], added: Feature) -> Memory:

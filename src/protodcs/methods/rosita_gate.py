@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from ..arrays import Floats
 from ..core import state
 from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, counter, decided, required
 from ..core.compiled import kernel
@@ -21,8 +22,6 @@ from ..core.numerics.windows import Window
 from ..core.settings import Settings
 from ..core.vectors import inverse_norms, similarities
 from ..errors import StateError
-
-Vector = NDArray[np.float64]
 
 # The mean of equal scores may be off by its rounding, which must not make any of them reliable.
 _ROUNDING = 1e-12
@@ -42,7 +41,7 @@ class RositaGateConfig(Settings):
     )
 
 
-def _best_split_twin(ordered: Vector, size: int, step: float) -> tuple[float, float, float]:
+def _best_split_twin(ordered: Floats, size: int, step: float) -> tuple[float, float, float]:
     values = ordered[:size]
     sums, squares = np.cumsum(values), np.cumsum(values * values)
     grid = np.arange(math.ceil(1.0 / step)) * step
@@ -58,7 +57,7 @@ def _best_split_twin(ordered: Vector, size: int, step: float) -> tuple[float, fl
 
 
 @kernel("UniTuple(float64, 3)(float64[::1], int64, float64)", twin=_best_split_twin, strict=True)
-def best_split(ordered: Vector, size: int, step: float) -> tuple[float, float, float]:
+def best_split(ordered: Floats, size: int, step: float) -> tuple[float, float, float]:
     """The threshold of least variance within the groups, and the means of the groups below it and from it upwards.
 
     `ordered` holds `size` ascending scores. Of equally good thresholds the lowest is taken. Where none leaves a score

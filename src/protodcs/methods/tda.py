@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from ..arrays import Floats, Integers
 from ..core import state
 from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, counter, required
 from ..core.compiled import kernel
@@ -23,9 +24,6 @@ from ..core.settings import Settings
 from ..core.vectors import inverse_norms, similarities
 from ..errors import StateError
 from .familiarity import PROBABLE, Score, familiarity
-
-Vector = NDArray[np.float64]
-Whole = NDArray[np.int64]
 
 
 class TDAConfig(Settings):
@@ -68,8 +66,8 @@ class TDAConfig(Settings):
 
 
 def add_affinities_twin(
-    features: NDArray[np.float32], counts: Whole, masks: Whole, lengths: Whole, feature: Feature,
-    sharpness: float, weight: float, logits: Vector,
+    features: NDArray[np.float32], counts: Integers, masks: Integers, lengths: Integers, feature: Feature,
+    sharpness: float, weight: float, logits: Floats,
 ) -> None:  # fmt: skip
     """The same without numba."""
     filled = np.arange(features.shape[1]) < counts[:, None]
@@ -83,8 +81,8 @@ def add_affinities_twin(
     twin=add_affinities_twin,
 )
 def add_affinities(
-    features: NDArray[np.float32], counts: Whole, masks: Whole, lengths: Whole, feature: Feature,
-    sharpness: float, weight: float, logits: Vector,
+    features: NDArray[np.float32], counts: Integers, masks: Integers, lengths: Integers, feature: Feature,
+    sharpness: float, weight: float, logits: Floats,
 ) -> None:  # fmt: skip
     """Add to `logits` (K,) what each cached key says about each class it stands for."""
     for k in range(features.shape[0]):
@@ -124,7 +122,7 @@ class Queues:
         twin._shared = True
         return twin
 
-    def offer(self, k: int, feature: Feature, entropy: float, mask: Whole) -> bool:
+    def offer(self, k: int, feature: Feature, entropy: float, mask: Integers) -> bool:
         """Place a feature in the queue of class k if there is room or a less sure one; True if so."""
         slot, size = int(self.counts[k]), self.features.shape[1]
         if slot == size:
@@ -142,13 +140,13 @@ class Queues:
         self.changes += 1
         return True
 
-    def affect(self, feature: Feature, sharpness: float, weight: float, logits: Vector) -> None:
+    def affect(self, feature: Feature, sharpness: float, weight: float, logits: Floats) -> None:
         """Add the affinities of all keys to the logits."""
         add_affinities(
             self.features, self.counts, self.masks, self.lengths, feature, sharpness, weight, logits
         )  # fmt: skip
 
-    def with_classes(self, kept: Whole, added: int) -> "Queues":
+    def with_classes(self, kept: Integers, added: int) -> "Queues":
         """The queues of the classes `kept`, and empty ones; keys no longer stand for a class that went."""
         size, width, most = self.features.shape[1], self.features.shape[2], self.masks.shape[2]
         twin = Queues(len(kept) + added, size, width, most)
@@ -264,7 +262,7 @@ class TDA(FeatureMethod):
             index, cosines, final, score=score, sequence=memory.sequence - 1, known=known, cached=cached
         )
 
-    def _learn(self, memory: Memory, feature: Feature, first: int, entropy: float, probabilities: Vector) -> bool:
+    def _learn(self, memory: Memory, feature: Feature, first: int, entropy: float, probabilities: Floats) -> bool:
         """Offer the sample to the caches by its zero-shot class and entropy; True if one of them took it."""
         config = self.config
         cached = memory.positive.offer(first, feature, entropy, np.array([first]))
@@ -278,10 +276,10 @@ class TDA(FeatureMethod):
         classes = max(len(self.classes), 2)
         return math.log2(classes) if self.config.entropy_base == "published" else math.log(classes)
 
-    def _score(self, logits: Vector) -> float:
+    def _score(self, logits: Floats) -> float:
         return familiarity(logits, self.config.temperature, self.config.score)
 
-    def _with_classes(self, memory: Memory, kept: Whole, added: Feature) -> Memory:
+    def _with_classes(self, memory: Memory, kept: Integers, added: Feature) -> Memory:
         twin = memory.fork()
         twin.entry = np.concatenate([memory.entry[kept], added])
         twin.inverse_norms = inverse_norms(twin.entry)

@@ -22,10 +22,13 @@ from .accuracy import (
 from .averaging import per_group, per_group_mean, pooled
 from .calibration import Reliability, accuracy_uncertainty_curve, area_under_accuracy_uncertainty, ece, reliability
 from .detection import aupr, auroc, fpr_at_tpr
+from .evaluation import Evaluation, Proportion, evaluate
 from .openset import h_score, oscr, oscr_curve, oscr_legacy
 from .summary import summary
 
 __all__ = [
+    "Evaluation",
+    "Proportion",
     "Reliability",
     "accepted_accuracy",
     "accepted_precision",
@@ -36,6 +39,7 @@ __all__ = [
     "balanced_accuracy",
     "coverage",
     "ece",
+    "evaluate",
     "false_reject",
     "fpr_at_tpr",
     "h_score",

@@ -8,8 +8,9 @@ import math
 
 import numpy as np
 
+from ..arrays import Flags
 from . import checking
-from .checking import Classes, Flags
+from .checking import Classes
 
 
 def known_accuracy(predicted: Classes, labels: Classes) -> float:

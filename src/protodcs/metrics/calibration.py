@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Flags
 from ..errors import InputError
 from . import checking
-from .checking import Flags, Scores
+from .checking import Scores
 
 
 # Arrays have no single answer to `==`: two diagrams are compared column by column.

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Flags
 from ..errors import InputError
 
 Scores = NDArray[np.floating]
-Flags = NDArray[np.bool_]
 Classes = NDArray[np.integer]
 Groups = NDArray[Any]
 

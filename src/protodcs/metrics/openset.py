@@ -9,9 +9,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Flags
 from ..errors import InputError
 from . import checking
-from .checking import Flags, Groups, Scores
+from .checking import Groups, Scores
 from .pairs import count_above, count_at_least, twice_the_wins
 
 

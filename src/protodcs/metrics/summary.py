@@ -5,6 +5,7 @@ It only calls the other files of this room, and must never hold a formula of its
 
 import math
 
+from ..arrays import Flags
 from . import checking
 from .accuracy import (
     accepted_accuracy,
@@ -17,7 +18,7 @@ from .accuracy import (
     unknown_recall,
 )
 from .calibration import area_under_accuracy_uncertainty, ece
-from .checking import Classes, Flags, Scores
+from .checking import Classes, Scores
 from .detection import aupr, auroc, fpr_at_tpr
 from .openset import h_score, oscr
 

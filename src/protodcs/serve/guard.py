@@ -13,7 +13,6 @@ from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from ..core.decision import Decision
@@ -50,8 +49,6 @@ _LEAST_ACCEPTED = 20
 _KEPT = 2
 # Of so many events the words are kept; all are counted.
 _EVENTS = 16
-
-Vector = NDArray[np.float64]
 
 
 class GuardSettings(Settings):

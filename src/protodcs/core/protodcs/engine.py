@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...errors import InputError, UsageError
 from ..arrays import Feature
 from ..base import Capabilities, Counters, FeatureMethod, softmax_rows
-from ..decision import Decision, decided
+from ..decision import Decision
 from ..numerics import gaussian_mixture
 from ..numerics.linalg import products
 from ..state import Arrays
@@ -130,7 +130,7 @@ class ProtoDCS(FeatureMethod):
         state.learned += 1
         state.known += stages.known
         state.trusted += first.trusted
-        return decided(
+        return Decision(
             stages.known,
             prediction.best,
             self.classes[prediction.best] if stages.known else None,

@@ -4,7 +4,7 @@
 that decide between known and unknown.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...errors import InputError, UsageError
 from ..base import Capabilities, Counters, Feature, FeatureMethod, softmax_rows
-from ..decision import REASONS, Decision, Decisions, decided
+from ..decision import REASONS, Decision, Decisions
 from ..state import Arrays
 from .config import StreamDCSConfig
 from .constants import FIRST_REFIT, REFIT_PERIOD
@@ -59,7 +59,7 @@ class StreamDCS(FeatureMethod):
         """Decide on a sample, and learn from it if it `learns`."""
         sequence = memory.sequence
         outcome = memory.step(feature, learns)
-        return decided(
+        return Decision(
             outcome.known,
             outcome.best,
             self.classes[outcome.best] if outcome.known else None,
@@ -77,20 +77,17 @@ class StreamDCS(FeatureMethod):
             outcome.reason,
         )
 
-    def observe_many(self, features: NDArray[np.floating], scores: bool = False) -> Decisions:
-        """Observe (N, d) features in order, exactly as one by one; on bad input nothing is observed."""
+    def _observe_rows(self, rows: Feature, scores: bool) -> Decisions:
         step = self._memory.native
         if step is None:
-            return super().observe_many(features, scores)
-        with self._alone():
-            rows, first = self._checked_many(features), self.sequence
-            count, learns = len(rows), not self.frozen
-            known, reasons, best = np.empty(count, np.uint8), np.empty(count, np.int64), np.empty(count, np.int64)
-            numbers = np.empty((count, 5))
-            logits = np.empty((count, len(self.classes)), np.float32) if scores else None
-            self._whole = not learns
-            step.run(rows, learns, (known, best, reasons, numbers), logits)
-            self._whole = True
+            return super()._observe_rows(rows, scores)
+        first, count, learns = self.sequence, len(rows), not self.frozen
+        known, reasons, best = np.empty(count, np.uint8), np.empty(count, np.int64), np.empty(count, np.int64)
+        numbers = np.empty((count, 5))
+        logits = np.empty((count, len(self.classes)), np.float32) if scores else None
+        self._whole = not learns
+        step.run(rows, learns, (known, best, reasons, numbers), logits)
+        self._whole = True
         p_unknown, openness, score, aleatoric, epistemic = numbers.T
         no = np.zeros(count, np.bool_)
         columns = {
@@ -134,11 +131,14 @@ class StreamDCS(FeatureMethod):
             if len(rows) < 4:
                 raise InputError(f"calibration needs at least 4 features; given: {len(rows)}")
             self._whole = False
-            for row in rows:
-                self._memory.calibrate(row)
+            self._rehearse(list(rows))
             self._whole = True
             rule = self._memory.verification.rule
             return rule is not None and rule.shows_two_groups
+
+    def _rehearse(self, rows: Sequence[Feature]) -> None:
+        for row in rows:
+            self._memory.calibrate(row)
 
     def until_refit(self) -> int:
         """Return the number of samples until the threshold is fitted again."""

@@ -6,10 +6,11 @@ strong, the later one gives the hue.
 
 import numpy as np
 
+from ...arrays import Floats, Pixels
 from . import constants
 from .compiled import inner, kernel
 from .levels import LEVELS, to_level
-from .task import Doubles, Pixels, Task
+from .task import Task
 
 
 def brightness(task: Task) -> Pixels:
@@ -35,7 +36,7 @@ def contrast(task: Task) -> Pixels:
 
 
 @kernel
-def _flatten(images: Pixels, levels: Doubles, rest: float, half: float, out: Pixels) -> None:
+def _flatten(images: Pixels, levels: Floats, rest: float, half: float, out: Pixels) -> None:
     count, height, width, channels = images.shape
     for n in range(count):
         for c in range(channels):
@@ -86,7 +87,7 @@ def _red_green_blue(hue: float, saturation: float, value: float) -> tuple[float,
 
 @kernel
 def _shift(
-    images: Pixels, levels: Doubles, factor: float, offset: float, raised: float, half: float, out: Pixels
+    images: Pixels, levels: Floats, factor: float, offset: float, raised: float, half: float, out: Pixels
 ) -> None:
     count, height, width, _ = images.shape
     for n in range(count):

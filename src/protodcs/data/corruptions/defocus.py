@@ -9,13 +9,13 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from ...arrays import Floats, Pixels, Singles
 from . import constants
 from .compiled import kernel
 from .levels import LEVELS, to_level
 from .smoothing import continued
-from .task import Doubles, Pixels, Task
+from .task import Task
 
-Singles = NDArray[np.float32]
 # The smallest grid a disk is drawn on reaches so far; larger disks get their own size and a wider softening.
 _GRID = 8
 
@@ -32,7 +32,7 @@ def defocus_blur(task: Task) -> Pixels:
 
 
 @lru_cache(maxsize=16)
-def _disk(radius: float, softness: float) -> Doubles:
+def _disk(radius: float, softness: float) -> Floats:
     """The disk without its empty frame, (2 r + 1, 2 r + 1)."""
     reach = _GRID if radius <= _GRID else int(radius)
     offsets = np.arange(-reach, reach + 1)
@@ -64,8 +64,8 @@ def _soften(disk: Singles, weights: Singles) -> Singles:
 @kernel
 def _correlate(
     images: Pixels,
-    levels: Doubles,
-    disk: Doubles,
+    levels: Floats,
+    disk: Floats,
     rows: NDArray[np.int64],
     columns: NDArray[np.int64],
     half: float,

@@ -6,9 +6,10 @@ transform), gives the same pixels and takes a sixth of the time.
 
 import numpy as np
 
+from ...arrays import Pixels
 from . import constants
 from .packages import opencv, pillow_image
-from .task import Pixels, Task
+from .task import Task
 
 
 def pixelate(task: Task) -> Pixels:

@@ -1,21 +1,21 @@
 """elastic_transform: an affine shift of three points, then a smooth random displacement of every pixel.
 
 The affine part follows OpenCV's fixed-point warp (places in steps of 1/32 pixel, mirrored about the edge pixels), as it
-was when the corruptions were published; the displacement follows `scipy.ndimage.map_coordinates` of order 1.
+was when the corruptions were published. Later versions of OpenCV give other pixels. The displacement follows
+`scipy.ndimage.map_coordinates` of order 1, which takes five to ten times as long.
 """
 
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...arrays import Floats, Pixels, Singles
 from . import constants
 from .compiled import inner, kernel
 from .levels import LEVELS_SINGLE, single_to_level
 from .smoothing import Window, continued, gaussian_weights, smoothed
-from .task import Doubles, Pixels, Task
+from .task import Task
 
-Singles = NDArray[np.float32]
 # How many standard deviations the smoothing of the displacement reaches to each side.
 _REACH = 3.0
 # OpenCV works the places out in 1/1024 pixel and interpolates in 1/32 pixel.
@@ -49,7 +49,7 @@ def _side(task: Task) -> int:
     return min(task.images.shape[1:3])
 
 
-def _backwards(height: int, width: int, moves: Singles) -> Doubles:
+def _backwards(height: int, width: int, moves: Singles) -> Floats:
     """(N, 2, 3): from a place (x, y, 1) of the result to the place it is taken from.
 
     The three points are the corners of a square in the middle, all but the lower left; `moves` (N, 3, 2) shifts them.
@@ -71,7 +71,7 @@ def _backwards(height: int, width: int, moves: Singles) -> Doubles:
     return inverse
 
 
-def _smoothed(fields: Doubles, deviation: float) -> Doubles:
+def _smoothed(fields: Floats, deviation: float) -> Floats:
     """Each of `fields` (N, 2, H, W), smoothed, mirrored at the edges."""
     count, _, height, width = fields.shape
     layers = fields.reshape(2 * count, height, width)
@@ -84,7 +84,7 @@ def _smoothed(fields: Doubles, deviation: float) -> Doubles:
 
 
 @lru_cache(maxsize=16)
-def _folded(side: int, deviation: float) -> Doubles:
+def _folded(side: int, deviation: float) -> Floats:
     """(side, side): the weight of each place in the smoothed value at each place."""
     half = gaussian_weights(deviation, _REACH)
     radius = len(half) - 1
@@ -96,7 +96,7 @@ def _folded(side: int, deviation: float) -> Doubles:
 
 
 @kernel
-def _multiply(layers: Doubles, rows: Doubles, columns: Doubles, out: Doubles) -> None:
+def _multiply(layers: Floats, rows: Floats, columns: Floats, out: Floats) -> None:
     """`rows @ layer @ columns`, each sum in order."""
     count, height, width = layers.shape
     line = np.empty(width)
@@ -115,7 +115,7 @@ def _multiply(layers: Doubles, rows: Doubles, columns: Doubles, out: Doubles) ->
 
 
 @kernel
-def _transform(images: Pixels, levels: Singles, places: Doubles, fields: Singles, half: float, out: Pixels) -> None:
+def _transform(images: Pixels, levels: Singles, places: Floats, fields: Singles, half: float, out: Pixels) -> None:
     count, height, width, _ = images.shape
     warped = np.empty((height, width, 3), np.float32)
     for n in range(count):
@@ -134,7 +134,7 @@ def _mirrored(place: int, side: int) -> int:
 
 
 @kernel
-def warp(image: Pixels, levels: Singles, places: Doubles, out: Singles) -> None:
+def warp(image: Pixels, levels: Singles, places: Floats, out: Singles) -> None:
     """The affine part of one image (H, W, 3), in fixed-point places and single precision."""
     height, width, _ = image.shape
     one, part = np.float32(1.0), np.float32(1.0 / _PARTS)

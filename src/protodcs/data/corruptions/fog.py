@@ -6,10 +6,11 @@ that is already as wide as the wobble: a quirk of the published generator that m
 
 import numpy as np
 
+from ...arrays import Floats, Pixels
 from . import constants
 from .compiled import kernel
 from .levels import LEVELS, to_level
-from .task import Doubles, Pixels, Task, uniform
+from .task import Task, uniform
 
 _SMALLEST_MAP = 32
 _FIRST_WOBBLE = 100.0
@@ -33,11 +34,11 @@ def map_side(height: int, width: int) -> int:
 @kernel
 def _veil(
     images: Pixels,
-    chances: Doubles,
+    chances: Floats,
     side: int,
     strength: float,
     decay: float,
-    levels: Doubles,
+    levels: Floats,
     half: float,
     out: Pixels,
 ) -> None:
@@ -57,7 +58,7 @@ def _veil(
 
 
 @kernel
-def grow(plasma: Doubles, chances: Doubles, decay: float) -> None:
+def grow(plasma: Floats, chances: Floats, decay: float) -> None:
     """Fill `plasma` (side, side) from `chances` (side x side - 1), numbers from [0, 1)."""
     side = plasma.shape[0]
     plasma[0, 0] = 0.0

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from ...arrays import Pixels
 from ...errors import DataError
 from . import constants
 from .compiled import kernel
 from .packages import opencv
-from .task import Pixels, Task
+from .task import Task
 
 FILES = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg", "frost6.jpg")
 # The published generator draws a number below five for six files.

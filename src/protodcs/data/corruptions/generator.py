@@ -15,12 +15,13 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ...arrays import Pixels
 from ...errors import ConfigError, InputError
 from .register import NAMES, find
-from .task import FAMILIES, VARIANTS, Pixels, Task, Variant
+from .task import FAMILIES, VARIANTS, Task, Variant
 
 SMALLEST_SIDE = 8
-# Doubles of one colour image of a piece: what a piece needs then stays in the processor's cache, and the temporary
+# Floats of one colour image of a piece: what a piece needs then stays in the processor's cache, and the temporary
 # arrays of the most demanding corruption, some six of this size, within 32 MB (one image at a time, if it is larger).
 _PIECE_BYTES = 4 << 20
 

@@ -6,10 +6,11 @@ The exchange walks from the lower right corner to the upper left, so what it has
 import numpy as np
 from numpy.typing import NDArray
 
+from ...arrays import Pixels
 from . import constants
 from .compiled import kernel
 from .smoothing import Window, blurred
-from .task import Pixels, Task
+from .task import Task
 
 
 def glass_blur(task: Task) -> Pixels:

@@ -9,9 +9,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from ...arrays import Floats, Pixels
 from . import constants
 from .compiled import kernel
-from .task import Doubles, Pixels, Task
+from .task import Task
 
 
 def motion_blur(task: Task) -> Pixels:
@@ -21,7 +22,7 @@ def motion_blur(task: Task) -> Pixels:
     return sweep(task.images, radius, deviation, angles)
 
 
-def sweep(images: Pixels, radius: float, deviation: float, angles: Doubles) -> Pixels:
+def sweep(images: Pixels, radius: float, deviation: float, angles: Floats) -> Pixels:
     """Each of `images` (N, H, W, C) blurred along its angle, in degrees."""
     taps = np.arange(2 * int(np.ceil(radius)) + 1)
     weights = np.exp(-(taps**2) / (2.0 * deviation * deviation))
@@ -34,7 +35,7 @@ def sweep(images: Pixels, radius: float, deviation: float, angles: Doubles) -> P
 
 
 @kernel
-def _sweep(images: Pixels, weights: Doubles, right: NDArray[np.int64], down: NDArray[np.int64], out: Pixels) -> None:
+def _sweep(images: Pixels, weights: Floats, right: NDArray[np.int64], down: NDArray[np.int64], out: Pixels) -> None:
     count, height, width, channels = images.shape
     margin, length = weights.size, width * channels
     padded = np.empty((height, (width + 2 * margin) * channels))
@@ -54,7 +55,7 @@ def _sweep(images: Pixels, weights: Doubles, right: NDArray[np.int64], down: NDA
 
 
 @kernel
-def _pad(row: Pixels, margin: int, out: Doubles) -> None:
+def _pad(row: Pixels, margin: int, out: Floats) -> None:
     """A row (W, C), its ends repeated, into `out` ((W + 2 margin) x C)."""
     width, channels = row.shape
     for k in range(margin):
@@ -68,6 +69,6 @@ def _pad(row: Pixels, margin: int, out: Doubles) -> None:
 
 # A kernel of its own, because the compiler puts a loop into vector lanes only when every index starts at zero.
 @kernel
-def _add(total: Doubles, values: Doubles, weight: float) -> None:
+def _add(total: Floats, values: Floats, weight: float) -> None:
     for i in range(total.size):
         total[i] += values[i] * weight

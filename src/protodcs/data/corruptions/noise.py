@@ -9,10 +9,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from ...arrays import Floats, Pixels
 from . import constants
 from .compiled import kernel
 from .levels import LEVELS, to_level
-from .task import Doubles, Pixels, Task, normal, uniform
+from .task import Task, normal, uniform
 
 # Where to start looking in a table: one entry per 1/256 of the probability.
 _STARTS = 256
@@ -55,20 +56,20 @@ def shot_noise(task: Task) -> Pixels:
 
 
 @kernel
-def _add(images: Pixels, noise: Doubles, scale: float, levels: Doubles, half: float, out: Pixels) -> None:
+def _add(images: Pixels, noise: Floats, scale: float, levels: Floats, half: float, out: Pixels) -> None:
     for i in range(images.size):
         out[i] = to_level(levels[images[i]] + scale * noise[i], half)
 
 
 @kernel
-def _add_in_proportion(images: Pixels, noise: Doubles, scale: float, levels: Doubles, half: float, out: Pixels) -> None:
+def _add_in_proportion(images: Pixels, noise: Floats, scale: float, levels: Floats, half: float, out: Pixels) -> None:
     for i in range(images.size):
         value = levels[images[i]]
         out[i] = to_level(value + value * (scale * noise[i]), half)
 
 
 @kernel
-def _salt_and_pepper(images: Pixels, chances: Doubles, share: float, out: Pixels) -> None:
+def _salt_and_pepper(images: Pixels, chances: Floats, share: float, out: Pixels) -> None:
     count, height, width, _ = images.shape
     for n in range(count):
         for y in range(height):
@@ -79,7 +80,7 @@ def _salt_and_pepper(images: Pixels, chances: Doubles, share: float, out: Pixels
 
 
 @lru_cache(maxsize=16)
-def _poisson_tables(photons: float) -> tuple[Doubles, NDArray[np.int32]]:
+def _poisson_tables(photons: float) -> tuple[Floats, NDArray[np.int32]]:
     """Cumulative probabilities (256, most + 1) of each level, and where the search in them starts (256, _STARTS)."""
     # Beyond ten standard deviations lies less than the smallest step of a uniform number.
     most = int(photons + 10.0 * np.sqrt(photons) + 30.0)
@@ -93,7 +94,7 @@ def _poisson_tables(photons: float) -> tuple[Doubles, NDArray[np.int32]]:
 
 
 @kernel
-def _accumulate(mean: float, sums: Doubles) -> None:
+def _accumulate(mean: float, sums: Floats) -> None:
     """P(count <= k) for every k; the means here are at most 500, so exp(-mean) is no underflow."""
     probability = np.exp(-mean)
     total = 0.0
@@ -108,8 +109,8 @@ def _accumulate(mean: float, sums: Doubles) -> None:
 @kernel
 def _look_up(
     images: Pixels,
-    chances: Doubles,
-    sums: Doubles,
+    chances: Floats,
+    sums: Floats,
     starts: NDArray[np.int32],
     results: Pixels,
     out: Pixels,

@@ -7,7 +7,8 @@ corruption that needs a package nobody installed disturbs no other.
 import importlib
 from collections.abc import Callable
 
-from .task import Pixels, Task
+from ...arrays import Pixels
+from .task import Task
 
 _STANDARD_FILES: dict[str, str] = {
     "gaussian_noise": "noise",

@@ -6,11 +6,12 @@ The image is single precision and the flakes double, as published.
 import numpy as np
 from numpy.typing import NDArray
 
+from ...arrays import Pixels
 from . import constants
 from .compiled import kernel
 from .levels import LEVELS_SINGLE, to_level
 from .motion import sweep
-from .task import Pixels, Task
+from .task import Task
 from .zoom import enlarged
 
 

@@ -4,16 +4,15 @@ The shape of the drops comes from OpenCV, image by image, as published; the drop
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...arrays import Floats, Pixels, Singles
 from . import constants
 from .compiled import kernel
 from .levels import LEVELS_SINGLE, single_to_level
 from .packages import opencv
 from .smoothing import Window, smoothed
-from .task import Doubles, Pixels, Task, normal
+from .task import Task, normal
 
-Singles = NDArray[np.float32]
 _WATER = (np.array([175, 238, 238]) / 255.0).astype(np.float32)
 _MUD = (np.array([63, 42, 20]) / 255.0).astype(np.float32)
 # Gives the edge of a drop its light and its shadow.
@@ -38,7 +37,7 @@ def spatter(task: Task) -> Pixels:
     return out
 
 
-def _mud(liquid: Doubles, threshold: float, strength: float) -> Singles:
+def _mud(liquid: Floats, threshold: float, strength: float) -> Singles:
     """How much mud is where, (N, H, W)."""
     stains = (liquid > threshold).astype(np.float32)
     mud = smoothed(stains, Window(stains.shape[1:], float(strength)))
@@ -46,7 +45,7 @@ def _mud(liquid: Doubles, threshold: float, strength: float) -> Singles:
     return mud
 
 
-def _water(liquid: Doubles, strength: float) -> Singles:
+def _water(liquid: Floats, strength: float) -> Singles:
     """How much water is where, (N, H, W)."""
     cv2 = opencv("spatter")
     layers = (liquid * 255.0).astype(np.uint8)

@@ -11,8 +11,8 @@ from typing import Literal, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-Pixels: TypeAlias = NDArray[np.uint8]
-Doubles: TypeAlias = NDArray[np.float64]
+from ...arrays import Floats, Pixels
+
 Variant: TypeAlias = Literal["published", "fixed"]
 FAMILIES: tuple[str, ...] = ("cifar", "tiny-imagenet", "imagenet")
 VARIANTS: tuple[Variant, ...] = ("published", "fixed")
@@ -58,7 +58,7 @@ class Task:
             bits.state = fresh
             yield generator
 
-    def draw(self, shape: tuple[int, ...], fill: Callable[[np.random.Generator, Doubles], object]) -> Doubles:
+    def draw(self, shape: tuple[int, ...], fill: Callable[[np.random.Generator, Floats], object]) -> Floats:
         """(N, *shape): `fill(generator, part)` writes the part of each image."""
         out = np.empty((len(self.images), *shape))
         for part, generator in zip(out, self.generators(), strict=True):
@@ -66,11 +66,11 @@ class Task:
         return out
 
 
-def normal(generator: np.random.Generator, part: Doubles) -> None:
+def normal(generator: np.random.Generator, part: Floats) -> None:
     """Fill with standard normal numbers."""
     generator.standard_normal(out=part)
 
 
-def uniform(generator: np.random.Generator, part: Doubles) -> None:
+def uniform(generator: np.random.Generator, part: Floats) -> None:
     """Fill with numbers from [0, 1)."""
     generator.random(out=part)

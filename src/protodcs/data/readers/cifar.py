@@ -10,10 +10,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from ...arrays import Labels, Pixels
 from ...errors import DataError, InputError
-from ..source import Pixels
 from . import plain_pickle
-from .stored import FilePath, Labels, StoredImages, named_after, no_such
+from .stored import FilePath, StoredImages, named_after, no_such
 
 # The training file of CIFAR-100, the largest, has 155 MB.
 MAX_BYTES = 256 * 2**20

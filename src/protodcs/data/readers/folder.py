@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...arrays import Labels, Pixels
 from ...errors import DataError
 from ..image import MAX_BYTES, decode
-from ..source import Pixels
-from .stored import IMAGE_ENDINGS, FilePath, Labels, StoredImages, named_after, no_such
+from .stored import IMAGE_ENDINGS, FilePath, StoredImages, named_after, no_such
 from .wordnet import class_words
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...arrays import Labels, Pixels
 from ...errors import DataError, InputError
-from ..source import Pixels
-from .stored import FilePath, Labels, StoredImages, no_such
+from .stored import FilePath, StoredImages, no_such
 
 SEVERITIES = 5
 

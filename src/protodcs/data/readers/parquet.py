@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...arrays import Labels, Pixels
 from ...errors import DataError, ImageError
 from ..image import decode
-from ..source import Pixels
-from .stored import FilePath, Labels, StoredImages, named_after, no_such
+from .stored import FilePath, StoredImages, named_after, no_such
 
 try:
     import pyarrow as arrow

@@ -1,11 +1,14 @@
-"""Reads pickles that hold nothing but data: dictionaries, lists, bytes, text, numbers and plain numpy arrays.
+"""Read pickles that contain plain data: dictionaries, lists, bytes, text, numbers and numpy arrays.
 
-A pickle is a program, and the standard unpickler runs it. This one knows the instructions that build plain data,
-rebuilds arrays itself, calls nothing that a file names, and refuses all else by name before anything has happened.
+A pickle is a program. The unpickler of the standard library runs it, but here it gets stand-ins of our own for the few
+names that a pickle of arrays needs, and no other name. So no function that a file chooses is ever called.
 """
 
+import io
 import math
+import pickle
 import pickletools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,29 +17,14 @@ from ...errors import DataError
 
 Array = np.ndarray[Any, Any]
 
-# The globals that an honest pickle of arrays names, and what each stands for here.
-_ADMITTED = {
-    ("numpy", "ndarray"): "class",
-    ("numpy", "dtype"): "type",
-    ("numpy.core.multiarray", "_reconstruct"): "array",
-    ("numpy._core.multiarray", "_reconstruct"): "array",
-    ("_codecs", "encode"): "bytes",  # What Python 3 writes for bytes in the old protocols.
-}
 _NUMBERS = frozenset(["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8"])
-_VALUES = frozenset(
-    ["INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"]
-    + ["BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"]
-)
-# Python 2 did not tell text from bytes; the reader of instructions hands it on as text.
-_OLD_STRINGS = frozenset(["STRING", "BINSTRING", "SHORT_BINSTRING"])
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-_PUTS = frozenset(["PUT", "BINPUT", "LONG_BINPUT"])
-_GETS = frozenset(["GET", "BINGET", "LONG_BINGET"])
+# Nested tuples and sets as keys of a dictionary would exhaust the C stack when they are hashed.
+_MAX_TUPLES = 1000
+_SETS = frozenset(["EMPTY_SET", "FROZENSET", "ADDITEMS"])
 
 
 def load(data: bytes) -> Any:
-    """The value that a pickle describes.
+    """Return the value of a pickle.
 
     Raises:
         DataError: the pickle asks for something that is not plain data, or is damaged.
@@ -44,199 +32,109 @@ def load(data: bytes) -> Any:
     >>> load(b"(dS'labels'" + bytes([10]) + b"(lI7" + bytes([10]) + b"as.")
     {b'labels': [7]}
     """
-    machine = _Machine(room=2 * len(data))
     try:
-        for instruction, argument, _ in pickletools.genops(data):
-            machine.step(instruction.name, argument)
-        return machine.result()
+        _check_instructions(data)
+        value = _Unpickler(data).load()
+        if isinstance(value, dict):
+            return {key: _plain(field) for key, field in value.items()}
+        return _plain(value)
     except DataError:
         raise
+    # A damaged pickle can raise nearly any error.
     except Exception as problem:
         raise DataError(f"not a pickle that can be read: {' '.join(str(problem).split())[:300]}") from None
 
 
-class _Mark:
-    """Where a group of values starts on the stack."""
+def _check_instructions(data: bytes) -> None:
+    """Raise DataError if a pickle would exhaust the C stack or the memory of the unpickler."""
+    tuples = 0
+    for instruction, argument, _ in pickletools.genops(data):
+        tuples += instruction.name.startswith("TUPLE")
+        if tuples > _MAX_TUPLES or instruction.name in _SETS:
+            raise DataError(f"a pickle with {_MAX_TUPLES} tuples, or with a set: not plain data, not read")
+        # The unpickler allocates as many places as the largest number of a place.
+        if "PUT" in instruction.name and argument is not None and argument > len(data):
+            raise DataError(f"a pickle that stores a value at place {argument}: damaged, not read")
 
 
-class _Global:
-    """A name that the pickle asked for; it is never looked up."""
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes):
+        super().__init__(io.BytesIO(data), encoding="bytes")
+        # An honest file copies each of its bytes at most once here.
+        self.room = 2 * len(data)
 
-    def __init__(self, module: str, name: str):
-        if (module, name) not in _ADMITTED:
-            raise DataError(f"a pickle that asks for {module}.{name}, which is forbidden: not plain data, not read")
-        self.role = _ADMITTED[module, name]
+    def find_class(self, module: str, name: str) -> Callable[..., Any]:
+        """Return a stand-in for a name that a pickle of arrays needs; raise DataError for any other."""
+        match module, name:
+            case "numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct":
+                return _Array
+            case "numpy", "ndarray":
+                return _no_array
+            case "numpy", "dtype":
+                return _Type
+            case "_codecs", "encode":
+                return self._encoded
+        raise DataError(f"a pickle that asks for {module}.{name}, which is forbidden: not plain data, not read")
+
+    def _encoded(self, text: str, encoding: str | bytes) -> bytes:
+        """Return bytes, which Python 3 writes as text in the old protocols."""
+        if encoding not in ("latin1", b"latin1"):
+            raise DataError("a pickle with bytes in an unknown encoding")
+        self.room -= len(text)
+        if self.room < 0:
+            raise DataError("a pickle that copies its content over and over: not plain data, not read")
+        return text.encode("latin-1")
 
 
-class _Built:
-    """An array or its type while its parts come in."""
+class _Parts:
+    """The parts of an array or of its type, as the pickle gives them."""
 
-    def __init__(self, role: str, arguments: tuple[Any, ...]):
-        self.role = role
+    def __init__(self, *arguments: Any):
         self.arguments = arguments
         self.state: Any = None
 
-
-class _Machine:
-    """The stack and the memory of one pickle.
-
-    A value can be named again for two bytes, so copies of it are counted against `room`: an honest file copies each
-    byte at most twice, into bytes and into an array.
-    """
-
-    def __init__(self, room: int) -> None:
-        self.stack: list[Any] = []
-        self.memory: dict[int, Any] = {}
-        self.room = room
-
-    def step(self, name: str, argument: Any) -> None:
-        """Carry out one instruction."""
-        stack = self.stack
-        if name in _VALUES:
-            stack.append(argument)
-        elif name in _OLD_STRINGS:
-            stack.append(argument.encode("latin-1"))
-        elif name in _PUTS:
-            self.memory[argument] = stack[-1]
-        elif name in _GETS:
-            stack.append(self.memory[argument])
-        elif name in _CONSTANTS:
-            stack.append(_CONSTANTS[name])
-        elif name in _TUPLES:
-            stack[-_TUPLES[name] :] = [tuple(stack[-_TUPLES[name] :])]
-        elif name in _OTHERS:
-            _OTHERS[name](self, argument)
-        else:
-            raise DataError(f"a pickle with the instruction {name}, which is forbidden: not plain data, not read")
-
-    def result(self) -> Any:
-        """The value that is left at the end, its arrays made real."""
-        (value,) = self.stack
-        if isinstance(value, dict):
-            return {key: self.real(field) for key, field in value.items()}
-        return self.real(value)
-
-    def real(self, value: Any) -> Any:
-        """An array in place of its parts; anything else as it is."""
-        if not isinstance(value, _Built):
-            return value
-        array = _array(value)
-        self.spend(array.nbytes)
-        return array.copy()
-
-    def spend(self, size: int) -> None:
-        """Count a copy."""
-        self.room -= size
-        if self.room < 0:
-            raise DataError("a pickle that copies its content over and over: not plain data, not read")
-
-    def since_mark(self) -> list[Any]:
-        """The values above the last mark, taken off the stack."""
-        for start in range(len(self.stack) - 1, -1, -1):
-            if self.stack[start] is _Mark:
-                values = self.stack[start + 1 :]
-                del self.stack[start:]
-                return values
-        raise DataError("a pickle that closes a group it has not opened")
-
-    def memoize(self) -> None:
-        """Remember the value on top under the next free number."""
-        self.memory[len(self.memory)] = self.stack[-1]
-
-    def extend(self, values: list[Any]) -> None:
-        """Append to the list on top."""
-        _of_kind(self.stack[-1], list).extend(values)
-
-    def update(self, values: list[Any]) -> None:
-        """Set pairs in the dictionary on top. Keys are plain: the hash of a deep tuple would exhaust the C stack."""
-        target = _of_kind(self.stack[-1], dict)
-        for key, value in zip(values[::2], values[1::2], strict=True):
-            target[_of_kind(key, str, bytes, int)] = value
-
-    def pop(self, count: int) -> list[Any]:
-        """The topmost values, taken off the stack."""
-        values = self.stack[len(self.stack) - count :]
-        del self.stack[len(self.stack) - count :]
-        return values
-
-    def call(self) -> None:
-        """Make one of the few admitted things; no function that the pickle names is called."""
-        wanted, arguments = self.pop(2)
-        role, arguments = _of_kind(wanted, _Global).role, _of_kind(arguments, tuple)
-        if role == "bytes":
-            text, encoding = arguments
-            if encoding not in ("latin1", b"latin1"):
-                raise DataError("a pickle with bytes in an unknown encoding")
-            self.spend(len(_of_kind(text, str)))
-            self.stack.append(text.encode("latin-1"))
-        else:
-            self.stack.append(_Built(role, arguments))
-
-    def build(self) -> None:
-        """Give an array or a type its parts."""
-        (state,) = self.pop(1)
-        _of_kind(self.stack[-1], _Built).state = state
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
 
 
-_OTHERS: dict[str, Any] = {
-    "PROTO": lambda machine, argument: None,
-    "FRAME": lambda machine, argument: None,
-    "STOP": lambda machine, argument: None,
-    "MARK": lambda machine, argument: machine.stack.append(_Mark),
-    "POP": lambda machine, argument: machine.pop(1),
-    "POP_MARK": lambda machine, argument: machine.since_mark(),
-    "DUP": lambda machine, argument: machine.stack.append(machine.stack[-1]),
-    "MEMOIZE": lambda machine, argument: machine.memoize(),
-    "EMPTY_LIST": lambda machine, argument: machine.stack.append([]),
-    "EMPTY_DICT": lambda machine, argument: machine.stack.append({}),
-    "TUPLE": lambda machine, argument: machine.stack.append(tuple(machine.since_mark())),
-    "LIST": lambda machine, argument: machine.stack.append(machine.since_mark()),
-    "APPEND": lambda machine, argument: machine.extend(machine.pop(1)),
-    "APPENDS": lambda machine, argument: machine.extend(machine.since_mark()),
-    "SETITEM": lambda machine, argument: machine.update(machine.pop(2)),
-    "SETITEMS": lambda machine, argument: machine.update(machine.since_mark()),
-    "GLOBAL": lambda machine, argument: machine.stack.append(_Global(*argument.split(" ", 1))),
-    "STACK_GLOBAL": lambda machine, argument: machine.stack.append(_Global(*machine.pop(2))),
-    "REDUCE": lambda machine, argument: machine.call(),
-    "BUILD": lambda machine, argument: machine.build(),
-}
+class _Array(_Parts):
+    pass
 
 
-def _dictionary(machine: _Machine, argument: Any) -> None:
-    values = machine.since_mark()
-    machine.stack.append({})
-    machine.update(values)
+class _Type(_Parts):
+    pass
 
 
-_OTHERS["DICT"] = _dictionary
+def _no_array(*arguments: Any) -> None:
+    """Raise DataError: the pickle of an array names this class, and never calls it."""
+    raise DataError("a pickle that makes an array in an unknown way: not plain data, not read")
 
 
-def _of_kind(value: Any, *kinds: type) -> Any:
-    if type(value) not in kinds:
-        wanted = " or ".join(kind.__name__.strip("_").lower() for kind in kinds)
-        raise DataError(f"a pickle with a {type(value).__name__} where a {wanted} is wanted")
+def _plain(value: Any) -> Any:
+    """Return an array in place of its parts, and anything else as it is."""
+    if isinstance(value, _Parts):
+        return _array(value)
     return value
 
 
-def _array(built: _Built) -> Array:
-    """The array that its parts describe, a view of their bytes, once all sizes agree."""
-    if built.role != "array" or type(built.state) is not tuple or len(built.state) != 5:
+def _array(parts: _Parts) -> Array:
+    """Return the array that parts describe. Raise DataError if their sizes disagree."""
+    if type(parts) is not _Array or type(parts.state) is not tuple or len(parts.state) != 5:
         raise DataError("a pickle with an array that lacks its parts")
-    _, shape, kind, fortran, raw = built.state
-    plain = _number_type(_of_kind(kind, _Built))
-    if not all(type(side) is int and side >= 0 for side in _of_kind(shape, tuple)) or len(shape) > 8:
+    _, shape, kind, fortran, raw = parts.state
+    plain = _number_type(kind)
+    if type(shape) is not tuple or not all(type(side) is int and side >= 0 for side in shape) or len(shape) > 8:
         raise DataError("a pickle with an array of no sensible shape")
-    if math.prod(shape) * plain.itemsize != len(_of_kind(raw, bytes)):
-        raise DataError(f"a pickle with an array of shape {shape} made of {len(raw)} bytes of {plain}")
+    if type(raw) is not bytes or math.prod(shape) * plain.itemsize != len(raw):
+        raise DataError(f"a pickle with an array of shape {shape} whose bytes do not fit")
     return np.frombuffer(raw, plain).reshape(shape, order="F" if fortran else "C")
 
 
-def _number_type(kind: _Built) -> np.dtype[Any]:
-    code, *_ = kind.arguments or ("",)
-    order = kind.state[1] if type(kind.state) is tuple and len(kind.state) > 1 else "|"
+def _number_type(kind: Any) -> np.dtype[Any]:
+    if type(kind) is not _Type or type(kind.state) is not tuple or not kind.arguments:
+        raise DataError("a pickle with an array of an unknown type")
+    code, order = kind.arguments[0], kind.state[1] if len(kind.state) > 1 else "|"
     code, order = (part.decode("latin-1") if isinstance(part, bytes) else part for part in (code, order))
-    if kind.role != "type" or code not in _NUMBERS or order not in ("<", ">", "|", "="):
-        raise DataError(
-            f"a pickle with an array of {str(code)[:40]!r}, which is forbidden: only plain numbers are read"
-        )
-    return np.dtype(f"{'=' if order == '|' else order}{code}")
+    if code not in _NUMBERS or order not in ("<", ">", "|", "="):
+        raise DataError(f"a pickle with an array of {str(code)[:40]!r}, which are no plain numbers")
+    return np.dtype(order.replace("|", "=") + code)

@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...arrays import Labels, Pixels
 from ...errors import DataError, InputError
-from ..source import Pixels
 
-Labels = NDArray[np.int64]
 FilePath = str | os.PathLike[str]
 
 IMAGE_ENDINGS = frozenset(

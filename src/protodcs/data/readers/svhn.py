@@ -1,6 +1,6 @@
 """SVHN's cropped digits as published: one MATLAB file with the images and their digits.
 
-Only the two arrays are read, by a reader of our own; what does not have the published shape is refused in words.
+It reads only these two arrays, and raises DataError if they do not have the published shapes.
 """
 
 from collections.abc import Iterator
@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...arrays import Labels, Pixels
 from ...errors import DataError
-from ..source import Pixels
 from .matlab import read_arrays
-from .stored import FilePath, Labels, StoredImages, named_after, no_such
+from .stored import FilePath, StoredImages, named_after, no_such
 
 
 class _Content(NamedTuple):

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...arrays import Labels, Pixels
 from ...errors import DataError
 from ..image import decode
-from ..source import Pixels
 from .folder import stored_file
-from .stored import FilePath, Labels, StoredImages, no_such
+from .stored import FilePath, StoredImages, no_such
 from .wordnet import class_words
 
 ANNOTATIONS = "val_annotations.txt"

@@ -13,10 +13,10 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from ...arrays import Labels, Pixels
 from ...errors import DataError
 from ..image import MAX_BYTES, decode
-from ..source import Pixels
-from .stored import IMAGE_ENDINGS, FilePath, Labels, StoredImages, named_after, no_such
+from .stored import IMAGE_ENDINGS, FilePath, StoredImages, named_after, no_such
 
 _BLOCK = 512
 # A long name or a label is a line of text; whoever claims more is up to something.

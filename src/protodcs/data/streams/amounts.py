@@ -10,8 +10,9 @@ from typing import cast
 
 import numpy as np
 
+from ...arrays import Integers
 from ...errors import ConfigError, DataError
-from .order import Integers, permutation
+from .order import permutation
 from .protocol import Chance, Choice, Options, Pool, Setting, count, positive, share
 
 KNOWN_COUNT = Setting(None, count)

@@ -12,11 +12,12 @@ from typing import Literal
 
 import numpy as np
 
+from ...arrays import Integers
 from ...errors import ConfigError, DataError
 from ..source import ImageSource
 from .header import HIGHEST_SEVERITY, LARGEST_NUMBER, MOST_SAMPLES, Option, Origin, Segment, shown, whole_number
 from .manifest import UNKNOWN, Manifest, known_labels
-from .order import Integers, drawing
+from .order import drawing
 from .protocol import Pool, Protocol, read_options
 from .protocols import REGISTER
 

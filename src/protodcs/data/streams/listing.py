@@ -6,8 +6,8 @@ Both directions work through pieces of bounded size, and neither may use more me
 
 import numpy as np
 
+from ...arrays import Integers
 from ...errors import DataError
-from .order import Integers
 
 COLUMNS = 3
 _LINES_AT_A_TIME = 1 << 16

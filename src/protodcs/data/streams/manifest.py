@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from ...arrays import Integers
 from ...durable import replace_file
 from ...errors import DataError
 from ..source import ImageSource
 from . import header, listing
 from .header import Option, Origin, Segment, require
-from .order import Integers
 
 LARGEST_FILE = header.LONGEST_HEADER + header.MOST_SAMPLES * listing.LONGEST_LINE
 UNKNOWN = -1

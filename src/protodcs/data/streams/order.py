@@ -11,7 +11,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-Integers = NDArray[np.int64]
+from ...arrays import Integers
+
 # Gives the next `count` words of one endless sequence of uniform 64-bit words.
 Draw = Callable[[int], NDArray[np.uint64]]
 

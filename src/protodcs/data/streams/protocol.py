@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from ...arrays import Integers
 from ...errors import ConfigError
 from .header import LARGEST_NUMBER, Option, shown
-from .order import Draw, Integers
+from .order import Draw
 
 Options = Mapping[str, Option]
 # Gives the words that belong to one purpose of a protocol.

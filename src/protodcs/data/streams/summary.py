@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...arrays import Integers
 from .header import Segment, describe
 from .manifest import UNKNOWN, Manifest
-from .order import Integers
 
 
 def summary(manifest: Manifest) -> dict[str, Any]:

@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...arrays import Floats
 from ...core.base import softmax_rows
 from ...core.decision import Decisions
 from ...core.numerics.evidence import uncertainty
-
-Matrix = NDArray[np.float64]
-Vector = NDArray[np.float64]
 
 # The least probability whose logarithm is taken.
 _LEAST = 1e-30
@@ -34,12 +32,12 @@ class Answer:
         p_unknown: (N,); a sample is known below one half.
     """
 
-    cosines: Matrix
-    first: Matrix
-    scores: Matrix
-    score: Vector
+    cosines: Floats
+    first: Floats
+    scores: Floats
+    score: Floats
     trusted: NDArray[np.bool_]
-    p_unknown: Vector
+    p_unknown: Floats
 
     @property
     def finite(self) -> bool:
@@ -72,13 +70,13 @@ def to_decisions(answer: Answer, classes: Sequence[str], sequence: int) -> Decis
     )
 
 
-def log_scores(probabilities: Matrix, temperature: float) -> Matrix:
+def log_scores(probabilities: Floats, temperature: float) -> Floats:
     """Scores whose softmax at this temperature are the probabilities."""
-    logs: Matrix = temperature * np.log(np.maximum(probabilities, _LEAST))
+    logs: Floats = temperature * np.log(np.maximum(probabilities, _LEAST))
     return logs
 
 
-def softmax(scores: NDArray[np.floating], temperature: float) -> Matrix:
+def softmax(scores: NDArray[np.floating], temperature: float) -> Floats:
     """(N, K) probabilities for scores (N, K)."""
     return softmax_rows(np.asarray(scores, dtype=np.float64) / temperature)
 

@@ -17,18 +17,17 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
+from ...arrays import Floats, Pixels
 from ...core.decision import Decisions
 from ...core.settings import Settings
 from ...errors import EncoderError, UsageError
 from ...method import ImageMethod
 from ..familiarity import PROBABLE, Score, familiarity
-from .answer import Answer, Vector, to_decisions
+from .answer import Answer, to_decisions
 from .batch import IN_USE, TORN, check_images
 from .tower import descend, entropy
 from .tower_method import to_array
 from .views import random_views
-
-Pixels = NDArray[np.uint8]
 
 
 class PromptSettings(Settings):
@@ -269,7 +268,7 @@ class PromptMethod(ImageMethod):
         return self._words_features
 
     def _answer(
-        self, views: Tensor, cosines: Tensor, moved: NDArray[np.bool_], unknown: Vector | None = None
+        self, views: Tensor, cosines: Tensor, moved: NDArray[np.bool_], unknown: Floats | None = None
     ) -> Answer:
         """An answer by cosines (N, K); `unknown` (N,) is the method's own p_unknown, if it has one."""
         rows = to_array(cosines)

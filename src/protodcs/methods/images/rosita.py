@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
+from ...arrays import Floats
 from ...core.numerics.windows import Window
 from ..rosita_gate import best_split
-from .answer import Answer, Vector
+from .answer import Answer
 from .tower_method import TowerMethod, TowerSettings, to_array
 from .views import random_views
 
@@ -108,7 +109,7 @@ class Rosita(TowerMethod):
         p_unknown = np.where(score >= self._threshold, 0.0, 1.0)
         return self._answer(cosines, trusted, first=first, score=score, p_unknown=p_unknown)
 
-    def _reliable(self, score: Vector) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def _reliable(self, score: Floats) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Take the scores into the window; which of them are surely known, and which surely unknown."""
         for value in score:
             self._window.push(float(value))

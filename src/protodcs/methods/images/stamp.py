@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
+from ...arrays import Floats
 from ...core.base import entropy_rows
-from .answer import Answer, Matrix, Vector, log_scores, softmax
+from .answer import Answer, log_scores, softmax
 from .tower import climbed, entropies, gradients
 from .tower_method import TowerMethod, TowerSettings, to_array
 from .views import random_views
@@ -153,7 +154,7 @@ class STAMP(TowerMethod):
         score = {"entropy": -entropy, "softmax": mean.max(axis=1)}.get(self.config.score)
         return self._answer(cosines, admitted, scores=log_scores(mean, self.temperature), score=score)
 
-    def _mean_prediction(self, batch: NDArray[np.uint8], cosines: Matrix) -> Matrix:
+    def _mean_prediction(self, batch: NDArray[np.uint8], cosines: Floats) -> Floats:
         """(N, K) mean probability over the images, whose cosines these are, and their views."""
         total = softmax(cosines, self.temperature)
         area = (self.config.least_area, 1.0)
@@ -184,11 +185,11 @@ class STAMP(TowerMethod):
     def _objective(self, pixels: Tensor) -> Tensor:
         return self_weighted(entropies(self._tower.cosines(pixels) / self.temperature))
 
-    def _familiarity(self, cosines: Matrix) -> Vector:
+    def _familiarity(self, cosines: Floats) -> Floats:
         probabilities = softmax(cosines, self.temperature)
         if self.config.score == "entropy":
             return -entropy_rows(probabilities)
-        best: Vector = (probabilities if self.config.score == "softmax" else cosines).max(axis=1)
+        best: Floats = (probabilities if self.config.score == "softmax" else cosines).max(axis=1)
         return best
 
     def stats(self) -> dict[str, Any]:

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
+from ...arrays import Floats
 from ...core.decision import Decisions
 from ...core.settings import Settings
 from ...errors import EncoderError, UsageError
 from ...method import Capabilities, ImageMethod
 from ..familiarity import PROBABLE, Score, familiarity
-from .answer import Answer, Matrix, Vector, to_decisions
+from .answer import Answer, to_decisions
 from .batch import IN_USE, TORN, check_images
 from .tower import AdaptedTower, TowerEncoder, descend, gradients
 
@@ -135,9 +136,9 @@ class TowerMethod(ImageMethod):
         trusted: Tensor | NDArray[np.bool_],
         *,
         first: Tensor | None = None,
-        scores: Matrix | None = None,
-        score: Vector | None = None,
-        p_unknown: Vector | None = None,
+        scores: Floats | None = None,
+        score: Floats | None = None,
+        p_unknown: Floats | None = None,
     ) -> Answer:
         """An answer by cosines (N, K); what is not given follows from them and from the settings."""
         rows = to_array(cosines)
@@ -154,7 +155,7 @@ class TowerMethod(ImageMethod):
             p_unknown=np.zeros(len(rows)) if p_unknown is None else p_unknown,
         )
 
-    def _familiarity(self, cosines: Matrix) -> Vector:
+    def _familiarity(self, cosines: Floats) -> Floats:
         """(N,) the chosen score, by cosines (N, K) alone."""
         choice: Score = getattr(self.config, "score", "max")
         return np.array([familiarity(row / self.temperature, self.temperature, choice) for row in cosines])
@@ -204,7 +205,7 @@ class TowerMethod(ImageMethod):
         check_images(images, self.config.batch_size)
 
 
-def to_array(rows: Tensor) -> Matrix:
+def to_array(rows: Tensor) -> Floats:
     """A tensor as float64 on the host."""
-    array: Matrix = rows.detach().double().cpu().numpy()
+    array: Floats = rows.detach().double().cpu().numpy()
     return array

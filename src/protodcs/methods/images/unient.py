@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
+from ...arrays import Floats
 from ...core.numerics.gaussian_mixture import Stop, fit, posterior
 from ..familiarity import Score
-from .answer import Answer, Vector
+from .answer import Answer
 from .tower import entropies, entropy_of_mean
 from .tower_method import TowerMethod, TowerSettings, to_array
 
@@ -84,7 +85,7 @@ class UniEnt(TowerMethod):
         moved = self._descend(loss)
         return self._answer(cosines, np.full(len(batch), moved), first=source, p_unknown=unknown)
 
-    def _posteriors(self, openness: Vector) -> Vector:
+    def _posteriors(self, openness: Floats) -> Floats:
         """(N,) the posterior of 'unknown' for each sample of a batch; zeros where no mixture can be trusted."""
         found = batch_posteriors(openness, self.config.mixture_weight)
         if found is None:
@@ -92,7 +93,7 @@ class UniEnt(TowerMethod):
             return np.zeros(len(openness))
         return found
 
-    def _objective(self, logits: Tensor, unknown: Vector) -> Tensor:
+    def _objective(self, logits: Tensor, unknown: Floats) -> Tensor:
         """The loss for logits (N, K) and posteriors (N,) of 'unknown'."""
         posterior = torch.from_numpy(unknown)
         apart = separation(entropies(logits), posterior, self.config.weighting, self.config.unknown_weight)
@@ -103,7 +104,7 @@ class UniEnt(TowerMethod):
         return {**super().stats(), "failed_mixtures": self._failed_mixtures}
 
 
-def batch_posteriors(openness: Vector, least_weight: float) -> Vector | None:
+def batch_posteriors(openness: Floats, least_weight: float) -> Floats | None:
     """P(unknown) of each sample under a mixture of two Gaussians over its batch; None where there is none to trust."""
     low, high = float(openness.min()), float(openness.max())
     if len(openness) < _FEWEST or not high - low > _SPREAD:

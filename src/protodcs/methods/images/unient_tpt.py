@@ -15,9 +15,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from ...arrays import Floats
 from ...core.base import Capabilities
 from ..familiarity import Score
-from .answer import Answer, Vector
+from .answer import Answer
 from .prompt import PromptMethod, PromptSettings, averaged, confident, log_probabilities
 from .tower import entropy
 from .tower_method import to_array
@@ -90,7 +91,7 @@ class UniEntTPT(PromptMethod):
         self._whole = answer.finite
         return answer
 
-    def _posteriors(self, openness: Vector) -> Vector:
+    def _posteriors(self, openness: Floats) -> Floats:
         """(N,) posterior of 'unknown'; zeros where no mixture can be trusted."""
         found = batch_posteriors(openness, self.config.mixture_weight)
         self._failed_mixtures += found is None

@@ -6,7 +6,7 @@ A packed decision unpacks to the same bits.
 import struct
 from typing import Any
 
-from ...core.decision import REASONS, Decision, decided
+from ...core.decision import REASONS, Decision
 from ...errors import StoreError
 from .idempotency import Answer
 
@@ -46,7 +46,7 @@ def unpack_decision(answer: bytes) -> Decision:
         reason = (None, *REASONS)[flags >> _REASON_BIT]
     except (struct.error, UnicodeDecodeError, IndexError):
         raise StoreError("an answer in the store is damaged") from None
-    return decided(
+    return Decision(
         bool(flags & KNOWN),
         index,
         label,

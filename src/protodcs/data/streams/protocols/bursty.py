@@ -10,9 +10,10 @@ from fractions import Fraction
 
 import numpy as np
 
+from ....arrays import Integers
 from ....errors import DataError
 from ..amounts import AMOUNTS, by_amounts
-from ..order import Draw, Integers, below, permutation, placed, shuffled
+from ..order import Draw, below, permutation, placed, shuffled
 from ..protocol import Choice, Options, Protocol, Setting, mean_length
 
 

@@ -6,8 +6,9 @@ Options: see `amounts`.
 
 import numpy as np
 
+from ....arrays import Integers
 from ..amounts import AMOUNTS, by_amounts
-from ..order import Draw, Integers, shuffled
+from ..order import Draw, shuffled
 from ..protocol import Choice, Options, Protocol
 
 

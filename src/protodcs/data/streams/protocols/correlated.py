@@ -19,9 +19,10 @@ from fractions import Fraction
 
 import numpy as np
 
+from ....arrays import Integers
 from ....errors import ConfigError
 from ..amounts import AMOUNTS, by_amounts, wanted
-from ..order import Draw, Integers, below, interleaved, permutation, shuffled
+from ..order import Draw, below, interleaved, permutation, shuffled
 from ..protocol import Choice, Options, Protocol, Setting, concentration, positive
 
 USUAL_SLOTS = 100

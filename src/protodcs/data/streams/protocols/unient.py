@@ -9,9 +9,10 @@ Options: `batch`, an even number, 200; `known_count`, the first so many known im
 
 import numpy as np
 
+from ....arrays import Integers
 from ....errors import ConfigError
 from ..amounts import KNOWN_COUNT, require_known, require_unknown, wanted
-from ..order import Draw, Integers
+from ..order import Draw
 from ..protocol import Chance, Choice, Options, Pool, Protocol, Setting, positive
 
 

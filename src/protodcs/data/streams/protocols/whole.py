@@ -5,7 +5,8 @@ For work that must see each image once, such as the extraction of features. It h
 
 import numpy as np
 
-from ..order import Draw, Integers
+from ....arrays import Integers
+from ..order import Draw
 from ..protocol import Chance, Choice, Options, Pool, Protocol
 
 

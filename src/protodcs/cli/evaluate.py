@@ -1,0 +1,120 @@
+"""`protodcs evaluate`: measure decisions on the user's own labelled images."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import typer
+from rich.table import Table
+
+from ..errors import DataError
+from .screen import console, explained, given_classes, printable, progress
+
+if TYPE_CHECKING:
+    from ..metrics import Evaluation
+
+_UNKNOWN = -1
+_TITLES = {
+    "false_reject": "known images decided as unknown",
+    "unknown_recall": "unknown images decided as unknown",
+    "known_accuracy": "known images whose nearest class is right",
+    "known_accuracy_with_rejection": "known images accepted with the right class",
+}
+
+
+@explained
+def evaluate(
+    folder: Path = typer.Argument(..., help="Folder with one subfolder of images for each class."),
+    classes: str | None = typer.Option(
+        None, help="Class names, if there are more than subfolders: separated by commas, a list, or a text file."
+    ),
+    unknown: str = typer.Option("unknown", help="Subfolder of images that belong to no class."),
+    known_only: bool = typer.Option(False, "--known-only", help="Measure although there are no unknown images."),
+    model: str = typer.Option(
+        "openai/clip-vit-base-patch16", help="Encoder: hub name, folder, open_clip:..., onnx:..., mini."
+    ),
+    method: str = typer.Option("streamdcs", help="Method: streamdcs, protodcs, or another registered one."),
+    device: str = typer.Option("auto", help="auto, cpu or cuda."),
+    batch_size: int = typer.Option(32, min=1, help="Images that are encoded at once."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object for scripts."),
+) -> None:
+    """Measure false rejects, unknown recall and accuracy of `protodcs classify` on labelled images."""
+    import numpy as np
+
+    from .. import encoders, metrics
+    from ..classifier import OpenSetClassifier
+    from ..encoders.files import encode_files
+
+    labelled = _labelled(folder, None if classes is None else given_classes(classes), None if known_only else unknown)
+    encoder = encoders.load(model, device=device, batch_size=batch_size)
+    classifier = OpenSetClassifier.with_encoder(encoder, labelled.classes, method=method)
+    with progress(as_json) as bar:
+        task = bar.add_task("images", total=len(labelled.files))
+        encoded = encode_files(encoder, labelled.files, advance=lambda count: bar.advance(task, count))
+    for error in encoded.errors.values():
+        typer.echo(f"warning: skipped: {error}", err=True)
+    decisions = classifier.engine.observe_many(encoded.features, two_pass=True)
+    labels = np.array([labelled.labels[name] for name in encoded.names], dtype=np.int64)
+    found = metrics.evaluate(labels, decisions.index, decisions.known)
+    if as_json:
+        typer.echo(json.dumps({**_as_json(found), "unreadable": len(encoded.errors)}))
+    else:
+        _print(found)
+
+
+class _Labelled(NamedTuple):
+    classes: tuple[str, ...]
+    files: dict[str, Path]
+    labels: dict[str, int]
+
+
+def _labelled(folder: Path, classes: tuple[str, ...] | None, unknown: str | None) -> _Labelled:
+    """Return the classes and the labelled files of a folder; `unknown` names the subfolder without a class."""
+    from ..data.readers.folder import image_files
+    from ..data.readers.wordnet import class_words
+
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder. Give a folder with one subfolder of images for each class.")
+    subfolders = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if unknown is not None and unknown not in subfolders:
+        raise DataError(
+            f"{folder} has no subfolder {unknown!r} with images of no class. Name it with --unknown, or pass "
+            "--known-only to measure without unknown images."
+        )
+    known = tuple(name for name in subfolders if name != unknown)
+    if not known:
+        raise DataError(f"{folder} has no class subfolder. Put the images of each class into a subfolder of its name.")
+    names = dict(zip(known, class_words(known, folder), strict=True))
+    classes = classes or tuple(names.values())
+    if missing := [name for name in names.values() if name not in classes]:
+        raise DataError(f"The subfolder {missing[0]!r} is not a class of the list. Rename it, or add it to --classes.")
+    numbers = {subfolder: classes.index(name) for subfolder, name in names.items()}
+    if unknown is not None:
+        numbers[unknown] = _UNKNOWN
+    files, labels = {}, {}
+    for subfolder, label in numbers.items():
+        for file in image_files(folder / subfolder):
+            name = printable(f"{subfolder}/{file}")
+            files[name], labels[name] = folder / subfolder / file, label
+    return _Labelled(classes, files, labels)
+
+
+def _as_json(found: "Evaluation") -> dict[str, dict[str, float | None]]:
+    """Return the figures; those of no image are null."""
+    return {
+        name: {key: None if number != number else number for key, number in proportion.items()}
+        for name, proportion in asdict(found).items()
+    }
+
+
+def _print(found: "Evaluation") -> None:
+    table = Table(title="Decisions on labelled images", title_justify="left")
+    for column in ("figure", "percent", "95 % interval", "images"):
+        table.add_column(column, justify="left" if column == "figure" else "right")
+    for name, title in _TITLES.items():
+        figure = getattr(found, name)
+        if figure.total:
+            interval = f"{100 * figure.low:.1f} to {100 * figure.high:.1f}"
+            table.add_row(title, f"{100 * figure.value:.1f}", interval, f"{figure.count} of {figure.total}")
+    console.print(table)

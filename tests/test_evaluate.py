@@ -1,0 +1,130 @@
+"""Figures with intervals, and the command that measures them on a user's own folders."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from scipy.stats import binomtest
+from typer.testing import CliRunner
+
+from protodcs import metrics
+from protodcs.cli import app
+from protodcs.data import open_source
+from protodcs.errors import InputError
+from protodcs.metrics.evaluation import proportion
+
+
+@given(flags=st.lists(st.booleans(), min_size=1, max_size=300))
+def test_the_interval_of_a_proportion_is_wilsons(flags):
+    found = proportion(np.array(flags))
+    expected = binomtest(sum(flags), len(flags)).proportion_ci(0.95, method="wilson")
+    assert found.value == np.mean(flags)
+    assert (found.count, found.total) == (sum(flags), len(flags))
+    np.testing.assert_allclose([found.low, found.high], [expected.low, expected.high], atol=1e-12)
+
+
+def test_an_evaluation_agrees_with_the_single_metrics():
+    rng = np.random.default_rng(0)
+    labels, predicted, accepted = rng.integers(-1, 4, 200), rng.integers(0, 4, 200), rng.random(200) < 0.7
+    found = metrics.evaluate(labels, predicted, accepted)
+    assert found.false_reject.value == metrics.false_reject(labels, accepted)
+    assert found.unknown_recall.value == metrics.unknown_recall(labels, accepted)
+    assert found.known_accuracy.value == metrics.known_accuracy(predicted, labels)
+    with_rejection = metrics.known_accuracy_with_rejection(predicted, labels, accepted)
+    assert found.known_accuracy_with_rejection.value == with_rejection
+    assert found.known_accuracy.total + found.unknown_recall.total == 200
+
+
+def test_a_figure_of_no_image_has_no_value():
+    found = metrics.evaluate(np.array([0, 1]), np.array([0, 0]), np.array([True, True]))
+    assert math.isnan(found.unknown_recall.value)
+    assert (found.unknown_recall.low, found.unknown_recall.high) == (0.0, 1.0)
+    with pytest.raises(InputError, match="same length"):
+        metrics.evaluate(np.array([0]), np.array([0, 1]), np.array([True]))
+
+
+# The command.
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture
+def folder(data_folder, tmp_path):
+    """40 images of each of three classes in folders of their names, and 60 digits."""
+    place, source = tmp_path / "images", open_source("cifar10-test")
+    for name in ("cat", "ship", "truck"):
+        (place / name).mkdir(parents=True)
+        positions = np.flatnonzero(np.asarray(source.labels) == source.classes.index(name))[:40]
+        for number, image in enumerate(source.read([int(at) for at in positions])):
+            Image.fromarray(image).save(place / name / f"{number}.png")
+    (place / "unknown").mkdir()
+    for number, image in enumerate(open_source("svhn-test").read(range(60))):
+        Image.fromarray(image).save(place / "unknown" / f"{number}.png")
+    return place
+
+
+def evaluate(*arguments):
+    done = CliRunner().invoke(app, ["evaluate", *map(str, arguments), "--model", "mini"])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+def test_evaluate_measures_folders_of_images(folder):
+    (folder / "cat" / "broken.png").write_bytes(b"no image")
+    done = evaluate(folder, "--classes", "cifar10", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert done.stderr.count("warning: skipped: cat/broken.png") == 1
+    report = json.loads(done.stdout)
+    assert report["unreadable"] == 1
+    assert (report["false_reject"]["total"], report["unknown_recall"]["total"]) == (120, 60)
+    assert report["unknown_recall"]["value"] > 0.8
+    assert report["false_reject"]["value"] < 0.2
+    for figure in ("false_reject", "unknown_recall", "known_accuracy", "known_accuracy_with_rejection"):
+        assert report[figure]["low"] <= report[figure]["value"] <= report[figure]["high"]
+    assert report["known_accuracy_with_rejection"]["value"] <= report["known_accuracy"]["value"]
+
+
+def test_evaluate_takes_subfolders_as_classes_and_prints_a_table(folder):
+    (folder / "unknown").rename(folder / "other")
+    done = evaluate(folder, "--unknown", "other")
+    assert done.exit_code == 0, done.stderr
+    assert "unknown images decided as unknown" in done.stdout
+    for subfolder in ("other", "ship", "truck"):
+        for file in (folder / subfolder).iterdir():
+            file.unlink()
+        (folder / subfolder).rmdir()
+    alone = evaluate(folder, "--known-only", "--json")
+    assert alone.exit_code == 0, alone.stderr
+    report = json.loads(alone.stdout)
+    assert report["known_accuracy"]["value"] == 1.0
+    assert report["unknown_recall"]["value"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{folder}/nowhere"], "nowhere is not a folder"),
+        (["{folder}/cat"], "has no subfolder 'unknown'"),
+        (["{folder}", "--unknown", "strange"], "has no subfolder 'strange'"),
+        (["{folder}", "--classes", "cat,ship"], "The subfolder 'truck' is not a class of the list"),
+        (["{folder}", "--known-only"], "no embedding for 'unknown'"),
+        (["{folder}/cat", "--known-only"], "has no class subfolder"),
+        (["{folder}/empty"], "dog: no image in this folder"),
+    ],
+)
+def test_evaluate_says_what_is_wrong_in_one_line(arguments, message, folder):
+    for name in ("dog", "unknown"):
+        (folder / "empty" / name).mkdir(parents=True)
+    if arguments[0] == "{folder}":
+        (folder / "empty" / "dog").rmdir()
+        (folder / "empty" / "unknown").rmdir()
+        (folder / "empty").rmdir()
+    done = evaluate(*(argument.format(folder=folder) for argument in arguments))
+    assert done.exit_code == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
