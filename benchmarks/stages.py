@@ -19,7 +19,7 @@ from protodcs.core.protodcs.prediction import affinities, predict  # noqa: E402
 from protodcs.core.protodcs.residual import queue_means  # noqa: E402
 from protodcs.core.protodcs.temporary import moved_text  # noqa: E402
 from protodcs.core.protodcs.verification import refit  # noqa: E402
-from protodcs.core.vectors import similarities  # noqa: E402
+from protodcs.core.vectors import cosines as all_cosines  # noqa: E402
 
 NAME = "stages"
 STREAMS = {100: "dtd", 200: "flowers", 1000: "big"}
@@ -74,21 +74,17 @@ def queue_change(engine):
 
 def of_streamdcs(engine, feature):
     """The passes of any sample."""
-    memory, verification = engine._memory, engine._memory.verification
-    unit = engine._checked(feature).copy()
-    similarities(memory.prototypes, memory.inverse_norms, unit, engine._cosines)
-    cosines = engine._cosines.copy()
-    signals, baseline, head = (
-        verification.signals(unit, cosines),
-        verification.baseline.fork(),
-        verification.head.fork(),
-    )
+    memory = engine._memory.fork()
+    verification, unit = memory.verification, engine._checked(feature).copy()
+    all_cosines(memory.prototypes, memory.inverse_norms, unit, memory.cosines)
+    cosines = memory.cosines.copy()
+    signals = verification.signals(unit, cosines)
     return {
-        "cosines": lambda: similarities(memory.prototypes, memory.inverse_norms, unit, engine._cosines),
+        "cosines": lambda: all_cosines(memory.prototypes, memory.inverse_norms, unit, memory.cosines),
         "signals": lambda: verification.signals(unit, cosines),
-        "decision": lambda: verification.decide(signals, cosines),
-        "class baseline": lambda: baseline.learn(cosines, 1.0),
-        "linear head": lambda: head.learn(0, unit),
+        "decision": lambda: verification.decide(signals),
+        "class baseline": lambda: verification.baseline.learn(cosines, 1.0),
+        "linear head": lambda: verification.head.learn(0, unit),
     }
 
 

@@ -182,19 +182,6 @@ def stands_for(engine):
     return rows
 
 
-def test_the_kernel_and_its_numpy_twin_agree():
-    prototypes, features, _ = random_stream(samples=300)
-    engine = methods.create("tda", prototypes, **WARM)
-    engine.observe_many(features)
-    queues, (first, second) = engine._memory.negative, np.zeros((2, 7))
-    feature = unit(features[0]).astype(np.float32)
-    arguments = (queues.features, queues.counts, queues.masks, queues.lengths, feature, 3.0, 2.0)
-    tda.add_affinities(*arguments, first)
-    tda.add_affinities_twin(*arguments, second)
-    assert first.any()
-    np.testing.assert_allclose(first, second, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     "options",
     [{"entropy_low": 0.6}, {"mask_low": 0.5, "mask_high": 0.4}, {"mask_low": 0.0}, {"positive_size": -1}, {"alpha": 1}],

@@ -15,11 +15,8 @@ from sklearn.metrics import roc_auc_score
 
 from conftest import clusters, random_stream, unit
 from protodcs import StreamDCS, StreamDCSConfig, methods
-from protodcs.core.compiled import ensure_compiled
 from protodcs.errors import InputError, UsageError
 from test_pool import same
-
-ensure_compiled()
 
 
 def found_and_rejected(decisions, labels, start=200):
@@ -322,7 +319,7 @@ def test_any_settings_give_finite_numbers_and_a_state_that_continues(options, cl
     same(restored.observe(features[0]), engine.observe(features[0]))
 
 
-WITHOUT_NUMBA = """
+WITH_NUMPY = """
 import json
 from conftest import random_stream
 from protodcs import StreamDCS
@@ -332,10 +329,10 @@ print(json.dumps([decisions.score.tolist(), decisions.known.tolist(), decisions.
 """
 
 
-def test_decisions_without_numba_are_the_same():
+def test_decisions_of_the_numpy_backend_are_the_same():
     result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", WITHOUT_NUMBA],
-        env={**os.environ, "PROTODCS_KERNEL": "numpy"}, cwd=Path(__file__).parent,
+        [sys.executable, "-W", "ignore", "-c", WITH_NUMPY],
+        env={**os.environ, "PROTODCS_BACKEND": "numpy"}, cwd=Path(__file__).parent,
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     prototypes, features, _ = random_stream(samples=250, seed=9)

@@ -3,7 +3,7 @@
 import typer
 
 from ..version import __version__
-from . import bench, classify, corrupt, evaluate, export, features, keys, report, serve, state, stream, streams, warm
+from . import bench, classify, corrupt, evaluate, export, features, keys, report, serve, state, stream, streams
 
 app = typer.Typer(
     name="protodcs",
@@ -24,7 +24,6 @@ app.command("features")(features.features)
 app.command("report")(report.report)
 app.command("serve")(serve.serve)
 app.command("stream")(stream.stream)
-app.command("warm")(warm.warm)
 
 
 def _version(wanted: bool) -> None:

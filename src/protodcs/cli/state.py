@@ -59,7 +59,7 @@ def _print(report: dict[str, Any]) -> None:
     shown = ", ".join(names[:8]) + (f", ... ({len(names) - 8} more)" if len(names) > 8 else "")
     about = {
         "method": report["method"] + (" (frozen)" if report["frozen"] else ""),
-        "written by": f"protodcs {report['package']}, schema {report['schema_version']}, kernel {report['kernel']}",
+        "written by": f"protodcs {report['package']}, schema {report['schema_version']}, backend {report['backend']}",
         "size": f"{report['bytes']:,} bytes",
         "classes": f"{len(names)}: {shown}",
         "dimension": str(report["dimension"]),

@@ -21,11 +21,11 @@ from pydantic import BaseModel
 from ..errors import ConfigError, InputError, StateError, UsageError
 from ..version import __version__
 from . import state
-from .compiled import KERNEL, ensure_compiled
+from ._native import BACKEND
 from .decision import Decision, Decisions
 from .numerics.evidence import uncertainty
 from .prototypes import Prototypes
-from .rows import WORKING_TYPE, as_kernels_want, described, described_values, is_plain, unit_rows
+from .rows import WORKING_TYPE, contiguous, described, described_values, is_plain, unit_rows
 from .rows import Feature as Feature
 from .vectors import to_unit
 
@@ -93,7 +93,6 @@ class FeatureMethod(ABC):
             config = self.config_type()
         if not isinstance(config, self.config_type):
             raise ConfigError(f"config must be a {self.config_type.__name__}; given: {type(config).__name__}")
-        ensure_compiled()
         self._prototypes = Prototypes.of(prototypes)
         entry = self._prototypes.unit
         self._assume(config, encoder, False)
@@ -303,7 +302,7 @@ class FeatureMethod(ABC):
     def _header(self, counters: Counters, prototypes: str | None = None) -> state.Header:
         return state.Header(
             package=__version__,
-            kernel=KERNEL,
+            backend=BACKEND,
             method=self.name,
             config=self.config.model_dump(),
             classes=list(self.classes),
@@ -378,7 +377,6 @@ class FeatureMethod(ABC):
             classes = class_names(header.classes, len(header.classes))
         except (ConfigError, InputError) as problem:
             raise StateError(f"the state's header is not valid: {problem}") from None
-        ensure_compiled()
         shared = prototypes_of(header, arrays, None if prototypes is None else Prototypes.of(prototypes))
         engine = cls._rebuilt(config, classes, header.encoder or encoder, shared, dict(header.counters), arrays)
         engine.frozen = header.frozen
@@ -447,7 +445,7 @@ class FeatureMethod(ABC):
             self._busy.release()
 
     def _checked(self, feature: Any) -> Feature:
-        # What nearly everybody gives, laid out as kernels want it: else they search longer than a step takes.
+        # What nearly everybody gives, in the layout that needs no copy.
         plain = type(feature) is np.ndarray and feature.dtype is _SINGLE and feature.shape == self._feature.shape
         if plain and feature.flags.carray and to_unit(feature, self._feature):
             return self._feature
@@ -462,7 +460,7 @@ class FeatureMethod(ABC):
         working = WORKING_TYPE.get(feature.dtype)
         if working is None:
             raise InputError(f"a feature must be float16, float32 or float64; given: {described(feature)}")
-        values: NDArray[np.floating] = as_kernels_want(feature, working)
+        values: NDArray[np.floating] = contiguous(feature, working)
         if not to_unit(values, self._feature):
             raise InputError(f"a feature must be finite and longer than 1e-6; given: {described_values(feature)}")
         return self._feature

@@ -13,7 +13,7 @@ from .vectors import to_unit
 
 Feature = NDArray[np.float32]
 
-# float16 is widened, which loses nothing; the kernels take the other two as they are.
+# float16 is widened, which loses nothing; `to_unit` takes the other two as they are.
 WORKING_TYPE: dict[np.dtype[Any], np.dtype[Any]] = {
     np.dtype(np.float16): np.dtype(np.float32),
     np.dtype(np.float32): np.dtype(np.float32),
@@ -26,8 +26,8 @@ def is_plain(value: Any) -> bool:
     return type(value) is np.ndarray or isinstance(value, np.memmap)
 
 
-def as_kernels_want(array: NDArray[Any], working: np.dtype[Any]) -> NDArray[Any]:
-    """Contiguous, aligned and writeable: kernels are compiled for nothing else, although they do not write to it."""
+def contiguous(array: NDArray[Any], working: np.dtype[Any]) -> NDArray[Any]:
+    """Return the array in this type, contiguous, aligned and writeable, as the compiled functions need it."""
     values = np.ascontiguousarray(array, dtype=working)
     return values if values.flags.behaved else values.copy()
 
@@ -43,7 +43,7 @@ def unit_rows(rows: Any, what: str, least: int = 1) -> Feature:
         raise InputError(f"{what} must be float16, float32 or float64; given: {described(rows)}")
     out = np.empty(rows.shape, dtype=np.float32)
     for i, row in enumerate(rows):
-        if not to_unit(as_kernels_want(row, working), out[i]):
+        if not to_unit(contiguous(row, working), out[i]):
             raise InputError(f"row {i} of {what} must be finite and longer than 1e-6; given: {described_values(row)}")
     return out
 

@@ -20,7 +20,8 @@ from ..core.numerics.softmax import confidence
 from ..core.prototypes import Prototypes
 from ..core.rows import Feature
 from ..core.settings import Settings
-from ..core.vectors import inverse_norms, similarities
+from ..core.vectors import cosines as compute_cosines
+from ..core.vectors import inverse_norms
 from ..errors import StoreError
 from ..method import FeatureMethod
 
@@ -237,7 +238,7 @@ class Guard:
         cosines = engine.entry_cosines()
         if cosines is None:
             cosines, entry = self._cosines, self._prototypes
-            similarities(entry.unit, entry.follow(inverse_norms), feature, cosines)
+            compute_cosines(entry.unit, entry.follow(inverse_norms), feature, cosines)
         best = int(cosines.argmax())
         openness = 1.0 - float(cosines[best])
         self._openness[self._seen] = openness
