@@ -67,6 +67,7 @@ def of_protodcs(engine, feature):
 def queue_change(engine):
     """The alignment's part of a queue change, on a copy: a queue that changes to what it is costs as much as any."""
     copied = engine._memory.fork()
+    copied.own()
     k = int(copied.opened[0])
     directions, _ = queue_means(copied.cache[k : k + 1], copied.counts[k : k + 1])
     return lambda: alignment.follow(copied, k, directions[0], directions[0])

@@ -60,6 +60,7 @@ def test_each_step_agrees_with_numpy_from_the_same_state(module, name, classes, 
     assert engine._compiled
     for feature in features:
         unit, copied = engine._checked(feature).copy(), engine._memory.fork()
+        copied.own()
         wanted, got = on_numpy(engine, copied, unit), engine._advance(engine._memory, unit, True)
         assert [getattr(got, field) for field in DISCRETE] == [getattr(wanted, field) for field in DISCRETE]
         for field in CONTINUOUS:

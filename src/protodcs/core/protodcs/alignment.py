@@ -84,6 +84,7 @@ def follow(state: ProtoDCSState, k: int, previous: Vector | None, current: Vecto
 
 def rebuild(state: ProtoDCSState) -> None:
     """Compute the alignment in full."""
+    state.own()
     config, opened = state.config, state.opened
     state.alignment_updates = 0
     if not len(opened):

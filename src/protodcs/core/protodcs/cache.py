@@ -49,6 +49,7 @@ def offer(state: ProtoDCSState, k: int, feature: Feature, uncertainty: float) ->
 
 def place(state: ProtoDCSState, k: int, slot: int, feature: Feature, uncertainty: float) -> None:
     """Put a feature into a slot of the queue Q_k. Visual prototype and alignment follow."""
+    state.own()
     count, queue = int(state.counts[k]), slice(k, k + 1)
     previous = queue_means(state.cache[queue], state.counts[queue])[0][0] if count else None
     state.cache[k, slot] = feature

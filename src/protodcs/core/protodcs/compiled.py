@@ -46,7 +46,8 @@ def is_compiled(config: ProtoDCSConfig, classes: int) -> bool:
 def compare(state: ProtoDCSState, feature: Feature) -> Compared:
     """Run the first check, offer the sample to its queue, take its step, and predict."""
     config = state.config
-    follows = config.alignment_direction == "visual-to-text" and state.alignment_updates + 1 < REBUILD_AFTER
+    forwards, counted = config.alignment_direction == "visual-to-text", state.alignment_updates + 1
+    follows = forwards and counted < REBUILD_AFTER and not state.borrowed
     # The mixture window takes the sample here only if a mixture stays as it is.
     judges = state.fitted and config.verification and not state.refit_due
     judged = state.mixture_window.pushed if judges else -1

@@ -46,9 +46,13 @@ class Waiting(NamedTuple):
     uncertainty: float
 
 
-def layout_of(classes: int, width: int, config: ProtoDCSConfig) -> Layout:
-    """Return the arrays of a state, by name."""
-    size = config.cache_size
+_PARTS = ("arrivals", "ordered")
+# The setting that holds the capacity of each window.
+_CAPACITY = {"gate_window": "gate_window", "mixture_window": "mixture_window", "quality_window": "gate_window"}
+
+
+def _queue_layout(classes: int, width: int, size: int) -> Layout:
+    """Return the arrays that change with a queue or with the text prototypes, by name."""
     return {
         "cache": (np.float32, (classes, size, width)),
         "quality": (np.float64, (classes, size)),
@@ -59,14 +63,14 @@ def layout_of(classes: int, width: int, config: ProtoDCSConfig) -> Layout:
         "text_sum": (np.float64, (classes, width)),
         "visual_sum": (np.float64, (classes, width)),
         "text_alignment": (np.float32, (classes, width)),
-        "mixture": (np.float64, (gaussian_mixture.PARAMETERS,)),
-        **{f"{name}_{part}": (np.float64, (getattr(config, _CAPACITY[name]),)) for name in WINDOWS for part in _PARTS},
     }
 
 
-_PARTS = ("arrivals", "ordered")
-# The setting that holds the capacity of each window.
-_CAPACITY = {"gate_window": "gate_window", "mixture_window": "mixture_window", "quality_window": "gate_window"}
+def _window_layout(config: ProtoDCSConfig) -> Layout:
+    """Return the arrays that change with every sample, by name."""
+    capacities = {name: getattr(config, setting) for name, setting in _CAPACITY.items()}
+    windows = {f"{name}_{part}": (np.float64, (capacities[name],)) for name in WINDOWS for part in _PARTS}
+    return {"mixture": (np.float64, (gaussian_mixture.PARAMETERS,)), **windows}
 
 
 class ProtoDCSState:
@@ -91,6 +95,7 @@ class ProtoDCSState:
             called known, trusted, cached, let through the quality gate, and moved the text prototypes.
         fits, failed_fits: how many fits of the mixture worked and failed.
         alignment_updates: how often the alignment was updated since it was last computed in full.
+        borrowed: whether the arrays of queues, visual prototypes and alignment belong to another state.
         step, work: the compiled step over these arrays, and its work space; None until it is used.
     """
 
@@ -130,23 +135,39 @@ class ProtoDCSState:
         self.fits = 0
         self.failed_fits = 0
         self.alignment_updates = 0
-        self._hold(Arena(layout_of(len(self.entry), self.entry.shape[1], config)), dict.fromkeys(WINDOWS, 0))
+        self.borrowed = False
+        self._hold_queues(Arena(_queue_layout(len(self.entry), self.entry.shape[1], config.cache_size)))
+        self._hold_windows(Arena(_window_layout(config)), dict.fromkeys(WINDOWS, 0))
         self.lengths[:] = 1.0
 
-    def _hold(self, arena: Arena, pushed: dict[str, int]) -> None:
-        """Name the arrays of `arena`, with windows that took `pushed` values so far."""
-        self.arena, self.step = arena, None
-        vars(self).update({name: array for name, array in arena.items() if not name.endswith(_PARTS)})
+    def _hold_queues(self, arena: Arena) -> None:
+        self._queues, self.step = arena, None
+        vars(self).update(arena)
+
+    def _hold_windows(self, arena: Arena, pushed: dict[str, int]) -> None:
+        """Hold these windows, which took `pushed` values so far."""
+        self._windows, self.step = arena, None
+        self.mixture = arena["mixture"]
         for name in WINDOWS:
             setattr(self, name, Window.over(arena[f"{name}_arrivals"], arena[f"{name}_ordered"], pushed[name]))
 
     def fork(self) -> "ProtoDCSState":
-        """Return a copy."""
+        """Return a copy that can change freely. It is valid until the original changes.
+
+        The copy borrows the large arrays until a queue or a text prototype changes, which most samples do not do.
+        """
         copied = object.__new__(type(self))
         vars(copied).update(vars(self))
-        copied._hold(self.arena.copy(), {name: getattr(self, name).pushed for name in WINDOWS})
+        copied._hold_windows(self._windows.copy(), {name: getattr(self, name).pushed for name in WINDOWS})
         copied.waiting = list(self.waiting)
+        copied.borrowed = True
         return copied
+
+    def own(self) -> None:
+        """Copy the large arrays if they are borrowed, before one of them changes."""
+        if self.borrowed:
+            self._hold_queues(self._queues.copy())
+            self.borrowed = False
 
     def replace_text(self, text: Feature) -> None:
         """Take over other text prototypes (K, d)."""
