@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _FIELDS = ("file", "known", "label", "nearest_class", "p_unknown", "score", "reason", "error")
 _ON_SHEET = 96
-# With fewer images, decisions are less certain.
-_FEW = 64
+# With fewer images, more known ones are rejected: see docs/research.md, "Whole collections".
+_FEW = 200
 
 Row = dict[str, Any]
 
@@ -77,7 +77,9 @@ def classify(
     else:
         _print(report)
     if len(decisions) < _FEW:
-        typer.echo(f"warning: only {len(decisions)} images: with fewer than {_FEW}, more decisions are wrong", err=True)
+        typer.echo(
+            f"warning: only {len(decisions)} images: with fewer than {_FEW}, more known images are rejected", err=True
+        )
 
 
 def _check_result(out: Path) -> None:
