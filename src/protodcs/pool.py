@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from . import methods
 from .core import state
-from .core.base import FeatureMethod, class_names, own_state
+from .core.base import FeatureMethod, class_names
 from .core.decision import Decision
 from .core.prototypes import Prototypes
 from .errors import ConfigError, InputError, StateError, UsageError
@@ -323,10 +323,9 @@ class StreamPool:
             classes, prototypes = self.classes, self.prototypes
             if header["classes"] is not None:
                 classes, prototypes = tuple(header["classes"]), Prototypes.of_unit(arrays["entry"].copy())
-            with own_state():
-                engine = self._method._rebuilt(
-                    self._config, classes, self._encoder, prototypes, header["counters"], arrays
-                )
+            engine = self._method._rebuilt(
+                self._config, classes, self._encoder, prototypes, header["counters"], arrays, trusted=True
+            )
         except (StateError, ValueError, KeyError, TypeError, struct.error) as problem:
             raise StateError(
                 f"The state of the stream {stream!r} in {self._opened.path} is damaged: {problem}. Delete the stream, "

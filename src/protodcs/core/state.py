@@ -70,12 +70,12 @@ def pack(header: Header, arrays: Arrays) -> bytes:
     return data[:start] + digest + data[stop:]
 
 
-def unpack(data: bytes, proven: bool = False) -> tuple[Header, Arrays]:
-    """Header and arrays of a state, proven whole, unless it is so already, and brought up to the present schema."""
+def unpack(data: bytes, trusted: bool = False) -> tuple[Header, Arrays]:
+    """Return header and arrays of a state in the present schema. Check its hash unless it is `trusted`."""
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise StateError(f"a state is bytes, as snapshot() returns them; given: {type(data).__name__}")
     data = bytes(data)
-    if not proven:
+    if not trusted:
         _verify_hash(data)
     return present(*_parse(data))
 

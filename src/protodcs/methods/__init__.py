@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core import state
-from ..core.base import is_own
 from ..core.prototypes import Prototypes
 from ..errors import StateError
 from ..method import FeatureMethod, Register
@@ -50,13 +49,17 @@ def create(
 
 
 def restore(
-    data: bytes, encoder: str | None = None, prototypes: NDArray[np.floating] | Prototypes | None = None
+    data: bytes,
+    encoder: str | None = None,
+    prototypes: NDArray[np.floating] | Prototypes | None = None,
+    *,
+    trusted: bool = False,
 ) -> FeatureMethod:
-    """The engine that a state was taken of, whichever method it belongs to; see `FeatureMethod.restore`."""
-    header, arrays = state.unpack(data, is_own())
+    """Return the engine that a state was taken of, whichever method it belongs to; see `FeatureMethod.restore`."""
+    header, arrays = state.unpack(data, trusted)
     if header.method not in REGISTER:
         raise StateError(
             f"the state belongs to the method {header.method!r}, which is not one of {', '.join(REGISTER)}"
         )
-    method: FeatureMethod = REGISTER[header.method]._from_parts(header, arrays, encoder, prototypes)
+    method: FeatureMethod = REGISTER[header.method]._from_parts(header, arrays, encoder, prototypes, trusted)
     return method

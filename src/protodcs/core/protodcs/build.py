@@ -14,9 +14,11 @@ from .state import NUMBERS, WINDOWS, ProtoDCSState, Waiting
 from .state_checks import checked_arrays
 
 
-def restored(prototypes: Prototypes, config: ProtoDCSConfig, counters: Counters, arrays: Arrays) -> ProtoDCSState:
+def restored(
+    prototypes: Prototypes, config: ProtoDCSConfig, counters: Counters, arrays: Arrays, trusted: bool
+) -> ProtoDCSState:
     """Return the state that was exported. Raise StateError for anything that `export` cannot have written."""
-    found = checked_arrays(prototypes.unit, config, counters, arrays)
+    found = checked_arrays(prototypes.unit, config, counters, arrays, trusted)
     try:
         state = ProtoDCSState(prototypes, config)
     except MemoryError:

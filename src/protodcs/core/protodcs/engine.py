@@ -202,7 +202,10 @@ class ProtoDCS(FeatureMethod):
         return ProtoDCSState(self._prototypes, self.config)
 
     def _restored_memory(self, counters: Counters, arrays: Arrays) -> ProtoDCSState:
-        return build.restored(self._prototypes, self.config, counters, arrays)
+        return build.restored(self._prototypes, self.config, counters, arrays, trusted=False)
+
+    def _trusted_memory(self, counters: Counters, arrays: Arrays) -> ProtoDCSState:
+        return build.restored(self._prototypes, self.config, counters, arrays, trusted=True)
 
     def _entry(self, memory: ProtoDCSState) -> Feature:
         return memory.entry

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...errors import StateError
 from .. import state, vectors
 from ..arena import Arena, Layout
-from ..base import Feature, is_own, required, within
+from ..base import Feature, required, within
 from .constants import (
     BIAS_CONFIDENCE_HORIZON,
     BIAS_FLOOR,
@@ -168,7 +168,7 @@ class ClassBias:
         self.rebuild()
         self.correct()
 
-    def restore(self, arrays: state.Arrays) -> None:
+    def restore(self, arrays: state.Arrays, trusted: bool) -> None:
         """Take over exported arrays. Raise StateError for anything that cannot have been exported."""
         self.rows[:] = within(required(arrays, "bias_rows", np.float64, self.rows.shape), "bias_rows", -4.0, 4.0)
         self.vectors[:] = required(arrays, "bias_vectors", np.float64, self.vectors.shape)
@@ -176,7 +176,7 @@ class ClassBias:
         within(self.vectors[_COUNT], "bias_vectors", 0.0, BIAS_HORIZON)
         within(self.sums[_CONFIDENCE : _CONFIDENCE + 1], "bias_sums", 0.0, 1.0)
         within(self.sums[_SEEN:], "bias_sums", 0.0, BIAS_REBUILD)
-        if not is_own():
+        if not trusted:
             self._check()
         self.correct()
 

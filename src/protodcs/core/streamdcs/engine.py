@@ -156,7 +156,10 @@ class StreamDCS(FeatureMethod):
         return StreamState(self._prototypes, self.config)
 
     def _restored_memory(self, counters: Counters, arrays: Arrays) -> StreamState:
-        return StreamState.restored(self._prototypes, self.config, counters, arrays)
+        return StreamState.restored(self._prototypes, self.config, counters, arrays, trusted=False)
+
+    def _trusted_memory(self, counters: Counters, arrays: Arrays) -> StreamState:
+        return StreamState.restored(self._prototypes, self.config, counters, arrays, trusted=True)
 
     def _entry(self, memory: StreamState) -> Feature:
         return memory.prototypes

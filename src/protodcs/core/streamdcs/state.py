@@ -169,9 +169,12 @@ class StreamState:
 
     @classmethod
     def restored(
-        cls, prototypes: Prototypes, config: StreamDCSConfig, counters: Counters, arrays: Arrays
+        cls, prototypes: Prototypes, config: StreamDCSConfig, counters: Counters, arrays: Arrays, trusted: bool
     ) -> "StreamState":
-        """Rebuild an exported state. Raise StateError for anything that `export` cannot have written."""
+        """Rebuild an exported state. Raise StateError for anything that `export` cannot have written.
+
+        Rebuilding the sums of the class bias takes longest; they are not checked if the state is `trusted`.
+        """
         own = {name: value for name, value in counters.items() if name in _COUNTERS}
         if set(own) != _COUNTERS:
             raise StateError(f"The state has the counters {sorted(counters)[:20]}; it must have {sorted(_COUNTERS)}.")
@@ -187,7 +190,7 @@ class StreamState:
             restored = cls(prototypes, config)
             restored.verification.restore(rest, others)
             if restored.class_bias is not None:
-                restored.class_bias.restore(of_bias)
+                restored.class_bias.restore(of_bias, trusted)
         except MemoryError:
             raise StateError("The state needs more memory than this machine has.") from None
         restored.samples[:] = decided(own)

@@ -17,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ... import methods
 from ...core import state as states
-from ...core.base import own_state
 from ...core.protodcs.engine import ProtoDCS
 from ...core.prototypes import Prototypes
 from ...core.settings import Settings
@@ -249,10 +248,9 @@ class Hosted:
         return events
 
     def _restored(self, state: bytes) -> FeatureMethod:
-        """The engine of a state that this service wrote."""
+        """Return the engine of a state that this service wrote."""
         shared = self._prototypes if leaves_out_prototypes(state) else None
-        with own_state():
-            return methods.restore(state, self.birth.encoder, shared)
+        return methods.restore(state, self.birth.encoder, shared, trusted=True)
 
     def _watcher(self) -> Guard | None:
         """A new guard over the classes that the engine has now."""
