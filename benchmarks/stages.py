@@ -11,10 +11,14 @@ one_thread()
 import numpy as np  # noqa: E402 - the thread limits above must come first
 
 from protodcs import ProtoDCS, StreamDCS  # noqa: E402
-from protodcs.core import evidence  # noqa: E402
-from protodcs.core.protodcs.cache import queue_mean  # noqa: E402
-from protodcs.core.protodcs.prediction import affinities, conclude  # noqa: E402
-from protodcs.core.protodcs.residual import rescore  # noqa: E402
+from protodcs.core.numerics.evidence import uncertainty_gradient  # noqa: E402
+from protodcs.core.numerics.linalg import cosines as row_cosines  # noqa: E402
+from protodcs.core.numerics.linalg import products  # noqa: E402
+from protodcs.core.protodcs import alignment  # noqa: E402
+from protodcs.core.protodcs.prediction import affinities, predict  # noqa: E402
+from protodcs.core.protodcs.residual import queue_means  # noqa: E402
+from protodcs.core.protodcs.temporary import moved_text  # noqa: E402
+from protodcs.core.protodcs.verification import refit  # noqa: E402
 from protodcs.core.vectors import similarities  # noqa: E402
 
 NAME = "stages"
@@ -45,36 +49,28 @@ def measure(quick=False):
 
 def of_protodcs(engine, feature):
     """The passes of a trusted sample."""
-    memory, scratch, config = engine._memory, engine._scratch, engine.config
+    state, config = engine._memory, engine.config
     unit = engine._checked(feature).copy()
+    cosines = products(state.unit_text, unit)
+    slopes = uncertainty_gradient(cosines, config.aleatoric_weight, config.epistemic_weight)
+    affinity, every = affinities(state, state.adapted[state.opened], unit), np.arange(len(cosines))
     return {
-        "first check: cosines": lambda: similarities(memory.text, memory.inverse_norms, unit, scratch.before),
+        "first check: cosines": lambda: products(state.unit_text, unit),
         "alignment after a queue change": queue_change(engine),
-        "loss and its slopes": lambda: evidence.uncertainty_gradient(
-            scratch.before, config.aleatoric_weight, config.epistemic_weight, scratch.slopes
-        ),
-        "step and re-scoring": lambda: rescore(
-            scratch.every, memory.text, memory.inverse_norms, memory.pull, memory.pull_scale, unit, scratch.before,
-            scratch.slopes, config.text_rate, config.step_epsilon, scratch.after,
-        ),
-        "visual affinities": lambda: affinities(
-            memory.opened, memory.adapted, unit, config.affinity_weight, config.affinity_sharpness, scratch.visual,
-            scratch.affinity,
-        ),
-        "prediction": lambda: conclude(
-            scratch.after, scratch.after, scratch.affinity, config.temperature, scratch.logits, scratch.probabilities,
-            scratch.scores,
-        ),
-    }  # fmt: skip
+        "loss and its slopes": lambda: uncertainty_gradient(cosines, config.aleatoric_weight, config.epistemic_weight),
+        "step and re-scoring": lambda: row_cosines(moved_text(state, unit, cosines, slopes, every), unit),
+        "visual affinities": lambda: affinities(state, state.adapted[state.opened], unit),
+        "prediction": lambda: predict(state, cosines, affinity),
+    }
 
 
 def queue_change(engine):
     """The alignment's part of a queue change, on a copy: a queue that changes to what it is costs as much as any."""
-    copied, direction = engine._memory.fork(), np.empty(engine.dimension)
-    copied.own(*copied._CACHED)
+    copied = engine._memory.fork()
+    copied.own()
     k = int(copied.opened[0])
-    queue_mean(copied.cache[k], copied.counts[k], direction)
-    return lambda: copied._change(k, False, direction, direction)
+    directions, _ = queue_means(copied.cache[k : k + 1], copied.counts[k : k + 1])
+    return lambda: alignment.follow(copied, k, directions[0], directions[0])
 
 
 def of_streamdcs(engine, feature):
@@ -101,7 +97,7 @@ def rare(engine):
     """What does not happen with every sample: once in 100 (ProtoDCS) or 32 (StreamDCS) samples, or on request."""
     memory = engine._memory
     state = engine.snapshot()
-    fit = memory.verification._refit if isinstance(engine, StreamDCS) else lambda: engine._refit(memory)
+    fit = memory.verification._refit if isinstance(engine, StreamDCS) else lambda: refit(memory)
     return {
         "refit": fit,
         "snapshot": engine.snapshot,

@@ -66,12 +66,8 @@ class Oracle:
         self.mixture_window = arrived(memory.mixture_window)
         self.quality_window = arrived(memory.quality_window)
         self.waiting = [
-            (
-                int(memory.buffer_class[i]),
-                torch.tensor(memory.buffer[i], dtype=torch.float64),
-                float(memory.buffer_quality[i]),
-            )
-            for i in range(memory.buffered)
+            (sample.k, torch.tensor(sample.feature, dtype=torch.float64), sample.uncertainty)
+            for sample in memory.waiting
         ]
         self.mixture = as_sklearn(memory.mixture) if memory.fitted else None
         self.cold_threshold, self.evolution_threshold = memory.cold_threshold, memory.evolution_threshold

@@ -1,10 +1,6 @@
 """The cost of a stream: the estimate follows what engines do, and no settings get past the limits."""
 
 import asyncio
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +15,7 @@ from protodcs.serve.access.limits import allowed_for
 from protodcs.serve.guard import GuardSettings
 from protodcs.serve.messages import Action, Outcome, Request
 from protodcs.serve.settings import ServeConfig, TenantLimits, cost_limits_of
-from protodcs.serve.stream.cost import _STEP, check_cost, estimate
+from protodcs.serve.stream.cost import check_cost, estimate
 from protodcs.serve.stream.hosted import Birth, pack_class
 from protodcs.serve.stream.shared import pack_prototypes
 
@@ -39,37 +35,6 @@ def check(classes, dimension, method="streamdcs", guard=GUARD, limits=None, **op
 
 
 # The estimate.
-
-# Options, classes, dimension, samples. StreamDCS has no loops whose operations could be counted.
-COUNTED = [
-    ({"method": "protodcs"}, 10, 16, 132),
-    ({"method": "protodcs"}, 40, 32, 96),
-    ({"method": "protodcs", "mixture_period": 1}, 10, 16, 132),
-    ({"method": "protodcs", "mixture_period": 1, "mixture_tolerance": 1e-15, "mixture_iterations": 50}, 10, 16, 132),
-    ({"method": "protodcs", "evolution_gate": "quantile"}, 20, 16, 64),
-]
-FACTOR = 5.0
-
-
-def test_the_estimate_follows_the_operations_of_real_steps():
-    """One operation takes about a nanosecond. What happens once a step, whatever the settings, is left out."""
-    script = Path(__file__).with_name("counted_steps.py")
-    result = subprocess.run(
-        [sys.executable, script, json.dumps(COUNTED)],
-        env={**os.environ, "PROTODCS_KERNEL": "numpy"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    means = []
-    for (options, classes, dimension, _), (mean, largest) in zip(COUNTED, json.loads(result.stdout), strict=True):
-        found = estimate(settings(**options), classes, dimension, None)
-        means.append((mean, found.mean_step * 1e6 - _STEP, options))
-        assert mean / FACTOR < means[-1][1] < mean * FACTOR, options
-        assert found.slowest_step * 1e6 - _STEP > largest / 2, options
-    for mean, estimated, options in means:
-        for other, other_estimated, other_options in means:
-            assert estimated > other_estimated or mean < FACTOR * other, (options, other_options)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +143,7 @@ def test_documented_settings_are_within_the_default_limits():
                 "cache_admission": "buffered",
                 "mixture_period": 100_000,
                 "guard": None,
-                "limits": {"max_step_cost": 500.0},
+                "limits": {"max_step_cost": 250.0},
             },
             "max_step_cost",
             "`cache_admission`=buffered",

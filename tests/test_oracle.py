@@ -7,7 +7,10 @@ import torch
 from conftest import random_stream
 from oracle import Oracle
 from protodcs import ProtoDCS, ProtoDCSConfig
+from protodcs.core.protodcs.cache import offer
+from protodcs.core.protodcs.first_check import check_openness
 from protodcs.core.protodcs.residual import text_gradient
+from protodcs.core.protodcs.temporary import step_of
 
 torch.set_num_threads(1)
 
@@ -67,18 +70,16 @@ class Report:
 
 
 def engine_gradient(engine, feature):
-    """The gradient the engine steps along: its own kernel on the memory as it is when the step is taken."""
-    memory = engine._memory.fork()
+    """The gradient that the engine steps along, P'_v of its open classes, and those classes."""
+    state, config = engine._memory.fork(), engine.config
     unit = engine._checked(feature).copy()
-    first = engine._first_check(memory, unit)
-    engine._admit_at_once(memory, unit, first)
-    engine._temporary_prototypes(memory, unit, first)
-    scratch, out = engine._scratch, np.empty_like(memory.text)
-    text_gradient(
-        memory.text, memory.inverse_norms, memory.pull, memory.pull_scale, unit, scratch.before, scratch.slopes, out
-    )
-    visual = scratch.adapted if engine.config.evidence_logits == "fused" else memory.adapted
-    return unit, out, visual.copy(), memory.opened.copy()
+    first = check_openness(state, unit)
+    if first.confident and config.cache_admission == "immediate":
+        offer(state, first.nearest, unit, first.quality)
+    opened = state.opened
+    slopes, visual = step_of(state, unit, first)
+    gradient = text_gradient(state.text, state.inverse_norms, first.cosines, slopes, unit, state.text_alignment)
+    return unit, gradient, visual, opened
 
 
 def compare(engine, oracle, feature, report):
@@ -114,7 +115,7 @@ def compare(engine, oracle, feature, report):
         report.prototypes(engine._memory.text, after, wanted)
         if len(opened):
             wanted = torch.stack([expected.visual_gradient[k] for k in opened]).numpy()
-            report.prototypes(visual[opened], torch.stack([expected.visual_after[k] for k in opened]).numpy(), wanted)
+            report.prototypes(visual, torch.stack([expected.visual_after[k] for k in opened]).numpy(), wanted)
     else:
         assert np.abs(engine._memory.text - after).max() < 1e-5
 

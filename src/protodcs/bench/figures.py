@@ -14,7 +14,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from .. import metrics
-from ..core import evidence, mixture
+from ..core.numerics.evidence import uncertainty
+from ..core.numerics.gaussian_mixture import boundary
+from ..core.numerics.softmax import softmax
 from .comparison import ACC, AUROC, Contest, Metric
 from .drawing import KNOWN, UNKNOWN, legend_below, panels, settings, shorten, style
 from .embedding import tsne
@@ -118,11 +120,7 @@ def _unit(angle: Floats, azimuth: Floats) -> Floats:
 
 
 def _uncertainties(logits: Floats, temperature: float) -> tuple[Floats, Floats, Floats]:
-    scratch = np.empty(logits.shape[1])
-    rows = []
-    for row in logits:
-        entropy = evidence.softmax(row / temperature, scratch)
-        rows.append((entropy, *evidence.uncertainty(np.ascontiguousarray(row), scratch)))
+    rows = [(softmax(row / temperature)[1], *uncertainty(row)) for row in logits]
     entropies, aleatoric, epistemic = np.array(rows).T
     return entropies, aleatoric, epistemic
 
@@ -338,7 +336,7 @@ def _densities(panel: Axes, parts: Floats, edges: Floats, samples: int) -> None:
     for (weight, mean, variance), label, line in zip(parts, ("known", "unknown"), ("-", "--"), strict=True):
         density = np.exp(-0.5 * (across - mean) ** 2 / variance) / math.sqrt(2 * math.pi * variance)
         panel.plot(across, scale * weight * density, color="black", linestyle=line, label=f"mixture: {label}")
-    edge = mixture.boundary(np.ascontiguousarray(parts.ravel()))
+    edge = boundary(parts.ravel())
     panel.axvline(edge, color="#444444", linestyle=":", linewidth=1.6, label=f"boundary {edge:.3f}")
 
 

@@ -19,9 +19,10 @@ from pydantic import BaseModel
 
 from ..errors import ConfigError, InputError, StateError, UsageError
 from ..version import __version__
-from . import evidence, state
+from . import state
 from .compiled import KERNEL, ensure_compiled
 from .decision import Decision, Decisions
+from .numerics.evidence import uncertainty
 from .prototypes import Prototypes
 from .rows import WORKING_TYPE, as_kernels_want, described, described_values, is_plain, unit_rows
 from .rows import Feature as Feature
@@ -156,7 +157,7 @@ class FeatureMethod(ABC):
         Openness and uncertainty are those of the text cosines (K,); `scores` (K,) are the final ones, None where not
         asked for; p_unknown, if None, is sure of `known`.
         """
-        aleatoric, epistemic = evidence.uncertainty(cosines, np.empty_like(cosines))
+        aleatoric, epistemic = uncertainty(cosines)
         return Decision(
             known=known,
             index=index,

@@ -17,9 +17,9 @@ from ..core import state
 from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, decided, required
 from ..core.compiled import kernel
 from ..core.decision import Decision
+from ..core.numerics.windows import Window
 from ..core.settings import Settings
 from ..core.vectors import inverse_norms, similarities
-from ..core.windows import Window
 from ..errors import StateError
 from .rosita_gate import best_split
 

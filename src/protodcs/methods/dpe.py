@@ -14,15 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ..core import evidence, state
+from ..core import state
 from ..core.base import Capabilities, Counters, Feature, FeatureMethod, counter, decided, required, softmax_rows
 from ..core.decision import Decision
-from ..core.protodcs import alignment
-from ..core.protodcs.cache import place, queue_mean
-from ..core.protodcs.evolution import evolve
-from ..core.protodcs.residual import rescore, step_visual
+from ..core.numerics.evidence import uncertainty
+from ..core.numerics.linalg import cosines as row_cosines
+from ..core.numerics.linalg import inverse_norms, normalised, products, wide
+from ..core.numerics.softmax import entropy_gradient, softmax
+from ..core.protodcs.alignment import contrast
+from ..core.protodcs.evolution import move
+from ..core.protodcs.residual import adam_step, project, queue_means, text_gradient
 from ..core.settings import Settings
-from ..core.vectors import inverse_norms, invert_norms, similarities
 from ..errors import StateError
 
 Vector = NDArray[np.float64]
@@ -31,7 +33,7 @@ _COUNTERS = ("sequence", "learned", "known", "cached", "evolved")
 _SUMS = ("unknown", "skipped")
 # What a fork shares until one of the two writes.
 _LEARNED = (
-    "text", "inverse_norms", "cache", "quality", "counts", "visual", "lengths", "pull", "pull_rest", "visual_sum",
+    "text", "inverse_norms", "cache", "quality", "counts", "visual", "lengths", "text_alignment", "visual_sum",
 )  # fmt: skip
 
 
@@ -70,7 +72,8 @@ class Memory:
         entry, text, inverse_norms: (K, d), (K, d) float32 and (K,): the given prototypes, the evolved ones, 1 / norm.
         cache, quality, counts: (K, size, d) float32, (K, size), (K,): the queues with the entropy of each feature.
         visual, lengths: (K, d) float32 and (K,): direction and length of the mean of each queue.
-        pull, pull_rest, visual_sum: the gradient of the alignment, see `core.alignment`; valid unless `stale`.
+        text_alignment, visual_sum: (K, d) float32 and (K, d): the gradient of the alignment, see
+            `core.protodcs.alignment`; valid unless `stale`.
     """
 
     def __init__(self, entry: Feature, config: DPEConfig):
@@ -85,8 +88,7 @@ class Memory:
         self.opened = np.zeros(0, dtype=np.int64)
         self.visual = np.zeros((classes, width), dtype=np.float32)
         self.lengths = np.ones(classes)
-        self.pull = np.zeros((classes, width), dtype=np.float32)
-        self.pull_rest = np.zeros((classes, width), dtype=np.float32)
+        self.text_alignment = np.zeros((classes, width), dtype=np.float32)
         self.visual_sum = np.zeros((classes, width))
         self.sequence = 0
         self.learned = 0
@@ -119,12 +121,11 @@ class Memory:
             if entropy >= self.quality[k, slot]:
                 return False
         self._own()
-        opens = place(
-            k, slot, feature, entropy, self.cache, self.quality, self.counts, self.visual, self.lengths,
-            *np.empty((2, len(feature))),
-        )  # fmt: skip
-        if opens:
+        self.cache[k, slot], self.quality[k, slot] = feature, entropy
+        self.counts[k] = max(count, slot + 1)
+        if not count:
             self.opened = np.flatnonzero(self.counts)
+        self._find_visual(np.array([k]))
         self.cached += 1
         self.stale = True
         return True
@@ -133,16 +134,28 @@ class Memory:
         """Take the text step of this sample into the cumulative mean; the first one has the weight of the start."""
         self._own()
         self.evolved += 1
-        evolve(
-            self.text, self.inverse_norms, self.pull, self.pull_scale, feature, cosines, slopes,
-            self.config.text_rate, self.config.step_epsilon, 1.0 / (self.evolved + 1), False,
-        )  # fmt: skip
-        invert_norms(self.text, self.inverse_norms)
+        moved = self.moved_text(feature, cosines, slopes)
+        self.text = move(self.text, moved, 1.0 / (self.evolved + 1)).astype(np.float32)
+        self.inverse_norms = inverse_norms(self.text)
         self.stale = True
 
+    def moved_text(self, feature: Feature, cosines: Vector, slopes: Vector) -> Feature:
+        """Return the text prototypes (K, d) after the step of a sample with these `cosines` (K,)."""
+        gradient = text_gradient(self.text, self.inverse_norms, cosines, slopes, feature, self.text_alignment)
+        return adam_step(self.text, gradient, self.config.text_rate, self.config.step_epsilon)
+
+    def moved_visual(self, feature: Feature, slopes: Vector) -> NDArray[np.float64]:
+        """Return the visual prototypes (M, d) of the open classes after it, for `slopes` (M,) by their cosines."""
+        rows, config = self.opened, self.config
+        visual, lengths = wide(self.visual[rows]), self.lengths[rows]
+        gradient = self.alignment_scale * self.visual_sum[rows] + slopes[:, None] * feature
+        by_mean = project(gradient, visual, 1.0 / lengths)
+        moved = adam_step(lengths[:, None] * visual, by_mean, config.visual_rate, config.step_epsilon)
+        return normalised(moved)
+
     @property
-    def pull_scale(self) -> float:
-        """What `pull` and `visual_sum` must be multiplied by: lambda over queries and temperature."""
+    def alignment_scale(self) -> float:
+        """What the sums of the alignment must be multiplied by: lambda over queries and temperature."""
         return self.config.alignment_weight / (max(len(self.opened), 1) * self.config.alignment_temperature)
 
     def refresh(self) -> None:
@@ -155,21 +168,14 @@ class Memory:
     def _realign(self) -> None:
         self._own()
         opened = self.opened
-        text = self.text[opened] * self.inverse_norms[opened, None]
-        visual = np.empty_like(text)
-        for row, k in enumerate(opened):
-            queue_mean(self.cache[k], self.counts[k], visual[row])
-        every, text_sum, visual_sum = np.arange(len(opened)), np.empty_like(text), np.empty_like(text)
-        # By matrix products, ten times as fast at a thousand classes as the fixed-order kernel that ProtoDCS needs
-        # once in a thousand updates, and DPE after nearly every sample.
-        alignment.contrast_twin(
-            visual, text, every, every, self.config.alignment_temperature, visual_sum, text_sum,
-            *np.empty((2, len(opened))),
-        )  # fmt: skip
+        text = normalised(self.text[opened])
+        visual, _ = queue_means(self.cache[opened], self.counts[opened])
+        visual_sum, text_sum = contrast(visual, text, np.arange(len(opened)), self.config.alignment_temperature)
         self.visual_sum[opened] = visual_sum
-        gathered = np.zeros(self.text.shape)
-        gathered[opened] = text_sum
-        alignment.project(opened, gathered, self.text, self.inverse_norms, self.pull, self.pull_rest)
+        self.text_alignment[opened] = self.alignment_scale * project(text_sum, text, self.inverse_norms[opened])
+
+    def _find_visual(self, rows: NDArray[np.int64]) -> None:
+        self.visual[rows], self.lengths[rows] = queue_means(self.cache[rows], self.counts[rows])
 
     def with_classes(self, rows: NDArray[np.int64], added: Feature) -> "Memory":
         """A memory that keeps the classes `rows`, followed by the new prototypes `added`."""
@@ -183,12 +189,9 @@ class Memory:
 
     def derive(self) -> None:
         """Compute what follows from text prototypes and queues."""
-        invert_norms(self.text, self.inverse_norms)
+        self.inverse_norms = inverse_norms(self.text)
         self.opened = np.flatnonzero(self.counts)
-        direction = np.empty(self.text.shape[1])
-        for k in self.opened:
-            self.lengths[k] = queue_mean(self.cache[k], self.counts[k], direction)
-            self.visual[k] = direction
+        self._find_visual(self.opened)
         self.stale = True
 
     def export(self) -> tuple[Counters, state.Arrays]:
@@ -216,12 +219,6 @@ class Prediction(NamedTuple):
     entropy: float
     affinity: Vector
 
-    def entropy_slopes(self) -> Vector:
-        """The derivative of the entropy by each logit."""
-        logs = np.log(np.maximum(self.probabilities, 1e-300))
-        slopes: Vector = -self.probabilities * (logs + self.entropy)
-        return slopes
-
 
 class DPE(FeatureMethod):
     """Dual prototype evolving, one view per sample.
@@ -242,21 +239,18 @@ class DPE(FeatureMethod):
 
     def _resize(self, classes: tuple[str, ...], width: int) -> None:
         super()._resize(classes, width)
-        self._adapted = np.zeros((len(classes), width), dtype=np.float32)
-        self._ones = np.ones(len(classes))
         base = math.log2 if self.config.entropy_base == "log2" else math.log
         # A single class has no entropy to normalise.
         self._largest_entropy = base(len(classes)) if len(classes) > 1 else 1.0
 
     def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
-        cosines = np.empty(len(self.classes))
-        first = similarities(memory.text, memory.inverse_norms, feature, cosines)
-        aleatoric, epistemic = evidence.uncertainty(cosines, np.empty_like(cosines))
+        cosines = products(memory.text, feature) * memory.inverse_norms
+        first = int(cosines.argmax())
+        aleatoric, epistemic = uncertainty(cosines)
         cached = memory.offer(first, feature, self._text_entropy(cosines))
         memory.refresh()
-        visual_cosines = self._visual_cosines(memory.visual, feature)
-        before = self._predict(memory, cosines, visual_cosines)
-        moved, final, slopes = self._step(memory, feature, cosines, visual_cosines, before)
+        before = self._predict(memory, cosines, products(memory.visual[memory.opened], feature))
+        moved, final, slopes = self._step(memory, feature, cosines, before)
         evolved = final.entropy / self._largest_entropy < self.config.evolution_threshold
         if evolved:
             memory.take(feature, cosines, slopes)
@@ -285,40 +279,25 @@ class DPE(FeatureMethod):
         )
 
     def _text_entropy(self, cosines: Vector) -> float:
-        return _softmax_entropy(cosines / self.config.temperature)[1]
-
-    def _visual_cosines(self, visual: Feature, feature: Feature) -> Vector:
-        cosines = np.empty(len(self.classes))
-        similarities(visual, self._ones, feature, cosines)
-        return cosines
+        return softmax(cosines / self.config.temperature)[1]
 
     def _predict(self, memory: Memory, cosines: Vector, visual_cosines: Vector) -> Prediction:
         config = self.config
         logits = cosines / config.temperature
-        distance = 1.0 - visual_cosines[memory.opened]
-        affinity = config.affinity_weight * np.exp(-config.affinity_sharpness * distance)
+        affinity = config.affinity_weight * np.exp(-config.affinity_sharpness * (1.0 - visual_cosines))
         logits[memory.opened] += affinity
-        return Prediction(logits, *_softmax_entropy(logits), affinity)
+        return Prediction(logits, *softmax(logits), affinity)
 
     def _step(
-        self, memory: Memory, feature: Feature, cosines: Vector, visual_cosines: Vector, before: Prediction
+        self, memory: Memory, feature: Feature, cosines: Vector, before: Prediction
     ) -> tuple[Vector, Prediction, Vector]:
         """The text cosines and the prediction after one AdamW step, and the slopes of the loss by text cosine."""
         config = self.config
-        by_logit = before.entropy_slopes()
+        by_logit = entropy_gradient(before.probabilities, before.entropy)
         by_text = by_logit / config.temperature
-        by_visual = np.zeros(len(cosines))
-        by_visual[memory.opened] = by_logit[memory.opened] * config.affinity_sharpness * before.affinity
-        moved = np.empty(len(cosines))
-        rescore(
-            np.arange(len(cosines)), memory.text, memory.inverse_norms, memory.pull, memory.pull_scale, feature,
-            cosines, by_text, config.text_rate, config.step_epsilon, moved,
-        )  # fmt: skip
-        step_visual(
-            memory.opened, memory.visual, memory.lengths, memory.visual_sum, feature, visual_cosines, by_visual,
-            memory.pull_scale, config.visual_rate, config.step_epsilon, self._adapted,
-        )  # fmt: skip
-        final = self._predict(memory, moved, self._visual_cosines(self._adapted, feature))
+        by_visual = by_logit[memory.opened] * config.affinity_sharpness * before.affinity
+        moved = row_cosines(memory.moved_text(feature, cosines, by_text), feature)
+        final = self._predict(memory, moved, products(memory.moved_visual(feature, by_visual), feature))
         return moved, final, by_text
 
     def _score(self, moved: Vector, final: Prediction) -> float:
@@ -371,15 +350,6 @@ class DPE(FeatureMethod):
             "text_drift_mean": float(drift.mean()),
             "text_drift_max": float(drift.max()),
         }
-
-
-def _softmax_entropy(logits: Vector) -> tuple[Vector, float]:
-    """Softmax of logits (K,), and its entropy in nats."""
-    shifted = logits - logits.max()
-    weights = np.exp(shifted)
-    total = float(weights.sum())
-    weights /= total
-    return weights, max(0.0, math.log(total) - float((weights * shifted).sum()))
 
 
 def _proven(config: DPEConfig, counters: Counters, arrays: state.Arrays) -> state.Arrays:

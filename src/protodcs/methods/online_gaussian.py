@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ..core import evidence, state
+from ..core import state
 from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, counter, required
 from ..core.compiled import kernel
 from ..core.decision import Decision
+from ..core.numerics.softmax import softmax
 from ..core.settings import Settings
 from ..core.vectors import inverse_norms, similarities
 from ..errors import StateError
@@ -184,7 +185,7 @@ class OnlineGaussian(FeatureMethod):
 
     def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
         config = self.config
-        cosines, shares, text, gaussian, logits = np.empty((5, len(self.classes)))
+        cosines, text, gaussian, logits = np.empty((4, len(self.classes)))
         similarities(memory.entry, memory.inverse_norms, feature, cosines)
         np.divide(cosines, config.temperature, out=text)
         discriminate(memory.means, memory.counts, self._precision(memory), feature, gaussian)
@@ -192,9 +193,10 @@ class OnlineGaussian(FeatureMethod):
         index = int(logits.argmax())
         score = self._score(logits)
         known = config.threshold is None or score >= config.threshold
-        weight = math.exp(-config.entropy_penalty * evidence.softmax(text, shares))
+        shares, entropy = softmax(text)
+        weight = math.exp(-config.entropy_penalty * entropy)
         if config.responsibility != "zero_shot":
-            evidence.softmax(gaussian if config.responsibility == "gaussian" else logits, shares)
+            shares, _ = softmax(gaussian if config.responsibility == "gaussian" else logits)
         self._learn(memory, feature, shares, weight)
         memory.sequence += 1
         memory.known += known

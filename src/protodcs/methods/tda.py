@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from ..core import evidence, state
+from ..core import state
 from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, counter, required
 from ..core.compiled import kernel
 from ..core.decision import Decision
+from ..core.numerics.softmax import softmax
 from ..core.settings import Settings
 from ..core.vectors import inverse_norms, similarities
 from ..errors import StateError
@@ -245,11 +246,11 @@ class TDA(FeatureMethod):
 
     def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
         config = self.config
-        cosines, probabilities, logits = np.empty((3, len(self.classes)))
+        cosines, logits = np.empty((2, len(self.classes)))
         first = similarities(memory.entry, memory.inverse_norms, feature, cosines)
         np.divide(cosines, config.temperature, out=logits)
-        entropy = evidence.softmax(logits, probabilities) / self._largest_entropy()
-        cached = self._learn(memory, feature, first, entropy, probabilities)
+        probabilities, entropy = softmax(logits)
+        cached = self._learn(memory, feature, first, entropy / self._largest_entropy(), probabilities)
         memory.positive.affect(feature, config.positive_sharpness, config.positive_weight, logits)
         memory.negative.affect(feature, config.negative_sharpness, -config.negative_weight, logits)
         index = int(logits.argmax())

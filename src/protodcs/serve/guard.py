@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ..core.decision import Decision
-from ..core.evidence import confidence
+from ..core.numerics.softmax import confidence
 from ..core.prototypes import Prototypes
 from ..core.rows import Feature
 from ..core.settings import Settings

@@ -10,6 +10,26 @@ Row = NDArray[np.float32]
 Vector = NDArray[np.float64]
 
 
+class ProtoDCSStep(Protocol):
+    """One step of ProtoDCS over the arrays of a state; see `protodcs.pxi`.
+
+    Attributes:
+        cosines, after, slopes, affinity, scores: (K,) results of the latest step.
+    """
+
+    cosines: Vector
+    after: Vector
+    slopes: Vector
+    affinity: Vector
+    scores: Vector
+
+    def run(self, feature: Row, pushed: int, offered: bool, follows: bool, judged: int) -> tuple[Any, ...]:
+        """Check a unit feature, offer it to its queue, take its step, predict and verify."""
+
+    def finish(self, feature: Row, trusted: bool, judged: int) -> tuple[Any, ...]:
+        """Take the step of a feature whose first check was made, predict and verify."""
+
+
 class NativeStep(Protocol):
     """The compiled step of one StreamDCS engine."""
 
@@ -25,6 +45,9 @@ class NativeStep(Protocol):
 
 class Native(Protocol):
     """The compiled module, the same for every instruction set."""
+
+    def ProtoDCSStep(self, state: object, work: NDArray[np.float64]) -> ProtoDCSStep:  # noqa: N802 - it is a class
+        """Return the step over the arrays of a `ProtoDCSState`."""
 
     def supports(self, instructions: str) -> bool:
         """Return whether the CPU has an instruction set."""

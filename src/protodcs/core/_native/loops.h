@@ -69,13 +69,16 @@ static inline Vec add_exact_product(Vec a, Vec b, Vec c)
 #endif
 }
 
-/* Return the sum of the lanes, added pairwise. */
-static inline double fold(double *lane)
+/* Return the sum of four lanes, every fourth one from the j-th on. */
+static inline double quarter(const double *lane, int j)
 {
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int j = 0; j < half; j++)
-            lane[j] += lane[j + half];
-    return lane[0];
+    return (lane[j] + lane[j + 8]) + (lane[j + 4] + lane[j + 12]);
+}
+
+/* Return the sum of the lanes, added pairwise. Compilers make slow code of this as a loop. */
+static inline double fold(const double *lane)
+{
+    return (quarter(lane, 0) + quarter(lane, 2)) + (quarter(lane, 1) + quarter(lane, 3));
 }
 
 /* Return the sum of 16 lanes that are held in vectors. */

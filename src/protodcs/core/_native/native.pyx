@@ -4,5 +4,6 @@
 from libc.stdint cimport int64_t
 
 include "vectors.pxi"
+include "protodcs.pxi"
 include "refit.pxi"
 include "streamdcs.pxi"

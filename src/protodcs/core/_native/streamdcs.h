@@ -2,49 +2,7 @@
 #ifndef PROTODCS_STREAMDCS_H
 #define PROTODCS_STREAMDCS_H
 
-#include "loops.h"
-
-static inline double at_least(double value, double least)
-{
-    return value > least ? value : least;
-}
-
-/* e to the x, for x up to 709: a power of two times a series. */
-static inline Vec exp_parts(Vec x)
-{
-    const Vec shift = every(0x1.8p52); /* Adding it rounds to an integer, which is then in the lowest bits. */
-    static const double series[] = {
-        1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0, 1.0 / 5040.0,
-        1.0 / 720.0,       1.0 / 120.0,      1.0 / 24.0,      1.0 / 6.0,      0.5,           1.0,
-        1.0};
-    x = choose(x < -708.0, every(-708.0), x);
-    Vec shifted = x * 0x1.71547652b82fep+0 + shift, octaves = shifted - shift;
-    Vec r = (x - octaves * 0x1.62e42fefa3800p-1) - octaves * 0x1.ef35793c76730p-45, sum = every(1.0 / 6227020800.0);
-    for (int n = 0; n < 13; n++)
-        sum = sum * r + series[n];
-    return sum * (Vec)(((Mask)shifted + 1023) << 52);
-}
-
-static inline double own_exp(double x)
-{
-    double lane[WIDTH];
-    store(lane, exp_parts(every(x)));
-    return lane[0];
-}
-
-/* The natural logarithm of a normal positive number. */
-static inline double own_log(double x)
-{
-    int64_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    int64_t octaves = (bits - 0x3fe6a09e667f3bcdll) >> 52; /* The rest is then between sqrt(1/2) and sqrt(2). */
-    bits -= (int64_t)((uint64_t)octaves << 52);
-    memcpy(&x, &bits, sizeof x);
-    double s = (x - 1.0) / (x + 1.0), r = s * s, series = 1.0 / 25.0;
-    for (int n = 23; n > 0; n -= 2)
-        series = series * r + 1.0 / n;
-    return octaves * 0x1.62e42fefa3800p-1 + (2.0 * s * series + octaves * 0x1.ef35793c76730p-45);
-}
+#include "numerics.h"
 
 static double sum_of(const double *values, int64_t n)
 {
@@ -122,7 +80,7 @@ static void move_mean(double *restrict mean, const double *restrict feature, int
         mean[i] += (feature[i] - mean[i]) / count;
 }
 
-/* Prediction and uncertainty. */
+/* Prediction. */
 
 /* Write `cosines` (k) / temperature + `bias` to `logits`; `bias` may be NULL. Return the first largest. */
 static int64_t predict(const double *restrict cosines, const double *restrict bias, int64_t k, double temperature,
@@ -158,43 +116,6 @@ static double confidence(const double *logits, int64_t k, int64_t best)
     for (int64_t i = full; i < k; i++)
         lane[i - full] += rest[i - full];
     return 1.0 / fold(lane);
-}
-
-/* psi(x) for x > 0: recurrence up to 8, then the asymptotic series. */
-static double digamma(double x)
-{
-    double result = 0.0;
-    for (; x < 8.0; x += 1.0)
-        result -= 1.0 / x;
-    double r = 1.0 / (x * x);
-    double tail = 1.0 / 132 - r * (691.0 / 32760);
-    tail = r * (1.0 / 12 - r * (1.0 / 120 - r * (1.0 / 252 - r * (1.0 / 240 - r * tail))));
-    return result + own_log(x) - 0.5 / x - tail;
-}
-
-/* psi(a + 1) for the evidence a = 1 .. 2.1 of a cosine: Taylor's series around 2.5. */
-static inline double evidence_digamma(double a)
-{
-    static const double series[19] = {
-        0.70315664064524319,    0.49035775610023486,    -0.1181020258208637,    0.037317641469542009,
-        -0.013073166646113807,  0.0048214098213931957,  -0.0018305640382639378, 0.00070738816518316098,
-        -0.00027643925426264713, 0.00010882584206868631, -4.3052688655542602e-5, 1.7089167198843548e-5,
-        -6.7989292319747948e-6, 2.7092759794669097e-6,  -1.0808116193449875e-6, 4.315056529691794e-7,
-        -1.7237026144441995e-7, 6.8882254155130349e-8,  -2.7534182401274526e-8};
-    double h = a + 1.0 - 2.5, value = series[18];
-    for (int n = 17; n >= 0; n--)
-        value = value * h + series[n];
-    return value;
-}
-
-/* Write aleatoric and epistemic uncertainty of `cosines` (k) to `out` (2). */
-static void uncertainty(const double *cosines, int64_t k, double *out)
-{
-    double total = SUM(k, at_least(cosines[i], 0.0) + 1.0);
-    double weighted =
-        SUM(k, (at_least(cosines[i], 0.0) + 1.0) * evidence_digamma(at_least(cosines[i], 0.0) + 1.0));
-    out[0] = at_least(digamma(total + 1.0) - weighted / total, 0.0);
-    out[1] = k / total;
 }
 
 /* Class bias. */

@@ -1,91 +1,81 @@
-"""The diversity-aware visual cache (Algorithm 2): a few features per class, different from each other and clean.
+"""The diversity-aware visual cache (Algorithm 2): a queue of a few features per class, different and certain ones.
 
-A new feature that resembles a cached one replaces it only if it is less uncertain; one that resembles none is added,
-in place of the most uncertain one when the queue is full. The mean of a queue is the class's visual prototype.
+A new feature that resembles a cached one replaces it only if it is less uncertain. One that resembles none is added; if
+the queue is full, it replaces the most uncertain feature. The mean of a queue is the visual prototype of its class.
 """
 
-import math
+from collections import Counter
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..compiled import kernel
-
-Vector = NDArray[np.float64]
-Row = NDArray[np.float32]
-Matrix = NDArray[np.float32]
-
-# Opposite features can cancel in a queue; a shorter mean than this has no direction left.
-_SHORTEST_MEAN = 1e-12
+from ..arrays import Feature, Vector
+from ..numerics.linalg import products
+from . import alignment
+from .residual import queue_means
+from .state import ProtoDCSState, Waiting
 
 
-@kernel("int64(float32[:,::1], float64[::1], int64, float32[::1], float64, float64)")
-def choose_slot(queue: Matrix, quality: Vector, count: int, feature: Row, uncertainty: float, threshold: float) -> int:
-    """The slot of `queue` (size, d) that `feature` should take, or -1 if it should not enter.
+def choose_slot(
+    queue: Feature, quality: Vector, size: int, feature: Feature, uncertainty: float, similarity: float
+) -> int | None:
+    """Return the slot of a queue for a feature (d,), or None if it does not enter.
 
-    `quality` (size,) holds the uncertainty stored with each of the first `count` features: lower is better.
+    Args:
+        queue: (n, d) the features in the queue.
+        quality: (n,) the uncertainty stored with each of them.
+        size: how many features the queue may hold.
+        feature: the new one.
+        uncertainty: that of the new one.
+        similarity: tau_sim, the cosine above which two features count as the same view.
     """
-    nearest, nearest_similarity = -1, -math.inf
-    worst = 0
-    for slot in range(count):
-        dot = 0.0
-        for i in range(feature.shape[0]):
-            dot += np.float64(queue[slot, i]) * np.float64(feature[i])
-        if dot > nearest_similarity:
-            nearest, nearest_similarity = slot, dot
-        if quality[slot] > quality[worst]:
-            worst = slot
-    if nearest_similarity > threshold:
-        return nearest if uncertainty < quality[nearest] else -1
-    return count if count < queue.shape[0] else worst
+    if len(queue):
+        cosines = products(queue, feature)
+        nearest = int(cosines.argmax())
+        if cosines[nearest] > similarity:
+            return nearest if uncertainty < quality[nearest] else None
+    return len(queue) if len(queue) < size else int(quality.argmax())
 
 
-@kernel("float64(float32[:,::1], int64, float64[::1])")
-def queue_mean(queue: Matrix, count: int, direction: Vector) -> float:
-    """Write the unit direction of the mean of the first `count` features into `direction` (d,); returns its length."""
-    for i in range(queue.shape[1]):
-        direction[i] = queue[0, i]
-    for slot in range(1, count):
-        for i in range(queue.shape[1]):
-            direction[i] += queue[slot, i]
-    total = 0.0
-    for i in range(queue.shape[1]):
-        total += direction[i] * direction[i]
-    length = max(math.sqrt(total) / count, _SHORTEST_MEAN)
-    scale = 1.0 / (length * count)
-    for i in range(queue.shape[1]):
-        direction[i] *= scale
-    return length
+def offer(state: ProtoDCSState, k: int, feature: Feature, uncertainty: float) -> bool:
+    """Offer a feature to the queue Q_k. Return whether the queue changed."""
+    count, config = int(state.counts[k]), state.config
+    slot = choose_slot(
+        state.cache[k, :count], state.quality[k, :count], config.cache_size, feature, uncertainty,
+        config.cache_similarity,
+    )  # fmt: skip
+    if slot is None:
+        return False
+    place(state, k, slot, feature, uncertainty)
+    return True
 
 
-@kernel(
-    "boolean(int64, int64, float32[::1], float64, float32[:,:,::1], float64[:,::1], int64[::1], float32[:,::1], "
-    "float64[::1], float64[::1], float64[::1])"
-)
-def place(
-    k: int,
-    slot: int,
-    feature: Row,
-    uncertainty: float,
-    cache: NDArray[np.float32],
-    quality: NDArray[np.float64],
-    counts: NDArray[np.int64],
-    visual: Matrix,
-    lengths: Vector,
-    previous: Vector,
-    current: Vector,
-) -> bool:
-    """Put `feature` into `slot` of queue k and renew its visual prototype; True if the queue was empty.
+def place(state: ProtoDCSState, k: int, slot: int, feature: Feature, uncertainty: float) -> None:
+    """Put a feature into a slot of the queue Q_k. Visual prototype and alignment follow."""
+    state.own()
+    count, queue = int(state.counts[k]), slice(k, k + 1)
+    previous = queue_means(state.cache[queue], state.counts[queue])[0][0] if count else None
+    state.cache[k, slot] = feature
+    state.quality[k, slot] = uncertainty
+    state.counts[k] = max(count, slot + 1)
+    state.cached += 1
+    directions, lengths = queue_means(state.cache[queue], state.counts[queue])
+    state.visual[k], state.lengths[k] = directions[0], lengths[0]
+    alignment.follow(state, k, previous, directions[0])
 
-    `previous` and `current` (d,) become the direction of the queue before and after, zero for an empty queue.
+
+def hold(state: ProtoDCSState, k: int, feature: Feature, uncertainty: float) -> None:
+    """Hold a verified sample back until the next refit ("buffered" admission)."""
+    state.waiting.append(Waiting(k, feature.copy(), uncertainty))
+
+
+def flush(state: ProtoDCSState) -> bool:
+    """Offer the samples that wait, least uncertain first, at most a queue's size per class.
+
+    Returns:
+        Whether a queue changed.
     """
-    opens = counts[k] == 0
-    previous[:] = 0.0
-    if not opens:
-        queue_mean(cache[k], counts[k], previous)
-    cache[k, slot] = feature
-    quality[k, slot] = uncertainty
-    counts[k] = max(counts[k], slot + 1)
-    lengths[k] = queue_mean(cache[k], counts[k], current)
-    visual[k] = current
-    return opens
+    changed, offered = False, Counter[int]()
+    for sample in sorted(state.waiting, key=lambda sample: sample.uncertainty):
+        offered[sample.k] += 1
+        if offered[sample.k] <= state.config.cache_size:
+            changed |= offer(state, sample.k, sample.feature, sample.uncertainty)
+    state.waiting = []
+    return changed

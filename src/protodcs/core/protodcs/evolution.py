@@ -1,81 +1,70 @@
-"""Evolution of the global text prototypes: a cumulative mean of the temporary ones (equation 11).
+"""Stage 4, evolution of the text prototypes: a cumulative mean of the temporary ones (equation 11).
 
-Only samples that both checks called known and that pass the quality gate move the prototypes, and each moves them
-less than the one before.
+Only samples that both checks call known and that pass the quality gate move the prototypes, and each of them moves
+them less than the one before.
 """
 
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..compiled import kernel
-from .residual import gradient_element, moved_element, text_gradient_twin
-
-Vector = NDArray[np.float64]
-Row = NDArray[np.float32]
-Matrix = NDArray[np.float32]
-
-
-def evolve_twin(
-    prototypes: Matrix,
-    inverse_norms: Vector,
-    pull: Matrix,
-    scale: float,
-    feature: Row,
-    cosines: Vector,
-    slopes: Vector,
-    rate: float,
-    epsilon: float,
-    share: float,
-    unit: bool,
-) -> None:
-    gradient = np.empty_like(prototypes)
-    text_gradient_twin(prototypes, inverse_norms, pull, scale, feature, cosines, slopes, gradient)
-    moved = (prototypes - np.float32(rate) * gradient / (np.abs(gradient) + np.float32(epsilon))).astype(np.float64)
-    moved /= np.linalg.norm(moved, axis=1, keepdims=True)
-    mean = (1.0 - share) * prototypes + share * moved
-    norms = np.linalg.norm(mean, axis=1)
-    prototypes[:] = mean / norms[:, None] if unit else mean
+from ..arrays import Feature, Vector, Wide
+from ..numerics.linalg import normalised
+from . import alignment
+from .prediction import Prediction
+from .state import ProtoDCSState
+from .temporary import Temporary, moved_text
 
 
-@kernel(
-    "void(float32[:,::1], float64[::1], float32[:,::1], float64, float32[::1], float64[::1], float64[::1], "
-    "float64, float64, float64, boolean)",
-    twin=evolve_twin,
-)
-def evolve(
-    prototypes: Matrix,
-    inverse_norms: Vector,
-    pull: Matrix,
-    scale: float,
-    feature: Row,
-    cosines: Vector,
-    slopes: Vector,
-    rate: float,
-    epsilon: float,
-    share: float,
-    unit: bool,
-) -> None:
-    """Move `prototypes` (K, d) by `share` towards the temporary prototypes of this sample, in place.
+def evolve(state: ProtoDCSState, feature: Feature, text: Vector, temporary: Temporary, trusted: bool) -> bool:
+    """Move P_t by 1/n towards P'_t of a known sample that passed the gate. Return whether it moved.
 
-    `inverse_norms` are those before the move; the caller renews them.
+    Args:
+        state: the state.
+        feature: (d,) the sample.
+        text: (K,) its cosines with P_t.
+        temporary: its step.
+        trusted: whether it took one. Otherwise P'_t is P_t, and their mean too.
     """
-    width = feature.shape[0]
-    moved = np.empty(width)
-    for k in range(prototypes.shape[0]):
-        toward = np.float32(slopes[k] * inverse_norms[k])
-        along = np.float32(slopes[k] * cosines[k] * inverse_norms[k] * inverse_norms[k])
-        square = 0.0
-        for i in range(width):
-            gradient = gradient_element(prototypes[k, i], feature[i], pull[k, i], toward, along, np.float32(scale))
-            moved[i] = moved_element(prototypes[k, i], gradient, np.float32(rate), np.float32(epsilon))
-            square += moved[i] * moved[i]
-        norm = math.sqrt(square)
-        square = 0.0
-        for i in range(width):
-            moved[i] = (1.0 - share) * prototypes[k, i] + share * (moved[i] / norm)
-            square += moved[i] * moved[i]
-        divisor = math.sqrt(square) if unit else 1.0
-        for i in range(width):
-            prototypes[k, i] = moved[i] / divisor
+    config = state.config
+    state.passed += 1
+    if not trusted:
+        return False
+    counted = state.passed if config.evolution_count == "passed" else state.known + 1
+    share = 1.0 / (counted + config.evolution_prior)
+    moved = moved_text(state, feature, text, temporary.slopes, np.arange(len(text)))
+    mean = move(state.text, moved, share)
+    if config.evolution_norm == "unit":
+        mean = normalised(mean)
+    state.replace_text(mean.astype(np.float32))
+    state.evolved += 1
+    alignment.rebuild(state)
+    return True
+
+
+def move(text: Feature, moved: Feature, share: float) -> Wide:
+    """Return `(1 - share) text + share Norm(moved)`, rows (K, d)."""
+    mean: Wide = (1.0 - share) * text.astype(np.float64) + share * normalised(moved)
+    return mean
+
+
+def passes_gate(state: ProtoDCSState, prediction: Prediction) -> bool:
+    """Whether a known sample passes the quality gate; what passes also moves Theta_q."""
+    config = state.config
+    if config.evolution_gate == "off" or not config.text_prototypes:
+        return False
+    if config.evolution_gate == "quantile":
+        state.quality_window.push(prediction.aleatoric)
+        return prediction.aleatoric < state.quality_window.quantile(config.evolution_quantile)
+    uncertainty = prediction.aleatoric
+    if config.evolution_gate == "entropy":
+        uncertainty = normalised_entropy(prediction.entropy, len(prediction.scores))
+    if uncertainty >= state.evolution_threshold:
+        return False
+    state.evolution_threshold += config.evolution_momentum * (uncertainty - state.evolution_threshold)
+    return True
+
+
+def normalised_entropy(entropy: float, classes: int) -> float:
+    """Return an entropy in nats as a fraction of the largest one of so many classes."""
+    return entropy / math.log(classes) if classes > 1 else 0.0

@@ -1,7 +1,7 @@
-"""Why an engine would decide as it would: one record per stage, in numbers and in words.
+"""Explain a decision: one record per stage, in numbers and in sentences.
 
-An explanation is read off the memory before a sample and off forks that have seen it, so explaining costs the hot
-path nothing and cannot disagree with it.
+An explanation compares the state before a sample with a copy that has learned from it. So it costs `observe` nothing,
+and cannot contradict it.
 """
 
 from collections.abc import Sequence
@@ -9,15 +9,18 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .. import evidence
-from ..base import Feature
+from ..arrays import Feature
 from ..decision import Decision
-from .config import ProtoDCSConfig
-from .memory import Memory
+from ..numerics.evidence import uncertainty
+from ..numerics.gaussian_mixture import components
+from ..numerics.linalg import products
+from .cache import offer
+from .evolution import normalised_entropy
+from .first_check import FirstCheck
 from .residual import text_gradient
-from .scratch import Scratch
+from .stages import Stages
+from .state import ProtoDCSState
 
 _SHOWN = 5
 
@@ -90,7 +93,7 @@ class EvolutionStage:
 
 @dataclass(frozen=True, slots=True)
 class ProtoDCSExplanation:
-    """What each stage would do with one feature. `print` it for sentences, `to_dict` it for a program.
+    """What each stage would do with one feature. `print` shows sentences, `to_dict` is for programs.
 
     `best` lists the best classes with their scores.
     """
@@ -104,7 +107,7 @@ class ProtoDCSExplanation:
     evolution: EvolutionStage
 
     def nothing_kept(self) -> "ProtoDCSExplanation":
-        """The same for a frozen engine, which decides likewise and keeps nothing."""
+        """Return the same for a frozen engine, which decides alike and keeps nothing."""
         frozen = "the engine is frozen, nothing is kept; otherwise: "
         return replace(
             self,
@@ -114,7 +117,7 @@ class ProtoDCSExplanation:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary."""
+        """Return a JSON-ready dictionary."""
         stages = ("first_check", "cache", "temporary", "verification", "evolution")
         return {
             "decision": self.decision.to_dict(),
@@ -137,34 +140,30 @@ class ProtoDCSExplanation:
         return "\n".join(lines)
 
 
-def explanation(
-    config: ProtoDCSConfig,
+def explain(
     classes: Sequence[str],
     feature: Feature,
-    memories: tuple[Memory, Memory, Memory],
+    states: tuple[ProtoDCSState, ProtoDCSState],
+    stages: Stages,
     decision: Decision,
-    scratch: Scratch,
 ) -> ProtoDCSExplanation:
-    """Read the stages off the memory before the sample, when it takes its step, and after it.
-
-    `scratch` holds the vectors of the last of these.
-    """
-    before, stepped, after = memories
-    predicted = int(scratch.before.argmax())
-    first = _first_check(config, classes[predicted], after, decision)
+    """Explain a decision from the states before and after the sample, and from the results of the stages."""
+    before, after = states
+    scores = stages.prediction.scores
+    first = _first_check(after, stages.first, classes[stages.first.nearest])
     return ProtoDCSExplanation(
         decision=decision,
         first_check=first,
-        cache=_cache(config, classes[predicted], predicted, feature, before, decision, first),
-        temporary=_temporary(config, feature, stepped, decision, scratch),
-        verification=_verification(config, after, decision),
-        best=[(classes[k], float(scratch.scores[k])) for k in np.argsort(-scratch.scores, kind="stable")[:_SHOWN]],
-        evolution=_evolution(config, before, after, decision, scratch),
+        cache=_cache(before, feature, stages, first),
+        temporary=_temporary(before, feature, stages),
+        verification=_verification(after, decision),
+        best=[(classes[k], float(scores[k])) for k in np.argsort(-scores, kind="stable")[:_SHOWN]],
+        evolution=_evolution(before, after, stages),
     )
 
 
-def _first_check(config: ProtoDCSConfig, predicted: str, after: Memory, decision: Decision) -> FirstCheckStage:
-    openness = decision.openness_first
+def _first_check(after: ProtoDCSState, first: FirstCheck, predicted: str) -> FirstCheckStage:
+    config, openness = after.config, first.openness
     cache_gate = after.gate_window.quantile(config.cache_quantile)
     trust_gate = after.gate_window.quantile(config.trust_quantile)
     confident = openness < cache_gate or not config.first_check
@@ -172,35 +171,28 @@ def _first_check(config: ProtoDCSConfig, predicted: str, after: Memory, decision
         reason = "switched off: every sample is confident and trusted"
     elif confident:
         reason = f"openness {openness:.4f} is below the cache gate {cache_gate:.4f}: confident and trusted"
-    elif decision.trusted:
+    elif first.trusted:
         reason = f"openness {openness:.4f} is below the trust gate {trust_gate:.4f} only: trusted, not cached"
     else:
         reason = f"openness {openness:.4f} is not below the trust gate {trust_gate:.4f}: not trusted"
-    return FirstCheckStage(predicted, openness, cache_gate, trust_gate, confident, decision.trusted, reason)
+    return FirstCheckStage(predicted, openness, cache_gate, trust_gate, confident, first.trusted, reason)
 
 
-def _cache(
-    config: ProtoDCSConfig,
-    queue: str,
-    k: int,
-    feature: Feature,
-    before: Memory,
-    decision: Decision,
-    first: FirstCheckStage,
-) -> CacheStage:
+def _cache(before: ProtoDCSState, feature: Feature, stages: Stages, first: FirstCheckStage) -> CacheStage:
+    config, k, queue = before.config, stages.first.nearest, first.predicted
     held = int(before.counts[k])
-    cosines = before.cache[k, :held] @ feature
+    cosines = products(before.cache[k, :held], feature)
     nearest = [(float(cosines[i]), float(before.quality[k, i])) for i in np.argsort(-cosines, kind="stable")]
     similar = bool(nearest) and nearest[0][0] > config.cache_similarity
     if not config.visual_prototypes:
         reason = "switched off"
     elif not first.confident:
         reason = "not offered: the sample is not confident"
-    elif config.cache_admission != "immediate" and not decision.known:
+    elif config.cache_admission != "immediate" and not stages.known:
         reason = f"not offered: admission is '{config.cache_admission}' and the sample is not known"
     elif config.cache_admission == "buffered":
-        reason = "held back until the mixture is fitted again" + (", which is now" if decision.cached else "")
-    elif not decision.cached:
+        reason = "held back until the mixture is fitted again" + (", which is now" if stages.cached else "")
+    elif not stages.cached:
         reason = f"refused: a cached feature at cosine {nearest[0][0]:.3f} shows the same and is less uncertain"
     elif similar:
         reason = f"replaces the cached feature at cosine {nearest[0][0]:.3f}, which is more uncertain"
@@ -208,58 +200,56 @@ def _cache(
         reason = f"added as number {held + 1} of {config.cache_size} to the queue of {queue!r}"
     else:
         reason = f"replaces the most uncertain feature in the full queue of {queue!r}"
-    return CacheStage(queue, held, config.cache_size, nearest, decision.cached, reason)
+    return CacheStage(queue, held, config.cache_size, nearest, stages.cached, reason)
 
 
-def _temporary(
-    config: ProtoDCSConfig, feature: Feature, memory: Memory, decision: Decision, scratch: Scratch
-) -> TemporaryStage:
-    aleatoric, epistemic = evidence.uncertainty(scratch.before, np.empty_like(scratch.before))
-    stepped = decision.trusted and config.text_prototypes and config.text_rate > 0
-    norm = 0.0
+def _temporary(before: ProtoDCSState, feature: Feature, stages: Stages) -> TemporaryStage:
+    config, first, temporary, prediction = before.config, stages.first, stages.temporary, stages.prediction
+    aleatoric, epistemic = uncertainty(first.cosines)
+    stepped = first.trusted and config.text_prototypes and config.text_rate > 0
     if stepped:
-        gradient = np.empty_like(memory.text)
-        text_gradient(
-            memory.text, memory.inverse_norms, memory.pull, memory.pull_scale, feature, scratch.before, scratch.slopes,
-            gradient,
-        )  # fmt: skip
-        norm = float(np.linalg.norm(gradient))
-        change = decision.openness - decision.openness_first
-        reason = f"one step moves openness by {change:+.5f}"
+        reason = f"one step moves openness by {temporary.openness - first.openness:+.5f}"
         if config.evidence_logits == "text":
-            reason += f" and AU from {aleatoric:.5f} to {decision.aleatoric:.5f}"
-    elif decision.trusted:
+            reason += f" and AU from {aleatoric:.5f} to {prediction.aleatoric:.5f}"
+    elif first.trusted:
         reason = "trusted, but the text prototypes are not adapted (text_rate or text_prototypes is off)"
     else:
         reason = "no step: the sample is not trusted, the global prototypes answer"
     return TemporaryStage(
         stepped,
-        norm,
+        _gradient_norm(before, feature, stages) if stepped else 0.0,
         aleatoric,
-        decision.aleatoric,
+        prediction.aleatoric,
         epistemic,
-        decision.epistemic,
-        decision.openness_first,
-        decision.openness,
+        prediction.epistemic,
+        first.openness,
+        temporary.openness,
         reason,
     )
 
 
-def _parts(parameters: NDArray[np.float64]) -> list[tuple[float, float, float]]:
-    """(weight, mean, variance) of the known and of the unknown component."""
-    weight, mean, variance, other_weight, other_mean, other_variance = parameters.tolist()
-    return [(weight, mean, variance), (other_weight, other_mean, other_variance)]
+def _gradient_norm(before: ProtoDCSState, feature: Feature, stages: Stages) -> float:
+    """Return the length of the gradient by the text residual, with the queues as they were at the step."""
+    state, first = before, stages.first
+    if stages.cached and before.config.cache_admission == "immediate":
+        state = before.fork()
+        offer(state, first.nearest, feature, first.quality)
+    gradient = text_gradient(
+        state.text, state.inverse_norms, first.cosines, stages.temporary.slopes, feature, state.text_alignment
+    )
+    return float(np.linalg.norm(gradient))
 
 
-def _verification(config: ProtoDCSConfig, after: Memory, decision: Decision) -> VerificationStage:
-    parts = None
+def _verification(after: ProtoDCSState, decision: Decision) -> VerificationStage:
+    config, mixture = after.config, None
     side = "known" if decision.known else "unknown"
     if not config.verification:
         reason = f"switched off: {'trusted' if decision.trusted else 'not trusted'} by the first check means {side}"
     elif after.fitted:
-        known, unknown = parts = _parts(after.mixture)
+        known, unknown = components(after.mixture)
+        mixture = [(*known,), (*unknown,)]
         reason = (
-            f"openness {decision.openness:.4f} between means {known[1]:.4f} (known) and {unknown[1]:.4f} (unknown) "
+            f"openness {decision.openness:.4f} between means {known.mean:.4f} (known) and {unknown.mean:.4f} (unknown) "
             f"gives p_unknown {decision.p_unknown:.3f}: {side}"
         )
         if config.target_false_reject is not None:
@@ -269,30 +259,28 @@ def _verification(config: ProtoDCSConfig, after: Memory, decision: Decision) -> 
         reason = (
             f"no mixture in force: openness {decision.openness:.4f} is {relation} {after.cold_threshold:.4f}: {side}"
         )
-    return VerificationStage(after.fitted, parts, after.cold_threshold, decision.p_unknown, decision.known, reason)
+    return VerificationStage(after.fitted, mixture, after.cold_threshold, decision.p_unknown, decision.known, reason)
 
 
-def _evolution(
-    config: ProtoDCSConfig, before: Memory, after: Memory, decision: Decision, scratch: Scratch
-) -> EvolutionStage:
+def _evolution(before: ProtoDCSState, after: ProtoDCSState, stages: Stages) -> EvolutionStage:
+    config, prediction = before.config, stages.prediction
     passed = after.passed > before.passed
     threshold: float | None = before.evolution_threshold
     if config.evolution_gate == "quantile":
         window = after.quality_window
-        threshold = window.quantile(config.evolution_quantile) if decision.known and window.size else None
-    if decision.evolved:
+        threshold = window.quantile(config.evolution_quantile) if stages.known and window.size else None
+    if stages.evolved:
         reason = f"the text prototypes move: the sample passed the {config.evolution_gate!r} gate"
     elif config.evolution_gate == "off" or not config.text_prototypes:
         reason = "switched off"
-    elif not decision.known:
+    elif not stages.known:
         reason = "held back: the sample is not known"
     elif not passed:
         at = "" if threshold is None else f" at {threshold:.5f}"
-        measured = f"AU {decision.aleatoric:.5f}"
+        measured = f"AU {prediction.aleatoric:.5f}"
         if config.evolution_gate == "entropy":
-            entropy = evidence.softmax(scratch.after / config.temperature, np.empty_like(scratch.after))
-            measured = f"normalised entropy {entropy / np.log(max(len(scratch.after), 2)):.5f}"
+            measured = f"normalised entropy {normalised_entropy(prediction.entropy, len(prediction.scores)):.5f}"
         reason = f"held back: the {config.evolution_gate!r} gate{at} did not open for {measured}"
     else:
         reason = "held back: it passed the gate but was not trusted, so there is no step to take over"
-    return EvolutionStage(config.evolution_gate, threshold, passed, decision.evolved, reason)
+    return EvolutionStage(config.evolution_gate, threshold, passed, stages.evolved, reason)

@@ -1,38 +1,54 @@
-"""First check: the openness of a sample, and the two gates it must pass (equation 2).
+"""Stage 1, first check: the openness of a sample against two gates (equation 2).
 
-Openness is `S = 1 - max cosine`. The gates are quantiles of a sliding window of recent openness, which includes the
-sample itself.
+Openness is `S = 1 - max z` with the cosines `z = P_t f`. The gates Theta_a and Theta_b are quantiles of a window W_c of
+recent openness, which includes the sample itself.
 """
 
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
-from ..compiled import kernel
-from ..vectors import similarities
-from ..windows import push, quantile
-
-Vector = NDArray[np.float64]
-Row = NDArray[np.float32]
-Matrix = NDArray[np.float32]
+from ..arrays import Feature, Vector
+from ..numerics.evidence import uncertainty
+from ..numerics.linalg import products
+from ..numerics.softmax import softmax
+from .config import ProtoDCSConfig
+from .state import ProtoDCSState
 
 
-@kernel(
-    "Tuple((int64, float64, float64, float64))(float32[:,::1], float64[::1], float32[::1], float64[::1], "
-    "float64[::1], float64[::1], int64, float64, float64)"
-)
-def look(
-    prototypes: Matrix,
-    inverse_norms: Vector,
-    feature: Row,
-    cosines: Vector,
-    arrivals: Vector,
-    ordered: Vector,
-    pushed: int,
-    low: float,
-    high: float,
-) -> tuple[int, float, float, float]:
-    """The first check in one pass: best class, openness, and two quantiles of the window that now includes it."""
-    best = similarities(prototypes, inverse_norms, feature, cosines)
-    openness = 1.0 - float(cosines[best])
-    size = push(arrivals, ordered, pushed, openness)
-    return best, openness, float(quantile(ordered, size, low)), float(quantile(ordered, size, high))
+class FirstCheck(NamedTuple):
+    """The result of stage 1.
+
+    Attributes:
+        cosines: (K,) z, the cosines with the global text prototypes.
+        nearest: the class with the largest one.
+        openness: S.
+        confident: S < Theta_a: the sample may enter the queue of its class.
+        trusted: S < Theta_b: the sample may shape temporary prototypes.
+        quality: the uncertainty to be stored with a confident sample; 0 for others.
+    """
+
+    cosines: Vector
+    nearest: int
+    openness: float
+    confident: bool
+    trusted: bool
+    quality: float
+
+
+def check_openness(state: ProtoDCSState, feature: Feature) -> FirstCheck:
+    """Compare the openness of `feature` (d,) with both gates, after adding it to the window W_c."""
+    config, window = state.config, state.gate_window
+    cosines = products(state.unit_text, feature)
+    nearest = int(cosines.argmax())
+    openness = 1.0 - float(cosines[nearest])
+    window.push(openness)
+    trusted = not config.first_check or openness < window.quantile(config.trust_quantile)
+    confident = not config.first_check or openness < window.quantile(config.cache_quantile)
+    confident = confident and config.visual_prototypes
+    return FirstCheck(cosines, nearest, openness, confident, trusted, _quality(config, cosines) if confident else 0.0)
+
+
+def _quality(config: ProtoDCSConfig, cosines: Vector) -> float:
+    """Return the uncertainty of the cosines (K,) before any step. The lower it is, the better the sample."""
+    if config.cache_quality == "aleatoric":
+        return uncertainty(cosines)[0]
+    return softmax(cosines / config.temperature)[1]

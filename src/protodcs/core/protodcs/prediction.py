@@ -1,95 +1,51 @@
-"""The final prediction: text similarity and visual affinity together (equations 9 and 10)."""
+"""Prediction: text similarity and visual affinity together (equations 9 and 10)."""
+
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..compiled import kernel
-from ..evidence import softmax, softmax_twin, uncertainty, uncertainty_twin
-from ..exponential import power_of_e
-from ..vectors import products
-
-Vector = NDArray[np.float64]
-Row = NDArray[np.float32]
-Matrix = NDArray[np.float32]
+from ..arrays import Feature, Vector
+from ..numerics.evidence import uncertainty
+from ..numerics.linalg import products
+from ..numerics.softmax import softmax
+from .state import ProtoDCSState
 
 
-def affinities_twin(
-    rows: NDArray[np.int64],
-    visual: Matrix,
-    feature: Row,
-    weight: float,
-    sharpness: float,
-    cosines: Vector,
-    out: Vector,
-) -> None:
-    cosines[:], out[:] = 0.0, 0.0
-    cosines[rows] = visual[rows] @ feature
-    out[rows] = weight * np.exp(-sharpness * (1.0 - cosines[rows]))
+class Prediction(NamedTuple):
+    """The prediction with the temporary prototypes.
 
-
-@kernel(
-    "void(int64[::1], float32[:,::1], float32[::1], float64, float64, float64[::1], float64[::1])",
-    twin=affinities_twin,
-)
-def affinities(
-    rows: NDArray[np.int64],
-    visual: Matrix,
-    feature: Row,
-    weight: float,
-    sharpness: float,
-    cosines: Vector,
-    out: Vector,
-) -> None:
-    """`weight * exp(-sharpness (1 - cosine))` with the visual prototypes `rows` of `visual` (K, d) into `out` (K,).
-
-    Every other class has cosine and affinity 0.
+    Attributes:
+        best: the class with the highest score; the first one of several.
+        scores: (K,) text term plus affinity.
+        aleatoric, epistemic: AU and EU.
+        entropy: that of the text probabilities, in nats.
     """
-    cosines[:] = 0.0
-    out[:] = 0.0
-    products(rows, visual, feature, cosines)
-    for k in rows:
-        out[k] = weight * power_of_e(-sharpness * (1.0 - cosines[k]))
+
+    best: int
+    scores: Vector
+    aleatoric: float
+    epistemic: float
+    entropy: float
 
 
-def text_probabilities_twin(cosines: Vector, temperature: float, logits: Vector, out: Vector) -> float:
-    np.divide(cosines, temperature, out=logits)
-    return softmax_twin(logits, out)
+def affinities(state: ProtoDCSState, visual: Feature, feature: Feature) -> Vector:
+    """Return `alpha * exp(-beta (1 - P_v f))` (K,) for the unit rows `visual` (M, d) of the open classes.
 
-
-@kernel("float64(float64[::1], float64, float64[::1], float64[::1])", twin=text_probabilities_twin)
-def text_probabilities(cosines: Vector, temperature: float, logits: Vector, out: Vector) -> float:
-    """Softmax of `cosines / temperature` into `out` (K,), the quotient into `logits` (K,); returns the entropy."""
-    for k in range(cosines.shape[0]):
-        logits[k] = cosines[k] / temperature
-    return softmax(logits, out)
-
-
-def conclude_twin(
-    logits: Vector, cosines: Vector, affinity: Vector, temperature: float, scaled: Vector, text: Vector, scores: Vector
-) -> tuple[int, float, float, float]:
-    aleatoric, epistemic = uncertainty_twin(logits)
-    entropy = text_probabilities_twin(cosines, temperature, scaled, text)
-    np.add(text, affinity, out=scores)
-    return int(scores.argmax()), aleatoric, epistemic, entropy
-
-
-@kernel(
-    "Tuple((int64, float64, float64, float64))(float64[::1], float64[::1], float64[::1], float64, float64[::1], "
-    "float64[::1], float64[::1])",
-    twin=conclude_twin,
-)
-def conclude(
-    logits: Vector, cosines: Vector, affinity: Vector, temperature: float, scaled: Vector, text: Vector, scores: Vector
-) -> tuple[int, float, float, float]:
-    """Text probability plus affinity into `scores` (K,); returns the lowest best class, AU, EU and the text entropy.
-
-    `logits` (K,) are those behind the evidence; `scaled` and `text` (K,) become the scaled cosines and their softmax.
+    A class with an empty queue has the affinity 0.
     """
-    aleatoric, epistemic = uncertainty(logits, text)
-    entropy = text_probabilities(cosines, temperature, scaled, text)
-    best = 0
-    for k in range(cosines.shape[0]):
-        scores[k] = text[k] + affinity[k]
-        if scores[k] > scores[best]:
-            best = k
-    return best, aleatoric, epistemic, entropy
+    config, found = state.config, np.zeros(len(state.counts))
+    distances = 1.0 - products(visual, feature)
+    found[state.opened] = config.affinity_weight * np.exp(-config.affinity_sharpness * distances)
+    return found
+
+
+def predict(state: ProtoDCSState, cosines: Vector, affinity: Vector) -> Prediction:
+    """Predict from the text cosines P'_t f (K,) and the affinities (K,)."""
+    config = state.config
+    aleatoric, epistemic = uncertainty(cosines + affinity if config.evidence_logits == "fused" else cosines)
+    similarities = cosines / config.temperature
+    probabilities, entropy = softmax(similarities)
+    scores = affinity + (probabilities if config.prediction_scale == "probability" else similarities)
+    if not config.text_prototypes and len(state.opened):
+        scores = affinity
+    return Prediction(int(scores.argmax()), scores, aleatoric, epistemic, entropy)

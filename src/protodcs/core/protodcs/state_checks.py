@@ -1,81 +1,85 @@
-"""Proves that the numbers and arrays of a state are ones that a ProtoDCS memory could have exported.
+"""Check the numbers and arrays of an untrusted state.
 
-A state may come from a stranger, with a right hash over wrong numbers. Everything is checked here, on the arrays as
-they came, before anything larger is made of them.
+A state may have a correct hash over wrong numbers. Everything is checked here, on the arrays as they are stored, before
+larger ones are allocated.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import StateError
-from .. import mixture, state
-from ..base import Counters, Feature, check_unit, counter, is_own, required, truth, within
-from ..vectors import invert_norms
-from . import alignment
-from .cache import queue_mean
+from ..arrays import Feature
+from ..base import Counters, check_unit, counter, is_own, required, truth, within
+from ..numerics import gaussian_mixture
+from ..numerics.linalg import normalised, products
+from ..state import Arrays
+from .alignment import REBUILD_AFTER, contrast
 from .config import ProtoDCSConfig
+from .residual import directions
+from .state import NUMBERS
+
+# Takes an array of a state by name, type and shape, and checks those.
+Take = Callable[..., NDArray[Any]]
 
 # How far the alignment sums of a state may lie from what its queues and prototypes make of them.
 _DRIFT_TOLERANCE = 1e-5
-# How many pairs of query and key a restore computes again to prove them: some milliseconds.
-_PROVEN_PAIRS = 2**16
+# How many pairs of query and key a restore computes again at most: some tens of milliseconds.
+_COMPARED_PAIRS = 2**17
 # Unit rows are rounded to float32: their squared length is one to about seven digits.
 _UNIT_TOLERANCE = 1e-5
 
-# Numbers beside the arrays, exported by name.
-SCALARS = (
-    "fitted",
-    "cold_threshold",
-    "evolution_threshold",
-    "sequence",
-    "learned",
-    "known",
-    "trusted",
-    "cached",
-    "passed",
-    "evolved",
-    "fits",
-    "failed_fits",
-    "alignment_updates",
-)
-
 
 def since_flush(config: ProtoDCSConfig, learned: int) -> int:
-    """How many samples came since the buffer was last emptied, which happens with each fit of the mixture."""
+    """Return the number of samples since the last refit, which empties the buffer."""
     if config.cache_admission != "buffered":
         return 0
     return learned if learned < config.mixture_start else config.mixture_period - config.until_refit(learned)
 
 
-def proven(entry: Feature, config: ProtoDCSConfig, counters: Counters, arrays: state.Arrays) -> state.Arrays:
-    """The arrays of an exported memory, each proven to be one that `export` could have written.
+def checked_arrays(entry: Feature, config: ProtoDCSConfig, counters: Counters, arrays: Arrays) -> Arrays:
+    """Return the arrays of a state. Raise StateError for numbers or arrays that `export` cannot have written.
 
-    `entry` (K, d) are its entry prototypes, which were proven before.
+    Args:
+        entry: (K, d) the prototypes that the engine started from, checked before.
+        config: the settings of the state.
+        counters: its numbers.
+        arrays: its arrays.
     """
-    expected = {*SCALARS, "confirmed", "unknown", "skipped"}
+    expected = {*NUMBERS, "confirmed", "unknown", "skipped"}
     if set(counters) != expected:
         raise StateError(f"the state's counters are {sorted(counters)[:20]}, they must be {sorted(expected)}")
     check_counters(config, counters)
-    learned, evolved = counter(counters, "learned"), counter(counters, "evolved")
-    found = {name: array for name, array in arrays.items() if name != "entry"}
-    checked: state.Arrays = {"entry": entry}
+    remaining = {name: array for name, array in arrays.items() if name != "entry"}
+    found: Arrays = {"entry": entry}
 
     def take(name: str, dtype: type, *shape: int | None) -> NDArray[Any]:
-        checked[name] = required(found, name, dtype, shape)
-        del found[name]
-        return checked[name]
+        found[name] = required(remaining, name, dtype, shape)
+        del remaining[name]
+        return found[name]
 
+    _check_prototypes(config, counters, entry, take)
+    _check_windows(config, counters, take)
+    if remaining:
+        raise StateError(f"the state holds arrays that do not belong there: {sorted(remaining)[:10]}")
+    if found["counts"].any() and not is_own():
+        _check_alignment(config, found)
+    return found
+
+
+def _check_prototypes(config: ProtoDCSConfig, counters: Counters, entry: Feature, take: Take) -> None:
+    """Check text prototypes, queues, and the shapes of what follows from them."""
     classes, width = entry.shape
-    if evolved:
-        take("text", np.float32, classes, width)
+    if counter(counters, "evolved"):
+        text = take("text", np.float32, classes, width)
         if config.evolution_norm == "unit":
-            check_unit(checked["text"], "text")
+            check_unit(text, "text")
         else:
             # A mean of unit vectors is no longer than they are, and one of zero length would have no direction.
-            within(_squares(checked["text"]), "text", 1e-12, 1.0 + _UNIT_TOLERANCE)
+            within(products(text, text), "text", 1e-12, 1.0 + _UNIT_TOLERANCE)
     counts = take("counts", np.int64, classes)
     if not ((counts >= 0) & (counts <= config.cache_size)).all():
         raise StateError(f"the state's queues must hold 0 to {config.cache_size} features each")
@@ -84,83 +88,49 @@ def proven(entry: Feature, config: ProtoDCSConfig, counters: Counters, arrays: s
         raise StateError(f"the state's queues hold {total} features, more than ever entered them")
     check_unit(take("cache", np.float32, total, width), "cache")
     within(take("quality", np.float64, total), "quality", 0.0, 1e6)
-    for name in ("pull", "pull_rest"):
-        take(name, np.float32, classes if config.alignment_keys == "all" else opened, width)
+    take("text_sum", np.float64, classes if config.alignment_keys == "all" else opened, width)
     take("visual_sum", np.float64, opened, width)
-    for name in ("normaliser", "applied"):
-        within(take(name, np.float64, opened), name, 1.0 - 1e-9, math.inf)
-    within(take("diagonal", np.float64, opened), "diagonal", -1.001, 1.001)
-    for name, capacity, pushed in (
-        ("gate_window", config.gate_window, learned),
-        ("mixture_window", config.mixture_window, learned),
-    ):
-        within(take(name, np.float64, min(capacity, pushed)), name, -0.001, 2.001)
-    confirmed = counter(counters, "confirmed")
+    waiting = take("buffer", np.float32, None, width)
+    most = since_flush(config, counter(counters, "learned"))
+    if len(waiting) > most:
+        raise StateError(f"the state's buffer holds {len(waiting)} samples, more than came since it was last emptied")
+    check_unit(waiting, "buffer")
+    within(take("buffer_class", np.int64, len(waiting)), "buffer_class", 0, classes - 1)
+    within(take("buffer_quality", np.float64, len(waiting)), "buffer_quality", 0.0, 1e6)
+
+
+def _check_windows(config: ProtoDCSConfig, counters: Counters, take: Take) -> None:
+    """Check the windows and the mixture."""
+    learned, confirmed = counter(counters, "learned"), counter(counters, "confirmed")
+    for name, capacity in (("gate_window", config.gate_window), ("mixture_window", config.mixture_window)):
+        within(take(name, np.float64, min(capacity, learned)), name, -0.001, 2.001)
     within(take("quality_window", np.float64, min(config.gate_window, confirmed)), "quality_window", 0.0, 1e6)
-    mixture.check(take("mixture", np.float64, mixture.PARAMETERS), bool(counters["fitted"]), (-0.001, 2.001), 1.001)
-    waiting = len(take("buffer", np.float32, None, width))
-    if waiting > since_flush(config, learned):
-        raise StateError(f"the state's buffer holds {waiting} samples, more than came since it was last emptied")
-    check_unit(checked["buffer"], "buffer")
-    within(take("buffer_class", np.int64, waiting), "buffer_class", 0, classes - 1)
-    within(take("buffer_quality", np.float64, waiting), "buffer_quality", 0.0, 1e6)
-    if found:
-        raise StateError(f"the state holds arrays that do not belong there: {sorted(found)[:10]}")
-    if opened and not is_own():
-        _check_alignment(config, checked)
-    return checked
+    parameters = take("mixture", np.float64, gaussian_mixture.PARAMETERS)
+    gaussian_mixture.check(parameters, bool(counters["fitted"]), (-0.001, 2.001), 1.001)
 
 
-def _check_alignment(config: ProtoDCSConfig, checked: state.Arrays) -> None:
-    """The accumulators must be what the queues and prototypes make of them.
+def _check_alignment(config: ProtoDCSConfig, found: Arrays) -> None:
+    """Compare the sums of the alignment with what queues and prototypes make of them.
 
-    Up to `_PROVEN_PAIRS` pairs of query and key everything is computed again and compared. Beyond that so many
-    queries are, and of the text side only its size: a row of `pull` is a sum of as many unit vectors as there are
-    queries at most, and it stands at right angles to its prototype.
+    Up to `_COMPARED_PAIRS` pairs of query and key this computes everything again. Beyond that it does so for some
+    queries, and uses that all rows of the keys' sum add up to zero, as the probabilities of each query add up to one.
     """
-    counts = checked["counts"]
+    counts = found["counts"]
     opened = np.flatnonzero(counts)
-    every_key = config.alignment_keys == "all"
-    keys = np.arange(len(counts)) if every_key else opened
-    own = opened if every_key else np.arange(len(opened))  # Where the key of each open class stands.
-    prototypes = np.ascontiguousarray(checked.get("text", checked["entry"])[keys])
-    inverse_norms = np.empty(len(keys))
-    invert_norms(prototypes, inverse_norms)
-    visual = np.zeros(prototypes.shape)
-    queues = np.split(checked["cache"], np.cumsum(counts[opened])[:-1])
-    for row, queue in zip(own, queues, strict=True):
-        queue_mean(np.ascontiguousarray(queue), len(queue), visual[row])
-    forward = config.alignment_direction == "visual-to-text"
-    asked = np.ascontiguousarray(own[:: math.ceil(len(own) * len(keys) / _PROVEN_PAIRS)])
-    text_sum, visual_sum, normaliser, diagonal = alignment.sums_in_full(
-        prototypes, inverse_norms, visual, asked, config.alignment_direction, config.alignment_temperature
-    )
-    stored = np.searchsorted(own, asked)
-    whole = len(asked) == len(own)
-    same = (
-        np.allclose(checked["normaliser"][stored], normaliser[asked], rtol=1e-6)
-        and np.allclose(checked["diagonal"][stored], diagonal[asked], atol=1e-9)
-        and _lags_as_allowed(checked["normaliser"], checked["applied"])
-    )
-    if forward or whole:
-        same = same and _close(checked["visual_sum"][stored], visual_sum[asked])
-    pull = checked["pull"] + checked["pull_rest"].astype(np.float64)
-    if whole:
-        right, rest = np.zeros_like(prototypes), np.zeros_like(prototypes)
-        alignment.project(np.arange(len(keys)), text_sum, prototypes, inverse_norms, right, rest)
-        same = same and _close(pull, right)
-    else:
-        same = same and bool(np.abs(np.einsum("kd,kd->k", pull, prototypes) * inverse_norms).max() <= _DRIFT_TOLERANCE)
-        same = same and bool(np.abs(pull).max() <= len(own) * inverse_norms.max())
-    if not same or not _close(checked["pull_rest"], np.zeros_like(pull)):
+    starts = np.cumsum(counts[opened]) - counts[opened]
+    text, every = found.get("text", found["entry"]), config.alignment_keys == "all"
+    queries, _ = directions(np.add.reduceat(found["cache"].astype(np.float64), starts))
+    keys, own = normalised(text if every else text[opened]), opened if every else np.arange(len(opened))
+    query_sum, key_sum = found["visual_sum"], found["text_sum"]
+    if config.alignment_direction == "text-to-visual":
+        queries, keys, query_sum, key_sum = keys, queries, key_sum, query_sum
+    step = math.ceil(len(queries) * len(keys) / _COMPARED_PAIRS)
+    wanted, by_key = contrast(queries[::step], keys, own[::step], config.alignment_temperature)
+    same = _close(query_sum[::step], wanted) and _close(key_sum.sum(axis=0), np.zeros(keys.shape[1]))
+    if step == 1:
+        same = same and _close(key_sum, by_key)
+    if not same or float(np.abs(key_sum).max()) > len(queries) + 1:
         raise StateError("the state's alignment sums contradict its queues and prototypes")
-
-
-def _lags_as_allowed(normaliser: NDArray[np.float64], applied: NDArray[np.float64]) -> bool:
-    """The drift that `alignment.add_key` leaves standing, with a little room for rounding."""
-    allowed = alignment.allowed_drift(len(applied))
-    drift = normaliser / applied - 1.0
-    return bool((drift > -1e-9).all() and (drift * (1.0 - 1.0 / normaliser) <= 1.01 * allowed + 1e-12).all())
 
 
 def _close(got: NDArray[Any], wanted: NDArray[Any]) -> bool:
@@ -168,7 +138,7 @@ def _close(got: NDArray[Any], wanted: NDArray[Any]) -> bool:
 
 
 def check_counters(config: ProtoDCSConfig, counters: Counters) -> None:
-    """Refuse numbers that contradict each other, or that no memory with these settings can hold."""
+    """Raise StateError for numbers that contradict each other or the settings."""
     sequence = counter(counters, "sequence", high=2**62)
     learned = counter(counters, "learned", high=sequence)
     known = counter(counters, "known", high=learned)
@@ -178,7 +148,7 @@ def check_counters(config: ProtoDCSConfig, counters: Counters) -> None:
         counter(counters, name, high=learned * config.cache_size)
     counter(counters, "evolved", high=counter(counters, "passed", high=known))
     counter(counters, "confirmed", high=known)
-    counter(counters, "alignment_updates", high=alignment.REBUILD_AFTER - 1)
+    counter(counters, "alignment_updates", high=REBUILD_AFTER - 1)
     if truth(counters, "fitted") and not counters["fits"]:
         raise StateError("the state has a mixture that was never fitted")
     for name, high in (("cold_threshold", 2.001), ("evolution_threshold", 1e6)):
@@ -186,8 +156,3 @@ def check_counters(config: ProtoDCSConfig, counters: Counters) -> None:
         number = isinstance(value, float | int) and not isinstance(value, bool)
         if value != getattr(config, name) and not (number and -0.001 <= value <= high):  # type: ignore[operator]
             raise StateError(f"the state's {name} is {value!r}, it must lie from 0 to {high}")
-
-
-def _squares(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    squares: NDArray[np.float32] = np.einsum("kd,kd->k", rows, rows)
-    return squares

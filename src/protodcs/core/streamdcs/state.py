@@ -9,7 +9,8 @@ from ...errors import StateError
 from .._native import NativeStep, native
 from ..arena import Arena, Layout
 from ..base import Counters, Feature, decided
-from ..evidence import confidence, uncertainty
+from ..numerics.evidence import uncertainty
+from ..numerics.softmax import confidence
 from ..prototypes import Prototypes
 from ..state import Arrays
 from ..vectors import cosines, inverse_norms
@@ -70,7 +71,7 @@ class StreamState:
         if config.has_class_bias(len(rows)):
             self.class_bias = ClassBias(self.arena, prototypes.follow(likeness), config.temperature)
         self.samples = self.arena["samples"]
-        self.cosines, self.logits, self._work = np.empty((3, len(rows)))
+        self.cosines, self.logits = np.empty((2, len(rows)))
         self.native: NativeStep | None = None
         if native is not None:
             shared = None if self.class_bias is None else self.class_bias.likeness
@@ -104,7 +105,7 @@ class StreamState:
             self.verification.learn(feature, self.cosines, signals)
             self.samples += (1, 1, verdict.known)
         openness = 1.0 - float(self.cosines[nearest])
-        spread = uncertainty(self.cosines, self._work)
+        spread = uncertainty(self.cosines)
         return Outcome(verdict.known, best, verdict.p_unknown, openness, verdict.score, *spread, verdict.reason)
 
     def _predict(self) -> int:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core import evidence
 from ...core.base import softmax_rows
 from ...core.decision import Decisions
+from ...core.numerics.evidence import uncertainty
 
 Matrix = NDArray[np.float64]
 Vector = NDArray[np.float64]
@@ -52,7 +52,7 @@ def to_decisions(answer: Answer, classes: Sequence[str], sequence: int) -> Decis
     """One row per image, counted on from `sequence`."""
     index = answer.scores.argmax(axis=1)
     rows = np.arange(len(index))
-    uncertainties = np.array([evidence.uncertainty(row, np.empty_like(row)) for row in answer.cosines])
+    uncertainties = np.array([uncertainty(row) for row in answer.cosines])
     nothing = np.zeros(len(index), dtype=np.bool_)
     return _filled(
         classes,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from ...core.windows import Window
+from ...core.numerics.windows import Window
 from ..rosita_gate import best_split
 from .answer import Answer, Vector
 from .tower_method import TowerMethod, TowerSettings, to_array

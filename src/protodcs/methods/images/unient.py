@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from ...core import mixture
+from ...core.numerics.gaussian_mixture import Stop, fit, posterior
 from ..familiarity import Score
 from .answer import Answer, Vector
 from .tower import entropies, entropy_of_mean
@@ -109,10 +109,10 @@ def batch_posteriors(openness: Vector, least_weight: float) -> Vector | None:
     if len(openness) < _FEWEST or not high - low > _SPREAD:
         return None
     scaled = (openness - low) / (high - low)
-    parameters = np.empty(mixture.PARAMETERS)
-    if not mixture.fit(np.sort(scaled), len(scaled), _TOLERANCE, _ITERATIONS, _FLOOR, least_weight, parameters):
+    parameters = fit(np.sort(scaled), Stop(_TOLERANCE, _ITERATIONS, _FLOOR, least_weight))
+    if parameters is None:
         return None
-    return np.array([mixture.posterior(parameters, value) for value in scaled])
+    return np.array([posterior(parameters, value) for value in scaled.tolist()])
 
 
 def separation(entropy: Tensor, unknown: Tensor, weighting: Weighting, unknown_weight: float) -> Tensor:

@@ -4,19 +4,19 @@ A worker computes for many tenants, and nothing can interrupt a step of an engin
 stream's settings before it accepts them.
 
 The unit of work is a nanosecond of one core of the machine below. The estimate counts the innermost operations of each
-part of a step and multiplies them by the measured time of one operation. `tests/test_cost.py` counts the operations of
-real streams of ProtoDCS and compares; no test measures time.
+part of a step and multiplies them by the measured time of one operation. No test measures time.
 
-Measured on an Intel Xeon at 2.50 GHz, one thread, numba kernels, 100 to 10,000 classes, 16 to 1,024 dimensions:
+Measured on an Intel Xeon at 2.50 GHz, one thread, 100 to 10,000 classes, 16 to 1,024 dimensions:
 
 | operation | ns |
 |---|---|
-| step without any array | 60,000 |
+| StreamDCS: step without any array | 60,000 |
+| ProtoDCS: calls of numpy in a step | 300,000 |
 | cosine with a prototype, per number | 0.5 |
-| temporary step of the text prototypes, per number | 0.6 |
-| change of a cached feature: alignment of all classes, per number of the prototypes | 24 |
+| temporary step of the text prototypes, per number | 3.5 |
+| change of a cached feature: alignment of all classes, per number of the prototypes | 12 |
 | alignment in full: per pair of classes and dimension | 1.0 |
-| one EM iteration of the mixture, per sample of the window | 17 |
+| one EM iteration of the mixture, and per sample of the window | 40,000; 60 |
 | StreamDCS: calls of numpy in a step | 100,000 |
 | StreamDCS: refit, per sample of its window; of the history | 8,000; 500 |
 | StreamDCS: class baseline, per class; linear head, per dimension | 30; 10 |
@@ -39,11 +39,11 @@ from ..guard import GuardSettings
 from ..settings import CostLimits
 
 _STEP = 60_000.0
-_COSINE, _TEXT_STEP, _FUSED_STEP = 0.5, 0.6, 2.0
+_COSINE, _TEXT_STEP, _FUSED_STEP = 0.5, 3.5, 20.0
 _PER_CLASS = 60.0
-_CHANGE, _ALIGNMENT, _EVOLUTION = 24.0, 1.0, 3.0
-_EM = 17.0
-_NUMPY_CALLS = 100_000.0
+_CHANGE, _ALIGNMENT, _EVOLUTION = 12.0, 1.0, 15.0
+_EM, _EM_CALLS = 60.0, 40_000.0
+_NUMPY_CALLS, _PROTODCS_CALLS = 100_000.0, 240_000.0
 _REFIT, _HISTORY = 8000.0, 500.0
 _BASELINE, _HEAD = 30.0, 10.0
 # Usual EM iterations of a fit, with a tolerance like the default.
@@ -152,7 +152,9 @@ def _protodcs(config: ProtoDCSConfig, classes: int, dimension: int) -> list[Part
     """Return the cost of ProtoDCS by part."""
     numbers = float(classes * dimension)
     steps = config.text_prototypes and config.text_rate > 0
-    parts = [_scoring(classes, dimension, _COSINE + (_TEXT_STEP if steps else 0.0)), _gate_windows(config)]
+    scoring = _scoring(classes, dimension, _COSINE + (_TEXT_STEP if steps else 0.0))
+    scoring = scoring._replace(slowest=scoring.slowest + _PROTODCS_CALLS, mean=scoring.mean + _PROTODCS_CALLS)
+    parts = [scoring, _gate_windows(config)]
     if config.visual_prototypes:
         parts += _visual(config, classes, dimension)
     if _evolves(config):
@@ -162,6 +164,7 @@ def _protodcs(config: ProtoDCSConfig, classes: int, dimension: int) -> list[Part
         parts.append(Part(("evolution_gate", "evolution_threshold"), 4 * numbers, 4 * numbers, moved, moved + aligned))
     if config.verification:
         window = config.mixture_window
+        fit = _EM_CALLS + _EM * window
         most = usual = config.mixture_iterations
         if config.mixture_tolerance >= _USUAL_TOLERANCE:
             usual = min(most, _USUAL_ITERATIONS)
@@ -170,8 +173,8 @@ def _protodcs(config: ProtoDCSConfig, classes: int, dimension: int) -> list[Part
                 ("mixture_window", "mixture_iterations", "mixture_period"),
                 memory=16 * window,
                 snapshot=8 * window,
-                slowest=window * (_INSERTION + _EM * most),
-                mean=window * (_INSERTION + _EM * usual / config.mixture_period),
+                slowest=window * _INSERTION + fit * most,
+                mean=window * _INSERTION + fit * usual / config.mixture_period,
             )
         )
     return parts
@@ -200,7 +203,7 @@ def _visual(config: ProtoDCSConfig, classes: int, dimension: int) -> list[Part]:
     parts = [
         Part(
             ("cache_size",) if follows else ("alignment_direction", "cache_size"),
-            memory=(4 * size + 24) * numbers + 8 * size * classes,
+            memory=(4 * size + 28) * numbers + 8 * size * classes,
             snapshot=(4 * size + 16) * numbers + 8 * size * classes,
             slowest=change + in_full + fused,
             mean=share * (change + in_full / REBUILD_AFTER if follows else in_full) + fused,
