@@ -182,6 +182,23 @@ def stands_for(engine):
     return rows
 
 
+def test_each_cached_feature_adds_its_affinity_to_the_classes_it_stands_for():
+    prototypes, features, _ = random_stream(samples=300)
+    engine = methods.create("tda", prototypes, **WARM)
+    engine.observe_many(features)
+    queues, (first, second) = engine._memory.negative, np.zeros((2, 7))
+    feature = unit(features[0]).astype(np.float32)
+    arguments = (queues.features, queues.counts, queues.masks, queues.lengths, feature, 3.0, 2.0)
+    tda.add_affinities(*arguments, first)
+    for k, count in enumerate(queues.counts):
+        for slot in range(count):
+            affinity = 2.0 * np.exp(-3.0 * (1.0 - float(queues.features[k, slot] @ feature)))
+            for other in queues.masks[k, slot, : queues.lengths[k, slot]]:
+                second[other] += affinity
+    assert first.any()
+    np.testing.assert_allclose(first, second, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     "options",
     [{"entropy_low": 0.6}, {"mask_low": 0.5, "mask_high": 0.4}, {"mask_low": 0.0}, {"positive_size": -1}, {"alpha": 1}],

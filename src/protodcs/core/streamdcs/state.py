@@ -191,6 +191,8 @@ class StreamState:
             restored.verification.restore(rest, others)
             if restored.class_bias is not None:
                 restored.class_bias.restore(of_bias, trusted)
+                if restored.native is not None:
+                    restored.native.correct_bias()  # To the bits that the next step starts from.
         except MemoryError:
             raise StateError("The state needs more memory than this machine has.") from None
         restored.samples[:] = decided(own)
