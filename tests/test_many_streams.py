@@ -99,7 +99,7 @@ def resident(engine):
             owner = thing if thing.base is None or not isinstance(thing.base, np.ndarray) else thing.base
             fresh = id(owner) not in seen and id(thing) not in seen
             seen.update((id(owner), id(thing)))
-            return thing.nbytes if fresh else 0
+            return owner.nbytes if fresh else 0
         if type(thing).__module__.startswith("protodcs") and hasattr(thing, "__dict__") and id(thing) not in seen:
             seen.add(id(thing))
             return sum(weigh(part) for name, part in vars(thing).items() if name not in ("config", "_prototypes"))

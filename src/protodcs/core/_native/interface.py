@@ -42,6 +42,9 @@ class NativeStep(Protocol):
     def calibrate(self, feature: Row) -> None:
         """Compute `StreamState.calibrate`."""
 
+    def correct_bias(self) -> None:
+        """Compute `ClassBias.correct`, if there is a class bias."""
+
 
 class Native(Protocol):
     """The compiled module, the same for every instruction set."""

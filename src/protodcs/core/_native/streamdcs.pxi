@@ -171,6 +171,11 @@ cdef class StreamStep:
         if failed:
             raise MemoryError
 
+    def correct_bias(self):
+        """Compute the correction of the logits from the sums of a restored state, to the same bits as a step."""
+        if self.has_bias:
+            self.correct()
+
     cdef int advance(self, const float *feature, bint learns, Outcome *out) noexcept nogil:
         cdef double[SIGNALS] signals
         cdef int failed = 0
