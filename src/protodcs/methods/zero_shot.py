@@ -16,7 +16,8 @@ from ..core import state
 from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, counter, required
 from ..core.decision import Decision
 from ..core.settings import Settings
-from ..core.vectors import inverse_norms, similarities
+from ..core.vectors import cosines as all_cosines
+from ..core.vectors import inverse_norms
 from ..errors import StateError
 from .familiarity import PROBABLE
 
@@ -65,7 +66,7 @@ class ZeroShot(FeatureMethod):
 
     def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
         cosines = np.empty(len(self.classes))
-        index = similarities(memory.entry, memory.inverse_norms, feature, cosines)
+        index = all_cosines(memory.entry, memory.inverse_norms, feature, cosines)
         score = self._score(cosines)
         known = self.config.threshold is None or score >= self.config.threshold
         memory.sequence += 1
