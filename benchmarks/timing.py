@@ -70,10 +70,11 @@ def clip_stream(name, classes=None):
 
 def machine():
     """Where and with what something was measured."""
-    import numba
     import numpy as np
 
-    versions = {"python": platform.python_version(), "numpy": np.__version__, "numba": numba.__version__}
+    from protodcs.core._native import BACKEND
+
+    versions = {"python": platform.python_version(), "numpy": np.__version__, "backend": BACKEND}
     return {"machine": platform.machine(), "cores": os.cpu_count(), "versions": versions}
 
 

@@ -162,23 +162,6 @@ def test_a_threshold_makes_samples_unknown():
     np.testing.assert_array_equal(split.p_unknown, 1.0 - split.known)
 
 
-def test_the_kernels_and_their_numpy_twins_agree():
-    rng = np.random.default_rng(0)
-    feature, shares = rng.normal(size=20).astype(np.float32), softmax(rng.normal(size=6))
-    start = rng.normal(size=(6, 20)), np.full(6, 3.0), np.full(20, 0.1)
-    first, second = [[array.copy() for array in start] for _ in range(2)]
-    online_gaussian.maximise(*first, 18.0, shares, feature, 0.7)
-    online_gaussian.maximise_twin(*second, 18.0, shares, feature, 0.7)
-    for one, other, before in zip(first, second, start, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-12)
-        assert (one != before).all()
-    means, counts, variance = first
-    one, other = np.empty((2, 6))
-    online_gaussian.discriminate(means, counts, 1 / variance, feature, one)
-    online_gaussian.discriminate_twin(means, counts, 1 / variance, feature, other)
-    np.testing.assert_allclose(one, other, rtol=1e-9)
-
-
 @pytest.mark.parametrize("options", [LOUD, {**LOUD, "covariance": "isotropic", "responsibility": "fused"}], ids=str)
 def test_every_snapshot_can_be_restored_and_continued_bit_equal_also_after_edits(options):
     prototypes, features, _ = random_stream(classes=6, samples=300)

@@ -182,7 +182,7 @@ def stands_for(engine):
     return rows
 
 
-def test_the_kernel_and_its_numpy_twin_agree():
+def test_each_cached_feature_adds_its_affinity_to_the_classes_it_stands_for():
     prototypes, features, _ = random_stream(samples=300)
     engine = methods.create("tda", prototypes, **WARM)
     engine.observe_many(features)
@@ -190,7 +190,11 @@ def test_the_kernel_and_its_numpy_twin_agree():
     feature = unit(features[0]).astype(np.float32)
     arguments = (queues.features, queues.counts, queues.masks, queues.lengths, feature, 3.0, 2.0)
     tda.add_affinities(*arguments, first)
-    tda.add_affinities_twin(*arguments, second)
+    for k, count in enumerate(queues.counts):
+        for slot in range(count):
+            affinity = 2.0 * np.exp(-3.0 * (1.0 - float(queues.features[k, slot] @ feature)))
+            for other in queues.masks[k, slot, : queues.lengths[k, slot]]:
+                second[other] += affinity
     assert first.any()
     np.testing.assert_allclose(first, second, rtol=1e-5)
 

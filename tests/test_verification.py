@@ -2,10 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +11,8 @@ from sklearn.metrics import roc_auc_score
 
 from conftest import clusters, random_stream, unit
 from protodcs import StreamDCS, StreamDCSConfig, methods
-from protodcs.core.compiled import ensure_compiled
 from protodcs.errors import InputError, UsageError
 from test_many_streams import same
-
-ensure_compiled()
 
 
 def found_and_rejected(decisions, labels, start=200):
@@ -320,27 +313,3 @@ def test_any_settings_give_finite_numbers_and_a_state_that_continues(options, cl
     assert ((decisions.p_unknown >= 0) & (decisions.p_unknown <= 1)).all()
     restored = methods.restore(engine.snapshot())
     same(restored.observe(features[0]), engine.observe(features[0]))
-
-
-WITHOUT_NUMBA = """
-import json
-from conftest import random_stream
-from protodcs import StreamDCS
-prototypes, features, _ = random_stream(samples=250, seed=9)
-decisions = StreamDCS(prototypes).observe_many(features)
-print(json.dumps([decisions.score.tolist(), decisions.known.tolist(), decisions.index.tolist()]))
-"""
-
-
-def test_decisions_without_numba_are_the_same():
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", WITHOUT_NUMBA],
-        env={**os.environ, "PROTODCS_KERNEL": "numpy"}, cwd=Path(__file__).parent,
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    prototypes, features, _ = random_stream(samples=250, seed=9)
-    decisions = StreamDCS(prototypes).observe_many(features)
-    score, known, index = json.loads(result.stdout)
-    np.testing.assert_allclose(score, decisions.score, atol=1e-3)
-    assert np.mean(np.array(known) == decisions.known) > 0.99
-    assert np.mean(np.array(index) == decisions.index) > 0.99

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .core.base import Capabilities, FeatureMethod, softmax_rows
-from .core.compiled import ensure_compiled
 from .core.decision import Decisions
 from .data.prompts import class_names
 from .errors import ConfigError, UnknownMethodError
@@ -50,7 +49,6 @@ class ImageMethod(ABC):
             config = self.config_type()
         if not isinstance(config, self.config_type):
             raise ConfigError(f"config must be a {self.config_type.__name__}; given: {type(config).__name__}")
-        ensure_compiled()
         self.config = config
         self.classes = class_names(classes)
         self.temperature = config.temperature or 1.0 / encoder.logit_scale

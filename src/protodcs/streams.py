@@ -21,8 +21,8 @@ from pydantic import BaseModel
 
 from . import methods
 from .core import parcel, state
+from .core._native import BACKEND
 from .core.base import FeatureMethod, class_names, own_state, prototypes_of
-from .core.compiled import KERNEL
 from .core.decision import Decision
 from .core.prototypes import Prototypes
 from .durable import hold_folder, put_file, replace_file
@@ -378,7 +378,7 @@ class Streams:
         header = {
             "schema_version": state.SCHEMA,
             "package": __version__,
-            "kernel": KERNEL,
+            "kernel": BACKEND,
             "frozen": engine.frozen,
             "classes": list(engine.classes) if own else None,
         }

@@ -3,7 +3,7 @@
 import typer
 
 from ..version import __version__
-from . import bench, classify, corrupt, export, features, keys, report, serve, state, stream, streams, warm
+from . import bench, classify, corrupt, export, features, keys, report, serve, state, stream, streams
 
 app = typer.Typer(
     name="protodcs",
@@ -23,7 +23,6 @@ app.command("features")(features.features)
 app.command("report")(report.report)
 app.command("serve")(serve.serve)
 app.command("stream")(stream.stream)
-app.command("warm")(warm.warm)
 
 
 def _version(wanted: bool) -> None:

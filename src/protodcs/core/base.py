@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from ..errors import ConfigError, InputError, StateError, UsageError
 from ..version import __version__
 from . import state
-from .compiled import KERNEL, ensure_compiled
+from ._native import BACKEND
 from .decision import Decision, Decisions
 from .numerics.evidence import uncertainty
 from .prototypes import Prototypes
@@ -92,7 +92,6 @@ class FeatureMethod(ABC):
             config = self.config_type()
         if not isinstance(config, self.config_type):
             raise ConfigError(f"config must be a {self.config_type.__name__}; given: {type(config).__name__}")
-        ensure_compiled()
         self._prototypes = Prototypes.of(prototypes)
         entry = self._prototypes.unit
         self._assume(config, encoder, False)
@@ -288,7 +287,7 @@ class FeatureMethod(ABC):
     def _header(self, counters: Counters, prototypes: str | None = None) -> state.Header:
         return state.Header(
             package=__version__,
-            kernel=KERNEL,
+            kernel=BACKEND,
             method=self.name,
             config=self.config.model_dump(),
             classes=list(self.classes),
@@ -363,7 +362,6 @@ class FeatureMethod(ABC):
             classes = class_names(header.classes, len(header.classes))
         except (ConfigError, InputError) as problem:
             raise StateError(f"the state's header is not valid: {problem}") from None
-        ensure_compiled()
         shared = prototypes_of(header, arrays, None if prototypes is None else Prototypes.of(prototypes))
         engine = cls._rebuilt(config, classes, header.encoder or encoder, shared, dict(header.counters), arrays)
         engine.frozen = header.frozen

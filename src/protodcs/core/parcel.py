@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StateError
-from .compiled import kernel
 from .state import Arrays
 
 Bytes = NDArray[np.uint8]
@@ -48,23 +47,16 @@ _UNREADABLE = (ValueError, KeyError, TypeError, IndexError, RecursionError, stru
 _CODES = {dtype: code for code, dtype in _TYPES.items()}
 
 
-def digest_twin(words: Digests, weights: Digests, out: Digests) -> None:
-    """The same without numba."""
+def digest(words: Digests, weights: Digests, out: Digests) -> None:
+    """The weighted sum of each row of `words` (n, m) into `out` (n,), modulo 2 to the 64."""
     np.matmul(words, weights, out=out)
 
 
-@kernel("void(uint64[:,::1], uint64[::1], uint64[::1])", twin=digest_twin)
-def digest(words: Digests, weights: Digests, out: Digests) -> None:
-    """The weighted sum of each row of `words` (n, m) into `out` (n,), modulo 2 to the 64."""
-    for row in range(words.shape[0]):
-        total = np.uint64(0)
-        for i in range(words.shape[1]):
-            total += words[row, i] * weights[i]
-        out[row] = total
+def lay(places: Places, rows: Digests, words: Digests, weights: Digests, digests: Digests) -> tuple[bool, int]:
+    """Lay the blocks `rows` (n, m) of a record upon an image `words` (N, m) at `places` (n,), and their digests (N,).
 
-
-def lay_twin(places: Places, rows: Digests, words: Digests, weights: Digests, digests: Digests) -> tuple[bool, int]:
-    """The same without numba."""
+    Returns whether all places are in the image, and the checksum of the record.
+    """
     if len(places) and int(places.max()) >= len(words):
         return False, 0
     words[places] = rows
@@ -72,57 +64,17 @@ def lay_twin(places: Places, rows: Digests, words: Digests, weights: Digests, di
     return True, _checksum(places, digests[places])
 
 
-@kernel("Tuple((boolean, uint64))(uint32[::1], uint64[:,::1], uint64[:,::1], uint64[::1], uint64[::1])", twin=lay_twin)
-def lay(places: Places, rows: Digests, words: Digests, weights: Digests, digests: Digests) -> tuple[bool, int]:
-    """Lay the blocks `rows` (n, m) of a record upon an image `words` (N, m) at `places` (n,), and their digests (N,).
+def differ(words: Digests, digests: Digests, old: Digests, whole: bool, places: Places) -> tuple[int, int]:
+    """Which blocks have other digests than the `old` ones, into `places` (N,); their number, and a record's checksum.
 
-    Returns whether all places are in the image, and the checksum of the record.
+    `whole` says that the old ones are of zeros: other blocks may have that digest too, so the `words` are looked at.
     """
-    total: Any = np.uint64(0)
-    shift, spread = np.uint64(29), np.uint64(0x9E3779B97F4A7C15)
-    for i in range(places.shape[0]):
-        place = places[i]
-        if place >= words.shape[0]:
-            return False, total
-        found = np.uint64(0)
-        for word in range(rows.shape[1]):
-            words[place, word] = rows[i, word]
-            found += rows[i, word] * weights[word]
-        digests[place] = found
-        total += ((found ^ (found >> shift)) + np.uint64(place) * spread) * np.uint64(2 * i + 1)
-    return True, total
-
-
-def differ_twin(words: Digests, digests: Digests, old: Digests, whole: bool, places: Places) -> tuple[int, int]:
-    """The same without numba."""
     changed = digests != old
     if whole:
         changed |= words.any(axis=1)
     found = np.flatnonzero(changed)
     places[: len(found)] = found
     return len(found), _checksum(found, digests[found])
-
-
-@kernel("Tuple((int64, uint64))(uint64[:,::1], uint64[::1], uint64[::1], boolean, uint32[::1])", twin=differ_twin)
-def differ(words: Digests, digests: Digests, old: Digests, whole: bool, places: Places) -> tuple[int, int]:
-    """Which blocks have other digests than the `old` ones, into `places` (N,); their number, and a record's checksum.
-
-    `whole` says that the old ones are of zeros: other blocks may have that digest too, so the `words` are looked at.
-    """
-    count = 0
-    total: Any = np.uint64(0)
-    shift, spread = np.uint64(29), np.uint64(0x9E3779B97F4A7C15)
-    for place in range(digests.shape[0]):
-        changed = digests[place] != old[place]
-        if whole and not changed:
-            for word in range(words.shape[1]):
-                changed |= words[place, word] != 0
-        if changed:
-            places[count] = place
-            found = digests[place]
-            total += ((found ^ (found >> shift)) + np.uint64(place) * spread) * np.uint64(2 * count + 1)
-            count += 1
-    return count, total
 
 
 class Image(NamedTuple):

@@ -11,7 +11,6 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .compiled import ensure_compiled
 from .rows import Feature, unit_rows
 
 T = TypeVar("T")
@@ -32,7 +31,6 @@ class Prototypes:
     """
 
     def __init__(self, prototypes: NDArray[np.floating]):
-        ensure_compiled()
         self._take(unit_rows(prototypes, "prototypes"))
 
     @classmethod
@@ -48,7 +46,6 @@ class Prototypes:
         return shared
 
     def _take(self, rows: Feature) -> None:
-        # Kernels are compiled for writeable arrays alone, so this one stays so, though nothing writes to it.
         self.unit = rows
         self._followed: dict[Callable[[Feature], Any], Any] = {}
         self._busy = threading.RLock()

@@ -27,7 +27,7 @@ def is_plain(value: Any) -> bool:
 
 
 def as_kernels_want(array: NDArray[Any], working: np.dtype[Any]) -> NDArray[Any]:
-    """Contiguous, aligned and writeable: kernels are compiled for nothing else, although they do not write to it."""
+    """Return the array contiguous and aligned, as compiled loops want it."""
     values = np.ascontiguousarray(array, dtype=working)
     return values if values.flags.behaved else values.copy()
 

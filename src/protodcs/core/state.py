@@ -40,7 +40,7 @@ class Header(BaseModel):
     format: Literal["protodcs-state"] = FORMAT
     schema_version: int = Field(SCHEMA, ge=0)
     package: str = Field(max_length=100, description="Version of protodcs that wrote it.")
-    kernel: str = Field(max_length=100, description="What computed it: 'numba' or 'numpy'.")
+    kernel: str = Field(max_length=100, description="What computed it: 'native' or 'numpy'.")
     method: str = Field(max_length=100)
     config: dict[str, Any] = Field(description="Every option, resolved.")
     classes: list[str] = Field(min_length=1)

@@ -15,11 +15,11 @@ from pydantic import Field
 
 from ..core import state
 from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, decided, required
-from ..core.compiled import kernel
 from ..core.decision import Decision
 from ..core.numerics.windows import Window
 from ..core.settings import Settings
-from ..core.vectors import inverse_norms, similarities
+from ..core.vectors import cosines as all_cosines
+from ..core.vectors import inverse_norms
 from ..errors import StateError
 from .rosita_gate import best_split
 
@@ -63,40 +63,21 @@ class AdaNDConfig(Settings):
     seed: int = Field(0, ge=0, lt=2**63, description="Which noise is drawn.")
 
 
-def _margin_twin(weights: Vector, feature: Feature, length: float) -> float:
-    return float(length * (weights[:-1] * feature).sum() + weights[-1])
-
-
-@kernel("float64(float64[::1], float32[::1], float64)", twin=_margin_twin)
 def margin(weights: Vector, feature: Feature, length: float) -> float:
     """The head's logit of 'known' for a unit feature (d,); that of 'unknown' is its negative.
 
     Both rows of the two-way head start at zero, and their gradients are opposite, so Adam keeps them opposite: one row
     of `weights` (d + 1,), the bias last, is the whole head.
     """
-    dot = 0.0
-    for i in range(feature.shape[0]):
-        dot += weights[i] * feature[i]
-    return length * dot + float(weights[feature.shape[0]])
+    return float(length * (weights[:-1] * feature).sum() + weights[-1])
 
 
-def _gradient_twin(weights: Vector, queue: Feature, labels: Labels, length: float, out: Vector) -> None:
-    for feature, label in zip(queue, labels, strict=True):
-        error = 0.5 * (1.0 + math.tanh(_margin_twin(weights, feature, length))) - label
-        out[:-1] += error * length / len(queue) * feature
-        out[-1] += error / len(queue)
-
-
-@kernel("void(float64[::1], float32[:,::1], int64[::1], float64, float64[::1])", twin=_gradient_twin)
 def add_gradient(weights: Vector, queue: Feature, labels: Labels, length: float, out: Vector) -> None:
     """Add to `out` (d + 1,) the gradient of the mean cross-entropy over `queue` (L, d); a label is 1 for known."""
-    count, width = queue.shape
-    for item in range(count):
-        # The probability of 'known' of two opposite logits a and -a is (1 + tanh a) / 2.
-        error = (0.5 * (1.0 + math.tanh(margin(weights, queue[item], length))) - labels[item]) / count
-        for i in range(width):
-            out[i] += error * length * queue[item, i]
-        out[width] += error
+    for feature, label in zip(queue, labels, strict=True):
+        error = 0.5 * (1.0 + math.tanh(margin(weights, feature, length))) - label
+        out[:-1] += error * length / len(queue) * feature
+        out[-1] += error / len(queue)
 
 
 def noise(seed: int, place: int, width: int) -> Feature:
@@ -196,7 +177,7 @@ class AdaND(FeatureMethod):
 
     def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
         cosines = np.empty(len(self.classes))
-        index = similarities(memory.entry, memory.inverse_norms, feature, cosines)
+        index = all_cosines(memory.entry, memory.inverse_norms, feature, cosines)
         label = self._label(memory, self._score(cosines))
         logit = float(margin(memory.weights, feature, self.config.feature_length))
         known, p_unknown = label, 0.0 if label else 1.0

@@ -16,11 +16,11 @@ from pydantic import Field
 
 from ..core import state
 from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, counter, required
-from ..core.compiled import kernel
 from ..core.decision import Decision
 from ..core.numerics.softmax import softmax
 from ..core.settings import Settings
-from ..core.vectors import inverse_norms, similarities
+from ..core.vectors import cosines as all_cosines
+from ..core.vectors import inverse_norms
 from ..errors import StateError
 from .familiarity import PROBABLE, Score, familiarity
 
@@ -69,66 +69,22 @@ class OnlineGaussianConfig(Settings):
     )
 
 
-def discriminate_twin(means: Matrix, counts: Vector, precision: Vector, feature: Feature, out: Vector) -> None:
-    """The same without numba."""
+def discriminate(means: Matrix, counts: Vector, precision: Vector, feature: Feature, out: Vector) -> None:
+    """Into `out` (K,) each class's log-likelihood plus log prior, less their mean: only differences have a meaning."""
     out[:] = np.log(counts) - 0.5 * (((feature - means) ** 2) @ precision)
     out -= out.mean()
 
 
-@kernel(
-    "void(float64[:,::1], float64[::1], float64[::1], float32[::1], float64[::1])",
-    twin=discriminate_twin,
-)
-def discriminate(means: Matrix, counts: Vector, precision: Vector, feature: Feature, out: Vector) -> None:
-    """Into `out` (K,) each class's log-likelihood plus log prior, less their mean: only differences have a meaning."""
-    mean = 0.0
-    for k in range(means.shape[0]):
-        distance = 0.0
-        for i in range(means.shape[1]):
-            gap = np.float64(feature[i]) - means[k, i]
-            distance += gap * gap * precision[i]
-        out[k] = math.log(counts[k]) - 0.5 * distance
-        mean += out[k]
-    mean /= means.shape[0]
-    for k in range(means.shape[0]):
-        out[k] -= mean
-
-
-def maximise_twin(
+def maximise(
     means: Matrix, counts: Vector, variance: Vector, total: float, shares: Vector, feature: Feature, weight: float
 ) -> None:
-    """The same without numba."""
+    """The M-step: move means (K, d), counts (K,) and variance (d,) by one sample of this weight and these shares."""
     moved = np.flatnonzero(weight * shares > _NEGLIGIBLE)
     added = weight * shares[moved]
     gaps = feature - means[moved]
     variance += (added @ gaps**2 - added.sum() * variance) / (total + added.sum())
     counts[moved] += added
     means[moved] += (added / counts[moved])[:, None] * gaps
-
-
-@kernel(
-    "void(float64[:,::1], float64[::1], float64[::1], float64, float64[::1], float32[::1], float64)",
-    twin=maximise_twin,
-)
-def maximise(
-    means: Matrix, counts: Vector, variance: Vector, total: float, shares: Vector, feature: Feature, weight: float
-) -> None:
-    """The M-step: move means (K, d), counts (K,) and variance (d,) by one sample of this weight and these shares."""
-    learned = 0.0
-    for k in range(means.shape[0]):
-        if weight * shares[k] > _NEGLIGIBLE:
-            learned += weight * shares[k]
-    for i in range(means.shape[1]):
-        variance[i] *= total / (total + learned)
-    for k in range(means.shape[0]):
-        added = weight * shares[k]
-        if added > _NEGLIGIBLE:
-            counts[k] += added
-            step, share = added / counts[k], added / (total + learned)
-            for i in range(means.shape[1]):
-                gap = np.float64(feature[i]) - means[k, i]
-                variance[i] += share * gap * gap
-                means[k, i] += step * gap
 
 
 class Memory:
@@ -186,7 +142,7 @@ class OnlineGaussian(FeatureMethod):
     def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
         config = self.config
         cosines, text, gaussian, logits = np.empty((4, len(self.classes)))
-        similarities(memory.entry, memory.inverse_norms, feature, cosines)
+        all_cosines(memory.entry, memory.inverse_norms, feature, cosines)
         np.divide(cosines, config.temperature, out=text)
         discriminate(memory.means, memory.counts, self._precision(memory), feature, gaussian)
         np.add(text, config.gaussian_weight * gaussian, out=logits)

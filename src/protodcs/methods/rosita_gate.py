@@ -15,11 +15,11 @@ from pydantic import Field
 
 from ..core import state
 from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, counter, decided, required
-from ..core.compiled import kernel
 from ..core.decision import Decision
 from ..core.numerics.windows import Window
 from ..core.settings import Settings
-from ..core.vectors import inverse_norms, similarities
+from ..core.vectors import cosines as all_cosines
+from ..core.vectors import inverse_norms
 from ..errors import StateError
 
 Vector = NDArray[np.float64]
@@ -42,7 +42,12 @@ class RositaGateConfig(Settings):
     )
 
 
-def _best_split_twin(ordered: Vector, size: int, step: float) -> tuple[float, float, float]:
+def best_split(ordered: Vector, size: int, step: float) -> tuple[float, float, float]:
+    """The threshold of least variance within the groups, and the means of the groups below it and from it upwards.
+
+    `ordered` holds `size` ascending scores. Of equally good thresholds the lowest is taken. Where none leaves a score
+    on either side the threshold is 0 and the means are infinite, so that nothing lies beyond them.
+    """
     values = ordered[:size]
     sums, squares = np.cumsum(values), np.cumsum(values * values)
     grid = np.arange(math.ceil(1.0 / step)) * step
@@ -55,36 +60,6 @@ def _best_split_twin(ordered: Vector, size: int, step: float) -> tuple[float, fl
     spread = squares[-1] - low_sum**2 / low - high_sum**2 / high
     best = int(spread.argmin())
     return float(grid[split[best]]), float(low_sum[best] / low[best]), float(high_sum[best] / high[best])
-
-
-@kernel("UniTuple(float64, 3)(float64[::1], int64, float64)", twin=_best_split_twin, strict=True)
-def best_split(ordered: Vector, size: int, step: float) -> tuple[float, float, float]:
-    """The threshold of least variance within the groups, and the means of the groups below it and from it upwards.
-
-    `ordered` holds `size` ascending scores. Of equally good thresholds the lowest is taken. Where none leaves a score
-    on either side the threshold is 0 and the means are infinite, so that nothing lies beyond them.
-    """
-    total, squares = 0.0, 0.0
-    for i in range(size):
-        total += ordered[i]
-        squares += ordered[i] * ordered[i]
-    threshold, low_mean, high_mean = 0.0, -math.inf, math.inf
-    least, below, low_sum = math.inf, 0, 0.0
-    for place in range(int(math.ceil(1.0 / step))):
-        candidate = place * step
-        while below < size and ordered[below] < candidate:
-            low_sum += ordered[below]
-            below += 1
-        if below == 0:
-            continue
-        if below == size:
-            break
-        high_sum = total - low_sum
-        spread = squares - low_sum * low_sum / below - high_sum * high_sum / (size - below)
-        if spread < least:
-            least, threshold = spread, candidate
-            low_mean, high_mean = low_sum / below, high_sum / (size - below)
-    return threshold, low_mean, high_mean
 
 
 class Memory:
@@ -132,7 +107,7 @@ class RositaGate(FeatureMethod):
 
     def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
         cosines = np.empty(len(self.classes))
-        index = similarities(memory.entry, memory.inverse_norms, feature, cosines)
+        index = all_cosines(memory.entry, memory.inverse_norms, feature, cosines)
         score = float(cosines[index])
         threshold, low_mean, high_mean = self._score(memory, score)
         known = score >= threshold

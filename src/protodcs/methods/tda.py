@@ -16,11 +16,11 @@ from pydantic import Field, model_validator
 
 from ..core import state
 from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, counter, required
-from ..core.compiled import kernel
 from ..core.decision import Decision
 from ..core.numerics.softmax import softmax
 from ..core.settings import Settings
-from ..core.vectors import inverse_norms, similarities
+from ..core.vectors import cosines as all_cosines
+from ..core.vectors import inverse_norms
 from ..errors import StateError
 from .familiarity import PROBABLE, Score, familiarity
 
@@ -67,34 +67,15 @@ class TDAConfig(Settings):
         return self
 
 
-def add_affinities_twin(
-    features: NDArray[np.float32], counts: Whole, masks: Whole, lengths: Whole, feature: Feature,
-    sharpness: float, weight: float, logits: Vector,
-) -> None:  # fmt: skip
-    """The same without numba."""
-    filled = np.arange(features.shape[1]) < counts[:, None]
-    keys, stands_for, sizes = features[filled], masks[filled], lengths[filled]
-    affinities = weight * np.exp(-sharpness * (1.0 - (keys @ feature).astype(np.float64)))
-    np.add.at(logits, stands_for[np.arange(masks.shape[2]) < sizes[:, None]], np.repeat(affinities, sizes))
-
-
-@kernel(
-    "void(float32[:,:,::1], int64[::1], int64[:,:,::1], int64[:,::1], float32[::1], float64, float64, float64[::1])",
-    twin=add_affinities_twin,
-)
 def add_affinities(
     features: NDArray[np.float32], counts: Whole, masks: Whole, lengths: Whole, feature: Feature,
     sharpness: float, weight: float, logits: Vector,
 ) -> None:  # fmt: skip
     """Add to `logits` (K,) what each cached key says about each class it stands for."""
-    for k in range(features.shape[0]):
-        for slot in range(counts[k]):
-            dot = np.float32(0.0)
-            for i in range(features.shape[2]):
-                dot += features[k, slot, i] * feature[i]
-            affinity = weight * math.exp(-sharpness * (1.0 - np.float64(dot)))
-            for j in range(lengths[k, slot]):
-                logits[masks[k, slot, j]] += affinity
+    filled = np.arange(features.shape[1]) < counts[:, None]
+    keys, stands_for, sizes = features[filled], masks[filled], lengths[filled]
+    affinities = weight * np.exp(-sharpness * (1.0 - (keys @ feature).astype(np.float64)))
+    np.add.at(logits, stands_for[np.arange(masks.shape[2]) < sizes[:, None]], np.repeat(affinities, sizes))
 
 
 class Queues:
@@ -247,7 +228,7 @@ class TDA(FeatureMethod):
     def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
         config = self.config
         cosines, logits = np.empty((2, len(self.classes)))
-        first = similarities(memory.entry, memory.inverse_norms, feature, cosines)
+        first = all_cosines(memory.entry, memory.inverse_norms, feature, cosines)
         np.divide(cosines, config.temperature, out=logits)
         probabilities, entropy = softmax(logits)
         cached = self._learn(memory, feature, first, entropy / self._largest_entropy(), probabilities)

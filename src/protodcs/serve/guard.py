@@ -21,7 +21,8 @@ from ..core.numerics.softmax import confidence
 from ..core.prototypes import Prototypes
 from ..core.rows import Feature
 from ..core.settings import Settings
-from ..core.vectors import inverse_norms, similarities
+from ..core.vectors import cosines as all_cosines
+from ..core.vectors import inverse_norms
 from ..errors import StoreError
 from ..method import FeatureMethod
 
@@ -240,7 +241,7 @@ class Guard:
         cosines = engine.entry_cosines()
         if cosines is None:
             cosines, entry = self._cosines, self._prototypes
-            similarities(entry.unit, entry.follow(inverse_norms), feature, cosines)
+            all_cosines(entry.unit, entry.follow(inverse_norms), feature, cosines)
         best = int(cosines.argmax())
         openness = 1.0 - float(cosines[best])
         self._openness[self._seen] = openness

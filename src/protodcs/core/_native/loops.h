@@ -29,6 +29,7 @@ typedef float UnalignedFloat __attribute__((aligned(1)));
 typedef double UnalignedDouble __attribute__((aligned(1)));
 
 typedef double Vec __attribute__((vector_size(8 * WIDTH)));
+typedef int64_t Mask __attribute__((vector_size(8 * WIDTH)));
 
 static inline Vec load(const double *from)
 {
@@ -78,6 +79,26 @@ static inline double quarter(const double *lane, int j)
 static inline double fold(const double *lane)
 {
     return (quarter(lane, 0) + quarter(lane, 2)) + (quarter(lane, 1) + quarter(lane, 3));
+}
+
+/* Return the sum of 16 lanes that are held in vectors. */
+static inline double fold_parts(const Vec *parts)
+{
+    double lane[LANES];
+    for (int part = 0; part < PARTS; part++)
+        store(lane + part * WIDTH, parts[part]);
+    return fold(lane);
+}
+
+static inline Vec every(double value)
+{
+    return value - (Vec){0.0};
+}
+
+/* Return a where the mask is set, else b. */
+static inline Vec choose(Mask mask, Vec a, Vec b)
+{
+    return (Vec)((mask & (Mask)a) | (~mask & (Mask)b));
 }
 
 /* The sum of `expression` over i from 0 to n - 1. */

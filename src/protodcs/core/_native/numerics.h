@@ -40,6 +40,22 @@ static inline double own_exp(double x)
     return series * power;
 }
 
+/* The same for a vector of numbers up to 709. */
+static inline Vec exp_parts(Vec x)
+{
+    const Vec shift = every(0x1.8p52); /* Adding it rounds to an integer, which is then in the lowest bits. */
+    static const double series[] = {
+        1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0, 1.0 / 5040.0,
+        1.0 / 720.0,       1.0 / 120.0,      1.0 / 24.0,      1.0 / 6.0,      0.5,           1.0,
+        1.0};
+    x = choose(x < -708.0, every(-708.0), x);
+    Vec shifted = x * 0x1.71547652b82fep+0 + shift, octaves = shifted - shift;
+    Vec r = (x - octaves * 0x1.62e42fefa3800p-1) - octaves * 0x1.ef35793c76730p-45, sum = every(1.0 / 6227020800.0);
+    for (int n = 0; n < 13; n++)
+        sum = sum * r + series[n];
+    return sum * (Vec)(((Mask)shifted + 1023) << 52);
+}
+
 /* The natural logarithm of a normal positive number. */
 static inline double own_log(double x)
 {

@@ -101,8 +101,21 @@ static int64_t predict(const double *restrict cosines, const double *restrict bi
 /* Return the softmax probability of the class `best`. */
 static double confidence(const double *logits, int64_t k, int64_t best)
 {
-    double top = logits[best];
-    return 1.0 / SUM(k, own_exp(logits[i] - top));
+    Vec sums[PARTS];
+    double lane[LANES], rest[LANES];
+    int64_t full = k / LANES * LANES;
+    for (int part = 0; part < PARTS; part++)
+        sums[part] = every(0.0);
+    for (int64_t at = 0; at < full; at += LANES)
+        for (int part = 0; part < PARTS; part++)
+            sums[part] += exp_parts(load(logits + at + part * WIDTH) - logits[best]);
+    for (int part = 0; part < PARTS; part++)
+        store(lane + part * WIDTH, sums[part]);
+    for (int64_t i = full; i < k; i++)
+        rest[i - full] = own_exp(logits[i] - logits[best]);
+    for (int64_t i = full; i < k; i++)
+        lane[i - full] += rest[i - full];
+    return 1.0 / fold(lane);
 }
 
 /* Class bias. */
@@ -143,111 +156,146 @@ static BiasSums displacements(const double *restrict weights, const double *rest
 
 /* Threshold. */
 
+/* Write the weighted sum of two signals (n), each minus its mean and divided by its deviation, to `out` (n). */
+static void add_scaled_signals(const double *restrict one, const double *restrict two, int64_t n, const double *means,
+                               const double *deviations, double one_weight, double two_weight, double *restrict out)
+{
+    const double m = means[0], d = deviations[0], other_m = means[1], other_d = deviations[1];
+    for (int64_t i = 0; i < n; i++)
+        out[i] = one_weight * ((one[i] - m) / d) + two_weight * ((two[i] - other_m) / other_d);
+}
+
 /* Two groups of scores, see `threshold.Mixture`. */
 typedef struct {
     double likelihood, share, mode, width, mean, deviation;
 } Mixture;
 
-/* What the next round of EM starts from: sums over u, u * s, v and v * s, where u is P(unknown) of a score s and
- * v = (1 - u), divided by `skew` squared below the mode. */
+/* Sums over the scores s with P(unknown) p and q = (1 - p), divided by `skew` squared below the mode. */
 typedef struct {
-    double unknown, unknown_scores, known, known_scores;
+    Vec unknown[PARTS], unknown_scores[PARTS], known[PARTS], known_scores[PARTS], larger[PARTS], product[PARTS];
 } MixtureSums;
 
-#define LANE_LOOP(n, ...)                                                                                              \
-    do {                                                                                                               \
-        int64_t full = (n) / LANES * LANES;                                                                            \
-        for (int64_t at = 0; at < full; at += LANES)                                                                   \
-            for (int j = 0; j < LANES; j++) {                                                                          \
-                int64_t i = at + j;                                                                                    \
-                __VA_ARGS__                                                                                            \
-            }                                                                                                          \
-        for (int64_t i = full; i < (n); i++) {                                                                         \
-            int j = (int)(i - full);                                                                                   \
-            __VA_ARGS__                                                                                                \
-        }                                                                                                              \
-    } while (0)
+/* The numbers that a round of EM computes densities from. */
+typedef struct {
+    double mode, mean, lower, known_base, unknown_base, above, under, spread;
+} Densities;
 
-static MixtureSums mixture_sums(const double *scores, const double *unknown, int64_t n, double mode, double skew)
+static inline __attribute__((always_inline)) void add_score(MixtureSums *sums, int part, Vec s, Vec p, Vec q)
 {
-    double lower = 1.0 / (skew * skew);
-    double u[LANES] = {0}, us[LANES] = {0}, v[LANES] = {0}, vs[LANES] = {0};
-    LANE_LOOP(n, {
-        double s = scores[i], p = unknown[i], q = (1.0 - p) * (s < mode ? lower : 1.0);
-        u[j] += p;
-        us[j] += p * s;
-        v[j] += q;
-        vs[j] += q * s;
-    });
-    return (MixtureSums){fold(u), fold(us), fold(v), fold(vs)};
+    sums->unknown[part] += p;
+    sums->unknown_scores[part] += p * s;
+    sums->known[part] += q;
+    sums->known_scores[part] += q * s;
+}
+
+/* Compute P(unknown) of WIDTH scores. Those outside `valid` count for nothing. */
+static inline __attribute__((always_inline)) Vec expect(const Densities *of, MixtureSums *sums, int part, Vec s,
+                                                        Mask valid)
+{
+    Mask below = s < of->mode;
+    Vec from_mode = s - of->mode, from_mean = s - of->mean;
+    Vec as_known = of->known_base - choose(below, every(of->under), every(of->above)) * (from_mode * from_mode);
+    Vec as_unknown = of->unknown_base - of->spread * (from_mean * from_mean);
+    Mask rather_known = as_unknown < as_known;
+    Vec larger = choose(rather_known, as_known, as_unknown), smaller = choose(rather_known, as_unknown, as_known);
+    Vec t = exp_parts(smaller - larger), share = 1.0 / (1.0 + t);
+    /* Above the mode a wide unknown component would win again; nothing there is unknown. */
+    Vec p = choose(s > of->mode, every(0.0), choose(rather_known, t * share, share));
+    Vec q = (1.0 - p) * choose(below, every(of->lower), every(1.0));
+    p = choose(valid, p, every(0.0));
+    add_score(sums, part, s, p, choose(valid, q, every(0.0)));
+    sums->larger[part] += choose(valid, larger, every(0.0));
+    sums->product[part] *= choose(valid, 1.0 + t, every(1.0));
+    return p;
+}
+
+/* Copy the last `rest` elements, fewer than 16, into a block of 16 that is filled up with `fill`. */
+static inline void pad(double *block, const double *from, int64_t rest, double fill)
+{
+    for (int64_t i = 0; i < LANES; i++)
+        block[i] = i < rest ? from[i] : fill;
 }
 
 /* Fit two groups to `scores` (n) by EM, starting from P(unknown) in `unknown` (n), which is overwritten. */
-static Mixture fit_mixture(const double *restrict scores, double *restrict unknown, int64_t n, double skew,
-                           int iterations)
+static Mixture fit_mixture(const double *scores, double *unknown, int64_t n, double skew, int iterations)
 {
-    const double small = 1e-9, count = (double)n, lower = 1.0 / (skew * skew);
+    const double small = 1e-9, count = (double)n;
+    const int64_t full = n / LANES * LANES, rest = n - full;
+    Densities of = {.lower = 1.0 / (skew * skew)};
     Mixture fit = {0};
-    double average = SUM(n, scores[i]) / count;
+    MixtureSums sums;
+    Mask whole = every(0.0) == every(0.0), valid[PARTS];
+    double average = SUM(n, scores[i]) / count, before = -INFINITY;
     double narrowest = 0.1 * sqrt(SUM(n, (scores[i] - average) * (scores[i] - average)) / count) + small;
-    double known_sum = SUM(n, (1.0 - unknown[i]) * scores[i]), unknown_sum = SUM(n, unknown[i]);
-    double before = -INFINITY;
-    fit.mode = known_sum / at_least(count - unknown_sum, small);
-    MixtureSums sums = mixture_sums(scores, unknown, n, fit.mode, skew);
+    double known_sum = SUM(n, (1.0 - unknown[i]) * scores[i]), total = SUM(n, unknown[i]);
+    double unknown_sum = SUM(n, unknown[i] * scores[i]), lane[LANES], tail[LANES], tail_unknown[LANES];
+    fit.mode = known_sum / at_least(count - total, small);
+    double known = SUM(n, (1.0 - unknown[i]) * (scores[i] < fit.mode ? of.lower : 1.0));
+    known_sum = SUM(n, (1.0 - unknown[i]) * (scores[i] < fit.mode ? of.lower : 1.0) * scores[i]);
+    for (int i = 0; i < LANES; i++)
+        lane[i] = i;
+    for (int part = 0; part < PARTS; part++)
+        valid[part] = load(lane + part * WIDTH) < (double)rest;
     for (int round = 0; round < iterations; round++) {
-        double total = sums.unknown, divisor = at_least(total, small);
+        double divisor = at_least(total, small);
         fit.share = (total + 1.0) / (count + 2.0);
         fit.share = fit.share < 0.005 ? 0.005 : fit.share > 0.98 ? 0.98 : fit.share;
-        fit.mean = sums.unknown_scores / divisor;
-        fit.mode = sums.known_scores / at_least(sums.known, small);
-        const double mean = fit.mean, mode = fit.mode;
-        double u[LANES] = {0}, v[LANES] = {0};
-        LANE_LOOP(n, {
-            double s = scores[i], p = unknown[i], below = s < mode ? lower : 1.0;
-            u[j] += p * ((s - mean) * (s - mean));
-            v[j] += (1.0 - p) * below * ((s - mode) * (s - mode));
-        });
-        fit.deviation = at_least(sqrt(fold(u) / divisor), narrowest);
-        fit.width = at_least(sqrt(fold(v) / at_least(count - total, small)), narrowest);
-
-        const double known_base = own_log(1.0 - fit.share) - own_log(0.5 * (1.0 + skew) * fit.width);
-        const double unknown_base = own_log(fit.share / fit.deviation);
-        const double above = 0.5 / (fit.width * fit.width), under = above * lower;
-        const double spread = 0.5 / (fit.deviation * fit.deviation);
-        /* The sum of log(1 + t) is the log of a product: at most 2 to the number of scores in a lane. */
-        double larger[LANES] = {0}, product[LANES], next[4][LANES] = {{0}};
-        double logs = 0.0;
-        for (int j = 0; j < LANES; j++)
-            product[j] = 1.0;
-        for (int64_t from = 0; from < n; from += 256 * LANES) {
-            int64_t size = n - from < 256 * LANES ? n - from : 256 * LANES;
-            const double *restrict some = scores + from;
-            double *restrict found = unknown + from;
-            LANE_LOOP(size, {
-                double s = some[i];
-                double as_known = known_base - (s < mode ? under : above) * ((s - mode) * (s - mode));
-                double as_unknown = unknown_base - spread * ((s - mean) * (s - mean));
-                double difference = as_unknown - as_known;
-                double t = own_exp(difference < 0.0 ? difference : -difference);
-                larger[j] += difference < 0.0 ? as_known : as_unknown;
-                product[j] *= 1.0 + t;
-                /* Above the mode a wide unknown component would win again; nothing there is unknown. */
-                double p = (difference < 0.0 ? t : 1.0) / (1.0 + t);
-                p = s > mode ? 0.0 : p;
-                double q = (1.0 - p) * (s < mode ? lower : 1.0);
-                found[i] = p;
-                next[0][j] += p;
-                next[1][j] += p * s;
-                next[2][j] += q;
-                next[3][j] += q * s;
-            });
-            for (int j = 0; j < LANES; j++) {
-                logs += own_log(product[j]);
-                product[j] = 1.0;
+        of.mean = fit.mean = unknown_sum / divisor;
+        of.mode = fit.mode = known_sum / at_least(known, small);
+        Vec u[PARTS], v[PARTS];
+        for (int part = 0; part < PARTS; part++)
+            u[part] = v[part] = every(0.0);
+        pad(tail, scores + full, rest, of.mean);
+        pad(tail_unknown, unknown + full, rest, 1.0);
+        for (int64_t at = 0; at < n; at += LANES)
+            for (int part = 0; part < PARTS; part++) {
+                Vec s = load((at < full ? scores + at : tail) + part * WIDTH);
+                Vec p = load((at < full ? unknown + at : tail_unknown) + part * WIDTH);
+                Vec below = choose(s < of.mode, every(of.lower), every(1.0));
+                u[part] += p * ((s - of.mean) * (s - of.mean));
+                v[part] += (1.0 - p) * below * ((s - of.mode) * (s - of.mode));
             }
+        fit.deviation = at_least(sqrt(fold_parts(u) / divisor), narrowest);
+        fit.width = at_least(sqrt(fold_parts(v) / at_least(count - total, small)), narrowest);
+
+        of.known_base = own_log(1.0 - fit.share) - own_log(0.5 * (1.0 + skew) * fit.width);
+        of.unknown_base = own_log(fit.share / fit.deviation);
+        of.above = 0.5 / (fit.width * fit.width);
+        of.under = of.above * of.lower;
+        of.spread = 0.5 / (fit.deviation * fit.deviation);
+        for (int part = 0; part < PARTS; part++) {
+            sums.unknown[part] = sums.unknown_scores[part] = sums.known[part] = sums.known_scores[part] = every(0.0);
+            sums.larger[part] = every(0.0);
+            sums.product[part] = every(1.0);
         }
-        fit.likelihood = fold(larger) + logs;
-        sums = (MixtureSums){fold(next[0]), fold(next[1]), fold(next[2]), fold(next[3])};
+        double logs = 0.0;
+        for (int64_t from = 0; from < full; from += 256 * LANES) {
+            int64_t until = full - from < 256 * LANES ? full : from + 256 * LANES;
+            for (int64_t at = from; at < until; at += LANES)
+                for (int part = 0; part < PARTS; part++) {
+                    int64_t place = at + part * WIDTH;
+                    store(unknown + place, expect(&of, &sums, part, load(scores + place), whole));
+                }
+            /* The sum of log(1 + t) is the log of a product, which is at most 2 to the 257. */
+            for (int part = 0; part < PARTS; part++) {
+                store(lane + part * WIDTH, sums.product[part]);
+                sums.product[part] = every(1.0);
+            }
+            for (int i = 0; i < LANES; i++)
+                logs += own_log(lane[i]);
+        }
+        if (rest > 0) {
+            for (int part = 0; part < PARTS; part++) {
+                store(tail_unknown + part * WIDTH, expect(&of, &sums, part, load(tail + part * WIDTH), valid[part]));
+                store(lane + part * WIDTH, sums.product[part]);
+            }
+            memcpy(unknown + full, tail_unknown, rest * sizeof *unknown);
+            for (int i = 0; i < LANES; i++)
+                logs += own_log(lane[i]);
+        }
+        fit.likelihood = fold_parts(sums.larger) + logs;
+        total = fold_parts(sums.unknown), unknown_sum = fold_parts(sums.unknown_scores);
+        known = fold_parts(sums.known), known_sum = fold_parts(sums.known_scores);
         if (fit.likelihood - before < 1e-5 * count)
             break;
         before = fit.likelihood;
@@ -274,7 +322,7 @@ static double single_likelihood(const double *sorted, int64_t n, double skew)
 
 /* Sorting: the same result as any other sort, so it may depend on nothing. */
 
-#define DIGIT 11
+#define DIGIT 8
 #define BUCKETS (1 << DIGIT)
 
 /* Sort `keys` (n) by the bits from `first` upwards, stably; `spare` is (n). */
@@ -308,8 +356,8 @@ static void sort(const double *values, double *sorted, double *spare, int64_t n)
     memcpy(keys, values, n * sizeof *keys);
     for (int64_t i = 0; i < n; i++) /* As integers, floats are ordered by size if the negative ones are inverted. */
         keys[i] ^= (uint64_t)((int64_t)keys[i] >> 63) | 0x8000000000000000ull;
-    /* The upper 33 bits nearly always decide; insertion moves the rest by few places, or everything is sorted again. */
-    sort_digits(keys, (uint64_t *)spare, n, 64 - 3 * DIGIT);
+    /* The upper 32 bits nearly always decide; insertion moves the rest by few places, or everything is sorted again. */
+    sort_digits(keys, (uint64_t *)spare, n, 32);
     int64_t moves = 0;
     for (int64_t i = 1; i < n && moves <= 4 * n; i++) {
         uint64_t key = keys[i];
@@ -319,7 +367,7 @@ static void sort(const double *values, double *sorted, double *spare, int64_t n)
         keys[place] = key;
     }
     if (moves > 4 * n)
-        sort_digits(keys, (uint64_t *)spare, n, 64 - 6 * DIGIT < 0 ? 0 : 64 - 6 * DIGIT);
+        sort_digits(keys, (uint64_t *)spare, n, 0);
     for (int64_t i = 0; i < n; i++)
         keys[i] ^= (uint64_t)(~(int64_t)keys[i] >> 63) | 0x8000000000000000ull;
 }

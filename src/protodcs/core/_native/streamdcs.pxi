@@ -17,6 +17,8 @@ cdef extern from "streamdcs.h" nogil:
     void move_mean(double *mean, const double *feature, int64_t d, double count)
     int64_t predict(const double *cosines, const double *bias, int64_t k, double temperature, double *logits)
     double confidence(const double *logits, int64_t k, int64_t best)
+    void add_scaled_signals(const double *one, const double *two, int64_t n, const double *means,
+                            const double *deviations, double one_weight, double two_weight, double *out)
     void uncertainty(const double *cosines, int64_t k, double *out)
     void add_scaled(double *to, const double *source, int64_t k, double factor)
     BiasSums displacements(const double *weights, const double *responses, const double *likeness, int64_t k,
@@ -368,7 +370,7 @@ cdef class StreamStep:
 
     cdef int refit(self) noexcept nogil:
         """Measure scales and, from the first refit on, the rule. Return 1 if memory is missing."""
-        cdef int64_t seen = self.progress[SEEN], held = self.history.shape[0], first = 1, n, i, signal
+        cdef int64_t seen = self.progress[SEEN], held = self.history.shape[0], first = 1, n, i, row, signal
         cdef double *room
         cdef double *columns
         cdef Work work
@@ -383,9 +385,11 @@ cdef class StreamStep:
         work.scores, work.ordered, work.spare = work.text + n, work.text + 2 * n, work.text + 3 * n
         work.unknown, work.other = work.text + 4 * n, work.text + 5 * n
         work.low, work.high, work.all_ordered = work.text + 6 * n, work.text + 7 * n, work.text + 8 * n
+        row = first % held
         for i in range(n):
             for signal in range(SIGNALS):
-                columns[signal * n + i] = self.history[(first + i) % held, signal]
+                columns[signal * n + i] = self.history[row, signal]
+            row = row + 1 if row + 1 < held else 0
         self.measure_scales(columns, n)
         if seen >= FIRST_REFIT:
             self.fit_rule(columns, first, n, &work)
@@ -421,9 +425,9 @@ cdef class StreamStep:
         cdef Groups groups
         cdef HeadWeight head
         cdef double tail
-        for i in range(n):
-            work.cosine[i] = self.cosine_score(columns[i], columns[n + i])
-            work.text[i] = self.text_score(columns[RAW_Z * n + i], columns[CENTRED_Z * n + i])
+        add_scaled_signals(columns, columns + n, n, &self.scales[0, 0], &self.scales[1, 0], 1.0, 1.0, work.cosine)
+        add_scaled_signals(columns + RAW_Z * n, columns + CENTRED_Z * n, n, &self.scales[0, RAW_Z],
+                           &self.scales[1, RAW_Z], 1.0 - CENTRED_WEIGHT, CENTRED_WEIGHT, work.text)
         groups = find_groups(work.cosine + n - window, columns + (STAND_OUT + 1) * n - window, window,
                              self.stand_out_limit, &self.normal, work)
         sort(work.cosine, work.all_ordered, work.spare, n)

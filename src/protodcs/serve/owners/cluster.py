@@ -20,7 +20,6 @@ from prometheus_client import CollectorRegistry
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError, TaskCancelledError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ...core.compiled import ensure_compiled
 from ...errors import ConfigError, StoreError
 from ..messages import Outcome, Reply, Request
 from ..settings import ServeConfig
@@ -54,7 +53,6 @@ class OwnerActor:
         self._config = ServeConfig(**settings)
         self._starting: asyncio.Task[Owner] | None = None
         begin(self._config, name)
-        ensure_compiled()
         freeze_startup_objects()
 
     async def _owner(self) -> Owner:
