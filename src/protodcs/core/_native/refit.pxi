@@ -93,7 +93,9 @@ cdef inline double separation(Mixture *fit) noexcept nogil:
     return (fit.mode - fit.mean) / sqrt(0.5 * (fit.width * fit.width + fit.deviation * fit.deviation))
 
 
-cdef Tail mirrored_tail(const double *ordered, int64_t n, double target, double deviations, double ratio) noexcept nogil:
+cdef Tail mirrored_tail(
+    const double *ordered, int64_t n, double target, double deviations, double ratio
+) noexcept nogil:
     cdef Tail tail
     cdef double below
     cdef int turn

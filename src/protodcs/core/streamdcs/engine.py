@@ -78,7 +78,7 @@ class StreamDCS(FeatureMethod):
         )
 
     def observe_many(self, features: NDArray[np.floating], scores: bool = False) -> Decisions:
-        """Observe (N, d) features in order, exactly as one by one; on bad input nothing is observed."""
+        """Observe (N, d) features in order, exactly as one by one; bad input raises before anything is observed."""
         step = self._memory.native
         if step is None:
             return super().observe_many(features, scores)
