@@ -138,11 +138,11 @@ def test_the_alignment_moves_texts_towards_their_queues_as_autograd_says():
     means = [memory.cache[k, : memory.counts[k]].astype(np.float64).mean(axis=0) for k in opened]
     visual = torch.tensor(np.array(means), requires_grad=True)
     (engine.config.alignment_weight * reference.alignment(text, visual, opened)).backward()
-    by_text = memory.pull_scale * memory.pull
+    by_text = memory.text_alignment
     np.testing.assert_allclose(by_text, text.grad.numpy(), atol=1e-5 * np.abs(text.grad.numpy()).max())
     directions, lengths = memory.visual[opened], memory.lengths[opened, None]
     sums = memory.visual_sum[opened]
-    by_visual = memory.pull_scale * (sums - (sums * directions).sum(axis=1, keepdims=True) * directions) / lengths
+    by_visual = memory.alignment_scale * (sums - (sums * directions).sum(axis=1, keepdims=True) * directions) / lengths
     np.testing.assert_allclose(by_visual, visual.grad.numpy(), atol=1e-5 * np.abs(visual.grad.numpy()).max())
 
 

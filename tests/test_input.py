@@ -188,7 +188,7 @@ def test_an_interrupted_engine_says_so_until_it_is_reset(name, monkeypatch):
     engine = methods.create(name, prototypes)
     engine.observe_many(features)
     kept = engine.snapshot()
-    part = {"protodcs": "_verify", "streamdcs": "_advance"}.get(name, "_score")
+    part = "_advance" if name in ("protodcs", "streamdcs") else "_score"
 
     def interrupted(*arguments):
         raise KeyboardInterrupt

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import random_stream
+from conftest import random_stream, unit
 from protodcs import StreamDCS, StreamDCSConfig
 from protodcs.core import _native, vectors
 from protodcs.core.prototypes import Prototypes
@@ -178,6 +178,28 @@ def test_many_samples_give_what_one_by_one_gives(frozen, in_numpy):
         alone, many = engines[1].observe(feature).to_dict(), decision.to_dict()
         assert many == alone
     assert engines[0].snapshot() == engines[1].snapshot()
+
+
+def test_a_restored_engine_continues_to_the_bit_with_a_class_bias():
+    rng = np.random.default_rng(0)
+    prototypes = unit(rng.normal(size=(10, 64)))
+    shift = 0.6 * unit(prototypes[0] - prototypes[1])
+    features = prototypes[rng.integers(10, size=600)] + 0.2 * rng.normal(size=(600, 64)) + shift
+    engine = StreamDCS(prototypes)
+    for start in range(0, 600, 50):
+        copied = StreamDCS.restore(engine.snapshot())
+        copied.add_class("new", features[0])
+        copied.remove_class("3")
+        again = StreamDCS.restore(copied.snapshot())
+        engine = StreamDCS.restore(engine.snapshot())
+        plain = engine.observe_many(features[start : start + 50], scores=True)
+        edited, twice = (one.observe_many(features[start : start + 50], scores=True) for one in (copied, again))
+        assert edited.scores.tobytes() == twice.scores.tobytes()
+    straight = StreamDCS(prototypes)
+    expected = straight.observe_many(features, scores=True)
+    assert engine.stats()["class_bias_max"] > 0
+    assert plain.scores.tobytes() == expected.scores[-50:].tobytes()
+    assert engine.snapshot() == straight.snapshot()
 
 
 DIGEST = """

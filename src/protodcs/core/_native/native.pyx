@@ -6,4 +6,5 @@ from libc.stdint cimport int64_t
 include "vectors.pxi"
 include "protodcs.pxi"
 include "refit.pxi"
+include "streamdcs_constants.pxi"
 include "streamdcs.pxi"

@@ -1,4 +1,4 @@
-/* Powers, logarithms and Dirichlet uncertainty for both methods, the same on every CPU: see `core/numerics`. */
+/* What both methods compute alike: powers, logarithms, Dirichlet uncertainty and windows, see `core/numerics`. */
 #ifndef PROTODCS_NUMERICS_H
 #define PROTODCS_NUMERICS_H
 
@@ -82,19 +82,28 @@ static double digamma(double x)
     return result + own_log(x) - 0.5 / x - tail;
 }
 
-/* psi(a + 1) for the evidence a = 1 .. 2.1 of a cosine: Taylor's series around 2.5. */
+/* psi(a + 1) for the evidence a = 1 .. 2.1 of a cosine: Taylor's series around 2.5, written out to become vectors. */
 static inline double evidence_digamma(double a)
 {
-    static const double series[19] = {
-        0.70315664064524319,    0.49035775610023486,    -0.1181020258208637,    0.037317641469542009,
-        -0.013073166646113807,  0.0048214098213931957,  -0.0018305640382639378, 0.00070738816518316098,
-        -0.00027643925426264713, 0.00010882584206868631, -4.3052688655542602e-5, 1.7089167198843548e-5,
-        -6.7989292319747948e-6, 2.7092759794669097e-6,  -1.0808116193449875e-6, 4.315056529691794e-7,
-        -1.7237026144441995e-7, 6.8882254155130349e-8,  -2.7534182401274526e-8};
-    double h = a + 1.0 - 2.5, value = series[18];
-    for (int n = 17; n >= 0; n--)
-        value = value * h + series[n];
-    return value;
+    double h = a + 1.0 - 2.5, value = -2.7534182401274526e-8;
+    value = value * h + 6.8882254155130349e-8;
+    value = value * h + -1.7237026144441995e-7;
+    value = value * h + 4.315056529691794e-7;
+    value = value * h + -1.0808116193449875e-6;
+    value = value * h + 2.7092759794669097e-6;
+    value = value * h + -6.7989292319747948e-6;
+    value = value * h + 1.7089167198843548e-5;
+    value = value * h + -4.3052688655542602e-5;
+    value = value * h + 0.00010882584206868631;
+    value = value * h + -0.00027643925426264713;
+    value = value * h + 0.00070738816518316098;
+    value = value * h + -0.0018305640382639378;
+    value = value * h + 0.0048214098213931957;
+    value = value * h + -0.013073166646113807;
+    value = value * h + 0.037317641469542009;
+    value = value * h + -0.1181020258208637;
+    value = value * h + 0.49035775610023486;
+    return value * h + 0.70315664064524319;
 }
 
 /* Write aleatoric and epistemic uncertainty of `cosines` (k) to `out` (2). */
@@ -105,6 +114,95 @@ static void uncertainty(const double *cosines, int64_t k, double *out)
         SUM(k, (at_least(cosines[i], 0.0) + 1.0) * evidence_digamma(at_least(cosines[i], 0.0) + 1.0));
     out[0] = k == 1 ? 0.0 : at_least(digamma(total + 1.0) - weighted / total, 0.0);
     out[1] = k / total;
+}
+
+/* The derivative of psi(a + 1) in the same way. */
+static inline double evidence_trigamma(double a)
+{
+    double h = a + 1.0 - 2.5, value = 18 * -2.7534182401274526e-8;
+    value = value * h + 17 * 6.8882254155130349e-8;
+    value = value * h + 16 * -1.7237026144441995e-7;
+    value = value * h + 15 * 4.315056529691794e-7;
+    value = value * h + 14 * -1.0808116193449875e-6;
+    value = value * h + 13 * 2.7092759794669097e-6;
+    value = value * h + 12 * -6.7989292319747948e-6;
+    value = value * h + 11 * 1.7089167198843548e-5;
+    value = value * h + 10 * -4.3052688655542602e-5;
+    value = value * h + 9 * 0.00010882584206868631;
+    value = value * h + 8 * -0.00027643925426264713;
+    value = value * h + 7 * 0.00070738816518316098;
+    value = value * h + 6 * -0.0018305640382639378;
+    value = value * h + 5 * 0.0048214098213931957;
+    value = value * h + 4 * -0.013073166646113807;
+    value = value * h + 3 * 0.037317641469542009;
+    value = value * h + 2 * -0.1181020258208637;
+    return value * h + 0.49035775610023486;
+}
+
+static double trigamma(double x)
+{
+    double result = 0.0;
+    for (; x < 8.0; x += 1.0)
+        result += 1.0 / (x * x);
+    double r = 1.0 / (x * x);
+    double tail =
+        r * (1 / 6.0 - r * (1 / 30.0 - r * (1 / 42.0 - r * (1 / 30.0 - r * (5 / 66.0 - r * (691 / 2730.0))))));
+    return result + 1.0 / x + 0.5 * r + tail / x;
+}
+
+static void uncertainty_gradient(const double *logits, int64_t n, double by_aleatoric, double by_epistemic, double *out)
+{
+    for (int64_t i = 0; i < n; i++)
+        out[i] = evidence_digamma(at_least(logits[i], 0.0) + 1.0);
+    double total = SUM(n, at_least(logits[i], 0.0) + 1.0);
+    double weighted = SUM(n, (at_least(logits[i], 0.0) + 1.0) * out[i]);
+    double common = by_aleatoric * (trigamma(total + 1.0) + weighted / total / total) - by_epistemic * n / (total * total);
+    double share = by_aleatoric / total;
+    for (int64_t i = 0; i < n; i++) {
+        double a = at_least(logits[i], 0.0) + 1.0;
+        double slope = common - share * (out[i] + a * evidence_trigamma(a));
+        out[i] = logits[i] > 0.0 ? slope : 0.0;
+    }
+}
+
+/* Windows. */
+
+static int64_t first_not_below(const double *ordered, int64_t size, double value)
+{
+    int64_t low = 0, high = size;
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        if (ordered[middle] < value)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Add `value` to a window that took `pushed` values before. Return how many it holds. */
+static int64_t push(double *arrivals, double *ordered, int64_t capacity, int64_t pushed, double value)
+{
+    int64_t size = pushed < capacity ? pushed : capacity, slot = pushed % capacity;
+    if (size == capacity) {
+        int64_t gap = first_not_below(ordered, capacity, arrivals[slot]);
+        size -= 1;
+        memmove(ordered + gap, ordered + gap + 1, (size - gap) * sizeof *ordered);
+    }
+    int64_t place = first_not_below(ordered, size, value);
+    memmove(ordered + place + 1, ordered + place, (size - place) * sizeof *ordered);
+    ordered[place] = arrivals[slot] = value;
+    return size + 1;
+}
+
+static double quantile(const double *ordered, int64_t size, double fraction)
+{
+    double position = fraction * (size - 1);
+    int64_t low = (int64_t)position;
+    if (low >= size - 1)
+        return ordered[size - 1];
+    double part = position - low, step = ordered[low + 1] - ordered[low];
+    return part >= 0.5 ? ordered[low + 1] - step * (1.0 - part) : ordered[low] + step * part;
 }
 
 #endif

@@ -15,6 +15,8 @@ from .state import StreamState
 from .verification import Verification
 
 _SHOWN = 5
+# Both backends compute the text score, and may round it differently.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def _verification(verification: Verification, signals: NDArray[np.float64], deci
         return VerificationStage(score, 0.0, score, None, 0.0, None, reason)
     text = verification.text_score(signals)
     reason = f"score {score:.2f}, threshold {rule.threshold:.2f}"
-    if text != score:
+    if abs(score - text) > _ROUNDING:
         reason += f"; the text score is {text:.2f}, and the linear head adds {score - text:+.2f}"
     if rule.shows_two_groups:
         reason += f"; the stream shows two groups, about {rule.share:.0%} of the samples are unknown"

@@ -134,8 +134,14 @@ class StreamState:
         edited.verification.take_classes(self.verification, kept)
         if edited.class_bias is not None and self.class_bias is not None:
             edited.class_bias.take_classes(self.class_bias, kept)
+            edited._correct_bias()
         edited.samples[:] = self.samples
         return edited
+
+    def _correct_bias(self) -> None:
+        """Compute the class bias to the bits that a step would give it."""
+        if self.native is not None:
+            self.native.correct_bias()
 
     def stats(self) -> dict[str, Any]:
         """Return numbers for monitoring, JSON-ready."""
@@ -191,8 +197,7 @@ class StreamState:
             restored.verification.restore(rest, others)
             if restored.class_bias is not None:
                 restored.class_bias.restore(of_bias, trusted)
-                if restored.native is not None:
-                    restored.native.correct_bias()  # To the bits that the next step starts from.
+                restored._correct_bias()
         except MemoryError:
             raise StateError("The state needs more memory than this machine has.") from None
         restored.samples[:] = decided(own)

@@ -23,6 +23,9 @@ from .constants import (
     LEAST_SEPARATION,
     MIRROR_RATIO,
     MOST_HIDDEN,
+    SHIFT_DEVIATIONS,
+    SHIFT_QUANTILE,
+    SHIFT_WINDOW,
     SKEW,
     STAND_OUT_RAMP,
     WINDOW,
@@ -192,6 +195,17 @@ def fit_threshold(scores: Vector, text: Vector, groups: Groups, target: float) -
         evidence * between + (1.0 - evidence) * score,
         evidence * steep + (1.0 - evidence) * slope,
     )
+
+
+def lower_than_before(scores: Vector, threshold: float) -> bool:
+    """Whether more of the latest scores are low than of the earlier ones; `scores` (n,) are in order of arrival."""
+    recent, earlier = scores[-SHIFT_WINDOW:], scores[:-SHIFT_WINDOW]
+    if len(earlier) < SHIFT_WINDOW:
+        return False
+    fraction = max(SHIFT_QUANTILE, float((earlier < threshold).mean()))
+    low = int((recent < quantile(np.sort(earlier), fraction)).sum())
+    expected, deviation = SHIFT_WINDOW * fraction, math.sqrt(SHIFT_WINDOW * fraction * (1.0 - fraction))
+    return low >= expected + SHIFT_DEVIATIONS * deviation
 
 
 def ramp(value: float, low: float, high: float) -> float:

@@ -34,8 +34,6 @@ from .constants import (
     REFIT_PERIOD,
     REST_WEIGHT,
     SCALE_PRIOR,
-    SHIFT_DEVIATIONS,
-    SHIFT_QUANTILE,
     SHIFT_WARNING,
     SHIFT_WINDOW,
     STAND_OUT_BASE,
@@ -43,7 +41,7 @@ from .constants import (
     WINDOW,
 )
 from .linear_head import KNOWN, NO_HEAD, UNKNOWN, HeadWeight, LinearHead, weigh_head
-from .threshold import Groups, find_groups, fit_threshold, quantile
+from .threshold import Groups, find_groups, fit_threshold, lower_than_before, quantile
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -284,7 +282,7 @@ class Verification:
         )
         tail = min(MOST_SHARE, max(LEAST_SHARE, groups.share))
         ordered = np.sort(cosine_scores)
-        lower = _lower_than_before(scores[-len(window) :], threshold.score)
+        lower = lower_than_before(scores[-len(window) :], threshold.score)
         self._rule[:] = Rule(
             quantile(ordered, tail),
             quantile(ordered, tail + 0.5 * (1.0 - tail)),
@@ -390,17 +388,6 @@ class Verification:
             "mixture": {"separation": rule.separation} if rule is not None and rule.shows_two_groups else None,
             "reason": self.reason,
         }
-
-
-def _lower_than_before(scores: Vector, threshold: float) -> bool:
-    """Whether more of the latest scores are low than of the earlier ones; `scores` (n,) are in order of arrival."""
-    recent, earlier = scores[-SHIFT_WINDOW:], scores[:-SHIFT_WINDOW]
-    if len(earlier) < SHIFT_WINDOW:
-        return False
-    fraction = max(SHIFT_QUANTILE, float((earlier < threshold).mean()))
-    low = int((recent < quantile(np.sort(earlier), fraction)).sum())
-    expected, deviation = SHIFT_WINDOW * fraction, math.sqrt(SHIFT_WINDOW * fraction * (1.0 - fraction))
-    return low >= expected + SHIFT_DEVIATIONS * deviation
 
 
 def _checked_rule(values: Vector) -> Rule:
