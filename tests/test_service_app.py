@@ -752,6 +752,10 @@ def hostile():
     )
 
 
+# A float32 whose conversion to float64 makes numpy warn.
+SIGNALLING_NAN = b"\x01\x00\x80\x7f"
+
+
 def test_no_body_whatever_is_an_error_inside_the_service():
     with asyncio.Runner() as runner:
         context = served(FakeEncoding())
@@ -769,6 +773,7 @@ def test_no_body_whatever_is_an_error_inside_the_service():
         @example(route="s/observe", kind="application/octet-stream", body=feature(0), count="\u0661", key=None)
         @example(route="nobody/observe", kind="application/octet-stream", body=feature(0), count="1", key=None)
         @example(route="s/observe", kind="text/plain", body=b"", count="1", key=None)
+        @example(route="s/peek", kind="application/octet-stream", body=SIGNALLING_NAN * 32, count="1", key=None)
         @settings(max_examples=400)
         def check(route, kind, body, count, key):
             headers = {"content-type": kind}

@@ -28,7 +28,8 @@ def is_plain(value: Any) -> bool:
 
 def contiguous(array: NDArray[Any], working: np.dtype[Any]) -> NDArray[Any]:
     """Return the array in this type, contiguous, aligned and writeable, as the compiled functions need it."""
-    values = np.ascontiguousarray(array, dtype=working)
+    with np.errstate(invalid="ignore"):  # Converting a signalling NaN would warn; `to_unit` refuses it.
+        values = np.ascontiguousarray(array, dtype=working)
     return values if values.flags.behaved else values.copy()
 
 

@@ -24,8 +24,8 @@ def cosines_numpy(prototypes: Matrix, inverse_norms: Vector, feature: Row, out: 
 
 def to_unit_numpy(values: NDArray[np.floating], out: Row) -> bool:
     """Normalise `values` (d,) in float64 into `out`. Return False if not finite or shorter than 1e-6."""
-    wide, scale = values.astype(np.float64), 1.0
     with np.errstate(over="ignore", invalid="ignore"):
+        wide, scale = values.astype(np.float64), 1.0
         total = float(wide @ wide)
         if total == math.inf:  # The squares overflow: try again with the largest value as the unit.
             scale = max(1.0, float(np.abs(wide).max()))

@@ -557,7 +557,9 @@ async def _from_json(http: HttpRequest) -> list[bytes]:
 
 def _split(rows: NDArray[np.float32]) -> list[bytes]:
     """Each row as bytes. One that no engine takes is refused here, before any of them is observed."""
-    lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
+    # Converting a signalling NaN would warn; the check below refuses it.
+    with np.errstate(invalid="ignore"):
+        lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
     if not (np.isfinite(lengths) & (lengths > 1e-6)).all():
         raise InputError("a feature must be finite and longer than 1e-6")
     return [row.tobytes() for row in rows.astype("<f4", copy=False)]
