@@ -76,10 +76,10 @@ def fill(streams, numbers, features, prototypes, begun, folder):
         kept = folder / str(at)
         with streams.engine(f"stream {number}") as engine:
             if i >= len(features):
-                engine._memory = ProtoDCS.load(kept, prototypes=prototypes)._memory
+                engine._memory = methods.restore(kept.read_bytes(), prototypes=prototypes, trusted=True)._memory
             else:
                 if begun is not None:
-                    engine._memory = ProtoDCS.restore(begun, prototypes=prototypes)._memory
+                    engine._memory = methods.restore(begun, prototypes=prototypes, trusted=True)._memory
                 engine.observe_many(np.take(features, range(at, at + SAMPLES), axis=0, mode="wrap"))
                 if i + len(features) < count:
                     kept.write_bytes(engine.difference())
