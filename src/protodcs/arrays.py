@@ -8,6 +8,8 @@ Singles = NDArray[np.float32]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
+# A unit feature (d,), or prototypes (K, d), as an engine stores them.
+Feature = NDArray[np.float32]
 # Unit features (N, d) of images or texts.
 Features = NDArray[np.float32]
 # Class numbers (N,), -1 for unknown.

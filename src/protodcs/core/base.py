@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
+from ..arrays import Feature
 from ..errors import ConfigError, InputError, StateError, UsageError
 from ..version import __version__
 from . import state
@@ -26,7 +27,6 @@ from .decision import Decision, Decisions
 from .numerics.evidence import uncertainty
 from .prototypes import Prototypes
 from .rows import WORKING_TYPE, contiguous, described, described_values, is_plain, unit_rows
-from .rows import Feature as Feature
 from .vectors import to_unit
 
 Counters = dict[str, int | float | bool | None]
@@ -135,8 +135,8 @@ class FeatureMethod(ABC):
         """What `_advance` would decide on a unit feature; nothing changes."""
         return self._advance(self._memory.fork(), feature, scores)
 
-    def _rehearse(self, rows: Sequence[Feature]) -> None:  # noqa: B027
-        """Learn from unit rows (d,) without counting them, if it helps to see them twice."""
+    def _rehearse(self, rows: Feature) -> None:  # noqa: B027
+        """Learn from unit rows (N, d) without counting them, if it helps to see them twice."""
 
     @abstractmethod
     def _entry(self, memory: Any) -> Feature:
@@ -433,13 +433,13 @@ class FeatureMethod(ABC):
 
     def _in_two_passes(self, rows: Feature, scores: bool) -> list[Decision]:
         """Learn from unit rows (N, d), in an order that depends on their values alone, and then decide on each."""
-        first, shuffled = self.sequence, sorted(rows, key=_digest)
+        first = self.sequence
+        shuffled = rows[np.array(sorted(range(len(rows)), key=lambda place: _digest(rows[place])), dtype=np.int64)]
         if not self.frozen:
             self._whole = False
             self._rehearse(shuffled)
             self._whole = True
-        for row in shuffled:
-            self._observe(row, False)
+        self._observe_rows(shuffled, False)
         return [
             replace(_nothing_kept(self._glance(row, scores)), sequence=first + place) for place, row in enumerate(rows)
         ]

@@ -11,7 +11,8 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .rows import Feature, unit_rows
+from ..arrays import Feature
+from .rows import unit_rows
 
 T = TypeVar("T")
 

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Feature
 from ..errors import InputError
 from .vectors import to_unit
-
-Feature = NDArray[np.float32]
 
 # float16 is widened, which loses nothing; `to_unit` takes the other two as they are.
 WORKING_TYPE: dict[np.dtype[Any], np.dtype[Any]] = {

@@ -8,21 +8,18 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Feature, Floats
 from ._native import native
 
-Vector = NDArray[np.float64]
-Row = NDArray[np.float32]
-Matrix = NDArray[np.float32]
 
-
-def cosines_numpy(prototypes: Matrix, inverse_norms: Vector, feature: Row, out: Vector) -> int:
+def cosines_numpy(prototypes: Feature, inverse_norms: Floats, feature: Feature, out: Floats) -> int:
     """Write the cosine of `feature` (d,) with each prototype (K, d) to `out` (K,). Return the first largest."""
     np.matmul(prototypes.astype(np.float64), feature.astype(np.float64), out=out)
     out *= inverse_norms
     return int(out.argmax())
 
 
-def to_unit_numpy(values: NDArray[np.floating], out: Row) -> bool:
+def to_unit_numpy(values: NDArray[np.floating], out: Feature) -> bool:
     """Normalise `values` (d,) in float64 into `out`. Return False if not finite or shorter than 1e-6."""
     with np.errstate(over="ignore", invalid="ignore"):
         wide, scale = values.astype(np.float64), 1.0
@@ -38,14 +35,14 @@ def to_unit_numpy(values: NDArray[np.floating], out: Row) -> bool:
     return True
 
 
-def inverse_norms_numpy(rows: Matrix) -> Vector:
+def inverse_norms_numpy(rows: Feature) -> Floats:
     """Return 1 / norm of each of `rows` (K, d): (K,) float64."""
-    norms: Vector = np.linalg.norm(rows.astype(np.float64), axis=1)
+    norms: Floats = np.linalg.norm(rows.astype(np.float64), axis=1)
     return 1.0 / norms
 
 
-def _inverse_norms_native(rows: Matrix) -> Vector:
-    out: Vector = np.empty(len(rows))
+def _inverse_norms_native(rows: Feature) -> Floats:
+    out: Floats = np.empty(len(rows))
     native.invert_norms(rows, out)  # type: ignore[union-attr]
     return out
 

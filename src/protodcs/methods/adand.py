@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ..arrays import Floats, Labels
+from ..arrays import Feature, Floats, Labels
 from ..core import state
-from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, decided, required
+from ..core.base import Capabilities, Counters, FeatureMethod, check_unit, decided, required
 from ..core.decision import Decision
 from ..core.numerics.windows import Window
 from ..core.settings import Settings

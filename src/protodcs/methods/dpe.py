@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ..arrays import Floats
+from ..arrays import Feature, Floats
 from ..core import state
-from ..core.base import Capabilities, Counters, Feature, FeatureMethod, counter, decided, required, softmax_rows
+from ..core.base import Capabilities, Counters, FeatureMethod, counter, decided, required, softmax_rows
 from ..core.decision import Decision
 from ..core.numerics.evidence import uncertainty
 from ..core.numerics.linalg import cosines as row_cosines

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ..arrays import Floats
+from ..arrays import Feature, Floats
 from ..core import state
-from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, counter, required
+from ..core.base import Capabilities, Counters, FeatureMethod, check_unit, counter, required
 from ..core.decision import Decision
 from ..core.numerics.softmax import softmax
 from ..core.settings import Settings

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from ..arrays import Feature
 from ..core import state
-from ..core.base import Capabilities, Counters, Feature, FeatureMethod, check_unit, counter, required
+from ..core.base import Capabilities, Counters, FeatureMethod, check_unit, counter, required
 from ..core.decision import Decision
 from ..core.settings import Settings
 from ..core.vectors import cosines as compute_cosines

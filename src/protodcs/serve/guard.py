@@ -15,10 +15,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
+from ..arrays import Feature
 from ..core.decision import Decision
 from ..core.numerics.softmax import confidence
 from ..core.prototypes import Prototypes
-from ..core.rows import Feature
 from ..core.settings import Settings
 from ..core.vectors import cosines as compute_cosines
 from ..core.vectors import inverse_norms

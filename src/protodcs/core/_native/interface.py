@@ -6,8 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-Row = NDArray[np.float32]
-Vector = NDArray[np.float64]
+from ...arrays import Feature, Floats
 
 
 class ProtoDCSStep(Protocol):
@@ -17,29 +16,29 @@ class ProtoDCSStep(Protocol):
         cosines, after, slopes, affinity, scores: (K,) results of the latest step.
     """
 
-    cosines: Vector
-    after: Vector
-    slopes: Vector
-    affinity: Vector
-    scores: Vector
+    cosines: Floats
+    after: Floats
+    slopes: Floats
+    affinity: Floats
+    scores: Floats
 
-    def run(self, feature: Row, pushed: int, offered: bool, follows: bool, judged: int) -> tuple[Any, ...]:
+    def run(self, feature: Feature, pushed: int, offered: bool, follows: bool, judged: int) -> tuple[Any, ...]:
         """Check a unit feature, offer it to its queue, take its step, predict and verify."""
 
-    def finish(self, feature: Row, trusted: bool, judged: int) -> tuple[Any, ...]:
+    def finish(self, feature: Feature, trusted: bool, judged: int) -> tuple[Any, ...]:
         """Take the step of a feature whose first check was made, predict and verify."""
 
 
 class NativeStep(Protocol):
     """The compiled step of one StreamDCS engine."""
 
-    def step(self, feature: Row, learns: bool) -> tuple[bool, int, float, float, float, float, float, str | None]:
+    def step(self, feature: Feature, learns: bool) -> tuple[bool, int, float, float, float, float, float, str | None]:
         """Compute `StreamState.step`. Return the fields of `Outcome`."""
 
-    def run(self, features: Row, learns: bool, columns: tuple[NDArray[Any], ...], scores: Row | None) -> None:
+    def run(self, features: Feature, learns: bool, columns: tuple[NDArray[Any], ...], scores: Feature | None) -> None:
         """Step through features (N, d), and write the results to columns: see `streamdcs.pxi`."""
 
-    def calibrate(self, feature: Row) -> None:
+    def calibrate(self, feature: Feature) -> None:
         """Compute `StreamState.calibrate`."""
 
     def correct_bias(self) -> None:
@@ -55,22 +54,22 @@ class Native(Protocol):
     def supports(self, instructions: str) -> bool:
         """Return whether the CPU has an instruction set."""
 
-    def to_unit(self, values: NDArray[np.floating], out: Row) -> bool:
+    def to_unit(self, values: NDArray[np.floating], out: Feature) -> bool:
         """Compute `vectors.to_unit`."""
 
-    def cosines(self, prototypes: Row, inverse_norms: Vector, feature: Row, out: Vector) -> int:
+    def cosines(self, prototypes: Feature, inverse_norms: Floats, feature: Feature, out: Floats) -> int:
         """Compute `vectors.cosines`."""
 
-    def invert_norms(self, rows: Row, out: Vector) -> None:
+    def invert_norms(self, rows: Feature, out: Floats) -> None:
         """Compute `vectors.invert_norms`."""
 
     def StreamStep(  # noqa: N802 - it is a class
         self,
-        prototypes: Row,
-        inverse_norms: Vector,
-        likeness: Vector | None,
+        prototypes: Feature,
+        inverse_norms: Floats,
+        likeness: Floats | None,
         arena: Mapping[str, NDArray[Any]],
-        work: tuple[Vector, Vector, Vector],
+        work: tuple[Floats, Floats, Floats],
         config: Any,
     ) -> NativeStep:
         """Return the step of an engine over the arrays of its state."""

@@ -167,12 +167,13 @@ static void uncertainty_gradient(const double *logits, int64_t n, double by_alea
 
 /* Windows. */
 
-static int64_t first_not_below(const double *ordered, int64_t size, double value)
+/* Return the number of `sorted` (n) values below `value`. */
+static int64_t count_below(const double *sorted, int64_t n, double value)
 {
-    int64_t low = 0, high = size;
+    int64_t low = 0, high = n;
     while (low < high) {
         int64_t middle = (low + high) / 2;
-        if (ordered[middle] < value)
+        if (sorted[middle] < value)
             low = middle + 1;
         else
             high = middle;
@@ -185,11 +186,11 @@ static int64_t push(double *arrivals, double *ordered, int64_t capacity, int64_t
 {
     int64_t size = pushed < capacity ? pushed : capacity, slot = pushed % capacity;
     if (size == capacity) {
-        int64_t gap = first_not_below(ordered, capacity, arrivals[slot]);
+        int64_t gap = count_below(ordered, capacity, arrivals[slot]);
         size -= 1;
         memmove(ordered + gap, ordered + gap + 1, (size - gap) * sizeof *ordered);
     }
-    int64_t place = first_not_below(ordered, size, value);
+    int64_t place = count_below(ordered, size, value);
     memmove(ordered + place + 1, ordered + place, (size - place) * sizeof *ordered);
     ordered[place] = arrivals[slot] = value;
     return size + 1;

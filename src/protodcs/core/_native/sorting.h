@@ -55,20 +55,6 @@ static void sort(const double *values, double *sorted, double *spare, int64_t n)
         keys[i] ^= (uint64_t)(~(int64_t)keys[i] >> 63) | 0x8000000000000000ull;
 }
 
-/* Return the number of `sorted` (n) values below `value`. */
-static int64_t count_below(const double *sorted, int64_t n, double value)
-{
-    int64_t low = 0, high = n;
-    while (low < high) {
-        int64_t middle = (low + high) / 2;
-        if (sorted[middle] < value)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 /* Return the probability that one of `high` (n) exceeds one of `low` (m); both are sorted, a tie counts one half. */
 static double exceeding(const double *high, int64_t n, const double *low, int64_t m)
 {

@@ -7,7 +7,7 @@ to float32 would reorder the cache.
 
 import numpy as np
 
-from ..arrays import Vector
+from ...arrays import Floats
 
 # The asymptotic series below are exact to 1e-13 from here on.
 _LARGE = 8.0
@@ -15,7 +15,7 @@ _LARGE = 8.0
 _STEPS = np.arange(_LARGE - 1.0)[:, None]
 
 
-def uncertainty(logits: Vector) -> tuple[float, float]:
+def uncertainty(logits: Floats) -> tuple[float, float]:
     """Return AU = -sum a_k/S (psi(a_k + 1) - psi(S + 1)) and EU = K/S of `logits` (K,), with S = sum a."""
     evidence = np.maximum(logits, 0.0) + 1.0
     total = float(evidence.sum())
@@ -25,7 +25,7 @@ def uncertainty(logits: Vector) -> tuple[float, float]:
     return aleatoric, len(evidence) / total
 
 
-def uncertainty_gradient(logits: Vector, aleatoric_weight: float, epistemic_weight: float) -> Vector:
+def uncertainty_gradient(logits: Floats, aleatoric_weight: float, epistemic_weight: float) -> Floats:
     """Return the derivative (K,) of `aleatoric_weight * AU + epistemic_weight * EU` by each of the `logits` (K,)."""
     evidence = np.maximum(logits, 0.0) + 1.0
     total = float(evidence.sum())
@@ -36,21 +36,21 @@ def uncertainty_gradient(logits: Vector, aleatoric_weight: float, epistemic_weig
     return np.where(logits > 0.0, slopes, 0.0)
 
 
-def digamma(x: Vector) -> Vector:
+def digamma(x: Floats) -> Floats:
     """Return psi(x) for x (n,), each 1 or more: recurrence to 8 and beyond, then the asymptotic series."""
     earlier = (1.0 / (x + _STEPS)).sum(axis=0)
     x = x + len(_STEPS)
     r = 1.0 / (x * x)
     tail = r * (1 / 12 - r * (1 / 120 - r * (1 / 252 - r * (1 / 240 - r * (1 / 132 - r * (691 / 32760))))))
-    psi: Vector = np.log(x) - 0.5 / x - tail - earlier
+    psi: Floats = np.log(x) - 0.5 / x - tail - earlier
     return psi
 
 
-def trigamma(x: Vector) -> Vector:
+def trigamma(x: Floats) -> Floats:
     """Return psi'(x) for x (n,), each 1 or more, in the same way."""
     earlier = (1.0 / (x + _STEPS) ** 2).sum(axis=0)
     x = x + len(_STEPS)
     r = 1.0 / (x * x)
     tail = r * (1 / 6 - r * (1 / 30 - r * (1 / 42 - r * (1 / 30 - r * (5 / 66 - r * (691 / 2730))))))
-    psi_1: Vector = 1.0 / x + 0.5 * r + tail / x + earlier
+    psi_1: Floats = 1.0 / x + 0.5 * r + tail / x + earlier
     return psi_1

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...arrays import Floats
 from ...errors import StateError
-from ..arrays import Vector
 
 # Layout of the parameter vector: weight, mean and variance of the known component, then of the unknown one.
 PARAMETERS = 6
@@ -51,7 +51,7 @@ class Stop(NamedTuple):
     least_weight: float
 
 
-def fit(ordered: Vector, stop: Stop) -> Vector | None:
+def fit(ordered: Floats, stop: Stop) -> Floats | None:
     """Return the parameters (6,) of a mixture fitted to ascending values (n,), or None if the fit fails."""
     known, unknown = start(ordered, stop.floor)
     previous = -math.inf
@@ -72,7 +72,7 @@ def fit(ordered: Vector, stop: Stop) -> Vector | None:
     return parameters if usable else None
 
 
-def start(ordered: Vector, floor: float) -> tuple[Component, Component]:
+def start(ordered: Floats, floor: float) -> tuple[Component, Component]:
     """Return the two parts of ascending values (n,) whose sum of squares around their means is least."""
     size = len(ordered)
     left = np.cumsum(ordered - ordered.mean())
@@ -86,34 +86,34 @@ def start(ordered: Vector, floor: float) -> tuple[Component, Component]:
     return low, high
 
 
-def _expectation(values: Vector, known: Component, unknown: Component) -> tuple[float, Vector]:
+def _expectation(values: Floats, known: Component, unknown: Component) -> tuple[float, Floats]:
     """Return the mean log-likelihood, and the probability (n,) of each value to belong to the unknown component."""
     as_known, as_unknown = known.log_density(values), unknown.log_density(values)
     either = np.logaddexp(as_known, as_unknown)
     return float(either.mean()), np.exp(as_unknown - either)
 
 
-def _maximisation(values: Vector, share: Vector, centre: float, floor: float) -> tuple[Component, Component]:
+def _maximisation(values: Floats, share: Floats, centre: float, floor: float) -> tuple[Component, Component]:
     """Return the components for these probabilities (n,) to belong to the unknown one."""
     # Moments are taken around the middle: openness varies by hundredths around 0.7.
     x = values - centre
     return _component(x, 1.0 - share, centre, floor), _component(x, share, centre, floor)
 
 
-def _component(x: Vector, share: Vector, centre: float, floor: float) -> Component:
+def _component(x: Floats, share: Floats, centre: float, floor: float) -> Component:
     weight = float(share.sum())
     mean = float(share @ x) / weight
     variance = float(share @ (x * x)) / weight - mean * mean
     return Component(weight / len(x), centre + mean, max(variance, floor))
 
 
-def components(parameters: Vector) -> tuple[Component, Component]:
+def components(parameters: Floats) -> tuple[Component, Component]:
     """Return the known and the unknown component of fitted `parameters` (6,)."""
     values = parameters.tolist()
     return Component(*values[:3]), Component(*values[3:])
 
 
-def posterior(parameters: Vector, value: float) -> float:
+def posterior(parameters: Floats, value: float) -> float:
     """Return P(unknown | value) under a fitted mixture."""
     odds = _log_odds(value, *components(parameters))
     if odds >= 0.0:
@@ -121,7 +121,7 @@ def posterior(parameters: Vector, value: float) -> float:
     return math.exp(odds) / (1.0 + math.exp(odds))
 
 
-def boundary(parameters: Vector) -> float:
+def boundary(parameters: Floats) -> float:
     """Return the value between the two means where the posterior crosses one half, else their midpoint."""
     known, unknown = components(parameters)
     low, high = known.mean, unknown.mean
@@ -141,7 +141,7 @@ def _log_odds(value: float, known: Component, unknown: Component) -> float:
     return float(unknown.log_density(value) - known.log_density(value))
 
 
-def described(parameters: Vector) -> dict[str, Any]:
+def described(parameters: Floats) -> dict[str, Any]:
     """Return a fitted mixture by name, JSON-ready."""
     known, unknown = components(parameters)
     deviation = math.sqrt(0.5 * (known.variance + unknown.variance))
@@ -152,7 +152,7 @@ def described(parameters: Vector) -> dict[str, Any]:
     }
 
 
-def check(parameters: Vector, fitted: bool, reach: tuple[float, float], widest: float) -> None:
+def check(parameters: Floats, fitted: bool, reach: tuple[float, float], widest: float) -> None:
     """Raise StateError for parameters that no fit gives: means outside `reach`, variances of `widest` or more."""
     if not fitted:
         if parameters.any():

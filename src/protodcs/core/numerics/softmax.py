@@ -4,26 +4,26 @@ import math
 
 import numpy as np
 
-from ..arrays import Vector
+from ...arrays import Floats
 
 
-def softmax(logits: Vector) -> tuple[Vector, float]:
+def softmax(logits: Floats) -> tuple[Floats, float]:
     """Return the softmax (K,) of `logits` (K,), and its entropy in nats."""
     shifted = logits - logits.max()
     powers = np.exp(shifted)
     total = float(powers.sum())
-    probabilities: Vector = powers / total
+    probabilities: Floats = powers / total
     return probabilities, max(0.0, math.log(total) - float(probabilities @ shifted))
 
 
-def entropy_gradient(probabilities: Vector, entropy: float) -> Vector:
+def entropy_gradient(probabilities: Floats, entropy: float) -> Floats:
     """Return the derivative (K,) of the entropy of a softmax by each of its logits."""
     # A probability of zero has the derivative zero, whatever stands for its logarithm.
     logs = np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
-    slopes: Vector = -probabilities * (logs + entropy)
+    slopes: Floats = -probabilities * (logs + entropy)
     return slopes
 
 
-def confidence(logits: Vector, best: int, temperature: float) -> float:
+def confidence(logits: Floats, best: int, temperature: float) -> float:
     """Return the softmax probability of the class `best` under `logits / temperature`."""
     return float(1.0 / np.exp((logits - logits[best]) / temperature).sum())

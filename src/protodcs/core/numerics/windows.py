@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from ..arrays import Vector
+from ...arrays import Floats
 
 
 class Window:
@@ -21,12 +21,12 @@ class Window:
     """
 
     def __init__(self, capacity: int):
-        self.arrivals: Vector = np.zeros(capacity)
-        self.ordered: Vector = np.zeros(capacity)
+        self.arrivals: Floats = np.zeros(capacity)
+        self.ordered: Floats = np.zeros(capacity)
         self.pushed = 0
 
     @classmethod
-    def over(cls, arrivals: Vector, ordered: Vector, pushed: int) -> "Window":
+    def over(cls, arrivals: Floats, ordered: Floats, pushed: int) -> "Window":
         """Return a window that keeps its values in these arrays."""
         window = object.__new__(cls)
         window.arrivals, window.ordered, window.pushed = arrivals, ordered, pushed
@@ -38,7 +38,7 @@ class Window:
         return min(self.pushed, len(self.arrivals))
 
     @property
-    def sorted(self) -> Vector:
+    def sorted(self) -> Floats:
         """The values that the window holds, in ascending order."""
         return self.ordered[: self.size]
 
@@ -72,7 +72,7 @@ class Window:
         copied.arrivals, copied.ordered = self.arrivals.copy(), self.ordered.copy()
         return copied
 
-    def restore(self, values: Vector, pushed: int) -> None:
+    def restore(self, values: Floats, pushed: int) -> None:
         """Take over the `arrivals` of a stored window."""
         self.arrivals[: len(values)] = values
         self.ordered[: len(values)] = np.sort(values)

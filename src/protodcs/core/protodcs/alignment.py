@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import Classes, Vector, Wide
+from ...arrays import Floats, Integers
 from ..numerics.linalg import blocks, normalised, wide
 from .residual import adam_step, project, queue_means
 from .state import ProtoDCSState
@@ -24,7 +24,7 @@ from .state import ProtoDCSState
 REBUILD_AFTER = 1000
 
 
-def key_probabilities(queries: Wide, keys: Wide, temperature: float) -> Wide:
+def key_probabilities(queries: Floats, keys: Floats, temperature: float) -> Floats:
     """Return p (M, J): the softmax over the unit `keys` (J, d) of each of the unit `queries` (M, d)."""
     logits = queries @ keys.T
     logits /= temperature
@@ -34,7 +34,7 @@ def key_probabilities(queries: Wide, keys: Wide, temperature: float) -> Wide:
     return logits
 
 
-def contrast(queries: Wide, keys: Wide, own: Classes, temperature: float) -> tuple[Wide, Wide]:
+def contrast(queries: Floats, keys: Floats, own: Integers, temperature: float) -> tuple[Floats, Floats]:
     """Return both sums in full: one row for each query (M, d), one for each key (J, d).
 
     Args:
@@ -50,7 +50,7 @@ def contrast(queries: Wide, keys: Wide, own: Classes, temperature: float) -> tup
     return query_sum, key_sum
 
 
-def follow(state: ProtoDCSState, k: int, previous: Vector | None, current: Vector) -> None:
+def follow(state: ProtoDCSState, k: int, previous: Floats | None, current: Floats) -> None:
     """Update the alignment after the queue of class k has changed its direction, or got its first feature.
 
     Args:
@@ -100,7 +100,7 @@ def rebuild(state: ProtoDCSState) -> None:
     derive(state, opened)
 
 
-def derive(state: ProtoDCSState, rows: Classes) -> None:
+def derive(state: ProtoDCSState, rows: Integers) -> None:
     """Compute what follows from the sums: the gradient by the text residual, and P'_v of the classes `rows`."""
     scale = state.alignment_scale
     for some in _blocks(state, state.keys):
@@ -113,7 +113,7 @@ def _blocks(state: ProtoDCSState, items: NDArray[Any]) -> Iterator[NDArray[Any]]
     return blocks(items, state.text.shape[1])
 
 
-def visual_step(state: ProtoDCSState, rows: Classes, gradient: Wide) -> Wide:
+def visual_step(state: ProtoDCSState, rows: Integers, gradient: Floats) -> Floats:
     """Return P'_v of the classes `rows`, for the loss's `gradient` (n, d) by their unit visual prototypes.
 
     The residual D_v is added to the un-normalised queue means.

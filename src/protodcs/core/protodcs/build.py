@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from ...arrays import Feature, Integers
 from ...errors import StateError
-from ..arrays import Classes, Feature
 from ..base import Counters
 from ..prototypes import Prototypes
 from ..state import Arrays
@@ -42,7 +42,7 @@ def restored(
     return state
 
 
-def with_classes(state: ProtoDCSState, kept: Classes, added: Feature) -> ProtoDCSState:
+def with_classes(state: ProtoDCSState, kept: Integers, added: Feature) -> ProtoDCSState:
     """Return a state that keeps the classes `kept`, followed by the new unit prototypes `added` (n, d)."""
     edited = ProtoDCSState(Prototypes.of_unit(np.concatenate([state.entry[kept], added])), state.config)
     if state.evolved:

@@ -6,7 +6,7 @@ the queue is full, it replaces the most uncertain feature. The mean of a queue i
 
 from collections import Counter
 
-from ..arrays import Feature, Vector
+from ...arrays import Feature, Floats
 from ..numerics.linalg import products
 from . import alignment
 from .residual import queue_means
@@ -14,7 +14,7 @@ from .state import ProtoDCSState, Waiting
 
 
 def choose_slot(
-    queue: Feature, quality: Vector, size: int, feature: Feature, uncertainty: float, similarity: float
+    queue: Feature, quality: Floats, size: int, feature: Feature, uncertainty: float, similarity: float
 ) -> int | None:
     """Return the slot of a queue for a feature (d,), or None if it does not enter.
 

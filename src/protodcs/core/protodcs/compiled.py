@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...arrays import Feature
 from .._native import native
 from .._native.interface import ProtoDCSStep
-from ..arrays import Feature
 from .alignment import REBUILD_AFTER
 from .cache import place
 from .config import ProtoDCSConfig

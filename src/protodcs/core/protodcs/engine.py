@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ...arrays import Feature
 from ...errors import InputError, UsageError
-from ..arrays import Feature
 from ..base import Capabilities, Counters, FeatureMethod, softmax_rows
 from ..decision import Decision
 from ..numerics import gaussian_mixture

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from ..arrays import Feature, Vector, Wide
+from ...arrays import Feature, Floats
 from ..numerics.linalg import normalised
 from . import alignment
 from .prediction import Prediction
@@ -16,7 +16,7 @@ from .state import ProtoDCSState
 from .temporary import Temporary, moved_text
 
 
-def evolve(state: ProtoDCSState, feature: Feature, text: Vector, temporary: Temporary, trusted: bool) -> bool:
+def evolve(state: ProtoDCSState, feature: Feature, text: Floats, temporary: Temporary, trusted: bool) -> bool:
     """Move P_t by 1/n towards P'_t of a known sample that passed the gate. Return whether it moved.
 
     Args:
@@ -42,9 +42,9 @@ def evolve(state: ProtoDCSState, feature: Feature, text: Vector, temporary: Temp
     return True
 
 
-def move(text: Feature, moved: Feature, share: float) -> Wide:
+def move(text: Feature, moved: Feature, share: float) -> Floats:
     """Return `(1 - share) text + share Norm(moved)`, rows (K, d)."""
-    mean: Wide = (1.0 - share) * text.astype(np.float64) + share * normalised(moved)
+    mean: Floats = (1.0 - share) * text.astype(np.float64) + share * normalised(moved)
     return mean
 
 

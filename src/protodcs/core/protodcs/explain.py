@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import Feature
+from ...arrays import Feature
 from ..decision import Decision
 from ..numerics.evidence import uncertainty
 from ..numerics.gaussian_mixture import components

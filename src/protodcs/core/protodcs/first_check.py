@@ -6,7 +6,7 @@ recent openness, which includes the sample itself.
 
 from typing import NamedTuple
 
-from ..arrays import Feature, Vector
+from ...arrays import Feature, Floats
 from ..numerics.evidence import uncertainty
 from ..numerics.linalg import products
 from ..numerics.softmax import softmax
@@ -26,7 +26,7 @@ class FirstCheck(NamedTuple):
         quality: the uncertainty to be stored with a confident sample; 0 for others.
     """
 
-    cosines: Vector
+    cosines: Floats
     nearest: int
     openness: float
     confident: bool
@@ -47,7 +47,7 @@ def check_openness(state: ProtoDCSState, feature: Feature) -> FirstCheck:
     return FirstCheck(cosines, nearest, openness, confident, trusted, _quality(config, cosines) if confident else 0.0)
 
 
-def _quality(config: ProtoDCSConfig, cosines: Vector) -> float:
+def _quality(config: ProtoDCSConfig, cosines: Floats) -> float:
     """Return the uncertainty of the cosines (K,) before any step. The lower it is, the better the sample."""
     if config.cache_quality == "aleatoric":
         return uncertainty(cosines)[0]

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import Feature, Vector
+from ...arrays import Feature, Floats
 from ..numerics.evidence import uncertainty
 from ..numerics.linalg import products
 from ..numerics.softmax import softmax
@@ -22,13 +22,13 @@ class Prediction(NamedTuple):
     """
 
     best: int
-    scores: Vector
+    scores: Floats
     aleatoric: float
     epistemic: float
     entropy: float
 
 
-def affinities(state: ProtoDCSState, visual: Feature, feature: Feature) -> Vector:
+def affinities(state: ProtoDCSState, visual: Feature, feature: Feature) -> Floats:
     """Return `alpha * exp(-beta (1 - P_v f))` (K,) for the unit rows `visual` (M, d) of the open classes.
 
     A class with an empty queue has the affinity 0.
@@ -39,7 +39,7 @@ def affinities(state: ProtoDCSState, visual: Feature, feature: Feature) -> Vecto
     return found
 
 
-def predict(state: ProtoDCSState, cosines: Vector, affinity: Vector) -> Prediction:
+def predict(state: ProtoDCSState, cosines: Floats, affinity: Floats) -> Prediction:
     """Predict from the text cosines P'_t f (K,) and the affinities (K,)."""
     config = state.config
     aleatoric, epistemic = uncertainty(cosines + affinity if config.evidence_logits == "fused" else cosines)

@@ -7,16 +7,16 @@ from typing import TypeVar
 
 import numpy as np
 
-from ..arrays import Classes, Feature, Vector, Wide
+from ...arrays import Feature, Floats, Integers
 from ..numerics.linalg import norms, products
 
-AnyRows = TypeVar("AnyRows", Feature, Wide)
+AnyRows = TypeVar("AnyRows", Feature, Floats)
 
 # Opposite features can cancel in a queue; a shorter mean than this has no direction left.
 _SHORTEST_MEAN = 1e-12
 
 
-def queue_means(cache: Feature, counts: Classes) -> tuple[Wide, Vector]:
+def queue_means(cache: Feature, counts: Integers) -> tuple[Floats, Floats]:
     """Return direction (n, d) and length (n,) of the mean of each queue of `cache` (n, size, d).
 
     The first `counts` (n,) slots of a queue hold features, one or more; the others are zero.
@@ -24,13 +24,13 @@ def queue_means(cache: Feature, counts: Classes) -> tuple[Wide, Vector]:
     return directions(cache.sum(axis=1, dtype=np.float64) / counts[:, None])
 
 
-def directions(means: Wide) -> tuple[Wide, Vector]:
+def directions(means: Floats) -> tuple[Floats, Floats]:
     """Return direction (n, d) and length (n,) of each of the `means` (n, d)."""
     lengths = np.maximum(norms(means), _SHORTEST_MEAN)
     return means / lengths[:, None], lengths
 
 
-def project(gradient: Wide, unit: Wide, inverse_norms: Vector) -> Wide:
+def project(gradient: Floats, unit: Floats, inverse_norms: Floats) -> Floats:
     """Return the gradient (n, d) by rows from the `gradient` (n, d) by their directions `unit` (n, d)."""
     projected = gradient - products(gradient, unit)[:, None] * unit
     projected *= inverse_norms[:, None]
@@ -38,7 +38,7 @@ def project(gradient: Wide, unit: Wide, inverse_norms: Vector) -> Wide:
 
 
 def text_gradient(
-    text: Feature, inverse_norms: Vector, cosines: Vector, slopes: Vector, feature: Feature, alignment: Feature
+    text: Feature, inverse_norms: Floats, cosines: Floats, slopes: Floats, feature: Feature, alignment: Feature
 ) -> Feature:
     """Return the gradient (n, d) of the loss by the text residuals at zero: c_k (f - z_k p_k) for unit rows p_k.
 

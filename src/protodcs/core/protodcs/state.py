@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...arrays import Feature, Floats, Integers
 from .._native.interface import ProtoDCSStep
 from ..arena import Arena, Layout
-from ..arrays import Classes, Feature, Vector, Wide
 from ..base import Counters
 from ..numerics import gaussian_mixture
 from ..numerics.linalg import inverse_norms, normalised, products
@@ -100,15 +100,15 @@ class ProtoDCSState:
     """
 
     cache: Feature
-    quality: Wide
-    counts: Classes
+    quality: Floats
+    counts: Integers
     visual: Feature
-    lengths: Vector
+    lengths: Floats
     adapted: Feature
-    text_sum: Wide
-    visual_sum: Wide
+    text_sum: Floats
+    visual_sum: Floats
     text_alignment: Feature
-    mixture: Vector
+    mixture: Floats
     gate_window: Window
     mixture_window: Window
     quality_window: Window
@@ -119,9 +119,9 @@ class ProtoDCSState:
         self.entry = self.text = prototypes.unit
         self.unit_text = prototypes.follow(normalised)
         self.inverse_norms = prototypes.follow(inverse_norms)
-        self.opened: Classes = np.zeros(0, dtype=np.int64)
+        self.opened: Integers = np.zeros(0, dtype=np.int64)
         self.waiting: list[Waiting] = []
-        self.work: Wide | None = None
+        self.work: Floats | None = None
         self.fitted = False
         self.cold_threshold = config.cold_threshold
         self.evolution_threshold = config.evolution_threshold
@@ -180,7 +180,7 @@ class ProtoDCSState:
         self.step = None
 
     @property
-    def keys(self) -> Classes:
+    def keys(self) -> Integers:
         """The classes whose text prototypes are keys of InfoNCE."""
         return np.arange(len(self.counts)) if self.config.alignment_keys == "all" else self.opened
 

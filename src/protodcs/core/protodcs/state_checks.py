@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...arrays import Feature
 from ...errors import StateError
-from ..arrays import Feature
 from ..base import Counters, check_unit, counter, required, truth, within
 from ..numerics import gaussian_mixture
 from ..numerics.linalg import normalised, products

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import Classes, Feature, Vector
+from ...arrays import Feature, Floats, Integers
 from ..numerics.evidence import uncertainty_gradient
 from ..numerics.linalg import blocks, cosines
 from ..numerics.softmax import entropy_gradient, softmax
@@ -30,10 +30,10 @@ class Temporary(NamedTuple):
         slopes: (K,) the derivative of the loss by each text cosine; zero without a step.
     """
 
-    cosines: Vector
+    cosines: Floats
     openness: float
-    affinity: Vector
-    slopes: Vector
+    affinity: Floats
+    slopes: Floats
 
 
 def global_prototypes(state: ProtoDCSState, feature: Feature, first: FirstCheck) -> Temporary:
@@ -53,7 +53,7 @@ def temporary_prototypes(state: ProtoDCSState, feature: Feature, first: FirstChe
     return Temporary(after, openness, affinities(state, visual, feature), slopes)
 
 
-def step_of(state: ProtoDCSState, feature: Feature, first: FirstCheck) -> tuple[Vector, Feature]:
+def step_of(state: ProtoDCSState, feature: Feature, first: FirstCheck) -> tuple[Floats, Feature]:
     """Return the derivative (K,) of the loss by each text cosine, and P'_v (M, d) of the open classes."""
     config, opened = state.config, state.opened
     if config.evidence_logits == "text":
@@ -65,7 +65,7 @@ def step_of(state: ProtoDCSState, feature: Feature, first: FirstCheck) -> tuple[
     return slopes, visual_step(state, opened, gradient).astype(np.float32)
 
 
-def _loss_slopes(config: ProtoDCSConfig, text: Vector, affinity: Vector) -> tuple[Vector, Vector]:
+def _loss_slopes(config: ProtoDCSConfig, text: Floats, affinity: Floats) -> tuple[Floats, Floats]:
     """Return the derivative (K,) of the uncertainty by each text cosine, and by each visual one."""
     if config.uncertainty == "evidence":
         by_logit = uncertainty_gradient(text + affinity, config.aleatoric_weight, config.epistemic_weight)
@@ -76,7 +76,7 @@ def _loss_slopes(config: ProtoDCSConfig, text: Vector, affinity: Vector) -> tupl
     return by_text, by_logit * config.affinity_sharpness * affinity
 
 
-def moved_text(state: ProtoDCSState, feature: Feature, text: Vector, slopes: Vector, rows: Classes) -> Feature:
+def moved_text(state: ProtoDCSState, feature: Feature, text: Floats, slopes: Floats, rows: Integers) -> Feature:
     """Return `P_t + D_t` (n, d) of the classes `rows` after the step, for the `text` cosines (K,) before it."""
     prototypes = state.text[rows]
     gradient = text_gradient(
@@ -85,14 +85,14 @@ def moved_text(state: ProtoDCSState, feature: Feature, text: Vector, slopes: Vec
     return adam_step(prototypes, gradient, state.config.text_rate, state.config.step_epsilon)
 
 
-def candidates(config: ProtoDCSConfig, text: Vector) -> Classes:
+def candidates(config: ProtoDCSConfig, text: Floats) -> Integers:
     """Return the classes whose text prototypes a step moves: all, or the most similar of very many."""
     if len(text) <= max(config.candidates, config.candidates_above):
         return np.arange(len(text))
     return np.sort(np.argpartition(text, -config.candidates)[-config.candidates :])
 
 
-def _text_step(state: ProtoDCSState, feature: Feature, text: Vector, slopes: Vector) -> Vector:
+def _text_step(state: ProtoDCSState, feature: Feature, text: Floats, slopes: Floats) -> Floats:
     """Return the cosines (K,) with P'_t, from the `text` cosines (K,) with P_t.
 
     A class that is not a candidate moves by the mean change of those candidates that have no queue either, since such

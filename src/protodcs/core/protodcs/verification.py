@@ -3,7 +3,7 @@
 import math
 from statistics import NormalDist
 
-from ..arrays import Vector
+from ...arrays import Floats
 from ..numerics.gaussian_mixture import Stop, boundary, components, fit, posterior
 from .config import ProtoDCSConfig
 from .state import ProtoDCSState
@@ -45,7 +45,7 @@ def refit(state: ProtoDCSState) -> None:
         state.cold_threshold = boundary(parameters)
 
 
-def fit_mixture(config: ProtoDCSConfig, ordered: Vector) -> Vector | None:
+def fit_mixture(config: ProtoDCSConfig, ordered: Floats) -> Floats | None:
     """Return the mixture (6,) of ascending openness (n,); None if none fits."""
     stop = Stop(config.mixture_tolerance, config.mixture_iterations, config.mixture_floor, config.mixture_weight)
     return fit(ordered, stop)

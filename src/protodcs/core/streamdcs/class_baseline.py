@@ -9,13 +9,11 @@ baseline of all classes counts instead: the score starts as a plain maximum cosi
 import numpy as np
 from numpy.typing import NDArray
 
+from ...arrays import Floats
 from .. import state
 from ..arena import Arena, Layout
 from ..base import required, within
 from .constants import BASELINE_HORIZON, BASELINE_PRIOR
-
-Vector = NDArray[np.float64]
-Matrix = NDArray[np.float64]
 
 # Rows of `moments`.
 _RAW_MEAN, _RAW_VARIANCE, _CENTRED_MEAN, _CENTRED_VARIANCE, MOMENTS = range(5)
@@ -52,7 +50,7 @@ class ClassBaseline:
         """Number of classes."""
         return len(self.weights)
 
-    def z_scores(self, cosines: Vector) -> tuple[float, float]:
+    def z_scores(self, cosines: Floats) -> tuple[float, float]:
         """Return the largest z-score of the raw and of the centred cosines (K,)."""
         own = self.weights / (self.weights + BASELINE_PRIOR)
         rest, moments = 1.0 - own, self.moments
@@ -64,7 +62,7 @@ class ClassBaseline:
         centred = (cosines - cosines.mean() - mean) / np.sqrt(np.maximum(variance, _LEAST_VARIANCE))
         return float(raw.max()), float(centred.max())
 
-    def learn(self, cosines: Vector, weight: float, count: int) -> None:
+    def learn(self, cosines: Floats, weight: float, count: int) -> None:
         """Update all baselines by one sample of this weight, the `count`-th one."""
         average = float(cosines.mean())
         centred = cosines - average

@@ -10,10 +10,11 @@ do not follow the geometry of the prototypes at all, beta is small and nothing i
 import numpy as np
 from numpy.typing import NDArray
 
+from ...arrays import Feature, Floats
 from ...errors import StateError
 from .. import state, vectors
 from ..arena import Arena, Layout
-from ..base import Feature, required, within
+from ..base import required, within
 from .constants import (
     BIAS_CONFIDENCE_HORIZON,
     BIAS_FLOOR,
@@ -24,9 +25,6 @@ from .constants import (
     BIAS_REBUILD,
     BIAS_SURE,
 )
-
-Vector = NDArray[np.float64]
-Matrix = NDArray[np.float64]
 
 _TOLERANCE = 1e-6
 # Rows of `vectors`: number of samples of each class, its weight, its products with likeness and with itself, and the
@@ -48,7 +46,7 @@ def layout(classes: int) -> Layout:
     }
 
 
-def likeness(entry: Feature) -> Matrix:
+def likeness(entry: Feature) -> Floats:
     """Return the cosines between the prototypes `entry` (K, d), each row minus its mean, diagonal zero: (K, K)."""
     cosines, ones = np.empty((len(entry), len(entry))), np.ones(len(entry))
     for row, out in zip(entry, cosines, strict=True):
@@ -66,7 +64,7 @@ class ClassBias:
         logits: (K,) float64, what to add to each class's logit.
     """
 
-    def __init__(self, arena: Arena, of_entry: Matrix, temperature: float):
+    def __init__(self, arena: Arena, of_entry: Floats, temperature: float):
         self.likeness = of_entry
         self.temperature = temperature
         self.rows = arena["bias_rows"]
@@ -84,7 +82,7 @@ class ClassBias:
         """Whether a sample is certain enough to learn from."""
         return p_unknown < BIAS_SURE
 
-    def learn(self, cosines: Vector, best: int, confidence: float) -> None:
+    def learn(self, cosines: Floats, best: int, confidence: float) -> None:
         """Learn from a sample that is certainly known and was predicted as `best` with this probability."""
         self._update(cosines, best, confidence)
         self.sums[_SINCE] += 1.0
@@ -92,7 +90,7 @@ class ClassBias:
             self.rebuild()
         self.correct()
 
-    def _update(self, cosines: Vector, c: int, confidence: float) -> None:
+    def _update(self, cosines: Floats, c: int, confidence: float) -> None:
         """Update class `c` by the `cosines` (K,) of one of its samples, weighted down if less sure than the average."""
         sums, vectors = self.sums, self.vectors
         sums[_SEEN] = min(sums[_SEEN] + 1.0, BIAS_CONFIDENCE_HORIZON)
@@ -160,16 +158,18 @@ class ClassBias:
     # Classes, restore.
 
     def take_classes(self, other: "ClassBias", kept: NDArray[np.int64]) -> None:
-        """Take over the classes `kept` of another bias as the first ones."""
+        """Take over the classes `kept` of another bias as the first ones. `correct` must follow."""
         own = slice(0, len(kept))
         self.rows[own, own] = _centred(other.rows[np.ix_(kept, kept)])
         self.vectors[_COUNT, own] = other.vectors[_COUNT, kept]
         self.sums[[_CONFIDENCE, _SEEN]] = other.sums[[_CONFIDENCE, _SEEN]]
         self.rebuild()
-        self.correct()
 
     def restore(self, arrays: state.Arrays, trusted: bool) -> None:
-        """Take over exported arrays. Raise StateError for anything that cannot have been exported."""
+        """Take over exported arrays. Raise StateError for anything that cannot have been exported.
+
+        `correct` must follow.
+        """
         self.rows[:] = within(required(arrays, "bias_rows", np.float64, self.rows.shape), "bias_rows", -4.0, 4.0)
         self.vectors[:] = required(arrays, "bias_vectors", np.float64, self.vectors.shape)
         self.sums[:] = required(arrays, "bias_sums", np.float64, self.sums.shape)
@@ -178,7 +178,6 @@ class ClassBias:
         within(self.sums[_SEEN:], "bias_sums", 0.0, BIAS_REBUILD)
         if not trusted:
             self._check()
-        self.correct()
 
     def _check(self) -> None:
         """Raise StateError if the running sums do not belong to the rows."""
@@ -190,7 +189,7 @@ class ClassBias:
         self.vectors[:], self.sums[:] = vectors, sums
 
 
-def _centred(square: Matrix) -> Matrix:
+def _centred(square: Floats) -> Floats:
     """Return a square matrix with each row minus the mean of its off-diagonal elements, and a zero diagonal."""
     centred = square.copy()
     np.fill_diagonal(centred, 0.0)

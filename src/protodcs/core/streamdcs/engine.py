@@ -4,14 +4,15 @@
 that decide between known and unknown.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...arrays import Feature
 from ...errors import InputError, UsageError
-from ..base import Capabilities, Counters, Feature, FeatureMethod, softmax_rows
+from ..base import Capabilities, Counters, FeatureMethod, softmax_rows
 from ..decision import REASONS, Decision, Decisions
 from ..state import Arrays
 from .config import StreamDCSConfig
@@ -131,12 +132,12 @@ class StreamDCS(FeatureMethod):
             if len(rows) < 4:
                 raise InputError(f"calibration needs at least 4 features; given: {len(rows)}")
             self._whole = False
-            self._rehearse(list(rows))
+            self._rehearse(rows)
             self._whole = True
             rule = self._memory.verification.rule
             return rule is not None and rule.shows_two_groups
 
-    def _rehearse(self, rows: Sequence[Feature]) -> None:
+    def _rehearse(self, rows: Feature) -> None:
         for row in rows:
             self._memory.calibrate(row)
 

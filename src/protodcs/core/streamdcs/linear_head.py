@@ -11,13 +11,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...arrays import Feature, Floats
 from .. import state
 from ..arena import Arena, Layout
-from ..base import Feature, required, within
+from ..base import required, within
 from .constants import HEAD_AUROC, HEAD_FIRST, HEAD_LEAST, HEAD_TAIL, KNOWN_HORIZON, UNKNOWN_HORIZON
 from .threshold import ramp
-
-Vector = NDArray[np.float64]
 
 # Rows of `means`.
 UNKNOWN, KNOWN = 0, 1
@@ -36,10 +35,10 @@ class HeadWeight(NamedTuple):
     gap: float
     known_side: float
 
-    def add_to(self, text: Vector, projections: Vector) -> Vector:
+    def add_to(self, text: Floats, projections: Floats) -> Floats:
         """Return the scores (n,) of samples with these text scores and projections."""
         side = (projections - self.middle) / self.gap
-        scores: Vector = text + self.weight * np.where(side < 0.0, side, self.known_side * side)
+        scores: Floats = text + self.weight * np.where(side < 0.0, side, self.known_side * side)
         return scores
 
 
@@ -88,7 +87,7 @@ class LinearHead:
 
 
 def weigh_head(
-    projections: Vector, order: NDArray[np.int64], text: Vector, share: float, known_side: float
+    projections: Floats, order: NDArray[np.int64], text: Floats, share: float, known_side: float
 ) -> HeadWeight:
     """Return how the head counts, by how it separates the two tails of the cosine score.
 
@@ -112,7 +111,7 @@ def weigh_head(
     return HeadWeight(weight * distance, middle, gap, known_side)
 
 
-def _auroc(known: Vector, unknown: Vector) -> float:
+def _auroc(known: Floats, unknown: Floats) -> float:
     """Return the probability that a known value exceeds an unknown one; a tie counts one half."""
     ordered = np.sort(unknown)
     below, tied = np.searchsorted(ordered, known), np.searchsorted(ordered, known, side="right")

@@ -5,10 +5,11 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ...arrays import Feature
 from ...errors import StateError
 from .._native import NativeStep, native
 from ..arena import Arena, Layout
-from ..base import Counters, Feature, decided
+from ..base import Counters, decided
 from ..numerics.evidence import uncertainty
 from ..numerics.softmax import confidence
 from ..prototypes import Prototypes
@@ -134,13 +135,15 @@ class StreamState:
         edited.verification.take_classes(self.verification, kept)
         if edited.class_bias is not None and self.class_bias is not None:
             edited.class_bias.take_classes(self.class_bias, kept)
-            edited._correct_bias()
+            edited._correct(edited.class_bias)
         edited.samples[:] = self.samples
         return edited
 
-    def _correct_bias(self) -> None:
+    def _correct(self, bias: ClassBias) -> None:
         """Compute the class bias to the bits that a step would give it."""
-        if self.native is not None:
+        if self.native is None:
+            bias.correct()
+        else:
             self.native.correct_bias()
 
     def stats(self) -> dict[str, Any]:
@@ -197,7 +200,7 @@ class StreamState:
             restored.verification.restore(rest, others)
             if restored.class_bias is not None:
                 restored.class_bias.restore(of_bias, trusted)
-                restored._correct_bias()
+                restored._correct(restored.class_bias)
         except MemoryError:
             raise StateError("The state needs more memory than this machine has.") from None
         restored.samples[:] = decided(own)

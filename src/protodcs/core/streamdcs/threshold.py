@@ -13,8 +13,8 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...arrays import Floats
 from .constants import (
     CAUTION,
     CAUTIOUS_SCORES,
@@ -31,8 +31,6 @@ from .constants import (
     WINDOW,
 )
 
-Vector = NDArray[np.float64]
-
 _STARTS = (0.1, 0.4, 0.7)  # Shares of unknown samples from which EM starts.
 _ITERATIONS = 25
 _SMALL = 1e-9
@@ -48,7 +46,7 @@ class Mixture(NamedTuple):
     width: float
     mean: float
     deviation: float
-    unknown: Vector
+    unknown: Floats
 
     @property
     def separation(self) -> float:
@@ -70,7 +68,7 @@ class Groups(NamedTuple):
     share: float
 
 
-def fit_mixture(scores: Vector, unknown: Vector) -> Mixture:
+def fit_mixture(scores: Floats, unknown: Floats) -> Mixture:
     """Fit two groups to the scores (n,) by EM, starting from the probabilities `unknown` (n,)."""
     count, narrowest = len(scores), 0.1 * float(scores.std()) + _SMALL
     mode = float((1.0 - unknown) @ scores) / max(count - float(unknown.sum()), _SMALL)
@@ -96,7 +94,7 @@ def fit_mixture(scores: Vector, unknown: Vector) -> Mixture:
     return Mixture(likelihood, share, mode, width, mean, deviation, unknown)
 
 
-def find_groups(scores: Vector, stand_out: Vector, limit: float) -> Groups:
+def find_groups(scores: Floats, stand_out: Floats, limit: float) -> Groups:
     """Look for a group of unknown samples below the known ones.
 
     Without two groups the share of unknown samples is what the lower tail has too much.
@@ -123,7 +121,7 @@ def find_groups(scores: Vector, stand_out: Vector, limit: float) -> Groups:
     return Groups(best, evidence, evidence * best.share + (1.0 - evidence) * hidden)
 
 
-def _single_likelihood(scores: Vector) -> float:
+def _single_likelihood(scores: Floats) -> float:
     """Return the log-likelihood of one group of known scores (n,)."""
     mode = float(np.median(scores))
     for _ in range(8):
@@ -133,10 +131,10 @@ def _single_likelihood(scores: Vector) -> float:
     return float(_known_density(scores, mode, max(width, _SMALL)).sum())
 
 
-def _known_density(scores: Vector, mode: float, width: float) -> Vector:
+def _known_density(scores: Floats, mode: float, width: float) -> Floats:
     """Return the log-density of known scores (n,), up to a constant."""
     sides = np.where(scores < mode, SKEW * width, width)
-    density: Vector = -math.log(0.5 * (1.0 + SKEW) * width) - 0.5 * ((scores - mode) / sides) ** 2
+    density: Floats = -math.log(0.5 * (1.0 + SKEW) * width) - 0.5 * ((scores - mode) / sides) ** 2
     return density
 
 
@@ -148,7 +146,7 @@ class Tail(NamedTuple):
     share: float
 
 
-def mirrored_tail(scores: Vector, target: float, ratio: float) -> Tail:
+def mirrored_tail(scores: Floats, target: float, ratio: float) -> Tail:
     """Return the `target` tail of the known scores, from the upper half of all scores (n,).
 
     Scores below the tail that the known ones do not explain are unknown; the quantiles then leave them out.
@@ -170,7 +168,7 @@ class Threshold(NamedTuple):
     slope: float
 
 
-def fit_threshold(scores: Vector, text: Vector, groups: Groups, target: float) -> Threshold:
+def fit_threshold(scores: Floats, text: Floats, groups: Groups, target: float) -> Threshold:
     """Return the threshold that rejects the fraction `target` of the known samples.
 
     Args:
@@ -197,7 +195,7 @@ def fit_threshold(scores: Vector, text: Vector, groups: Groups, target: float) -
     )
 
 
-def lower_than_before(scores: Vector, threshold: float) -> bool:
+def lower_than_before(scores: Floats, threshold: float) -> bool:
     """Whether more of the latest scores are low than of the earlier ones; `scores` (n,) are in order of arrival."""
     recent, earlier = scores[-SHIFT_WINDOW:], scores[:-SHIFT_WINDOW]
     if len(earlier) < SHIFT_WINDOW:
@@ -213,6 +211,6 @@ def ramp(value: float, low: float, high: float) -> float:
     return min(1.0, max(0.0, (value - low) / (high - low)))
 
 
-def quantile(ordered: Vector, fraction: float) -> float:
+def quantile(ordered: Floats, fraction: float) -> float:
     """Return the value below which this fraction of the sorted values (n,) lies."""
     return float(ordered[min(len(ordered) - 1, int(fraction * len(ordered)))])

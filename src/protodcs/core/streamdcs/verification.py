@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...arrays import Feature, Floats
 from ...errors import StateError
 from .. import state
 from ..arena import Arena, Layout
-from ..base import Counters, Feature, counter, required, within
+from ..base import Counters, counter, required, within
 from ..decision import FEW_SAMPLES, POSSIBLE_SHIFT
 from . import class_baseline, linear_head
 from .class_baseline import POOL_CENTRED_VARIANCE, POOL_VARIANCE, ClassBaseline
@@ -42,9 +43,6 @@ from .constants import (
 )
 from .linear_head import KNOWN, NO_HEAD, UNKNOWN, HeadWeight, LinearHead, weigh_head
 from .threshold import Groups, find_groups, fit_threshold, lower_than_before, quantile
-
-Vector = NDArray[np.float64]
-Matrix = NDArray[np.float64]
 
 # The signals of a sample: largest cosine, the same minus the sample's mean cosine, largest z-score of the raw and of
 # the centred cosines, projection on the linear head, and how far the best class stands out from the others.
@@ -179,7 +177,7 @@ class Verification:
 
     # The decision.
 
-    def signals(self, feature: Feature, cosines: Vector) -> Vector:
+    def signals(self, feature: Feature, cosines: Floats) -> Floats:
         """Return the signals (6,) of a sample with this unit feature (d,) and these cosines (K,)."""
         largest = float(cosines.max())
         centred = largest - float(cosines.mean())
@@ -189,7 +187,7 @@ class Verification:
         z_scores = self.baseline.z_scores(cosines) if self.seen else (0.0, 0.0)
         return np.array([largest, centred, *z_scores, self.head.project(feature), stand_out])
 
-    def decide(self, signals: Vector) -> Verdict:
+    def decide(self, signals: Floats) -> Verdict:
         """Decide a sample by its signals (6,)."""
         rule = self.rule
         if rule is None:
@@ -206,36 +204,36 @@ class Verification:
             return POSSIBLE_SHIFT
         return FEW_SAMPLES if self.seen < SHIFT_WINDOW else None
 
-    def _first_verdict(self, signals: Vector) -> Verdict:
+    def _first_verdict(self, signals: Floats) -> Verdict:
         """Decide before the first refit: unknown if no class stands out from the others."""
         score = 0.0 if self.seen < 3 else self.text_score(signals)
         known = self.baseline.classes < FIRST_CLASSES or bool(signals[_STAND_OUT] >= FIRST_CUT)
         return Verdict(score, 0.0 if known else 0.5, known, FEW_SAMPLES)
 
-    def text_score(self, signals: Vector) -> float:
+    def text_score(self, signals: Floats) -> float:
         """Return the text score of a sample with these signals (6,)."""
         return float(self._text_scores(signals[None])[0])
 
-    def _cosine_scores(self, rows: Matrix) -> Vector:
+    def _cosine_scores(self, rows: Floats) -> Floats:
         """Return the scores (n,) by the cosines alone: both maxima, each scaled by its spread."""
         scaled = (rows[:, : _CENTRED_MAX + 1] - self.scales[0, :2]) / self.scales[1, :2]
-        scores: Vector = scaled.sum(axis=1)
+        scores: Floats = scaled.sum(axis=1)
         return scores
 
-    def _text_scores(self, rows: Matrix) -> Vector:
+    def _text_scores(self, rows: Floats) -> Floats:
         """Return the text scores (n,): both largest z-scores, each scaled by its spread."""
         scaled = (rows[:, _RAW_Z:_HEAD] - self.scales[0, 2:]) / self.scales[1, 2:]
-        scores: Vector = (1.0 - CENTRED_WEIGHT) * scaled[:, 0] + CENTRED_WEIGHT * scaled[:, 1]
+        scores: Floats = (1.0 - CENTRED_WEIGHT) * scaled[:, 0] + CENTRED_WEIGHT * scaled[:, 1]
         return scores
 
-    def _scores(self, rows: Matrix, with_head: NDArray[np.bool_], head: HeadWeight) -> Vector:
+    def _scores(self, rows: Floats, with_head: NDArray[np.bool_], head: HeadWeight) -> Floats:
         """Return the final scores (n,) of some signals; `with_head` (n,) says which of them have a head signal."""
         text = self._text_scores(rows)
         return np.where(with_head, head.add_to(text, rows[:, _HEAD]), text) if head.weight > 0.0 else text
 
     # Learning.
 
-    def learn(self, feature: Feature, cosines: Vector, signals: Vector) -> None:
+    def learn(self, feature: Feature, cosines: Floats, signals: Floats) -> None:
         """Learn from a sample after its decision, and refit if it is time."""
         rule, count = self.rule, self.seen + 1
         weight, most = REST_WEIGHT
@@ -267,7 +265,7 @@ class Verification:
             self.progress[WINDOW_FROM] = self.seen - SHIFT_WINDOW
             self._fit_rule(rows, with_head)
 
-    def _fit_rule(self, rows: Matrix, with_head: NDArray[np.bool_]) -> None:
+    def _fit_rule(self, rows: Floats, with_head: NDArray[np.bool_]) -> None:
         """Fit the rule to the signals of recent samples."""
         since = self.seen - self.window_from
         window = rows[-min(WINDOW, since) :]
@@ -294,7 +292,7 @@ class Verification:
             float(lower or self._shifted_lately),
         )
 
-    def _shift_begins(self, rows: Matrix) -> bool:
+    def _shift_begins(self, rows: Floats) -> bool:
         """Whether the latest samples score lower than the earlier ones, and are not unknown."""
         if self.rule is None or not self.rule.shifted or self._shifted_lately:
             return False
@@ -310,20 +308,20 @@ class Verification:
         """How far the best class of unknown samples stands out at most, on average."""
         return STAND_OUT_BASE + STAND_OUT_RISE * math.log(self.baseline.classes)
 
-    def _recent(self) -> tuple[Matrix, NDArray[np.bool_]]:
+    def _recent(self) -> tuple[Floats, NDArray[np.bool_]]:
         """Return the signals of recent samples in order of arrival, and which of them have a head signal."""
         held = min(self.seen, len(self.history))
         numbers = np.arange(max(self.seen - held, min(_LEFT_OUT, self.seen - _LEFT_OUT)), self.seen)
         return self.history[numbers % len(self.history)], numbers >= self.head_from
 
-    def _measure_scales(self, rows: Matrix) -> None:
+    def _measure_scales(self, rows: Floats) -> None:
         """Measure mean and deviation of the first four signals; a prior keeps few samples from a tiny deviation."""
         count, rows, pool = len(rows), rows[:, :_SCALED], self.baseline.pool
         prior = np.array([pool[POOL_VARIANCE], pool[POOL_CENTRED_VARIANCE], _Z_DEVIATION**2, _Z_DEVIATION**2])
         variance = (count * rows.var(axis=0) + SCALE_PRIOR * prior) / (count + SCALE_PRIOR)
         self.scales[:] = rows.mean(axis=0), np.maximum(np.sqrt(variance), _SMALL)
 
-    def _weigh_head(self, rows: Matrix, cosine_scores: Vector, groups: Groups) -> HeadWeight:
+    def _weigh_head(self, rows: Floats, cosine_scores: Floats, groups: Groups) -> HeadWeight:
         if not self.config.linear_head:
             return NO_HEAD
         order = np.argsort(cosine_scores, kind="stable")
@@ -390,7 +388,7 @@ class Verification:
         }
 
 
-def _checked_rule(values: Vector) -> Rule:
+def _checked_rule(values: Floats) -> Rule:
     """Return the rule of a state. Raise StateError if no refit can have made it."""
     within(values, "rule", -(_LARGEST**2), _LARGEST**2)
     rule = Rule(*values.tolist())
