@@ -40,7 +40,7 @@ def test_every_array_is_contiguous_and_aligned():
 
 def test_arrays_are_views_of_the_buffers_and_do_not_overlap():
     arena = filled()
-    assert [buffer.dtype for buffer in arena.buffers] == [np.float32, np.float64, np.int64]
+    assert [buffer.dtype for buffer in arena.buffers] == [np.int64, np.float32, np.float64]
     assert [array.ravel().tolist() for array in arena.values()] == [[1] * 15, [2] * 7, [3] * 3, [4] * 4, []]
     for buffer in arena.buffers:
         buffer[:] = 9
@@ -54,7 +54,7 @@ def test_a_copy_has_its_own_memory(duplicate):
     for array in arena.values():
         array[...] = -1
     assert [array.ravel().tolist() for array in copied.values()] == [[1] * 15, [2] * 7, [3] * 3, [4] * 4, []]
-    copied.buffers[0][:] = 8
+    copied.buffers[1][:] = 8
     assert (copied["text"] == 8).all()
 
 
@@ -76,3 +76,22 @@ def test_other_types_are_an_error():
 
 def test_the_number_of_bytes_counts_whole_cache_lines():
     assert Arena({"one": (np.float64, (1,)), "nine": (np.float64, (9,))}).nbytes == 64 + 128
+
+
+def test_an_arena_takes_over_the_bytes_of_another_whatever_it_held_before():
+    layout = {"counts": (np.int64, (3,)), "history": (np.float64, (5000,))}
+    arena = Arena(layout)
+    arena["counts"][:] = 1, 2, 3
+    arena["history"][:10] = -0.0
+    data = arena.to_bytes()
+    assert len(data) < arena.nbytes / 3
+    other = Arena(layout)
+    for array in other.values():
+        array[...] = 9
+    other.take_bytes(memoryview(data))
+    assert [mine.tobytes() for mine in other.values()] == [theirs.tobytes() for theirs in arena.values()]
+
+
+def test_bytes_that_are_longer_than_an_arena_are_an_error():
+    with pytest.raises(ValueError, match="do not fit"):
+        Arena({"counts": (np.int64, (8,))}).take_bytes(memoryview(bytes(65)))

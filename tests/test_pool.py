@@ -205,6 +205,27 @@ def test_edited_classes_frozen_streams_and_resets_survive_unloading(tmp_path):
             same(pool.observe("a", features[0]), engine.observe(features[0]))
 
 
+def test_an_engine_that_was_kept_after_its_with_cannot_change_another_stream(tmp_path):
+    rows, features, _ = random_stream(samples=40, seed=7)
+    with open_pool(tmp_path / "pool", rows, max_loaded=1) as pool:
+        with pool.engine("a") as kept:
+            kept.observe_many(features[:20])
+        pool.unload("a")
+        pool.observe("b", features[0])
+        kept.observe_many(features[20:])
+        assert pool.stats("b")["sequence"] == 1
+
+
+def test_a_state_of_another_arrangement_is_an_error(tmp_path):
+    rows, features, _ = random_stream(samples=2)
+    with open_pool(tmp_path / "pool", rows) as pool:
+        pool.observe("a", features[0])
+        pool.unload("a")
+        pool._states._layout += 1
+        with pytest.raises(StateError, match="arranges states differently"):
+            pool.observe("a", features[1])
+
+
 NAMES = [
     "a/b",
     "../../etc/passwd",

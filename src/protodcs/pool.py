@@ -4,11 +4,8 @@ A pool has one engine per stream. Engines in use are loaded; the others are rows
 folder. A pool is not a journal: if the process dies, each stream continues from where it was last unloaded or saved.
 """
 
-import json
 import os
-import struct
 import threading
-import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,17 +17,15 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from . import methods
-from .core import state
-from .core.base import FeatureMethod, class_names
+from .core.base import FeatureMethod
 from .core.decision import Decision
 from .core.prototypes import Prototypes
+from .engine_states import EngineStates
 from .errors import ConfigError, InputError, StateError, UsageError
 from .stream_store import StreamStore
 from .version import __version__
 
 _LONGEST_ID = 1000
-# A stored state begins with its checksum and the length of its JSON header.
-_PREFIX = struct.Struct("<II")
 
 
 class _Loaded:
@@ -41,16 +36,18 @@ class _Loaded:
         lock: held by the caller that works with the stream.
         thread: the thread of that caller; 0 if there is none.
         changed: whether the engine may differ from its stored state.
+        lent: whether a caller of `StreamPool.engine` had the engine, and may still refer to it.
         stored: whether there is a stored state.
     """
 
-    __slots__ = ("changed", "engine", "lock", "stored", "thread")
+    __slots__ = ("changed", "engine", "lent", "lock", "stored", "thread")
 
     def __init__(self) -> None:
         self.engine: FeatureMethod | None = None
         self.lock = threading.Lock()
         self.thread = 0
         self.changed = False
+        self.lent = False
         self.stored = False
 
 
@@ -88,10 +85,8 @@ class StreamPool:
         self.prototypes = Prototypes.of(prototypes)
         self.folder = Path(folder)
         self.max_loaded = max_loaded
-        self._method: type[FeatureMethod] = methods.REGISTER[method]
-        self._encoder = encoder
-        first = self._method(self.prototypes, class_names(classes, len(self.prototypes)), config, encoder)
-        self.classes, self._config = first.classes, first.config
+        self._states = EngineStates(methods.REGISTER[method], self.prototypes, classes, config, encoder)
+        self.classes = self._states.classes
         self._streams: OrderedDict[str, _Loaded] = OrderedDict()
         self._guard = threading.Lock()
         self._store: StreamStore | None = StreamStore(self.folder)
@@ -113,7 +108,7 @@ class StreamPool:
     def peek(self, stream: str, feature: NDArray[np.floating]) -> Decision:
         """Return what `observe` would return next. Nothing changes, and no stream begins."""
         if stream not in self:
-            return self._new().peek(feature)
+            return self._states.new().peek(feature)
         with self._using(stream) as loaded:
             return _engine(loaded).peek(feature)
 
@@ -127,7 +122,7 @@ class StreamPool:
     def engine(self, stream: str) -> Iterator[FeatureMethod]:
         """Yield the engine of a stream, for everything else that it can do. It is valid until the end of the `with`."""
         with self._using(stream) as loaded:
-            loaded.changed = True
+            loaded.changed = loaded.lent = True
             yield _engine(loaded)
 
     def __contains__(self, stream: object) -> bool:
@@ -195,7 +190,7 @@ class StreamPool:
 
     def __repr__(self) -> str:
         counts = "closed" if self._store is None else f"{len(self)} streams, {len(self._streams)} loaded"
-        return f"StreamPool({self._method.name!r}, {counts}, {str(self.folder)!r})"
+        return f"StreamPool({self._states.method.name!r}, {counts}, {str(self.folder)!r})"
 
     # Loading and unloading.
 
@@ -256,16 +251,28 @@ class StreamPool:
     def _load(self, stream: str, loaded: _Loaded) -> None:
         data = self._opened.read(stream)
         loaded.stored = data is not None
-        loaded.engine = self._new() if data is None else self._decoded(stream, data)
+        loaded.engine = self._states.new() if data is None else self._decoded(stream, data)
         loaded.changed = data is None
+
+    def _decoded(self, stream: str, data: bytes) -> FeatureMethod:
+        try:
+            return self._states.decode(data)
+        except StateError as problem:
+            raise StateError(
+                f"The state of the stream {stream!r} in {self._opened.path} is damaged: {problem}. Delete the stream, "
+                "or restore a copy of the file."
+            ) from None
 
     def _unload(self, stream: str, loaded: _Loaded) -> None:
         self._write(stream, loaded)
+        engine, lent = loaded.engine, loaded.lent
         self._drop(stream, loaded)
+        if engine is not None and not lent:
+            self._states.reuse(engine)
 
     def _write(self, stream: str, loaded: _Loaded) -> None:
         if loaded.engine is not None and loaded.changed:
-            self._opened.write(stream, self._encoded(loaded.engine))
+            self._opened.write(stream, self._states.encode(loaded.engine))
             loaded.changed, loaded.stored = False, True
 
     def _drop(self, stream: str, loaded: _Loaded) -> None:
@@ -282,58 +289,6 @@ class StreamPool:
             raise UsageError("This pool is closed. Open a new one on its folder.")
         return self._store
 
-    # Engines and their stored states.
-
-    def _new(self) -> FeatureMethod:
-        return self._method(self.prototypes, self.classes, self._config, self._encoder)
-
-    def _encoded(self, engine: FeatureMethod) -> bytes:
-        """Return the state of an engine as bytes. The prototypes are left out unless its classes were edited."""
-        with engine._alone():
-            counters, arrays = engine._memory.export()
-        edited = engine._prototypes is not self.prototypes
-        if not edited:
-            del arrays["entry"]
-        header = {
-            "schema": state.SCHEMA,
-            "frozen": engine.frozen,
-            "classes": engine.classes if edited else None,
-            "counters": counters,
-            "arrays": [(name, array.dtype.str, array.shape) for name, array in arrays.items()],
-        }
-        text = json.dumps(header).encode()
-        content = b"".join([text, *(np.ascontiguousarray(array).data for array in arrays.values())])
-        return _PREFIX.pack(zlib.crc32(content), len(text)) + content
-
-    def _decoded(self, stream: str, data: bytes) -> FeatureMethod:
-        """Return the engine that a state was stored from."""
-        try:
-            checksum, length = _PREFIX.unpack_from(data)
-            content = memoryview(data)[_PREFIX.size :]
-            if zlib.crc32(content) != checksum:
-                raise StateError("its checksum is wrong")
-            header = json.loads(bytes(content[:length]))
-            if header["schema"] != state.SCHEMA:
-                raise StateError(f"it has schema {header['schema']}, and this version reads {state.SCHEMA}")
-            arrays, place = {}, length
-            for name, dtype, shape in header["arrays"]:
-                count = int(np.prod(shape, dtype=np.int64))
-                arrays[name] = np.frombuffer(content, np.dtype(dtype), count, place).reshape(shape)
-                place += arrays[name].nbytes
-            classes, prototypes = self.classes, self.prototypes
-            if header["classes"] is not None:
-                classes, prototypes = tuple(header["classes"]), Prototypes.of_unit(arrays["entry"].copy())
-            engine = self._method._rebuilt(
-                self._config, classes, self._encoder, prototypes, header["counters"], arrays, trusted=True
-            )
-        except (StateError, ValueError, KeyError, TypeError, struct.error) as problem:
-            raise StateError(
-                f"The state of the stream {stream!r} in {self._opened.path} is damaged: {problem}. Delete the stream, "
-                "or restore a copy of the file."
-            ) from None
-        engine.frozen = header["frozen"]
-        return engine
-
     # The folder.
 
     def _require(self, stream: str) -> None:
@@ -343,10 +298,10 @@ class StreamPool:
     def _check_settings(self) -> None:
         """Store what the streams of a new pool start from, or compare with what is stored."""
         settings = {
-            "method": self._method.name,
-            "config": self._config.model_dump(mode="json"),
+            "method": self._states.method.name,
+            "config": self._states.config.model_dump(mode="json"),
             "classes": list(self.classes),
-            "encoder": self._encoder,
+            "encoder": self._states.encoder,
             "prototypes": self.prototypes.fingerprint,
         }
         stored = self._opened.settings({**settings, "version": __version__})

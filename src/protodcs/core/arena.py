@@ -1,6 +1,6 @@
 """Arena: the arrays of a state as named views of three flat buffers, so that a copy of a state is a copy of memory.
 
-An arena has one buffer each for float32, float64 and int64. Every array begins at a multiple of 64 bytes, as vector
+An arena has one buffer each for int64, float32 and float64. Every array begins at a multiple of 64 bytes, as vector
 instructions like it. An arena never moves or resizes its arrays: a state of another size gets an arena of its own.
 """
 
@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 # The type and shape of each array, by name.
 Layout = Mapping[str, tuple[type, tuple[int, ...]]]
 
-_TYPES = (np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int64))
+_TYPES = (np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.float64))
 _ALIGNMENT = 64
+# Zeros at the end of an arena are looked for in blocks of so many numbers.
+_BLOCK = 1024
 
 
 class Arena(Mapping[str, NDArray[Any]]):
@@ -23,7 +25,7 @@ class Arena(Mapping[str, NDArray[Any]]):
 
     Attributes:
         layout: the type and shape of each array, by name.
-        buffers: the flat buffers, in the order float32, float64, int64.
+        buffers: the flat buffers, in the order int64, float32, float64.
 
     >>> arena = Arena({"text": (np.float32, (2, 3)), "counts": (np.int64, (2,))})
     >>> arena["counts"][1] = 7
@@ -74,6 +76,33 @@ class Arena(Mapping[str, NDArray[Any]]):
         """Take over the content of an arena of the same layout."""
         for own, others in zip(self.buffers, other.buffers, strict=True):
             np.copyto(own, others)
+
+    def to_bytes(self) -> bytes:
+        """Return the content without most of the zeros at its end.
+
+        An array that fills slowly should be the last one of a layout.
+        """
+        *full, last = self.buffers
+        # As integers, because a negative zero is not nothing.
+        words, end = last.view(np.int64), len(last)
+        while end and not words[max(0, end - _BLOCK) : end].any():
+            end = max(0, end - _BLOCK)
+        return b"".join([*(buffer.data for buffer in full), words[:end].data])
+
+    def take_bytes(self, data: memoryview) -> None:
+        """Take over what `to_bytes` returned for an arena of the same layout.
+
+        Raises:
+            ValueError: the data is longer than the arena.
+        """
+        if len(data) > self.nbytes:
+            raise ValueError(f"{len(data)} bytes do not fit into an arena of {self.nbytes}")
+        stored = np.frombuffer(data, np.uint8)
+        for buffer in self.buffers:
+            own = buffer.view(np.uint8)
+            part, stored = stored[: len(own)], stored[len(own) :]
+            own[: len(part)] = part
+            own[len(part) :] = 0
 
     @property
     def nbytes(self) -> int:

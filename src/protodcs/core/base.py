@@ -23,6 +23,7 @@ from ..errors import ConfigError, InputError, StateError, UsageError
 from ..version import __version__
 from . import state
 from ._native import BACKEND
+from .arena import Arena
 from .decision import Decision, Decisions
 from .numerics.evidence import uncertainty
 from .prototypes import Prototypes
@@ -126,6 +127,10 @@ class FeatureMethod(ABC):
     def _trusted_memory(self, counters: Counters, arrays: state.Arrays) -> Any:
         """Return the memory that was exported by this program. A method may skip checks that take long."""
         return self._restored_memory(counters, arrays)
+
+    def _arena(self) -> Arena | None:
+        """Return the arena that holds everything that was learned; None if the method keeps some of it elsewhere."""
+        return None
 
     @abstractmethod
     def _advance(self, memory: Any, feature: Feature, scores: bool) -> Decision:

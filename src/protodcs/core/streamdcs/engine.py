@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ...arrays import Feature
 from ...errors import InputError, UsageError
+from ..arena import Arena
 from ..base import Capabilities, Counters, FeatureMethod, softmax_rows
 from ..decision import REASONS, Decision, Decisions
 from ..state import Arrays
@@ -161,6 +162,9 @@ class StreamDCS(FeatureMethod):
 
     def _trusted_memory(self, counters: Counters, arrays: Arrays) -> StreamState:
         return StreamState.restored(self._prototypes, self.config, counters, arrays, trusted=True)
+
+    def _arena(self) -> Arena:
+        return self._memory.arena
 
     def _entry(self, memory: StreamState) -> Feature:
         return memory.prototypes

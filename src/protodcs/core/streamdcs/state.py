@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
 def layout(classes: int, dimension: int, config: StreamDCSConfig) -> Layout:
     """Return the arrays of a state."""
     bias = class_bias.layout(classes) if config.has_class_bias(classes) else {}
-    return {**verification.layout(classes, dimension, config), **bias, "samples": (np.int64, (SAMPLES,))}
+    return {"samples": (np.int64, (SAMPLES,)), **bias, **verification.layout(classes, dimension, config)}
 
 
 class StreamState:

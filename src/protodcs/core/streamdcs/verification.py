@@ -125,10 +125,11 @@ def layout(classes: int, dimension: int, config: StreamDCSConfig) -> Layout:
     return {
         **class_baseline.layout(classes),
         **linear_head.layout(dimension),
-        "history": (np.float64, (config.history, SIGNALS)),
         "scales": (np.float64, (2, _SCALED)),
         "rule": (np.float64, (len(Rule._fields),)),
         "progress": (np.int64, (PROGRESS,)),
+        # The last one, because it fills slowly; see `Arena.to_bytes`.
+        "history": (np.float64, (config.history, SIGNALS)),
     }
 
 

@@ -1,0 +1,145 @@
+"""EngineStates: how a `StreamPool` turns engines into bytes and back.
+
+A state begins with its checksum and the length of its JSON header. If an arena holds everything that the engine has
+learned, its content follows as it is. Otherwise the exported arrays follow one after another. The bytes are trusted:
+apart from their checksum, they are checked no further than the method needs to rebuild the engine.
+"""
+
+import json
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from .core import state
+from .core.base import FeatureMethod, class_names
+from .core.prototypes import Prototypes
+from .errors import StateError
+
+_PREFIX = struct.Struct("<II")
+# Engines that are kept for the next streams to load.
+_MOST_SPARE = 16
+
+
+class EngineStates:
+    """Makes, stores and loads engines that start from the same prototypes and settings. Threads can share it.
+
+    Args:
+        method: the class of the engines.
+        prototypes: what they start from.
+        classes, config, encoder: see `StreamPool`.
+    """
+
+    def __init__(
+        self,
+        method: type[FeatureMethod],
+        prototypes: Prototypes,
+        classes: Sequence[str] | None,
+        config: BaseModel | None,
+        encoder: str | None,
+    ):
+        first = method(prototypes, class_names(classes, len(prototypes)), config, encoder)
+        self.method, self.prototypes, self.encoder = method, prototypes, encoder
+        self.classes, self.config = first.classes, first.config
+        arena = first._arena()
+        self._nothing_learned = None if arena is None else arena.to_bytes()
+        # Bytes of an arena mean nothing to a version that arranges its arrays differently.
+        self._layout = None if arena is None else zlib.crc32(repr(arena.layout).encode())
+        self._spare: list[FeatureMethod] = []
+
+    def new(self) -> FeatureMethod:
+        """Return an engine that has seen no sample."""
+        if self._nothing_learned is None:
+            return self.method(self.prototypes, self.classes, self.config, self.encoder)
+        return self._with_content(memoryview(self._nothing_learned), frozen=False)
+
+    def reuse(self, engine: FeatureMethod) -> None:
+        """Take back an engine that nobody will use again. Its memory serves the next stream that is loaded."""
+        if self._keeps_arena(engine) and len(self._spare) < _MOST_SPARE:
+            self._spare.append(engine)
+
+    def encode(self, engine: FeatureMethod) -> bytes:
+        """Return the state of an engine. The prototypes are left out unless its classes were edited."""
+        with engine._alone():
+            parts = self._arena_parts(engine) if self._keeps_arena(engine) else self._array_parts(engine)
+        content = b"".join(parts)
+        return _PREFIX.pack(zlib.crc32(content), len(parts[0])) + content
+
+    def decode(self, data: bytes) -> FeatureMethod:
+        """Return the engine that a state was encoded from.
+
+        Raises:
+            StateError: the data is damaged.
+        """
+        try:
+            checksum, length = _PREFIX.unpack_from(data)
+            content = memoryview(data)[_PREFIX.size :]
+            if zlib.crc32(content) != checksum:
+                raise StateError("its checksum is wrong")
+            header = json.loads(bytes(content[:length]))
+            if header["schema"] != state.SCHEMA:
+                raise StateError(f"it has schema {header['schema']}, and this version reads {state.SCHEMA}")
+            if "arrays" in header:
+                return self._with_arrays(content[length:], header)
+            if header["layout"] != self._layout:
+                raise StateError("it was stored by a version that arranges states differently")
+            return self._with_content(content[length:], header["frozen"])
+        except (ValueError, KeyError, TypeError, struct.error) as problem:
+            raise StateError(str(problem)) from None
+
+    def _keeps_arena(self, engine: FeatureMethod) -> bool:
+        """Whether the content of its arena is all that differs from a new engine."""
+        return engine._prototypes is self.prototypes and engine._arena() is not None
+
+    def _arena_parts(self, engine: FeatureMethod) -> list[bytes]:
+        arena = engine._arena()
+        assert arena is not None
+        header = {"schema": state.SCHEMA, "frozen": engine.frozen, "layout": self._layout}
+        return [json.dumps(header).encode(), arena.to_bytes()]
+
+    def _with_content(self, content: memoryview, frozen: bool) -> FeatureMethod:
+        """Return an engine with this content of its arena."""
+        try:
+            engine = self._spare.pop()
+        except IndexError:
+            engine = self.method(self.prototypes, self.classes, self.config, self.encoder)
+        arena = engine._arena()
+        assert arena is not None
+        arena.take_bytes(content)
+        engine.frozen = frozen
+        return engine
+
+    def _array_parts(self, engine: FeatureMethod) -> list[bytes]:
+        counters, arrays = engine._memory.export()
+        edited = engine._prototypes is not self.prototypes
+        if not edited:
+            del arrays["entry"]
+        header = {
+            "schema": state.SCHEMA,
+            "frozen": engine.frozen,
+            "classes": engine.classes if edited else None,
+            "counters": counters,
+            "arrays": [(name, array.dtype.str, array.shape) for name, array in arrays.items()],
+        }
+        return [json.dumps(header).encode(), *(array.tobytes() for array in arrays.values())]
+
+    def _with_arrays(self, content: memoryview, header: dict[str, Any]) -> FeatureMethod:
+        """Return an engine from the arrays that it exported."""
+        arrays: dict[str, NDArray[np.generic]] = {}
+        place = 0
+        for name, dtype, shape in header["arrays"]:
+            count = int(np.prod(shape, dtype=np.int64))
+            arrays[name] = np.frombuffer(content, np.dtype(dtype), count, place).reshape(shape)
+            place += arrays[name].nbytes
+        classes, prototypes = self.classes, self.prototypes
+        if header["classes"] is not None:
+            classes, prototypes = tuple(header["classes"]), Prototypes.of_unit(arrays["entry"].copy())
+        engine = self.method._rebuilt(
+            self.config, classes, self.encoder, prototypes, header["counters"], arrays, trusted=True
+        )
+        engine.frozen = header["frozen"]
+        return engine
