@@ -50,6 +50,19 @@ def test_importing_the_package_imports_nothing_heavy():
         assert name not in loaded
 
 
+def test_help_of_the_command_line_imports_nothing_heavy():
+    heavy = ("numpy", "pydantic", "rich", "ray", "PIL")
+    code = (
+        "import atexit, runpy, sys\n"
+        f"atexit.register(lambda: print([m for m in {heavy} if m in sys.modules]))\n"
+        "sys.argv = ['protodcs', '--help']\n"
+        "runpy.run_module('protodcs', run_name='__main__')"
+    )
+    *usage, imported = run(code).splitlines()
+    assert "Usage: protodcs" in usage[0]
+    assert imported == "[]"
+
+
 def test_every_public_name_is_there_and_no_other():
     for name in protodcs.__all__:
         assert getattr(protodcs, name) is not None

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from .core import state
@@ -129,7 +128,7 @@ class EngineStates:
 
     def _with_arrays(self, content: memoryview, header: dict[str, Any]) -> FeatureMethod:
         """Return an engine from the arrays that it exported."""
-        arrays: dict[str, NDArray[np.generic]] = {}
+        arrays: state.Arrays = {}
         place = 0
         for name, dtype, shape in header["arrays"]:
             count = int(np.prod(shape, dtype=np.int64))

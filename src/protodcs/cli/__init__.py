@@ -11,6 +11,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,
+    # Importing rich would take half of the time of `--help`.
+    rich_markup_mode=None,
 )
 app.add_typer(bench.app, name="bench")
 app.add_typer(keys.app, name="keys")

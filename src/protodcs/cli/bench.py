@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.table import Table
 
 from ..errors import ConfigError, InputError
 from .cluster import connected
-from .screen import console, explained, progress, tell
+from .screen import console, explained, new_table, progress, tell
 
 if TYPE_CHECKING:
     from ..bench.grid import Grid
@@ -132,11 +131,11 @@ def _tell_plan(plan: "Plan", jobs: int, as_json: bool) -> None:
         summary = {"cells": len(plan.cells), "todo": len(todo), "seconds": round(total, 1), "workers": workers}
         typer.echo(json.dumps({**summary, "plan": entries}))
         return
-    table = Table("method", "stream", "protocol", "samples", "seconds")
+    table = new_table("method", "stream", "protocol", "samples", "seconds")
     for entry in entries:
         table.add_row(*(f"{value:,.1f}" if isinstance(value, float) else str(value) for value in entry.values()))
-    console.print(table)
-    console.print(
+    console().print(table)
+    console().print(
         f"{len(todo)} of {len(plan.cells)} cells to do: about {total:,.0f} seconds of work, {total / workers:,.0f} on "
         f"{workers} workers of this machine, without extracting features. Measured on noise just now: an estimate.",
         highlight=False,

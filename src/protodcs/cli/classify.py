@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.table import Table
 
 from ..durable import replace_file
 from ..errors import InputError
-from .screen import console, explained, given_classes, printable, progress
+from .screen import console, explained, given_classes, new_table, printable, progress
 
 if TYPE_CHECKING:
     from ..core.decision import Decisions
@@ -151,7 +150,7 @@ def _draw(rows: Sequence[Row], files: Mapping[str, Path], sheet: Path) -> None:
 
 
 def _print(report: Mapping[str, Any]) -> None:
-    table = Table(title=f"{report['images']} images in {report['seconds']} s", title_justify="left")
+    table = new_table(title=f"{report['images']} images in {report['seconds']} s")
     table.add_column("decision")
     table.add_column("images", justify="right")
     for name, count in report["classes"].items():
@@ -159,7 +158,7 @@ def _print(report: Mapping[str, Any]) -> None:
     table.add_row("[bold]unknown", str(report["unknown"]))
     if report["unreadable"]:
         table.add_row("[red]could not be read", str(report["unreadable"]))
-    console.print(table)
+    console().print(table)
     for key in ("result", "state", "sheet"):
         if key in report:
-            console.print(f"{key}: {report[key]}")
+            console().print(f"{key}: {report[key]}")

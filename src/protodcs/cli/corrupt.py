@@ -54,7 +54,7 @@ def corrupt(
     if as_json:
         typer.echo(json.dumps(report))
     else:
-        console.print(f"{folder}: {images:,} images in {len(parts)} parts, {len(todo)} of them new")
+        console().print(f"{folder}: {images:,} images in {len(parts)} parts, {len(todo)} of them new")
 
 
 def _level(text: str) -> int:

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import typer
-from rich.table import Table
 
 from ..errors import DataError
-from .screen import console, explained, given_classes, printable, progress
+from .screen import console, explained, given_classes, new_table, printable, progress
 
 if TYPE_CHECKING:
     from ..metrics import Evaluation
@@ -109,7 +108,7 @@ def _as_json(found: "Evaluation") -> dict[str, dict[str, float | None]]:
 
 
 def _print(found: "Evaluation") -> None:
-    table = Table(title="Decisions on labelled images", title_justify="left")
+    table = new_table(title="Decisions on labelled images")
     for column in ("figure", "percent", "95 % interval", "images"):
         table.add_column(column, justify="left" if column == "figure" else "right")
     for name, title in _TITLES.items():
@@ -117,4 +116,4 @@ def _print(found: "Evaluation") -> None:
         if figure.total:
             interval = f"{100 * figure.low:.1f} to {100 * figure.high:.1f}"
             table.add_row(title, f"{100 * figure.value:.1f}", interval, f"{figure.count} of {figure.total}")
-    console.print(table)
+    console().print(table)

@@ -29,5 +29,5 @@ def export(
         report = {"folder": str(folder), "largest_difference": {"images": parity.images, "texts": parity.texts}}
         typer.echo(json.dumps(report))
         return
-    console.print(f"wrote {folder}: load it as onnx:{folder}")
-    console.print(f"largest difference to torch: {parity.images:.1e} on images, {parity.texts:.1e} on texts")
+    console().print(f"wrote {folder}: load it as onnx:{folder}")
+    console().print(f"largest difference to torch: {parity.images:.1e} on images, {parity.texts:.1e} on texts")

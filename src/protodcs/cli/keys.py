@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.table import Table
 
 from ..errors import InputError
-from .screen import console, explained, tell
+from .screen import console, explained, new_table, tell
 
 if TYPE_CHECKING:
     from ..serve.access.keys import Key
@@ -51,10 +50,10 @@ def list_all(file: Path = _FILE, as_json: bool = _JSON) -> None:
     if as_json:
         typer.echo(json.dumps({"keys": rows}))
         return
-    table = Table(*_SHOWN)
+    table = new_table(*_SHOWN)
     for row in rows:
         table.add_row(*(row[name] or "never" for name in _SHOWN))
-    console.print(table)
+    console().print(table)
 
 
 @app.command()

@@ -1,24 +1,31 @@
-"""What commands share: how an error is told, how progress is shown, and how lists are written."""
+"""What commands share: printing errors and progress, and reading lists."""
 
 import json
 import os
 from collections.abc import Callable, Mapping
-from functools import wraps
-from typing import Any
+from functools import cache, wraps
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..errors import ProtoDCSError
 
-console = Console()
-# Progress goes beside the output, never into it.
-_aside = Console(stderr=True)
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+
+
+@cache
+def console() -> "Console":
+    """Return the console for results. Nothing of rich is imported before, so that `--help` is quick."""
+    from rich.console import Console
+
+    return Console()
 
 
 def explained(command: Callable[..., None]) -> Callable[..., None]:
-    """Tell a user's mistake in one line and leave with 1; what is left is a bug and keeps its traceback."""
+    """Print a user's mistake as one line and exit with 1. Any other error is a bug and keeps its traceback."""
 
     @wraps(command)
     def wrapped(*args: Any, **options: Any) -> None:
@@ -33,7 +40,7 @@ def explained(command: Callable[..., None]) -> Callable[..., None]:
         except OSError as problem:
             _leave(f"{problem.filename or 'the operating system'}: {problem.strerror or problem}", 1)
         except KeyboardInterrupt:
-            _leave("interrupted; what was written is whole, and the command can go on from there", 130)
+            _leave("interrupted. Complete files were kept; run the command again to continue.", 130)
 
     return wrapped
 
@@ -44,16 +51,26 @@ def _leave(words: str, code: int) -> None:
 
 
 def tell(report: Mapping[str, Any], as_json: bool) -> None:
-    """What a command did: a line for each thing, or one JSON object for a program."""
+    """Print what a command did: a line per item, or one JSON object for a program."""
     if as_json:
         typer.echo(json.dumps(report))
         return
     for key, value in report.items():
-        console.print(f"{key.replace('_', ' ')}: {value}", highlight=False, soft_wrap=True)
+        console().print(f"{key.replace('_', ' ')}: {value}", highlight=False, soft_wrap=True)
 
 
-def progress(quiet: bool) -> Progress:
-    """A progress bar on the error stream, with the time that is left."""
+def progress(quiet: bool) -> "Progress":
+    """Return a progress bar on the error stream, with the time that is left."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -61,9 +78,16 @@ def progress(quiet: bool) -> Progress:
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        console=_aside,
+        console=Console(stderr=True),
         disable=quiet,
     )
+
+
+def new_table(*columns: str, **options: Any) -> "Table":
+    """Return a table with these columns, for `console().print`."""
+    from rich.table import Table
+
+    return Table(*columns, title_justify="left", **options)
 
 
 def printable(file: str) -> str:

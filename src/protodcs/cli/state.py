@@ -2,14 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from ..core import state as container
 from ..errors import ProtoDCSError
+from .screen import console, new_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 app = typer.Typer(help="Look into state files.", no_args_is_help=True)
 
@@ -38,6 +39,7 @@ def show(
 
 def _report(file: Path) -> dict[str, Any]:
     from .. import methods
+    from ..core import state as container
 
     data = container.read(file)
     header, arrays = container.unpack(data)
@@ -54,7 +56,6 @@ def _report(file: Path) -> dict[str, Any]:
 
 
 def _print(report: dict[str, Any]) -> None:
-    console = Console()
     names = report["classes"]
     shown = ", ".join(names[:8]) + (f", ... ({len(names) - 8} more)" if len(names) > 8 else "")
     about = {
@@ -67,7 +68,7 @@ def _print(report: dict[str, Any]) -> None:
         "prototypes": f"left out: {report['prototypes']}" if report["prototypes"] else "held",
         "content hash": report["content_hash"],
     }
-    console.print(_table(f"State {report['file']}", about))
+    console().print(_table(f"State {report['file']}", about))
     stats = {k: v for k, v in report["stats"].items() if k not in ("method", "classes", "frozen")}
     mixture = stats.pop("mixture", None)
     if mixture:
@@ -81,8 +82,8 @@ def _print(report: dict[str, Any]) -> None:
         stats["mixture, separation"] = mixture["separation"]
     for key in [key for key, value in stats.items() if isinstance(value, dict)]:
         stats |= {f"{key}, {part}": value for part, value in stats.pop(key).items()}
-    console.print(_table("What happened", {key.replace("_", " "): _number(value) for key, value in stats.items()}))
-    console.print(_table("Configuration", {key: str(value) for key, value in report["config"].items()}))
+    console().print(_table("What happened", {key.replace("_", " "): _number(value) for key, value in stats.items()}))
+    console().print(_table("Configuration", {key: str(value) for key, value in report["config"].items()}))
 
 
 def _number(value: Any) -> str:
@@ -91,8 +92,8 @@ def _number(value: Any) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
-def _table(title: str, rows: dict[str, str]) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False)
+def _table(title: str, rows: dict[str, str]) -> "Table":
+    table = new_table(title=title, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for key, value in rows.items():

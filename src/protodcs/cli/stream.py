@@ -45,8 +45,8 @@ def stream(
     if as_json:
         typer.echo(json.dumps(report))
     else:
-        console.print(f"{file}: {len(manifest):,} samples in {len(manifest.segments)} segments")
-        console.print(f"hash: {manifest.hash}")
+        console().print(f"{file}: {len(manifest):,} samples in {len(manifest.segments)} segments")
+        console().print(f"hash: {manifest.hash}")
 
 
 def _pair(text: str) -> tuple[str, Any]:
