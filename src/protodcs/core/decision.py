@@ -6,10 +6,12 @@ it looks more known.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+Outcome = Literal["known", "unsure", "unknown"]
 
 FEW_SAMPLES = "few samples"
 POSSIBLE_SHIFT = "possible shift"
@@ -58,9 +60,15 @@ class Decision:
     sequence: int
     reason: str | None = None
 
+    @property
+    def outcome(self) -> Outcome:
+        """The decision as a word. No method answers "unsure" yet."""
+        return "known" if self.known else "unknown"
+
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values: dict[str, Any] = {"outcome": self.outcome}
+        values |= {field.name: getattr(self, field.name) for field in fields(self)}
         values["scores"] = None if self.scores is None else [float(value) for value in self.scores]
         return values
 
@@ -125,6 +133,11 @@ class Decisions:
         for name in _COLUMNS:
             setattr(decisions, name, columns[name])
         return decisions
+
+    @property
+    def outcome(self) -> list[Outcome]:
+        """Return the outcome of each sample."""
+        return ["known" if known else "unknown" for known in self.known]
 
     @property
     def label(self) -> list[str | None]:

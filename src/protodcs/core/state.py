@@ -1,14 +1,13 @@
-"""How a state travels: one safetensors file whose header says what it is, and whose hash says that it is whole.
+"""The format of a state: one safetensors file with a JSON header and a hash of its content.
 
-A state file may come from a stranger, so nothing in it is trusted: never pickle, every length checked before it is
-used, every refusal a `StateError`. This is the only file of this room that touches the disk.
+Anybody may have written a state file, so nothing in it is trusted. It is never unpickled, every length is checked
+before it is used, and every refusal is a `StateError`. No other module of the core reads or writes files.
 """
 
 import hashlib
 import json
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +23,7 @@ from ..errors import StateError
 Arrays = dict[str, NDArray[Any]]
 
 FORMAT: Literal["protodcs-state"] = "protodcs-state"
-SCHEMA = 1
+SCHEMA: Literal[2] = 2
 # The one key of safetensors' own metadata. A second one would be written in no particular order.
 _KEY = "state"
 _NO_HASH = "0" * 64
@@ -33,16 +32,16 @@ _DTYPES = {"F64": np.float64, "F32": np.float32, "I64": np.int64}
 
 
 class Header(BaseModel):
-    """What a state file says about itself."""
+    """The header of a state."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     format: Literal["protodcs-state"] = FORMAT
-    schema_version: int = Field(SCHEMA, ge=0)
+    schema_version: Literal[2] = SCHEMA
     package: str = Field(max_length=100, description="Version of protodcs that wrote it.")
     backend: str = Field(max_length=100, description="What computed it: 'native' or 'numpy'.")
     method: str = Field(max_length=100)
-    config: dict[str, Any] = Field(description="Every option, resolved.")
+    config: dict[str, Any] = Field(description="Every setting.")
     classes: list[str] = Field(min_length=1)
     encoder: str | None = Field(None, max_length=1000, description="Fingerprint of what made the features, if known.")
     prototypes: str | None = Field(
@@ -53,16 +52,9 @@ class Header(BaseModel):
     content_hash: str = Field(_NO_HASH, description="SHA-256 over the whole file with these 64 digits as zeros.")
 
 
-# schema version -> a function from that version's header and arrays to the next one's.
-Migration = Callable[[dict[str, Any], Arrays], tuple[dict[str, Any], Arrays]]
-MIGRATIONS: dict[int, Migration] = {}
-
-
 def pack(header: Header, arrays: Arrays) -> bytes:
-    """One state as bytes. The same state gives the same bytes."""
-    # A whole state says nothing of it, so that it reads as it always did.
-    left_out = {"prototypes"} if header.prototypes is None else None
-    text = json.dumps(header.model_dump(exclude=left_out), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    """Return a state as bytes. The same state gives the same bytes."""
+    text = json.dumps(header.model_dump(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     ordered = {name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)}
     data = serialise(ordered, metadata={_KEY: text})
     start, stop = _hash_span(data)
@@ -71,17 +63,18 @@ def pack(header: Header, arrays: Arrays) -> bytes:
 
 
 def unpack(data: bytes, trusted: bool = False) -> tuple[Header, Arrays]:
-    """Return header and arrays of a state in the present schema. Check its hash unless it is `trusted`."""
+    """Return header and arrays of a state. Check its hash unless it is `trusted`."""
     if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise StateError(f"a state is bytes, as snapshot() returns them; given: {type(data).__name__}")
+        raise StateError(f"A state must be bytes, as snapshot() returns them; given: {type(data).__name__}.")
     data = bytes(data)
     if not trusted:
         _verify_hash(data)
-    return present(*_parse(data))
+    header, arrays = _parse(data)
+    return _checked_header(header), arrays
 
 
 def leaves_out_prototypes(data: bytes) -> bool:
-    """Whether a state is one of `FeatureMethod.difference`; of anything that is no state it says nothing."""
+    """Whether `FeatureMethod.difference` made this state. False for anything that is no state."""
     try:
         length = int.from_bytes(data[:8], "little")
         header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_KEY])
@@ -90,31 +83,24 @@ def leaves_out_prototypes(data: bytes) -> bool:
     return isinstance(header, dict) and header.get("prototypes") is not None
 
 
-def present(header: dict[str, Any], arrays: Arrays) -> tuple[Header, Arrays]:
-    """A header as it was read and its arrays, brought up to the present schema."""
+def _checked_header(header: dict[str, Any]) -> Header:
     version = header.get("schema_version")
-    if not isinstance(version, int) or isinstance(version, bool) or version < 0:
-        raise StateError(f"the state's schema version is {version!r}: it must be a whole number")
-    if version > SCHEMA:
+    if version != SCHEMA or isinstance(version, bool):
         raise StateError(
-            f"the state has schema version {version}, this protodcs reads up to {SCHEMA}: upgrade protodcs to read it"
+            f"The state has schema version {str(version)[:20]!r}, and this version of protodcs reads {SCHEMA}. Use the "
+            "version that wrote it, or start a new stream."
         )
-    while version < SCHEMA:
-        if version not in MIGRATIONS:
-            raise StateError(f"the state has schema version {version}, for which there is no migration path")
-        header, arrays = MIGRATIONS[version](header, arrays)
-        version += 1
     try:
-        return Header.model_validate({**header, "schema_version": SCHEMA}), arrays
+        return Header.model_validate(header)
     except ValidationError as problem:
         first = problem.errors()[0]
         raise StateError(
-            f"the state's header is not valid: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+            f"The state's header is not valid: {'.'.join(map(str, first['loc']))}: {first['msg']}."
         ) from None
 
 
 def write(path: str | os.PathLike[str], data: bytes) -> None:
-    """Replace `path` by `data` in one step: after a crash the old file or the new one is there, never a torn one."""
+    """Replace the file `path` in one step. After a crash, either the old or the new file is there."""
     try:
         replace_file(Path(path), data)
     except OSError as problem:
@@ -123,7 +109,7 @@ def write(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of a state file."""
+    """Return the bytes of a state file."""
     try:
         return Path(path).read_bytes()
     except OSError as problem:

@@ -34,8 +34,9 @@ class Problem(BaseModel):
 
 
 class Decision(BaseModel):
-    """One sample, decided."""
+    """The decision about one sample."""
 
+    outcome: Literal["known", "unsure", "unknown"]
     known: bool
     index: int
     label: str | None
