@@ -296,11 +296,6 @@ def test_a_difference_names_its_prototypes_and_refuses_others(tmp_path):
     assert StreamDCS.load(tmp_path / "thin.state", prototypes=shared).snapshot() == engine.snapshot()
 
 
-def test_a_whole_state_says_nothing_of_shared_prototypes():
-    """So that it reads as it always did."""
-    assert "prototypes" not in split(trained()[0].snapshot())[1]
-
-
 def test_after_an_edit_of_the_classes_a_difference_wants_the_edited_prototypes():
     rows, features, _ = random_stream(samples=100)
     engine = methods.create("streamdcs", rows)

@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .core.base import Capabilities, FeatureMethod, softmax_rows
+from .core.base import Capabilities, FeatureMethod
 from .core.decision import Decisions
+from .core.numerics.softmax import softmax_rows
 from .data.prompts import class_names
 from .errors import ConfigError, UnknownMethodError
 

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from .. import metrics
 from ..core import state
-from ..core.base import entropy_rows
 from ..core.decision import Decisions
+from ..core.numerics.softmax import entropy_rows
 from ..core.protodcs.engine import ProtoDCS
 from ..core.streamdcs import constants
 from ..core.streamdcs.engine import StreamDCS

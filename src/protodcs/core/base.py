@@ -26,11 +26,11 @@ from ._native import BACKEND
 from .arena import Arena
 from .decision import Decision, Decisions
 from .numerics.evidence import uncertainty
+from .numerics.softmax import softmax_rows
 from .prototypes import Prototypes
 from .rows import WORKING_TYPE, contiguous, described, described_values, is_plain, unit_rows
+from .state_checks import Counters, prototypes_of
 from .vectors import to_unit
-
-Counters = dict[str, int | float | bool | None]
 
 _TORN = "this engine was interrupted while it learned from a sample: restore it from a snapshot, or reset it"
 _IN_USE = "this engine is in use by another thread: give each stream its own engine, or call it from one thread"
@@ -511,111 +511,6 @@ def class_names(classes: Sequence[str] | None, count: int) -> tuple[str, ...]:
             f"class names must be text that UTF-8 can encode; given: one with {problem.object[problem.start]!r}"
         ) from None
     return tuple(classes)
-
-
-def prototypes_of(header: state.Header, arrays: state.Arrays, shared: Prototypes | None) -> Prototypes:
-    """The entry prototypes of a state: `shared` if it was learned from them, else its own; any others are refused."""
-    if header.prototypes is None:
-        own = _stored_prototypes(arrays, len(header.classes))
-        wanted = own.fingerprint if shared is not None else None
-    elif "entry" in arrays:
-        raise StateError("the state holds prototypes and says that it leaves them out")
-    else:
-        own, wanted = None, header.prototypes
-    if shared is None:
-        if own is None:
-            raise StateError(
-                f"the state leaves out its prototypes, those with the fingerprint {header.prototypes}: give them to "
-                "restore, as `prototypes`"
-            )
-        return own
-    if shared.fingerprint != wanted:
-        raise StateError(
-            f"the state was learned from prototypes with the fingerprint {wanted}, and those given have "
-            f"{shared.fingerprint}: restore it beside its own prototypes, or start anew"
-        )
-    if len(shared) != len(header.classes):
-        raise StateError(f"the state names {len(header.classes)} classes, and its prototypes are {len(shared)}")
-    return shared
-
-
-def _stored_prototypes(arrays: state.Arrays, classes: int) -> Prototypes:
-    """The entry prototypes that a state holds, proven to be unit rows, one for each class."""
-    entry = required(arrays, "entry", np.float32, (classes, None))
-    if entry.shape[1] == 0:
-        raise StateError("the state's prototypes have no columns")
-    check_unit(entry, "entry")
-    return Prototypes.of_unit(entry.copy())
-
-
-def required(arrays: Mapping[str, NDArray[Any]], name: str, dtype: type, shape: tuple[int | None, ...]) -> NDArray[Any]:
-    """A finite array of a state with the type and shape it must have; None in `shape` stands for any length."""
-    if name not in arrays:
-        raise StateError(f"the state has no array {name!r}")
-    array = arrays[name]
-    fits = array.shape == shape or (
-        array.ndim == len(shape) and all(want in (None, got) for want, got in zip(shape, array.shape, strict=True))
-    )
-    if array.dtype != dtype or not fits:
-        raise StateError(
-            f"the state's array {name!r} has shape {array.shape} and type {array.dtype}, "
-            f"it must have {shape} and {np.dtype(dtype)}"
-        )
-    if not np.isfinite(array).all():
-        raise StateError(f"the state's array {name!r} holds values that are not finite")
-    return array
-
-
-def within(array: NDArray[Any], name: str, low: float, high: float) -> NDArray[Any]:
-    """The array of a state, if all its values lie from `low` to `high`."""
-    if not ((array >= low) & (array <= high)).all():
-        raise StateError(f"the state's array {name!r} has values outside {low} to {high}")
-    return array
-
-
-def counter(counters: Mapping[str, Any], name: str, low: int = 0, high: int | None = None) -> int:
-    """A whole number of a state within its range."""
-    value = counters.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
-        raise StateError(f"the state's counter {name!r} is {value!r}, it must be a whole number from {low} to {high}")
-    return value
-
-
-def truth(counters: Mapping[str, Any], name: str) -> bool:
-    """A yes or no of a state."""
-    value = counters.get(name)
-    if not isinstance(value, bool):
-        raise StateError(f"the state's {name!r} is {value!r}, it must be true or false")
-    return value
-
-
-def decided(counters: Mapping[str, Any]) -> tuple[int, int, int]:
-    """How many samples a state has seen, learned from and called known; with the rest of each they add up."""
-    sequence = counter(counters, "sequence", high=2**62)
-    learned = counter(counters, "learned", high=sequence)
-    known = counter(counters, "known", high=learned)
-    if learned + counter(counters, "skipped") != sequence or known + counter(counters, "unknown") != learned:
-        raise StateError("the state's known, unknown and skipped samples do not add up to all samples")
-    return sequence, learned, known
-
-
-def softmax_rows(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Row by row, for (N, K) logits."""
-    powers: NDArray[np.float64] = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
-
-
-def entropy_rows(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(N,) in nats, for (N, K) probabilities; of one that is zero the term is zero."""
-    logs = np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
-    entropy: NDArray[np.float64] = -(probabilities * logs).sum(axis=1)
-    return entropy
-
-
-def check_unit(rows: Feature, name: str) -> None:
-    """Refuse rows of a state that are not of length one; they are float32, so to about seven digits."""
-    if not (np.abs(np.einsum("kd,kd->k", rows, rows) - 1.0) < 1e-5).all():
-        raise StateError(f"the state's array {name!r} has rows that are not of length one")
 
 
 def _digest(row: Feature) -> tuple[bytes, bytes]:

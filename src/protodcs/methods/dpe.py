@@ -16,16 +16,17 @@ from pydantic import Field
 
 from ..arrays import Feature, Floats
 from ..core import state
-from ..core.base import Capabilities, Counters, FeatureMethod, counter, decided, required, softmax_rows
+from ..core.base import Capabilities, FeatureMethod
 from ..core.decision import Decision
 from ..core.numerics.evidence import uncertainty
 from ..core.numerics.linalg import cosines as row_cosines
 from ..core.numerics.linalg import inverse_norms, normalised, products, wide
-from ..core.numerics.softmax import entropy_gradient, softmax
+from ..core.numerics.softmax import entropy_gradient, softmax, softmax_rows
 from ..core.protodcs.alignment import contrast
 from ..core.protodcs.evolution import move
 from ..core.protodcs.residual import adam_step, project, queue_means, text_gradient
 from ..core.settings import Settings
+from ..core.state_checks import Counters, counter, decided, required
 from ..errors import StateError
 
 _COUNTERS = ("sequence", "learned", "known", "cached", "evolved")

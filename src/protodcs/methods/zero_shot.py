@@ -14,9 +14,10 @@ from pydantic import Field
 
 from ..arrays import Feature
 from ..core import state
-from ..core.base import Capabilities, Counters, FeatureMethod, check_unit, counter, required
+from ..core.base import Capabilities, FeatureMethod
 from ..core.decision import Decision
 from ..core.settings import Settings
+from ..core.state_checks import Counters, check_unit, counter, required
 from ..core.vectors import cosines as compute_cosines
 from ..core.vectors import inverse_norms
 from ..errors import StateError

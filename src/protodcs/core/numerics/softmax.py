@@ -27,3 +27,16 @@ def entropy_gradient(probabilities: Floats, entropy: float) -> Floats:
 def confidence(logits: Floats, best: int, temperature: float) -> float:
     """Return the softmax probability of the class `best` under `logits / temperature`."""
     return float(1.0 / np.exp((logits - logits[best]) / temperature).sum())
+
+
+def softmax_rows(logits: Floats) -> Floats:
+    """Return the softmax of each row of `logits` (N, K)."""
+    powers: Floats = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def entropy_rows(probabilities: Floats) -> Floats:
+    """Return the entropy (N,) in nats of each row of `probabilities` (N, K)."""
+    logs = np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
+    entropy: Floats = -(probabilities * logs).sum(axis=1)
+    return entropy

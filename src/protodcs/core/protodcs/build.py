@@ -4,9 +4,9 @@ import numpy as np
 
 from ...arrays import Feature, Integers
 from ...errors import StateError
-from ..base import Counters
 from ..prototypes import Prototypes
 from ..state import Arrays
+from ..state_checks import Counters
 from . import alignment
 from .config import ProtoDCSConfig
 from .residual import queue_means

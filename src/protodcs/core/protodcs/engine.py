@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 
 from ...arrays import Feature
 from ...errors import InputError, UsageError
-from ..base import Capabilities, Counters, FeatureMethod, softmax_rows
+from ..base import Capabilities, FeatureMethod
 from ..decision import Decision
 from ..numerics import gaussian_mixture
 from ..numerics.linalg import products
+from ..numerics.softmax import softmax_rows
 from ..state import Arrays
+from ..state_checks import Counters
 from . import build
 from .cache import flush, hold, offer
 from .compiled import compare, is_compiled

@@ -11,12 +11,12 @@ import numpy as np
 from ...arrays import Feature, Floats, Integers
 from .._native.interface import ProtoDCSStep
 from ..arena import Arena, Layout
-from ..base import Counters
 from ..numerics import gaussian_mixture
 from ..numerics.linalg import inverse_norms, normalised, products
 from ..numerics.windows import Window
 from ..prototypes import Prototypes
 from ..state import Arrays
+from ..state_checks import Counters
 from .config import ProtoDCSConfig
 
 # Numbers beside the arrays, exported by name.

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from ...arrays import Feature
 from ...errors import StateError
-from ..base import Counters, check_unit, counter, required, truth, within
 from ..numerics import gaussian_mixture
 from ..numerics.linalg import normalised, products
 from ..state import Arrays
+from ..state_checks import Counters, check_unit, counter, required, truth, within
 from .alignment import REBUILD_AFTER, contrast
 from .config import ProtoDCSConfig
 from .residual import directions

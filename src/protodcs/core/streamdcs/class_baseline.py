@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...arrays import Floats
 from .. import state
 from ..arena import Arena, Layout
-from ..base import required, within
+from ..state_checks import required, within
 from .constants import BASELINE_HORIZON, BASELINE_PRIOR
 
 # Rows of `moments`.

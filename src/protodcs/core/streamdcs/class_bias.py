@@ -14,7 +14,7 @@ from ...arrays import Feature, Floats
 from ...errors import StateError
 from .. import state, vectors
 from ..arena import Arena, Layout
-from ..base import required, within
+from ..state_checks import required, within
 from .constants import (
     BIAS_CONFIDENCE_HORIZON,
     BIAS_FLOOR,

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from ...arrays import Feature
 from ...errors import InputError, UsageError
 from ..arena import Arena
-from ..base import Capabilities, Counters, FeatureMethod, softmax_rows
+from ..base import Capabilities, FeatureMethod
 from ..decision import REASONS, Decision, Decisions
+from ..numerics.softmax import softmax_rows
 from ..state import Arrays
+from ..state_checks import Counters
 from .config import StreamDCSConfig
 from .constants import FIRST_REFIT, REFIT_PERIOD
 from .explain import StreamDCSExplanation, explain

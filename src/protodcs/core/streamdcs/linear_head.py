@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...arrays import Feature, Floats
 from .. import state
 from ..arena import Arena, Layout
-from ..base import required, within
+from ..state_checks import required, within
 from .constants import HEAD_AUROC, HEAD_FIRST, HEAD_LEAST, HEAD_TAIL, KNOWN_HORIZON, UNKNOWN_HORIZON
 from .threshold import ramp
 

@@ -9,11 +9,11 @@ from ...arrays import Feature
 from ...errors import StateError
 from .._native import NativeStep, native
 from ..arena import Arena, Layout
-from ..base import Counters, decided
 from ..numerics.evidence import uncertainty
 from ..numerics.softmax import confidence
 from ..prototypes import Prototypes
 from ..state import Arrays
+from ..state_checks import Counters, decided
 from ..vectors import cosines, inverse_norms
 from . import class_bias, verification
 from .class_bias import ClassBias, likeness

@@ -19,8 +19,8 @@ from ...arrays import Feature, Floats
 from ...errors import StateError
 from .. import state
 from ..arena import Arena, Layout
-from ..base import Counters, counter, required, within
 from ..decision import FEW_SAMPLES, POSSIBLE_SHIFT
+from ..state_checks import Counters, counter, required, within
 from . import class_baseline, linear_head
 from .class_baseline import POOL_CENTRED_VARIANCE, POOL_VARIANCE, ClassBaseline
 from .config import StreamDCSConfig

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...arrays import Floats
-from ...core.base import softmax_rows
 from ...core.decision import Decisions
 from ...core.numerics.evidence import uncertainty
+from ...core.numerics.softmax import softmax_rows
 
 # The least probability whose logarithm is taken.
 _LEAST = 1e-30

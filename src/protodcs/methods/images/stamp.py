@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ...arrays import Floats
-from ...core.base import entropy_rows
+from ...core.numerics.softmax import entropy_rows
 from .answer import Answer, log_scores, softmax
 from .tower import climbed, entropies, gradients
 from .tower_method import TowerMethod, TowerSettings, to_array

@@ -1,0 +1,107 @@
+"""Checks of what a state contains. Whatever no engine can have exported is a StateError."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arrays import Feature
+from ..errors import StateError
+from .prototypes import Prototypes
+from .state import Arrays, Header
+
+# Numbers of a state beside its arrays.
+Counters = dict[str, int | float | bool | None]
+
+
+def prototypes_of(header: Header, arrays: Arrays, shared: Prototypes | None) -> Prototypes:
+    """Return the entry prototypes of a state: `shared` if it was learned from them, or its own."""
+    if header.prototypes is None:
+        own = _stored_prototypes(arrays, len(header.classes))
+        wanted = own.fingerprint if shared is not None else None
+    elif "entry" in arrays:
+        raise StateError("the state holds prototypes and says that it leaves them out")
+    else:
+        own, wanted = None, header.prototypes
+    if shared is None:
+        if own is None:
+            raise StateError(
+                f"the state leaves out its prototypes, those with the fingerprint {header.prototypes}: give them to "
+                "restore, as `prototypes`"
+            )
+        return own
+    if shared.fingerprint != wanted:
+        raise StateError(
+            f"the state was learned from prototypes with the fingerprint {wanted}, and those given have "
+            f"{shared.fingerprint}: restore it beside its own prototypes, or start anew"
+        )
+    if len(shared) != len(header.classes):
+        raise StateError(f"the state names {len(header.classes)} classes, and its prototypes are {len(shared)}")
+    return shared
+
+
+def _stored_prototypes(arrays: Arrays, classes: int) -> Prototypes:
+    """Return the entry prototypes that a state contains, one unit row per class."""
+    entry = required(arrays, "entry", np.float32, (classes, None))
+    if entry.shape[1] == 0:
+        raise StateError("the state's prototypes have no columns")
+    check_unit(entry, "entry")
+    return Prototypes.of_unit(entry.copy())
+
+
+def required(arrays: Mapping[str, NDArray[Any]], name: str, dtype: type, shape: tuple[int | None, ...]) -> NDArray[Any]:
+    """Return an array of a state if it is finite and has this type and shape. None in `shape` is any length."""
+    if name not in arrays:
+        raise StateError(f"the state has no array {name!r}")
+    array = arrays[name]
+    fits = array.shape == shape or (
+        array.ndim == len(shape) and all(want in (None, got) for want, got in zip(shape, array.shape, strict=True))
+    )
+    if array.dtype != dtype or not fits:
+        raise StateError(
+            f"the state's array {name!r} has shape {array.shape} and type {array.dtype}, "
+            f"it must have {shape} and {np.dtype(dtype)}"
+        )
+    if not np.isfinite(array).all():
+        raise StateError(f"the state's array {name!r} holds values that are not finite")
+    return array
+
+
+def within(array: NDArray[Any], name: str, low: float, high: float) -> NDArray[Any]:
+    """Return the array of a state if all its values are from `low` to `high`."""
+    if not ((array >= low) & (array <= high)).all():
+        raise StateError(f"the state's array {name!r} has values outside {low} to {high}")
+    return array
+
+
+def counter(counters: Mapping[str, Any], name: str, low: int = 0, high: int | None = None) -> int:
+    """Return an integer of a state if it is from `low` to `high`."""
+    value = counters.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
+        raise StateError(f"the state's counter {name!r} is {value!r}, it must be a whole number from {low} to {high}")
+    return value
+
+
+def truth(counters: Mapping[str, Any], name: str) -> bool:
+    """Return a boolean of a state."""
+    value = counters.get(name)
+    if not isinstance(value, bool):
+        raise StateError(f"the state's {name!r} is {value!r}, it must be true or false")
+    return value
+
+
+def decided(counters: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return how many samples a state has observed, learned from and called known, if the counters agree."""
+    sequence = counter(counters, "sequence", high=2**62)
+    learned = counter(counters, "learned", high=sequence)
+    known = counter(counters, "known", high=learned)
+    if learned + counter(counters, "skipped") != sequence or known + counter(counters, "unknown") != learned:
+        raise StateError("the state's known, unknown and skipped samples do not add up to all samples")
+    return sequence, learned, known
+
+
+def check_unit(rows: Feature, name: str) -> None:
+    """Raise StateError if some rows of a state are not of length one. They are float32, so to about seven digits."""
+    if not (np.abs(np.einsum("kd,kd->k", rows, rows) - 1.0) < 1e-5).all():
+        raise StateError(f"the state's array {name!r} has rows that are not of length one")
