@@ -255,6 +255,7 @@ def test_an_isotropic_state_with_unequal_variances_is_refused():
         methods.restore(state.pack(header.model_copy(update={"content_hash": "0" * 64}), arrays))
 
 
+@pytest.mark.long
 def test_figures_on_a_real_stream_beside_zero_shot(clip_stream):
     """Printed, not judged: theory promises only that without a weight it is zero-shot, and that all is finite."""
     prototypes, features, labels = clip_stream("dtd")

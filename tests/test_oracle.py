@@ -159,7 +159,7 @@ def test_engine_follows_the_oracle_on_a_random_stream(name):
 @pytest.mark.parametrize("name", ON_REAL_DATA)
 def test_engine_follows_the_oracle_on_a_real_stream(name, clip_stream):
     # The long test below takes the whole stream.
-    samples = 800 if name == "paper" else 300
+    samples = 400 if name == "paper" else 150
     prototypes, features, _ = clip_stream("dtd")
     report = teacher_forced(prototypes, features[:samples], OPTIONS[name])
     report.check()
@@ -185,10 +185,10 @@ def test_engine_follows_the_oracle_on_the_whole_dtd_stream(name, clip_stream):
 @pytest.mark.parametrize("name", ["paper", "verified, entropy gate"])
 def test_engine_follows_the_oracle_with_a_thousand_classes(name, clip_stream):
     prototypes, features, _ = clip_stream("big")
-    teacher_forced(prototypes, features[:300], OPTIONS[name]).check()
+    teacher_forced(prototypes, features[:100], OPTIONS[name]).check()
 
 
-@pytest.mark.parametrize("samples", [800, pytest.param(None, marks=pytest.mark.long, id="all")])
+@pytest.mark.parametrize("samples", [400, pytest.param(None, marks=pytest.mark.long, id="all")])
 @pytest.mark.parametrize("name", ["paper", "verified, entropy gate"])
 def test_free_running_decisions_agree(name, samples, clip_stream):
     prototypes, features, _ = clip_stream("dtd")

@@ -180,6 +180,7 @@ def test_every_snapshot_of_a_stream_with_many_classes_can_be_restored():
             assert ProtoDCS.restore(engine.snapshot()).sequence == step + 1
 
 
+@pytest.mark.long
 def test_a_real_stream_with_a_thousand_classes_can_be_restored_and_continued_bit_equal(clip_stream):
     """Beyond some hundred open classes a restore proves a sample of the alignment instead of all of it."""
     prototypes, features, _ = clip_stream("big")

@@ -64,7 +64,7 @@ def test_engine_follows_the_oracle_on_a_random_stream(classes, unknown):
     compare(prototypes, features)
 
 
-@pytest.mark.parametrize("name", ["dtd", "near"])
+@pytest.mark.parametrize("name", ["dtd", pytest.param("near", marks=pytest.mark.long)])
 def test_engine_follows_the_oracle_on_a_real_stream(name, clip_stream):
     prototypes, features, _ = clip_stream(name)
     oracle, _ = compare(prototypes, features[:400])
@@ -100,6 +100,7 @@ def test_engine_follows_the_oracle_beyond_a_short_history():
     compare(prototypes, features, history=64)
 
 
+@pytest.mark.long
 def test_engine_follows_the_oracle_beyond_the_window_and_the_horizons():
     prototypes, features, _ = random_stream(classes=4, width=8, samples=2100, seed=0, unknown=0.3)
     compare(prototypes, features, class_bias=False)

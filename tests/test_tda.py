@@ -273,6 +273,7 @@ def test_a_state_with_a_right_hash_and_a_wrong_meaning_is_refused(kind):
         methods.restore(state.pack(header, arrays))
 
 
+@pytest.mark.long
 def test_figures_on_a_real_stream_beside_zero_shot(clip_stream):
     """Printed, not judged: what theory promises is only that empty caches are zero-shot, and that all is finite."""
     prototypes, features, labels = clip_stream("dtd")
