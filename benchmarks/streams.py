@@ -65,7 +65,7 @@ def full_queues(features, prototypes):
 
 
 def fill(streams, numbers, features, prototypes, begun, folder):
-    """Let the streams of these numbers begin: bytes in memory per awake stream and per sleeping one, and seconds.
+    """Let the streams of these numbers begin: return bytes in memory per loaded and per stored stream, and seconds.
 
     There are as many places to begin from as features: after that the states come again, and are read from `folder`.
     """
@@ -85,14 +85,14 @@ def fill(streams, numbers, features, prototypes, begun, folder):
                     kept.write_bytes(engine.difference())
         if i + 1 in (streams.max_loaded, count // 2, count):
             marks[i + 1] = resident()
-    awake = (marks[streams.max_loaded] - before) / streams.max_loaded
-    # As many are awake at both marks: what the process grew by belongs to those that sleep.
-    asleep = max(0, marks[count] - marks[count // 2]) / (count - count // 2)
-    return {"awake_bytes": awake, "asleep_bytes": asleep, "fill_seconds": time.perf_counter() - start}
+    loaded = (marks[streams.max_loaded] - before) / streams.max_loaded
+    # As many are loaded at both marks, so the process grew by what stored streams take.
+    stored = max(0, marks[count] - marks[count // 2]) / (count - count // 2)
+    return {"loaded_bytes": loaded, "stored_bytes": stored, "fill_seconds": time.perf_counter() - start}
 
 
-def wake_some(streams, numbers):
-    """Put all streams to sleep, and wake up any of them until no more stay awake."""
+def load_some(streams, numbers):
+    """Unload all streams, and load some of them until no more fit."""
     for name in list(streams._streams):
         streams.unload(name)
     for number in np.random.default_rng(1).permutation(numbers):
@@ -115,7 +115,7 @@ def mix(streams, visited, features, single, together):
     half = len(visited) // 2
     for number in visited[:half]:
         streams.observe(f"stream {number}", features[rng.integers(len(features))])
-    pooled, alone, wakes = 0.0, 0.0, []
+    pooled, alone, loads = 0.0, 0.0, []
     together.wait()
     for first in range(half, len(visited), BLOCK):
         block = visited[first : first + BLOCK]
@@ -128,33 +128,33 @@ def mix(streams, visited, features, single, together):
             seconds = time.perf_counter() - start
             pooled += seconds
             if not hit:
-                wakes.append(seconds)
+                loads.append(seconds)
         start = time.perf_counter()
         for feature in samples:
             single.observe(feature)
         alone += time.perf_counter() - start
-    return {"visits": len(visited) - half, "pooled": pooled, "alone": alone, "wakes": wakes}
+    return {"visits": len(visited) - half, "pooled": pooled, "alone": alone, "loads": loads}
 
 
 def summed(exponent, mixes):
     """What the processes did with one mix, each with its part of the visits."""
     visits, alone = sum(mixed["visits"] for mixed in mixes), sum(mixed["alone"] for mixed in mixes)
     pooled, step = sum(mixed["pooled"] for mixed in mixes), alone / visits
-    wakes = np.concatenate([mixed["wakes"] for mixed in mixes]) - step
+    loads = np.concatenate([mixed["loads"] for mixed in mixes]) - step
     # All visits are done when the last process is through with its own.
     per_second = visits / max(mixed["pooled"] for mixed in mixes)
     return {
         "exponent": exponent,
         "visits": visits,
-        "hit_rate": 1.0 - len(wakes) / visits,
+        "hit_rate": 1.0 - len(loads) / visits,
         "per_second": per_second,
         "single_per_second": 1.0 / step,
         "ratio_of_a_core": alone / pooled,
         "ratio": per_second * step,
-        # What a visit to a sleeping stream takes beyond a step: the wake-up, and putting another one to sleep.
-        "wake_p50_us": 1e6 * float(np.median(wakes)),
-        "wake_p99_us": 1e6 * float(np.quantile(wakes, 0.99)),
-        "wake_worst_us": 1e6 * float(np.max(wakes)),
+        # What a visit to an unloaded stream takes beyond a step: loading it, and unloading another one.
+        "load_p50_us": 1e6 * float(np.median(loads)),
+        "load_p99_us": 1e6 * float(np.quantile(loads, 0.99)),
+        "load_worst_us": 1e6 * float(np.max(loads)),
     }
 
 
@@ -177,7 +177,7 @@ def visits_of(part, parts, count, exponent, visits, seed):
     return visited[visited % parts == part]
 
 
-def run_part(part, parts, method, count, awake, visits, folder, together, results):
+def run_part(part, parts, method, count, loaded, visits, folder, together, results):
     """What one process does with its part of the streams."""
     prototypes, features = clip_stream("dtd", CLASSES)
     prototypes = Prototypes(prototypes)
@@ -187,22 +187,22 @@ def run_part(part, parts, method, count, awake, visits, folder, together, result
     check_room(count, begun or single.difference(), folder)
     numbers, place = range(part, count, parts), folder / str(part)
     place.mkdir()
-    with StreamPool(prototypes, method=method, folder=place / "pool", max_loaded=awake // parts) as streams:
+    with StreamPool(prototypes, method=method, folder=place / "pool", max_loaded=loaded // parts) as streams:
         filled, rows = fill(streams, numbers, features, prototypes, begun, place), []
-        for streams.max_loaded in (awake // parts, max(awake, count // LARGE_PART) // parts):
-            wake_some(streams, numbers)
+        for streams.max_loaded in (loaded // parts, max(loaded, count // LARGE_PART) // parts):
+            load_some(streams, numbers)
             mixes = []
             for exponent in EXPONENTS:
                 visited = visits_of(part, parts, count, exponent, visits, streams.max_loaded)
                 mixes.append(mix(streams, visited, features, single, together))
-            rows.append({"awake": len(streams._streams), "mixes": mixes, "resident": resident()})
+            rows.append({"loaded": len(streams._streams), "mixes": mixes, "resident": resident()})
     results.put({**filled, "rows": rows, "disk": disk(place)})
 
 
-def run(method, count, awake, visits, parts, folder):
+def run(method, count, loaded, visits, parts, folder):
     start = multiprocessing.get_context("spawn")
     together, results = start.Barrier(parts), start.Queue()
-    shared = (parts, method, count, awake, visits, folder, together, results)
+    shared = (parts, method, count, loaded, visits, folder, together, results)
     processes = [start.Process(target=run_part, args=(part, *shared)) for part in range(parts)]
     for process in processes:
         process.start()
@@ -222,26 +222,26 @@ def run(method, count, awake, visits, parts, folder):
         "method": method,
         "streams": count,
         "processes": parts,
-        "awake_bytes": float(np.mean([one["awake_bytes"] for one in found])),
-        "asleep_bytes": float(np.mean([one["asleep_bytes"] for one in found])),
+        "loaded_bytes": float(np.mean([one["loaded_bytes"] for one in found])),
+        "stored_bytes": float(np.mean([one["stored_bytes"] for one in found])),
         "disk_bytes": sum(one["disk"] for one in found) / count,
         "fill_seconds": max(one["fill_seconds"] for one in found),
     }
     rows = []
     for ones in zip(*(one["rows"] for one in found), strict=True):
         mixes = [summed(exponent, [one["mixes"][i] for one in ones]) for i, exponent in enumerate(EXPONENTS)]
-        awake, memory = (sum(one[name] for one in ones) for name in ("awake", "resident"))
-        rows.append({**common, "awake": awake, "resident_bytes": memory, "mixes": mixes})
+        loaded, memory = (sum(one[name] for one in ones) for name in ("loaded", "resident"))
+        rows.append({**common, "loaded": loaded, "resident_bytes": memory, "mixes": mixes})
     return rows
 
 
-def measure(quick: bool = False, sizes=None, awake=1000, visits=None, processes=PROCESSES, folder=None) -> list[dict]:
+def measure(quick: bool = False, sizes=None, loaded=1000, visits=None, processes=PROCESSES, folder=None) -> list[dict]:
     sizes = sizes or (QUICK if quick else SIZES)
     rows = []
     for method, count in sizes.items():
         path = Path(tempfile.mkdtemp(prefix="streams-", dir=folder))
         try:
-            here = min(awake, max(count // 10, processes))
+            here = min(loaded, max(count // 10, processes))
             rows += run(method, count, here, visits or (2_000 if quick else 20_000), processes, path)
         finally:
             shutil.rmtree(path)
@@ -256,12 +256,12 @@ def as_markdown(rows):
         "",
     ]
     lines += table(
-        ("method", "streams", "awake", "an awake stream", "a sleeping one", "on disk", "all processes"),
+        ("method", "streams", "loaded", "a loaded stream", "a stored one", "on disk", "all processes"),
         (
             (
-                f"`{row['method']}`", f"{row['streams']:,}", f"{row['awake']:,}", f"{row['awake_bytes'] / 1e3:,.0f} kB",
-                f"{row['asleep_bytes']:,.0f} B", f"{row['disk_bytes'] / 1e3:,.0f} kB",
-                f"{row['resident_bytes'] / 2**30:.2f} GiB",
+                f"`{row['method']}`", f"{row['streams']:,}", f"{row['loaded']:,}",
+                f"{row['loaded_bytes'] / 1e3:,.0f} kB", f"{row['stored_bytes']:,.0f} B",
+                f"{row['disk_bytes'] / 1e3:,.0f} kB", f"{row['resident_bytes'] / 2**30:.2f} GiB",
             )
             for row in rows
         ),
@@ -270,21 +270,20 @@ def as_markdown(rows):
         "",
         "`max_loaded` is smaller in the first row of a method than in the second.",
         "",
-        "Visits of one sample each, to streams drawn by Zipf's law, against a single engine in the same run, which is",
-        "one stream and so one core: by the time that a core takes for a visit, and by what the processes do together",
-        "until the last of them is through with its part. A wake-up is what a visit to a sleeping stream takes beyond",
-        "a step, with putting another one to sleep:",
+        "Samples come one at a time to streams drawn by Zipf's law. A single engine on one core observes as many in",
+        'the same run. The ratio to it is given for one core, and for all processes together. "Load" is the time that',
+        "a sample of an unloaded stream takes beyond a step; it includes unloading another stream.",
         "",
     ]
     lines += table(
-        ["method", "awake", "exponent", "awake when visited", "visits/s", "one engine", "of a core", "together"]
-        + ["wake-up p50", "p99", "worst"],
+        ["method", "loaded", "exponent", "found loaded", "samples/s", "one engine", "ratio, one core"]
+        + ["ratio, together", "load p50", "p99", "worst"],
         (
             (
-                f"`{row['method']}`", f"{row['awake']:,}", mixed["exponent"], f"{mixed['hit_rate']:.0%}",
+                f"`{row['method']}`", f"{row['loaded']:,}", mixed["exponent"], f"{mixed['hit_rate']:.0%}",
                 f"{mixed['per_second']:,.0f}", f"{mixed['single_per_second']:,.0f}", f"{mixed['ratio_of_a_core']:.2f}",
-                f"{mixed['ratio']:.2f}", f"{mixed['wake_p50_us']:,.0f} us", f"{mixed['wake_p99_us']:,.0f} us",
-                f"{mixed['wake_worst_us']:,.0f} us",
+                f"{mixed['ratio']:.2f}", f"{mixed['load_p50_us']:,.0f} us", f"{mixed['load_p99_us']:,.0f} us",
+                f"{mixed['load_worst_us']:,.0f} us",
             )
             for row in rows
             for mixed in row["mixes"]
@@ -296,11 +295,11 @@ def as_markdown(rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, help="how many; both methods have their own number else")
-    parser.add_argument("--awake", type=int, default=1000, help="how many stay in memory, a tenth of all at most")
+    parser.add_argument("--loaded", type=int, default=1000, help="how many stay in memory, a tenth of all at most")
     parser.add_argument("--visits", type=int, help="how many are measured")
     parser.add_argument("--processes", type=int, default=PROCESSES, help="one for each core")
     parser.add_argument("--method", choices=list(SIZES), help="one of them alone")
-    parser.add_argument("--folder", type=Path, help="where the streams sleep; it is emptied again")
+    parser.add_argument("--folder", type=Path, help="where unloaded streams are stored; it is emptied again")
     parser.add_argument("--quick", action="store_true", help="a few hundred streams")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
@@ -310,7 +309,7 @@ def main():
     if arguments.streams:
         sizes = {method: min(arguments.streams, SIZES[method]) for method in sizes}
     rows = measure(
-        arguments.quick, sizes, arguments.awake, arguments.visits, arguments.processes, arguments.folder
+        arguments.quick, sizes, arguments.loaded, arguments.visits, arguments.processes, arguments.folder
     )  # fmt: skip
     print(json.dumps({"benchmark": NAME, "rows": rows}) if arguments.json else as_markdown(rows))
 
