@@ -147,7 +147,8 @@ def test_a_folder_in_use_is_one_line(tmp_path):
     [
         ("store: redis://127.0.0.1:1/0", "--config", "stores its streams in SQLite"),
         ("store: sqlite:somewhere", "--cluster", "stores its streams in Redis"),
-        ("owners: 2", "--config", "a SQLite store has one owner"),
+        ("owners: 2", "--config", "is one process. Given: owners=2"),
+        ("ingresses: 3", "--config", "is one process. Given: ingresses=3"),
     ],
 )
 def test_settings_of_the_other_runtime_are_an_error(tmp_path, settings, option, message):

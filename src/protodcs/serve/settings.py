@@ -238,11 +238,12 @@ class ServeConfig(Settings):
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
-        if self.is_single and self.owners != 1:
-            raise ConfigError(
-                f"a SQLite store has one owner; given: owners={self.owners}; use store=redis://... and "
-                "`protodcs serve --cluster` for more"
-            )
+        for name in ("owners", "ingresses", "encoders", "most_encoders"):
+            if self.is_single and getattr(self, name) != 1:
+                raise ConfigError(
+                    f"A service with a SQLite store is one process. Given: {name}={getattr(self, name)}. Use "
+                    "store=redis://... and `protodcs serve --cluster` for more."
+                )
         if self.most_encoders < self.encoders:
             raise ConfigError(f"most_encoders={self.most_encoders} is less than encoders={self.encoders}")
         if self.keys is None and not self.is_local:

@@ -31,6 +31,8 @@ from ...telemetry.gathering import PERIOD, Gathering
 from ...telemetry.metrics import EncoderMetrics, families
 from ..startup import freeze_startup_objects
 
+_log = logging.getLogger(__name__)
+
 _WORKER = "owner-0"
 _STOPPING = Reply(Outcome.CLOSED, "the service is being stopped: nothing was done; ask again when it is back")
 # Requests that are still open after the streams were unloaded, such as slow uploads, end after so many seconds.
@@ -107,12 +109,18 @@ class LocalService:
 
     async def _publish(self) -> None:
         while True:
-            self._gathering.put(_WORKER, self._owner.metrics())
-            self._gathering.put("ingress", families(self._router.metrics.registry))
-            if self._encoder is not None:
-                self._gathering.put("encoder", families(self._encoder.metrics.registry))
-            self._gathering.saw([_WORKER], await self.facts())
+            try:
+                await self._gather()
+            except Exception:
+                _log.exception("the metrics were not gathered")
             await asyncio.sleep(PERIOD)
+
+    async def _gather(self) -> None:
+        self._gathering.put(_WORKER, self._owner.metrics())
+        self._gathering.put("ingress", families(self._router.metrics.registry))
+        if self._encoder is not None:
+            self._gathering.put("encoder", families(self._encoder.metrics.registry))
+        self._gathering.saw([_WORKER], await self.facts())
 
 
 class _LocalEncoder:
