@@ -57,9 +57,9 @@ def serve(
         tell({"serving": at, "store": store, "owners": settings.owners, "pid": os.getpid()}, as_json)
 
     if cluster is None:
-        from ..serve.runtime.local.service import serve
+        from ..serve.runtime.local import service
 
-        serve(settings, ready)
+        service.serve(settings, ready)
     else:
         _serve_on_ray(settings, address, ready)
     tell({"stopped": "all acknowledged requests are stored"}, as_json)

@@ -7,6 +7,7 @@ the words that say why there is none.
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,3 +91,12 @@ class SharedEncoder:
                 while len(self._made) > _AT_HAND:
                     del self._made[next(iter(self._made))]
             return self._made[names]
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the encoder is, JSON-ready."""
+        return {
+            "name": self._encoder.name,
+            "fingerprint": self._encoder.fingerprint,
+            "temperature": 1 / self._encoder.logit_scale,
+            "dimension": self._encoder.dimension,
+        }

@@ -37,7 +37,6 @@ _WORKER = "owner-0"
 _STOPPING = Reply(Outcome.CLOSED, "the service is being stopped: nothing was done; ask again when it is back")
 # Requests that are still open after the streams were unloaded, such as slow uploads, end after so many seconds.
 _LAST_REQUESTS = 1
-_BACKLOG = 2048
 
 
 def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
@@ -127,7 +126,6 @@ class _LocalEncoder:
     """The encoder as the routes use it: images that arrive while it works go through it together."""
 
     def __init__(self, encoder: encoders.Encoder, config: ServeConfig):
-        self._encoder = encoder
         self.metrics = EncoderMetrics()
         self._shared = SharedEncoder(encoder, self.metrics.bad.inc)
         self._batches = Together(self._encode, calls=1, images=config.batch_size)
@@ -144,12 +142,7 @@ class _LocalEncoder:
         return await self._shared.prototypes(classes)
 
     async def facts(self) -> dict[str, Any]:
-        return {
-            "name": self._encoder.name,
-            "fingerprint": self._encoder.fingerprint,
-            "temperature": 1 / self._encoder.logit_scale,
-            "dimension": self._encoder.dimension,
-        }
+        return self._shared.facts()
 
 
 class _Server(uvicorn.Server):
@@ -203,7 +196,6 @@ async def _serve_http(
             ws="none",
             proxy_headers=False,
             server_header=False,
-            backlog=_BACKLOG,
             ssl_certfile=config.tls_certificate,
             ssl_keyfile=config.tls_key,
             timeout_graceful_shutdown=_LAST_REQUESTS,
@@ -228,10 +220,14 @@ async def _serve_http(
 
 
 def _listener(config: ServeConfig) -> socket.socket:
-    """Return a socket that is bound to the address of the service."""
+    """Return a socket that is bound to the address of the service. It listens only when the service is ready."""
     try:
-        family, *_, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        family, kind, protocol, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        # Another process that listens there is an error all the same.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        return listener
     except OSError as problem:
         raise ConfigError(
             f"cannot listen on {config.host}:{config.port}: {problem.strerror or problem}; choose another `host` or "

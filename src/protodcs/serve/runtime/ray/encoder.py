@@ -19,9 +19,9 @@ class EncoderReplica:
     def __init__(self, settings: dict[str, Any]):
         config = ServeConfig(**settings)
         assert config.encoder is not None
-        self._encoder = encoders.load(config.encoder, device=config.device, batch_size=config.batch_size)
+        encoder = encoders.load(config.encoder, device=config.device, batch_size=config.batch_size)
         self._counted = EncoderMetrics()
-        self._shared = SharedEncoder(self._encoder, self._counted.bad.inc)
+        self._shared = SharedEncoder(encoder, self._counted.bad.inc)
         begin(config, process_name("encoder"), self._counted.registry)
         self.encode.set_max_batch_size(config.batch_size)
         self.encode.set_batch_wait_timeout_s(config.batch_wait)
@@ -41,10 +41,5 @@ class EncoderReplica:
         return await self._shared.prototypes(classes)
 
     async def facts(self) -> dict[str, Any]:
-        """What the encoder is."""
-        return {
-            "name": self._encoder.name,
-            "fingerprint": self._encoder.fingerprint,
-            "temperature": 1 / self._encoder.logit_scale,
-            "dimension": self._encoder.dimension,
-        }
+        """Return what the encoder is."""
+        return self._shared.facts()
