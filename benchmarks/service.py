@@ -54,7 +54,7 @@ def encode_app(config):
     from fastapi import FastAPI, Request, Response
     from ray import serve
 
-    from protodcs.serve.encoder.encoding import EncoderReplica
+    from protodcs.serve.runtime.ray.encoder import EncoderReplica
 
     def routes():
         api = FastAPI()
@@ -87,8 +87,8 @@ class Rig:
         from ray import serve
 
         from protodcs.serve.access.keys import create_key
-        from protodcs.serve.api.door import DOOR, VARIABLE
-        from protodcs.serve.deploy import Service
+        from protodcs.serve.runtime.ray.deploy import Service
+        from protodcs.serve.runtime.ray.door import DOOR, VARIABLE
         from protodcs.serve.settings import ServeConfig
         from redis_server import RedisServer
 

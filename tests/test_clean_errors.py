@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from made_service import feature
 from protodcs.cli import app
 from protodcs.errors import ConfigError, EncoderError, InputError, StoreError, without_passwords
-from protodcs.serve.deploy import _answered
-from protodcs.serve.owners.cluster import KEEPER, Calls
 from protodcs.serve.owners.router import OwnerLostError
+from protodcs.serve.runtime.ray.cluster import KEEPER, Calls
+from protodcs.serve.runtime.ray.deploy import _answered
 from protodcs.serve.settings import ServeConfig
 from protodcs.serve.store import open_store
 from protodcs.serve.telemetry import logs

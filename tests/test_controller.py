@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from memory_store import MemoryStore
-from protodcs.errors import ConfigError, StoreError
-from protodcs.serve.owners import cluster
-from protodcs.serve.owners.cluster import Keeper
+from protodcs.errors import StoreError
+from protodcs.serve.runtime.ray import cluster
+from protodcs.serve.runtime.ray.cluster import Keeper
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
@@ -222,20 +222,5 @@ def test_a_hung_worker_does_not_hold_up_a_resize(actors):
         await controller.resize(2)
         actors.workers["owner-0"].hangs = "arrange"
         assert await controller.resize(3) == ["owner-0", "owner-1", "owner-2"]
-
-    asyncio.run(run())
-
-
-def test_a_files_store_has_one_worker_and_the_controller_does_not_open_it(actors):
-    async def run():
-        actors.store.down = True
-        controller = actors.controller("files:somewhere")
-        assert await controller.resize(1) == ["owner-0"]
-        with pytest.raises(ConfigError, match="one owner"):
-            await controller.resize(2)
-        die(controller)
-        actors.restarted = True
-        successor = actors.controller("files:somewhere")
-        await until(lambda: successor._names == ["owner-0"])
 
     asyncio.run(run())

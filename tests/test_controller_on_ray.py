@@ -11,9 +11,9 @@ import ray
 
 from made_service import create, observe
 from protodcs.serve.messages import Outcome
-from protodcs.serve.owners import cluster
-from protodcs.serve.owners.cluster import Calls, Keeper, end, start_keeper
 from protodcs.serve.owners.router import Router
+from protodcs.serve.runtime.ray import cluster
+from protodcs.serve.runtime.ray.cluster import Calls, Keeper, end, start_keeper
 from protodcs.serve.settings import ServeConfig
 from redis_server import RedisServer
 

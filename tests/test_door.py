@@ -8,8 +8,8 @@ import pytest
 
 from protodcs.serve.access.keys import create_key
 from protodcs.serve.access.places import Places
-from protodcs.serve.api import door
-from protodcs.serve.api.door import Desk, Door, Paced
+from protodcs.serve.runtime.ray import door
+from protodcs.serve.runtime.ray.door import Desk, Door, Paced
 from protodcs.serve.settings import ServeConfig
 
 pytestmark = pytest.mark.usefixtures("virtual_time")

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from made_service import feature
-from protodcs.serve.api.door import Desk, Door
 from protodcs.serve.encoder.together import Together
+from protodcs.serve.runtime.ray.door import Desk, Door
 from test_access import Guarded
 from test_service_app import FakeEncoding
 

@@ -7,8 +7,8 @@ import pytest
 
 from made_service import observe, started
 from protodcs.serve.messages import Outcome
-from protodcs.serve.owners import cluster
-from protodcs.serve.owners.cluster import OwnerActor
+from protodcs.serve.runtime.ray import cluster
+from protodcs.serve.runtime.ray.cluster import OwnerActor
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 

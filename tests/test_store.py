@@ -683,9 +683,9 @@ async def test_the_list_of_workers_is_stored_as_it_was_given(store):
         assert await store.members() == names
 
 
-def test_a_files_store_has_one_worker_and_stores_no_list(tmp_path):
+def test_a_sqlite_store_has_one_worker_and_stores_no_list(tmp_path):
     async def run():
-        store = await STORES["files"](tmp_path)
+        store = await STORES["sqlite"](tmp_path)
         assert await store.members() is None
         with pytest.raises(UsageError, match="one worker"):
             await store.set_members(["owner-0"])

@@ -7,8 +7,8 @@ import httpx
 import pytest
 from starlette.responses import JSONResponse
 
-from protodcs.serve.api.door import DOOR, Door
-from protodcs.serve.api.threshold import Threshold
+from protodcs.serve.runtime.ray.door import DOOR, Door
+from protodcs.serve.runtime.ray.threshold import Threshold
 
 
 async def told(scope, receive, send):

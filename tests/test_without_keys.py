@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from protodcs.errors import ConfigError
-from protodcs.serve.owners import listening
-from protodcs.serve.owners.listening import Listener, check_keys
+from protodcs.serve.runtime.ray import listening
+from protodcs.serve.runtime.ray.listening import Listener, check_keys
 from protodcs.serve.settings import ServeConfig, is_loopback
 from test_access import guarded
 from test_service_app import served, status_of, words_of
@@ -166,8 +166,8 @@ _STARTS = """
 import ray
 from ray import serve
 from protodcs.errors import ConfigError
-from protodcs.serve import deploy
-from protodcs.serve.owners.listening import Listener, listeners
+from protodcs.serve.runtime.ray import deploy
+from protodcs.serve.runtime.ray.listening import Listener, listeners
 from protodcs.serve.settings import ServeConfig
 from redis_server import free_port
 
@@ -183,11 +183,11 @@ port = free_port()
 serve.start(http_options={"host": "0.0.0.0", "port": port})
 assert listeners() == [Listener("http", "0.0.0.0", port)], listeners()
 reached = f"listens on http://0.0.0.0:{port}, which other machines reach"
-assert reached in refused(deploy.app, {"store": "files:never"})
-assert reached in refused(deploy.Service, ServeConfig(store="files:never", port=port))
+assert reached in refused(deploy.app, {"store": "redis://never"})
+assert reached in refused(deploy.Service, ServeConfig(store="redis://never", port=port))
 serve.shutdown()
 serve.start(http_options={"host": "127.0.0.1", "port": port})
-assert "would not change to" in refused(deploy.Service, ServeConfig(store="files:never", port=free_port()))
+assert "would not change to" in refused(deploy.Service, ServeConfig(store="redis://never", port=free_port()))
 serve.shutdown()
 ray.shutdown()
 print("all refused")

@@ -39,7 +39,7 @@ _OBJECT_STORE_BYTES = 80 * 2**20
 # The head runs no dashboard and no autoscaler: the service does not need them.
 _HEAD_OPTIONS = ("--include-dashboard=false", "--no-monitor")
 _RAY_ENVIRONMENT = {
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "protodcs.serve.api.door:middlewares",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "protodcs.serve.runtime.ray.door:middlewares",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
     # Idle processes that wait for tasks cost memory and time on each node, and the service has no tasks.
@@ -220,7 +220,7 @@ class MultiHostService:
         command = [sys.executable, "-W", "ignore", "-m", "protodcs", "serve", "--address", address]
         with log.open("ab") as errors:
             self._serve = self.head.popen(
-                [*command, "--config", str(file), "--json"],
+                [*command, "--cluster", str(file), "--json"],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,

@@ -1,13 +1,15 @@
-"""A real service to test: `protodcs serve` in processes of its own, over Redis or over files."""
+"""A real service to test: `protodcs serve`, in one process with SQLite or on a Ray cluster with Redis."""
 
 import asyncio
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -25,13 +27,13 @@ from protodcs.serve.stream.shared import unpack_prototypes
 from redis_server import RedisServer, free_port
 
 from .checker import Final, state_digest
-from .faults import Processes
+from .faults import Processes, Target
 from .journal import AOF_OPTIONS
 from .proxy import Proxy
 
 # Ray Serve starts slowly on a small machine. Seconds.
 _START = 600.0
-# The titles of the service's processes, by their role.
+# The titles of the processes on Ray, by their role.
 ROLES = {
     "worker": "ray::OwnerActor",
     "controller": "ray::Keeper",
@@ -51,6 +53,7 @@ class Service:
         said: the lines it printed.
         environment: variables of its processes beyond those of this process.
         serving: whether it has started and is not stopped.
+        program: the command line up to the command `serve`.
     """
 
     def __init__(self, folder: Path, **settings: Any):
@@ -58,6 +61,7 @@ class Service:
         self.base_url = f"http://127.0.0.1:{self.settings['port']}"
         self.said: list[dict[str, Any]] = []
         self.environment: dict[str, str] = {}
+        self.program = [sys.executable, "-W", "ignore", "-m", "protodcs"]
         self.serving = False
         self._file = folder / "serve.yaml"
         self._file.write_text(yaml.safe_dump(self.settings))
@@ -93,7 +97,7 @@ class Service:
             "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
             **self.environment,
         }
-        command = [sys.executable, "-W", "ignore", "-m", "protodcs", "serve", "--config", str(self._file), "--json"]
+        command = [*self.program, "serve", "--cluster" if self.is_cluster else "--config", str(self._file), "--json"]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, start_new_session=True
@@ -108,13 +112,13 @@ class Service:
             self._end()
         return serving
 
-    def stop(self) -> float:
-        """Send SIGTERM, wait until the streams are released and the service has ended, and return the seconds."""
+    def stop(self, sent: signal.Signals = signal.SIGTERM) -> float:
+        """Send a signal, wait until the streams are released and the service has ended, and return the seconds."""
         if self._process is None:
             return 0.0
         start = time.monotonic()
         self.serving = False
-        self._process.send_signal(signal.SIGTERM)
+        self._process.send_signal(sent)
         try:
             self._listen("stopped")
             self._process.wait(600)
@@ -138,6 +142,11 @@ class Service:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(processes, timeout=60)
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether it runs on Ray."""
+        return not ServeConfig(**self.settings).is_single
 
     @property
     def pid(self) -> int:
@@ -223,6 +232,57 @@ class Service:
             return found
         finally:
             await store.close()
+
+
+class LocalRig:
+    """A service in one process that faults can be injected into; a context manager.
+
+    It has the attributes of `Rig` that the faults "kill worker" and "pause worker" use.
+
+    Args:
+        folder: for all files.
+        settings: of the service.
+    """
+
+    def __init__(self, folder: Path, **settings: Any):
+        self.service = Service(folder, store=f"sqlite:{folder / 'streams'}", **settings)
+        self.attack = self
+        self.lease = float(settings["lease_seconds"])
+        self.outages: list[tuple[float, float]] = []
+        self._lock = asyncio.Lock()
+
+    def __enter__(self) -> "LocalRig":
+        self.service.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.service.stop()
+
+    async def kill(self, role: str, rng: random.Random) -> Target:
+        """SIGKILL the process, and start it again."""
+        async with self._lock:
+            target = Target(role, self.service.pid)
+            await self.restart(self.service.kill)
+            return target
+
+    async def pause(self, role: str, rng: random.Random, seconds: float) -> Target:
+        """SIGSTOP the process, and SIGCONT after so long."""
+        async with self._lock:
+            target, process = Target(role, self.service.pid), psutil.Process(self.service.pid)
+            process.suspend()
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                process.resume()
+            self.outages.append((target.struck, time.monotonic()))
+            return target
+
+    async def restart(self, end: Callable[[], object]) -> None:
+        """End the process, and start it again."""
+        start = time.monotonic()
+        await asyncio.to_thread(end)
+        await asyncio.to_thread(self.service.start)
+        self.outages.append((start, time.monotonic()))
 
 
 class Rig:

@@ -302,8 +302,8 @@ class _Watch:
                 self.most[name] = max(size, self.most.get(name, 0.0))
 
     def processes(self) -> dict[int, str]:
-        """Those that matter, by pid: actors and what they stand on."""
-        found = {}
+        """Return the processes that matter, by pid: the service itself and, on Ray, its actors and Ray's own."""
+        found = {self._root.pid: self._root.name()}
         for process in self._root.children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 name = process.name().split(".")[0]

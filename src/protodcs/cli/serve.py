@@ -1,9 +1,10 @@
-"""`protodcs serve`: the service, on this machine or on a cluster."""
+"""`protodcs serve`: the service, in one process or on a cluster."""
 
 import os
 import signal
 import ssl
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,46 +25,64 @@ _LEAST_CPUS = 16
 
 @explained
 def serve(
-    config: Path | None = typer.Option(None, help="A YAML file of settings; options given here go before it."),
-    store: str | None = typer.Option(None, help="files:FOLDER for one owner, or redis://HOST:PORT/DB for many."),
+    config: Path | None = typer.Option(None, help="A YAML file of settings; options given here override it."),
+    cluster: Path | None = typer.Option(
+        None, help="The same for a Ray cluster with Redis. Without it, the service is one process with SQLite."
+    ),
+    store: str | None = typer.Option(
+        None, help="sqlite:FOLDER (default: sqlite:protodcs-streams), or redis://HOST:PORT/DB with --cluster."
+    ),
     encoder: str | None = typer.Option(None, help="An encoder, such as mini. Without one the service takes features."),
-    owners: int | None = typer.Option(None, help="How many processes hold streams."),
-    host: str | None = typer.Option(None, help="The address to listen on."),
-    port: int | None = typer.Option(None, help="The port to listen on."),
+    owners: int | None = typer.Option(None, help="How many processes hold streams; more than 1 with --cluster only."),
+    host: str | None = typer.Option(None, help="The address to listen on (default: 127.0.0.1)."),
+    port: int | None = typer.Option(None, help="The port to listen on (default: 8000)."),
     keys: str | None = typer.Option(None, help="The file of keys; an address that others reach needs one."),
-    address: str = typer.Option("local", help="A Ray cluster, such as auto; local: one of its own on this machine."),
+    address: str = typer.Option(
+        "local", help="The Ray cluster for --cluster, such as auto; local: one of its own on this machine."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object when it is ready."),
 ) -> None:
-    """Serve streams over HTTP until SIGTERM or Ctrl-C; then refuse new work, put the streams to sleep, and stop."""
-    from ..serve.api.door import DOOR, VARIABLE
+    """Serve streams over HTTP until SIGTERM or Ctrl-C; then reject new requests, unload the streams, and stop."""
     from ..serve.settings import ServeConfig
 
+    if config is not None and cluster is not None:
+        raise ConfigError("--config and --cluster cannot be given together. Use --cluster alone for a Ray cluster.")
     given = {"store": store, "encoder": encoder, "owners": owners, "host": host, "port": port, "keys": keys}
-    options = {**_read(config), **{name: value for name, value in given.items() if value is not None}}
+    options = {**_read(cluster or config), **{name: value for name, value in given.items() if value is not None}}
     settings = ServeConfig(**_absolute(options))
     _check_files(settings)
+
+    def ready(at: str) -> None:
+        store = without_passwords(settings.store)
+        tell({"serving": at, "store": store, "owners": settings.owners, "pid": os.getpid()}, as_json)
+
+    if cluster is None:
+        from ..serve.runtime.local import service
+
+        service.serve(settings, ready)
+    else:
+        _serve_on_ray(settings, address, ready)
+    tell({"stopped": "all acknowledged requests are stored"}, as_json)
+
+
+def _serve_on_ray(settings: "ServeConfig", address: str, ready: Callable[[str], None]) -> None:
+    from ..serve.settings import check_cluster
+
+    check_cluster(settings)
+    from ..serve.runtime.ray.door import DOOR, VARIABLE
+
     stopped = threading.Event()
     # A cluster of our own inherits it; whoever starts another one decides that there.
     os.environ.setdefault(VARIABLE, DOOR)
-    with connected(address, "use protodcs.Streams", num_cpus=max(_LEAST_CPUS, os.cpu_count() or 1)):
-        from ..serve.deploy import Service
+    with connected(address, "start without --cluster", num_cpus=max(_LEAST_CPUS, os.cpu_count() or 1)):
+        from ..serve.runtime.ray.deploy import Service
 
         service = Service(settings)
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, lambda *_: stopped.set())
-        tell(
-            {
-                "serving": service.address,
-                "store": without_passwords(settings.store),
-                "owners": settings.owners,
-                "pid": os.getpid(),
-            },
-            as_json,
-        )
+        ready(service.address)
         stopped.wait()
-        tell({"stopping": "new work is refused, streams go to sleep"}, as_json)
         service.stop()
-        tell({"stopped": "nothing that was acknowledged is lost"}, as_json)
 
 
 def _read(file: Path | None) -> dict[str, Any]:
@@ -82,9 +101,9 @@ def _read(file: Path | None) -> dict[str, Any]:
 
 def _absolute(options: dict[str, Any]) -> dict[str, Any]:
     """The same with files and a folder that mean the same in every process."""
-    store = options.get("store", "files:protodcs-streams")
-    if isinstance(store, str) and store.startswith("files:"):
-        options = {**options, "store": f"files:{Path(store.removeprefix('files:')).resolve()}"}
+    store = options.get("store", "sqlite:protodcs-streams")
+    if isinstance(store, str) and store.startswith("sqlite:"):
+        options = {**options, "store": f"sqlite:{Path(store.removeprefix('sqlite:')).resolve()}"}
     # Not resolved: where a link is changed to point to new keys, that has to be seen.
     files = {name: options[name] for name in _FILES if isinstance(options.get(name), str) and options[name] != "-"}
     return {**options, **{name: str(Path(file).absolute()) for name, file in files.items()}}

@@ -322,6 +322,19 @@ def _array(file: Path) -> Any:
         raise InputError(f"{file} is not a .npy file of numbers: {problem}") from None
 
 
+@app.command()
+@explained
+def backup(
+    store: Path = typer.Argument(..., help="The folder of the streams, such as protodcs-streams."),
+    target: Path = typer.Argument(..., help="A new folder for the copy."),
+) -> None:
+    """Copy the streams of a service in one process to a new folder, also while it runs."""
+    from ..serve.store.sqlite import back_up
+
+    back_up(store, target)
+    tell({"copied": str(target)}, as_json=False)
+
+
 def _pair(text: str) -> tuple[str, Any]:
     name, found, value = text.partition("=")
     if not found:

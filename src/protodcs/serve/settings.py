@@ -36,15 +36,11 @@ class ServeConfig(Settings):
 
     # Where streams are kept.
     store: str = Field(
-        "files:protodcs-streams",
+        "sqlite:protodcs-streams",
         # It may hold a password.
         repr=False,
-        description="files:FOLDER for one owner on one machine, or redis://HOST:PORT/DB for many on a cluster.",
+        description="sqlite:FOLDER for a service in one process, or redis://HOST:PORT/DB for a cluster.",
     )
-    sync: Literal["always", "interval", "never"] = Field(
-        "always", description="When a files store waits for the disk. Redis has its own setting, appendfsync."
-    )
-    sync_seconds: float = Field(1.0, gt=0, le=60, description="How often, where sync is 'interval'. Seconds.")
     allow_unsafe_redis: bool = Field(
         False, description="Log a warning instead of an error if the settings of Redis can lose acknowledged writes."
     )
@@ -231,16 +227,23 @@ class ServeConfig(Settings):
     )
 
     @property
+    def is_single(self) -> bool:
+        """Whether the store is for one process."""
+        return self.store.startswith("sqlite:")
+
+    @property
     def is_local(self) -> bool:
         """Whether only this machine can reach the address."""
         return is_loopback(self.host)
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
-        if self.store.startswith("files:") and self.owners != 1:
-            raise ConfigError(
-                f"a files store has one owner; given: owners={self.owners}; use store=redis://... for more"
-            )
+        for name in ("owners", "ingresses", "encoders", "most_encoders"):
+            if self.is_single and getattr(self, name) != 1:
+                raise ConfigError(
+                    f"A service with a SQLite store is one process. Given: {name}={getattr(self, name)}. Use "
+                    "store=redis://... and `protodcs serve --cluster` for more."
+                )
         if self.most_encoders < self.encoders:
             raise ConfigError(f"most_encoders={self.most_encoders} is less than encoders={self.encoders}")
         if self.keys is None and not self.is_local:
@@ -252,6 +255,14 @@ class ServeConfig(Settings):
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("TLS needs both tls_certificate and tls_key, and one of them is missing")
         return self
+
+
+def check_cluster(config: ServeConfig) -> None:
+    """Raise ConfigError if the store of these settings is for one process."""
+    if config.is_single:
+        raise ConfigError(
+            f"A cluster stores its streams in Redis. Given: store={config.store}. Set store=redis://HOST:PORT/DB."
+        )
 
 
 def is_loopback(host: str) -> bool:

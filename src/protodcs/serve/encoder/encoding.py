@@ -1,27 +1,22 @@
-"""The encoder as a deployment of its own: stateless, batched, as many as the load asks for.
+"""The encoder of the service: images and class names in batches, in a thread.
 
 An image that cannot be used spoils neither its batch nor its neighbours: each place of the answer holds a feature or
 the words that say why there is none.
 """
 
 import asyncio
-import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from ray import serve
 
 from ... import encoders
 from ...core.prototypes import Prototypes
 from ...data.image import decode
 from ...errors import ImageError
-from ..owners.cluster import begin, freeze_startup_objects, process_name
-from ..settings import ServeConfig
 from ..stream.shared import pack_prototypes
-from ..telemetry.metrics import EncoderMetrics
 
 # Lists of classes whose prototypes an encoder keeps at hand; long lists come in pieces.
 _AT_HAND = 256
@@ -97,36 +92,8 @@ class SharedEncoder:
                     del self._made[next(iter(self._made))]
             return self._made[names]
 
-
-class EncoderReplica:
-    """One encoder in a process of its own."""
-
-    def __init__(self, settings: dict[str, Any]):
-        config = ServeConfig(**settings)
-        assert config.encoder is not None
-        self._encoder = encoders.load(config.encoder, device=config.device, batch_size=config.batch_size)
-        self._counted = EncoderMetrics()
-        self._shared = SharedEncoder(self._encoder, self._counted.bad.inc)
-        begin(config, process_name("encoder"), self._counted.registry)
-        self.encode.set_max_batch_size(config.batch_size)
-        self.encode.set_batch_wait_timeout_s(config.batch_wait)
-        freeze_startup_objects()
-
-    @serve.batch(max_batch_size=32, batch_wait_timeout_s=0.005)  # type: ignore[untyped-decorator]
-    async def encode(self, groups: list[list[bytes]]) -> list[list[bytes | str]]:
-        """For each image of each caller its feature as float32, little-endian, or why there is none."""
-        images = [image for group in groups for image in group]
-        self._counted.batch.observe(len(images))
-        with self._counted.seconds.time():
-            answers = iter(await self._shared.encode(images))
-        return [list(itertools.islice(answers, len(group))) for group in groups]
-
-    async def prototypes(self, classes: list[str]) -> tuple[str, bytes]:
-        """Return the fingerprint and the packed prototypes of class names."""
-        return await self._shared.prototypes(classes)
-
-    async def facts(self) -> dict[str, Any]:
-        """What the encoder is."""
+    def facts(self) -> dict[str, Any]:
+        """Return what the encoder is, JSON-ready."""
         return {
             "name": self._encoder.name,
             "fingerprint": self._encoder.fingerprint,

@@ -1,4 +1,4 @@
-"""Where streams are kept: plain files for one process, Redis for many; `open_store` chooses by the address."""
+"""Where streams are stored: SQLite for one process, Redis for many; `open_store` chooses by the address."""
 
 from ...errors import ConfigError, without_passwords
 from ..settings import ServeConfig
@@ -15,10 +15,10 @@ async def open_store(config: ServeConfig) -> Store:
         StoreError: the store cannot be reached, or Redis could lose acknowledged writes.
     """
     scheme, _, rest = config.store.partition(":")
-    if scheme == "files":
-        from .files import FileStore
+    if scheme == "sqlite":
+        from .sqlite import SqliteStore
 
-        return FileStore(rest, sync=config.sync, interval=config.sync_seconds)
+        return SqliteStore(rest)
     if scheme in ("redis", "rediss", "unix"):
         from .redis import RedisStore
 
@@ -29,4 +29,4 @@ async def open_store(config: ServeConfig) -> Store:
             await store.close()
             raise
         return store
-    raise ConfigError(f"a store is files:FOLDER or redis://HOST:PORT/DB; given: {without_passwords(config.store)!r}")
+    raise ConfigError(f"a store is sqlite:FOLDER or redis://HOST:PORT/DB; given: {without_passwords(config.store)!r}")

@@ -13,8 +13,8 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ...errors import ConfigError
-from ..settings import ServeConfig, is_loopback
+from ....errors import ConfigError
+from ...settings import ServeConfig, is_loopback
 
 # How Ray names the processes of Serve that may listen: its proxies, and replicas if they serve HTTP themselves.
 _TITLES = ("ray::ProxyActor", "ray::HAProxyManager", "ray::ServeReplica")

@@ -11,14 +11,15 @@ from ray.serve.handle import DeploymentHandle
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import ConfigError
-from .api.app import application
-from .encoder.encoding import EncoderReplica
-from .encoder.together import Together
-from .owners.cluster import Calls, begin, cause_of, drain, end, freeze_startup_objects, process_name, start_keeper
-from .owners.listening import Listener, check_keys, listeners
-from .owners.router import OwnerLostError, Router
-from .settings import ServeConfig
+from ....errors import ConfigError
+from ...api.app import application
+from ...encoder.together import Together
+from ...owners.router import OwnerLostError, Router
+from ...settings import ServeConfig, check_cluster
+from ..startup import freeze_startup_objects
+from .cluster import Calls, begin, cause_of, drain, end, process_name, start_keeper
+from .encoder import EncoderReplica
+from .listening import Listener, check_keys, listeners
 
 APPLICATION = "protodcs"
 _ENCODER = "Encoder"
@@ -149,15 +150,17 @@ def _check_listening(config: ServeConfig) -> None:
 
 
 def app(args: dict[str, Any]) -> Any:
-    """The application for `serve run` and RayService, as `protodcs.serve.deploy:app` with the settings as arguments.
+    """Return the application for `serve run` and RayService; its arguments are the settings.
 
     The keeper and its owners are started if they are not there; those that are there keep their settings, and become
     as many as `owners` says. Where Serve listens is not decided here: its own http_options say that.
 
     Raises:
-        ConfigError: there are no keys, and other machines reach the address that Serve listens on.
+        ConfigError: the store is not Redis, or there are no keys and other machines reach the address that Serve
+            listens on.
     """
     config = ServeConfig(**args)
+    check_cluster(config)
     check_keys(config, listeners())
     start_keeper(config)
     return build(config)

@@ -7,8 +7,8 @@ import re
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..access.refusals import refusal
-from ..telemetry.logs import SAFE_ID
+from ...access.refusals import refusal
+from ...telemetry.logs import SAFE_ID
 
 _ID = b"x-request-id"
 _SAFE_ID = re.compile(SAFE_ID.encode())

@@ -2,11 +2,10 @@
 
 Ray restarts an owner that died, under the same name and as a new incarnation. The keeper adds and removes owners while
 requests flow. The list of workers is in the store: the keeper writes it before it removes a worker, and after a restart
-it makes the actors agree with the list. A files store has one worker and needs no list.
+it makes the actors agree with the list.
 """
 
 import asyncio
-import gc
 import logging
 import os
 import re
@@ -20,15 +19,16 @@ from prometheus_client import CollectorRegistry
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError, TaskCancelledError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ...errors import ConfigError, StoreError
-from ..messages import Outcome, Reply, Request
-from ..settings import ServeConfig
-from ..store import Store, open_store
-from ..telemetry import logs, traces
-from ..telemetry.gathering import PERIOD, Gathering
-from ..telemetry.metrics import Families, families
-from .owner import Owner
-from .router import OwnerLostError
+from ....errors import ConfigError, StoreError
+from ...messages import Outcome, Reply, Request
+from ...owners.owner import Owner
+from ...owners.router import OwnerLostError
+from ...settings import ServeConfig
+from ...store import Store, open_store
+from ...telemetry import logs, traces
+from ...telemetry.gathering import PERIOD, Gathering
+from ...telemetry.metrics import Families, families
+from ..startup import freeze_startup_objects
 
 _log = logging.getLogger(__name__)
 
@@ -39,8 +39,6 @@ _OWNER = re.compile(r"owner-(\d+)")
 _CALLS = 1000
 _STOPPING = Reply(Outcome.CLOSED, "the service is being stopped: nothing was done; ask again when it is back")
 _REMOVED = Reply(Outcome.MOVED)
-# The member list of a files store.
-_ONE_WORKER = ["owner-0"]
 # How long a worker may take to note who the members are. It reads the list from the store too.
 _TELL_SECONDS = 5.0
 
@@ -172,13 +170,10 @@ class Keeper:
         self._unfinished = False
 
     async def _stored_members(self) -> list[str] | None:
-        if self._config.store.startswith("files:"):
-            return _ONE_WORKER
         return await (await self._opened_store()).members()
 
     async def _store_members(self, members: list[str]) -> None:
-        if not self._config.store.startswith("files:"):
-            await (await self._opened_store()).set_members(members)
+        await (await self._opened_store()).set_members(members)
 
     async def _opened_store(self) -> Store:
         if self._store is None:
@@ -259,16 +254,6 @@ def begin(config: ServeConfig, process: str, registry: CollectorRegistry | None 
     traces.start(config.tracing)
     if registry is not None:
         bring_numbers(config, process, registry)
-
-
-def freeze_startup_objects() -> None:
-    """Leave all present objects out of garbage collection. Each process of the service calls this once it is ready.
-
-    The modules of the HTTP process alone hold about 190,000, and they stay until the process ends. A full collection
-    would visit them all, for about 145 ms, and requests would wait.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def bring_numbers(config: ServeConfig, process: str, registry: CollectorRegistry) -> None:

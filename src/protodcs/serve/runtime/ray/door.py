@@ -15,21 +15,21 @@ from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...errors import ConfigError
-from ..access.keys import Keys
-from ..access.limits import Bucket, allowed_for
-from ..access.places import Places
-from ..access.refusals import not_now
-from ..access.rules import bearer, rules_of
-from ..settings import ServeConfig
-from ..telemetry import logs
-from ..telemetry.metrics import DoorMetrics
+from ....errors import ConfigError
+from ...access.keys import Keys
+from ...access.limits import Bucket, allowed_for
+from ...access.places import Places
+from ...access.refusals import not_now
+from ...access.rules import bearer, rules_of
+from ...settings import ServeConfig
+from ...telemetry import logs
+from ...telemetry.metrics import DoorMetrics
 from .threshold import Threshold
 
 _log = logging.getLogger(__name__)
 
 VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
-DOOR = "protodcs.serve.api.door:middlewares"
+DOOR = "protodcs.serve.runtime.ray.door:middlewares"
 
 # What those may do who have no good key, all together; and those who ask for nothing but health. A second, and at once.
 _STRANGERS, _HEALTH = (20.0, 100.0), (50.0, 100.0)
@@ -203,7 +203,8 @@ async def _made(learn: Callable[[], Awaitable[Desk]]) -> Desk:
 
 async def _of_keeper() -> Desk:
     """The desk of the service on this Ray cluster."""
-    from ..owners.cluster import Calls, bring_numbers, freeze_startup_objects, process_name
+    from ..startup import freeze_startup_objects
+    from .cluster import Calls, bring_numbers, process_name
 
     config = ServeConfig(**await Calls().settings())
     desk = Desk(config)

@@ -1,0 +1,1 @@
+"""The service in one process, with its streams in SQLite."""

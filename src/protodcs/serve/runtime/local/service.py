@@ -1,0 +1,251 @@
+"""The service in one process: HTTP, one worker, the encoder in a thread, streams in SQLite.
+
+The worker shares the event loop with HTTP. It computes slow streams in threads, and so does the encoder. This module
+must never import Ray.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from .... import encoders
+from ....errors import ConfigError
+from ...api.app import application
+from ...encoder.encoding import SharedEncoder
+from ...encoder.together import Together
+from ...messages import Outcome, Reply, Request
+from ...owners.owner import Owner
+from ...owners.router import Router
+from ...settings import ServeConfig
+from ...store.sqlite import SqliteStore
+from ...telemetry import logs, traces
+from ...telemetry.gathering import PERIOD, Gathering
+from ...telemetry.metrics import EncoderMetrics, families
+from ..startup import freeze_startup_objects
+
+_log = logging.getLogger(__name__)
+
+_WORKER = "owner-0"
+_STOPPING = Reply(Outcome.CLOSED, "the service is being stopped: nothing was done; ask again when it is back")
+# Requests that are still open after the streams were unloaded, such as slow uploads, end after so many seconds.
+_LAST_REQUESTS = 1
+
+
+def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT; then reject new requests, unload the streams, and return.
+
+    Args:
+        config: the settings of the service.
+        ready: called with the address as soon as the service answers there.
+
+    Raises:
+        ConfigError: the settings are for a cluster, or the address cannot be listened on.
+        StoreError: the folder of the streams cannot be used, or its disk failed.
+    """
+    if not config.is_single:
+        raise ConfigError(
+            "A service in one process stores its streams in SQLite. Set store=sqlite:FOLDER, or start a cluster with "
+            "`protodcs serve --cluster FILE`."
+        )
+    with _listener(config) as listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(config, listener, ready))
+
+
+class LocalService:
+    """The worker, the router and the encoder of a service in one process.
+
+    Args:
+        owner: the worker.
+        config: the settings of the service.
+        encoder: None if the service accepts features only.
+    """
+
+    def __init__(self, owner: Owner, config: ServeConfig, encoder: encoders.Encoder | None):
+        self._owner = owner
+        self._router = Router(self._call, self.owners, config)
+        self._encoder = None if encoder is None else _LocalEncoder(encoder, config)
+        self._gathering = Gathering(config.lease_seconds, encoder is not None)
+        self.api: FastAPI = application(config, self._router, self, self._encoder)
+
+    async def _call(self, _: str, requests: list[Request]) -> list[Reply]:
+        return await self._owner.handle(requests)
+
+    async def owners(self) -> list[str]:
+        """Return the name of the one worker."""
+        return [_WORKER]
+
+    async def facts(self) -> list[dict[str, Any]]:
+        """Return what the worker says of itself."""
+        return [{**self._owner.facts(), "pid": os.getpid()}]
+
+    async def resize(self, count: int) -> list[str]:
+        """Raise ConfigError for more than the one worker."""
+        if count != 1:
+            raise ConfigError(
+                f"A service in one process has one owner. Given: {count}. Start a cluster with "
+                "`protodcs serve --cluster FILE`."
+            )
+        return [_WORKER]
+
+    async def streams(self) -> list[str]:
+        """Return the ids of all streams."""
+        return await self._owner.streams()
+
+    def listen_for_prometheus(self, host: str, port: int) -> None:
+        """Serve metrics from now on. Raise ConfigError if the port cannot be listened on."""
+        self._gathering.listen(host, port)
+        if self._gathering.deaf:
+            raise ConfigError(self._gathering.deaf)
+        self._publishing = asyncio.create_task(self._publish())
+
+    async def _publish(self) -> None:
+        while True:
+            try:
+                await self._gather()
+            except Exception:
+                _log.exception("the metrics were not gathered")
+            await asyncio.sleep(PERIOD)
+
+    async def _gather(self) -> None:
+        self._gathering.put(_WORKER, self._owner.metrics())
+        self._gathering.put("ingress", families(self._router.metrics.registry))
+        if self._encoder is not None:
+            self._gathering.put("encoder", families(self._encoder.metrics.registry))
+        self._gathering.saw([_WORKER], await self.facts())
+
+
+class _LocalEncoder:
+    """The encoder as the routes use it: images that arrive while it works go through it together."""
+
+    def __init__(self, encoder: encoders.Encoder, config: ServeConfig):
+        self.metrics = EncoderMetrics()
+        self._shared = SharedEncoder(encoder, self.metrics.bad.inc)
+        self._batches = Together(self._encode, calls=1, images=config.batch_size)
+
+    async def _encode(self, images: list[bytes]) -> list[bytes | str]:
+        self.metrics.batch.observe(len(images))
+        with self.metrics.seconds.time():
+            return await self._shared.encode(images)
+
+    async def encode(self, image: bytes) -> bytes:
+        return await self._batches.encode(image)
+
+    async def prototypes(self, classes: list[str]) -> tuple[str, bytes]:
+        return await self._shared.prototypes(classes)
+
+    async def facts(self) -> dict[str, Any]:
+        return self._shared.facts()
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to `_serve_http`, which unloads the streams first."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Change no signal handler."""
+        yield
+
+
+async def _serve(config: ServeConfig, listener: socket.socket, ready: Callable[[str], None]) -> None:
+    logs.start(config.log, config.log_level, "protodcs")
+    traces.start(config.tracing)
+    # Before the encoder, which may take long to load: that the folder is in use should be known at once.
+    store = SqliteStore(config.store.removeprefix("sqlite:"))
+    owner = Owner(_WORKER, store, config)
+    try:
+        encoder = None
+        if config.encoder is not None:
+            encoder = encoders.load(config.encoder, device=config.device, batch_size=config.batch_size)
+        service = LocalService(owner, config, encoder)
+        await owner.start()
+        if config.metrics_port:
+            service.listen_for_prometheus(config.host, config.metrics_port)
+        await _serve_http(config, service.api, listener, ready, owner, store)
+    finally:
+        await owner.close()
+
+
+async def _serve_http(
+    config: ServeConfig,
+    api: FastAPI,
+    listener: socket.socket,
+    ready: Callable[[str], None],
+    owner: Owner,
+    store: SqliteStore,
+) -> None:
+    loop = asyncio.get_running_loop()
+    signalled = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, signalled.set)
+    failure = asyncio.wrap_future(store.failure)
+    server = _Server(
+        uvicorn.Config(
+            api,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            proxy_headers=False,
+            server_header=False,
+            ssl_certfile=config.tls_certificate,
+            ssl_keyfile=config.tls_key,
+            timeout_graceful_shutdown=_LAST_REQUESTS,
+        )
+    )
+    logging.getLogger("uvicorn").handlers = logging.getLogger("protodcs").handlers
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    freeze_startup_objects()
+    while not (server.started or serving.done()):
+        await asyncio.sleep(0.001)
+    ready(_address(config))
+    ends: list[asyncio.Future[Any]] = [serving, loop.create_task(signalled.wait()), failure]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    if not failure.done():
+        # What is left after this time has its records in the store, and only takes longer to load.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(owner.drain(_STOPPING), config.drain_seconds)
+    server.should_exit = True
+    await serving
+    if failure.done():
+        raise failure.result()
+
+
+def _listener(config: ServeConfig) -> socket.socket:
+    """Return a socket that is bound to the address of the service. It listens only when the service is ready."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        # Another process that listens there is an error all the same.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        return listener
+    except OSError as problem:
+        raise ConfigError(
+            f"cannot listen on {config.host}:{config.port}: {problem.strerror or problem}; choose another `host` or "
+            "`port`, or end the other program"
+        ) from None
+
+
+def _address(config: ServeConfig) -> str:
+    scheme = "http" if config.tls_certificate is None else "https"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"{scheme}://{host}:{config.port}"
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return what makes a faster event loop, if it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory

@@ -1,0 +1,609 @@
+"""Streams in one SQLite database, for a service that is one process.
+
+One thread does all the work. Calls that wait together share one transaction, and so one wait for the disk: group
+commit. Nobody gets a reply before the transaction is durable (WAL, `synchronous=FULL`). Leases and holders are in
+memory, because they end with the process: it holds a lock on the folder for as long as the store is open.
+"""
+
+import asyncio
+import os
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import closing, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+from ...durable import hold_folder, sync_folder
+from ...errors import FencedError, HeldError, InputError, StoreError, UnknownStreamError, UsageError
+from ..settings import tenant_of
+from .base import Batch, Checkpoint, Described, Fence, Held, Lease, Takeover, Write, check_lease
+
+T = TypeVar("T")
+
+DATABASE: Final = "streams.db"
+_LAYOUT: Final = 1
+# Births, snapshots and records are apart from `streams`, so that an append changes few pages.
+_SCHEMA: Final = """
+CREATE TABLE streams (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id BLOB NOT NULL UNIQUE,
+    tenant BLOB NOT NULL,
+    shared BLOB NOT NULL,
+    epoch INTEGER NOT NULL,
+    start INTEGER NOT NULL DEFAULT 0,
+    finish INTEGER NOT NULL DEFAULT 0,
+    base INTEGER NOT NULL DEFAULT 0,
+    covered_by INTEGER,
+    state_bytes INTEGER NOT NULL,
+    journal_bytes INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE INDEX streams_by_blob ON streams (shared, tenant);
+CREATE TABLE births (stream INTEGER PRIMARY KEY, data BLOB NOT NULL) STRICT;
+CREATE TABLE records (key INTEGER PRIMARY KEY, data BLOB NOT NULL) STRICT;
+CREATE TABLE snapshots (stream INTEGER PRIMARY KEY, data BLOB NOT NULL) STRICT;
+CREATE TABLE saved (
+    stream INTEGER NOT NULL, name BLOB NOT NULL, place INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (stream, name)
+) STRICT;
+CREATE TABLE blobs (name BLOB PRIMARY KEY, data BLOB NOT NULL) STRICT;
+CREATE TABLE deleted (epoch INTEGER NOT NULL) STRICT;
+INSERT INTO deleted VALUES (0);
+"""
+# The key of a record is the number of its stream and its position, so that a journal is one range of one B-tree.
+_POSITION_BITS: Final = 32
+
+
+class _Stream(NamedTuple):
+    """A row of `streams`.
+
+    Attributes:
+        number: the name of the stream in the other tables; deleted streams keep theirs.
+        epoch: of the newest acquisition.
+        start: how many records the snapshot covers.
+        finish: the position of the next record.
+        base: the position where the epoch begins. Only records from there on can be a repetition by this epoch.
+        covered_by: the epoch that wrote the snapshot; None before the first.
+        shared: the blob that the stream uses.
+        size: bytes of its birth, snapshot, journal and saved snapshots.
+    """
+
+    number: int
+    epoch: int
+    start: int
+    finish: int
+    base: int
+    covered_by: int | None
+    shared: bytes
+    size: int
+
+    def key(self, position: int) -> int:
+        """Return the key of the record at a position."""
+        return (self.number << _POSITION_BITS) + position
+
+
+class _Job(NamedTuple):
+    """A call that waits for its turn."""
+
+    work: Callable[[], Any]
+    result: "Future[Any]"
+
+
+class SqliteStore:
+    """A store in a folder that one process uses.
+
+    Args:
+        folder: created if it does not exist.
+
+    Attributes:
+        failure: gets an error when the disk failed. From then on the store does nothing any more.
+
+    Raises:
+        StoreError: another process uses the folder, or it cannot be read or written.
+    """
+
+    # Nobody else can change the database while this object holds the folder.
+    generation = ""
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        self.folder = Path(folder)
+        self._leases: dict[str, tuple[str, float]] = {}
+        self._holders: dict[str, tuple[str, str]] = {}
+        self._closed = False
+        self.failure: Future[StoreError] = Future()
+        self._jobs: list[_Job] = []
+        self._wake = threading.Condition()
+        self._lock = _hold(self.folder)
+        try:
+            self._database = _open(self.folder)
+        except sqlite3.Error as problem:
+            os.close(self._lock)
+            raise self._as_error(problem) from problem
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._thread = threading.Thread(target=self._run, name="store", daemon=True)
+        self._thread.start()
+
+    # Leases.
+
+    async def renew(self, owner: str, incarnation: str, seconds: float, takes_over: bool = False) -> Lease:
+        """Renew the lease of an owner."""
+        check_lease(seconds)
+        # Through the thread, so that a store that hangs or failed renews nothing.
+        return await self._call(lambda: self._renew(owner, incarnation, seconds, takes_over))
+
+    def _renew(self, owner: str, incarnation: str, seconds: float, takes_over: bool) -> Lease:
+        holder, until = self._leases.get(owner, (None, 0.0))
+        if time.monotonic() >= until:
+            holder = None
+        if takes_over or holder in (None, incarnation):
+            self._leases[owner] = (incarnation, time.monotonic() + seconds)
+        return Lease(holder, time.time())
+
+    async def resign(self, owner: str, incarnation: str) -> None:
+        """End the lease of an owner, if it is of this incarnation."""
+        await self._call(lambda: self._resign(owner, incarnation))
+
+    def _resign(self, owner: str, incarnation: str) -> None:
+        if owner in self._leases and self._leases[owner][0] == incarnation:
+            del self._leases[owner]
+
+    async def members(self) -> list[str] | None:
+        """Return None: this store has one worker."""
+        return None
+
+    async def set_members(self, names: Sequence[str]) -> None:
+        """Raise UsageError: this store has one worker."""
+        raise UsageError(f"A SQLite store has one worker and stores no list of workers. Given: {list(names)}.")
+
+    # Streams.
+
+    async def create(self, stream: str, birth: bytes, shared: str) -> bool:
+        """Create a stream; False if it exists already. Raise StoreError if its shared blob is missing."""
+        return await self._call(lambda: self._create(stream, birth, _bytes(shared)))
+
+    def _create(self, stream: str, birth: bytes, shared: bytes) -> bool:
+        if self._find(stream) is not None:
+            return False
+        if self._one("SELECT 1 FROM blobs WHERE name = ?", shared) is None:
+            raise self._missing(shared)
+        # Above the epochs of all deleted streams: who held one of the same name has no fence of this one.
+        (epoch,) = self._database.execute("SELECT epoch FROM deleted").fetchone()
+        number = self._database.execute(
+            "INSERT INTO streams (id, tenant, shared, epoch, state_bytes) VALUES (?, ?, ?, ?, ?)",
+            (_bytes(stream), _bytes(tenant_of(stream)), shared, epoch, len(birth)),
+        ).lastrowid
+        self._database.execute("INSERT INTO births VALUES (?, ?)", (number, birth))
+        return True
+
+    async def acquire(self, stream: str, owner: str, incarnation: str, takeover: Takeover | None = None) -> Held:
+        """Become the one that may write to a stream; `takeover` is ignored, because this store has one worker."""
+        return await self._call(lambda: self._acquire(stream, owner, incarnation))
+
+    def _acquire(self, stream: str, owner: str, incarnation: str) -> Held:
+        known = self._known(stream)
+        holder = self._holder(stream)
+        if holder is not None and holder != owner:
+            raise HeldError(f"stream {stream!r} is held by {holder!r}, which lives: ask that owner", holder)
+        birth = self._birth(known)
+        snapshot = self._one("SELECT data FROM snapshots WHERE stream = ?", known.number)
+        tail = self._records(known, known.start, known.finish)
+        if len(tail) != known.finish - known.start:
+            raise StoreError(f"{self._place} has lost records of the stream {stream!r}: restore a backup")
+        self._database.execute(
+            "UPDATE streams SET epoch = ?, base = finish, covered_by = NULL WHERE number = ?",
+            (known.epoch + 1, known.number),
+        )
+        self._holders[stream] = owner, incarnation
+        return Held(Fence(known.epoch + 1), birth, snapshot, known.start, tail, str(known.number))
+
+    async def release(self, stream: str, fence: Fence) -> None:
+        """Give a stream up; nothing happens if it has another owner already."""
+        await self._call(lambda: self._release(stream, fence.epoch))
+
+    def _release(self, stream: str, epoch: int) -> None:
+        known = self._find(stream)
+        if known is not None and known.epoch == epoch:
+            self._holders.pop(stream, None)
+
+    async def delete(self, stream: str, fence: Fence) -> None:
+        """Delete a stream and all that belongs to it, and its shared blob if no other stream uses it."""
+        await self._call(lambda: self._delete(stream, fence.epoch))
+
+    def _delete(self, stream: str, epoch: int) -> None:
+        known = self._fenced(stream, epoch)
+        execute = self._database.execute
+        execute("DELETE FROM streams WHERE number = ?", (known.number,))
+        for table in ("births", "snapshots", "saved"):
+            execute(f"DELETE FROM {table} WHERE stream = ?", (known.number,))
+        self._cut(known, known.finish)
+        execute("UPDATE deleted SET epoch = max(epoch, ?)", (epoch + 1,))
+        if self._one("SELECT 1 FROM streams WHERE shared = ? LIMIT 1", known.shared) is None:
+            execute("DELETE FROM blobs WHERE name = ?", (known.shared,))
+        self._holders.pop(stream, None)
+
+    async def describe(self, stream: str) -> Described:
+        """Return what is known of a stream; its owner only while that one lives."""
+        return await self._call(lambda: self._describe(stream))
+
+    def _describe(self, stream: str) -> Described:
+        known = self._known(stream)
+        holder, created = self._holder(stream), str(known.number)
+        return Described(self._birth(known), known.epoch, holder, known.finish, known.start, known.size, created)
+
+    async def streams(self) -> AsyncIterator[str]:
+        """Yield the ids of all streams that exist now."""
+        for (stream,) in await self._call(lambda: self._database.execute("SELECT id FROM streams").fetchall()):
+            yield _text(stream)
+
+    async def usage(self) -> dict[str, int]:
+        """Return the bytes that each tenant uses."""
+        return await self._call(self._usage)
+
+    def _usage(self) -> dict[str, int]:
+        found = self._database.execute(
+            "SELECT tenant, sum(size) FROM ("
+            "SELECT tenant, state_bytes + journal_bytes AS size FROM streams UNION ALL "
+            "SELECT tenant, length(data) FROM (SELECT DISTINCT tenant, shared FROM streams) JOIN blobs ON name = shared"
+            ") GROUP BY tenant"
+        )
+        return {_text(tenant): size for tenant, size in found}
+
+    # Writes.
+
+    async def commit(self, writes: Sequence[Write]) -> list[FencedError | StoreError | None]:
+        """Make writes durable. After a StoreError, none of them was applied."""
+        writes = list(writes)
+        return await self._call(lambda: [self._write(write) for write in writes])
+
+    def _write(self, write: Write) -> FencedError | None:
+        try:
+            known = self._fenced(write.stream, write.fence.epoch)
+        except FencedError as problem:
+            return problem
+        return self._append(known, write) if isinstance(write, Batch) else self._checkpoint(known, write)
+
+    def _append(self, known: _Stream, batch: Batch) -> FencedError | None:
+        if batch.position != known.finish:
+            return self._repeated(known, batch)
+        rows = zip(count(known.key(batch.position)), batch.records)
+        self._database.executemany("INSERT INTO records VALUES (?, ?)", rows)
+        self._database.execute(
+            "UPDATE streams SET finish = finish + ?, journal_bytes = journal_bytes + ? WHERE number = ?",
+            (len(batch.records), sum(map(len, batch.records)), known.number),
+        )
+        return None
+
+    def _repeated(self, known: _Stream, batch: Batch) -> FencedError | None:
+        """Return None if this epoch wrote all of the batch before. Records behind a snapshot are not compared."""
+        what, first, last = f"{len(batch.records)} records", batch.position, batch.position + len(batch.records)
+        if first > known.finish:
+            return _wrong(batch, what, f"the journal ends at {known.finish}: records between are missing")
+        if first < known.base or last > known.finish:
+            reason = f"this epoch began at {known.base} and the journal ends at {known.finish}"
+            return _wrong(batch, what, f"{reason}: some of these positions are taken, and it is no repetition")
+        seen = max(first, known.start)
+        for position, record in enumerate(self._records(known, seen, last), seen):
+            if record != batch.records[position - first]:
+                return _wrong(batch, what, f"another record stands at {position} already")
+        return None
+
+    def _checkpoint(self, known: _Stream, checkpoint: Checkpoint) -> FencedError | None:
+        position = checkpoint.position
+        if position > known.finish:
+            reason = f"the journal ends at {known.finish}: a snapshot cannot cover more"
+            return _wrong(checkpoint, "a snapshot", reason)
+        if position < known.start:
+            if known.covered_by == checkpoint.fence.epoch:  # Sent again because its reply was lost.
+                return None
+            return _wrong(checkpoint, "a snapshot", f"one that covers {known.start} records is there already")
+        before = self._one("SELECT length(data) FROM snapshots WHERE stream = ?", known.number) or 0
+        self._database.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", (known.number, checkpoint.snapshot))
+        self._cut(known, position)
+        left = sum(map(len, self._records(known, position, known.finish)))
+        self._database.execute(
+            "UPDATE streams SET start = ?, covered_by = ?, state_bytes = state_bytes + ?, journal_bytes = ? "
+            "WHERE number = ?",
+            (position, known.epoch, len(checkpoint.snapshot) - before, left, known.number),
+        )
+        return None
+
+    def _records(self, known: _Stream, first: int, last: int) -> list[bytes]:
+        found = self._database.execute(
+            "SELECT data FROM records WHERE key >= ? AND key < ? ORDER BY key", (known.key(first), known.key(last))
+        )
+        return [data for (data,) in found]
+
+    def _cut(self, known: _Stream, position: int) -> None:
+        """Delete the records before a position."""
+        self._database.execute(
+            "DELETE FROM records WHERE key >= ? AND key < ?", (known.key(known.start), known.key(position))
+        )
+
+    # Saved snapshots and shared blobs.
+
+    async def keep(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:
+        """Save a snapshot under a name, as the newest."""
+        await self._call(lambda: self._save(stream, fence.epoch, _bytes(name), snapshot))
+
+    def _save(self, stream: str, epoch: int, name: bytes, snapshot: bytes) -> None:
+        known = self._fenced(stream, epoch)
+        self._unsave(known, name)
+        self._database.execute(
+            "INSERT INTO saved SELECT ?1, ?2, ifnull(max(place), 0) + 1, ?3 FROM saved WHERE stream = ?1",
+            (known.number, name, snapshot),
+        )
+        self._count(known, len(snapshot))
+
+    async def kept(self, stream: str) -> list[str]:
+        """Return the names of the saved snapshots, oldest first."""
+        return await self._call(lambda: self._saved(stream))
+
+    def _saved(self, stream: str) -> list[str]:
+        known = self._find(stream)
+        if known is None:
+            return []
+        found = self._database.execute("SELECT name FROM saved WHERE stream = ? ORDER BY place", (known.number,))
+        return [_text(name) for (name,) in found]
+
+    async def kept_snapshot(self, stream: str, name: str) -> bytes | None:
+        """Return a saved snapshot; None if there is none of this name."""
+        return await self._call(lambda: self._saved_snapshot(stream, _bytes(name)))
+
+    def _saved_snapshot(self, stream: str, name: bytes) -> bytes | None:
+        known = self._find(stream)
+        if known is None:
+            return None
+        found: bytes | None = self._one("SELECT data FROM saved WHERE stream = ? AND name = ?", known.number, name)
+        return found
+
+    async def forget(self, stream: str, fence: Fence, name: str) -> None:
+        """Delete a saved snapshot, if it is there."""
+        await self._call(lambda: self._unsave(self._fenced(stream, fence.epoch), _bytes(name)))
+
+    def _unsave(self, known: _Stream, name: bytes) -> None:
+        where = "FROM saved WHERE stream = ? AND name = ?"
+        size = self._one(f"SELECT length(data) {where}", known.number, name)
+        if size is not None:
+            self._database.execute(f"DELETE {where}", (known.number, name))
+            self._count(known, -size)
+
+    def _count(self, known: _Stream, size: int) -> None:
+        self._database.execute(
+            "UPDATE streams SET state_bytes = state_bytes + ? WHERE number = ?", (size, known.number)
+        )
+
+    async def put_shared(self, name: str, data: bytes) -> None:
+        """Put a blob that many streams share. If none uses it, it is deleted when the store is opened again."""
+        put = "INSERT OR IGNORE INTO blobs VALUES (?, ?)"
+        await self._call(lambda: self._database.execute(put, (_bytes(name), data)))
+
+    async def get_shared(self, name: str) -> bytes:
+        """Return a shared blob. Raise StoreError if it is missing."""
+        return await self._call(lambda: self._get_shared(_bytes(name)))
+
+    def _get_shared(self, name: bytes) -> bytes:
+        data: bytes | None = self._one("SELECT data FROM blobs WHERE name = ?", name)
+        if data is None:
+            raise self._missing(name)
+        return data
+
+    def _missing(self, shared: bytes) -> StoreError:
+        return StoreError(f"{self._place} holds no shared blob {_text(shared)!r}: put it first")
+
+    # Lookups.
+
+    def _one(self, query: str, *values: Any) -> Any:
+        """Return the first column of the first row; None if there is no row."""
+        found = self._database.execute(query, values).fetchone()
+        return None if found is None else found[0]
+
+    def _find(self, stream: str) -> _Stream | None:
+        found = self._database.execute(
+            "SELECT number, epoch, start, finish, base, covered_by, shared, state_bytes + journal_bytes "
+            "FROM streams WHERE id = ?",
+            (_bytes(stream),),
+        ).fetchone()
+        return None if found is None else _Stream(*found)
+
+    def _known(self, stream: str) -> _Stream:
+        known = self._find(stream)
+        if known is None:
+            raise UnknownStreamError(f"there is no stream {stream!r}: create it first")
+        return known
+
+    def _fenced(self, stream: str, epoch: int) -> _Stream:
+        """Return a stream if this epoch may write to it. Raise FencedError otherwise."""
+        known = self._find(stream)
+        if known is None:
+            raise FencedError(f"stream {stream!r} does not exist any more: nothing was written for epoch {epoch}")
+        if epoch != known.epoch:
+            holder = self._holders.get(stream)
+            by = "" if holder is None else f", of {holder[0]!r}"
+            raise FencedError(
+                f"stream {stream!r} is at epoch {known.epoch}{by}: nothing was written for epoch {epoch}; "
+                "acquire the stream again"
+            )
+        return known
+
+    def _birth(self, known: _Stream) -> bytes:
+        birth: bytes = self._one("SELECT data FROM births WHERE stream = ?", known.number)
+        return birth
+
+    def _holder(self, stream: str) -> str | None:
+        """Return who holds a stream and lives. What a dead incarnation held is free though its successor lives."""
+        if stream not in self._holders:
+            return None
+        owner, incarnation = self._holders[stream]
+        found, until = self._leases.get(owner, ("", 0.0))
+        return owner if found == incarnation and time.monotonic() < until else None
+
+    # The thread.
+
+    async def close(self) -> None:
+        """Close the database, and let other processes use the folder."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join)
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        """Return the result of a piece of work, when the transaction that it was part of is durable."""
+        result: Future[T] = Future()
+        with self._wake:
+            if self._closed:
+                raise StoreError(f"{self._place} is closed: open it again")
+            self._jobs.append(_Job(work, result))
+            self._wake.notify()
+        return await asyncio.wrap_future(result)
+
+    def _run(self) -> None:
+        while jobs := self._waiting():
+            self._work([job for job in jobs if job.result.set_running_or_notify_cancel()])
+        self._database.close()
+        os.close(self._lock)
+
+    def _waiting(self) -> list[_Job]:
+        """Wait for calls, and return all that wait; none if the store was closed."""
+        with self._wake:
+            while not (self._jobs or self._closed):
+                self._wake.wait()
+            jobs, self._jobs = self._jobs, []
+            return jobs
+
+    def _work(self, jobs: list[_Job]) -> None:
+        """Do some calls in one transaction; if that fails, each in its own, so that a bad one fails alone."""
+        try:
+            outcomes = self._transact(jobs) if jobs else []
+        except Exception as problem:
+            if len(jobs) > 1:
+                for job in jobs:
+                    self._work([job])
+                return
+            outcomes = [self._as_error(problem)]
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                job.result.set_exception(outcome)
+            else:
+                job.result.set_result(outcome)
+
+    def _transact(self, jobs: list[_Job]) -> list[Any]:
+        """Return the result of each call, or the error that it raised before it wrote anything."""
+        if self.failure.done():
+            raise StoreError(str(self.failure.result()))
+        outcomes: list[Any] = []
+        self._database.execute("BEGIN")
+        try:
+            for job in jobs:
+                try:
+                    outcomes.append(job.work())
+                except (FencedError, HeldError, StoreError, UnknownStreamError) as problem:
+                    outcomes.append(problem)
+            self._database.execute("COMMIT")
+        except BaseException as problem:
+            with suppress(sqlite3.Error):
+                self._database.execute("ROLLBACK")
+            if _is_io_error(problem):
+                # After a failed sync nobody knows what is on the disk. Opening the database again finds it out.
+                self.failure.set_result(StoreError(f"{self._place} failed: {problem}; check the disk, and start again"))
+            raise
+        return outcomes
+
+    @property
+    def _place(self) -> str:
+        return f"the store in {str(self.folder)!r}"
+
+    def _as_error(self, problem: Exception) -> Exception:
+        if not isinstance(problem, sqlite3.Error):
+            return problem
+        return StoreError(f"{self._place} cannot be read or written: {problem}; nothing has changed")
+
+    def __repr__(self) -> str:
+        return f"SqliteStore({str(self.folder)!r})"
+
+
+def back_up(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Copy a store to a new folder, also while a service uses it. The copy holds all that was durable at one moment.
+
+    Raises:
+        InputError: there is no store in `folder`, or `target` exists.
+        StoreError: the copy cannot be written.
+    """
+    source, copy = Path(folder) / DATABASE, Path(target)
+    if not source.exists():
+        raise InputError(f"There is no store in {str(folder)!r}. Name the folder of a service.")
+    if copy.exists():
+        raise InputError(f"{str(copy)!r} exists already. Name a new folder.")
+    draft = copy.with_name(f".{copy.name}.{secrets.token_hex(8)}.tmp")
+    draft.mkdir(parents=True)
+    try:
+        with (
+            closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as original,
+            closing(sqlite3.connect(draft / DATABASE)) as written,
+        ):
+            original.backup(written)
+        sync_folder(draft)
+        draft.rename(copy)
+        sync_folder(copy.parent)
+    except sqlite3.Error as problem:
+        raise StoreError(f"The store in {str(folder)!r} cannot be copied to {str(copy)!r}: {problem}.") from problem
+
+
+def _open(folder: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(folder / DATABASE, isolation_level=None, check_same_thread=False)
+    try:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")
+        (layout,) = database.execute("PRAGMA user_version").fetchone()
+        if layout == 0:
+            database.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_LAYOUT}; COMMIT;")
+            # SQLite does not sync the folder when it creates the database.
+            sync_folder(folder)
+            sync_folder(folder.parent)
+        elif layout != _LAYOUT:
+            raise StoreError(
+                f"the store in {str(folder)!r} has layout {layout}, which this protodcs does not know: use the version "
+                "of protodcs that wrote it"
+            )
+        # Nobody waits to use them: a creation that failed left them behind.
+        database.execute("DELETE FROM blobs WHERE name NOT IN (SELECT shared FROM streams)")
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _hold(folder: Path) -> int:
+    try:
+        return hold_folder(folder)
+    except BlockingIOError as problem:
+        raise StoreError(
+            f"the store in {str(folder)!r} is {problem.strerror}: close it there, or choose another folder"
+        ) from None
+    except OSError as problem:
+        raise StoreError(f"cannot use the folder {str(folder)!r}: {problem.strerror or problem}") from problem
+
+
+def _is_io_error(problem: BaseException) -> bool:
+    code = getattr(problem, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF == sqlite3.SQLITE_IOERR
+
+
+def _wrong(write: Write, what: str, reason: str) -> FencedError:
+    """Return the error for a write of one who is wrong about its stream."""
+    return FencedError(
+        f"{what} for position {write.position} of stream {write.stream!r}: {reason}; acquire the stream again"
+    )
+
+
+def _bytes(text: str) -> bytes:
+    """Return a name as bytes; half a surrogate pair, which JSON can contain, is a name like any other."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogatepass")

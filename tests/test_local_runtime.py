@@ -1,0 +1,184 @@
+"""`protodcs serve` in one process: what a user sees when it starts, is stopped, is killed, and cannot start."""
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from conftest import random_stream
+from protodcs import Client, OpenSetClassifier
+from protodcs.cli import app
+from protodcs.serve.store.sqlite import SqliteStore
+from redis_server import free_port
+from service.rig import Service
+
+CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+ROWS, FEATURES, _ = random_stream(samples=50, seed=3)
+# As on a machine where only the extra `serve` is installed.
+WITHOUT_RAY = "import sys; sys.modules['ray'] = sys.modules['redis'] = None; from protodcs.cli import app; app()"
+
+
+def local(tmp_path, **settings):
+    return Service(
+        tmp_path, store=f"sqlite:{tmp_path / 'streams'}", log="off", audit=str(tmp_path / "audit"), **settings
+    )
+
+
+@pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM])
+def test_it_needs_neither_ray_nor_redis_and_a_signal_ends_it_with_one_line(tmp_path, ends):
+    service = local(tmp_path)
+    service.program = [sys.executable, "-W", "ignore", "-c", WITHOUT_RAY]
+    with service:
+        with Client(service.base_url) as client:
+            stream = client.create("s", prototypes=ROWS)
+            stream.observe(FEATURES[0])
+            assert httpx.get(f"{service.base_url}/v1/ready").json() == {"ready": True}
+        assert not service.processes()
+        service.stop(ends)
+    assert [next(iter(line)) for line in service.said] == ["serving", "stopped"]
+    with service, Client(service.base_url) as client:
+        assert client.stream("s").status()["position"] == 1
+
+
+def test_24_images_with_keys_retried_by_8_threads_through_kills_give_the_same_24_answers(tmp_path, png_files):
+    """Each thread sends all images until each was answered. The process is killed and started again meanwhile."""
+    images, service, over = png_files(24), local(tmp_path, encoder="mini"), threading.Event()
+
+    def send(number):
+        answers = {}
+        order = random.Random(number).sample(range(24), 24)
+        with Client(service.base_url, give_up=300.0) as client:
+            stream = client.stream("camera")
+            for place in order:
+                answers[place] = stream.observe(images[place], idempotency_key=f"image {place}")
+        return answers
+
+    def kill():
+        kills = 0
+        while not over.wait(1.0):
+            service.kill()
+            service.start()
+            kills += 1
+        return kills
+
+    with service:
+        with Client(service.base_url) as client:
+            client.create("camera", classes=CLASSES)
+        with ThreadPoolExecutor(9) as threads:
+            killing = threads.submit(kill)
+            try:
+                answers = list(threads.map(send, range(8)))
+            finally:
+                over.set()
+            assert killing.result() > 0
+        with Client(service.base_url) as client:
+            assert client.stream("camera").status()["position"] == 24
+    for place in range(24):
+        assert len({(told[place].position, str(told[place].decision)) for told in answers}) == 1
+    first = sorted(answers[0].items(), key=lambda item: item[1].position)
+    assert [told.position for _, told in first] == list(range(24))
+    classifier = OpenSetClassifier.from_pretrained("mini", CLASSES)
+    assert [told.decision.label for _, told in first] == [classifier(images[place]).label for place, _ in first]
+
+
+def test_a_backup_of_a_running_service_is_a_store_of_its_own(tmp_path):
+    with local(tmp_path) as service, Client(service.base_url) as client:
+        stream = client.create("s", prototypes=ROWS)
+        seen = [stream.observe(feature) for feature in FEATURES[:20]]
+        done = CliRunner().invoke(app, ["streams", "backup", str(tmp_path / "streams"), str(tmp_path / "copy")])
+        assert done.exit_code == 0, done.output
+        stream.observe(FEATURES[20])
+    with Service(tmp_path, store=f"sqlite:{tmp_path / 'copy'}") as copy, Client(copy.base_url) as client:
+        told = client.stream("s").decisions(100)
+        assert [str(one.decision) for one in reversed(told)] == [str(one.decision) for one in seen]
+
+
+def test_metrics_of_all_parts_are_on_one_page(tmp_path):
+    port = free_port()
+    with local(tmp_path, metrics_port=port) as service, Client(service.base_url) as client:
+        client.create("s", prototypes=ROWS).observe(FEATURES[0])
+        wanted = ('protodcs_ready{part="store",process="keeper"} 1.0', "protodcs_owner_step_seconds_count")
+        end = time.monotonic() + 60
+        while not all(name in (page := httpx.get(f"http://127.0.0.1:{port}/metrics").text) for name in wanted):
+            assert time.monotonic() < end, page
+            time.sleep(0.2)
+
+
+def failed(*options):
+    """Return the one line that a service prints which cannot start."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "protodcs", "serve", *options],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 1, done
+    assert not done.stdout
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+def test_a_port_that_is_taken_is_one_line(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        line = failed("--store", f"sqlite:{tmp_path}", "--port", port)
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in line
+
+
+def test_a_folder_in_use_is_one_line(tmp_path):
+    store = SqliteStore(tmp_path)
+    line = failed("--store", f"sqlite:{tmp_path}", "--port", str(free_port()))
+    assert f"in use by process {os.getpid()}" in line
+    asyncio.run(store.close())
+
+
+@pytest.mark.parametrize(
+    ("settings", "option", "message"),
+    [
+        ("store: redis://127.0.0.1:1/0", "--config", "stores its streams in SQLite"),
+        ("store: sqlite:somewhere", "--cluster", "stores its streams in Redis"),
+        ("owners: 2", "--config", "is one process. Given: owners=2"),
+        ("ingresses: 3", "--config", "is one process. Given: ingresses=3"),
+    ],
+)
+def test_settings_of_the_other_runtime_are_an_error(tmp_path, settings, option, message):
+    file = tmp_path / "serve.yaml"
+    file.write_text(settings)
+    done = CliRunner().invoke(app, ["serve", option, str(file)])
+    assert done.exit_code == 1
+    assert message in done.output
+
+
+def test_a_failed_disk_ends_the_service(tmp_path):
+    """The process must not answer from memory what the disk does not have."""
+    broken = (
+        "import sqlite3\n"
+        "from protodcs.serve.store import sqlite\n"
+        "def fail(*_):\n"
+        "    problem = sqlite3.OperationalError('disk I/O error')\n"
+        "    problem.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC\n"
+        "    raise problem\n"
+        "sqlite.SqliteStore._append = fail\n"
+        "from protodcs.cli import app; app()\n"
+    )
+    service = local(tmp_path)
+    service.program = [sys.executable, "-W", "ignore", "-c", broken]
+    service.start()
+    with httpx.Client(base_url=service.base_url, timeout=60) as client:
+        assert client.post("/v1/streams", json={"id": "s", "prototypes": ROWS.tolist()}).status_code == 201
+        body = FEATURES[0].astype("<f4").tobytes()
+        answer = client.post("/v1/streams/s/observe", content=body)
+        assert answer.status_code >= 500
+    assert service._process.wait(60) == 1
+    service._end()
+    assert "disk I/O error; check the disk, and start again" in (tmp_path / "serve.log").read_text()

@@ -1,0 +1,310 @@
+"""The SQLite store: what was committed is there, once and in order, whatever happens to the process and the disk."""
+
+import asyncio
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+
+from power_loss import PowerLoss
+from protodcs.errors import FencedError, InputError, StoreError
+from protodcs.serve.store.base import Batch, Checkpoint
+from protodcs.serve.store.sqlite import DATABASE, SqliteStore, back_up
+
+run = asyncio.run
+
+
+async def created(store, stream="s"):
+    """Create a stream, and return its fence."""
+    await store.put_shared("blob", b"shared")
+    assert await store.create(stream, b"birth", "blob")
+    return (await store.acquire(stream, "me", "1")).fence
+
+
+async def records_of(store):
+    """Return all records of each stream; the snapshots of these tests hold the records that they cover."""
+    found = {}
+    async for stream in store.streams():
+        held = await store.acquire(stream, "reader", "1")
+        covered = (held.snapshot or b"").split()
+        assert held.start == len(covered)
+        found[stream] = covered + held.tail
+    return found
+
+
+def content_of(folder):
+    """Return all records of each stream of the store in a folder."""
+
+    async def read():
+        store = SqliteStore(folder)
+        try:
+            return await records_of(store)
+        finally:
+            await store.close()
+
+    return run(read())
+
+
+def test_a_second_process_gets_an_error_that_names_the_first(tmp_path):
+    store = SqliteStore(tmp_path)
+    code = f"from protodcs.serve.store.sqlite import SqliteStore; SqliteStore({str(tmp_path)!r})"
+    second = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"StoreError: the store in {str(tmp_path)!r} is in use by process {os.getpid()}:" in second.stderr
+    run(store.close())
+    run(SqliteStore(tmp_path).close())
+
+
+def test_a_closed_store_says_so_and_can_be_closed_again(tmp_path):
+    async def use():
+        store = SqliteStore(tmp_path)
+        await store.close()
+        await store.close()
+        with pytest.raises(StoreError, match="closed"):
+            await store.create("s", b"", "")
+
+    run(use())
+
+
+def test_calls_that_were_made_before_a_close_are_done(tmp_path):
+    async def use():
+        store = SqliteStore(tmp_path)
+        fence = await created(store)
+        commit = asyncio.create_task(store.commit([Batch("s", fence, 0, [b"0"])]))
+        await asyncio.sleep(0)
+        await store.close()
+        assert await commit == [None]
+
+    run(use())
+    assert content_of(tmp_path) == {"s": [b"0"]}
+
+
+def test_commits_that_wait_together_share_a_transaction(tmp_path):
+    async def use():
+        store = SqliteStore(tmp_path)
+        fences = [await created(store, f"s{number}") for number in range(200)]
+        statements = []
+        await store._call(lambda: store._database.set_trace_callback(statements.append))
+        await asyncio.gather(
+            *(store.commit([Batch(f"s{number}", fence, 0, [b"0"])]) for number, fence in enumerate(fences))
+        )
+        await store._call(lambda: store._database.set_trace_callback(None))
+        await store.close()
+        return statements.count("COMMIT")
+
+    assert run(use()) <= 10
+
+
+def test_a_call_with_an_error_of_its_own_fails_alone(tmp_path):
+    async def use():
+        store = SqliteStore(tmp_path)
+        fence = await created(store)
+        outcomes = await asyncio.gather(
+            store.commit([Batch("s", fence, 0, [b"0"])]),
+            store.commit([Batch("s", fence, 1, ["a record must be bytes"])]),
+            store.commit([Batch("s", fence, 1, [b"1"])]),
+            return_exceptions=True,
+        )
+        assert (outcomes[0], outcomes[2]) == ([None], [None])
+        assert isinstance(outcomes[1], StoreError)
+        await store.close()
+
+    run(use())
+    assert content_of(tmp_path) == {"s": [b"0", b"1"]}
+
+
+def test_a_blob_that_no_stream_uses_is_gone_when_the_store_is_opened_again(tmp_path):
+    async def use():
+        store = SqliteStore(tmp_path)
+        await created(store)
+        await store.put_shared("unused", b"data")
+        await store.close()
+        store = SqliteStore(tmp_path)
+        assert await store.get_shared("blob") == b"shared"
+        with pytest.raises(StoreError, match="no shared blob"):
+            await store.get_shared("unused")
+        await store.close()
+
+    run(use())
+
+
+def test_a_store_in_another_layout_is_left_alone(tmp_path):
+    run(SqliteStore(tmp_path).close())
+    with sqlite3.connect(tmp_path / DATABASE) as database:
+        database.execute("PRAGMA user_version = 99")
+    database.close()
+    with pytest.raises(StoreError, match="layout 99"):
+        SqliteStore(tmp_path)
+
+
+def test_a_file_that_is_no_database_is_an_error_and_stays(tmp_path):
+    (tmp_path / DATABASE).write_bytes(b"this is not a database" * 100)
+    with pytest.raises(StoreError, match="not a database"):
+        SqliteStore(tmp_path)
+    assert (tmp_path / DATABASE).read_bytes() == b"this is not a database" * 100
+
+
+CHILD = """
+import asyncio, random, sys
+from protodcs.serve.store.base import Batch, Checkpoint
+from protodcs.serve.store.sqlite import SqliteStore
+
+async def stream(store, name):
+    await store.put_shared("blob", b"shared")
+    await store.create(name, b"birth", "blob")
+    held = await store.acquire(name, "child", "1")
+    said = (held.snapshot or b"").split() + held.tail
+    while True:
+        records = [b"%s:%d" % (name.encode(), len(said) + index) for index in range(random.randint(1, 3))]
+        writes = [Batch(name, held.fence, len(said), records)]
+        said += records
+        if random.random() < 0.3:
+            writes.append(Checkpoint(name, held.fence, len(said), b" ".join(said)))
+        assert await store.commit(writes) == [None] * len(writes)
+        print(name, len(said), flush=True)
+
+async def main():
+    store = SqliteStore(sys.argv[1])
+    await asyncio.gather(*(stream(store, f"s{index}") for index in range(5)))
+
+asyncio.run(main())
+"""
+
+
+def killed_in_mid_work(folder, dice, acknowledged, environment=None):
+    """Run a process that commits, kill it at a random moment, and note what it was told to be durable."""
+    command = [sys.executable, "-c", CHILD, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
+        for _ in range(dice.randint(1, 200)):
+            stream, count = child.stdout.readline().split()
+            acknowledged[stream] = int(count)
+        time.sleep(dice.random() * 0.01)
+        child.kill()
+        for line in child.stdout.read().splitlines(keepends=True):
+            if line.endswith("\n"):
+                stream, count = line.split()
+                acknowledged[stream] = int(count)
+
+
+def check(found, acknowledged):
+    """Nothing that was acknowledged is lost, and nothing is doubled or out of order."""
+    for stream, count in acknowledged.items():
+        records = found.get(stream, [])
+        assert len(records) >= count, stream
+        assert records == [f"{stream}:{index}".encode() for index in range(len(records))]
+
+
+def test_ten_kills_during_commits_lose_and_double_nothing(tmp_path):
+    acknowledged, dice = {}, random.Random(7)
+    for _ in range(10):
+        killed_in_mid_work(tmp_path, dice, acknowledged)
+        check(content_of(tmp_path), acknowledged)
+
+
+def test_ten_power_cuts_during_commits_lose_and_double_nothing(tmp_path):
+    # The simulation knows appended bytes only. Closing the store empties its write-ahead log, and a run is so short
+    # that the next checkpoint does not come.
+    acknowledged, dice, folder = {}, random.Random(8), tmp_path / "store"
+    folder.mkdir()
+    power = PowerLoss(folder)
+    for _ in range(10):
+        killed_in_mid_work(folder, dice, acknowledged, {**os.environ, **power.begin()})
+        power.cut(dice)
+        check(content_of(folder), acknowledged)
+    power.close()
+    assert sum(acknowledged.values()) > 100
+
+
+def test_a_full_disk_applies_nothing_of_a_commit_and_goes_on_when_there_is_room(small_disk):
+    async def use():
+        store = SqliteStore(small_disk / "store")
+        fence = await created(store)
+        with pytest.raises(StoreError, match="full"):
+            await store.commit([Batch("s", fence, 0, [b"first"]), Batch("s", fence, 1, [bytes(3 << 20)])])
+        assert await store.commit([Batch("s", fence, 0, [b"0"]), Checkpoint("s", fence, 1, b"0")]) == [None, None]
+        await store.close()
+
+    run(use())
+    assert content_of(small_disk / "store") == {"s": [b"0"]}
+
+
+class BrokenDisk:
+    """A database whose disk fails at the next COMMIT."""
+
+    def __init__(self, database):
+        self._database = database
+
+    def execute(self, statement, *values):
+        if statement == "COMMIT":
+            problem = sqlite3.OperationalError("disk I/O error")
+            problem.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+            raise problem
+        return self._database.execute(statement, *values)
+
+    def __getattr__(self, name):
+        return getattr(self._database, name)
+
+
+def test_after_a_failed_sync_the_store_does_nothing_any_more(tmp_path):
+    async def use():
+        store = SqliteStore(tmp_path)
+        fence = await created(store)
+        working, store._database = store._database, BrokenDisk(store._database)
+        with pytest.raises(StoreError, match="disk I/O error"):
+            await store.commit([Batch("s", fence, 0, [b"0"])])
+        store._database = working
+        assert "check the disk" in str(store.failure.result(0))
+        for call in (store.commit([Batch("s", fence, 0, [b"0"])]), store.renew("me", "1", 5), store.describe("s")):
+            with pytest.raises(StoreError, match="check the disk"):
+                await call
+        await store.close()
+
+    run(use())
+    assert content_of(tmp_path) == {"s": []}
+
+
+def test_a_backup_of_a_store_in_use_holds_all_that_was_durable_when_it_began(tmp_path):
+    async def use():
+        store = SqliteStore(tmp_path / "store")
+        fence = await created(store)
+        assert await store.commit([Batch("s", fence, 0, [b"0", b"1"]), Checkpoint("s", fence, 1, b"0")]) == [None] * 2
+        copying = asyncio.create_task(asyncio.to_thread(back_up, tmp_path / "store", tmp_path / "backup"))
+        position = 2
+        while not copying.done():
+            assert await store.commit([Batch("s", fence, position, [b"%d" % position])]) == [None]
+            position += 1
+        await copying
+        await store.close()
+        return position
+
+    position = run(use())
+    found = content_of(tmp_path / "backup")["s"]
+    assert 2 <= len(found) <= position
+    assert found == [b"%d" % number for number in range(len(found))]
+
+
+@pytest.mark.parametrize(("folder", "message"), [("store", "exists already"), ("nothing", "no store")])
+def test_a_backup_replaces_nothing_and_needs_a_store(tmp_path, folder, message):
+    run(SqliteStore(tmp_path / "store").close())
+    (tmp_path / "there").mkdir()
+    with pytest.raises(InputError, match=message):
+        back_up(tmp_path / folder, tmp_path / "there")
+
+
+def test_a_deleted_stream_that_is_created_again_after_a_restart_fences_its_old_owner(tmp_path):
+    async def use():
+        store = SqliteStore(tmp_path)
+        fence = await created(store)
+        await store.delete("s", fence)
+        await store.close()
+        store = SqliteStore(tmp_path)
+        again = await created(store)
+        assert again.epoch > fence.epoch
+        (outcome,) = await store.commit([Batch("s", fence, 0, [b"0"])])
+        assert isinstance(outcome, FencedError)
+        await store.close()
+
+    run(use())
