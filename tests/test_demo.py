@@ -2,10 +2,17 @@
 
 import numpy as np
 import pytest
+from rich.console import Console
+from typer.testing import CliRunner
 
+from protodcs import OpenSetClassifier, encoders, metrics
+from protodcs.cli import app
 from protodcs.data.prompts import class_names
 from protodcs.demo import EXTRA, KNOWN, SHIFTS, UNKNOWN, DemoStream, draw, shifted
-from protodcs.errors import InputError
+from protodcs.demo.comparison import Comparison
+from protodcs.demo.terminal import view
+from protodcs.encoders.demo import FOLDER
+from protodcs.errors import EncoderError, InputError
 
 # Images.
 
@@ -120,3 +127,106 @@ def test_bad_arguments_of_a_stream_are_errors(options, message):
 def test_a_place_outside_the_stream_is_an_error():
     with pytest.raises(IndexError, match="10 images"):
         DemoStream(10)[10]
+
+
+# The encoder.
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    pytest.importorskip("onnxruntime")
+    return encoders.load("demo")
+
+
+def accuracy(encoder, shift, count=300):
+    rng = np.random.default_rng(12)
+    labels = np.arange(count) % len(KNOWN)
+    images = [shifted(draw(KNOWN[label], rng), shift, rng) for label in labels]
+    return np.mean((encoder.encode(images) @ encoder.prototypes(KNOWN).T).argmax(axis=1) == labels)
+
+
+def test_the_encoder_is_right_on_clean_images_and_less_often_under_shifts(encoder):
+    clean = accuracy(encoder, "clean")
+    assert 0.85 <= clean <= 0.97
+    assert max(accuracy(encoder, shift) for shift in SHIFTS if shift != "clean") < clean - 0.05
+
+
+def test_the_encoder_takes_any_string_as_a_class_name(encoder):
+    rows = encoder.prototypes(["cat", "black cat", "émigré 7", "!", "猫"])
+    assert np.all(np.isfinite(rows))
+    assert rows[0] @ rows[1] > rows[0] @ rows[2]
+    assert np.allclose(encoder.encode_texts(["", "a photo of a cat."])[1], rows[0], atol=1e-6)
+
+
+def test_the_encoder_is_small():
+    assert sum(file.stat().st_size for file in FOLDER.iterdir()) < 3_000_000
+
+
+def test_the_encoder_has_one_name():
+    with pytest.raises(EncoderError, match="'demo:other'"):
+        encoders.load("demo:other")
+
+
+def test_the_encoder_finds_some_unknown_images(encoder):
+    stream = DemoStream(400, unknown=0.25, seed=9)
+    decisions = OpenSetClassifier.with_encoder(encoder, "demo").classify(sample.image for sample in stream)
+    assert metrics.auroc(decisions.score[stream.labels >= 0], decisions.score[stream.labels < 0]) > 0.8
+    assert metrics.false_reject(stream.labels, decisions.known) < 0.15
+
+
+# The command.
+
+
+def test_the_demo_runs_in_the_terminal_and_writes_a_picture(tmp_path):
+    out = tmp_path / "new" / "demo.png"
+    done = CliRunner().invoke(app, ["demo", "--terminal", "--images", "60", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    for text in ("image 60 of 60", "correct decisions", "unknown found", "false rejects", "threshold"):
+        assert text in done.output
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_view_fits_into_a_small_terminal():
+    comparison = Comparison(DemoStream(60, unknown=0.3))
+    last = list(comparison)[-1]
+    lines = Console(width=80, height=24).render_lines(view(comparison, last))
+    assert len(lines) <= 23
+    assert "▀" in "".join(segment.text for line in lines for segment in line)
+
+
+def test_the_counts_are_those_of_the_decisions():
+    comparison = Comparison(DemoStream(80, unknown=0.25))
+    steps = list(comparison)
+    assert (comparison.counts.known, comparison.counts.unknown) == (60, 20)
+    assert comparison.counts.found == sum(step.sample.label < 0 and not step.decision.known for step in steps)
+    assert comparison.frozen_counts.false_rejects == sum(
+        step.sample.label >= 0 and not step.frozen.known for step in steps
+    )
+    correct = [step.frozen.label == (step.sample.kind if step.sample.label >= 0 else None) for step in steps]
+    assert comparison.frozen_counts.accuracy == np.mean(correct)
+
+
+def test_the_demo_writes_a_folder_that_can_be_classified_and_evaluated(tmp_path):
+    folder, out = tmp_path / "pictures", tmp_path / "decisions.csv"
+    assert CliRunner().invoke(app, ["demo", "--folder", str(folder), "--images", "60"]).exit_code == 0
+    assert len(list((folder / "unknown").glob("*.png"))) == 12
+    given = ["classify", str(folder), "--model", "demo", "--classes", "demo", "--out", str(out)]
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 0, done.output
+    assert len(out.read_text().splitlines()) == 61
+    again = CliRunner().invoke(app, ["demo", "--folder", str(folder)])
+    assert again.exit_code == 1
+    assert "exists already" in again.output
+
+
+def test_the_demo_says_what_is_missing(monkeypatch):
+    monkeypatch.setattr("protodcs.cli.demo.find_spec", lambda name: None if name == "onnxruntime" else object())
+    done = CliRunner().invoke(app, ["demo", "--terminal"])
+    assert done.exit_code == 1
+    assert "the demo needs onnxruntime: run pip install 'protodcs[demo]'" in done.output
+
+
+def test_the_demo_asks_what_to_do():
+    done = CliRunner().invoke(app, ["demo"])
+    assert done.exit_code == 1
+    assert "--terminal" in done.output

@@ -66,7 +66,7 @@ def _layer(kind: str, palette: list[tuple[int, int, int]], rng: np.random.Genera
     """Return the object on a transparent ground."""
     side = SIDE * _OVERSAMPLING
     angle, shear = rng.normal(scale=0.45), rng.normal(scale=0.18)
-    wide, high = rng.uniform(0.4, 0.82) * np.exp(rng.normal(scale=0.12, size=2))
+    wide, high = rng.uniform(0.36, 0.8) * np.exp(rng.normal(scale=0.12, size=2))
     wide *= rng.choice((-1, 1))
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     pose = turn @ np.array([[1, shear], [0, 1]]) @ np.diag([wide, high])
@@ -120,10 +120,10 @@ def _background(rng: np.random.Generator) -> Singles:
 
 
 def _occluded(pixels: Singles, rng: np.random.Generator) -> Singles:
-    """Hide a strip of one image in three."""
-    if rng.random() < 0.35:
+    """Hide a strip of every second image."""
+    if rng.random() < 0.5:
         colour = np.array(_rgb(rng.random(), rng.uniform(0, 0.8), rng.uniform(0.2, 1)), dtype=np.float32)
-        start, width = rng.integers(10, SIDE - 30), rng.integers(8, 22)
+        start, width = rng.integers(15, SIDE - 35), rng.integers(10, 30)
         if rng.random() < 0.5:
             pixels[start : start + width] = colour
         else:
