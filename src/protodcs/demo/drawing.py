@@ -19,13 +19,14 @@ _OVERSAMPLING = 3
 COLOURS = {"red": 0.0, "orange": 0.08, "yellow": 0.15, "green": 0.33, "blue": 0.6, "purple": 0.77, "pink": 0.9}
 
 
-def draw(kind: str, rng: np.random.Generator, colour: str | None = None) -> Pixels:
+def draw(kind: str, rng: np.random.Generator, colour: str | None = None, difficulty: float = 0.5) -> Pixels:
     """Return an RGB image of 96 x 96 pixels that shows one object.
 
     Args:
         kind: a name of `KNOWN`, `UNKNOWN` or `EXTRA`.
         rng: source of pose, texture and background.
         colour: main colour of the object, a key of `COLOURS` (default: random).
+        difficulty: 0 to 1. A larger number makes objects smaller and hides more of them.
 
     >>> draw("star", np.random.default_rng(0)).shape
     (96, 96, 3)
@@ -37,11 +38,11 @@ def draw(kind: str, rng: np.random.Generator, colour: str | None = None) -> Pixe
         raise InputError(f"the demo has no colour {colour!r}: choose one of {', '.join(COLOURS)}")
     palette = _palette(COLOURS[colour], rng)
     ground = _background(rng)
-    layer = np.asarray(_layer(kind, palette, rng), dtype=np.float32)
+    layer = np.asarray(_layer(kind, palette, difficulty, rng), dtype=np.float32)
     opacity = layer[..., 3:] / 255
     painted = layer[..., :3] * (1 + 0.35 * _texture(rng)[..., None])
     mixed = np.asarray(ground * (1 - opacity) + painted * opacity, dtype=np.float32)
-    pixels = _occluded(mixed, rng) * np.float32(rng.uniform(0.8, 1.1))
+    pixels = _occluded(mixed, difficulty, rng) * np.float32(rng.uniform(0.8, 1.1))
     pixels += rng.normal(scale=4, size=pixels.shape)
     return np.clip(pixels, 0, 255).astype(np.uint8)
 
@@ -62,11 +63,11 @@ def _rgb(hue: float, saturation: float, value: float) -> tuple[int, int, int]:
     return red, green, blue
 
 
-def _layer(kind: str, palette: list[tuple[int, int, int]], rng: np.random.Generator) -> Image.Image:
+def _layer(kind: str, palette: list[tuple[int, int, int]], difficulty: float, rng: np.random.Generator) -> Image.Image:
     """Return the object on a transparent ground."""
     side = SIDE * _OVERSAMPLING
     angle, shear = rng.normal(scale=0.45), rng.normal(scale=0.18)
-    wide, high = rng.uniform(0.36, 0.8) * np.exp(rng.normal(scale=0.12, size=2))
+    wide, high = rng.uniform(0.4 - 0.06 * difficulty, 0.82) * np.exp(rng.normal(scale=0.12, size=2))
     wide *= rng.choice((-1, 1))
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     pose = turn @ np.array([[1, shear], [0, 1]]) @ np.diag([wide, high])
@@ -119,11 +120,11 @@ def _background(rng: np.random.Generator) -> Singles:
     return np.asarray(pixels * (1 + 0.25 * _texture(rng)[..., None]), dtype=np.float32)
 
 
-def _occluded(pixels: Singles, rng: np.random.Generator) -> Singles:
-    """Hide a strip of every second image."""
-    if rng.random() < 0.5:
+def _occluded(pixels: Singles, difficulty: float, rng: np.random.Generator) -> Singles:
+    """Hide a strip of some images."""
+    if rng.random() < 0.35 + 0.15 * difficulty:
         colour = np.array(_rgb(rng.random(), rng.uniform(0, 0.8), rng.uniform(0.2, 1)), dtype=np.float32)
-        start, width = rng.integers(15, SIDE - 35), rng.integers(10, 30)
+        start, width = rng.integers(10, SIDE - 30), rng.integers(8, 22 + round(10 * difficulty))
         if rng.random() < 0.5:
             pixels[start : start + width] = colour
         else:

@@ -1,7 +1,7 @@
 """Outlines of the objects that the demo draws: coloured polygons in the square from -1 to 1, y pointing down.
 
-The twenty kinds of `KNOWN` are the classes of the demo. The encoder was trained on these, on those of `EXTRA`, and on
-`UNKNOWN[::2]`. It has never seen the others of `UNKNOWN`.
+The twenty kinds of `KNOWN` are the classes of the demo. The encoder was trained on these and on those of `EXTRA`. It
+has never seen those of `UNKNOWN`.
 """
 
 import numpy as np

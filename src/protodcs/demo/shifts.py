@@ -24,11 +24,11 @@ def shifted(image: Pixels, shift: str, rng: np.random.Generator) -> Pixels:
         case "fog":
             pixels = _fog(pixels, rng)
         case "noise":
-            pixels += rng.normal(scale=28, size=pixels.shape)
+            pixels += rng.normal(scale=20, size=pixels.shape)
         case "blur":
-            return np.asarray(Image.fromarray(image).filter(ImageFilter.GaussianBlur(2)))
+            return np.asarray(Image.fromarray(image).filter(ImageFilter.GaussianBlur(1.8)))
         case "darkness":
-            pixels = pixels * 0.3 + rng.normal(scale=6, size=pixels.shape)
+            pixels = pixels * 0.42 + rng.normal(scale=5, size=pixels.shape)
         case "camera":
             pixels = _camera(pixels)
         case _:
@@ -41,7 +41,7 @@ def _fog(pixels: Floats, rng: np.random.Generator) -> Floats:
     coarse = Image.fromarray(rng.integers(0, 256, size=(5, 5), dtype=np.uint8))
     height, width = pixels.shape[:2]
     drift = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC))[..., None] / 255
-    density = 0.45 + 0.3 * drift
+    density = 0.25 + 0.25 * drift
     return pixels * (1 - density) + 225 * density
 
 
