@@ -209,7 +209,7 @@ def test_the_counts_are_those_of_the_decisions():
 def test_the_demo_writes_a_folder_that_can_be_classified_and_evaluated(tmp_path):
     folder, out = tmp_path / "pictures", tmp_path / "decisions.csv"
     assert CliRunner().invoke(app, ["demo", "--folder", str(folder), "--images", "60"]).exit_code == 0
-    assert len(list((folder / "unknown").glob("*.png"))) == 12
+    assert len(list((folder / "unknown").glob("*.png"))) == 18
     given = ["classify", str(folder), "--model", "demo", "--classes", "demo", "--out", str(out)]
     done = CliRunner().invoke(app, given)
     assert done.exit_code == 0, done.output

@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     from ..demo import DemoStream
 
 _NEEDED = {"PIL": "pillow", "onnxruntime": "onnxruntime", "matplotlib": "matplotlib"}
-_SHIFTS = ("clean", "fog", "clean", "darkness", "fog", "camera")
+_SHIFTS = ("clean", "fog", "clean")
 
 
 @explained
 def demo(
     terminal: bool = typer.Option(False, "--terminal", help="Show decisions, counts and scores in this terminal."),
     folder: Path | None = typer.Option(None, help="Write the images to this folder instead, in a subfolder per class."),
-    images: int = typer.Option(600, min=50, max=100_000, help="Number of images (default: 600)."),
-    unknown: float = typer.Option(0.2, min=0, max=1, help="Share of unknown images, 0 to 1 (default: 0.2)."),
+    images: int = typer.Option(500, min=50, max=100_000, help="Number of images (default: 500)."),
+    unknown: float = typer.Option(0.3, min=0, max=1, help="Share of unknown images, 0 to 1 (default: 0.3)."),
     burst: int = typer.Option(1, min=1, help="Unknown images that arrive one after another (default: 1)."),
     seed: int = typer.Option(0, min=0, help="Random seed (default: 0)."),
     out: Path = typer.Option(Path("demo.png"), help="PNG that compares with frozen zero-shot (default: demo.png)."),
 ) -> None:
     """Run StreamDCS and frozen zero-shot on drawn images of 20 known and 10 unknown kinds.
 
-    Fog, darkness and a new camera come and go. Needs the extra `demo` and no download.
+    Fog comes and goes. Needs the extra `demo` and no download.
     """
     missing = [package for module, package in _NEEDED.items() if find_spec(module) is None]
     if missing:

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image
+from rich.color import Color
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -18,7 +20,7 @@ from .comparison import Comparison, Counts, Step, is_correct
 _SIDE = 24
 _BINS, _ROWS, _RANGE = 66, 3, 5.0
 _RECENT = 300
-_FRAME_SECONDS = 0.07
+_FRAME_SECONDS = 0.15
 _KNOWN, _UNKNOWN = "dodger_blue1", "dark_orange"
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
@@ -42,7 +44,9 @@ def view(comparison: Comparison, step: Step) -> Group:
     top = Table.grid(padding=(0, 2, 0, 0))
     top.add_row(Panel(picture(step.sample.image), title="image", width=_SIDE + 4), facts)
     recent = comparison.steps[-_RECENT:]
-    return Group(top, Panel(histogram(recent), title=f"score minus threshold, last {len(recent)} images", width=78))
+    legend = "|: threshold, K: mode of the known group, U: mode of the unknown group"
+    title = f"score minus threshold, last {len(recent)} images"
+    return Group(top, Panel(histogram(recent), title=title, subtitle=legend, width=78))
 
 
 def picture(image: Pixels, side: int = _SIDE) -> Text:
@@ -51,7 +55,7 @@ def picture(image: Pixels, side: int = _SIDE) -> Text:
     text = Text()
     for upper, lower in zip(small[::2], small[1::2], strict=True):
         for above, below in zip(upper.tolist(), lower.tolist(), strict=True):
-            text.append("▀", style="rgb({},{},{}) on rgb({},{},{})".format(*above, *below))
+            text.append("▀", style=Style(color=Color.from_rgb(*above), bgcolor=Color.from_rgb(*below)))
         text.append("\n")
     text.rstrip()
     return text
@@ -95,14 +99,13 @@ def histogram(steps: Sequence[Step]) -> Text:
 
 
 def _markers(margins: Floats, shown: Sequence[Step]) -> str:
-    """Return a line that marks the threshold, and the modes if there are samples of both groups."""
-    marks = {0.0: "^threshold"}
+    """Return a line with the places of the threshold, and of both modes if there are samples of both groups."""
+    marks = {0.0: "|"}
     rejected = np.array([not step.decision.known for step in shown], dtype=np.float64)
     if 5 <= rejected.sum() <= len(shown) - 5:
         groups = fit_mixture(margins, rejected)
-        marks |= {groups.mode: "^known mode", groups.mean: "^unknown mode"}
-    line = ""
-    for place, mark in sorted(marks.items()):
-        column = int((min(max(place, -_RANGE), _RANGE) + _RANGE) / (2 * _RANGE) * (_BINS - 1))
-        line = line.ljust(column) + (" " if len(line) > column else "") + mark
-    return line[:_BINS]
+        marks |= {groups.mode: "K", groups.mean: "U"}
+    line = [" "] * _BINS
+    for place, mark in marks.items():
+        line[int((min(max(place, -_RANGE), _RANGE) + _RANGE) / (2 * _RANGE) * (_BINS - 1))] = mark
+    return "".join(line)
