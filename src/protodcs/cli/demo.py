@@ -20,7 +20,7 @@ _SHIFTS = ("clean", "fog", "clean")
 def demo(
     terminal: bool = typer.Option(False, "--terminal", help="Show decisions, counts and scores in this terminal."),
     folder: Path | None = typer.Option(None, help="Write the images to this folder instead, in a subfolder per class."),
-    images: int = typer.Option(500, min=50, max=100_000, help="Number of images (default: 500)."),
+    images: int = typer.Option(400, min=50, max=100_000, help="Number of images (default: 400)."),
     unknown: float = typer.Option(0.3, min=0, max=1, help="Share of unknown images, 0 to 1 (default: 0.3)."),
     burst: int = typer.Option(1, min=1, help="Unknown images that arrive one after another (default: 1)."),
     seed: int = typer.Option(0, min=0, help="Random seed (default: 0)."),
