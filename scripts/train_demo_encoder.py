@@ -1,6 +1,6 @@
 """Train the encoder of the demo and write its files: `python scripts/train_demo_encoder.py`.
 
-Draws its own images, needs no data, and takes about 25 minutes on two busy CPU cores. Needs the extra `export`.
+Draws its own images, needs no data, and takes about 30 minutes on two busy CPU cores. Needs the extra `export`.
 """
 
 import argparse
