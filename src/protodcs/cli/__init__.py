@@ -3,7 +3,7 @@
 import typer
 
 from ..version import __version__
-from . import bench, classify, corrupt, evaluate, export, features, keys, report, serve, state, stream, streams
+from . import bench, classify, corrupt, demo, evaluate, export, features, keys, report, serve, state, stream, streams
 
 app = typer.Typer(
     name="protodcs",
@@ -20,6 +20,7 @@ app.add_typer(state.app, name="state")
 app.add_typer(streams.app, name="streams")
 app.command("classify")(classify.classify)
 app.command("corrupt")(corrupt.corrupt)
+app.command("demo")(demo.demo)
 app.command("evaluate")(evaluate.evaluate)
 app.command("export")(export.export)
 app.command("features")(features.features)

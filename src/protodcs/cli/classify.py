@@ -32,7 +32,7 @@ def classify(
     folder: Path = typer.Argument(..., help="Folder of images, including its subfolders."),
     classes: str = typer.Option(..., help="Class names separated by commas, a list such as cifar10, or a text file."),
     model: str = typer.Option(
-        "openai/clip-vit-base-patch16", help="Encoder: hub name, folder, open_clip:..., onnx:..., mini."
+        "openai/clip-vit-base-patch16", help="Encoder: hub name, folder, open_clip:..., onnx:..., demo, mini."
     ),
     out: Path = typer.Option(Path("decisions.csv"), help="Result file, .csv or .jsonl; the state is saved beside it."),
     sheet: Path | None = typer.Option(None, help="PNG with the images that were decided as unknown."),

@@ -31,7 +31,7 @@ def evaluate(
     unknown: str = typer.Option("unknown", help="Subfolder of images that belong to no class."),
     known_only: bool = typer.Option(False, "--known-only", help="Measure although there are no unknown images."),
     model: str = typer.Option(
-        "openai/clip-vit-base-patch16", help="Encoder: hub name, folder, open_clip:..., onnx:..., mini."
+        "openai/clip-vit-base-patch16", help="Encoder: hub name, folder, open_clip:..., onnx:..., demo, mini."
     ),
     method: str = typer.Option("streamdcs", help="Method: streamdcs, protodcs, or another registered one."),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),

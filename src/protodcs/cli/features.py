@@ -24,7 +24,7 @@ def features(
     variant: str = typer.Option("published", help="published or fixed."),
     manifest: Path | None = typer.Option(None, help="The images of this manifest instead."),
     model: str = typer.Option(
-        "openai/clip-vit-base-patch16", help="An encoder: hub name, folder, open_clip:..., mini."
+        "openai/clip-vit-base-patch16", help="Encoder: hub name, folder, open_clip:..., demo, mini."
     ),
     shard_size: int = typer.Option(1000, min=1, help="Images per shard: the unit of work and of resume."),
     batch_size: int = typer.Option(100, min=1, help="Images encoded at once."),
@@ -96,5 +96,5 @@ def _whole_sets(sources: list[Any], corruptions: str, severity: int, variant: st
 def _everywhere(model: str) -> str:
     """The name of a model with the folder in it, if there is one, spelled out: workers may stand elsewhere."""
     beginning, colon, place = model.rpartition(":")
-    is_folder = model != "mini" and Path(place).is_dir()
+    is_folder = model not in ("demo", "mini") and Path(place).is_dir()
     return f"{beginning}{colon}{Path(place).absolute()}" if is_folder else model

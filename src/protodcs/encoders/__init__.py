@@ -4,8 +4,8 @@
     features = encoder.encode(["cat.jpg", image, array])
     prototypes = encoder.prototypes(["cat", "dog"])
 
-A name's beginning chooses the back-end: `mini`, `open_clip:...`, `onnx:FOLDER`; any other name, or a folder, belongs to
-transformers.
+A name's beginning chooses the back-end: `demo`, `mini`, `open_clip:...` or `onnx:FOLDER`. Transformers loads any other
+name, or a folder.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from .preprocessing import Preprocessing
 __all__ = ["Encoder", "Preprocessing", "load"]
 
 # Beginning of a name, and the module that loads it.
-_BACK_ENDS = {"mini": ".mini", "open_clip": ".open_clip", "onnx": ".onnx"}
+_BACK_ENDS = {"demo": ".demo", "mini": ".mini", "open_clip": ".open_clip", "onnx": ".onnx"}
 _OTHERWISE = ".transformers"
 
 

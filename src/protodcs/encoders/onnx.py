@@ -50,18 +50,29 @@ class About(BaseModel):
 
 
 def load(name: str, options: Options) -> Encoder:
-    """An exported encoder; `name` is "onnx:" and its folder."""
+    """Load an exported encoder; `name` is "onnx:" and its folder."""
+    return load_folder(name, Path(name.removeprefix("onnx:")), options)
+
+
+def load_folder(name: str, folder: Path, options: Options, text_tower: TextTower | None = None) -> Encoder:
+    """Load the encoder of a folder.
+
+    Args:
+        name: the encoder's name.
+        folder: `encoder.json` and the files that it names.
+        options: device, templates and batch size.
+        text_tower: text tower to use instead of the folder's own.
+    """
     if options.dtype not in (None, "float32"):
         raise EncoderError(f"an exported encoder runs in float32; given: dtype={options.dtype!r}")
-    folder = Path(name.removeprefix("onnx:"))
     about = _about(folder)
-    images = _session(folder / IMAGES, options.device)
+    images = session(folder / IMAGES, options.device)
     return Encoder(
         name=name,
         back_end="onnx",
         preprocessing=_preprocessing(folder, about),
         image_tower=lambda pixels: images.run(None, {"pixels": pixels})[0],
-        text_tower=_text_tower(folder, about, options.device),
+        text_tower=text_tower or _text_tower(folder, about, options.device),
         dimension=about.dimension,
         logit_scale=about.logit_scale,
         weights=about.weights,
@@ -115,7 +126,8 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _session(file: Path, device: str) -> Any:
+def session(file: Path, device: str) -> Any:
+    """Open an ONNX file with ONNX Runtime."""
     try:
         import onnxruntime
     except ImportError:
@@ -147,7 +159,7 @@ def _preprocessing(folder: Path, about: About) -> Preprocessing:
 def _text_tower(folder: Path, about: About, device: str) -> TextTower:
     if TEXTS not in about.files:
         return _book(folder, about)
-    graph = _session(folder / TEXTS, device)
+    graph = session(folder / TEXTS, device)
     tokenize = _tokenizer(folder / TOKENIZER, about)
     return SentenceTower(lambda sentences: graph.run(None, {"tokens": tokenize(sentences)})[0])
 
