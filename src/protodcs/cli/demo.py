@@ -45,9 +45,9 @@ def demo(
     from ..demo.comparison import Comparison
 
     comparison = Comparison(DemoStream(images, unknown=unknown, burst=burst, shifts=_SHIFTS, seed=seed))
-    live_view.show(comparison, console)
+    live_view.show(comparison, console())
     picture.save(comparison, out)
-    console.print(f"picture: {out}")
+    console().print(f"picture: {out}")
 
 
 def _write(stream: "DemoStream", folder: Path) -> None:
@@ -59,4 +59,4 @@ def _write(stream: "DemoStream", folder: Path) -> None:
         place = folder / (sample.kind if sample.label >= 0 else "unknown")
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(sample.image).save(place / f"{number:05d}.png")
-    console.print(f"{len(stream)} images in {folder}; the subfolder unknown holds those of no class")
+    console().print(f"{len(stream)} images in {folder}; the subfolder unknown holds those of no class")
