@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from protodcs.core.base import Capabilities, FeatureMethod, counter, required
+from protodcs.core.base import Capabilities, FeatureMethod
 from protodcs.core.settings import Settings
+from protodcs.core.state_checks import counter, required
 
 
 class CentredConfig(Settings):

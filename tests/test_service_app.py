@@ -31,8 +31,9 @@ AS_JSON = {"content-type": "application/json"}
 PNG = {"content-type": "image/png"}
 STOPPED = Reply(Outcome.CLOSED, "the service is being stopped")
 NEW = {"id": "s", "prototypes": ROWS.tolist()}
-FIELDS = {"known", "index", "label", "p_unknown", "openness", "openness_first", "score", "aleatoric", "epistemic",
-          "trusted", "cached", "evolved", "sequence", "reason", "position", "epoch", "repeated"}  # fmt: skip
+FIELDS = {"outcome", "known", "index", "label", "p_unknown", "openness", "openness_first", "score", "aleatoric",
+          "epistemic", "trusted", "cached", "evolved", "sequence", "reason", "position", "epoch",
+          "repeated"}  # fmt: skip
 
 
 class FakeEncoding:
