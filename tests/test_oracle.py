@@ -182,10 +182,11 @@ def test_engine_follows_the_oracle_on_the_whole_dtd_stream(name, clip_stream):
     )
 
 
+@pytest.mark.parametrize("samples", [100, pytest.param(300, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ["paper", "verified, entropy gate"])
-def test_engine_follows_the_oracle_with_a_thousand_classes(name, clip_stream):
+def test_engine_follows_the_oracle_with_a_thousand_classes(name, samples, clip_stream):
     prototypes, features, _ = clip_stream("big")
-    teacher_forced(prototypes, features[:100], OPTIONS[name]).check()
+    teacher_forced(prototypes, features[:samples], OPTIONS[name]).check()
 
 
 @pytest.mark.parametrize("samples", [400, pytest.param(None, marks=pytest.mark.long, id="all")])

@@ -45,7 +45,7 @@ class EngineStates:
         self.method, self.prototypes, self.encoder = method, prototypes, encoder
         self.classes, self.config = first.classes, first.config
         arena = first._arena()
-        self._nothing_learned = None if arena is None else arena.to_bytes()
+        self._nothing_learned = None if arena is None else b"".join(arena.content())
         # Bytes of an arena mean nothing to a version that arranges its arrays differently.
         self._layout = None if arena is None else zlib.crc32(repr(arena.layout).encode())
         self._spare: list[FeatureMethod] = []
@@ -65,8 +65,10 @@ class EngineStates:
         """Return the state of an engine. The prototypes are left out unless its classes were edited."""
         with engine._alone():
             parts = self._arena_parts(engine) if self._keeps_arena(engine) else self._array_parts(engine)
-        content = b"".join(parts)
-        return _PREFIX.pack(zlib.crc32(content), len(parts[0])) + content
+            checksum = 0
+            for part in parts:
+                checksum = zlib.crc32(part, checksum)
+            return b"".join([_PREFIX.pack(checksum, len(parts[0])), *parts])
 
     def decode(self, data: bytes) -> FeatureMethod:
         """Return the engine that a state was encoded from.
@@ -94,11 +96,11 @@ class EngineStates:
         """Whether the content of its arena is all that differs from a new engine."""
         return engine._prototypes is self.prototypes and engine._arena() is not None
 
-    def _arena_parts(self, engine: FeatureMethod) -> list[bytes]:
+    def _arena_parts(self, engine: FeatureMethod) -> list[bytes | memoryview]:
         arena = engine._arena()
         assert arena is not None
         header = {"schema": state.SCHEMA, "frozen": engine.frozen, "layout": self._layout}
-        return [json.dumps(header).encode(), arena.to_bytes()]
+        return [json.dumps(header).encode(), *arena.content()]
 
     def _with_content(self, content: memoryview, frozen: bool) -> FeatureMethod:
         """Return an engine with this content of its arena."""
@@ -112,7 +114,7 @@ class EngineStates:
         engine.frozen = frozen
         return engine
 
-    def _array_parts(self, engine: FeatureMethod) -> list[bytes]:
+    def _array_parts(self, engine: FeatureMethod) -> list[bytes | memoryview]:
         counters, arrays = engine._memory.export()
         edited = engine._prototypes is not self.prototypes
         if not edited:

@@ -101,7 +101,9 @@ def _read(file: Path | None) -> dict[str, Any]:
 
 def _absolute(options: dict[str, Any]) -> dict[str, Any]:
     """The same with files and a folder that mean the same in every process."""
-    store = options.get("store", "sqlite:protodcs-streams")
+    from ..serve.settings import ServeConfig
+
+    store = options.get("store", ServeConfig.model_fields["store"].default)
     if isinstance(store, str) and store.startswith("sqlite:"):
         options = {**options, "store": f"sqlite:{Path(store.removeprefix('sqlite:')).resolve()}"}
     # Not resolved: where a link is changed to point to new keys, that has to be seen.

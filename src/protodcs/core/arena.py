@@ -77,8 +77,8 @@ class Arena(Mapping[str, NDArray[Any]]):
         for own, others in zip(self.buffers, other.buffers, strict=True):
             np.copyto(own, others)
 
-    def to_bytes(self) -> bytes:
-        """Return the content without most of the zeros at its end.
+    def content(self) -> list[memoryview]:
+        """Return views of the content without most of the zeros at its end. Joined, they are what `take_bytes` takes.
 
         An array that fills slowly should be the last one of a layout.
         """
@@ -87,10 +87,10 @@ class Arena(Mapping[str, NDArray[Any]]):
         words, end = last.view(np.int64), len(last)
         while end and not words[max(0, end - _BLOCK) : end].any():
             end = max(0, end - _BLOCK)
-        return b"".join([*(buffer.data for buffer in full), words[:end].data])
+        return [*(buffer.data.cast("B") for buffer in full if len(buffer)), words[:end].data.cast("B")]
 
     def take_bytes(self, data: memoryview) -> None:
-        """Take over what `to_bytes` returned for an arena of the same layout.
+        """Take over what `content` returned, joined, for an arena of the same layout.
 
         Raises:
             ValueError: the data is longer than the arena.

@@ -85,7 +85,7 @@ def leaves_out_prototypes(data: bytes) -> bool:
 
 def _checked_header(header: dict[str, Any]) -> Header:
     version = header.get("schema_version")
-    if version != SCHEMA or isinstance(version, bool):
+    if version != SCHEMA:
         raise StateError(
             f"The state has schema version {str(version)[:20]!r}, and this version of protodcs reads {SCHEMA}. Use the "
             "version that wrote it, or start a new stream."

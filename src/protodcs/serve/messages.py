@@ -106,6 +106,9 @@ class Reply(NamedTuple):
     facts: dict[str, Any] | None = None
 
 
+STOPPING = Reply(Outcome.CLOSED, "the service is being stopped: nothing was done; ask again when it is back")
+
+
 def internal_error(problem: BaseException) -> Reply:
     """Return the reply to a request that failed unexpectedly; its facts are for the log, never for the caller."""
     return Reply(Outcome.FAILED, "an error inside the service", facts={"error": repr(problem)})

@@ -128,7 +128,7 @@ def layout(classes: int, dimension: int, config: StreamDCSConfig) -> Layout:
         "scales": (np.float64, (2, _SCALED)),
         "rule": (np.float64, (len(Rule._fields),)),
         "progress": (np.int64, (PROGRESS,)),
-        # The last one, because it fills slowly; see `Arena.to_bytes`.
+        # The last one, because it fills slowly; see `Arena.content`.
         "history": (np.float64, (config.history, SIGNALS)),
     }
 

@@ -13,6 +13,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
+from ...core.decision import Outcome
 from ..access.refusals import PASSING
 from ..access.rules import RULES, Rule
 from .bodies import Features
@@ -36,7 +37,7 @@ class Problem(BaseModel):
 class Decision(BaseModel):
     """The decision about one sample."""
 
-    outcome: Literal["known", "unsure", "unknown"]
+    outcome: Outcome
     known: bool
     index: int
     label: str | None

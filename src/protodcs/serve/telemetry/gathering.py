@@ -5,10 +5,11 @@ that have been silent for a while are left out. It must never hold up the keeper
 a thread of its own.
 """
 
+import asyncio
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
@@ -25,6 +26,16 @@ _log = logging.getLogger(__name__)
 PERIOD = 1.0
 _SHOWN = 10.0
 _KEEPER = "keeper"
+
+
+async def gather_forever(gather: Callable[[], Awaitable[None]]) -> None:
+    """Call `gather` once per `PERIOD`. Log its errors and go on."""
+    while True:
+        try:
+            await gather()
+        except Exception:
+            _log.exception("the metrics were not gathered")
+        await asyncio.sleep(PERIOD)
 
 
 class Gathering:

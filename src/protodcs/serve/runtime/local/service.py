@@ -21,20 +21,17 @@ from ....errors import ConfigError
 from ...api.app import application
 from ...encoder.encoding import SharedEncoder
 from ...encoder.together import Together
-from ...messages import Outcome, Reply, Request
+from ...messages import STOPPING, Reply, Request
 from ...owners.owner import Owner
 from ...owners.router import Router
 from ...settings import ServeConfig
 from ...store.sqlite import SqliteStore
 from ...telemetry import logs, traces
-from ...telemetry.gathering import PERIOD, Gathering
+from ...telemetry.gathering import Gathering, gather_forever
 from ...telemetry.metrics import EncoderMetrics, families
 from ..startup import freeze_startup_objects
 
-_log = logging.getLogger(__name__)
-
 _WORKER = "owner-0"
-_STOPPING = Reply(Outcome.CLOSED, "the service is being stopped: nothing was done; ask again when it is back")
 # Requests that are still open after the streams were unloaded, such as slow uploads, end after so many seconds.
 _LAST_REQUESTS = 1
 
@@ -104,15 +101,7 @@ class LocalService:
         self._gathering.listen(host, port)
         if self._gathering.deaf:
             raise ConfigError(self._gathering.deaf)
-        self._publishing = asyncio.create_task(self._publish())
-
-    async def _publish(self) -> None:
-        while True:
-            try:
-                await self._gather()
-            except Exception:
-                _log.exception("the metrics were not gathered")
-            await asyncio.sleep(PERIOD)
+        self._publishing = asyncio.create_task(gather_forever(self._gather))
 
     async def _gather(self) -> None:
         self._gathering.put(_WORKER, self._owner.metrics())
@@ -212,7 +201,7 @@ async def _serve_http(
     if not failure.done():
         # What is left after this time has its records in the store, and only takes longer to load.
         with suppress(TimeoutError):
-            await asyncio.wait_for(owner.drain(_STOPPING), config.drain_seconds)
+            await asyncio.wait_for(owner.drain(STOPPING), config.drain_seconds)
     server.should_exit = True
     await serving
     if failure.done():

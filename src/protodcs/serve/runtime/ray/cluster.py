@@ -20,13 +20,13 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError, TaskCan
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ....errors import ConfigError, StoreError
-from ...messages import Outcome, Reply, Request
+from ...messages import STOPPING, Outcome, Reply, Request
 from ...owners.owner import Owner
 from ...owners.router import OwnerLostError
 from ...settings import ServeConfig
 from ...store import Store, open_store
 from ...telemetry import logs, traces
-from ...telemetry.gathering import PERIOD, Gathering
+from ...telemetry.gathering import PERIOD, Gathering, gather_forever
 from ...telemetry.metrics import Families, families
 from ..startup import freeze_startup_objects
 
@@ -37,7 +37,6 @@ KEEPER = "keeper"
 _OWNER = re.compile(r"owner-(\d+)")
 # Requests that one owner may have under way: the router sends few calls, each with many of them.
 _CALLS = 1000
-_STOPPING = Reply(Outcome.CLOSED, "the service is being stopped: nothing was done; ask again when it is back")
 _REMOVED = Reply(Outcome.MOVED)
 # How long a worker may take to note who the members are. It reads the list from the store too.
 _TELL_SECONDS = 5.0
@@ -85,7 +84,7 @@ class OwnerActor:
     async def drain(self, removed: bool) -> None:
         """Put all streams to sleep and let the store go."""
         owner = await self._owner()
-        await owner.drain(_REMOVED if removed else _STOPPING)
+        await owner.drain(_REMOVED if removed else STOPPING)
 
     async def streams(self) -> list[str]:
         """The ids of all streams in the store."""
@@ -110,7 +109,7 @@ class Keeper:
         self._following = loop.create_task(self._follow())
         if config.metrics_port:
             self._gathering.listen(config.host, config.metrics_port)
-            self._watching = loop.create_task(self._watch())
+            self._watching = loop.create_task(gather_forever(self._gather))
 
     async def names(self) -> list[str]:
         """The owners that streams may belong to; none until the list was read."""
@@ -216,16 +215,8 @@ class Keeper:
         """Take what a process counted that speaks HTTP or encodes."""
         self._gathering.put(process, report)
 
-    async def _watch(self) -> None:
-        """Fetch what the owners counted, again and again."""
-        while True:
-            try:
-                await self._gather()
-            except Exception:
-                _log.exception("the owners' numbers were not fetched")
-            await asyncio.sleep(PERIOD)
-
     async def _gather(self) -> None:
+        """Fetch the metrics of the owners."""
         names = self._names
         answers = await asyncio.gather(*(_answer(name, "metrics") for name in names))
         for name, answer in zip(names, answers, strict=True):
