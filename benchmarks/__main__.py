@@ -12,7 +12,7 @@ import time
 
 from benchmarks.timing import RESULTS, ROOT, machine
 
-MODULES = ("step", "stages", "classes", "pipeline", "streams", "guards")
+MODULES = ("step", "stages", "classes", "pipeline", "streams", "guards", "discovery")
 HISTORY = ROOT / "benchmarks" / "history.jsonl"
 TITLES = {
     "step": "What one step costs",
@@ -21,6 +21,7 @@ TITLES = {
     "pipeline": "From images to decisions",
     "streams": "Many streams on one machine",
     "guards": "Guards on streams that poison, and on honest ones",
+    "discovery": "Clusters of unknown images",
 }
 # A ratio that lies by more than this factor beyond that of the last run is shown as moved.
 TOLERANCE = 1.25

@@ -1,6 +1,6 @@
 """Guards: streams that try to poison, and how often the guards fire on honest ones. `python -m benchmarks guards`.
 
-Every stream runs through a hosted stream of the service, guard and all. Honest streams are the benchmark's: CLIP's
+Every stream runs through a live stream of the service, guard and all. Honest streams are the benchmark's: CLIP's
 features on the judge split, and where `PROTODCS_FEATURES` names a folder of features of the mini encoder at severity 5,
 as `protodcs bench run --features` takes it, those too. A stream on which no guard fires is answered as without one.
 """
@@ -19,10 +19,10 @@ from protodcs import ProtoDCSConfig, Prototypes, StreamDCSConfig, metrics  # noq
 from protodcs.bench import pack, streams  # noqa: E402
 from protodcs.bench.grid import ImageStream  # noqa: E402
 from protodcs.serve.guard import Action, GuardSettings  # noqa: E402
-from protodcs.serve.store.base import Fence, Held  # noqa: E402
+from protodcs.serve.store.base import AcquiredStream, Fence  # noqa: E402
 from protodcs.serve.stream.answers import unpack_decision  # noqa: E402
-from protodcs.serve.stream.hosted import Birth, Hosted  # noqa: E402
 from protodcs.serve.stream.idempotency import Limits  # noqa: E402
+from protodcs.serve.stream.live_stream import LiveStream, StreamSpec  # noqa: E402
 from protodcs.serve.stream.records import Kind  # noqa: E402
 
 NAME = "guards"
@@ -48,15 +48,15 @@ MINI_PROTOCOLS = {
 }
 
 
-def hosted(prototypes, config, guard=None):
+def live(prototypes, config, guard=None):
     """A stream in memory, with a guard of these settings or with none."""
     shared = prototypes if isinstance(prototypes, Prototypes) else Prototypes(prototypes)
     classes = [str(number) for number in range(len(shared))]
     method = "streamdcs" if isinstance(config, StreamDCSConfig) else "protodcs"
-    birth = Birth(
+    spec = StreamSpec(
         method=method, config=config.model_dump(), classes=classes, prototypes=shared.fingerprint, guard=guard
     )
-    return Hosted(Held(Fence(1), birth.pack(), None, 0, []), shared, Limits(0, 0, 0.0))
+    return LiveStream(AcquiredStream(Fence(1), spec.pack(), None, 0, []), shared, Limits(0, 0, 0.0))
 
 
 def through(stream, features, resets=()):
@@ -90,7 +90,7 @@ def attack(name, recipe, seed, title, config):
     row = {"attack": name, "config": title, "stream": recipe, "seed": seed, "known_behind": len(behind)}
     row["shadow"] = float((shadow == truth).mean())
     for which, guard in (("without", None), ("with", GuardSettings())):
-        stream = hosted(made.prototypes, config, guard)
+        stream = live(made.prototypes, config, guard)
         index, known, _, events = through(stream, tried.features)
         row[f"accuracy_{which}"] = float((index[behind] == truth).mean())
         row[f"false_reject_{which}"] = float(1.0 - known[behind].mean())
@@ -148,13 +148,13 @@ def minis(quick, folder):
 
 def honest_row(name, protocol, seed, prototypes, features, labels, resets, temperature, method):
     config = METHODS[method](temperature=temperature)
-    stream = hosted(prototypes, config, GuardSettings())
+    stream = live(prototypes, config, GuardSettings())
     index, known, score, events = through(stream, features, resets)
     row = {"stream": name, "protocol": protocol, "seed": seed, "method": method, "samples": len(labels)}
     row |= {"windows": stream.guard.windows, "fired": fired(events)}
     if row["fired"]:
         row["with"] = judged(labels, index, known, score)
-        index, known, score, _ = through(hosted(prototypes, config), features, resets)
+        index, known, score, _ = through(live(prototypes, config), features, resets)
         row["without"] = judged(labels, index, known, score)
     return row
 
@@ -186,7 +186,7 @@ def cost(quick):
     payloads = [feature.astype("<f4").tobytes() for feature in made.features]
     for method in METHODS:
         config = METHODS[method]()
-        both = {"without": hosted(shared, config), "with": hosted(shared, config, GuardSettings())}
+        both = {"without": live(shared, config), "with": live(shared, config, GuardSettings())}
         at = dict.fromkeys(both, 0)
 
         def block(which, both=both, at=at):

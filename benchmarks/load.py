@@ -4,8 +4,10 @@ It does as little as it can for each request, because it takes its time from the
 """
 
 import asyncio
+import functools
 import multiprocessing
 import os
+import ssl
 import time
 from contextlib import contextmanager
 
@@ -14,19 +16,20 @@ _LATE = 0.1
 
 
 class Connection:
-    """One connection; a request waits for its answer."""
+    """One connection; a request waits for its answer. With `tls`, any certificate is accepted."""
 
-    def __init__(self, host, port):
+    def __init__(self, host, port, tls=False):
         self._place = (host, port)
+        self._tls = any_certificate() if tls else None
         self._reader = self._writer = None
 
     async def post(self, path, body, kind="application/octet-stream", key=None, more=""):
         """Send a body, and more lines of the header if there are any; the status and the body of the answer."""
         if self._writer is None:
-            self._reader, self._writer = await asyncio.open_connection(*self._place)
+            self._reader, self._writer = await asyncio.open_connection(*self._place, ssl=self._tls)
         named = f"idempotency-key: {key}\r\n" if key is not None else ""
         head = (
-            f"POST {path} HTTP/1.1\r\nhost: load\r\ncontent-type: {kind}\r\n{named}{more}"
+            f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\n{named}{more}"
             f"content-length: {len(body)}\r\n\r\n"
         )
         self._writer.write(head.encode() + body)
@@ -40,6 +43,13 @@ class Connection:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+@functools.cache
+def any_certificate():
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 async def closed_loop(host, port, requests, connections, seconds=float("inf"), visits=float("inf")):
@@ -68,7 +78,7 @@ async def closed_loop(host, port, requests, connections, seconds=float("inf"), v
     return times, time.perf_counter() - start
 
 
-async def open_loop(host, port, requests, rate, connections, seconds):
+async def open_loop(host, port, requests, rate, connections, seconds, tls=False):
     """Send so many requests a second, whatever becomes of them: [(when it was due, status, seconds since then)].
 
     `requests(number)` gives path, body, kind and more header lines of a request. Connections are bounded: one that none
@@ -79,7 +89,7 @@ async def open_loop(host, port, requests, rate, connections, seconds):
     numbers = iter(range(int(rate * seconds)))
 
     async def work():
-        connection = Connection(host, port)
+        connection = Connection(host, port, tls)
         for number in numbers:
             due = number / rate
             wait = start + due - time.perf_counter()
@@ -104,8 +114,9 @@ async def open_loop(host, port, requests, rate, connections, seconds):
 class Sender:
     """What a process of its own sends: `open_loop` over paths, bodies and header lines that it goes round in."""
 
-    def __init__(self, host, port, paths, bodies, headers):
+    def __init__(self, host, port, paths, bodies, headers, tls=False):
         self._place = (host, port)
+        self._tls = tls
         self._paths, self._bodies, self._headers = paths, bodies, headers
 
     def _request(self, number):
@@ -119,14 +130,16 @@ class Sender:
 
     def send(self, rate, connections, seconds):
         """What became of it, sent from this process."""
-        return asyncio.run(open_loop(*self._place, self._request, rate, connections, seconds))
+        return asyncio.run(open_loop(*self._place, self._request, rate, connections, seconds, self._tls))
 
     @contextmanager
-    def beside(self, rate, connections, seconds):
-        """The same from a process that takes only what the service leaves it; gives what waits for its outcome."""
+    def beside(self, rate, connections, seconds, niceness=19):
+        """The same from another process, by default one that yields to all others; gives what waits for its outcome."""
         context = multiprocessing.get_context("spawn")
         mine, other = context.Pipe(duplex=False)
-        process = context.Process(target=_send_politely, args=(self, other, rate, connections, seconds), daemon=True)
+        process = context.Process(
+            target=_send_politely, args=(self, other, niceness, rate, connections, seconds), daemon=True
+        )
         process.start()
         mine.recv()
         try:
@@ -136,8 +149,8 @@ class Sender:
             process.join()
 
 
-def _send_politely(sender, pipe, *plan):
-    # Ray runs its processes at niceness 15: a sender at 0 would take the cores from what it measures.
-    os.nice(19)
+def _send_politely(sender, pipe, niceness, *plan):
+    # Ray runs its processes at niceness 15: a load at 0 would take the cores from what it measures.
+    os.nice(niceness)
     pipe.send("begins")
     pipe.send(sender.send(*plan))

@@ -1,7 +1,7 @@
-"""The service under more than it can serve: the flood of one tenant, its most expensive settings, and too much of all.
+"""Latency of one tenant while another one uses the most expensive streams that the service allows.
 
-What a polite caller meets is measured by a small probe at a steady rate, in turns with and without the load, which
-comes from a process of its own at the lowest priority. Probe and load are open loops: they do not wait for answers.
+A probe sends requests at a steady rate, in turns with and without the load. The load comes from its own process at the
+lowest priority. Probe and load are open loops: they do not wait for responses.
 """
 
 import json
@@ -17,14 +17,9 @@ from benchmarks.timing import clip_stream, table
 # The probe: requests a second, connections, seconds of a run.
 PROBE, PROBE_CONNECTIONS, SECONDS = 40.0, 16, 30.0
 TENANTS = ("calm", "flood")
-# The flood of one tenant, and the load of all: requests a second, connections.
-FLOOD, FLOOD_CONNECTIONS = 2000.0, 200
-LOAD, LOAD_CONNECTIONS = 400.0, 100
-# The tenant with the most expensive streams: requests a second, features of each, connections. The service can serve so
-# many requests: what more of them do is the flood.
+# The tenant with the most expensive streams: requests a second, features of each, connections. The
+# service can serve that many.
 EXPENSIVE, FEATURES_TOGETHER, EXPENSIVE_CONNECTIONS = 10.0, 10, 16
-# Most of what the probe sends then is refused: it sends more, so that enough is served to tell a p99.
-BUSY_PROBE, BUSY_CONNECTIONS = 100.0, 64
 # So long it runs before anything is measured.
 BEFORE = 3.0
 
@@ -68,12 +63,12 @@ def most_expensive(config, prototypes):
     return np.resize(prototypes, (classes, dimension)) + noise, {"method": "protodcs", "config": options}
 
 
-def senders_of(rig, streams=8, expensive=False):
-    """New streams of tenants: {tenant: Sender of observes on them}; those of the tenant `flood` may be expensive."""
+def senders_of(rig, streams=8):
+    """Create streams and return {tenant: Sender of observes on them}. Those of the tenant `flood` are expensive."""
     prototypes, features = clip_stream("dtd")
     senders = {}
     for name in TENANTS:
-        if expensive and name == "flood":
+        if name == "flood":
             costly, options = most_expensive(rig.config, prototypes)
             # Samples of all classes, so that each class has some.
             senders[name] = _sender(rig, name, streams, costly, np.tile(costly, (3, 1)), FEATURES_TOGETHER, options)
@@ -106,21 +101,11 @@ def _sender(rig, name, streams, prototypes, features, together, options):
     return Sender(rig.config.host, rig.config.port, paths, bodies, headers)
 
 
-def flood(rig, quick, rounds=5, seconds=SECONDS):
-    """A row: what the flood of one tenant does to another one."""
-    yield from _beside(rig, quick, "flood", FLOOD, FLOOD_CONNECTIONS, rounds, seconds)
-
-
 def expensive(rig, quick, rounds=5, seconds=SECONDS):
-    """A row: what one tenant with the most expensive streams that are allowed does to another one."""
-    yield from _beside(rig, quick, "expensive", EXPENSIVE, EXPENSIVE_CONNECTIONS, rounds, seconds)
-
-
-def _beside(rig, quick, task, rate, connections, rounds, seconds):
-    """A row: the latency of one tenant, in turns without and with the load of another one."""
+    """Yield a row: the latency of one tenant, in turns without and with the load of another one."""
     if quick:
         rounds, seconds = 1, 5.0
-    senders = senders_of(rig, expensive=task == "expensive")
+    senders = senders_of(rig)
 
     def probe():
         return senders["calm"].send(PROBE, PROBE_CONNECTIONS, seconds)
@@ -130,7 +115,7 @@ def _beside(rig, quick, task, rate, connections, rounds, seconds):
     for _ in range(rounds):
         load = os.getloadavg()[0]
         quiet = probe()
-        with senders["flood"].beside(rate, connections, BEFORE + seconds) as outcome:
+        with senders["flood"].beside(EXPENSIVE, EXPENSIVE_CONNECTIONS, BEFORE + seconds) as outcome:
             time.sleep(BEFORE)
             flooded = probe()
             sent = outcome()
@@ -146,98 +131,26 @@ def _beside(rig, quick, task, rate, connections, rounds, seconds):
         print(json.dumps(turns[-1]), flush=True)
         time.sleep(2)
     yield {
-        "task": task,
+        "task": "expensive",
         "ratio": float(np.median([turn["flooded"]["p99"] / turn["quiet"]["p99"] for turn in turns])),
-        "offered": rate,
-        "connections": connections,
+        "offered": EXPENSIVE,
+        "connections": EXPENSIVE_CONNECTIONS,
         "rounds": turns,
     }
-
-
-def overload(rig, quick, rounds=5, seconds=SECONDS):
-    """A row: what too much of all tenants does to those who are served, and how soon it is over."""
-    if quick:
-        rounds, seconds = 1, 5.0
-    senders = senders_of(rig)
-    both = Sender(
-        rig.config.host,
-        rig.config.port,
-        [path for pair in zip(*(senders[name]._paths for name in senders), strict=True) for path in pair],
-        senders["calm"]._bodies,
-        [line for pair in zip(*(senders[name]._headers for name in senders), strict=True) for line in pair],
-    )
-    senders["calm"].send(PROBE, PROBE_CONNECTIONS, seconds)
-    turns = []
-    for _ in range(rounds):
-        load = os.getloadavg()[0]
-        quiet = senders["calm"].send(PROBE, PROBE_CONNECTIONS, seconds)
-        with both.beside(LOAD, LOAD_CONNECTIONS, BEFORE + seconds) as outcome:
-            time.sleep(BEFORE)
-            busy = senders["calm"].send(BUSY_PROBE, BUSY_CONNECTIONS, seconds - 1)
-            sent = outcome()
-        after = senders["calm"].send(PROBE, PROBE_CONNECTIONS, 8.0)
-        refused = [took for told in (busy, sent) for _, status, took in told if status == 429]
-        turns.append(
-            {
-                "load": load,
-                "quiet": {"p50": p50(quiet), "p99": p99(quiet), **statuses(quiet)},
-                "busy": {"p50": p50(busy), "p99": p99(busy), **statuses(busy)},
-                "sent": {"p50": p50(sent), "p99": p99(sent), **statuses(sent)},
-                "refused_after": max(refused, default=0.0),
-                "refused_p50": 1000 * float(np.median(refused)) if refused else 0.0,
-                "recovered": recovery(after, p50(quiet)),
-                "served_per_second": sum(status == 200 for _, status, _ in sent) / (BEFORE + seconds)
-                + sum(status == 200 for _, status, _ in busy) / (seconds - 1),
-            }
-        )
-        print(json.dumps(turns[-1]), flush=True)
-        time.sleep(2)
-    yield {
-        "task": "overload",
-        "ratio": float(np.median([turn["busy"]["p99"] / turn["quiet"]["p99"] for turn in turns])),
-        "offered": LOAD + BUSY_PROBE,
-        "connections": LOAD_CONNECTIONS,
-        "rounds": turns,
-    }
-
-
-def recovery(told, usual, window=0.5):
-    """Seconds until half a second passes whose requests are all served, by the median within 1.5 of the usual."""
-    for begin in np.arange(0.0, told[-1][0], window):
-        part = [(status, 1000 * took) for due, status, took in told if begin <= due < begin + window]
-        if all(status == 200 for status, _ in part) and np.median([took for _, took in part]) < 1.5 * usual:
-            return float(begin)
-    return float("inf")
-
-
-SETTINGS = {
-    "expensive": {},
-    "flood": {"tenants": {"flood": {"rate": 20, "burst": 20}}},
-    "overload": {"slowdown": 1.25},
-}
 
 
 def lines_of(row):
-    """A row as lines of the page; none where it is of another part."""
-    if row["task"] in ("flood", "expensive"):
-        return _flood_lines(row)
-    return _overload_lines(row) if row["task"] == "overload" else []
-
-
-_SHARED = "The load average is that before the round, and tells of other work on the machine:"
-
-
-def _flood_lines(row):
-    allowed = "and may make 20"
-    if row["task"] == "expensive":
-        allowed = f"of {FEATURES_TOGETHER} features to eight streams with the most expensive settings that are allowed"
+    """Return the lines of a row for the results page; none for a row of another part."""
+    if row["task"] != "expensive":
+        return []
     said = (
-        f"One tenant sends {row['offered']:.0f} requests a second over {row['connections']} connections {allowed}; "
-        f"another one sends {PROBE:.0f} a second. The p99 of the other one is {row['ratio']:.2f} of that without "
-        f"the load, by the median of the rounds. {_SHARED}"
+        f"One tenant sends {row['offered']:.0f} requests per second over {row['connections']} connections, each with "
+        f"{FEATURES_TOGETHER} features, to eight streams with the most expensive settings that are allowed. Another "
+        f"tenant sends {PROBE:.0f} requests per second. Its p99 is {row['ratio']:.2f} times its p99 without the load "
+        "(median of the rounds). The load average is from before the round:"
     )
-    head = ["load average", "quiet p50 ms", "p99 ms", "flooded p50 ms", "p99 ms", "ratio", "served of the flood"]
-    head += ["refused", "not sent", "latest refusal s"]
+    head = ["load average", "quiet p50 ms", "p99 ms", "loaded p50 ms", "p99 ms", "ratio", "load: 200"]
+    head += ["429", "not sent", "latest 429 s"]
     cells = []
     for turn in row["rounds"]:
         quiet, flooded, sent = turn["quiet"], turn["flooded"], turn["flood"]
@@ -248,33 +161,6 @@ def _flood_lines(row):
                 f"{flooded['p99'] / quiet['p99']:.2f}",
                 *(f"{sent.get(status, 0):,}" for status in ("200", "429", "None")),
                 f"{turn['refused_after']:.1f}",
-            ]
-        )
-    return ["", said, "", *table(head, cells)]
-
-
-def _overload_lines(row):
-    said = (
-        f"Two tenants send {row['offered']:.0f} requests a second together, within their rates, over "
-        f"{row['connections']} connections, with `slowdown: {SETTINGS['overload']['slowdown']}`. The p99 of those that "
-        f"are served is {row['ratio']:.2f} of that without the load, by the median of the rounds. {_SHARED}"
-    )
-    head = ["load average", "quiet p50 ms", "p99 ms", "overloaded p50 ms", "p99 ms", "ratio", "served a second"]
-    head += ["refused", "not sent", "refusal p50 ms", "latest refusal s", "over after s"]
-    cells = []
-    for turn in row["rounds"]:
-        quiet, busy = turn["quiet"], turn["busy"]
-        cells.append(
-            [
-                f"{turn['load']:.1f}",
-                *(f"{told[key]:.1f}" for told in (quiet, busy) for key in ("p50", "p99")),
-                f"{busy['p99'] / quiet['p99']:.2f}",
-                f"{turn['served_per_second']:.0f}",
-                f"{turn['sent'].get('429', 0) + turn['busy'].get('429', 0):,}",
-                f"{turn['sent'].get('None', 0) + turn['busy'].get('None', 0):,}",
-                f"{turn['refused_p50']:.1f}",
-                f"{turn['refused_after']:.2f}",
-                f"{turn['recovered']:.1f}",
             ]
         )
     return ["", said, "", *table(head, cells)]

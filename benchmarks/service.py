@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from benchmarks.load import Connection, closed_loop
-from benchmarks.overload import SETTINGS, TENANTS, expensive, flood, lines_of, overload
+from benchmarks.overload import TENANTS, expensive, lines_of
 from benchmarks.timing import RESULTS, ROOT, clip_stream, machine, table
 
 NAME = "service"
@@ -79,7 +79,7 @@ def encode_app(config):
 class Rig:
     """Redis, Ray, the service and the two bare apps, for as long as a measurement takes."""
 
-    def __init__(self, encoder="mini", owners=4, keyed=(), bare=True, **settings):
+    def __init__(self, encoder="mini", workers=4, keyed=(), bare=True, **settings):
         sys.path.insert(0, str(ROOT / "tests"))
         os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
         os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S", "60")
@@ -88,7 +88,6 @@ class Rig:
 
         from protodcs.serve.access.keys import create_key
         from protodcs.serve.runtime.ray.deploy import Service
-        from protodcs.serve.runtime.ray.door import DOOR, VARIABLE
         from protodcs.serve.settings import ServeConfig
         from redis_server import RedisServer
 
@@ -101,9 +100,8 @@ class Rig:
             # Ray's 15 is so low that whatever else runs on the machine is measured too.
             os.environ.setdefault("RAY_worker_niceness", "10")
             self.tenant_keys = {name: create_key(Path(settings["keys"]), name, "admin")[1] for name in keyed}
-        os.environ.setdefault(VARIABLE, DOOR)
         ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        self.config = ServeConfig(store=self.redis.url, owners=owners, encoder=encoder, port=PORT, **settings)
+        self.config = ServeConfig(store=self.redis.url, workers=workers, encoder=encoder, port=PORT, **settings)
         self.service = Service(self.config)
         if not bare:
             return
@@ -111,15 +109,15 @@ class Rig:
         if encoder is not None:
             serve.run(encode_app(self.config), name="encode", route_prefix="/encode")
 
-    def owners(self):
-        """What the owners say of themselves."""
+    def workers(self):
+        """What the workers say of themselves."""
         import ray
 
-        return ray.get(self.service.keeper.facts.remote())
+        return ray.get(self.service.controller.facts.remote())
 
-    def wake_times(self):
-        """p50 and p99 of the last wake-ups of the owner that is slowest, in milliseconds."""
-        times = [owner["wake_milliseconds"] for owner in self.owners() if owner["wake_milliseconds"]]
+    def load_times(self):
+        """p50 and p99 of the last loads of the worker that is slowest, in milliseconds."""
+        times = [worker["load_milliseconds"] for worker in self.workers() if worker["load_milliseconds"]]
         return {key: max(found[key] for found in times) for key in ("p50", "p99")}
 
     def redis_bytes(self):
@@ -273,7 +271,7 @@ def cost(rig, quick, connections=64, seconds=10.0, rounds=5):
 
 
 def many(rig, quick, streams=10_000, visits=20_000, connections=32):
-    """A row of many new streams, created and visited at random, most of them asleep."""
+    """A row of many new streams, created and visited at random, most of them unloaded."""
     if quick:
         streams, visits = 500, 1000
     prototypes, _ = clip_stream("dtd")
@@ -289,7 +287,7 @@ def many(rig, quick, streams=10_000, visits=20_000, connections=32):
 
 
 def learned(rig, quick, streams=300, visits=3000, connections=32):
-    """A row of streams that hold as much as a stream can, visited at random, most of them asleep."""
+    """A row of streams that hold as much as a stream can, visited at random, most of them unloaded."""
     if quick:
         streams, visits = 20, 100
     prototypes, _ = clip_stream("dtd")
@@ -307,7 +305,7 @@ def learned(rig, quick, streams=300, visits=3000, connections=32):
 
 
 def visited(rig, names, visits, connections):
-    """What visits to streams at random took, and the wake-ups among them."""
+    """What visits to streams at random took, and the loads among them."""
     import numpy as np
 
     _, features = clip_stream("dtd")
@@ -319,17 +317,17 @@ def visited(rig, names, visits, connections):
         at = next(turn)
         return f"/v1/streams/{names[chosen[at % visits]]}/observe", bodies[at % len(bodies)], _BYTES
 
-    woken = sum(owner["woken"] for owner in rig.owners())
+    loads = sum(worker["loads"] for worker in rig.workers())
     times, took = asyncio.run(closed_loop(HOST, PORT, visit, connections, visits=visits))
-    owners = rig.owners()
+    workers = rig.workers()
     return {
         "streams": len(names),
         "visits": visits,
-        "awake": sum(owner["awake"] for owner in owners),
-        "woken": sum(owner["woken"] for owner in owners) - woken,
+        "loaded": sum(worker["loaded"] for worker in workers),
+        "loads": sum(worker["loads"] for worker in workers) - loads,
         "visits_per_second": visits / took,
         **quantiles(times),
-        "wake": rig.wake_times(),
+        "load": rig.load_times(),
     }
 
 
@@ -340,28 +338,28 @@ async def write_learned(url, model, names):
     """
     from protodcs.core.prototypes import Prototypes
     from protodcs.serve.settings import ServeConfig
-    from protodcs.serve.store.base import Batch, Checkpoint, Fence, Held
+    from protodcs.serve.store.base import AcquiredStream, Batch, Checkpoint, Fence
     from protodcs.serve.store.redis import RedisStore
-    from protodcs.serve.stream.hosted import Birth, Hosted
     from protodcs.serve.stream.idempotency import Limits
+    from protodcs.serve.stream.live_stream import LiveStream, StreamSpec
     from protodcs.serve.stream.records import Kind
 
     prototypes, features = clip_stream("dtd")
     store = RedisStore(url, timeout=60.0)
-    birth = (await store.describe(model)).birth
-    born = Birth.unpack(birth)
+    spec = (await store.describe(model)).spec
+    born = StreamSpec.unpack(spec)
     # Until the memories of the engine are full, and both states that its guard keeps are of such an engine.
     samples = born.config["history"] + 2 * born.guard.keep_windows * born.guard.window
     config = ServeConfig()
     limits = Limits.of(config)
-    one = Hosted(Held(Fence(1), birth, None, 0, []), Prototypes(prototypes), limits)
+    one = LiveStream(AcquiredStream(Fence(1), spec, None, 0, []), Prototypes(prototypes), limits)
     records = []
     for number in range(samples):
         payload = features[number % len(features)].astype("<f4").tobytes()
         records.append(one.change(Kind.OBSERVE, f"sample-{number}", payload, time.time()).pack())
     snapshot = one.snapshot()
     for name in names:
-        await store.create(name, birth, born.prototypes)
+        await store.create(name, spec, born.prototypes)
         held = await store.acquire(name, "benchmark", "benchmark")
         writes = [Batch(name, held.fence, 0, records), Checkpoint(name, held.fence, samples, snapshot)]
         if any(refused := await store.commit(writes)):
@@ -398,17 +396,15 @@ PARTS = {
     "many": many,
     "learned": learned,
     "steady": steady,
-    "flood": flood,
     "expensive": expensive,
-    "overload": overload,
 }
-# What the service of a part has beside four owners.
+# What the service of a part has beside four workers.
 RIGS = {
     "cost": {"encoder": "mini"},
-    "many": {"encoder": None, "awake": 250},
-    "learned": {"encoder": None, "awake": 25, "bare": False},
+    "many": {"encoder": None, "max_loaded_streams": 250},
+    "learned": {"encoder": None, "max_loaded_streams": 25, "bare": False},
     "steady": {"encoder": None},
-    **{name: {"encoder": None, "keyed": TENANTS, "bare": False, **more} for name, more in SETTINGS.items()},
+    "expensive": {"encoder": None, "keyed": TENANTS, "bare": False},
 }
 
 
@@ -438,8 +434,8 @@ def as_markdown(rows):
         parts += table(head, lines)
     for row in rows:
         parts += lines_of(row)
-        if "wake" in row:
-            parts += ["", *asleep(row)]
+        if "load" in row:
+            parts += ["", *unloaded(row)]
         if row["task"] == "steady":
             first, last = row["memory"][len(row["memory"]) // 4], row["memory"][-1]
             parts += [
@@ -454,17 +450,17 @@ def as_markdown(rows):
     return "\n".join(parts) + "\n"
 
 
-def asleep(row):
-    """A table of streams that were visited, most of them asleep."""
+def unloaded(row):
+    """A table of streams that were visited, most of them unloaded."""
     kind = f"that saw {row['samples']:,} samples each" if "samples" in row else "that are new"
-    visits = f"{row['visits']:,} visits at random, {row['awake']:,} awake in the end"
+    visits = f"{row['visits']:,} visits at random, {row['loaded']:,} loaded in the end"
     cells = {
         "visits per second": f"{row['visits_per_second']:.0f}",
         "visit p50 ms": f"{row['p50']:.1f}",
         "p99 ms": f"{row['p99']:.1f}",
-        "woken": f"{row['woken']:,}",
-        "wake-up p50 ms": f"{row['wake']['p50']:.1f}",
-        "wake-up p99 ms": f"{row['wake']['p99']:.1f}",
+        "loaded": f"{row['loaded']:,}",
+        "loads p50 ms": f"{row['load']['p50']:.1f}",
+        "loads p99 ms": f"{row['load']['p99']:.1f}",
         "bytes each": f"{row['bytes_each']:,.0f}",
     }
     if "created_per_second" in row:
@@ -484,8 +480,8 @@ def keep(rows):
     (RESULTS / "service.md").write_text(f"# What the service costs\n\n{made}\n\n{_ABOUT}\n\n{as_markdown(rows)}")
 
 
-_ORDER = ("features", "images", "many streams", "learned streams", "steady", "flood", "expensive", "overload")
-_ABOUT = """Four owners, 50 streams, 64 connections with one request under way each, Redis with `appendfsync always`;
+_ORDER = ("features", "images", "many streams", "learned streams", "steady", "expensive")
+_ABOUT = """Four workers, 50 streams, 64 connections with one request under way each, Redis with `appendfsync always`;
 the load comes from the same machine. *features*: observe with CLIP features (100 classes, 512 dimensions), beside an
 app of Ray Serve with one deployment hop that only echoes the same body. *images*: observe with PNG images and the mini
 encoder, beside an app that only encodes them. Median of the rounds, which take turns."""

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from protodcs.core.base import Capabilities, FeatureMethod
+from protodcs.core.decision import decision_from_cosines
 from protodcs.core.settings import Settings
 from protodcs.core.state_checks import counter, required
 
@@ -18,15 +19,15 @@ class CentredConfig(Settings):
 
 
 class Memory:
-    def __init__(self, entry, mean=0.0, sequence=0):
-        self.entry, self.sequence = entry, sequence
-        self.mean = np.zeros(len(entry)) + mean
+    def __init__(self, initial, mean=0.0, sequence=0):
+        self.initial, self.sequence = initial, sequence
+        self.mean = np.zeros(len(initial)) + mean
 
     def fork(self):
-        return Memory(self.entry, self.mean, self.sequence)
+        return Memory(self.initial, self.mean, self.sequence)
 
     def export(self):
-        return {"sequence": self.sequence}, {"entry": self.entry, "mean": self.mean}
+        return {"sequence": self.sequence}, {"initial_prototypes": self.initial, "mean": self.mean}
 
 
 class Centred(FeatureMethod):
@@ -36,21 +37,23 @@ class Centred(FeatureMethod):
     score_names: ClassVar = {"": "centred max cosine"}
 
     def _advance(self, memory, feature, scores):
-        cosines = memory.entry.astype(np.float64) @ feature
+        cosines = memory.initial.astype(np.float64) @ feature
         best, score = int(cosines.argmax()), float((cosines - memory.mean).max())
         memory.mean += self.config.rate * (cosines - memory.mean)
         memory.sequence += 1
-        return self._decision(best, cosines, cosines if scores else None, score=score, sequence=memory.sequence - 1)
+        return decision_from_cosines(
+            self.classes, best, cosines, cosines if scores else None, score=score, sequence=memory.sequence - 1
+        )
 
-    def _new_memory(self, entry):
-        return Memory(entry)
+    def _new_memory(self, initial):
+        return Memory(initial)
 
     def _restored_memory(self, counters, arrays):
-        entry = required(arrays, "entry", np.float32, (len(self.classes), None))
-        return Memory(entry, required(arrays, "mean", np.float64, (len(entry),)), counter(counters, "sequence"))
+        initial = required(arrays, "initial_prototypes", np.float32, (len(self.classes), None))
+        return Memory(initial, required(arrays, "mean", np.float64, (len(initial),)), counter(counters, "sequence"))
 
-    def _entry(self, memory):
-        return memory.entry
+    def _initial_prototypes(self, memory):
+        return memory.initial
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Print docs/configuration.md from the fields of both configs."""
+"""Print docs/configuration.md from the fields of the configs."""
 
 from typing import get_args
 
 from protodcs import ProtoDCSConfig, StreamDCSConfig
+from protodcs.discovery import DiscoveryConfig
 
 INTRODUCTION = """# Configuration
 
@@ -52,3 +53,4 @@ if __name__ == "__main__":
     print(INTRODUCTION, end="")
     print("\n## StreamDCS\n" + table(StreamDCSConfig), end="")
     print("\n## ProtoDCS\n" + PAPER + table(ProtoDCSConfig), end="")
+    print("\n## Discovery\n" + table(DiscoveryConfig), end="")

@@ -6,8 +6,9 @@ table of the ablations and one of the first hundred samples.
 """
 
 import argparse
+import csv
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from protodcs.errors import DataError
 ROOT = Path(__file__).parent.parent
 METHOD, OURS, PAPER = "streamdcs", "StreamDCS", "ProtoDCS (paper)"
 SEEDS = frozenset(range(10, 15))
+# A claim, its stream and its bar, in words.
+Key = tuple[str, str, str]
 # Differences of shares are not exact: a bar that is met is met.
 _ROUNDING = 1e-12
 
@@ -72,6 +75,11 @@ class Finding:
     against: str = ""
     signed: bool = True
     command: str = ""
+
+    @property
+    def stream(self) -> str:
+        """The stream in tables."""
+        return self.place.title if self.place.protocol != pack.SHUFFLED else self.place.stream
 
     @property
     def said(self) -> bool:
@@ -301,9 +309,8 @@ def claims_table(found: Sequence[Finding]) -> Table:
     """Every claim at every place."""
     lines: list[list[Cell]] = []
     for one in found:
-        where = one.place.title if one.place.protocol != pack.SHUFFLED else one.place.stream
         verdicts = [_verdict(one, one.reached), _verdict(one, one.surely)]
-        lines.append([one.claim, where, Share(one.of, signed=one.signed), one.bar.words, *verdicts])
+        lines.append([one.claim, one.stream, Share(one.of, signed=one.signed), one.bar.words, *verdicts])
         lines[-1] += [one.against, one.place.encoder, str(one.of.seeds), one.command]
     heads = ["Claim", "Stream", "Measured", "Bar", "Reached", "Surely", "Against", "Encoder", "Seeds", "Command"]
     notes = [
@@ -319,15 +326,32 @@ def _verdict(finding: Finding, holds: bool) -> str:
     return ("yes" if holds else "no") if finding.said else "not said"
 
 
-def summary_table(found: Sequence[Finding], missing: Sequence[str]) -> Table:
-    """How many streams reach each claim."""
+def summary_table(found: Sequence[Finding], missing: Sequence[str], before: Set[Key] | None = None) -> Table:
+    """How many streams reach each claim; with `before`, also how many of them did with an earlier version."""
     lines: list[list[Cell]] = []
     for claim, bar in dict.fromkeys((one.claim, one.bar.words) for one in found):
         some = [one for one in found if (one.claim, one.bar.words) == (claim, bar)]
         counts = [sum(one.said for one in some), sum(one.reached for one in some), sum(one.surely for one in some)]
+        if before is not None:
+            counts.append(sum((claim, one.stream, bar) in before for one in some))
         lines.append([claim, bar, *(str(count) for count in [len(some), *counts])])
-    heads = ["Claim", "Bar", "Streams", "Said", "Reached", "Surely"]
+    heads = [
+        "Claim",
+        "Bar",
+        "Streams",
+        "Said",
+        "Reached",
+        "Surely",
+        *(["Reached before"] if before is not None else []),
+    ]
     return Table("claims-summary", "How many streams reach each claim", heads, lines, missing)
+
+
+def reached_before(file: Path) -> set[Key]:
+    """Return the claims that an earlier version reached, from its claims.csv."""
+    with file.open(newline="") as lines:
+        found = list(csv.DictReader(lines))
+    return {(line["Claim"], line["Stream"], line["Bar"]) for line in found if line["Reached"] == "yes"}
 
 
 def ablation_table(found: Iterable[Stand]) -> Table:
@@ -390,7 +414,9 @@ def _some(names: Sequence[str]) -> str:
     return "; ".join(names[:3]) + ("; ..." if len(names) > 3 else "")
 
 
-def judge(folders: Sequence[Path], out: Path, grids: Path = ROOT / "grids") -> list[Finding]:
+def judge(
+    folders: Sequence[Path], out: Path, grids: Path = ROOT / "grids", before: Set[Key] | None = None
+) -> list[Finding]:
     """Judge what is in these folders, and write the tables."""
     places = stands(grids)
     fill(places, folders)
@@ -400,7 +426,7 @@ def judge(folders: Sequence[Path], out: Path, grids: Path = ROOT / "grids") -> l
         raise DataError("no claim can be judged by these results: run the grids streamdcs-*, with their own seeds")
     claims, ablation, first = claims_table(found), ablation_table(order), first_table(order)
     out.mkdir(parents=True, exist_ok=True)
-    page = to_markdown(summary_table(found, not_run(order))) + "\n" + to_markdown(claims)
+    page = to_markdown(summary_table(found, not_run(order), before)) + "\n" + to_markdown(claims)
     replace_file(out / "claims.md", page.encode())
     replace_file(out / "claims.csv", to_csv(claims).encode())
     for table in (ablation, first):
@@ -415,8 +441,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Judge the claims about StreamDCS.")
     parser.add_argument("results", nargs="+", type=Path, help="folders that `protodcs bench run` wrote")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "streamdcs")
+    parser.add_argument("--before", type=Path, help="claims.csv of an earlier version, to compare with")
     given = parser.parse_args()
-    found = judge(given.results, given.out)
+    found = judge(given.results, given.out, before=reached_before(given.before) if given.before else None)
     print(f"{sum(one.reached for one in found)} of {len(found)} claims reached; see {given.out / 'claims.md'}")
 
 

@@ -15,7 +15,7 @@ RESULTS = Path(__file__).parent.parent / "docs" / "results"
 AVERAGES = ("mean", "pooled")
 TABLES = ("main-", "stream-", "table-")
 # Of every kind of figure the ones of these streams; all are in the report itself.
-SHOWN = ("cifar-10-c-svhn-c-continual", "dtd-shuffled")
+SHOWN = ("cifar-10-c-svhn-c-continual", "dtd-judge-shuffled")
 EVERYWHERE = ("accuracy-auroc", "uncertainty-landscape")
 
 

@@ -1,5 +1,4 @@
 import asyncio
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from script_modules import load_file
 from virtual_time import VirtualClock
 
 # Processes that tests start find the helpers in this folder too.
@@ -44,10 +44,7 @@ def data_folder() -> Path:
 @pytest.fixture(scope="session")
 def clip_stream(data_folder):
     """`clip_stream(name)`: text prototypes, features and labels of a real CLIP stream."""
-    spec = importlib.util.spec_from_file_location("clip_streams", data_folder.parent / "tools" / "clip_streams.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.stream
+    return load_file(data_folder.parent / "tools" / "clip_streams.py").stream
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A small service in one process: owners over a store in memory, requests to them, and the engine they must equal."""
+"""A small service in one process: workers over a store in memory, requests to them, and the engine they must equal."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -9,11 +9,11 @@ from memory_store import MemoryStore
 from protodcs import StreamDCS, StreamDCSConfig
 from protodcs.core.prototypes import Prototypes
 from protodcs.serve.messages import Action, Outcome, Request
-from protodcs.serve.owners.owner import Owner
 from protodcs.serve.settings import ServeConfig
-from protodcs.serve.stream.hosted import Birth
 from protodcs.serve.stream.idempotency import Limits
+from protodcs.serve.stream.live_stream import StreamSpec
 from protodcs.serve.stream.shared import pack_prototypes
+from protodcs.serve.workers.worker import Worker
 
 ROWS, FEATURES, _ = random_stream(samples=200, seed=3)
 PROTOTYPES = Prototypes(ROWS)
@@ -21,9 +21,9 @@ SHARED = pack_prototypes(PROTOTYPES)
 LIMITS = Limits(answers=300, entries=300, seconds=3600.0)
 
 
-def birth_of(**config):
+def spec_of(**config):
     """What a stream is created with."""
-    return Birth(
+    return StreamSpec(
         method="streamdcs",
         config=StreamDCSConfig(**config).model_dump(),
         classes=[str(number) for number in range(len(ROWS))],
@@ -31,7 +31,7 @@ def birth_of(**config):
     )
 
 
-BIRTH = birth_of().pack()
+SPEC = spec_of().pack()
 
 
 def feature(number):
@@ -52,8 +52,8 @@ def settings(**changes):
     return ServeConfig(**{"store": "redis://nowhere", "lease_seconds": 60.0, **changes})
 
 
-def create(stream="s", birth=BIRTH):
-    return Request(stream, Action.CREATE, "created", birth, SHARED)
+def create(stream="s", spec=SPEC):
+    return Request(stream, Action.CREATE, "created", spec, SHARED)
 
 
 def observe(number, stream="s", key=None, **more):
@@ -65,48 +65,48 @@ def ask(action, key="k", payload=b"", stream="s", **more):
     return Request(stream, action, key, payload, **more)
 
 
-async def handled(owner, requests):
+async def handled(worker, requests):
     """Return the replies of a worker; ask again while it is busy, as a router does."""
-    replies = await owner.handle(requests)
+    replies = await worker.handle(requests)
     while busy := [at for at, reply in enumerate(replies) if reply.outcome is Outcome.BUSY]:
         await asyncio.sleep(0.1)
-        for at, reply in zip(busy, await owner.handle([requests[at] for at in busy]), strict=True):
+        for at, reply in zip(busy, await worker.handle([requests[at] for at in busy]), strict=True):
             replies[at] = reply
     return replies
 
 
-async def one(owner, request):
+async def one(worker, request):
     """The reply to one request."""
-    (reply,) = await handled(owner, [request])
+    (reply,) = await handled(worker, [request])
     return reply
 
 
-async def done(owner, *requests):
+async def done(worker, *requests):
     """The replies to requests that must all be served."""
-    replies = await handled(owner, list(requests))
+    replies = await handled(worker, list(requests))
     assert [reply.outcome for reply in replies] == [Outcome.DONE] * len(requests), replies
     return replies
 
 
-async def delete(owner, stream="s", key="delete"):
+async def delete(worker, stream="s", key="delete"):
     """Return the request to delete the stream that there is now."""
-    described = await one(owner, ask(Action.DESCRIBE, stream=stream))
+    described = await one(worker, ask(Action.DESCRIBE, stream=stream))
     return ask(Action.DELETE, key, described.facts["incarnation"].encode(), stream)
 
 
-def engine_of(owner, stream="s"):
-    """The state of the engine that an owner holds awake."""
-    return owner._streams[stream].hosted.engine.snapshot()
+def engine_of(worker, stream="s"):
+    """The state of the engine that a worker holds loaded."""
+    return worker._streams[stream].live.engine.snapshot()
 
 
 @asynccontextmanager
-async def started(store=None, name="owner-0", streams=("s",), **changes):
-    """An owner at work, with new streams."""
-    owner = Owner(name, MemoryStore() if store is None else store, settings(**changes))
-    await owner.start()
+async def started(store=None, name="worker-0", streams=("s",), **changes):
+    """A worker at work, with new streams."""
+    worker = Worker(name, MemoryStore() if store is None else store, settings(**changes))
+    await worker.start()
     try:
         if streams:
-            await done(owner, *(create(stream) for stream in streams))
-        yield owner
+            await done(worker, *(create(stream) for stream in streams))
+        yield worker
     finally:
-        await owner.close()
+        await worker.close()

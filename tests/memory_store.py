@@ -1,4 +1,4 @@
-"""A store in memory that several owners of one process share, with faults that a test asks for.
+"""A store in memory that several workers of one process share, with faults that a test asks for.
 
 It keeps the rules of `protodcs.serve.store.base` in the plainest way, and is itself held against the contract tests.
 """
@@ -10,12 +10,23 @@ from dataclasses import dataclass, field
 
 from protodcs.errors import FencedError, HeldError, StoreError, UnknownStreamError
 from protodcs.serve.settings import tenant_of
-from protodcs.serve.store.base import Batch, Checkpoint, Described, Fence, Held, Lease, Takeover, Write, check_lease
+from protodcs.serve.store.base import (
+    AcquiredStream,
+    Batch,
+    Checkpoint,
+    Described,
+    Fence,
+    Lease,
+    ListedStream,
+    Takeover,
+    Write,
+    check_lease,
+)
 
 
 @dataclass
 class _Stream:
-    birth: bytes
+    spec: bytes
     shared: str
     fence: Fence
     incarnation: str
@@ -27,6 +38,8 @@ class _Stream:
     start: int = 0
     journal: list[bytes] = field(default_factory=list)
     kept: dict[str, bytes] = field(default_factory=dict)
+    created: float = field(default_factory=time.time)
+    summary: bytes = b""
 
     @property
     def position(self) -> int:
@@ -34,7 +47,7 @@ class _Stream:
 
 
 def _size(stream: _Stream) -> int:
-    return sum(map(len, [stream.birth, stream.snapshot or b"", *stream.journal, *stream.kept.values()]))
+    return sum(map(len, [stream.spec, stream.snapshot or b"", *stream.journal, *stream.kept.values()]))
 
 
 class MemoryStore:
@@ -54,12 +67,12 @@ class MemoryStore:
         # An epoch above those of all streams that were deleted.
         self.past = 0
         self.down = False
-        # Commits wait until it is set.
+        # GroupCommit wait until it is set.
         self.gate: asyncio.Event | None = None
         # The next so many commits are done, and their answer is lost.
         self.lose_answers = 0
         self.commits = 0
-        # Writes that do not fit their journal: an owner must never send one.
+        # Writes that do not fit their journal: a worker must never send one.
         self.misfits: list[Write] = []
 
     def _reach(self) -> None:
@@ -77,33 +90,33 @@ class MemoryStore:
         """Who holds a stream and lives."""
         if found.holder is None:
             return None
-        owner, incarnation = found.holder
-        lives, until = self.leases.get(owner, ("", 0.0))
-        return owner if lives == incarnation and time.monotonic() < until else None
+        worker, incarnation = found.holder
+        lives, until = self.leases.get(worker, ("", 0.0))
+        return worker if lives == incarnation and time.monotonic() < until else None
 
-    async def renew(self, owner: str, incarnation: str, seconds: float, takes_over: bool = False) -> Lease:
+    async def renew(self, worker: str, incarnation: str, seconds: float, takes_over: bool = False) -> Lease:
         self._reach()
         check_lease(seconds)
-        holder, until = self.leases.get(owner, (None, 0.0))
+        holder, until = self.leases.get(worker, (None, 0.0))
         if time.monotonic() >= until:
             holder = None
         if takes_over or holder in (None, incarnation):
-            self.leases[owner] = (incarnation, time.monotonic() + seconds)
-        return Lease(holder, time.time() + self.clock_offset, dict(self._taken.get(owner, {})))
+            self.leases[worker] = (incarnation, time.monotonic() + seconds)
+        return Lease(holder, time.time() + self.clock_offset, dict(self._taken.get(worker, {})))
 
-    async def resign(self, owner: str, incarnation: str) -> None:
+    async def resign(self, worker: str, incarnation: str) -> None:
         self._reach()
-        if self.leases.get(owner, ("", 0.0))[0] == incarnation:
-            del self.leases[owner]
+        if self.leases.get(worker, ("", 0.0))[0] == incarnation:
+            del self.leases[worker]
 
-    async def create(self, stream: str, birth: bytes, shared: str) -> bool:
+    async def create(self, stream: str, spec: bytes, shared: str) -> bool:
         self._reach()
         if stream in self.content:
             return False
         if shared not in self.shared:
             raise StoreError(f"there is no shared blob {shared!r}: put it first")
         self._created += 1
-        self.content[stream] = _Stream(birth, shared, Fence(self.past, "nobody"), str(self._created))
+        self.content[stream] = _Stream(spec, shared, Fence(self.past, "nobody"), str(self._created))
         return True
 
     async def members(self) -> list[str] | None:
@@ -114,13 +127,15 @@ class MemoryStore:
         self._reach()
         self.member_names = list(names)
 
-    async def acquire(self, stream: str, owner: str, incarnation: str, takeover: Takeover | None = None) -> Held:
+    async def acquire(
+        self, stream: str, worker: str, incarnation: str, takeover: Takeover | None = None
+    ) -> AcquiredStream:
         self._reach()
         found = self.content.get(stream)
         if found is None:
             raise UnknownStreamError(f"there is no stream {stream!r}")
         holder = self._holder(found)
-        lives = holder is not None and holder != owner
+        lives = holder is not None and holder != worker
         now = time.monotonic()
         if lives and (takeover is None or takeover.holder != holder or self._takeovers.get(stream, 0.0) > now):
             raise HeldError(f"{stream!r} is held by {holder!r}", holder)
@@ -130,8 +145,16 @@ class MemoryStore:
             self._takeovers[stream] = now + takeover.pause
             self._taken.setdefault(holder, {})[stream] = found.fence.epoch
         found.since, found.covered_by = found.position, None
-        found.holder = (owner, incarnation)
-        return Held(found.fence, found.birth, found.snapshot, found.start, list(found.journal), found.incarnation)
+        found.holder = (worker, incarnation)
+        return AcquiredStream(
+            found.fence,
+            found.spec,
+            found.snapshot,
+            found.start,
+            list(found.journal),
+            found.incarnation,
+            found.created,
+        )
 
     async def commit(self, writes: Sequence[Write]) -> list[FencedError | StoreError | None]:
         if self.gate is not None:
@@ -164,6 +187,7 @@ class MemoryStore:
                 found.since <= batch.position and end <= found.position and there == records[first - batch.position :]
             )
         found.journal += records
+        found.summary = batch.summary
         return True
 
     def _cover(self, found: _Stream, checkpoint: Checkpoint) -> bool:
@@ -196,12 +220,27 @@ class MemoryStore:
         if found is None:
             raise UnknownStreamError(f"there is no stream {stream!r}")
         holder, size = self._holder(found), _size(found)
-        return Described(found.birth, found.fence.epoch, holder, found.position, found.start, size, found.incarnation)
+        return Described(found.spec, found.fence.epoch, holder, found.position, found.start, size, found.incarnation)
 
     async def streams(self):
         self._reach()
         for stream in list(self.content):
             yield stream
+
+    async def list_streams(self, tenant: str, after: str | None, limit: int) -> list[ListedStream]:
+        self._reach()
+        found = sorted((stream.encode("utf-8", "surrogatepass"), stream) for stream in self.content)
+        start = None if after is None else after.encode("utf-8", "surrogatepass")
+        rows = [
+            ListedStream(stream, self.content[stream].created, self.content[stream].summary)
+            for name, stream in found
+            if (start is None or name > start) and tenant_of(stream) == tenant
+        ]
+        return rows[:limit]
+
+    async def count_streams(self, tenant: str) -> int:
+        self._reach()
+        return sum(tenant_of(stream) == tenant for stream in self.content)
 
     async def usage(self) -> dict[str, int]:
         self._reach()

@@ -102,9 +102,9 @@ async def _checked(name: str, folder: Path, check: Callable[[Store], Awaitable[N
         await store.close()
 
 
-async def begun(store: Store, stream: str = "s", birth: bytes = b"birth") -> Fence:
-    """Create a stream that owner "one" holds, and return its fence."""
-    assert await store.create(stream, birth, BLOB)
+async def begun(store: Store, stream: str = "s", spec: bytes = b"spec") -> Fence:
+    """Create a stream that worker "one" holds, and return its fence."""
+    assert await store.create(stream, spec, BLOB)
     return (await store.acquire(stream, "one", "1")).fence
 
 
@@ -116,8 +116,8 @@ def older(fence: Fence, by: int = 1) -> Fence:
 class _Stream:
     """What a stream should hold."""
 
-    def __init__(self, birth: bytes):
-        self.birth = birth
+    def __init__(self, spec: bytes):
+        self.spec = spec
         self.snapshot: bytes | None = None
         self.start = 0
         self.journal: list[bytes] = []
@@ -169,12 +169,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.loop.close()
         self.folder.cleanup()
 
-    @rule(stream=IDS, birth=BYTES)
-    def create(self, stream: str, birth: bytes) -> None:
+    @rule(stream=IDS, spec=BYTES)
+    def create(self, stream: str, spec: bytes) -> None:
         self.now(self.store.put_shared(BLOB, b"blob"))
-        assert self.now(self.store.create(stream, birth, BLOB)) == (stream not in self.model)
+        assert self.now(self.store.create(stream, spec, BLOB)) == (stream not in self.model)
         if stream not in self.model:
-            self.model[stream] = _Stream(birth)
+            self.model[stream] = _Stream(spec)
             # A stream may begin with any epoch that was not there before.
             self.model[stream].fence = Fence(self.now(self.store.describe(stream)).epoch)
 
@@ -187,7 +187,7 @@ class StoreMachine(RuleBasedStateMachine):
         known = self.model[stream]
         held = self.now(self.store.acquire(stream, "one", "1"))
         assert held.epoch > known.fence.epoch
-        assert (held.birth, held.snapshot, held.start) == (known.birth, known.snapshot, known.start)
+        assert (held.spec, held.snapshot, held.start) == (known.spec, known.snapshot, known.start)
         assert held.tail == known.journal
         known.fence, known.held = held.fence, True
         self.last = [], []
@@ -258,7 +258,7 @@ class StoreMachine(RuleBasedStateMachine):
         before = self.now(self.store.describe(stream))
         self.now(self.store.release(stream, older(self.model[stream].fence, stale)))
         after = self.now(self.store.describe(stream))
-        assert after.owner == (before.owner if stale else None)
+        assert after.worker == (before.worker if stale else None)
         # Who released a stream may still write to it, until someone acquires it.
 
     @rule()
@@ -279,7 +279,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.now(listed()) == sorted(self.model)
         for stream, known in self.model.items():
             found = self.now(self.store.describe(stream))
-            assert (found.birth, found.epoch) == (known.birth, known.fence.epoch)
+            assert (found.spec, found.epoch) == (known.spec, known.fence.epoch)
             assert (found.start, found.position) == (known.start, known.position)
             assert self.now(self.store.kept(stream)) == list(known.kept)
             for name, snapshot in known.kept.items():
@@ -289,7 +289,7 @@ class StoreMachine(RuleBasedStateMachine):
     def check_usage(self) -> None:
         expected: Counter[str] = Counter()
         for stream, known in self.model.items():
-            parts = [known.birth, known.snapshot or b"", *known.journal, *known.kept.values()]
+            parts = [known.spec, known.snapshot or b"", *known.journal, *known.kept.values()]
             expected[tenant_of(stream)] += sum(map(len, parts))
         for tenant in {tenant_of(stream) for stream in self.model}:
             expected[tenant] += len(b"blob")

@@ -646,6 +646,7 @@ SLOW = [{"method": "dpe", "label": str(size), "options": {"cache_size": size}} f
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_ray_gives_the_same_rows_and_a_killed_worker_costs_only_its_cell(cluster, data_folder, tmp_path, features):
     methods = [{"method": "zero_shot", "label": "plain"}, *SLOW]
     plan = run.planned(grid.Grid(**words(streams=[PACKED], methods=methods)), tmp_path / "ray")

@@ -1,20 +1,18 @@
 """The table by share of unknown samples, on rows made by hand."""
 
-import importlib.util
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
+
+from script_modules import load_file
 
 FILE = Path(__file__).parent.parent / "scripts" / "by_share.py"
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("by_share", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_file(FILE)
 
 
 def row(label, stream, auroc, rejected=0.0, found=0.0, segment="pooled", seed=0):

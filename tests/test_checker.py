@@ -15,8 +15,8 @@ from made_service import LIMITS
 from protodcs import StreamDCSConfig
 from protodcs.core.prototypes import Prototypes
 from protodcs.serve.guard import GuardSettings
-from protodcs.serve.store.base import Fence, Held
-from protodcs.serve.stream.hosted import Birth, Hosted
+from protodcs.serve.store.base import AcquiredStream, Fence
+from protodcs.serve.stream.live_stream import LiveStream, StreamSpec
 from protodcs.serve.stream.records import Kind as RecordKind
 from service import checker
 from service.checker import Final, Kind, Replay, Stress, Violation, check, state_digest
@@ -418,23 +418,23 @@ def test_the_replay_is_what_the_service_computes_with_guard_and_snapshots():
     prototypes = Prototypes(rows)
     settings = {"window": 32, "keep_windows": 1, "freeze_windows": 2}
     names = [name for name in ("duplicate_threshold", "sameness") if name in GuardSettings.model_fields]
-    spec = Birth(
+    spec = StreamSpec(
         method="streamdcs",
         config=StreamDCSConfig().model_dump(),
         classes=[str(number) for number in range(12)],
         prototypes=prototypes.fingerprint,
         guard=GuardSettings(**settings, **{names[0]: 0.926}),
     )
-    hosted, start = Hosted(Held(Fence(1), spec.pack(), None, 0, []), prototypes, LIMITS), 0
+    live, start = LiveStream(AcquiredStream(Fence(1), spec.pack(), None, 0, []), prototypes, LIMITS), 0
     payloads = [feature.astype("<f4").tobytes() for feature in features]
     answers = []
     for number, payload in enumerate(payloads):
-        answers.append(hosted.change(RecordKind.OBSERVE, f"key-{number}", payload, 0.0).answer)
+        answers.append(live.change(RecordKind.OBSERVE, f"key-{number}", payload, 0.0).answer)
         if number % 100 == 50:
-            start = hosted.position
-            hosted = Hosted(Held(Fence(1), spec.pack(), hosted.snapshot(), start, []), prototypes, LIMITS)
+            start = live.position
+            live = LiveStream(AcquiredStream(Fence(1), spec.pack(), live.snapshot(), start, []), prototypes, LIMITS)
     run = checker.replay(spec, prototypes, payloads)
-    assert run.digest == state_digest(hosted.engine, hosted.guard)
+    assert run.digest == state_digest(live.engine, live.guard)
     assert run.answers == [checker.described(answer) for answer in answers]
     assert run.guard_events > 1
     assert checker.replay(spec, prototypes, payloads[::-1]).digest != run.digest

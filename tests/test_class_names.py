@@ -89,7 +89,7 @@ def test_the_class_names_of_a_stream_that_exists_are_not_encoded_again():
         async with served(encoder) as service:
             body = {"id": "t", "classes": NAMES, "config": {"target_false_reject": 0.1}}
             first, again = [await service.client.post("/v1/streams", json=body) for _ in range(2)]
-            assert (first.status_code, again.status_code) == (201, 201)
+            assert (first.status_code, again.status_code) == (201, 200)
             assert first.json() == again.json()
             for changes in ({"config": {}}, {"classes": [*NAMES[1:], "another"]}, {"guard": {"enabled": False}}):
                 refused = await service.client.post("/v1/streams", json={**body, **changes})
@@ -172,7 +172,7 @@ def test_one_call_for_each_encoder_is_under_way():
             under_way -= 1
             return "", b""
 
-        names = ClassNameEncoder(encode, settings(encoders=2, most_encoders=2))
+        names = ClassNameEncoder(encode, settings(encoders=2, max_encoders=2))
         await asyncio.gather(*(names.prototypes(f"tenant-{number}", ["owl"]) for number in range(9)))
         assert most == 2
 
@@ -182,7 +182,7 @@ def test_one_call_for_each_encoder_is_under_way():
 def test_too_many_waiting_class_names_are_429_in_total_and_for_a_tenant(tmp_path):
     async def run():
         encoder = CountingEncoding(seconds=1.0)
-        async with guarded(tmp_path, encoder, max_queued_class_names=20, share=0.5) as service:
+        async with guarded(tmp_path, encoder, max_queued_class_names=20, tenant_max_fraction=0.5) as service:
 
             def create(tenant, name, count):
                 body = {"id": name, "classes": [f"class {number}" for number in range(count)]}

@@ -501,7 +501,7 @@ def test_file_names_that_are_no_text_are_written_on_one_line(mixed, tmp_path):
     ("arguments", "words"),
     [
         (["nowhere", "--classes", "a,b"], "no such folder"),
-        (["{images}", "--classes", "cat,cat"], "'cat' stands there 2 times"),
+        (["{images}", "--classes", "cat,cat"], "'cat' occurs 2 times"),
         (["{images}", "--classes", "cat,unicorn"], "no embedding for 'unicorn'"),
         (["{images}", "--classes", "no-such-list"], "there are no names"),
         (["{images}", "--classes", "cat,dog", "--out", "x.xlsx"], "csv or .jsonl"),

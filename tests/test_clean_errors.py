@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 from made_service import feature
 from protodcs.cli import app
 from protodcs.errors import ConfigError, EncoderError, InputError, StoreError, without_passwords
-from protodcs.serve.owners.router import OwnerLostError
 from protodcs.serve.runtime.ray.cluster import KEEPER, Calls
 from protodcs.serve.runtime.ray.deploy import _answered
 from protodcs.serve.settings import ServeConfig
 from protodcs.serve.store import open_store
 from protodcs.serve.telemetry import logs
+from protodcs.serve.workers.router import WorkerLostError
 from test_service_app import FakeEncoding, served, words_of
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -31,8 +31,8 @@ def remote(cause):
 
 
 def task_error(cause):
-    trace = 'Traceback (most recent call last):\n  File "/home/somebody/owner.py", line 7, in f\n' + repr(cause)
-    return RayTaskError("f", trace, cause, proctitle="ray::Owner.f()", pid=7, ip="10.1.2.3")
+    trace = 'Traceback (most recent call last):\n  File "/home/somebody/worker.py", line 7, in f\n' + repr(cause)
+    return RayTaskError("f", trace, cause, proctitle="ray::Worker.f()", pid=7, ip="10.1.2.3")
 
 
 def check_clean(words):
@@ -58,7 +58,7 @@ class Handle:
 
 def calls_that_raise(problem):
     calls = Calls()
-    calls._actors |= {KEEPER: Handle(problem), "owner-0": Handle(problem)}
+    calls._actors |= {KEEPER: Handle(problem), "worker-0": Handle(problem)}
     return calls
 
 
@@ -85,11 +85,11 @@ def test_an_error_of_a_remote_call_that_is_not_ours_loses_its_traceback():
 
 def test_a_worker_that_failed_is_told_apart_from_one_that_is_not_there():
     failed = calls_that_raise(remote(StoreError("the store is full")))
-    with pytest.raises(OwnerLostError, match=r"^owner-0 could not work: the store is full$"):
-        asyncio.run(failed.call("owner-0", []))
+    with pytest.raises(WorkerLostError, match=r"^worker-0 could not work: the store is full$"):
+        asyncio.run(failed.call("worker-0", []))
     gone = calls_that_raise(ActorDiedError(task_error(RuntimeError("no memory"))))
-    for call in (gone.call("owner-0", []), gone.owners()):
-        with pytest.raises(OwnerLostError, match="is not there") as caught:
+    for call in (gone.call("worker-0", []), gone.workers()):
+        with pytest.raises(WorkerLostError, match="is not there") as caught:
             asyncio.run(call)
         check_clean(str(caught.value))
 
@@ -137,7 +137,7 @@ def test_an_unexpected_error_of_a_worker_is_only_in_the_log(monkeypatch, caplog)
             def broken(*_):
                 raise ZeroDivisionError("at 10.1.2.3")
 
-            monkeypatch.setattr(service.owner, "_step", broken)
+            monkeypatch.setattr(service.worker, "_step", broken)
             refused = await service.client.post(
                 "/v1/streams/s/observe", content=feature(0), headers={"x-request-id": "mine"}
             )
@@ -161,7 +161,7 @@ def test_an_unexpected_error_of_a_call_is_only_in_the_log():
 def test_no_answer_in_time_says_nothing_of_the_store(caplog):
     async def run():
         async with served(request_seconds=0.2) as service:
-            service.router._call = lambda *_: raises(OwnerLostError("Redis at 10.1.2.3:6379 cannot be reached"))
+            service.router._call = lambda *_: raises(WorkerLostError("Redis at 10.1.2.3:6379 cannot be reached"))
             words = words_of(await service.observe(feature(0)), 503)
             check_clean(words)
             assert "Redis" not in words
@@ -236,7 +236,7 @@ def test_no_line_of_a_log_holds_a_password(kind, capsys):
     except ConnectionError:
         log.exception("opened %s", URLS[0], extra=logs.with_fields(store=URLS[0], number=7))
     logs.start("off", "info", "test")
-    line = capsys.readouterr().err
+    line = capsys.readouterr().out
     assert "host is down" in line
     assert not holds_secret(line)
     if kind == "json":

@@ -88,7 +88,7 @@ def test_a_person_reads_what_was_decided(run, rows, service, tmp_path):
     assert any(f": {name}, p_unknown" in line for name in "abcdefg" for line in told)
     run("create", "q", "--prototypes", rows)
     run("observe", "q", tmp_path / "many.npy")
-    assert engine_of(service[1].owner, "q") == learned(30)
+    assert engine_of(service[1].worker, "q") == learned(30)
 
 
 def test_the_key_comes_from_a_file_or_the_environment(run, service, tmp_path, monkeypatch):
@@ -112,8 +112,9 @@ def test_mistakes_are_told_in_a_line(run, rows, tmp_path):
     (tmp_path / "no.npy").write_bytes(b"nonsense")
     for words, problem in (
         (("show", "nobody"), "no stream 'nobody'"),
+        (("delete", "nobody"), "no stream 'nobody'"),
         (("rollback", "s", "never"), "'never'"),
-        (("create", "t"), "name the classes"),
+        (("create", "t"), "Send `classes`"),
         (("create", "t", "--prototypes", tmp_path / "no.npy"), "not a .npy file"),
         (("create", "t", "--prototypes", tmp_path / "none.npy"), "No such file"),
         (("create", "t", "--prototypes", rows, "--option", "nonsense"), "name=value"),
@@ -131,3 +132,26 @@ def test_mistakes_are_told_in_a_line(run, rows, tmp_path):
 def test_a_service_that_is_away_is_told_in_a_line(run, monkeypatch):
     monkeypatch.setattr("protodcs.cli.streams._GIVE_UP", 0.2)
     assert "ConnectError" in run("list", "--url", f"http://127.0.0.1:{free_port()}", code=1)
+
+
+def test_streams_are_created_from_a_file_listed_peeked_at_and_explained(run, rows, tmp_path):
+    run("create", "m", "--prototypes", rows)
+    (tmp_path / "streams.jsonl").write_text('{"id": "n", "like": "m"}\n\n{"id": "o", "like": "none"}\n')
+    lines = [json.loads(line) for line in run("create-many", tmp_path / "streams.jsonl").splitlines()]
+    assert [(line["id"], line["status"]) for line in lines] == [("n", 201), ("o", 404)]
+    run("freeze", "n")
+    assert run("list", "--frozen").split() == ["n"]
+    assert run("list", "--learning", "--sort", "-created").split()[0] == "m"
+    np.save(tmp_path / "rows.npy", FEATURES[:2])
+    np.save(tmp_path / "row.npy", FEATURES[0])
+    assert len(run("peek", "m", tmp_path / "rows.npy", tmp_path / "row.npy").splitlines()) == 3
+    assert json.loads(run("explain", "m", tmp_path / "row.npy"))
+    assert json.loads(run("show", "m", "--json"))["sequence"] == 0
+    for name in "mn":
+        run("delete", name)
+
+
+def test_the_service_tells_of_its_health_and_workers(run):
+    assert json.loads(run("health", "--json"))["ready"]
+    assert run("workers").split() == ["worker-0"]
+    assert run("workers", "--count", "2").split() == ["worker-0", "worker-1"]

@@ -19,7 +19,7 @@ from PIL import Image
 
 import protodcs
 from made_service import FEATURES, PROTOTYPES, ROWS, engine_of, feature, learned
-from protodcs import AsyncClient, Client, Decision, Observed, StreamDCS, wire
+from protodcs import AsyncClient, Client, Decision, Observed, StreamDCS, protocol
 from protodcs import client as client_module
 from protodcs.data import decode
 from protodcs.errors import ImageError, InputError, ProtoDCSError, ServiceError
@@ -105,11 +105,11 @@ def test_several_features_are_one_request_up_to_a_number(plain, stream, monkeypa
     assert numbers(stream.observe(FEATURES[9:10])) == [(9, 9)]
     assert numbers(stream.observe(list(FEATURES[10:12]))) == [(10, 10), (11, 11)]
     assert stream.observe(FEATURES[:0]) == stream.observe([]) == stream.peek([]) == []
-    monkeypatch.setattr(wire, "_ROWS", 4)
+    monkeypatch.setattr(protocol, "_ROWS", 4)
     before = len(sent(plain[2]))
     assert len(stream.observe(FEATURES[12:22])) == 10
     assert len(sent(plain[2])) == before + 3
-    assert engine_of(plain[1].owner, stream.id) == learned(22)
+    assert engine_of(plain[1].worker, stream.id) == learned(22)
     assert stream.observe(FEATURES[22].tolist()).position == 22
 
 
@@ -144,15 +144,16 @@ def test_the_life_of_a_stream(plain, client, stream):
     assert stream.unfreeze().position == 3
     assert not stream.status()["frozen"]
     assert stream.reset().position == 4
-    assert engine_of(plain[1].owner, stream.id) == learned(0)
+    assert engine_of(plain[1].worker, stream.id) == learned(0)
     assert stream.rollback("first").position == 5
-    assert engine_of(plain[1].owner, stream.id) == learned(1)
+    assert engine_of(plain[1].worker, stream.id) == learned(1)
     copy = client.create(stream.id + " copy", like=stream.id)
     assert copy.created["config"] == stream.created["config"]
     assert {stream.id, copy.id} <= set(client.streams())
-    for _ in range(2):
-        copy.delete()
+    copy.delete()
     assert copy.id not in client.streams()
+    with pytest.raises(ServiceError, match="no stream"):
+        copy.delete()
 
 
 def fields_of(seen):
@@ -175,9 +176,9 @@ def test_what_a_stream_knows_can_be_asked_changed_and_carried_away(plain, client
     assert protodcs.StreamDCS.restore(state).snapshot() == engine.snapshot()
     for name in ("indoor/church", "100%", "a?b"):
         stream.add_class(name, FEATURES[20])
-        assert stream.status()["classes"] == len(ROWS) + 1
+        assert stream.status()["classes"][-1] == name
         stream.remove_class(name)
-        assert stream.status()["classes"] == len(ROWS)
+        assert len(stream.status()["classes"]) == len(ROWS)
         stream.snapshot(name)
         stream.delete_snapshot(name)
         assert stream.snapshots() == []
@@ -185,7 +186,7 @@ def test_what_a_stream_knows_can_be_asked_changed_and_carried_away(plain, client
         stream.remove_class("..")
     other = client.create(stream.id + " heir", prototypes=ROWS)
     other.import_state(state)
-    assert engine_of(plain[1].owner, other.id) == learned(12)
+    assert engine_of(plain[1].worker, other.id) == learned(12)
     other.delete()
 
 
@@ -228,7 +229,7 @@ def test_an_observe_is_applied_once_whatever_happens_to_its_answer(fault):
         faulty.plan.append(fault)
         several = stream.observe(FEATURES[1:4])
         assert [(one.position, one.repeated) for one in several] == [(n, fault in FAULTS_AFTER) for n in (1, 2, 3)]
-        assert engine_of(service.owner) == learned(4)
+        assert engine_of(service.worker) == learned(4)
         faulty.plan.append(fault)
         assert tuple(stream.freeze()) == (4, 1, fault in FAULTS_AFTER)
 
@@ -295,7 +296,7 @@ def pauses(monkeypatch):
         slept.append(seconds)
         clock.now += seconds
 
-    monkeypatch.setattr(client_module, "Tries", partial(wire.Tries, clock=clock, chance=lambda: 1.0))
+    monkeypatch.setattr(client_module, "RetryPolicy", partial(protocol.RetryPolicy, clock=clock, chance=lambda: 1.0))
     monkeypatch.setattr(client_module.time, "sleep", sleep)
     return slept
 
@@ -426,18 +427,21 @@ class Clock:
         return self.now
 
 
-LOOK = wire.streams()
+LOOK = protocol.streams()
 
 
 def told(status, body=b'{"detail": "words"}', **headers):
-    return wire.Answer(status, headers, body)
+    return protocol.Response(status, headers, body)
 
 
 def test_pauses_grow_to_a_limit_and_are_not_the_same_for_all():
     clock = Clock()
     shortest, longest = (
-        [tries.pause_after(wire.Silence("lost")) for _ in range(40)]
-        for tries in (wire.Tries(LOOK, 1e9, clock, lambda: 0.0), wire.Tries(LOOK, 1e9, clock, lambda: 1.0))
+        [policy.pause_after(protocol.NoResponse("lost")) for _ in range(40)]
+        for policy in (
+            protocol.RetryPolicy(LOOK, 1e9, clock, lambda: 0.0),
+            protocol.RetryPolicy(LOOK, 1e9, clock, lambda: 1.0),
+        )
     )
     assert longest == sorted(longest)
     assert longest[-1] == longest[-2] > longest[0]
@@ -445,33 +449,33 @@ def test_pauses_grow_to_a_limit_and_are_not_the_same_for_all():
 
 
 def test_a_service_that_says_when_to_ask_again_is_not_asked_before():
-    assert wire.Tries(LOOK, 100).pause_after(told(503, **{"retry-after": "7"})) > 7
+    assert protocol.RetryPolicy(LOOK, 100).pause_after(told(503, **{"retry-after": "7"})) > 7
     date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 60))
-    assert 30 < wire.Tries(LOOK, 100).pause_after(told(503, **{"retry-after": date})) < 61
+    assert 30 < protocol.RetryPolicy(LOOK, 100).pause_after(told(503, **{"retry-after": date})) < 61
 
 
 @pytest.mark.parametrize("value", ["", "-1", "soon", "1.5.2", "Thu, 01 Jan 1970 00:00:00 GMT"])
 def test_nonsense_about_when_to_ask_again_is_passed_over(value):
-    assert wire.Tries(LOOK, 100).pause_after(told(429, **{"retry-after": value})) < 1
+    assert protocol.RetryPolicy(LOOK, 100).pause_after(told(429, **{"retry-after": value})) < 1
 
 
 def test_it_does_not_wait_for_what_comes_after_its_time():
     with pytest.raises(ServiceError, match="given up") as caught:
-        wire.Tries(LOOK, 100).pause_after(told(503, **{"retry-after": "3600"}))
+        protocol.RetryPolicy(LOOK, 100).pause_after(told(503, **{"retry-after": "3600"}))
     assert caught.value.status == 503
 
 
 @pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 405, 409, 413, 415, 422, 500])
 def test_errors_in_the_words_of_the_service_are_final_but_for_those_that_pass(status):
     with pytest.raises(ServiceError, match=r"^words$") as caught:
-        wire.Tries(LOOK, 100).pause_after(told(status))
+        protocol.RetryPolicy(LOOK, 100).pause_after(told(status))
     assert caught.value.status == status
     for passing in (408, 429, 503):
-        wire.Tries(LOOK, 100).pause_after(told(passing))
+        protocol.RetryPolicy(LOOK, 100).pause_after(told(passing))
     for strange in (404, 500, 502, 504):
-        wire.Tries(LOOK, 100).pause_after(told(strange, b"<html>"))
+        protocol.RetryPolicy(LOOK, 100).pause_after(told(strange, b"<html>"))
     with pytest.raises(ServiceError, match="403 and 'not here'"):
-        wire.Tries(LOOK, 100).pause_after(told(403, b"not  here"))
+        protocol.RetryPolicy(LOOK, 100).pause_after(told(403, b"not  here"))
 
 
 # Streams of samples.
@@ -481,14 +485,14 @@ def test_a_stream_of_features_is_observed_in_order_and_in_few_requests(plain, st
     before = len(sent(plain[2]))
     seen = list(stream.observe_stream(FEATURES[:100], ahead=25))
     assert numbers(seen) == [(number, number) for number in range(100)]
-    assert engine_of(plain[1].owner, stream.id) == learned(100)
+    assert engine_of(plain[1].worker, stream.id) == learned(100)
     assert len(sent(plain[2])) - before < 50
 
 
 def test_a_stream_may_mix_images_features_and_blocks(plain, stream):
     items = [png(0), FEATURES[1], FEATURES[2:5], pixels(5), FEATURES[6], FEATURES[7]]
     assert numbers(stream.observe_stream(items)) == [(number, number) for number in range(8)]
-    assert engine_of(plain[1].owner, stream.id) == learned(8)
+    assert engine_of(plain[1].worker, stream.id) == learned(8)
 
 
 @pytest.mark.parametrize("fault", FAULTS_BEFORE + FAULTS_AFTER, ids=lambda fault: fault.__name__)
@@ -497,7 +501,7 @@ def test_a_stream_keeps_its_order_whatever_happens_to_answers(fault):
     with serving(plan=plan) as (url, service, _), patient(url) as client:
         seen = list(client.stream("s").observe_stream(FEATURES[:60], ahead=8))
         assert numbers(seen) == [(number, number) for number in range(60)]
-        assert engine_of(service.owner) == learned(60)
+        assert engine_of(service.worker) == learned(60)
 
 
 def test_an_error_comes_at_its_place_after_all_before_it(plain, stream):
@@ -540,6 +544,51 @@ def test_an_endless_stream_can_be_left_and_reads_no_more_than_it_was_told(stream
     for ahead in (0, -1):
         with pytest.raises(InputError, match="at least 1"):
             next(stream.observe_stream(endless(), ahead=ahead))
+
+
+def test_a_client_creates_many_streams_and_lists_them_in_pages(client, stream):
+    results = client.create_many([{"id": f"{stream.id} {number}", "like": stream.id} for number in range(3)])
+    assert [one["status"] for one in results] == [201] * 3
+    client.stream(f"{stream.id} 1").freeze()
+    assert f"{stream.id} 1" in client.streams(frozen=True)
+    assert f"{stream.id} 0" not in client.streams(frozen=True)
+    page = client.list_streams(limit=2, sort="-created")
+    assert [one["id"] for one in page["streams"]] == [f"{stream.id} 2", f"{stream.id} 1"]
+    following = client.list_streams(limit=1, sort="-created", cursor=page["next_cursor"])
+    assert [one["id"] for one in following["streams"]] == [f"{stream.id} 0"]
+    for one in results:
+        client.stream(one["id"]).delete()
+
+
+def test_a_client_imports_a_state_only_over_the_one_it_saw(stream):
+    state, etag = stream.export_state(), stream.state_etag()
+    stream.observe(FEATURES[0])
+    with pytest.raises(ServiceError) as problem:
+        stream.import_state(state, if_match=etag)
+    assert (problem.value.status, problem.value.code) == (412, "precondition_failed")
+    stream.import_state(state, if_match=stream.state_etag())
+
+
+def test_a_client_tells_of_the_service(client):
+    assert client.ready() == {"ready": True}
+    assert client.health()["waiting"] == 0
+    assert client.workers()["names"] == ["worker-0"]
+    assert client.resize(2) == ["worker-0", "worker-1"]
+
+
+def test_a_repeated_delete_of_what_is_gone_has_succeeded():
+    policy = protocol.RetryPolicy(protocol.delete("s", None), 100)
+    assert not policy.is_done(told(404))
+    policy.pause_after(protocol.NoResponse("lost"))
+    assert policy.is_done(told(404))
+
+
+def test_both_clients_have_the_same_methods():
+    def methods(kind):
+        return {name for name in vars(kind) if not name.startswith("_")}
+
+    assert methods(client_module.Client) == methods(client_module.AsyncClient)
+    assert methods(client_module.Stream) == methods(client_module.AsyncStream)
 
 
 # The same with asyncio.
@@ -593,7 +642,7 @@ def test_the_asynchronous_client_decides_as_an_engine_in_this_process():
         assert numbers(await stream.observe(FEATURES[5:8])) == [(5, 5), (6, 6), (7, 7)]
         assert numbers(await stream.observe([png(8), png(9)])) == [(8, 8), (9, 9)]
         assert (await stream.observe(Image.fromarray(pixels(10)))).position == 10
-        assert engine_of(service.owner) == learned(11)
+        assert engine_of(service.worker) == learned(11)
 
     with_client(run, PixelEncoding())
 
@@ -638,7 +687,7 @@ def test_an_asynchronous_observe_is_applied_once(fault):
         assert (seen.position, seen.repeated) == (0, True)
         assert len(transport.seen) == 3
         assert len({key for _, _, key in transport.seen}) == 1
-        assert engine_of(service.owner) == learned(1)
+        assert engine_of(service.worker) == learned(1)
 
     with_client(run, plan=[fault, fault])
 
@@ -653,7 +702,7 @@ def test_many_streams_go_on_at_once_and_not_more_than_allowed():
         for seen in await asyncio.gather(*(feed(client, name) for name in streams)):
             assert numbers(seen) == [(number, number) for number in range(20)]
         assert transport.most == 8
-        assert all(engine_of(service.owner, name) == learned(20) for name in streams)
+        assert all(engine_of(service.worker, name) == learned(20) for name in streams)
 
     with_client(run, plan=[None, httpx.ReadError("reset")] * 20, connections=8)
 

@@ -373,9 +373,9 @@ def test_a_second_thread_inside_one_engine_is_refused(variant):
     worker = threading.Thread(target=lambda: told.append(engine.observe(features[0])))
     worker.start()
     assert inside.wait(300)
-    with pytest.raises(UsageError, match="another thread"):
+    with pytest.raises(UsageError, match="Another thread"):
         engine.observe(features[1])
-    with pytest.raises(UsageError, match="another thread"):
+    with pytest.raises(UsageError, match="Another thread"):
         engine.snapshot()
     release.set()
     worker.join()

@@ -9,7 +9,7 @@ import pytest
 from memory_store import MemoryStore
 from protodcs.errors import StoreError
 from protodcs.serve.runtime.ray import cluster
-from protodcs.serve.runtime.ray.cluster import Keeper
+from protodcs.serve.runtime.ray.cluster import Controller
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
@@ -51,7 +51,7 @@ class Actors:
         monkeypatch.setattr(cluster, "_is_restarted", lambda: self.restarted)
         monkeypatch.setattr(cluster, "_present", lambda: sorted(self.workers))
         monkeypatch.setattr(cluster, "_actor", self.find)
-        monkeypatch.setattr(cluster, "_start_owner", self.start)
+        monkeypatch.setattr(cluster, "_start_worker", self.start)
         monkeypatch.setattr(cluster.ray, "kill", self.kill)
 
     def find(self, name):
@@ -69,7 +69,7 @@ class Actors:
 
     def controller(self, store="redis://nowhere"):
         """Return a controller, as Ray makes one."""
-        return Keeper({"store": store, "lease_seconds": 5.0, "drain_seconds": 30.0})
+        return Controller({"store": store, "lease_seconds": 5.0, "drain_seconds": 30.0})
 
 
 @pytest.fixture
@@ -93,36 +93,36 @@ def test_a_resize_stores_the_list_before_it_drains_a_worker(actors):
     async def run():
         controller = actors.controller()
         assert await controller.names() == []
-        assert await controller.resize(3) == ["owner-0", "owner-1", "owner-2"]
-        assert actors.store.member_names == await controller.names() == ["owner-0", "owner-1", "owner-2"]
-        actors.workers["owner-2"].hangs = "drain"
+        assert await controller.resize(3) == ["worker-0", "worker-1", "worker-2"]
+        assert actors.store.member_names == await controller.names() == ["worker-0", "worker-1", "worker-2"]
+        actors.workers["worker-2"].hangs = "drain"
         resizing = asyncio.create_task(controller.resize(2))
-        await until(lambda: ("drain", "owner-2", True) in actors.events)
-        assert actors.store.member_names == await controller.names() == ["owner-0", "owner-1"]
+        await until(lambda: ("drain", "worker-2", True) in actors.events)
+        assert actors.store.member_names == await controller.names() == ["worker-0", "worker-1"]
         # All are told before, also the one that leaves.
-        told = [event[1] for event in actors.events if event[0] == "arrange" and event[2] == ["owner-0", "owner-1"]]
-        assert told == ["owner-0", "owner-1", "owner-2"]
-        assert await resizing == ["owner-0", "owner-1"]
-        assert sorted(actors.workers) == ["owner-0", "owner-1"]
+        told = [event[1] for event in actors.events if event[0] == "arrange" and event[2] == ["worker-0", "worker-1"]]
+        assert told == ["worker-0", "worker-1", "worker-2"]
+        assert await resizing == ["worker-0", "worker-1"]
+        assert sorted(actors.workers) == ["worker-0", "worker-1"]
 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("call", [("arrange", "owner-2", ["owner-0", "owner-1"]), ("drain", "owner-2", True)])
+@pytest.mark.parametrize("call", [("arrange", "worker-2", ["worker-0", "worker-1"]), ("drain", "worker-2", True)])
 def test_a_controller_that_dies_in_a_removal_finishes_it_after_its_restart(actors, call):
     async def run():
         controller = actors.controller()
         await controller.resize(3)
-        actors.workers["owner-2"].hangs = call[0]
+        actors.workers["worker-2"].hangs = call[0]
         resizing = asyncio.create_task(controller.resize(2))
         await until(lambda: call in actors.events)
         resizing.cancel()
         die(controller)
         actors.restarted = True
         successor = actors.controller()
-        await until(lambda: sorted(actors.workers) == ["owner-0", "owner-1"])
-        assert await successor.names() == ["owner-0", "owner-1"]
-        assert actors.events[-1] == ("kill", "owner-2")
+        await until(lambda: sorted(actors.workers) == ["worker-0", "worker-1"])
+        assert await successor.names() == ["worker-0", "worker-1"]
+        assert actors.events[-1] == ("kill", "worker-2")
 
     asyncio.run(run())
 
@@ -130,23 +130,23 @@ def test_a_controller_that_dies_in_a_removal_finishes_it_after_its_restart(actor
 def test_a_restarted_controller_starts_members_that_are_missing(actors):
     async def run():
         actors.restarted = True
-        actors.store.member_names = ["owner-0", "owner-7"]
-        actors.start("owner-0", {})
+        actors.store.member_names = ["worker-0", "worker-7"]
+        actors.start("worker-0", {})
         controller = actors.controller()
-        await until(lambda: sorted(actors.workers) == ["owner-0", "owner-7"])
-        assert await controller.names() == ["owner-0", "owner-7"]
+        await until(lambda: sorted(actors.workers) == ["worker-0", "worker-7"])
+        assert await controller.names() == ["worker-0", "worker-7"]
 
     asyncio.run(run())
 
 
 def test_a_new_service_starts_as_many_workers_as_its_settings_say_whatever_an_earlier_one_had(actors):
     async def run():
-        actors.store.member_names = [f"owner-{number}" for number in range(8)]
+        actors.store.member_names = [f"worker-{number}" for number in range(8)]
         controller = actors.controller()
         await asyncio.sleep(60)
         assert actors.workers == {}
         await controller.resize(2)
-        assert sorted(actors.workers) == actors.store.member_names == ["owner-0", "owner-1"]
+        assert sorted(actors.workers) == actors.store.member_names == ["worker-0", "worker-1"]
 
     asyncio.run(run())
 
@@ -159,11 +159,11 @@ def test_a_resize_while_the_store_is_down_is_an_error_and_changes_nothing(actors
         for count in (1, 3):
             with pytest.raises(StoreError):
                 await controller.resize(count)
-        assert await controller.names() == ["owner-0", "owner-1"]
+        assert await controller.names() == ["worker-0", "worker-1"]
         actors.store.down = False
         await asyncio.sleep(60)
-        assert sorted(actors.workers) == actors.store.member_names == ["owner-0", "owner-1"]
-        assert await controller.resize(1) == ["owner-0"]
+        assert sorted(actors.workers) == actors.store.member_names == ["worker-0", "worker-1"]
+        assert await controller.resize(1) == ["worker-0"]
 
     asyncio.run(run())
 
@@ -180,8 +180,8 @@ def test_workers_that_were_started_for_a_list_that_could_not_be_stored_are_remov
             patch.setattr(actors.store, "set_members", fail)
             with pytest.raises(StoreError):
                 await controller.resize(2)
-        assert sorted(actors.workers) == ["owner-0", "owner-1"]
-        await until(lambda: sorted(actors.workers) == ["owner-0"])
+        assert sorted(actors.workers) == ["worker-0", "worker-1"]
+        await until(lambda: sorted(actors.workers) == ["worker-0"])
 
     asyncio.run(run())
 
@@ -189,18 +189,18 @@ def test_workers_that_were_started_for_a_list_that_could_not_be_stored_are_remov
 def test_a_controller_that_starts_while_the_store_is_down_reads_the_list_later(actors):
     async def run():
         actors.restarted = True
-        actors.store.member_names = ["owner-0"]
-        actors.start("owner-0", {})
-        actors.start("owner-1", {})
+        actors.store.member_names = ["worker-0"]
+        actors.start("worker-0", {})
+        actors.start("worker-1", {})
         actors.store.down = True
         controller = actors.controller()
         await asyncio.sleep(60)
         # Nothing is removed, and nobody is told a list that may be wrong.
-        assert sorted(actors.workers) == ["owner-0", "owner-1"]
+        assert sorted(actors.workers) == ["worker-0", "worker-1"]
         assert await controller.names() == []
         actors.store.down = False
-        await until(lambda: sorted(actors.workers) == ["owner-0"])
-        assert await controller.names() == actors.store.member_names == ["owner-0"]
+        await until(lambda: sorted(actors.workers) == ["worker-0"])
+        assert await controller.names() == actors.store.member_names == ["worker-0"]
 
     asyncio.run(run())
 
@@ -210,7 +210,7 @@ def test_a_list_that_the_store_lost_is_stored_again(actors):
         controller = actors.controller()
         await controller.resize(2)
         actors.store.member_names = None
-        await until(lambda: actors.store.member_names == ["owner-0", "owner-1"])
+        await until(lambda: actors.store.member_names == ["worker-0", "worker-1"])
         assert not [event for event in actors.events if event[0] == "kill"]
 
     asyncio.run(run())
@@ -220,7 +220,7 @@ def test_a_hung_worker_does_not_hold_up_a_resize(actors):
     async def run():
         controller = actors.controller()
         await controller.resize(2)
-        actors.workers["owner-0"].hangs = "arrange"
-        assert await controller.resize(3) == ["owner-0", "owner-1", "owner-2"]
+        actors.workers["worker-0"].hangs = "arrange"
+        assert await controller.resize(3) == ["worker-0", "worker-1", "worker-2"]
 
     asyncio.run(run())

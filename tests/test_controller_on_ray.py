@@ -11,10 +11,10 @@ import ray
 
 from made_service import create, observe
 from protodcs.serve.messages import Outcome
-from protodcs.serve.owners.router import Router
 from protodcs.serve.runtime.ray import cluster
-from protodcs.serve.runtime.ray.cluster import Calls, Keeper, end, start_keeper
+from protodcs.serve.runtime.ray.cluster import Calls, Controller, end, start_controller
 from protodcs.serve.settings import ServeConfig
+from protodcs.serve.workers.router import Router
 from redis_server import RedisServer
 
 pytestmark = pytest.mark.ray
@@ -24,7 +24,7 @@ STREAMS = [f"s{number}" for number in range(12)]
 FOLDER = "PROTODCS_TEST_CONTROLLER"
 
 
-class StuckKeeper(Keeper):
+class StuckController(Controller):
     """A controller that hangs between the drain and the kill of a worker, while the file `stuck` exists."""
 
     async def _remove(self, name):
@@ -41,14 +41,14 @@ class StuckKeeper(Keeper):
 
 @pytest.fixture
 def cluster_of_three(tmp_path, monkeypatch):
-    """Three workers on a Redis, and their controller, which is a `StuckKeeper`."""
+    """Three workers on a Redis, and their controller, which is a `StuckController`."""
     monkeypatch.setenv(FOLDER, str(tmp_path))
-    monkeypatch.setattr(cluster, "Keeper", StuckKeeper)
+    monkeypatch.setattr(cluster, "Controller", StuckController)
     with RedisServer(tmp_path) as redis:
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         try:
-            config = ServeConfig(store=redis.url, owners=3, owner_cpus=0.1, lease_seconds=2.0, request_seconds=60.0)
-            controller = start_keeper(config)
+            config = ServeConfig(store=redis.url, workers=3, worker_cpus=0.1, lease_seconds=2.0, request_seconds=60.0)
+            controller = start_controller(config)
             yield config, controller
             end(controller)
         finally:
@@ -74,7 +74,7 @@ def test_all_streams_are_served_after_the_controller_dies_between_the_drain_and_
 
     async def run():
         calls = Calls()
-        router = Router(calls.call, calls.owners, config)
+        router = Router(calls.call, calls.workers, config)
         for stream in STREAMS:
             assert (await router.ask(create(stream))).outcome is Outcome.DONE
         await observe_all(router, 0)
@@ -88,10 +88,10 @@ def test_all_streams_are_served_after_the_controller_dies_between_the_drain_and_
         (tmp_path / "stuck").unlink()
         with pytest.raises(ray.exceptions.RayActorError):
             await resizing
-        await until(lambda: cluster._present() == ["owner-0", "owner-1"], "the removal")
-        assert await calls.owners() == ["owner-0", "owner-1"]
+        await until(lambda: cluster._present() == ["worker-0", "worker-1"], "the removal")
+        assert await calls.workers() == ["worker-0", "worker-1"]
         await observe_all(router, 2)
         # A router that starts now sees the list only.
-        await observe_all(Router(calls.call, calls.owners, config), 3)
+        await observe_all(Router(calls.call, calls.workers, config), 3)
 
     asyncio.run(run())

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
-from made_service import FEATURES, PROTOTYPES, ask, birth_of, create, done, engine_of, observe, one, started
+from made_service import FEATURES, PROTOTYPES, ask, create, done, engine_of, observe, one, spec_of, started
 from protodcs import ProtoDCSConfig, StreamDCS, StreamDCSConfig, methods
 from protodcs.core.prototypes import Prototypes
 from protodcs.errors import ConfigError
@@ -16,7 +16,7 @@ from protodcs.serve.guard import GuardSettings
 from protodcs.serve.messages import Action, Outcome, Request
 from protodcs.serve.settings import ServeConfig, TenantLimits, cost_limits_of
 from protodcs.serve.stream.cost import check_cost, estimate
-from protodcs.serve.stream.hosted import Birth, pack_class
+from protodcs.serve.stream.live_stream import StreamSpec, pack_class
 from protodcs.serve.stream.shared import pack_prototypes
 
 GUARD = GuardSettings()
@@ -186,8 +186,8 @@ def expensive_state():
 def test_an_expensive_stream_is_not_created():
     async def run():
         async with started(streams=(), max_mean_step_cost=1.0) as worker:
-            assert rejected(await one(worker, create(birth=birth_of(**EXPENSIVE).pack())))
-            assert await worker.streams() == []
+            assert rejected(await one(worker, create(spec=spec_of(**EXPENSIVE).pack())))
+            assert [stream async for stream in worker._store.streams()] == []
 
     asyncio.run(run())
 
@@ -195,7 +195,7 @@ def test_an_expensive_stream_is_not_created():
 def test_limits_hold_for_a_stream_that_is_created_like_another_one():
     async def run():
         async with started(streams=(), max_mean_step_cost=1000.0) as worker:
-            await done(worker, create(birth=birth_of(**EXPENSIVE).pack()))
+            await done(worker, create(spec=spec_of(**EXPENSIVE).pack()))
             worker._config = worker._config.model_copy(update={"max_mean_step_cost": 1.0})
             assert rejected(await one(worker, Request("t", Action.CREATE_LIKE, "k", b"s")))
             # One that exists goes on, though the limit is lower now.
@@ -218,7 +218,7 @@ def test_an_imported_state_cannot_bring_expensive_settings():
 def test_a_roll_back_cannot_bring_expensive_settings():
     async def run():
         async with started(max_mean_step_cost=1000.0) as worker:
-            await done(worker, ask(Action.IMPORT, "a", expensive_state()), ask(Action.KEEP, "b", b"dear"))
+            await done(worker, ask(Action.IMPORT, "a", expensive_state()), ask(Action.SAVE_SNAPSHOT, "b", b"dear"))
             await done(worker, ask(Action.RESET, "c"))
             worker._config = worker._config.model_copy(update={"max_mean_step_cost": 1.0})
             before = engine_of(worker)
@@ -232,7 +232,7 @@ def test_a_class_that_makes_a_stream_too_expensive_is_not_added():
     rows = np.random.default_rng(0).standard_normal((300, 16))
     prototypes = Prototypes(rows)
     config = ProtoDCSConfig(evolution_gate="quantile")
-    birth = Birth(
+    spec = StreamSpec(
         method="protodcs",
         config=config.model_dump(),
         classes=[str(k) for k in range(300)],
@@ -242,7 +242,7 @@ def test_a_class_that_makes_a_stream_too_expensive_is_not_added():
 
     async def run():
         async with started(streams=(), max_mean_step_cost=limit) as worker:
-            await done(worker, Request("s", Action.CREATE, "k", birth.pack(), pack_prototypes(prototypes)))
+            await done(worker, Request("s", Action.CREATE, "k", spec.pack(), pack_prototypes(prototypes)))
             added = pack_class(rows[0].astype("<f4").tobytes(), "one more")
             reply = await one(worker, ask(Action.ADD_CLASS, payload=added))
             assert reply.outcome is Outcome.WRONG

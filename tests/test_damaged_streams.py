@@ -28,7 +28,9 @@ def test_a_stream_that_is_damaged_in_redis_is_quarantined_and_restored(tmp_path,
     async def run(server):
         async with started(RedisStore(server.url), snapshot_records=4, quarantine_failures=2) as worker:
             # The snapshot covers four records; three are behind it.
-            await done(worker, *(observe(number) for number in range(3)), ask(Action.KEEP, "k", b"good"), observe(3))
+            await done(
+                worker, *(observe(number) for number in range(3)), ask(Action.SAVE_SNAPSHOT, "k", b"good"), observe(3)
+            )
             await done(worker, observe(4), observe(5))
             worker._streams.clear()
             client = redis.Redis(port=server.port)
@@ -37,7 +39,7 @@ def test_a_stream_that_is_damaged_in_redis_is_quarantined_and_restored(tmp_path,
             break_data(client)
             outcomes = [(await one(worker, observe(6))).outcome for _ in range(3)]
             assert outcomes == [Outcome.FAILED, Outcome.FAILED, Outcome.CONFLICT]
-            assert (await one(worker, ask(Action.KEPT))).facts == {"snapshots": ["good"]}
+            assert (await one(worker, ask(Action.LIST_SNAPSHOTS))).facts == {"snapshots": ["good"]}
             (reply,) = await done(worker, ask(Action.ROLLBACK, "back", b"good"))
             assert reply.position == 7
             assert engine_of(worker) == learned(3)

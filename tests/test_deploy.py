@@ -200,14 +200,14 @@ def test_the_redis_has_the_settings_that_the_service_requires_and_repairs_its_fi
     async def write(redis):
         store = await redis.store()
         await store.put_shared("shared", b"blob")
-        assert await store.create("s", b"birth", "shared")
-        held = await store.acquire("s", "owner", "one")
+        assert await store.create("s", b"spec", "shared")
+        held = await store.acquire("s", "worker", "one")
         assert await store.commit([Batch("s", held.fence, 0, [b"record"])]) == [None]
         await store.close()
 
     async def read(redis):
         store = await redis.store()
-        held = await store.acquire("s", "owner", "two")
+        held = await store.acquire("s", "worker", "two")
         await store.close()
         return held.tail
 
@@ -258,7 +258,7 @@ def test_the_application_of_the_manifest_serves_images(tmp_path):
     port = free_port()
     with Started(tmp_path) as redis:
         kept = {name: value for name, value in application["args"].items() if name in ("ingresses", "encoders")}
-        small = {"owners": 2, "owner_cpus": 0.1, "encoder_cpus": 0.1, "encoder": "demo", "store": redis.url}
+        small = {"workers": 2, "worker_cpus": 0.1, "encoder_cpus": 0.1, "encoder": "demo", "store": redis.url}
         config["http_options"] = {"host": "127.0.0.1", "port": port}
         # Another name than that of `protodcs serve`: whoever deploys it chooses.
         config["applications"] = [{**application, "name": "chosen", "args": {**kept, **small}}]

@@ -199,7 +199,7 @@ def test_a_single_class_has_nothing_to_learn():
     engine = methods.create("dpe", prototypes)
     decisions = engine.observe_many(features)
     assert not decisions.index.any()
-    np.testing.assert_allclose(engine._memory.text, engine._memory.entry, atol=1e-6)
+    np.testing.assert_allclose(engine._memory.text, engine._memory.initial, atol=1e-6)
     assert engine._memory.counts[0] == engine.config.cache_size
 
 
@@ -244,12 +244,12 @@ def test_a_bad_option_is_refused(option):
         lambda header, arrays: arrays.update(cache=arrays["cache"] * np.float32(2)),
         lambda header, arrays: arrays.update(text=arrays["text"] * np.float32(2)),
         lambda header, arrays: arrays.update(text=arrays["text"] * np.float32(0)),
-        lambda header, arrays: arrays.update(entry=arrays["entry"] * np.float32(2)),
+        lambda header, arrays: arrays.update(initial_prototypes=arrays["initial_prototypes"] * np.float32(2)),
         lambda header, arrays: arrays.update(quality=arrays["quality"] - 100),
         lambda header, arrays: arrays.update(quality=arrays["quality"] * np.nan),
         lambda header, arrays: arrays.update(counts=arrays["counts"] + 7),
         lambda header, arrays: arrays.update(counts=-arrays["counts"]),
-        lambda header, arrays: arrays.update(more=arrays["entry"]),
+        lambda header, arrays: arrays.update(more=arrays["initial_prototypes"]),
         lambda header, arrays: header.counters.update(known=header.counters["known"] - 1),
         lambda header, arrays: header.counters.update(sequence=header.counters["sequence"] + 1),
         lambda header, arrays: arrays.pop("text"),

@@ -42,13 +42,13 @@ SETTINGS = {
     "lease_seconds": LEASE,
     "attempt_seconds": 2.0,
     "request_seconds": REQUEST,
-    "store_patience": 5.0,
+    "store_connect_timeout": 5.0,
     # Small, so that streams are saved, cut, unloaded and loaded all the time.
     "snapshot_records": 40,
     "snapshot_seconds": 2.0,
-    "sleep_seconds": 1.5,
-    "sleep_records": 10,
-    "awake": 12,
+    "unload_seconds": 1.5,
+    "unload_records": 10,
+    "max_loaded_streams": 12,
     "idempotency_answers": STORED_ANSWERS,
     # Above the time for which a producer sends old requests again.
     "idempotency_seconds": 1800.0,
@@ -139,14 +139,14 @@ def report(violations):
 
 
 def required(samples):
-    """Return what must have happened in a run. In a short one, some seeds let no guard act."""
-    return ["retries", "repeated_keys", "misuses", *(["guard_events"] if samples >= 10_000 else [])]
+    """Return what must have happened in a run. In a short one, faults may hit no open request, and no guard may act."""
+    return ["repeated_keys", "misuses", *(["retries", "guard_events"] if samples >= 10_000 else [])]
 
 
 def under_faults(tmp_path, disk, images, counts, **sizes):
     """Load a service, inject the faults, and check every promise."""
     seed, done = fault_seed(), []
-    settings = {**SETTINGS, "owners": 4, "ingresses": 2, "encoder": "mini", "audit": str(tmp_path / "audit.jsonl")}
+    settings = {**SETTINGS, "workers": 4, "ingresses": 2, "encoder": "mini", "audit": str(tmp_path / "audit.jsonl")}
     rig = Rig(tmp_path, disk, **settings)
     impossible = {"disk full": disk is None, "step clock": rig.clocks is None}
     counts = {kind: count for kind, count in counts.items() if not impossible.get(kind)}
@@ -188,7 +188,7 @@ def test_a_restored_redis_is_the_truth_though_workers_remember_more(tmp_path):
     print(f"seed {seed}")
     # Streams stay loaded, so that workers remember what the restore loses. No answer expires, because the second load
     # sends requests again that the first load made old.
-    settings = {**SETTINGS, "sleep_seconds": 600.0, "owners": 3, "idempotency_answers": 100_000}
+    settings = {**SETTINGS, "unload_seconds": 600.0, "workers": 3, "idempotency_answers": 100_000}
     with Rig(tmp_path, **settings) as rig:
         first, again = (mixed_load(rig.base_urls, seed, (), 8, 0, 1600, 128) for _ in range(2))
         first.habits = Habits(misuse=0.0)
@@ -302,7 +302,7 @@ def test_a_service_in_one_process_is_stopped_in_mid_work_and_started_again(tmp_p
     in_one_process(tmp_path, 6, 1200, {}, restart)
     # The stop unloaded every stream: at most so many records of each are not in its snapshot.
     assert len(unsnapshotted) == 6
-    assert max(unsnapshotted.values()) <= SETTINGS["sleep_records"]
+    assert max(unsnapshotted.values()) <= SETTINGS["unload_records"]
 
 
 @pytest.mark.ray
@@ -344,7 +344,7 @@ def test_ten_minutes_of_load_do_not_make_it_grow(tmp_path, clip_stream):
             await asyncio.sleep(seconds / 60)
 
     with RedisServer(tmp_path) as redis:
-        service = Service(tmp_path, store=redis.url, owners=4, snapshot_records=100, sleep_seconds=30.0)
+        service = Service(tmp_path, store=redis.url, workers=4, snapshot_records=100, unload_seconds=30.0)
         with service:
             asyncio.run(load())
     print(f"{sum(sent)} samples in {seconds:.0f} s, after {learned} for each of {len(streams)} streams")

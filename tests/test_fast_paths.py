@@ -40,9 +40,9 @@ def test_candidates_hold_the_best_class_of_every_sample():
     engine = ProtoDCS(prototypes, config=config)
     for feature in features:
         engine.observe(feature)
-        rows = candidates(config, engine.entry_cosines())
+        rows = candidates(config, engine.initial_cosines())
         assert len(rows) == 3
-        assert engine.entry_cosines().argmax() in rows
+        assert engine.initial_cosines().argmax() in rows
 
 
 def test_classes_that_a_step_leaves_out_move_as_the_others_do():

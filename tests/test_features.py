@@ -80,6 +80,7 @@ def done(extraction, how=run.in_a_loop, **options):
 
 
 @pytest.mark.ray
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 def test_ray_writes_the_bytes_that_a_plain_loop_writes(plan, cluster):
     in_a_loop = done(plan("loop"))
@@ -218,6 +219,7 @@ def test_a_run_killed_before_its_job_was_written_goes_on(plan):
 
 
 @pytest.mark.ray
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 def test_what_a_worker_refuses_is_told_in_its_own_words(sources, mini, tmp_path, cluster):
     (tmp_path / "set" / "cat").mkdir(parents=True)

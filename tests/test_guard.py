@@ -1,7 +1,6 @@
-"""Guards: when they fire, what they say, that they wake to the bit, and what they hold against streams that poison."""
+"""Guards: when they fire, what they say, that they load bit-exact, and what they hold against streams that poison."""
 
 import asyncio
-import importlib.util
 import math
 from pathlib import Path
 
@@ -11,17 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import clusters, random_stream, unit
-from made_service import LIMITS, PROTOTYPES, ask, birth_of, create, done, started
+from made_service import LIMITS, PROTOTYPES, ask, create, done, spec_of, started
 from protodcs import ProtoDCS, ProtoDCSConfig, Prototypes, StreamDCS, StreamDCSConfig
 from protodcs.core.decision import Decision
 from protodcs.errors import ConfigError, StoreError
 from protodcs.serve.guard import Action, Guard, GuardSettings
 from protodcs.serve.messages import Action as Ask
 from protodcs.serve.settings import ServeConfig
-from protodcs.serve.store.base import Fence, Held
+from protodcs.serve.store.base import AcquiredStream, Fence
 from protodcs.serve.stream.answers import unpack_decision
-from protodcs.serve.stream.hosted import Birth, Hosted
+from protodcs.serve.stream.live_stream import LiveStream, StreamSpec
 from protodcs.serve.stream.records import Kind, Record
+from script_modules import load_file
 
 WINDOW = 32
 CLASSES, WIDTH = 4, 16
@@ -38,7 +38,7 @@ class Engine:
         self.numbers = {}
         self.learned = 0
 
-    def entry_cosines(self):
+    def initial_cosines(self):
         return None
 
     def stats(self):
@@ -316,44 +316,44 @@ ROWS, FEATURES, _ = random_stream(classes=7, width=32, samples=700, seed=3, unkn
 SHARED = Prototypes(ROWS)
 
 
-def reckless_birth(**changes):
+def reckless_spec(**changes):
     config = ProtoDCSConfig(**RECKLESS)
     chosen = GuardSettings(**{**SMALL, "disagreement": 0.02, "rejection": 0.5, **changes})
     names = [str(k) for k in range(len(ROWS))]
-    birth = Birth(
+    spec = StreamSpec(
         method="protodcs",
         config=config.model_dump(),
         classes=names,
         prototypes=SHARED.fingerprint,
         guard=chosen,
     )
-    return birth.pack()
+    return spec.pack()
 
 
-def woken(snapshot=None, start=0, tail=(), epoch=1):
-    return Hosted(Held(Fence(epoch), reckless_birth(), snapshot, start, list(tail)), SHARED, LIMITS)
+def loaded(snapshot=None, start=0, tail=(), epoch=1):
+    return LiveStream(AcquiredStream(Fence(epoch), reckless_spec(), snapshot, start, list(tail)), SHARED, LIMITS)
 
 
 @pytest.fixture(scope="module")
 def lived():
     """A guarded stream through many samples and a person's doings: it, its journal, snapshots and events by place."""
-    hosted = woken()
-    journal, snapshots, events = [], [hosted.snapshot()], []
+    live = loaded()
+    journal, snapshots, events = [], [live.snapshot()], []
     for number, feature in enumerate(FEATURES):
         kinds = {200: Kind.FREEZE, 240: Kind.UNFREEZE, 500: Kind.RESET}
         kind = kinds.get(number, Kind.OBSERVE)
         payload = feature.astype("<f4").tobytes() if kind == Kind.OBSERVE else b""
-        journal.append(hosted.change(kind, f"{number}", payload, 0.0).pack())
-        snapshots.append(hosted.snapshot() if number % 5 == 0 else None)
-        events += hosted.events()
-    return hosted, journal, snapshots, events
+        journal.append(live.change(kind, f"{number}", payload, 0.0).pack())
+        snapshots.append(live.snapshot() if number % 5 == 0 else None)
+        events += live.events()
+    return live, journal, snapshots, events
 
 
 def test_a_stream_freezes_goes_back_and_thaws_while_it_answers_every_sample(lived):
-    hosted, journal, _, events = lived
+    live, journal, _, events = lived
     assert {event.action for event in events} == {Action.ROLL_BACK, Action.THAW}
-    assert hosted.guard.status()["events"][-1]["position"] == events[-1].position
-    assert sum(hosted.guard.counts.values()) == sum(event.action != Action.THAW for event in events)
+    assert live.guard.status()["events"][-1]["position"] == events[-1].position
+    assert sum(live.guard.counts.values()) == sum(event.action != Action.THAW for event in events)
     for data in journal:
         record = Record.unpack(data)
         if record.kind == Kind.OBSERVE:
@@ -362,38 +362,38 @@ def test_a_stream_freezes_goes_back_and_thaws_while_it_answers_every_sample(live
 
 def test_a_guarded_stream_wakes_to_the_bit_from_any_snapshot_and_goes_on_so(lived):
     final, journal, snapshots, events = lived
-    whole = woken(None, 0, journal)
+    whole = loaded(None, 0, journal)
     assert (whole.different, whole.events()) == (0, [])
     assert whole.snapshot() == final.snapshot()
     for start in range(1, len(journal), 60):
         cut = min(start + 25, len(journal))
-        hosted = woken(snapshots[start], start, journal[start:cut], epoch=2)
-        assert (hosted.different, hosted.events()) == (0, [])
+        live = loaded(snapshots[start], start, journal[start:cut], epoch=2)
+        assert (live.different, live.events()) == (0, [])
         for data in journal[cut:]:
             record = Record.unpack(data)
-            assert hosted.change(record.kind, record.key, record.payload, 0.0).answer == record.answer
-        assert hosted.events() == [event for event in events if event.position >= cut]
-        assert hosted.guard.pack() == final.guard.pack()
-        assert hosted.state() == final.state()
+            assert live.change(record.kind, record.key, record.payload, 0.0).answer == record.answer
+        assert live.events() == [event for event in events if event.position >= cut]
+        assert live.guard.pack() == final.guard.pack()
+        assert live.state() == final.state()
 
 
 def test_a_snapshot_without_a_guard_wakes_with_a_new_one():
-    plain = Hosted(Held(Fence(1), birth_of().pack(), None, 0, []), PROTOTYPES, LIMITS)
+    plain = LiveStream(AcquiredStream(Fence(1), spec_of().pack(), None, 0, []), PROTOTYPES, LIMITS)
     assert plain.guard is None
-    birth = birth_of().model_copy(update={"guard": GuardSettings()}).pack()
-    assert Hosted(Held(Fence(1), birth, plain.snapshot(), 0, []), PROTOTYPES, LIMITS).guard.windows == 0
+    spec = spec_of().model_copy(update={"guard": GuardSettings()}).pack()
+    assert LiveStream(AcquiredStream(Fence(1), spec, plain.snapshot(), 0, []), PROTOTYPES, LIMITS).guard.windows == 0
 
 
-def test_a_birth_without_a_guard_is_written_as_before_there_were_guards():
-    assert b"guard" not in birth_of().pack()
-    assert Birth.unpack(birth_of().pack()).guard is None
-    guarded = birth_of().model_copy(update={"guard": GuardSettings(window=64)})
-    assert Birth.unpack(guarded.pack()) == guarded
+def test_a_spec_without_a_guard_is_written_as_before_there_were_guards():
+    assert b"guard" not in spec_of().pack()
+    assert StreamSpec.unpack(spec_of().pack()).guard is None
+    guarded = spec_of().model_copy(update={"guard": GuardSettings(window=64)})
+    assert StreamSpec.unpack(guarded.pack()) == guarded
 
 
 def test_a_guard_that_is_switched_off_watches_nothing():
-    birth = birth_of().model_copy(update={"guard": GuardSettings(enabled=False)}).pack()
-    assert Hosted(Held(Fence(1), birth, None, 0, []), PROTOTYPES, LIMITS).guard is None
+    spec = spec_of().model_copy(update={"guard": GuardSettings(enabled=False)}).pack()
+    assert LiveStream(AcquiredStream(Fence(1), spec, None, 0, []), PROTOTYPES, LIMITS).guard is None
 
 
 def test_settings_of_the_service_hold_those_of_guards_and_say_what_is_wrong_with_them():
@@ -406,12 +406,12 @@ def test_settings_of_the_service_hold_those_of_guards_and_say_what_is_wrong_with
 
 def test_the_status_of_a_stream_tells_of_its_guard():
     async def run():
-        async with started() as owner:
-            (reply,) = await done(owner, ask(Ask.STATUS))
+        async with started() as worker:
+            (reply,) = await done(worker, ask(Ask.STATUS))
             assert reply.facts["guard"] == {"state": "off"}
-            birth = birth_of().model_copy(update={"guard": GuardSettings()}).pack()
-            await done(owner, create("g", birth))
-            (reply,) = await done(owner, ask(Ask.STATUS, stream="g"))
+            spec = spec_of().model_copy(update={"guard": GuardSettings()}).pack()
+            await done(worker, create("g", spec))
+            (reply,) = await done(worker, ask(Ask.STATUS, stream="g"))
             assert reply.facts["guard"]["state"] == "watching"
 
     asyncio.run(run())
@@ -424,12 +424,12 @@ def test_the_engines_own_cosines_are_those_of_the_shadow_until_a_text_prototype_
     engine = StreamDCS(SHARED)
     for feature in FEATURES[:50]:
         engine.observe(feature)
-        np.testing.assert_allclose(engine.entry_cosines(), SHARED.unit @ unit(feature), atol=1e-6)
+        np.testing.assert_allclose(engine.initial_cosines(), SHARED.unit @ unit(feature), atol=1e-6)
         np.testing.assert_allclose(engine.latest, unit(feature), atol=1e-6)
     moved = ProtoDCS(SHARED, config=ProtoDCSConfig(**RECKLESS))
     moved.observe_many(FEATURES[:200])
     assert moved.stats()["evolved"] > 0
-    assert moved.entry_cosines() is None
+    assert moved.initial_cosines() is None
 
 
 # On real features.
@@ -437,10 +437,7 @@ def test_the_engines_own_cosines_are_those_of_the_shadow_until_a_text_prototype_
 
 def _attacks():
     file = Path(__file__).parent.parent / "benchmarks" / "attacks.py"
-    spec = importlib.util.spec_from_file_location("attacks", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_file(file)
 
 
 ATTACKS = _attacks()
@@ -450,22 +447,24 @@ def guarded(prototypes, config, chosen):
     shared = Prototypes(prototypes)
     names = [str(k) for k in range(len(shared))]
     method = "streamdcs" if isinstance(config, StreamDCSConfig) else "protodcs"
-    birth = Birth(method=method, config=config.model_dump(), classes=names, prototypes=shared.fingerprint, guard=chosen)
-    return Hosted(Held(Fence(1), birth.pack(), None, 0, []), shared, LIMITS)
+    spec = StreamSpec(
+        method=method, config=config.model_dump(), classes=names, prototypes=shared.fingerprint, guard=chosen
+    )
+    return LiveStream(AcquiredStream(Fence(1), spec.pack(), None, 0, []), shared, LIMITS)
 
 
-def answers(hosted, features):
+def answers(live, features):
     """The best class of each sample."""
     payloads = (feature.astype("<f4").tobytes() for feature in features)
-    records = (hosted.change(Kind.OBSERVE, f"key {at}", data, 0.0) for at, data in enumerate(payloads))
+    records = (live.change(Kind.OBSERVE, f"key {at}", data, 0.0) for at, data in enumerate(payloads))
     return np.array([unpack_decision(record.answer).index for record in records])
 
 
-def behind(hosted, prototypes, attack):
+def behind(live, prototypes, attack):
     """Accuracy on known samples behind an attack: of the stream, and of the frozen shadow."""
     places = np.arange(len(attack.labels))
     known = (places >= attack.end) & (attack.labels >= 0)
-    found = answers(hosted, attack.features)[known]
+    found = answers(live, attack.features)[known]
     shadow = (attack.features[known] @ prototypes.T).argmax(axis=1)
     truth = attack.labels[known]
     return (found == truth).mean(), (shadow == truth).mean()
@@ -478,8 +477,8 @@ def test_an_attack_costs_known_samples_less_than_a_point(clip_stream, name, sett
     for recipe in ("dtd", "near"):
         prototypes, features, labels = clip_stream(recipe, seed=10, split="judge")
         attack = ATTACKS.attacked(name, prototypes, features, labels)
-        hosted = guarded(prototypes, settings(), GuardSettings())
-        one, other = behind(hosted, prototypes, attack)
+        live = guarded(prototypes, settings(), GuardSettings())
+        one, other = behind(live, prototypes, attack)
         adapted.append(one)
         frozen.append(other)
     assert np.mean(adapted) >= np.mean(frozen) - 0.01
@@ -493,10 +492,10 @@ def test_an_engine_that_goes_astray_is_held_by_its_guard(clip_stream, name):
     attack = ATTACKS.attacked(name, prototypes, features, labels)
     config = ProtoDCSConfig(evolution_gate="quantile", evolution_quantile=1.0, text_rate=0.02)
     poisoned, frozen = behind(guarded(prototypes, config, None), prototypes, attack)
-    hosted = guarded(prototypes, config, GuardSettings())
-    held, _ = behind(hosted, prototypes, attack)
+    live = guarded(prototypes, config, GuardSettings())
+    held, _ = behind(live, prototypes, attack)
     assert poisoned < frozen - 0.1  # Else there is nothing to be held.
-    assert hosted.guard.counts
+    assert live.guard.counts
     assert frozen - held < 0.25 * (frozen - poisoned)
 
 
@@ -505,9 +504,9 @@ def test_honest_streams_are_left_alone(clip_stream, settings):
     fired = windows = 0
     for recipe in ("dtd", "ucf", "flowers", "sun", "near"):
         prototypes, features, _ = clip_stream(recipe, seed=11, split="judge")
-        hosted = guarded(prototypes, settings(), GuardSettings())
-        answers(hosted, features)
-        windows += hosted.guard.windows
-        fired += sum(hosted.guard.counts.values())
+        live = guarded(prototypes, settings(), GuardSettings())
+        answers(live, features)
+        windows += live.guard.windows
+        fired += sum(live.guard.counts.values())
     assert windows > 50
     assert fired < 0.01 * windows

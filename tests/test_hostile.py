@@ -30,7 +30,7 @@ def test_5000_attacks_kill_nothing_and_disturb_no_honest_stream(tmp_path, data_f
         service = Service(
             tmp_path,
             store=redis.url,
-            owners=2,
+            workers=2,
             encoder="mini",
             keys=str(keys),
             audit=str(tmp_path / "audit.jsonl"),

@@ -85,7 +85,7 @@ def test_observe_many_takes_all_or_nothing(name):
         (np.ones((2, 4), dtype=int), None, "float"),
         ("prototypes", None, "numpy array"),
         (np.eye(2, 4), ["a"], "2 prototypes and 1 class names"),
-        (np.eye(2, 4), ["a", "a"], "unique; 'a' stands there 2 times"),
+        (np.eye(2, 4), ["a", "a"], "unique; 'a' occurs 2 times"),
         (np.eye(2, 4), ["a", ""], "non-empty"),
         (np.eye(2, 4), ["a", 3], "non-empty string"),
         (np.eye(2, 4), "ab", "list of names"),

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from made_service import BIRTH, SHARED
+from made_service import SHARED, SPEC
 from protodcs.serve.store.base import Batch, Checkpoint
 from protodcs.serve.store.redis import RedisStore
-from protodcs.serve.stream.hosted import Birth
+from protodcs.serve.stream.live_stream import StreamSpec
 from protodcs.serve.stream.records import Kind, Record
 from redis_server import RedisServer
 from service.journal import AOF_OPTIONS, entry_of, journals_from_aof, merged, takeovers
@@ -25,10 +25,10 @@ def redis(tmp_path):
 
 
 async def created(store, *streams):
-    shared = Birth.unpack(BIRTH).prototypes
+    shared = StreamSpec.unpack(SPEC).prototypes
     await store.put_shared(shared, SHARED)
     for stream in streams:
-        assert await store.create(stream, BIRTH, shared)
+        assert await store.create(stream, SPEC, shared)
 
 
 def with_store(redis, work):

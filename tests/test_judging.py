@@ -1,7 +1,6 @@
 """The script that judges the claims about StreamDCS, on made results."""
 
 import csv
-import importlib.util
 import io
 import math
 import sys
@@ -13,6 +12,7 @@ from made_results import rows_of, write_folder
 from protodcs.bench import grid
 from protodcs.bench.rows import FIRST, LATER, MEAN
 from protodcs.errors import DataError
+from script_modules import load_file
 
 ROOT = Path(__file__).parent.parent
 ZERO = ["zero-shot, max cosine", "zero-shot, softmax", "zero-shot, MCM", "zero-shot, energy"]
@@ -35,11 +35,7 @@ STEPS = (-0.02, -0.01, 0.0, 0.01, 0.02)
 
 @pytest.fixture(scope="module")
 def judging():
-    spec = importlib.util.spec_from_file_location("judge_streamdcs", ROOT / "scripts" / "judge_streamdcs.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["judge_streamdcs"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_file(ROOT / "scripts" / "judge_streamdcs.py")
 
 
 def around(value, steps=NOISE):
@@ -369,3 +365,17 @@ def test_the_command_line_writes_where_it_is_told(judging, tmp_path, monkeypatch
     judging.main()
     assert "claims reached" in capsys.readouterr().out
     assert {file.name for file in (tmp_path / "page").iterdir()} == {"claims.md", "claims.csv"}
+
+
+def test_the_summary_counts_what_an_earlier_version_reached(judging, tmp_path):
+    place = {"stream": "sun (judge)"}
+    dtd, sun = rows_for(OURS, auroc=0.9), rows_for(OURS, auroc=0.9, place=place)
+    first = write_folder(tmp_path / "first", zero_shot(auroc=0.8) + dtd + zero_shot(place, auroc=0.95) + sun)
+    judging.judge([first], tmp_path / "before")
+    before = judging.reached_before(tmp_path / "before" / "claims.csv")
+    now = write_folder(tmp_path / "now", zero_shot(auroc=0.95) + dtd)
+    judging.judge([now], tmp_path / "out", before=before)
+    page = (tmp_path / "out" / "claims.md").read_text()
+    assert "| Claim | Bar | Streams | Said | Reached | Surely | Reached before |" in page
+    # The other stream was not run again, so it does not count.
+    assert "| AUROC less the best of zero-shot | above 0 | 1 | 1 | 0 | 0 | 1 |" in page

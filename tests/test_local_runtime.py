@@ -19,7 +19,7 @@ from conftest import random_stream
 from protodcs import Client, OpenSetClassifier
 from protodcs.cli import app
 from protodcs.serve.store.sqlite import SqliteStore
-from redis_server import free_port
+from redis_server import RedisServer, free_port
 from service.rig import Service
 
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -27,10 +27,16 @@ ROWS, FEATURES, _ = random_stream(samples=50, seed=3)
 # As on a machine where only the extra `serve` is installed.
 WITHOUT_RAY = "import sys; sys.modules['ray'] = sys.modules['redis'] = None; from protodcs.cli import app; app()"
 
+# A module that is None here cannot be imported: preflight checks must not need it.
+WITHOUT_LIBRARIES = (
+    "import sys; sys.modules['ray'] = sys.modules['uvicorn'] = sys.modules['fastapi'] = None; "
+    "from protodcs.cli import app; app()"
+)
+
 
 def local(tmp_path, **settings):
     return Service(
-        tmp_path, store=f"sqlite:{tmp_path / 'streams'}", log="off", audit=str(tmp_path / "audit"), **settings
+        tmp_path, store=f"sqlite:{tmp_path / 'streams'}", log_format="off", audit=str(tmp_path / "audit"), **settings
     )
 
 
@@ -51,36 +57,40 @@ def test_it_needs_neither_ray_nor_redis_and_a_signal_ends_it_with_one_line(tmp_p
 
 
 def test_24_images_with_keys_retried_by_8_threads_through_kills_give_the_same_24_answers(tmp_path, png_files):
-    """Each thread sends all images until each was answered. The process is killed and started again meanwhile."""
-    images, service, over = png_files(24), local(tmp_path, encoder="mini"), threading.Event()
+    """Each thread sends all images until each was answered. The process is killed twice and started again meanwhile.
+
+    Four threads wait at the eighth and the sixteenth image until the process was killed, the others go on.
+    """
+    images, service = png_files(24), local(tmp_path, encoder="mini")
+    reached = {8: threading.Event(), 16: threading.Event()}
+    killed = {8: threading.Event(), 16: threading.Event()}
 
     def send(number):
         answers = {}
         order = random.Random(number).sample(range(24), 24)
         with Client(service.base_url, give_up=300.0) as client:
             stream = client.stream("camera")
-            for place in order:
+            for sent, place in enumerate(order):
+                if sent in reached and number < 4:
+                    reached[sent].set()
+                    killed[sent].wait()
                 answers[place] = stream.observe(images[place], idempotency_key=f"image {place}")
         return answers
 
     def kill():
-        kills = 0
-        while not over.wait(1.0):
+        for sent in reached:
+            reached[sent].wait()
             service.kill()
+            killed[sent].set()
             service.start()
-            kills += 1
-        return kills
 
     with service:
         with Client(service.base_url) as client:
             client.create("camera", classes=CLASSES)
         with ThreadPoolExecutor(9) as threads:
             killing = threads.submit(kill)
-            try:
-                answers = list(threads.map(send, range(8)))
-            finally:
-                over.set()
-            assert killing.result() > 0
+            answers = list(threads.map(send, range(8)))
+            killing.result()
         with Client(service.base_url) as client:
             assert client.stream("camera").status()["position"] == 24
     for place in range(24):
@@ -107,7 +117,10 @@ def test_metrics_of_all_parts_are_on_one_page(tmp_path):
     port = free_port()
     with local(tmp_path, metrics_port=port) as service, Client(service.base_url) as client:
         client.create("s", prototypes=ROWS).observe(FEATURES[0])
-        wanted = ('protodcs_ready{part="store",process="keeper"} 1.0', "protodcs_owner_step_seconds_count")
+        wanted = (
+            'protodcs_ready{instance="controller",part="store",role="controller"} 1.0',
+            "protodcs_worker_step_seconds_count",
+        )
         end = time.monotonic() + 60
         while not all(name in (page := httpx.get(f"http://127.0.0.1:{port}/metrics").text) for name in wanted):
             assert time.monotonic() < end, page
@@ -132,7 +145,47 @@ def test_a_port_that_is_taken_is_one_line(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         line = failed("--store", f"sqlite:{tmp_path}", "--port", port)
-    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in line
+    assert f"Cannot listen on 127.0.0.1:{port}: Address already in use" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--encoder", "nosuch"], "Unknown encoder 'nosuch'. Use demo, mini"),
+        (["--encoder", "mini:missing"], "missing/mini.safetensors is missing. Set PROTODCS_DATA"),
+        (["--encoder", "onnx:missing"], "There is no folder 'missing'"),
+        (["--keys", "missing.json"], "missing.json cannot be read"),
+    ],
+)
+def test_a_missing_file_is_one_line_and_no_library_is_loaded(tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    program = [sys.executable, "-W", "ignore", "-c", WITHOUT_LIBRARIES, "serve", *options]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert message in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_cluster_without_its_redis_is_one_line_before_ray_is_loaded(tmp_path):
+    (tmp_path / "serve.yaml").write_text(f"store: redis://127.0.0.1:{free_port()}/0\nport: {free_port()}")
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_LIBRARIES, "serve", "--cluster", tmp_path / "serve.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    (line,) = done.stderr.splitlines()
+    assert "cannot be reached" in line
+
+
+def test_a_cluster_with_a_redis_that_can_lose_writes_is_one_line_before_ray_is_loaded(tmp_path):
+    redis = RedisServer(tmp_path, appendonly="no")
+    redis.start()
+    try:
+        (tmp_path / "serve.yaml").write_text(f"store: {redis.url}\nport: {free_port()}")
+        command = [sys.executable, "-c", WITHOUT_LIBRARIES, "serve", "--cluster", tmp_path / "serve.yaml"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    finally:
+        redis.stop()
+    (line,) = done.stderr.splitlines()
+    assert "`appendonly` is `no` (set `appendonly yes`)" in line
 
 
 def test_a_folder_in_use_is_one_line(tmp_path):
@@ -147,7 +200,7 @@ def test_a_folder_in_use_is_one_line(tmp_path):
     [
         ("store: redis://127.0.0.1:1/0", "--config", "stores its streams in SQLite"),
         ("store: sqlite:somewhere", "--cluster", "stores its streams in Redis"),
-        ("owners: 2", "--config", "is one process. Given: owners=2"),
+        ("workers: 2", "--config", "is one process. Given: workers=2"),
         ("ingresses: 3", "--config", "is one process. Given: ingresses=3"),
     ],
 )
@@ -182,3 +235,21 @@ def test_a_failed_disk_ends_the_service(tmp_path):
     assert service._process.wait(60) == 1
     service._end()
     assert "disk I/O error; check the disk, and start again" in (tmp_path / "serve.log").read_text()
+
+
+@pytest.mark.parametrize(
+    "start", [b"", b"GET /v1/health HTTP/1.1\r\nHost: s\r\n", b"GET /v1/health HTTP/1.1\r\n\r\nGET"]
+)
+def test_headers_that_never_end_close_the_connection(tmp_path, start):
+    hurried = (
+        "from protodcs.serve.runtime.local import service; service._HEADER_SECONDS = 1.0\n"
+        "from protodcs.cli import app; app()\n"
+    )
+    service = local(tmp_path)
+    service.program = [sys.executable, "-W", "ignore", "-c", hurried]
+    with service, socket.create_connection(("127.0.0.1", service.settings["port"]), timeout=60) as slow:
+        slow.sendall(start)
+        while slow.recv(65_536):
+            pass
+        with httpx.Client(base_url=service.base_url) as client:
+            assert [client.get("/v1/health").status_code for _ in range(3)] == 3 * [200]

@@ -1,4 +1,4 @@
-"""Whatever ends a request, it gives back all that it held: slots, places, body bytes, lines and images."""
+"""Whatever ends a request, it gives back all that it held: slots, body bytes, queue entries and images."""
 
 import asyncio
 import random
@@ -6,8 +6,7 @@ import random
 import pytest
 
 from made_service import feature
-from protodcs.serve.encoder.together import Together
-from protodcs.serve.runtime.ray.door import Desk, Door
+from protodcs.serve.encoder.micro_batcher import MicroBatcher
 from test_access import Guarded
 from test_service_app import FakeEncoding
 
@@ -19,7 +18,7 @@ class SlowEncoding(FakeEncoding):
 
     def __init__(self, chance):
         self.chance = chance
-        self.together = Together(self.encode_group, calls=1, images=1)
+        self.together = MicroBatcher(self.encode_group, calls=1, images=1)
 
     async def encode(self, image):
         return await self.together.encode(image)
@@ -37,21 +36,16 @@ class Rig:
     def __init__(self, folder, seed):
         self.chance = random.Random(seed)
         self.encoding = SlowEncoding(self.chance)
-        self.service = Guarded(folder, self.encoding, slowdown=1000, request_seconds=5, attempt_seconds=1)
-        self.desk = Desk(self.service.router._config)
-        self.app = Door(self.service.api, self.learn)
-        call = self.service.owner.handle
+        self.service = Guarded(folder, self.encoding, request_seconds=5, attempt_seconds=1)
+        call = self.service.worker.handle
 
-        async def sometimes(owner, requests):
+        async def sometimes(worker, requests):
             await asyncio.sleep(self.chance.uniform(0, 0.02))
             if self.chance.random() < 0.1:
                 raise RuntimeError("the worker failed")
             return await call(requests)
 
         self.service.router._call = sometimes
-
-    async def learn(self):
-        return self.desk
 
     async def send_request(self, stream):
         chance = self.chance
@@ -81,17 +75,16 @@ class Rig:
             if end == "send fails":
                 raise OSError("the connection is gone")
 
-        await self.app(scope, receive, send)
+        await self.service.api(scope, receive, send)
 
     def held(self):
-        """Return everything that requests under way hold."""
-        router, places = self.service.router, self.desk.places
+        """Return everything that requests in progress hold."""
+        router = self.service.router
         (limits,) = [one.kwargs["limits"] for one in self.service.api.user_middleware if "limits" in one.kwargs]
         return {
-            "places": (places.taken, dict(places._taken_by)),
-            "under way": limits.under_way.total(),
+            "in progress": limits.in_progress.total(),
             "body bytes": limits._held.total(),
-            "streams that are being created": sum(rooms.coming.total() for rooms in limits._rooms.values()),
+            "streams that are being created": sum(count.reserved for count in limits._stream_counts.values()),
             "queued requests": (router.waiting, dict(router._waiting_of)),
             "images": len(self.encoding.together._waiting),
         }
@@ -103,7 +96,7 @@ def test_requests_that_fail_or_go_away_leave_nothing_behind(tmp_path, seed):
 
     async def run():
         rig = Rig(tmp_path, seed)
-        await rig.service.owner.start()
+        await rig.service.worker.start()
         assert (await rig.service.made()).status_code == 201
         await asyncio.sleep(0)
         nothing, busy = rig.held(), set()
@@ -125,7 +118,7 @@ def test_requests_that_fail_or_go_away_leave_nothing_behind(tmp_path, seed):
         while rig.service.router._lines:
             await asyncio.sleep(0.1)
         await rig.service.client.aclose()
-        await rig.service.owner.close()
+        await rig.service.worker.close()
 
     asyncio.run(run())
 
@@ -138,7 +131,7 @@ def test_an_image_whose_caller_went_away_is_not_kept_in_memory():
             started.set()
             await never.wait()
 
-        together = Together(encode, calls=1, images=1)
+        together = MicroBatcher(encode, calls=1, images=1)
         tasks = [asyncio.create_task(together.encode(bytes(1000))) for _ in range(10)]
         await started.wait()
         for task in tasks:

@@ -221,7 +221,7 @@ HOSTILE = {
     "variance too large": spoil("variance", put(5.0)),
     "variance too short": spoil("variance", lambda row: row[1:]),
     "wrong type": spoil("counts", lambda row: row.astype(np.float32)),
-    "prototypes too long": spoil("entry", lambda rows: rows * 2),
+    "prototypes too long": spoil("initial_prototypes", lambda rows: rows * 2),
     "an array too many": lambda header, arrays: arrays.update(more=np.zeros(3)),
     "an array too few": lambda header, arrays: arrays.pop("variance"),
     "weight below zero": counter("weight", -1.0),

@@ -1,6 +1,6 @@
 """The service against its own description: whatever the OpenAPI document allows or forbids, answers are as it says.
 
-Schemathesis makes the requests. The application runs in its event loop, with an owner and a store in memory.
+Schemathesis makes the requests. The application runs in its event loop, with a worker and a store in memory.
 """
 
 from pathlib import Path
@@ -41,12 +41,12 @@ class Living:
             return
         await receive()
         self._service = self._make()
-        await self._service.owner.start()
+        await self._service.worker.start()
         assert (await self._create(self._service)).status_code == 201
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await self._service.client.aclose()
-        await self._service.owner.close()
+        await self._service.worker.close()
         await send({"type": "lifespan.shutdown.complete"})
 
 

@@ -244,7 +244,7 @@ def test_state_show_prints_a_state_for_a_program(state_file):
     result = CliRunner().invoke(app, ["state", "show", str(state_file), "--json"])
     report = json.loads(result.stdout)
     assert report["stats"]["sequence"] == 220
-    assert report["arrays"]["entry"]["shape"] == [7, 32]
+    assert report["arrays"]["initial_prototypes"]["shape"] == [7, 32]
     assert report["config"]["linear_head"] is True
 
 
@@ -269,7 +269,9 @@ def blocks(path, language="python"):
     return [part.split("```")[0] for part in text.split(f"```{language}\n")[1:]]
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/how-a-decision-is-made.md", "docs/images.md", "docs/streams.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/how-a-decision-is-made.md", "docs/images.md", "docs/streams.md", "docs/discovery.md"]
+)
 def test_the_examples_in_the_documents_run(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     scope = {}
@@ -299,6 +301,12 @@ def test_the_readme_shows_what_its_example_prints(tmp_path, monkeypatch, capsys)
     assert [line[:-1] for line in printed] == [line.split()[:-1] for line in shown.splitlines()]
     assert any("unknown" in line for line in printed)
     assert len(readme.splitlines()) <= 120
+
+
+def test_the_discovery_page_shows_what_its_example_prints(capsys):
+    page = ROOT / "docs" / "discovery.md"
+    exec(compile(blocks(page)[0], "discovery.md", "exec"), {})
+    assert capsys.readouterr().out == blocks(page, "text")[0]
 
 
 def test_the_documentation_lists_every_constant_of_streamdcs():

@@ -30,10 +30,10 @@ _prefixes = (f"run{number}" for number in itertools.count())
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    settings = {"lease_seconds": _LEASE, "attempt_seconds": 2.0, "request_seconds": 8.0, "store_patience": 4.0}
+    settings = {"lease_seconds": _LEASE, "attempt_seconds": 2.0, "request_seconds": 8.0, "store_connect_timeout": 4.0}
     with (
         Network() as network,
-        MultiHostService(network, tmp_path_factory.mktemp("hosts"), nodes=2, log="off", **settings) as service,
+        MultiHostService(network, tmp_path_factory.mktemp("hosts"), nodes=2, log_format="off", **settings) as service,
     ):
         print(f"Started in {service.start_seconds}")
         yield service

@@ -31,7 +31,7 @@ ours = pytest.mark.parametrize("kind", ["streamdcs", "protodcs", "evolving"])
 def shared_arrays(engine):
     """The arrays of an engine that follow from its prototypes alone."""
     memory = engine._memory
-    found = {"entry": engine._entry(memory), "inverse_norms": memory.inverse_norms}
+    found = {"initial_prototypes": engine._initial_prototypes(memory), "inverse_norms": memory.inverse_norms}
     if isinstance(engine, ProtoDCS) and not memory.evolved:
         found["unit_text"] = memory.unit_text
     if isinstance(engine, StreamDCS):

@@ -545,9 +545,9 @@ def test_a_second_thread_is_refused(clip, pictures, monkeypatch):
     worker.start()
     try:
         assert inside.wait(300)
-        with pytest.raises(UsageError, match="another thread"):
+        with pytest.raises(UsageError, match="Another thread"):
             method.observe_batch([pictures[1]])
-        with pytest.raises(UsageError, match="another thread"):
+        with pytest.raises(UsageError, match="Another thread"):
             method.reset()
     finally:
         done.set()

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from made_service import ask, birth_of, create, delete, done, feature, learned, observe, one, started
+from made_service import ask, create, delete, done, feature, learned, observe, one, spec_of, started
 from memory_store import MemoryStore
 from protodcs.serve.messages import Action, Outcome, Request
-from protodcs.serve.stream.hosted import pack_class
+from protodcs.serve.stream.live_stream import pack_class
 from test_access import guarded, words_of
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -16,12 +16,12 @@ STREAM = "acme/s"
 LIMIT = 200_000
 
 
-async def fill(owner, store, stream=STREAM, limit=LIMIT):
+async def fill(worker, store, stream=STREAM, limit=LIMIT):
     """Save snapshots until the tenant of a stream has reached its limit. Return their names."""
     tenant, names = stream.partition("/")[0], []
     while (await store.usage())[tenant] < limit:
         names.append(f"n{len(names)}")
-        await done(owner, ask(Action.KEEP, f"keep-{names[-1]}", names[-1].encode(), stream))
+        await done(worker, ask(Action.SAVE_SNAPSHOT, f"keep-{names[-1]}", names[-1].encode(), stream))
     return names
 
 
@@ -33,7 +33,7 @@ def growth(stream=STREAM, create_in="acme"):
     """Return one request of each kind that needs room in the store."""
     return [
         observe(50, stream),
-        ask(Action.KEEP, "k1", b"another", stream),
+        ask(Action.SAVE_SNAPSHOT, "k1", b"another", stream),
         ask(Action.ROLLBACK, "k2", b"n0", stream),
         ask(Action.IMPORT, "k3", learned(5), stream),
         ask(Action.ADD_CLASS, "k4", pack_class(feature(60), "new"), stream),
@@ -47,31 +47,31 @@ def test_a_tenant_at_its_limit_can_read_and_delete_and_nothing_else(read_between
     async def run():
         store = MemoryStore()
         streams = [STREAM, "rival/s"]
-        async with started(store, streams=streams, tenant_bytes=LIMIT, kept_snapshots=1000) as owner:
-            await done(owner, *(observe(number, stream) for number in range(5) for stream in streams))
-            await done(owner, ask(Action.KEEP, "keep-n0", b"n0", "rival/s"))
-            names = await fill(owner, store)
+        async with started(store, streams=streams, tenant_bytes=LIMIT, max_snapshots=1000) as worker:
+            await done(worker, *(observe(number, stream) for number in range(5) for stream in streams))
+            await done(worker, ask(Action.SAVE_SNAPSHOT, "keep-n0", b"n0", "rival/s"))
+            names = await fill(worker, store)
             if read_between:
                 await next_reading()
             before = await store.usage()
             for request in growth():
-                reply = await one(owner, request)
+                reply = await one(worker, request)
                 assert (reply.outcome, request.action) == (Outcome.OVER_QUOTA, request.action)
                 assert reply.outcome.final
                 assert f"of {LIMIT}" in reply.words
             assert await store.usage() == before
             # What is there is served as before, and so is what was applied already.
             for action, payload in [(Action.PEEK, feature(1)), (Action.STATUS, b""), (Action.EXPORT, b"")]:
-                await done(owner, ask(action, payload=payload, stream=STREAM))
-            repeated = await done(owner, observe(4, STREAM), create(STREAM), ask(Action.FREEZE, "f", stream=STREAM))
+                await done(worker, ask(action, payload=payload, stream=STREAM))
+            repeated = await done(worker, observe(4, STREAM), create(STREAM), ask(Action.FREEZE, "f", stream=STREAM))
             assert [reply.repeated for reply in repeated] == [True, True, False]
             for request in growth("rival/s", "rival"):
-                await done(owner, request)
+                await done(worker, request)
             for name in names[1:]:
-                await done(owner, ask(Action.FORGET, f"forget-{name}", name.encode(), STREAM))
+                await done(worker, ask(Action.DELETE_SNAPSHOT, f"forget-{name}", name.encode(), STREAM))
             await next_reading()
             for request in growth():
-                await done(owner, request)
+                await done(worker, request)
 
     asyncio.run(run())
 
@@ -79,13 +79,13 @@ def test_a_tenant_at_its_limit_can_read_and_delete_and_nothing_else(read_between
 def test_a_tenant_is_below_its_limit_after_it_deleted_a_stream():
     async def run():
         store = MemoryStore()
-        async with started(store, streams=[STREAM], tenant_bytes=LIMIT, kept_snapshots=1000) as owner:
-            await fill(owner, store)
+        async with started(store, streams=[STREAM], tenant_bytes=LIMIT, max_snapshots=1000) as worker:
+            await fill(worker, store)
             await next_reading()
-            assert (await one(owner, create("acme/t"))).outcome is Outcome.OVER_QUOTA
-            await done(owner, await delete(owner, STREAM))
+            assert (await one(worker, create("acme/t"))).outcome is Outcome.OVER_QUOTA
+            await done(worker, await delete(worker, STREAM))
             await next_reading()
-            await done(owner, create("acme/t"))
+            await done(worker, create("acme/t"))
 
     asyncio.run(run())
 
@@ -103,9 +103,9 @@ def test_a_tenant_is_below_its_limit_after_it_deleted_a_stream():
 )
 def test_a_tenant_has_its_own_limit_or_that_of_all(stream, settings, outcome):
     async def run():
-        async with started(streams=[stream], **settings) as owner:
+        async with started(streams=[stream], **settings) as worker:
             await next_reading()
-            assert (await one(owner, observe(0, stream))).outcome is outcome
+            assert (await one(worker, observe(0, stream))).outcome is outcome
 
     asyncio.run(run())
 
@@ -113,14 +113,14 @@ def test_a_tenant_has_its_own_limit_or_that_of_all(stream, settings, outcome):
 def test_the_limit_holds_though_the_store_fails_for_a_while():
     async def run():
         store = MemoryStore()
-        async with started(store, streams=[STREAM], tenant_bytes=1) as owner:
+        async with started(store, streams=[STREAM], tenant_bytes=1) as worker:
             await next_reading()
             store.down = True
             await next_reading()
             store.down = False
-            assert (await one(owner, observe(0, STREAM))).outcome is Outcome.OVER_QUOTA
+            assert (await one(worker, observe(0, STREAM))).outcome is Outcome.OVER_QUOTA
             await next_reading()
-            assert (await one(owner, observe(0, STREAM))).outcome is Outcome.OVER_QUOTA
+            assert (await one(worker, observe(0, STREAM))).outcome is Outcome.OVER_QUOTA
 
     asyncio.run(run())
 
@@ -128,10 +128,10 @@ def test_the_limit_holds_though_the_store_fails_for_a_while():
 def test_a_stream_that_cannot_be_created_leaves_no_prototypes_behind():
     async def run():
         store = MemoryStore()
-        async with started(store, streams=[]) as owner:
-            await done(owner, create(STREAM))
+        async with started(store, streams=[]) as worker:
+            await done(worker, create(STREAM))
             store.shared.clear()
-            assert (await one(owner, create(STREAM, birth_of(history=100).pack()))).outcome is Outcome.CONFLICT
+            assert (await one(worker, create(STREAM, spec_of(history=100).pack()))).outcome is Outcome.CONFLICT
             assert store.shared == {}
 
     asyncio.run(run())

@@ -103,7 +103,7 @@ def test_without_waiting_for_replicas_a_promotion_loses_writes_and_fences_their_
         async with pair(tmp_path) as (primary, replica):
             store = RedisStore(primary.url)
             await store.put_shared(BLOB, b"blob")
-            await store.create("s", b"birth", BLOB)
+            await store.create("s", b"spec", BLOB)
             await until(lambda: asked(replica, "EXISTS", "protodcs:meta:s"))
             promote(replica)
             lost = (await store.acquire("s", "one", "1")).fence

@@ -1,4 +1,4 @@
-"""The ring of owners: fair, steady, and the same for everybody."""
+"""The ring of workers: fair, steady, and the same for everybody."""
 
 import os
 import subprocess
@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protodcs.serve.owners.ring import Ring
+from protodcs.serve.workers.ring import Ring
 
 STREAMS = [f"camera-{number}" for number in range(4000)]
-OWNERS = [f"owner-{number}" for number in range(8)]
+OWNERS = [f"worker-{number}" for number in range(8)]
 NAMES = st.lists(st.text(max_size=20), min_size=1, max_size=6, unique=True)
 
 
@@ -27,14 +27,14 @@ def test_streams_are_spread_fairly(count):
 
 
 @pytest.mark.parametrize("count", [1, 3, 7])
-def test_one_owner_more_takes_its_share_and_moves_nothing_else(count):
+def test_one_worker_more_takes_its_share_and_moves_nothing_else(count):
     fewer, more = Ring(OWNERS[:count]), Ring(OWNERS[: count + 1])
     moved = [stream for stream in STREAMS if fewer.first(stream) != more.first(stream)]
     assert {more.first(stream) for stream in moved} == {OWNERS[count]}
     assert 0.5 < len(moved) / (len(STREAMS) / (count + 1)) < 1.6
 
 
-def test_when_an_owner_goes_each_of_its_streams_goes_to_the_one_who_stood_in():
+def test_when_a_worker_goes_each_of_its_streams_goes_to_the_one_who_stood_in():
     whole, left = Ring(OWNERS), Ring(OWNERS[:-1])
     heirs = set()
     for stream in STREAMS:
@@ -42,24 +42,24 @@ def test_when_an_owner_goes_each_of_its_streams_goes_to_the_one_who_stood_in():
         if order[0] == OWNERS[-1]:
             assert left.first(stream) == order[1]
             heirs.add(order[1])
-        assert left.order(stream) == [owner for owner in order if owner != OWNERS[-1]]
+        assert left.order(stream) == [worker for worker in order if worker != OWNERS[-1]]
     # Not all on one neighbour, who would break down next.
     assert heirs == set(OWNERS[:-1])
 
 
-@given(owners=NAMES, stream=st.text(max_size=30), data=st.data())
-def test_everybody_computes_alike_in_whatever_order_the_owners_are_told(owners, stream, data):
-    told = data.draw(st.permutations(owners)) + data.draw(st.lists(st.sampled_from(owners)))
-    one, other = Ring(owners), Ring(told)
+@given(workers=NAMES, stream=st.text(max_size=30), data=st.data())
+def test_everybody_computes_alike_in_whatever_order_the_workers_are_told(workers, stream, data):
+    told = data.draw(st.permutations(workers)) + data.draw(st.lists(st.sampled_from(workers)))
+    one, other = Ring(workers), Ring(told)
     assert one.order(stream) == other.order(stream)
-    assert sorted(one.order(stream)) == sorted(owners)
+    assert sorted(one.order(stream)) == sorted(workers)
     assert one.first(stream) == one.order(stream)[0]
-    assert one.owners == other.owners
+    assert one.workers == other.workers
 
 
 def test_another_process_computes_alike():
     code = (
-        "from protodcs.serve.owners.ring import Ring\n"
+        "from protodcs.serve.workers.ring import Ring\n"
         f"ring = Ring({OWNERS!r})\n"
         "print(*(ring.first(f'camera-{number}') for number in range(50)))"
     )

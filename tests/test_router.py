@@ -13,24 +13,24 @@ import pytest
 from made_service import settings
 from protodcs.errors import InputError, ProtoDCSError
 from protodcs.serve.messages import Action, Outcome, Reply, Request
-from protodcs.serve.owners import router as router_module
-from protodcs.serve.owners.ring import Ring
-from protodcs.serve.owners.router import LateError, OverloadedError, OwnerLostError, Router
 from protodcs.serve.telemetry.metrics import families
+from protodcs.serve.workers import router as router_module
+from protodcs.serve.workers.ring import Ring
+from protodcs.serve.workers.router import LateError, OverloadedError, Router, WorkerLostError
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
 OWNERS = ["a", "b", "c"]
 
 
-class Owners:
-    """Owners that apply a request once, by its key, and do it badly when a test asks for that.
+class Workers:
+    """Workers that apply a request once, by its key, and do it badly when a test asks for that.
 
     Attributes:
         applied: the keys of each stream in the order of their first application.
         calls: to whom, and with which requests; without health checks.
         checks: which worker was checked, and when.
-        fate: asked before each call; may raise, wait, or give replies in place of an owner's.
+        fate: asked before each call; may raise, wait, or give replies in place of a worker's.
     """
 
     def __init__(self, names=OWNERS, fate=None):
@@ -41,19 +41,19 @@ class Owners:
         self.checks = []
         self.under_way = set()
 
-    async def call(self, owner, requests):
+    async def call(self, worker, requests):
         if requests[0].action == Action.CHECK_HEALTH:
-            self.checks.append((owner, time.monotonic()))
-            replies = None if self.fate is None else await self.fate(owner, requests)
+            self.checks.append((worker, time.monotonic()))
+            replies = None if self.fate is None else await self.fate(worker, requests)
             return [Reply(Outcome.DONE)] if replies is None else replies
-        self.calls.append((owner, requests))
+        self.calls.append((worker, requests))
         streams = {request.stream for request in requests}
         assert not streams & self.under_way, "two calls with requests on one stream"
         self.under_way |= streams
         try:
             await asyncio.sleep(0)
             if self.fate is not None:
-                replies = await self.fate(owner, requests)
+                replies = await self.fate(worker, requests)
                 if replies is not None:
                     return replies
             return [self.apply(request) for request in requests]
@@ -103,10 +103,10 @@ async def held(event):
     await event.wait()
 
 
-def stream_of(owner, owners=OWNERS):
-    """A stream that belongs to an owner."""
-    ring = Ring(owners)
-    return next(f"s{number}" for number in range(1000) if ring.first(f"s{number}") == owner)
+def stream_of(worker, workers=OWNERS):
+    """A stream that belongs to a worker."""
+    ring = Ring(workers)
+    return next(f"s{number}" for number in range(1000) if ring.first(f"s{number}") == worker)
 
 
 def value(report, name, **labels):
@@ -120,20 +120,20 @@ def value(report, name, **labels):
 class Fate:
     """Whatever can happen to a call, by chance."""
 
-    def __init__(self, chance, owners):
+    def __init__(self, chance, workers):
         self.chance = chance
-        self.owners = owners
+        self.workers = workers
         self.late = set()
 
-    async def __call__(self, owner, requests):
+    async def __call__(self, worker, requests):
         await asyncio.sleep(self.chance.uniform(0, 0.003))
         kind = self.chance.choice(["fine"] * 4 + ["lost", "lost after", "late", "part", "held", "moved", "later"])
         if kind == "lost":
-            raise OwnerLostError("gone")
+            raise WorkerLostError("gone")
         if kind == "lost after":
             for one in requests:
-                self.owners.apply(one)
-            raise OwnerLostError("gone, and it was done")
+                self.workers.apply(one)
+            raise WorkerLostError("gone, and it was done")
         if kind == "late":
             # The call takes too long for the router, and is carried out some time after that.
             task = asyncio.create_task(self.carried_out_late(requests))
@@ -153,7 +153,7 @@ class Fate:
     async def carried_out_late(self, requests):
         await asyncio.sleep(self.chance.uniform(0.02, 0.2))
         for one in requests:
-            self.owners.apply(one)
+            self.workers.apply(one)
 
     def in_part(self, requests):
         """Of each stream the first few are served, and behind those none."""
@@ -161,7 +161,7 @@ class Fate:
         replies = []
         for one in requests:
             rest[one.stream] -= 1
-            replies.append(self.owners.apply(one) if rest[one.stream] >= 0 else Reply(Outcome.LATER))
+            replies.append(self.workers.apply(one) if rest[one.stream] >= 0 else Reply(Outcome.LATER))
         return replies
 
 
@@ -172,9 +172,9 @@ def test_the_order_of_a_stream_is_kept_whatever_fails(seed, monkeypatch):
     chance = random.Random(seed)
 
     async def run():
-        owners = Owners()
-        owners.fate = Fate(chance, owners)
-        router = owners.router(attempt_seconds=0.02, lease_seconds=0.2, request_seconds=60)
+        workers = Workers()
+        workers.fate = Fate(chance, workers)
+        router = workers.router(attempt_seconds=0.02, lease_seconds=0.2, request_seconds=60)
         submitted = defaultdict(list)
         asked = []
         for number in range(400):
@@ -194,10 +194,10 @@ def test_the_order_of_a_stream_is_kept_whatever_fails(seed, monkeypatch):
         answers = await asyncio.gather(*asked, return_exceptions=True)
         assert all(isinstance(answer, list | InputError) for answer in answers)
         await settled(router)
-        assert owners.applied == submitted
-        while owners.fate.late:
-            await asyncio.wait(owners.fate.late)
-        assert owners.applied == submitted
+        assert workers.applied == submitted
+        while workers.fate.late:
+            await asyncio.wait(workers.fate.late)
+        assert workers.applied == submitted
 
     asyncio.run(run())
 
@@ -216,22 +216,22 @@ def test_requests_on_one_stream_are_never_in_two_calls_at_once():
     """One who is answered asks again at once; one who was answered beside it leaves, and asks a little later."""
 
     async def run():
-        owners, gate = Owners(), asyncio.Event()
-        router = owners.router()
+        workers, gate = Workers(), asyncio.Event()
+        router = workers.router()
 
         async def client(name, pause):
             await router.ask(request(f"{name} first"))
-            owners.fate = lambda *_: held(gate)
+            workers.fate = lambda *_: held(gate)
             if pause:
                 await asyncio.sleep(pause)
             await router.ask(request(f"{name} second"))
 
         clients = asyncio.gather(client("a", 0), client("b", 0.02))
         await asyncio.sleep(0.04)
-        assert [len(requests) for _, requests in owners.calls] == [2, 1]
+        assert [len(requests) for _, requests in workers.calls] == [2, 1]
         gate.set()
         await clients
-        assert owners.applied["s"] == ["a first", "b first", "a second", "b second"]
+        assert workers.applied["s"] == ["a first", "b first", "a second", "b second"]
         await settled(router)
 
     asyncio.run(run())
@@ -239,8 +239,8 @@ def test_requests_on_one_stream_are_never_in_two_calls_at_once():
 
 def test_images_that_are_encoded_out_of_order_are_observed_in_order_of_arrival():
     async def run():
-        owners = Owners()
-        router = owners.router()
+        workers = Workers()
+        router = workers.router()
         pauses = [0.05, 0.0, 0.03, 0.01, 0.02]
         asked = [
             asyncio.create_task(router.ask_when_made("s", in_a_while(pause, [request(number)]), 1))
@@ -249,7 +249,7 @@ def test_images_that_are_encoded_out_of_order_are_observed_in_order_of_arrival()
         await asyncio.sleep(0)
         asked.append(asyncio.create_task(router.ask_many([request("feature")])))
         await asyncio.gather(*asked)
-        assert owners.applied["s"] == ["0", "1", "2", "3", "4", "feature"]
+        assert workers.applied["s"] == ["0", "1", "2", "3", "4", "feature"]
         await settled(router)
 
     asyncio.run(run())
@@ -257,8 +257,8 @@ def test_images_that_are_encoded_out_of_order_are_observed_in_order_of_arrival()
 
 def test_an_image_that_fails_does_not_hold_up_those_behind_it():
     async def run():
-        owners = Owners()
-        router = owners.router()
+        workers = Workers()
+        router = workers.router()
         spoiled = asyncio.create_task(router.ask_when_made("s", in_a_while(0.02, [], fails=True), 1))
         await asyncio.sleep(0)
         behind = asyncio.create_task(router.ask(request("behind")))
@@ -272,8 +272,8 @@ def test_an_image_that_fails_does_not_hold_up_those_behind_it():
 
 def test_an_image_that_takes_too_long_is_told_and_does_not_hold_up_those_behind_it():
     async def run():
-        owners = Owners()
-        router = owners.router(request_seconds=0.1)
+        workers = Workers()
+        router = workers.router(request_seconds=0.1)
         slow = asyncio.create_task(router.ask_when_made("s", in_a_while(10, []), 1))
         await asyncio.sleep(0.05)
         behind = asyncio.create_task(router.ask(request("behind")))
@@ -287,8 +287,8 @@ def test_an_image_that_takes_too_long_is_told_and_does_not_hold_up_those_behind_
 
 def test_one_stream_does_not_wait_for_another():
     async def run():
-        owners = Owners()
-        router = owners.router()
+        workers = Workers()
+        router = workers.router()
         never = asyncio.create_task(router.ask_when_made("waits", in_a_while(10, []), 1))
         await asyncio.sleep(0)
         await router.ask(request(0))
@@ -305,13 +305,13 @@ def test_one_stream_does_not_wait_for_another():
 
 def test_requests_share_calls_of_at_most_256():
     async def run():
-        owners = Owners(["a"], fate=lambda *_: asyncio.sleep(0.002))
-        router = owners.router()
+        workers = Workers(["a"], fate=lambda *_: asyncio.sleep(0.002))
+        router = workers.router()
         asked = [router.ask(request(number, f"s{number % 100}")) for number in range(3000)]
         await asyncio.gather(*asked)
-        assert len(owners.calls) <= 3000 / 50
-        assert max(len(requests) for _, requests in owners.calls) <= 256
-        assert [len(keys) for keys in owners.applied.values()] == [30] * 100
+        assert len(workers.calls) <= 3000 / 50
+        assert max(len(requests) for _, requests in workers.calls) <= 256
+        assert [len(keys) for keys in workers.applied.values()] == [30] * 100
         await settled(router)
 
     asyncio.run(run())
@@ -319,14 +319,14 @@ def test_requests_share_calls_of_at_most_256():
 
 def test_large_requests_on_several_streams_do_not_make_a_call_of_more_than_256():
     async def run():
-        owners = Owners(["a"], fate=lambda *_: asyncio.sleep(0.002))
-        router = owners.router()
+        workers = Workers(["a"], fate=lambda *_: asyncio.sleep(0.002))
+        router = workers.router()
         large = [[request(number, stream) for number in range(count)] for stream, count in (("x", 200), ("y", 200))]
         huge = [request(number, "z") for number in range(1000)]
         await asyncio.gather(*(router.ask_many(requests) for requests in (*large, huge)))
-        assert max(len(requests) for _, requests in owners.calls) <= 256
-        assert [len(owners.applied[stream]) for stream in "xyz"] == [200, 200, 1000]
-        assert owners.applied["z"] == [str(number) for number in range(1000)]
+        assert max(len(requests) for _, requests in workers.calls) <= 256
+        assert [len(workers.applied[stream]) for stream in "xyz"] == [200, 200, 1000]
+        assert workers.applied["z"] == [str(number) for number in range(1000)]
 
     asyncio.run(run())
 
@@ -336,18 +336,18 @@ def test_large_requests_on_several_streams_do_not_make_a_call_of_more_than_256()
 
 def test_no_answer_in_time_is_told_in_words_and_the_line_goes_on():
     async def run():
-        owners = Owners()
+        workers = Workers()
         gate = asyncio.Event()
-        owners.fate = lambda *_: held(gate)
-        router = owners.router(request_seconds=0.25, attempt_seconds=0.05)
+        workers.fate = lambda *_: held(gate)
+        router = workers.router(request_seconds=0.25, attempt_seconds=0.05)
         with pytest.raises(LateError, match=r"within 0\.25 seconds: whether it was applied is not known; ask again"):
             await router.ask(request("late"))
         assert router.waiting == 0
         gate.set()
         assert (await router.ask(request("next"))).outcome is Outcome.DONE
-        assert owners.applied["s"][-1] == "next"
+        assert workers.applied["s"][-1] == "next"
         # One attempt after another was made meanwhile.
-        assert len(owners.calls) > 2
+        assert len(workers.calls) > 2
         await settled(router)
 
     asyncio.run(run())
@@ -355,9 +355,9 @@ def test_no_answer_in_time_is_told_in_words_and_the_line_goes_on():
 
 def test_more_requests_than_may_wait_are_refused_whole_and_nothing_is_done():
     async def run():
-        owners, gate = Owners(), asyncio.Event()
-        owners.fate = lambda *_: held(gate)
-        router = owners.router(waiting=5, attempt_seconds=5)
+        workers, gate = Workers(), asyncio.Event()
+        workers.fate = lambda *_: held(gate)
+        router = workers.router(max_queued_requests=5, attempt_seconds=5)
         waiting = [asyncio.create_task(router.ask(request(number))) for number in range(3)]
         await asyncio.sleep(0.01)
         made = []
@@ -366,7 +366,7 @@ def test_more_requests_than_may_wait_are_refused_whole_and_nothing_is_done():
             made.append(True)
 
         for stream in ("s", "another"):
-            with pytest.raises(OverloadedError, match="3 requests wait already, and 5 may"):
+            with pytest.raises(OverloadedError, match="3 requests are in progress, the limit is 5"):
                 await router.ask_many([request(f"no {number}", stream) for number in range(3)])
             with pytest.raises(OverloadedError):
                 await router.ask_when_made(stream, make, 3)
@@ -377,7 +377,7 @@ def test_more_requests_than_may_wait_are_refused_whole_and_nothing_is_done():
             await router.ask(request("no"))
         gate.set()
         await asyncio.gather(*waiting)
-        assert owners.applied == {"s": ["0", "1", "2", "3", "4"]}
+        assert workers.applied == {"s": ["0", "1", "2", "3", "4"]}
         await settled(router)
 
     asyncio.run(run())
@@ -389,9 +389,9 @@ def test_callers_that_go_away_leave_nothing_behind(seed):
     chance = random.Random(seed)
 
     async def run():
-        owners = Owners()
-        owners.fate = Fate(chance, owners)
-        router = owners.router(attempt_seconds=0.02, request_seconds=60)
+        workers = Workers()
+        workers.fate = Fate(chance, workers)
+        router = workers.router(attempt_seconds=0.02, request_seconds=60)
         asked = []
         for number in range(300):
             requests = [request(number, f"s{chance.randrange(5)}")]
@@ -407,15 +407,15 @@ def test_callers_that_go_away_leave_nothing_behind(seed):
         answers = await asyncio.gather(*asked, return_exceptions=True)
         assert {type(answer) for answer in answers} == {list, asyncio.CancelledError}
         await settled(router)
-        for keys in owners.applied.values():
+        for keys in workers.applied.values():
             assert len(keys) == len(set(keys))
-        while owners.fate.late:
-            await asyncio.wait(owners.fate.late)
+        while workers.fate.late:
+            await asyncio.wait(workers.fate.late)
 
     asyncio.run(run())
 
 
-# Owners that fail, come back, and change.
+# Workers that fail, come back, and change.
 
 
 WAYS = {
@@ -430,8 +430,8 @@ WAYS = {
 @pytest.mark.parametrize("step", ["_target", "_answers"])
 def test_a_failure_between_entering_and_answering_holds_no_slot(way, step, monkeypatch):
     async def run():
-        owners = Owners()
-        router = owners.router(waiting=2, share=1)
+        workers = Workers()
+        router = workers.router(max_queued_requests=2, tenant_max_fraction=1)
         await router.ask(request("first", "acme/other"))
         with monkeypatch.context() as patch:
 
@@ -444,7 +444,7 @@ def test_a_failure_between_entering_and_answering_holds_no_slot(way, step, monke
                     await WAYS[way](router)
         await settled(router)
         await router.ask_many([request("a", "acme/s"), request("b", "acme/s")])
-        assert owners.applied["acme/s"][-2:] == ["a", "b"]
+        assert workers.applied["acme/s"][-2:] == ["a", "b"]
         await settled(router)
 
     asyncio.run(run())
@@ -452,7 +452,7 @@ def test_a_failure_between_entering_and_answering_holds_no_slot(way, step, monke
 
 def test_a_failure_while_marking_a_request_leaves_no_line(monkeypatch):
     async def run():
-        router = Owners().router()
+        router = Workers().router()
         with monkeypatch.context() as patch:
 
             def fail(*_):
@@ -475,55 +475,55 @@ def test_a_worker_that_is_busy_is_asked_again_and_not_suspected():
     async def run():
         replies = [Outcome.BUSY, Outcome.BUSY, None]
 
-        async def fate(owner, requests):
+        async def fate(worker, requests):
             outcome = replies.pop(0)
             return None if outcome is None else [Reply(outcome)] * len(requests)
 
-        owners = Owners(fate=fate)
-        router = owners.router()
+        workers = Workers(fate=fate)
+        router = workers.router()
         found = await router.ask_many([request(0), request(1)])
         assert [reply.position for reply in found] == [0, 1]
-        assert len({owner for owner, _ in owners.calls}) == 1
-        assert [[sent.key for sent in requests] for _, requests in owners.calls] == [["0", "1"]] * 3
-        assert owners.checks == []
+        assert len({worker for worker, _ in workers.calls}) == 1
+        assert [[sent.key for sent in requests] for _, requests in workers.calls] == [["0", "1"]] * 3
+        assert workers.checks == []
         await settled(router)
 
     asyncio.run(run())
 
 
-def test_a_suspect_owner_is_left_alone_until_it_passes_a_health_check():
+def test_a_suspect_worker_is_left_alone_until_it_passes_a_health_check():
     async def run():
-        owners = Owners()
+        workers = Workers()
         stream = stream_of("a")
         dead = {"a"}
 
-        async def fate(owner, requests):
-            if owner in dead:
-                raise OwnerLostError("gone")
+        async def fate(worker, requests):
+            if worker in dead:
+                raise WorkerLostError("gone")
 
-        owners.fate = fate
-        router = owners.router(lease_seconds=1.0)
+        workers.fate = fate
+        router = workers.router(lease_seconds=1.0)
         await router.ask(request(0, stream))
         stand_in = Ring(OWNERS).order(stream)[1]
-        assert [owner for owner, _ in owners.calls] == ["a", stand_in]
-        assert [requests[0].stand_in for _, requests in owners.calls] == [False, True]
+        assert [worker for worker, _ in workers.calls] == ["a", stand_in]
+        assert [requests[0].stand_in for _, requests in workers.calls] == [False, True]
         await asyncio.sleep(0.6)
         dead.clear()
         await router.ask(request(1, stream))
-        assert owners.calls[-1][0] == stand_in
-        await until_checked(owners, len(owners.checks) + 1)
+        assert workers.calls[-1][0] == stand_in
+        await until_checked(workers, len(workers.checks) + 1)
         await router.ask(request(2, stream))
-        assert (owners.calls[-1][0], owners.calls[-1][1][0].stand_in) == ("a", False)
-        assert owners.applied[stream] == ["0", "1", "2"]
+        assert (workers.calls[-1][0], workers.calls[-1][1][0].stand_in) == ("a", False)
+        assert workers.applied[stream] == ["0", "1", "2"]
 
     asyncio.run(run())
 
 
-async def until_checked(owners, count):
+async def until_checked(workers, count):
     """Wait until so many health checks were made, and their replies arrived."""
     end = time.monotonic() + 1000
-    while len(owners.checks) < count:
-        assert time.monotonic() < end, f"{len(owners.checks)} health checks instead of {count}"
+    while len(workers.checks) < count:
+        assert time.monotonic() < end, f"{len(workers.checks)} health checks instead of {count}"
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.01)
 
@@ -550,7 +550,7 @@ def test_a_hung_worker_costs_each_stream_at_most_one_timeout():
             await asyncio.sleep(1.0)
 
     async def run():
-        router = Owners(fate=hangs("a")).router(attempt_seconds=5.0, lease_seconds=5.0)
+        router = Workers(fate=hangs("a")).router(attempt_seconds=5.0, lease_seconds=5.0)
         await asyncio.gather(*(client(router, stream) for stream in streams))
         assert value(families(router.metrics.registry), "protodcs_ingress_suspect_workers") == 1
 
@@ -562,14 +562,14 @@ def test_a_hung_worker_costs_each_stream_at_most_one_timeout():
 
 def test_a_hung_worker_is_checked_after_pauses_that_double_up_to_a_minute():
     async def run():
-        owners = Owners(fate=hangs("a"))
-        router = owners.router(attempt_seconds=5.0, lease_seconds=5.0)
+        workers = Workers(fate=hangs("a"))
+        router = workers.router(attempt_seconds=5.0, lease_seconds=5.0)
         await router.ask(request(0, stream_of("a")))
-        await until_checked(owners, 12)
+        await until_checked(workers, 12)
         report = families(router.metrics.registry)
         assert value(report, "protodcs_ingress_failed_calls_total", reason="silent") == 1
         assert value(report, "protodcs_ingress_health_checks_total", result="failed") == 11
-        return [when for _, when in owners.checks]
+        return [when for _, when in workers.checks]
 
     times = asyncio.run(run())
     pauses = [later - earlier - 5.0 for earlier, later in pairwise(times)]
@@ -578,15 +578,15 @@ def test_a_hung_worker_is_checked_after_pauses_that_double_up_to_a_minute():
 
 def test_a_worker_that_passes_checks_and_fails_requests_is_asked_ever_more_rarely():
     async def run():
-        owners, asked = Owners(), []
+        workers, asked = Workers(), []
 
         async def fate(worker, requests):
             if worker == "a" and requests[0].action != Action.CHECK_HEALTH:
                 asked.append(time.monotonic())
                 await asyncio.sleep(3600)
 
-        owners.fate = fate
-        router = owners.router(attempt_seconds=5.0, lease_seconds=5.0)
+        workers.fate = fate
+        router = workers.router(attempt_seconds=5.0, lease_seconds=5.0)
         stream = stream_of("a")
         for number in range(600):
             await router.ask(request(number, stream))
@@ -600,18 +600,18 @@ def test_a_worker_that_passes_checks_and_fails_requests_is_asked_ever_more_rarel
 
 def test_a_call_that_is_served_resets_the_pauses():
     async def run():
-        owners, stream = Owners(fate=hangs("a")), stream_of("a")
-        router = owners.router(attempt_seconds=5.0, lease_seconds=5.0)
+        workers, stream = Workers(fate=hangs("a")), stream_of("a")
+        router = workers.router(attempt_seconds=5.0, lease_seconds=5.0)
         await router.ask(request(0, stream))
-        await until_checked(owners, 5)
-        owners.fate = None
-        await until_checked(owners, 6)
+        await until_checked(workers, 5)
+        workers.fate = None
+        await until_checked(workers, 6)
         await router.ask(request(1, stream))
-        assert owners.calls[-1][0] == "a"
-        owners.fate, asked = hangs("a"), time.monotonic()
+        assert workers.calls[-1][0] == "a"
+        workers.fate, asked = hangs("a"), time.monotonic()
         await router.ask(request(2, stream))
-        await until_checked(owners, 7)
-        assert owners.checks[-1][1] - asked == pytest.approx(5.5)
+        await until_checked(workers, 7)
+        assert workers.checks[-1][1] - asked == pytest.approx(5.5)
 
     asyncio.run(run())
 
@@ -620,18 +620,18 @@ def test_a_worker_that_answers_but_cannot_serve_is_left_alone():
     """As one that is cut off from the store: it answers each request at once, and none is applied."""
 
     async def run():
-        owners, stream = Owners(), stream_of("a")
+        workers, stream = Workers(), stream_of("a")
 
         async def fate(worker, requests):
             return [Reply(Outcome.LATER, "the store cannot be reached")] * len(requests) if worker == "a" else None
 
-        owners.fate = fate
-        router = owners.router(request_seconds=5.0)
+        workers.fate = fate
+        router = workers.router(request_seconds=5.0)
         for number in range(100):
             await router.ask(request(number, stream))
             await asyncio.sleep(1.0)
-        assert owners.applied[stream] == [str(number) for number in range(100)]
-        assert sum(worker == "a" for worker, _ in owners.calls) <= 3
+        assert workers.applied[stream] == [str(number) for number in range(100)]
+        assert sum(worker == "a" for worker, _ in workers.calls) <= 3
 
     asyncio.run(run())
 
@@ -640,19 +640,19 @@ def test_a_worker_that_recovers_has_all_others_checked():
     """All failed for the same reason, such as a store that was down; it must not take minutes to use them all again."""
 
     async def run():
-        owners, ring = Owners(fate=hangs(*OWNERS)), Ring(OWNERS)
-        router = owners.router(attempt_seconds=5.0, lease_seconds=5.0, request_seconds=30.0)
-        streams = [stream_of(owner) for owner in OWNERS]
+        workers, ring = Workers(fate=hangs(*OWNERS)), Ring(OWNERS)
+        router = workers.router(attempt_seconds=5.0, lease_seconds=5.0, request_seconds=30.0)
+        streams = [stream_of(worker) for worker in OWNERS]
         for _ in range(20):
             with suppress(LateError):
                 await router.ask(request("early", streams[0]))
         assert len(router._health) == 3
-        owners.fate = None
+        workers.fate = None
         await router.ask(request("first", streams[0]))
         await asyncio.sleep(1.0)
         for stream in streams:
             await router.ask(request("later", stream))
-            assert owners.calls[-1][0] == ring.first(stream)
+            assert workers.calls[-1][0] == ring.first(stream)
 
     asyncio.run(run())
 
@@ -662,7 +662,7 @@ def held_by(holder, unreachable):
 
     async def fate(worker, requests):
         if worker in unreachable:
-            raise OwnerLostError("no route to this worker")
+            raise WorkerLostError("no route to this worker")
         if requests[0].action != Action.CHECK_HEALTH and worker != holder and requests[0].take_from != holder:
             return [Reply(Outcome.HELD, holder)] * len(requests)
         return None
@@ -672,25 +672,25 @@ def held_by(holder, unreachable):
 
 def test_another_worker_takes_a_stream_whose_holder_fails_again_and_again():
     async def run():
-        owners, stream = Owners(), stream_of("a")
-        owners.fate = held_by("a", {"a"})
-        router = owners.router(takeover_failures=3, request_seconds=30.0)
+        workers, stream = Workers(), stream_of("a")
+        workers.fate = held_by("a", {"a"})
+        router = workers.router(takeover_failures=3, request_seconds=30.0)
         await router.ask(request(0, stream))
-        demands = [(worker, requests[0].take_from) for worker, requests in owners.calls if requests[0].take_from]
+        demands = [(worker, requests[0].take_from) for worker, requests in workers.calls if requests[0].take_from]
         assert demands == [(Ring(OWNERS).order(stream)[1], "a")]
         # One call and two checks failed.
-        assert len(owners.checks) == 2
+        assert len(workers.checks) == 2
 
     asyncio.run(run())
 
 
 def test_the_worker_of_a_stream_takes_it_back_from_a_holder_that_fails():
     async def run():
-        owners, stream = Owners(), stream_of("a")
-        owners.fate = held_by("b", {"b"})
-        router = owners.router(request_seconds=30.0)
+        workers, stream = Workers(), stream_of("a")
+        workers.fate = held_by("b", {"b"})
+        router = workers.router(request_seconds=30.0)
         await router.ask(request(0, stream))
-        assert (owners.calls[-1][0], owners.calls[-1][1][0].take_from) == ("a", "b")
+        assert (workers.calls[-1][0], workers.calls[-1][1][0].take_from) == ("a", "b")
 
     asyncio.run(run())
 
@@ -699,7 +699,7 @@ def test_a_stream_is_not_taken_from_a_holder_that_passes_health_checks():
     """As one that is slow: another worker would not be faster."""
 
     async def run():
-        owners, stream = Owners(), stream_of("a")
+        workers, stream = Workers(), stream_of("a")
 
         async def fate(worker, requests):
             if requests[0].action != Action.CHECK_HEALTH:
@@ -709,26 +709,26 @@ def test_a_stream_is_not_taken_from_a_holder_that_passes_health_checks():
                 return [Reply(Outcome.HELD, "a")] * len(requests)
             return None
 
-        owners.fate = fate
-        router = owners.router(attempt_seconds=5.0, lease_seconds=5.0, request_seconds=600.0)
+        workers.fate = fate
+        router = workers.router(attempt_seconds=5.0, lease_seconds=5.0, request_seconds=600.0)
         with pytest.raises(LateError):
             await router.ask(request(0, stream))
         # It is asked again as soon as it passes a check.
-        assert sum(worker == "a" for worker, _ in owners.calls) > 100
+        assert sum(worker == "a" for worker, _ in workers.calls) > 100
 
     asyncio.run(run())
 
 
 def test_no_stream_is_taken_from_a_holder_that_can_be_reached():
     async def run():
-        owners, stream = Owners(), stream_of("a")
+        workers, stream = Workers(), stream_of("a")
         # The stand-in holds the stream; the worker that it belongs to is lost.
-        owners.fate = held_by("b", {"a"})
-        router = owners.router(request_seconds=30.0)
+        workers.fate = held_by("b", {"a"})
+        router = workers.router(request_seconds=30.0)
         for number in range(50):
             await router.ask(request(number, stream))
             await asyncio.sleep(1.0)
-        assert not any(one.take_from for _, requests in owners.calls for one in requests)
+        assert not any(one.take_from for _, requests in workers.calls for one in requests)
 
     asyncio.run(run())
 
@@ -737,38 +737,38 @@ def test_the_worker_that_a_stream_moved_to_is_asked_though_the_router_does_not_k
     """As after a resize whose controller died before it told anyone."""
 
     async def run():
-        owners = Owners(["a", "b"])
+        workers = Workers(["a", "b"])
 
         async def fate(worker, requests):
             if worker != "c":
                 return [Reply(Outcome.MOVED, "c")] * len(requests)
             return None
 
-        owners.fate = fate
-        await owners.router().ask(request(0))
-        assert [worker for worker, _ in owners.calls][-1] == "c"
+        workers.fate = fate
+        await workers.router().ask(request(0))
+        assert [worker for worker, _ in workers.calls][-1] == "c"
 
     asyncio.run(run())
 
 
-def test_what_waits_for_an_owner_that_was_lost_goes_to_others_at_once():
+def test_what_waits_for_a_worker_that_was_lost_goes_to_others_at_once():
     async def run():
-        owners = Owners()
+        workers = Workers()
 
-        async def fate(owner, requests):
-            if owner == "a":
+        async def fate(worker, requests):
+            if worker == "a":
                 await asyncio.sleep(0.05)
-                raise OwnerLostError("gone")
+                raise WorkerLostError("gone")
 
-        owners.fate = fate
-        router = owners.router(lease_seconds=60.0)
-        # More than fit into the calls that are under way to the lost owner.
+        workers.fate = fate
+        router = workers.router(lease_seconds=60.0)
+        # More than fit into the calls that are under way to the lost worker.
         ring = Ring(OWNERS)
         streams = [f"s{number}" for number in range(3000)]
         mine = [stream for stream in streams if ring.first(stream) == "a"]
         assert len(mine) > 3 * 256
         await asyncio.gather(*(router.ask(request(0, stream)) for stream in mine))
-        assert sum(owner == "a" for owner, _ in owners.calls) == 2
+        assert sum(worker == "a" for worker, _ in workers.calls) == 2
         await settled(router)
 
     asyncio.run(run())
@@ -776,19 +776,19 @@ def test_what_waits_for_an_owner_that_was_lost_goes_to_others_at_once():
 
 def test_whoever_holds_the_stream_is_asked_wherever_it_belongs():
     async def run():
-        owners = Owners()
+        workers = Workers()
         stream = stream_of("a")
 
-        async def fate(owner, requests):
-            if owner != "c":
+        async def fate(worker, requests):
+            if worker != "c":
                 return [Reply(Outcome.HELD, "c")] * len(requests)
             assert all(one.stand_in for one in requests)
             return None
 
-        owners.fate = fate
-        router = owners.router()
+        workers.fate = fate
+        router = workers.router()
         await router.ask_many([request(0, stream), request(1, stream)])
-        assert [owner for owner, _ in owners.calls] == ["a", "c"]
+        assert [worker for worker, _ in workers.calls] == ["a", "c"]
 
     asyncio.run(run())
 
@@ -797,27 +797,27 @@ def test_a_ring_that_changes_moves_the_lines(monkeypatch):
     monkeypatch.setattr(router_module, "_REFRESH", 0.0)
 
     async def run():
-        owners = Owners(["a"])
-        router = owners.router()
+        workers = Workers(["a"])
+        router = workers.router()
         stream = stream_of("b", ["a", "b"])
         await router.ask(request(0, stream))
-        owners.names = ["a", "b"]
+        workers.names = ["a", "b"]
 
-        async def fate(owner, requests):
-            if owner != "b":
+        async def fate(worker, requests):
+            if worker != "b":
                 return [Reply(Outcome.MOVED, "b")] * len(requests)
             return None
 
-        owners.fate = fate
+        workers.fate = fate
         await asyncio.gather(*(router.ask(request(number, stream)) for number in range(1, 10)))
-        assert owners.calls[-1][0] == "b"
-        assert owners.applied[stream] == [str(number) for number in range(10)]
-        owners.names, owners.fate, before = ["a"], None, len(owners.calls)
+        assert workers.calls[-1][0] == "b"
+        assert workers.applied[stream] == [str(number) for number in range(10)]
+        workers.names, workers.fate, before = ["a"], None, len(workers.calls)
         await router.ask(request(10, stream))
         await asyncio.sleep(0)
         await router.ask(request(11, stream))
-        assert owners.calls[-1][0] == "a"
-        assert len(owners.calls) == before + 2
+        assert workers.calls[-1][0] == "a"
+        assert len(workers.calls) == before + 2
         await settled(router)
 
     asyncio.run(run())
@@ -829,40 +829,40 @@ def test_a_worker_that_drains_is_not_asked_again_without_a_pause():
     async def run():
         drained = []
 
-        async def fate(owner, requests):
-            if owner == "a":
-                raise OwnerLostError("gone")
-            drained.append(owner)
+        async def fate(worker, requests):
+            if worker == "a":
+                raise WorkerLostError("gone")
+            drained.append(worker)
             assert len(drained) < 1000, "the router asks without a pause"
             return [Reply(Outcome.MOVED, "a")] * len(requests)
 
-        owners = Owners(["a", "b"], fate)
-        router = owners.router()
+        workers = Workers(["a", "b"], fate)
+        router = workers.router()
         asked = asyncio.create_task(router.ask(request(0, stream_of("a", ["a", "b"]))))
         await asyncio.sleep(0.5)
         assert drained
-        owners.fate = None
+        workers.fate = None
         assert (await asked).outcome is Outcome.DONE
         await settled(router)
 
     asyncio.run(run())
 
 
-def test_a_router_waits_for_the_first_owners():
+def test_a_router_waits_for_the_first_workers():
     async def run():
-        owners, views = Owners(), []
+        workers, views = Workers(), []
 
         async def view():
             views.append(True)
             if len(views) == 1:
                 return []
             if len(views) == 2:
-                raise OwnerLostError("no keeper yet")
+                raise WorkerLostError("no controller yet")
             if len(views) == 3:
                 await asyncio.sleep(10)
             return OWNERS
 
-        router = Router(owners.call, view, settings(attempt_seconds=0.05, request_seconds=5))
+        router = Router(workers.call, view, settings(attempt_seconds=0.05, request_seconds=5))
         assert (await router.ask(request(0))).outcome is Outcome.DONE
         assert len(views) == 4
 
@@ -872,15 +872,15 @@ def test_a_router_waits_for_the_first_owners():
 @pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome.final])
 def test_a_final_answer_is_handed_on_as_it_is(outcome):
     async def run():
-        owners = Owners()
+        workers = Workers()
 
-        async def fate(owner, requests):
+        async def fate(worker, requests):
             return [Reply(outcome, "words")] * len(requests)
 
-        owners.fate = fate
-        router = owners.router()
+        workers.fate = fate
+        router = workers.router()
         assert await router.ask(request(0)) == Reply(outcome, "words")
-        assert len(owners.calls) == 1
+        assert len(workers.calls) == 1
         await settled(router)
 
     asyncio.run(run())
@@ -888,17 +888,17 @@ def test_a_final_answer_is_handed_on_as_it_is(outcome):
 
 def test_an_error_that_no_call_should_raise_is_told_and_the_line_goes_on(caplog):
     async def run():
-        owners = Owners()
+        workers = Workers()
 
-        async def fate(owner, requests):
+        async def fate(worker, requests):
             raise ZeroDivisionError("a bug")
 
-        owners.fate = fate
-        router = owners.router(request_seconds=2)
+        workers.fate = fate
+        router = workers.router(request_seconds=2)
         reply = await router.ask(request(0))
         assert reply.outcome is Outcome.FAILED
         assert "a bug" not in reply.words
-        owners.fate = None
+        workers.fate = None
         assert (await router.ask(request(1))).outcome is Outcome.DONE
         await settled(router)
 
@@ -907,19 +907,19 @@ def test_an_error_that_no_call_should_raise_is_told_and_the_line_goes_on(caplog)
 
 
 def test_errors_of_the_router_are_ours():
-    for error in (LateError, OverloadedError, OwnerLostError):
+    for error in (LateError, OverloadedError, WorkerLostError):
         assert issubclass(error, ProtoDCSError)
 
 
 def test_a_call_for_several_is_made_in_the_name_of_none():
     name, seen = ContextVar("name", default="nobody"), []
 
-    async def note(owner, requests):
+    async def note(worker, requests):
         seen.append(name.get())
 
     async def run():
         name.set("the first caller")
-        await Owners(fate=note).router().ask(request(1))
+        await Workers(fate=note).router().ask(request(1))
 
     asyncio.run(run())
     assert seen == ["nobody"]

@@ -1,9 +1,12 @@
-"""The service over HTTP, with owners in the same process: every route, and every error in words."""
+"""The service over HTTP, with workers in the same process: every route, and every error in words."""
 
 import asyncio
+import base64
 import json
 import math
+import re
 from contextlib import asynccontextmanager
+from datetime import datetime
 from urllib.parse import quote
 
 import httpx
@@ -18,11 +21,14 @@ from made_service import FEATURES, PROTOTYPES, ROWS, SHARED, engine_of, feature,
 from memory_store import MemoryStore
 from protodcs import StreamDCS
 from protodcs.errors import ImageError
-from protodcs.serve.api.app import NewStream, application
+from protodcs.serve.access.problems import TYPES
+from protodcs.serve.api.app import application
+from protodcs.serve.api.streams import listing
+from protodcs.serve.api.streams.schemas import NewStream
 from protodcs.serve.messages import Outcome, Reply
-from protodcs.serve.owners.owner import Owner
-from protodcs.serve.owners.router import OwnerLostError, Router
 from protodcs.serve.stream.answers import pack_decision, unpack_decision
+from protodcs.serve.workers.router import Router, WorkerLostError
+from protodcs.serve.workers.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
@@ -56,39 +62,46 @@ class FakeEncoding:
 
 
 class Service:
-    """An application over one owner, and the client that speaks to it; also what it asks of its cluster."""
+    """An application over one worker, and the client that speaks to it; also what it asks of its cluster."""
 
     def __init__(self, encoding=None, **changes):
         config = made_service.settings(**{"request_seconds": 60, **changes})
         self.store = MemoryStore()
-        self.owner = Owner("owner-0", self.store, config)
+        self.worker = Worker("worker-0", self.store, config)
         self.problem = None
         self.router = Router(self.call, self.view, config)
         self.api = application(config, self.router, self, encoding)
         transport = httpx.ASGITransport(self.api)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
 
-    async def call(self, owner, requests):
-        return await self.owner.handle(requests)
+    async def call(self, worker, requests):
+        return await self.worker.handle(requests)
 
     async def view(self):
-        return ["owner-0"]
+        return ["worker-0"]
 
-    async def owners(self):
+    async def workers(self):
         if self.problem is not None:
             raise self.problem
-        return ["owner-0"]
+        return ["worker-0"]
 
     async def facts(self):
         if self.problem is not None:
             raise self.problem
-        return [self.owner.facts()]
+        return [self.worker.facts()]
 
     async def resize(self, count):
-        return [f"owner-{number}" for number in range(count)]
+        return [f"worker-{number}" for number in range(count)]
+
+    async def list_streams(self, *asked):
+        return await self.worker.list_streams(*asked)
+
+    async def count_streams(self, tenant):
+        return await self.worker.count_streams(tenant)
 
     async def streams(self):
-        return await self.owner.streams()
+        """The ids of all streams."""
+        return sorted([stream async for stream in self.store.streams()])
 
     async def post(self, path, content=None, headers=None, **more):
         return await self.client.post(f"/v1/streams/{path}", content=content, headers=headers, **more)
@@ -123,13 +136,13 @@ async def status_of(api, path, server=("127.0.0.1", 80)):
 async def served(encoding=None, **changes):
     """A service with a stream "s"."""
     service = Service(encoding, **changes)
-    await service.owner.start()
+    await service.worker.start()
     try:
         assert (await service.create()).status_code == 201
         yield service
     finally:
         await service.client.aclose()
-        await service.owner.close()
+        await service.worker.close()
 
 
 def words_of(response, status):
@@ -138,11 +151,28 @@ def words_of(response, status):
     assert ("retry-after" in response.headers) == (status in (429, 503))
     said = response.json()
     assert response.headers["content-type"] == "application/problem+json"
-    assert set(said) == {"type", "title", "status", "detail"}
+    required = {"type", "title", "status", "detail", "code", "instance"}
+    assert required <= set(said) <= required | {"errors"}
+    assert TYPES[said["code"]] == (said["status"], said["title"])
+    assert said["type"] == f"urn:protodcs:problem:{said['code']}"
+    assert said["instance"] == f"urn:protodcs:request:{response.headers['x-request-id']}"
     assert said["status"] == status
-    assert isinstance(said["detail"], str)
     assert said["detail"]
     return said["detail"]
+
+
+def ids_of(response):
+    """The ids of a list of streams."""
+    assert response.status_code == 200, response.text
+    return [stream["id"] for stream in response.json()["streams"]]
+
+
+def inference_error(response, status):
+    """The message of an error of the Open Inference Protocol."""
+    assert response.status_code == status, response.text
+    (said,) = response.json().items()
+    assert said[0] == "error"
+    return said[1]
 
 
 def decisions_of(response):
@@ -184,7 +214,7 @@ def test_features_come_as_bytes_as_json_one_or_several():
             assert [said["position"] for said in decisions_of(listed)] == [4, 5, 6, 7]
             named = {"content-type": "Application/Octet-Stream; version=1"}
             decisions_of(await service.observe(rows[8].tobytes(), named))
-            assert engine_of(service.owner) == learned(9)
+            assert engine_of(service.worker) == learned(9)
 
     asyncio.run(run())
 
@@ -200,7 +230,7 @@ def test_images_are_observed_in_order_of_arrival_and_a_bad_one_holds_nobody_up()
             answers = await asyncio.gather(*asked)
             assert "not an image" in words_of(answers.pop(2), 422)
             assert [decisions_of(answer)[0]["position"] for answer in answers] == [0, 1, 2, 3]
-            assert engine_of(service.owner) == learned(4)
+            assert engine_of(service.worker) == learned(4)
             assert len(decisions_of(await service.observe(b"0 4", PNG, path="s/peek"))) == 1
 
     asyncio.run(run())
@@ -218,7 +248,7 @@ def test_a_key_makes_a_request_safe_to_repeat():
             assert again == [{**said, "repeated": True} for said in first]
             first = decisions_of(await service.observe(b"0 4", PNG, key="image"))
             assert decisions_of(await service.observe(b"0 4", PNG, key="image")) == [{**first[0], "repeated": True}]
-            assert engine_of(service.owner) == learned(5)
+            assert engine_of(service.worker) == learned(5)
             assert "'one' was used for a request with other content" in words_of(
                 await service.observe(feature(9), key="one"), 409
             )
@@ -242,17 +272,17 @@ def test_the_life_of_a_stream():
                 assert (await service.post(f"s/{action}")).status_code == 200
                 status = (await client.get("/v1/streams/s")).json()
                 assert status["frozen"] == (action == "freeze")
-            assert (status["sequence"], status["position"], status["owner"]) == (5, 8, "owner-0")
+            assert (status["sequence"], status["position"], status["worker"]) == (5, 8, "worker-0")
             assert (await service.post("s/reset")).status_code == 200
-            assert engine_of(service.owner) == learned(0)
+            assert engine_of(service.worker) == learned(0)
             back = await service.post("s/rollback", json={"name": "five"})
             assert (back.status_code, back.json()["position"]) == (200, 9)
-            assert engine_of(service.owner) == learned(5)
-            assert (await client.get("/v1/streams")).json() == {"streams": ["s"]}
-            for _ in range(2):
-                gone = await client.delete("/v1/streams/s")
-                assert (gone.status_code, gone.content) == (204, b"")
-            assert (await client.get("/v1/streams")).json() == {"streams": []}
+            assert engine_of(service.worker) == learned(5)
+            assert ids_of(await client.get("/v1/streams")) == ["s"]
+            gone = await client.delete("/v1/streams/s")
+            assert (gone.status_code, gone.content) == (204, b"")
+            assert "'s'" in words_of(await client.delete("/v1/streams/s"), 404)
+            assert ids_of(await client.get("/v1/streams")) == []
 
     asyncio.run(run())
 
@@ -261,7 +291,7 @@ def test_a_stream_is_created_from_prototypes_or_from_class_names():
     async def run():
         async with served(FakeEncoding()) as service:
             again = await service.create()
-            assert (again.status_code, again.json()["classes"]) == (201, [str(number) for number in range(7)])
+            assert (again.status_code, again.json()["classes"]) == (200, [str(number) for number in range(7)])
             assert "already exists with different settings" in words_of(await service.create(method="protodcs"), 409)
             assert "already exists with different settings" in words_of(
                 await service.create(config={"target_false_reject": 0.1}), 409
@@ -319,21 +349,23 @@ def test_no_file_that_a_body_names_is_read(tmp_path):
     asyncio.run(run())
 
 
-def test_health_and_owners():
+def test_health_and_workers():
     async def run():
         async with served() as service:
             client = service.client
             health = (await client.get("/v1/health")).json()
             assert health["waiting"] == 0
-            said = (await client.get("/v1/owners")).json()
-            assert (said["names"], [facts["owner"] for facts in said["owners"]]) == (["owner-0"], ["owner-0"])
-            resized = await client.put("/v1/owners", json={"count": 3})
-            assert resized.json() == {"names": ["owner-0", "owner-1", "owner-2"]}
+            said = (await client.get("/v1/workers")).json()
+            assert (said["names"], [facts["worker"] for facts in said["workers"]]) == (["worker-0"], ["worker-0"])
+            resized = await client.put("/v1/workers", json={"count": 3})
+            assert resized.json() == {"names": ["worker-0", "worker-1", "worker-2"]}
             for count in (0, 1001, -1, "many", None, 1.5):
-                words_of(await client.put("/v1/owners", json={"count": count}), 422)
-            service.problem = OwnerLostError("the keeper is not there")
-            for path in ("/v1/ready", "/v1/owners", "/v2/health/ready", "/v2/models/protodcs/ready"):
-                assert "keeper" in words_of(await client.get(path), 503)
+                words_of(await client.put("/v1/workers", json={"count": count}), 422)
+            service.problem = WorkerLostError("the controller is not there")
+            for path in ("/v1/ready", "/v1/workers"):
+                assert "controller" in words_of(await client.get(path), 503)
+            for path in ("/v2/health/ready", "/v2/models/protodcs/ready"):
+                assert "controller" in inference_error(await client.get(path), 503)
             assert (await client.get("/v1/health")).status_code == 200
 
     asyncio.run(run())
@@ -352,7 +384,7 @@ def test_ids_may_hold_odd_characters(stream):
             path = quote(stream, safe="")
             assert decisions_of(await service.observe(feature(0), path=f"{path}/observe"))[0]["position"] == 0
             assert (await service.client.get(f"/v1/streams/{path}")).json()["position"] == 1
-            assert (await service.client.get("/v1/streams")).json() == {"streams": sorted(["s", stream])}
+            assert ids_of(await service.client.get("/v1/streams")) == sorted(["s", stream], key=str.encode)
             assert (await service.client.delete(f"/v1/streams/{path}")).status_code == 204
 
     asyncio.run(run())
@@ -387,18 +419,19 @@ def test_what_is_not_there_is_404():
             ):
                 assert "nobody" in words_of(response, 404)
             assert "'never'" in words_of(await service.post("s/rollback", json={"name": "never"}), 404)
-            for path in ("/", "/v2/streams", "/v1/streams/s/nonsense", "/v1/streams/a/b/c"):
+            for path in ("/", "/v1/streams/s/nonsense", "/v1/streams/a/b/c"):
                 words_of(await client.get(path), 404)
+            inference_error(await client.get("/v2/streams"), 404)
             wrong = await client.put("/v1/streams/s")
             words_of(wrong, 405)
-            assert set(wrong.headers["allow"].split(", ")) == {"GET", "DELETE"}
+            assert set(wrong.headers["allow"].split(", ")) == {"GET", "HEAD", "DELETE"}
 
     asyncio.run(run())
 
 
 def test_too_many_kept_snapshots_are_409():
     async def run():
-        async with served(kept_snapshots=1) as service:
+        async with served(max_snapshots=1) as service:
             assert (await service.post("s/snapshots", json={"name": "a"})).status_code == 201
             assert "Delete one first" in words_of(await service.post("s/snapshots", json={"name": "b"}), 409)
 
@@ -421,7 +454,7 @@ def test_a_body_that_is_too_long_is_413_on_every_route():
                 await service.post("s/snapshots", json={"name": "x" * 10_000}),
                 await service.post("s/rollback", json={"name": "x" * 10_000}),
                 await service.create(prototypes=np.ones((40, 100)).tolist()),
-                await service.client.put("/v1/owners", content=in_parts()),
+                await service.client.put("/v1/workers", content=in_parts()),
             ):
                 assert "10000 bytes" in words_of(response, 413)
             assert service.router.waiting == 0
@@ -435,7 +468,7 @@ def test_a_body_of_another_type_is_415(kind):
     async def run():
         async with served() as service:
             refused = words_of(await service.observe(feature(0), {"content-type": kind}), 415)
-            assert "send application/octet-stream, application/json or images" in refused
+            assert "Send application/octet-stream, application/json or images" in refused
 
     asyncio.run(run())
 
@@ -492,11 +525,19 @@ BAD_JSON = [
 ]  # fmt: skip
 
 
+def is_json(body):
+    try:
+        json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 @pytest.mark.parametrize("body", BAD_JSON, ids=range(len(BAD_JSON)))
-def test_bad_json_is_422_and_changes_nothing(body):
+def test_bad_json_is_rejected_and_changes_nothing(body):
     async def run():
         async with served() as service:
-            words_of(await service.observe(body, AS_JSON), 422)
+            words_of(await service.observe(body, AS_JSON), 422 if is_json(body) else 400)
             assert service.store.content["s"].journal == []
 
     asyncio.run(run())
@@ -549,14 +590,14 @@ def test_what_cannot_be_created_is_422_in_words(changes, words):
     asyncio.run(run())
 
 
-def test_a_body_that_is_no_json_or_lacks_a_field_is_422_in_words():
+def test_broken_json_is_400_and_a_missing_field_is_422():
     async def run():
         async with served() as service:
             for path in ("/v1/streams", "/v1/streams/s/snapshots", "/v1/streams/s/rollback"):
-                for body in (b"", b"{", b"[]", b"null", b"{}", b'{"name": 7}', b'{"name": ""}'):
+                for body in (b"", b"[]", b"null", b"{}", b'{"name": 7}', b'{"name": ""}'):
                     for headers in (AS_JSON, {}):
                         words_of(await service.client.post(path, content=body, headers=headers), 422)
-                for body in (b"\xff", b"[" * 50_000):
+                for body in (b"{", b"\xff", b"[" * 50_000):
                     words_of(await service.client.post(path, content=body, headers=AS_JSON), 400)
             assert words_of(await service.post("s/snapshots", json={}), 422) == "name: Field required"
             surrogate = b'{"name": "\\ud800"}'
@@ -651,9 +692,9 @@ def test_who_leaves_before_the_body_is_there_is_no_error_of_the_service():
 
 def test_too_many_waiting_requests_are_429():
     async def run():
-        async with served(FakeEncoding(), waiting=2) as service:
+        async with served(FakeEncoding(), max_queued_requests=2) as service:
             body = FEATURES[:3].astype("<f4").tobytes()
-            assert "ask again later" in words_of(await service.observe(body, params={"count": 3}), 429)
+            assert "Retry later" in words_of(await service.observe(body, params={"count": 3}), 429)
             store = service.store
             store.gate = asyncio.Event()
             two = asyncio.create_task(service.observe(body[:256], params={"count": 2}))
@@ -662,7 +703,7 @@ def test_too_many_waiting_requests_are_429():
             words_of(await service.observe(b"0 2", PNG), 429)
             store.gate.set()
             assert len(decisions_of(await two)) == 2
-            assert engine_of(service.owner) == learned(2)
+            assert engine_of(service.worker) == learned(2)
 
     asyncio.run(run())
 
@@ -675,10 +716,10 @@ def test_an_error_inside_the_engine_is_500_in_words(monkeypatch):
             def broken(*_):
                 raise ZeroDivisionError("a bug")
 
-            monkeypatch.setattr(service.owner._streams["s"].hosted.engine, "_advance", broken)
-            assert "an error inside the service" in words_of(await service.observe(feature(1)), 500)
+            monkeypatch.setattr(service.worker._streams["s"].live.engine, "_advance", broken)
+            assert "An error inside the service" in words_of(await service.observe(feature(1)), 500)
             decisions_of(await service.observe(feature(1)))
-            assert engine_of(service.owner) == learned(2)
+            assert engine_of(service.worker) == learned(2)
 
     asyncio.run(run())
 
@@ -689,8 +730,8 @@ def test_an_error_that_nobody_foresaw_is_500_in_words_and_says_nothing_of_the_in
             service.problem = ZeroDivisionError("secret")
             transport = httpx.ASGITransport(service.api, raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-                words = words_of(await client.get("/v1/owners"), 500)
-                assert "an error inside the service" in words
+                words = words_of(await client.get("/v1/workers"), 500)
+                assert "An error inside the service" in words
                 assert "secret" not in words
 
     asyncio.run(run())
@@ -698,7 +739,7 @@ def test_an_error_that_nobody_foresaw_is_500_in_words_and_says_nothing_of_the_in
 
 def test_a_store_that_is_down_is_503_and_the_same_request_is_served_when_it_is_back():
     async def run():
-        async with served(request_seconds=0.2, store_patience=0.05) as service:
+        async with served(request_seconds=0.2, store_connect_timeout=0.05) as service:
             decisions_of(await service.observe(feature(0)))
             service.store.down = True
             assert "ask again with the same key" in words_of(await service.observe(feature(1), key="k"), 503)
@@ -706,7 +747,7 @@ def test_a_store_that_is_down_is_503_and_the_same_request_is_served_when_it_is_b
             service.store.down = False
             (said,) = decisions_of(await service.observe(feature(1), key="k"))
             assert said["position"] == 1
-            assert engine_of(service.owner) == learned(2)
+            assert engine_of(service.worker) == learned(2)
 
     asyncio.run(run())
 
@@ -714,7 +755,7 @@ def test_a_store_that_is_down_is_503_and_the_same_request_is_served_when_it_is_b
 def test_a_service_that_is_being_stopped_is_503():
     async def run():
         async with served() as service:
-            await service.owner.drain(STOPPED)
+            await service.worker.drain(STOPPED)
             assert "being stopped" in words_of(await service.observe(feature(0)), 503)
 
     asyncio.run(run())
@@ -803,11 +844,11 @@ def test_several_images_come_as_files_of_a_form_all_or_none():
             files = [("images", (f"{n}.png", f"{0.05 - n / 100} {n}".encode(), "image/png")) for n in range(4)]
             answer = await service.client.post("/v1/streams/s/observe", files=files)
             assert [said["position"] for said in answer.json()["decisions"]] == [0, 1, 2, 3]
-            assert engine_of(service.owner) == learned(4)
+            assert engine_of(service.worker) == learned(4)
             bad = [*files, ("images", ("bad.png", b"no image", "image/png"))]
             words_of(await service.client.post("/v1/streams/s/observe", files=bad), 422)
             words_of(await service.client.post("/v1/streams/s/observe", files={"other": (None, b"")}), 400)
-            assert engine_of(service.owner) == learned(4)
+            assert engine_of(service.worker) == learned(4)
 
     asyncio.run(run())
 
@@ -835,7 +876,7 @@ def test_an_explanation_is_that_of_the_engine_and_changes_nothing():
             engine = StreamDCS(ROWS)
             engine.observe(FEATURES[0])
             assert answer.json() == json.loads(json.dumps(engine.explain(FEATURES[1]).to_dict()))
-            assert engine_of(service.owner) == learned(1)
+            assert engine_of(service.worker) == learned(1)
 
     asyncio.run(run())
 
@@ -850,9 +891,9 @@ def test_one_sample_is_explained_at_a_time():
     asyncio.run(run())
 
 
-def test_classes_are_added_and_removed_and_stay_so_after_a_sleep():
+def test_classes_are_added_and_removed_and_stay_so_after_an_unload():
     async def run():
-        async with served(sleep_records=0) as service:
+        async with served(unload_records=0) as service:
             client, engine = service.client, StreamDCS(ROWS)
             await service.observe(feature(0))
             engine.observe(FEATURES[0])
@@ -861,11 +902,11 @@ def test_classes_are_added_and_removed_and_stay_so_after_a_sleep():
             engine.add_class("owl", FEATURES[5])
             assert (await client.delete("/v1/streams/s/classes/1")).status_code == 200
             engine.remove_class("1")
-            service.owner._put_to_sleep("s")
+            service.worker._begin_unload("s")
             await service.observe(feature(1))
             engine.observe(FEATURES[1])
-            assert engine_of(service.owner) == engine.snapshot()
-            words_of(await client.delete("/v1/streams/s/classes/owls"), 422)
+            assert engine_of(service.worker) == engine.snapshot()
+            words_of(await client.delete("/v1/streams/s/classes/owls"), 404)
             for prototype in ([1.0], [1e39] * 32, []):
                 new = {"name": "x", "prototype": prototype}
                 words_of(await client.post("/v1/streams/s/classes", json=new), 422)
@@ -885,12 +926,12 @@ def test_a_state_goes_out_and_into_another_stream():
             await service.create(id="t")
             assert (await client.put("/v1/streams/t/state", content=state)).status_code == 200
             for stream in ("s", "t"):
-                service.owner._put_to_sleep(stream)
+                service.worker._begin_unload(stream)
                 await service.observe(feature(5), path=f"{stream}/observe")
-                assert engine_of(service.owner, stream) == learned(6)
+                assert engine_of(service.worker, stream) == learned(6)
             for wrong in (b"", b"no state", state[:-1], StreamDCS(np.eye(3, 4)).snapshot()):
                 words_of(await client.put("/v1/streams/t/state", content=wrong), 422)
-            assert engine_of(service.owner, "t") == learned(6)
+            assert engine_of(service.worker, "t") == learned(6)
 
     asyncio.run(run())
 
@@ -914,15 +955,212 @@ def test_the_open_inference_protocol_observes_on_the_stream_of_its_sequence():
             expected = [engine.observe(row) for row in FEATURES[:2]]
             assert outputs["p_unknown"] == [one.p_unknown for one in expected]
             assert outputs["label"] == [one.label or "" for one in expected]
-            assert engine_of(service.owner) == learned(2)
+            assert engine_of(service.worker) == learned(2)
             for wrong in ({"shape": [3, 32]}, {"datatype": "BYTES"}, {"name": "image"}, {"data": ["x"]}):
-                words_of(
+                inference_error(
                     await client.post("/v2/models/protodcs/infer", json={**body, "inputs": [{**tensor, **wrong}]}), 422
                 )
-            words_of(await client.post("/v2/models/other/infer", json=body), 422)
-            words_of(
-                await client.post("/v2/models/protodcs/infer", json={**body, "parameters": {"sequence_id": "x"}}), 404
+            inference_error(await client.post("/v2/models/other/infer", json=body), 404)
+            inference_error(await client.post("/v2/models/protodcs/versions/2/infer", json=body), 404)
+            elsewhere = {**body, "parameters": {"sequence_id": "x"}}
+            inference_error(await client.post("/v2/models/protodcs/infer", json=elsewhere), 404)
+            versioned = await client.post("/v2/models/protodcs/versions/1/infer", json=body)
+            assert versioned.json() == first
+
+    asyncio.run(run())
+
+
+def test_images_come_as_base64_in_the_open_inference_protocol():
+    async def run():
+        async with served(FakeEncoding()) as service:
+            data = [base64.b64encode(f"0 {number}".encode()).decode() for number in range(2)]
+            tensor = {"name": "image", "shape": [2], "datatype": "BYTES", "data": data}
+            outputs = [{"name": "sequence"}, {"name": "label"}]
+            body = {"id": "7", "inputs": [tensor], "outputs": outputs, "parameters": {"sequence_id": "s"}}
+            first, again = [(await service.client.post("/v2/models/protodcs/infer", json=body)).json() for _ in "ab"]
+            assert first == again
+            assert [(output["name"], output["shape"]) for output in first["outputs"]] == [
+                ("sequence", [2]),
+                ("label", [2]),
+            ]
+            assert engine_of(service.worker) == learned(2)
+            for wrong in ({"shape": [3]}, {"data": ["not base64!"] * 2}, {"data": [7, 8]}, {"datatype": "FP32"}):
+                refused = {**body, "inputs": [{**tensor, **wrong}]}
+                inference_error(await service.client.post("/v2/models/protodcs/infer", json=refused), 422)
+            refused = {**body, "outputs": [{"name": "nonsense"}]}
+            assert "no output" in inference_error(
+                await service.client.post("/v2/models/protodcs/infer", json=refused), 422
             )
+
+    asyncio.run(run())
+
+
+# HTTP.
+
+
+def test_what_is_created_is_found_at_its_location():
+    async def run():
+        async with served() as service:
+            created = await service.create(id="a b")
+            assert (await service.client.get(created.headers["location"])).json()["id"] == "a b"
+            saved = await service.post("s/snapshots", json={"name": "x/y"})
+            assert (await service.client.delete(saved.headers["location"])).status_code == 204
+            added = await service.post("s/classes", json={"name": "owl?", "prototype": FEATURES[5].tolist()})
+            assert (await service.client.delete(added.headers["location"])).status_code == 200
+
+    asyncio.run(run())
+
+
+def test_a_replayed_request_says_so_in_a_header():
+    async def run():
+        async with served() as service:
+            for path, body in (("s/observe", feature(0)), ("s/freeze", b"")):
+                replayed = []
+                for _ in range(2):
+                    response = await service.post(path, body, {**BYTES, "idempotency-key": path})
+                    replayed.append(response.headers.get("idempotent-replayed"))
+                assert replayed == [None, "true"]
+
+    asyncio.run(run())
+
+
+def test_a_state_is_imported_only_if_it_has_not_changed():
+    async def run():
+        async with served() as service:
+            path = "/v1/streams/s/state"
+            exported = await service.client.get(path)
+            etag = exported.headers["etag"]
+            assert (await service.client.get(path, headers={"if-none-match": etag})).status_code == 304
+            await service.observe(feature(0))
+            stale = await service.client.put(path, content=exported.content, headers={"if-match": etag})
+            assert "Read the state again" in words_of(stale, 412)
+            newer = (await service.client.head(path)).headers["etag"]
+            assert newer != etag
+            for tags in (f'"other", {newer}', "*"):
+                response = await service.client.put(path, content=exported.content, headers={"if-match": tags})
+                assert response.status_code == 200, response.text
+
+    asyncio.run(run())
+
+
+def test_head_is_get_without_a_body():
+    async def run():
+        async with served() as service:
+            for path in ("/v1/health", "/v1/streams", "/v1/streams/s", "/openapi.json", "/v1/streams/none"):
+                got, head = await service.client.get(path), await service.client.head(path)
+                assert (head.status_code, head.content) == (got.status_code, b"")
+                assert head.headers["content-type"] == got.headers["content-type"]
+
+    asyncio.run(run())
+
+
+def test_a_problem_names_each_wrong_field():
+    async def run():
+        async with served() as service:
+            refused = (await service.client.put("/v1/workers", json={"count": 0})).json()
+            assert [error["field"] for error in refused["errors"]] == ["count"]
+            assert refused["code"] == "invalid_request"
+            refused = (await service.client.get("/v1/streams/s/decisions?last=0&unknown=maybe")).json()
+            assert [error["field"] for error in refused["errors"]] == ["last", "unknown"]
+
+    asyncio.run(run())
+
+
+def test_the_page_of_all_routes_loads_nothing_from_elsewhere():
+    async def run():
+        async with served() as service:
+            page = await service.client.get("/docs")
+            assert page.headers["content-type"].startswith("text/html")
+            assert "/v1/streams/{stream}/observe" in page.text
+            assert not re.findall("(?:src|href)=[^>]*//", page.text)
+
+    asyncio.run(run())
+
+
+# Lists and batches.
+
+
+async def page_of(service, **asked):
+    response = await service.client.get("/v1/streams", params=asked)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def pages_of(service, **asked):
+    """The ids of all pages."""
+    found, page = [], await page_of(service, **asked)
+    while True:
+        assert 0 < len(page["streams"]) <= asked["limit"]
+        found += [stream["id"] for stream in page["streams"]]
+        if page["next_cursor"] is None:
+            return found
+        page = await page_of(service, cursor=page["next_cursor"], **asked)
+
+
+def test_streams_are_listed_in_pages_filtered_and_sorted(monkeypatch):
+    monkeypatch.setattr(listing, "_PAGE", 2)
+
+    async def run():
+        async with served() as service:
+            for name in "bcade":
+                await service.create(id=name)
+            for number, name in enumerate("dab"):
+                for row in range(20):
+                    await service.observe(feature(row + number), path=f"{name}/observe")
+            await service.post("c/freeze")
+            await service.post("a/freeze")
+            rates = {stream["id"]: stream["unknown_rate"] for stream in (await page_of(service))["streams"]}
+            assert {name for name, rate in rates.items() if rate is not None} == set("dab")
+            for limit in (1, 2, 4, 100):
+                assert await pages_of(service, limit=limit) == list("abcdes")
+                assert await pages_of(service, limit=limit, frozen=True) == ["a", "c"]
+                ascending = sorted(rates, key=lambda name: (-1 if rates[name] is None else rates[name], name))
+                assert await pages_of(service, limit=limit, sort="unknown_rate") == ascending
+                assert await pages_of(service, limit=limit, sort="-unknown_rate") == ascending[::-1]
+                assert await pages_of(service, limit=limit, sort="created") == list("sbcade")
+                latest = (await page_of(service, limit=limit, sort="-last_seen"))["streams"]
+                times = [stream["last_seen"] or "" for stream in latest]
+                assert times == sorted(times, reverse=True)
+            cursor = (await page_of(service, limit=1))["next_cursor"]
+            for wrong in ({"cursor": "x"}, {"cursor": cursor, "sort": "created"}, {"sort": "name"}, {"limit": 0}):
+                words_of(await service.client.get("/v1/streams", params=wrong), 422)
+
+    asyncio.run(run())
+
+
+def test_a_status_has_the_classes_and_times_of_a_stream():
+    async def run():
+        async with served() as service:
+            new = (await service.client.get("/v1/streams/s")).json()
+            assert (new["id"], new["tenant"], new["classes"]) == ("s", None, [str(number) for number in range(7)])
+            assert (new["last_seen"], new["unknown_rate"]) == (None, None)
+            (said,) = decisions_of(await service.observe(feature(0)))
+            seen = (await service.client.get("/v1/streams/s")).json()
+            assert seen["created"] == new["created"]
+            assert datetime.fromisoformat(seen["last_seen"])
+            assert seen["unknown_rate"] == float(not said["known"])
+            service.worker._begin_unload("s")
+            again = (await service.client.get("/v1/streams/s")).json()
+            assert {**again, "epoch": 1, "snapshot_position": 0} == {**seen, "snapshot_position": 0}
+
+    asyncio.run(run())
+
+
+def test_streams_of_a_batch_are_created_or_rejected_one_by_one():
+    async def run():
+        async with served() as service:
+            streams = [NEW, {**NEW, "method": "protodcs"}, {**NEW, "id": "t"}, {"id": "u", "like": "none"}]
+            response = await service.client.post("/v1/streams:batch", json={"streams": streams})
+            results = response.json()["results"]
+            assert [(one["id"], one["status"]) for one in results] == [("s", 200), ("s", 409), ("t", 201), ("u", 404)]
+            assert [one["problem"] and one["problem"]["code"] for one in results] == [
+                None,
+                "stream_exists",
+                None,
+                "stream_not_found",
+            ]
+            assert await service.streams() == ["s", "t"]
+            words_of(await service.client.post("/v1/streams:batch", json={"streams": []}), 422)
 
     asyncio.run(run())
 
@@ -1040,11 +1278,10 @@ def test_a_delete_of_an_earlier_incarnation_leaves_the_stream_alone():
             body = {"id": "s", "prototypes": ROWS.tolist()}
             created = (await service.client.post("/v1/streams", json=body)).json()
             assert created["incarnation"] != earlier
-            assert (await service.client.delete(f"/v1/streams/s?incarnation={earlier}")).status_code == 204
+            words_of(await service.client.delete(f"/v1/streams/s?incarnation={earlier}"), 404)
             assert (await service.client.get("/v1/streams/s")).json()["incarnation"] == created["incarnation"]
             assert (await service.client.delete("/v1/streams/s")).status_code == 204
             assert (await service.client.get("/v1/streams/s")).status_code == 404
-            assert (await service.client.delete("/v1/streams/s")).status_code == 204
 
     asyncio.run(run())
 
@@ -1057,7 +1294,7 @@ def test_expensive_settings_are_422_with_the_estimate_the_limit_and_the_fix():
             assert "ms for a step on average; the limit `max_mean_step_cost` is 25" in words
             assert "`mixture_window`=100000, `mixture_iterations`=100, `mixture_period`=1" in words
             assert "Choose less expensive values, or ask the operator to raise the limit." in words
-            assert (await service.client.get("/v1/streams")).json() == {"streams": ["s"]}
+            assert ids_of(await service.client.get("/v1/streams")) == ["s"]
 
     asyncio.run(run())
 
@@ -1067,7 +1304,7 @@ def test_a_damaged_stream_is_409_until_it_is_rolled_back():
         async with served(snapshot_records=1, quarantine_failures=1) as service:
             decisions_of(await service.observe(feature(0)))
             assert (await service.post("s/snapshots", json={"name": "good"})).status_code == 201
-            service.owner._streams.clear()
+            service.worker._streams.clear()
             service.store.content["s"].snapshot = b"\x03garbage"
             words_of(await service.observe(feature(1)), 500)
             for response in (await service.observe(feature(1)), await service.client.get("/v1/streams/s")):
@@ -1077,8 +1314,8 @@ def test_a_damaged_stream_is_409_until_it_is_rolled_back():
             assert (await service.client.get("/v1/streams/s/snapshots")).json() == {"snapshots": ["good"]}
             assert (await service.post("s/rollback", json={"name": "good"})).json()["position"] == 2
             decisions_of(await service.observe(feature(1)))
-            assert engine_of(service.owner) == learned(2)
-            service.owner._streams.clear()
+            assert engine_of(service.worker) == learned(2)
+            service.worker._streams.clear()
             service.store.content["s"].snapshot = b""
             words_of(await service.client.get("/v1/streams/s"), 500)
             assert (await service.client.delete("/v1/streams/s")).status_code == 204

@@ -21,7 +21,7 @@ run = asyncio.run
 async def created(store, stream="s"):
     """Create a stream, and return its fence."""
     await store.put_shared("blob", b"shared")
-    assert await store.create(stream, b"birth", "blob")
+    assert await store.create(stream, b"spec", "blob")
     return (await store.acquire(stream, "me", "1")).fence
 
 
@@ -154,7 +154,7 @@ from protodcs.serve.store.sqlite import SqliteStore
 
 async def stream(store, name):
     await store.put_shared("blob", b"shared")
-    await store.create(name, b"birth", "blob")
+    await store.create(name, b"spec", "blob")
     held = await store.acquire(name, "child", "1")
     said = (held.snapshot or b"").split() + held.tail
     while True:
@@ -294,7 +294,7 @@ def test_a_backup_replaces_nothing_and_needs_a_store(tmp_path, folder, message):
         back_up(tmp_path / folder, tmp_path / "there")
 
 
-def test_a_deleted_stream_that_is_created_again_after_a_restart_fences_its_old_owner(tmp_path):
+def test_a_deleted_stream_that_is_created_again_after_a_restart_fences_its_old_worker(tmp_path):
     async def use():
         store = SqliteStore(tmp_path)
         fence = await created(store)

@@ -58,7 +58,7 @@ def test_a_state_is_a_safetensors_file_that_says_what_it_is(tmp_path):
     engine.save(tmp_path / "state.safetensors")
     with safe_open(tmp_path / "state.safetensors", "np") as file:
         header = json.loads(file.metadata()["state"])
-        assert file.get_tensor("entry").shape == (8, 24)
+        assert file.get_tensor("initial_prototypes").shape == (8, 24)
         assert "text" in file.keys()  # noqa: SIM118 - not a dictionary
     assert header["format"] == "protodcs-state"
     assert header["schema_version"] == state.SCHEMA
@@ -82,7 +82,7 @@ def test_a_state_is_tied_to_its_encoder_and_its_method():
     data = engine.snapshot()
     assert ProtoDCS.restore(data, encoder="clip-a").encoder == "clip-a"
     assert ProtoDCS.restore(data).encoder == "clip-a"
-    with pytest.raises(StateError, match="features of encoder 'clip-a', and this is 'clip-b'"):
+    with pytest.raises(StateError, match="features of encoder 'clip-a'; given: 'clip-b'"):
         ProtoDCS.restore(data, encoder="clip-b")
     with pytest.raises(StateError, match="belongs to the method 'zero_shot'"):
         ProtoDCS.restore(methods.create("zero_shot", np.eye(2, 4)).snapshot())
@@ -221,7 +221,7 @@ def test_a_class_on_top_of_another_ones_queue_stays_finite():
 def test_a_buffer_that_holds_more_than_can_have_come_is_refused():
     engine, _ = trained(samples=150, method="protodcs", cache_admission="buffered")
     header, arrays = state.unpack(engine.snapshot())
-    arrays["buffer"] = np.repeat(arrays["entry"][:1], 51, axis=0)
+    arrays["buffer"] = np.repeat(arrays["initial_prototypes"][:1], 51, axis=0)
     arrays["buffer_class"], arrays["buffer_quality"] = np.zeros(51, dtype=np.int64), np.zeros(51)
     with pytest.raises(StateError, match="more than came since"):
         methods.restore(state.pack(header.model_copy(update={"content_hash": "0" * 64}), arrays))
@@ -262,7 +262,7 @@ def test_a_difference_beside_its_prototypes_continues_bit_equal_at_any_cut(readi
     engine.observe_many(features[:cut])
     data, whole = engine.difference(), engine.snapshot()
     twin = methods.restore(data, prototypes=shared)
-    assert np.shares_memory(twin._entry(twin._memory), shared.rows)
+    assert np.shares_memory(twin._initial_prototypes(twin._memory), shared.rows)
     assert twin.snapshot() == whole
     assert methods.restore(whole, prototypes=shared).difference() == data
     for feature in features[cut:]:
@@ -287,7 +287,7 @@ def test_a_difference_names_its_prototypes_and_refuses_others(tmp_path):
     data = engine.difference()
     outer, inner, _ = split(data)
     assert inner["prototypes"] == shared.fingerprint
-    assert "entry" not in outer
+    assert "initial_prototypes" not in outer
     with pytest.raises(StateError, match=f"leaves out its prototypes.*{shared.fingerprint}.*give them"):
         StreamDCS.restore(data)
     for state_of_it in (data, engine.snapshot()):
@@ -313,7 +313,7 @@ def test_after_an_edit_of_the_classes_a_difference_wants_the_edited_prototypes()
     [
         ("prototypes", "abc", "prototypes"),
         ("prototypes", 7, "prototypes"),
-        ("prototypes", None, "has no array 'entry'"),
+        ("prototypes", None, "has no array 'initial_prototypes'"),
         ("classes", ["a", "b"], "names 2 classes"),
     ],
 )
@@ -488,7 +488,7 @@ def header_type(outer, inner, body, filled, rng):
 
 def scale(outer, inner, body, filled, rng):
     """All numbers of an array twice as large: features that are no longer unit, sums that contradict their queues."""
-    scaled = ("entry", "text", "cache", "text_sum", "visual_sum", "bias_rows")
+    scaled = ("initial_prototypes", "text", "cache", "text_sum", "visual_sum", "bias_rows")
     names = [n for n in scaled if n in filled]
     # A single open class has nothing to be told apart from: its sums are zero, and twice that is right.
     names = [n for n in names if any(body[slice(*outer[n]["data_offsets"])])]
@@ -547,7 +547,7 @@ def refused(data, **beside):
 
 # Values that no element of these arrays can have; NaN is added for each array of floating-point numbers.
 IMPOSSIBLE = {
-    "entry": [2.0], "history": [1e30], "scales": [1e30], "rule": [1e30],
+    "initial_prototypes": [2.0], "history": [1e30], "scales": [1e30], "rule": [1e30],
     "head_means": [1.5], "head_learned": [-1, 10**6],
     "baseline_moments": [9.0], "baseline_weights": [-1.0, 1e9], "baseline_pool": [9.0], "bias_rows": [9.0],
     "bias_vectors": [1e30], "bias_sums": [1e30],

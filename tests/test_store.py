@@ -17,13 +17,13 @@ from protodcs import StreamDCSConfig
 from protodcs.core.prototypes import Prototypes
 from protodcs.errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError, UsageError
 from protodcs.serve.messages import Action, Outcome, Request
-from protodcs.serve.owners.owner import Owner
 from protodcs.serve.settings import ServeConfig
 from protodcs.serve.store import open_store
 from protodcs.serve.store.base import Batch, Checkpoint, Fence, Takeover
 from protodcs.serve.store.redis import RedisStore
-from protodcs.serve.stream.hosted import Birth
+from protodcs.serve.stream.live_stream import StreamSpec
 from protodcs.serve.stream.shared import pack_prototypes
+from protodcs.serve.workers.worker import Worker
 from redis_server import RedisServer, free_port
 from store_contract import BLOB, STORES, StoreMachine, begun, of_every_store, of_shared_stores, older
 
@@ -43,17 +43,17 @@ async def tail(store, stream="s", incarnation="1"):
 
 
 @of_every_store
-async def test_a_new_stream_wakes_with_its_birth_and_nothing_else(store):
-    assert await store.create("s", b"birth", BLOB)
+async def test_a_new_stream_loads_with_its_spec_and_nothing_else(store):
+    assert await store.create("s", b"spec", BLOB)
     held = await store.acquire("s", "one", "1")
-    assert (held.birth, held.snapshot, held.start, held.tail, held.position) == (b"birth", None, 0, [], 0)
+    assert (held.spec, held.snapshot, held.start, held.tail, held.position) == (b"spec", None, 0, [], 0)
 
 
 @of_every_store
-async def test_a_stream_is_created_once_whatever_its_birth(store):
+async def test_a_stream_is_created_once_whatever_its_spec(store):
     assert await store.create("s", b"first", BLOB)
     assert not await store.create("s", b"second", BLOB)
-    assert (await store.describe("s")).birth == b"first"
+    assert (await store.describe("s")).spec == b"first"
 
 
 @of_every_store
@@ -279,7 +279,7 @@ async def test_a_deleted_stream_leaves_nothing_to_one_of_the_same_name(store):
     await store.put_shared(BLOB, b"blob")
     assert await store.create("s", b"new", BLOB)
     held = await store.acquire("s", "one", "1")
-    assert (held.birth, held.snapshot, held.start, held.tail) == (b"new", None, 0, [])
+    assert (held.spec, held.snapshot, held.start, held.tail) == (b"new", None, 0, [])
     assert await store.kept("s") == []
 
 
@@ -291,7 +291,7 @@ async def test_who_held_a_stream_in_its_former_life_is_fenced_in_the_next(store)
     await store.delete("another", another)
     await store.put_shared(BLOB, b"blob")
     assert await store.create("s", b"", BLOB)
-    # Before it has an owner again, and after.
+    # Before it has a worker again, and after.
     for _ in range(2):
         refused = await store.commit([Batch("s", former, 0, [b"bad"]), Batch("s", older(former, -1), 0, [b"bad"])])
         assert [type(answer) for answer in refused] == [FencedError, FencedError]
@@ -353,11 +353,32 @@ async def test_ids_and_names_may_hold_any_characters(store):
     assert await ids(store) == sorted(ODD_IDS)
     for number, stream in enumerate(ODD_IDS):
         held = await store.acquire(stream, "one", "1")
-        assert held.birth == stream.encode("utf-8", "surrogatepass")
+        assert held.spec == stream.encode("utf-8", "surrogatepass")
         assert held.tail == [b"record of %d" % number]
         assert await store.kept(stream) == [stream]
         await store.delete(stream, held.fence)
     assert await ids(store) == []
+
+
+@of_every_store
+async def test_the_streams_of_a_tenant_are_listed_in_pages_with_their_summaries(store):
+    await store.put_shared(BLOB, b"blob")
+    names = [f"acme/{number}" for number in range(7)] + ["acme/\u00e9", "acme2/1", "plain", "z"]
+    for name in names:
+        assert await store.create(name, b"spec", BLOB)
+    held = await store.acquire("acme/3", "one", "1")
+    assert await store.commit([Batch("acme/3", held.fence, 0, [b"record"], b"summary")]) == [None]
+    found, after = [], None
+    while page := await store.list_streams("acme", after, 3):
+        found += page
+        after = page[-1].id
+    assert [stream.id for stream in found] == names[:8]
+    assert [stream.summary for stream in found] == [b"summary" if number == 3 else b"" for number in range(8)]
+    assert found[3].created == held.created > 0
+    assert [stream.id for stream in await store.list_streams("", None, 10)] == ["plain", "z"]
+    assert [await store.count_streams(tenant) for tenant in ("acme", "acme2", "", "none")] == [8, 1, 2, 0]
+    await store.delete("acme/3", held.fence)
+    assert await store.count_streams("acme") == 7
 
 
 @of_every_store
@@ -369,10 +390,10 @@ async def test_a_thousand_streams_are_listed_each_once(store):
 
 
 @of_every_store
-async def test_a_description_tells_the_position_the_owner_and_about_the_size(store):
+async def test_a_description_tells_the_position_the_worker_and_about_the_size(store):
     fence = await begun(store)
     empty = await store.describe("s")
-    assert (empty.epoch, empty.owner, empty.position, empty.start) == (fence.epoch, "one", 0, 0)
+    assert (empty.epoch, empty.worker, empty.position, empty.start) == (fence.epoch, "one", 0, 0)
     await store.commit([Batch("s", fence, 0, [b"r" * 2200] * 50)])
     journal = await store.describe("s")
     assert 0.9 * 110_000 < journal.size - empty.size < 1.6 * 110_000
@@ -382,7 +403,7 @@ async def test_a_description_tells_the_position_the_owner_and_about_the_size(sto
     assert (full.position, full.start) == (50, 40)
     assert 0.9 * 522_000 < full.size - empty.size < 1.6 * 522_000
     await store.release("s", fence)
-    assert (await store.describe("s")).owner is None
+    assert (await store.describe("s")).worker is None
 
 
 @of_every_store
@@ -392,7 +413,7 @@ async def test_the_usage_of_a_tenant_follows_what_its_streams_hold(store):
 
     other = await begun(store, "other/s")
     others = await used("other")
-    assert others >= len(b"birth" + b"blob")
+    assert others >= len(b"spec" + b"blob")
     fence = await begun(store, "mine/s")
     assert await used("mine") == others
     levels = [others]
@@ -455,10 +476,10 @@ def test_what_was_committed_is_there_when_the_store_is_opened_again(name, tmp_pa
         store = await STORES[name](tmp_path)
         held = await store.acquire("s", "one", "2")
         assert held.fence > fence
-        assert (held.birth, held.snapshot, held.start, held.tail) == (b"birth", b"snapshot", 1, [b"1"])
+        assert (held.spec, held.snapshot, held.start, held.tail) == (b"spec", b"snapshot", 1, [b"1"])
         assert await store.kept_snapshot("s", "x") == b"kept"
         assert await ids(store) == sorted([*ODD_IDS, "s"])
-        assert {(await store.acquire(stream, "one", "2")).birth for stream in ODD_IDS} == {b"odd"}
+        assert {(await store.acquire(stream, "one", "2")).spec for stream in ODD_IDS} == {b"odd"}
         assert await store.get_shared(BLOB) == b"blob"
         await store.close()
 
@@ -480,7 +501,7 @@ def test_a_store_does_what_dictionaries_do_whatever_is_asked_of_it(store, tmp_pa
 
 
 @pytest.mark.parametrize(("losses", "outcome"), [(1, Outcome.DONE), (2, Outcome.LATER)])
-def test_an_owner_puts_a_blob_again_once_that_went_before_its_stream_began(losses, outcome):
+def test_a_worker_puts_a_blob_again_once_that_went_before_its_stream_began(losses, outcome):
     class Fickle(MemoryStore):
         lost = 0
 
@@ -491,14 +512,14 @@ def test_an_owner_puts_a_blob_again_once_that_went_before_its_stream_began(losse
 
     prototypes = Prototypes(np.eye(3, 8))
     config = StreamDCSConfig().model_dump()
-    birth = Birth(method="streamdcs", config=config, classes=["a", "b", "c"], prototypes=prototypes.fingerprint)
-    request = Request("s", Action.CREATE, "key", birth.pack(), pack_prototypes(prototypes))
+    spec = StreamSpec(method="streamdcs", config=config, classes=["a", "b", "c"], prototypes=prototypes.fingerprint)
+    request = Request("s", Action.CREATE, "key", spec.pack(), pack_prototypes(prototypes))
 
     async def run():
-        owner = Owner("one", Fickle(), ServeConfig())
-        await owner.start()
-        (reply,) = await owner.handle([request])
-        await owner.close()
+        worker = Worker("one", Fickle(), ServeConfig())
+        await worker.start()
+        (reply,) = await worker.handle([request])
+        await worker.close()
         return reply.outcome
 
     assert asyncio.run(run()) is outcome
@@ -519,7 +540,7 @@ async def test_a_live_holder_is_respected(store):
     fence = await begun(store)
     with pytest.raises(HeldError, match="one") as refused:
         await store.acquire("s", "two", "1")
-    assert refused.value.owner == "one"
+    assert refused.value.worker == "one"
     assert await store.commit([Batch("s", fence, 0, [b"0"])]) == [None]
 
 
@@ -528,7 +549,7 @@ async def test_a_holder_whose_lease_ran_out_is_not_respected(store):
     fence = await begun(store)
     await store.renew("one", "1", 0.03)
     await asyncio.sleep(0.08)
-    assert (await store.describe("s")).owner is None
+    assert (await store.describe("s")).worker is None
     assert (await store.acquire("s", "two", "1")).fence > fence
     assert isinstance((await store.commit([Batch("s", fence, 0, [b"bad"])]))[0], FencedError)
 
@@ -547,7 +568,7 @@ async def test_a_lease_that_is_renewed_does_not_run_out(store):
 async def test_a_holder_that_resigned_is_not_respected(store):
     await begun(store)
     await store.resign("one", "1")
-    assert (await store.describe("s")).owner is None
+    assert (await store.describe("s")).worker is None
     await store.acquire("s", "two", "1")
 
 
@@ -562,7 +583,7 @@ async def test_an_earlier_incarnation_cannot_resign_for_a_later_one(store):
 
 
 @of_every_store
-async def test_an_owner_takes_over_from_an_earlier_incarnation_of_its_name(store):
+async def test_a_worker_takes_over_from_an_earlier_incarnation_of_its_name(store):
     fence = await begun(store)
     assert (await store.acquire("s", "one", "2")).fence > fence
     assert isinstance((await store.commit([Batch("s", fence, 0, [b"bad"])]))[0], FencedError)
@@ -609,7 +630,7 @@ async def test_a_stream_that_is_created_again_is_another_incarnation(store):
 
 
 @of_every_store
-async def test_a_released_stream_goes_to_anyone_though_its_owner_lives(store):
+async def test_a_released_stream_goes_to_anyone_though_its_worker_lives(store):
     fence = await begun(store)
     await store.release("s", fence)
     await store.acquire("s", "two", "1")
@@ -621,12 +642,12 @@ async def test_a_released_stream_goes_to_anyone_though_its_owner_lives(store):
 
 
 @of_every_store
-async def test_of_many_owners_that_want_a_stream_one_gets_it(store):
+async def test_of_many_workers_that_want_a_stream_one_gets_it(store):
     assert await store.create("s", b"", BLOB)
-    owners = [f"owner-{number}" for number in range(12)]
-    await asyncio.gather(*(store.renew(owner, "1", 60) for owner in owners))
-    got = await asyncio.gather(*(store.acquire("s", owner, "1") for owner in owners), return_exceptions=True)
-    assert sorted(type(one).__name__ for one in got) == ["Held"] + ["HeldError"] * 11
+    workers = [f"worker-{number}" for number in range(12)]
+    await asyncio.gather(*(store.renew(worker, "1", 60) for worker in workers))
+    got = await asyncio.gather(*(store.acquire("s", worker, "1") for worker in workers), return_exceptions=True)
+    assert sorted(type(one).__name__ for one in got) == ["AcquiredStream"] + ["HeldError"] * 11
 
 
 # Takeovers, and the list of workers.
@@ -678,7 +699,7 @@ async def test_a_takeover_of_a_free_stream_is_an_acquisition_as_any_other(store)
 @of_shared_stores
 async def test_the_list_of_workers_is_stored_as_it_was_given(store):
     assert await store.members() is None
-    for names in (["owner-1", "owner-0"], ["owner-2"], []):
+    for names in (["worker-1", "worker-0"], ["worker-2"], []):
         await store.set_members(names)
         assert await store.members() == names
 
@@ -688,7 +709,7 @@ def test_a_sqlite_store_has_one_worker_and_stores_no_list(tmp_path):
         store = await STORES["sqlite"](tmp_path)
         assert await store.members() is None
         with pytest.raises(UsageError, match="one worker"):
-            await store.set_members(["owner-0"])
+            await store.set_members(["worker-0"])
         await store.close()
 
     asyncio.run(run())
@@ -699,7 +720,7 @@ def test_a_sqlite_store_has_one_worker_and_stores_no_list(tmp_path):
 
 @asynccontextmanager
 async def opened(server, **options):
-    """A store on a server, with a stream "s" of owner "one" in it, and its epoch."""
+    """A store on a server, with a stream "s" of worker "one" in it, and its epoch."""
     store = RedisStore(server.url, **options)
     try:
         await store.renew("one", "1", 600)
@@ -709,14 +730,14 @@ async def opened(server, **options):
         await store.close()
 
 
-def test_an_epoch_that_redis_gives_out_twice_fences_its_first_owner(tmp_path):
-    """A restore from a backup undoes the acquisition by the first owner, so its epoch is given out again."""
+def test_an_epoch_that_redis_gives_out_twice_fences_its_first_worker(tmp_path):
+    """A restore from a backup undoes the acquisition by the first worker, so its epoch is given out again."""
 
     async def trial():
         with RedisServer(tmp_path) as server:
             store, other = RedisStore(server.url), RedisStore(server.url)
             await store.put_shared(BLOB, b"blob")
-            assert await store.create("s", b"birth", BLOB)
+            assert await store.create("s", b"spec", BLOB)
             server.stop()
             shutil.copytree(tmp_path / "appendonlydir", tmp_path / "backup")
             server.start()
@@ -752,7 +773,7 @@ async def _when_reached(call):
 
 @asynccontextmanager
 async def opened_again(server):
-    """A second store on a server, for an owner "two" that lives."""
+    """A second store on a server, for a worker "two" that lives."""
     store = RedisStore(server.url)
     try:
         await store.renew("two", "1", 600)
@@ -982,7 +1003,7 @@ def test_a_snapshot_that_is_refused_is_not_left_lying(server):
             await store.commit([Batch("s", fence, 0, [b"0", b"1"]), Checkpoint("s", fence, 2, b"newest")])
             sizes = [server.command("DBSIZE")]
             refused = [
-                Checkpoint("s", older(fence), 2, b"of a stale owner"),
+                Checkpoint("s", older(fence), 2, b"of a stale worker"),
                 Checkpoint("s", fence, 3, b"of more than there is"),
                 Checkpoint("nowhere", fence, 0, b"of no stream"),
             ]
@@ -1211,7 +1232,7 @@ def test_a_stream_in_another_layout_is_left_alone(server):
                     await attempt
             writes = [Batch("s", fence, 0, [b"0"]), Checkpoint("s", fence, 0, b"")]
             assert all("layout 99" in str(outcome) for outcome in await store.commit(writes))
-            server.command("HSET", "protodcs:meta:s", "schema", "3")
+            server.command("HSET", "protodcs:meta:s", "schema", "4")
             assert await tail(store) == []
 
     asyncio.run(run())

@@ -11,9 +11,9 @@ from made_service import ask, create, done, engine_of, feature, learned, observe
 from memory_store import MemoryStore
 from protodcs.errors import StoreError
 from protodcs.serve.messages import Action, Outcome, Reply, Request
-from protodcs.serve.owners.owner import Owner
-from protodcs.serve.owners.ring import Ring
-from protodcs.serve.owners.router import LateError, OwnerLostError, Router
+from protodcs.serve.workers.ring import Ring
+from protodcs.serve.workers.router import LateError, Router, WorkerLostError
+from protodcs.serve.workers.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
@@ -35,7 +35,7 @@ def two_workers(store):
 # Takeovers.
 
 
-REQUESTS = {"observe": observe, "keep": lambda number: ask(Action.KEEP, payload=b"name")}
+REQUESTS = {"observe": observe, "keep": lambda number: ask(Action.SAVE_SNAPSHOT, payload=b"name")}
 
 
 @pytest.mark.parametrize("action", REQUESTS)
@@ -103,10 +103,10 @@ def test_a_worker_that_got_its_stream_back_keeps_it():
             await second.drain(Reply(Outcome.CLOSED, "over"))
             await asyncio.sleep(LEASE)
             await done(first, observe(2))
-            loaded = first.woken
+            loaded = first.loads
             await asyncio.sleep(LEASE)
             await done(first, observe(3))
-            assert first.woken == loaded
+            assert first.loads == loaded
             assert engine_of(first) == learned(4)
 
     asyncio.run(run())
@@ -154,7 +154,7 @@ def test_a_worker_that_is_not_a_member_says_where_its_streams_are_and_serves_not
             await asyncio.sleep(60)
             for request in (observe(1, mine[0]), observe(1, mine[0], stand_in=True), CHECK):
                 assert await one(first, request) == Reply(Outcome.MOVED, "two")
-            assert first.facts()["awake"] == 0
+            assert first.facts()["loaded"] == 0
             await done(second, *(observe(1, stream) for stream in mine))
 
     asyncio.run(run())
@@ -174,7 +174,7 @@ def test_a_removed_worker_that_is_restarted_does_not_serve():
 # Several ingresses.
 
 WORKERS = ["one", "two", "three"]
-SETTINGS = {"lease_seconds": LEASE, "attempt_seconds": 2.0, "request_seconds": 20.0, "store_patience": 1.0}
+SETTINGS = {"lease_seconds": LEASE, "attempt_seconds": 2.0, "request_seconds": 20.0, "store_connect_timeout": 1.0}
 
 
 class Connection:
@@ -206,7 +206,7 @@ class Network:
     def __init__(self):
         self.store = MemoryStore()
         self.connections = {name: Connection(self.store) for name in WORKERS}
-        self.workers = {name: Owner(name, self.connections[name], settings(**SETTINGS)) for name in WORKERS}
+        self.workers = {name: Worker(name, self.connections[name], settings(**SETTINGS)) for name in WORKERS}
         self.cut = set()
 
     async def start(self, stack):
@@ -223,7 +223,7 @@ class Network:
             if (name, worker) in self.cut:
                 await asyncio.sleep(3600)
             if worker not in self.workers:
-                raise OwnerLostError("no such worker")
+                raise WorkerLostError("no such worker")
             return await self.workers[worker].handle(requests)
 
         async def view():
@@ -279,7 +279,7 @@ def test_an_ingress_that_cannot_reach_the_holder_is_served_by_another_worker():
         network.cut = set()
         await send(router, stream, range(60, 200), 1.0, waits)
         status = await router.ask(ask(Action.STATUS, stream=stream))
-        assert (status.facts["owner"], status.facts["position"]) == ("one", 200)
+        assert (status.facts["worker"], status.facts["position"]) == ("one", 200)
 
     in_a_network(scenario)
 

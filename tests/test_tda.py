@@ -248,7 +248,7 @@ HOSTILE = {
     "a mask too long": spoil("negative_lengths", put(99)),
     "a mask below zero": spoil("negative_lengths", put(-3)),
     "wrong type": spoil("negative_masks", lambda masks: masks.astype(np.float64)),
-    "prototypes too long": spoil("entry", lambda rows: rows * 2),
+    "prototypes too long": spoil("initial_prototypes", lambda rows: rows * 2),
     "an array too many": lambda header, arrays: arrays.update(more=np.zeros(3)),
     "an array too few": lambda header, arrays: arrays.pop("negative_masks"),
     "more held than entered": counter("positive_changes", 1),

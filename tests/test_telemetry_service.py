@@ -1,6 +1,5 @@
 """A real service under load before a real Prometheus: panels that have data, alerts that fire, traces and logs."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -15,6 +14,7 @@ import pytest
 from conftest import random_stream
 from prometheus_server import Prometheus, promtool
 from redis_server import RedisServer, free_port
+from script_modules import load_file
 from service.rig import Service
 
 ROOT = Path(__file__).parent.parent
@@ -26,10 +26,7 @@ CALLER = f"00-{0xABC:032x}-{0xDEF:016x}-01"
 
 def drawing():
     """The script that draws the dashboard, as a module."""
-    spec = importlib.util.spec_from_file_location("dashboard_picture", ROOT / "scripts" / "dashboard_picture.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_file(ROOT / "scripts" / "dashboard_picture.py")
 
 
 class Load:
@@ -108,11 +105,11 @@ def test_prometheus_sees_a_service_under_load_and_alerts_when_it_is_struck(tmp_p
         service = Service(
             tmp_path,
             store=redis.url,
-            owners=2,
+            workers=2,
             encoder="mini",
             metrics_port=port,
             lease_seconds=3,
-            store_patience=2,
+            store_connect_timeout=2,
             tracing="tracing_to_file:start",
         )
         with service, Prometheus(tmp_path, port) as prometheus:
@@ -123,9 +120,9 @@ def test_prometheus_sees_a_service_under_load_and_alerts_when_it_is_struck(tmp_p
                 every_panel_has_data(prometheus, picture)
                 promtool("check", "metrics", text=httpx.get(f"http://127.0.0.1:{port}/metrics").text)
                 assert not prometheus.firing()
-                owner = httpx.get(f"{service.base_url}/v1/owners").json()["owners"][0]
-                os.kill(owner["pid"], signal.SIGKILL)
-                until(lambda: "ProtodcsOwnerRestarts" in prometheus.firing(), 60)
+                worker = httpx.get(f"{service.base_url}/v1/workers").json()["workers"][0]
+                os.kill(worker["pid"], signal.SIGKILL)
+                until(lambda: "ProtodcsWorkerRestarts" in prometheus.firing(), 60)
                 assert picture.draw(prometheus.url, file, SECONDS / 60 + 0.5) == []
             redis.pause()
             until(lambda: {"ProtodcsStoreLag", "ProtodcsNotReady"} <= prometheus.firing(), 90)
@@ -158,10 +155,10 @@ def one_request_is_traced(service, image, spans_of):
             span = json.loads(line)
             if int(span["context"]["trace_id"], 16) == 0xABC:
                 found[span["name"]] = file.stem
-    assert set(found) >= {"POST /v1/streams/{stream}/observe", "encode", "route", "owner", "commit"}
-    assert found["owner"] == found["commit"] != found["route"]
-    # Others may run Ray on this machine too: ours is the session that has the log of one of our owners.
-    (log,) = Path("/tmp/ray").glob(f"session_2*/logs/worker-*-{found['owner']}.err")
-    lines = [line for file in log.parent.glob("worker-*.err") for line in file.read_text().splitlines() if name in line]
+    assert set(found) >= {"POST /v1/streams/{stream}/observe", "encode", "route", "worker", "commit"}
+    assert found["worker"] == found["commit"] != found["route"]
+    # Others may run Ray on this machine too: ours is the session that has the log of one of our workers.
+    (log,) = Path("/tmp/ray").glob(f"session_2*/logs/worker-*-{found['worker']}.out")
+    lines = [line for file in log.parent.glob("worker-*.out") for line in file.read_text().splitlines() if name in line]
     (told,) = (json.loads(line) for line in lines)
-    assert (told["level"], told["status"], told["request"]) == ("warning", 422, name)
+    assert (told["level"], told["code"], told["request_id"]) == ("warning", 422, name)

@@ -4,15 +4,15 @@ import asyncio
 import json
 
 import pytest
-from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from made_service import FEATURES, ROWS
 from protodcs import StreamDCS
 from protodcs.core import state
 from protodcs.errors import InputError, StateError
-from protodcs.serve.access.refusals import refusal
-from test_service_app import AS_JSON, BYTES, FakeEncoding, served, status_of, words_of
+from protodcs.serve.access.problems import ProblemError
+from protodcs.serve.api.app import RESOURCES
+from test_service_app import AS_JSON, BYTES, FakeEncoding, inference_error, served, status_of, words_of
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
@@ -43,9 +43,11 @@ BODIES = [
 
 
 def encodable(response):
-    """Return the detail of a 422 after checking that UTF-8 can encode it."""
-    words_of(response, 422).encode()
-    return response.json()["detail"]
+    """Return the message of a 422 after checking that UTF-8 can encode it."""
+    read = inference_error if response.url.path.startswith("/v2") else words_of
+    message = read(response, 422)
+    message.encode()
+    return message
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
@@ -61,9 +63,9 @@ def test_a_lone_surrogate_in_a_body_is_422_and_holds_no_slot(path, body):
     asyncio.run(run())
 
 
-def body_models(api):
+def body_models():
     """Return all models of request bodies, also nested ones."""
-    found = [field.field_info.annotation for route in api.routes if isinstance(route, APIRoute)
+    found = [field.field_info.annotation for resource in RESOURCES for route in resource.routes
              for field in route.dependant.body_params]  # fmt: skip
     for model in found:
         for field in model.model_fields.values():
@@ -73,20 +75,16 @@ def body_models(api):
 
 
 def test_no_field_of_any_body_accepts_a_lone_surrogate():
-    async def run():
-        async with served() as service:
-            models = body_models(service.api)
-            assert {"NewStream", "NewSnapshot", "Inference", "Parameters"} <= {model.__name__ for model in models}
-            for model in models:
-                for name, field in model.model_fields.items():
-                    adapter = TypeAdapter(field.rebuild_annotation())
-                    for value in (LONE, [LONE], {LONE: 1}, {"a": LONE}, {"a": [{"b": LONE}]}):
-                        if (model.__name__, name) == ("Tensor", "data"):
-                            continue  # Numbers only; `rows` refuses everything else.
-                        with pytest.raises(ValidationError):
-                            adapter.validate_python(value, strict=True)
-
-    asyncio.run(run())
+    models = body_models()
+    assert {"NewStream", "NewSnapshot", "InferenceRequest", "Parameters"} <= {model.__name__ for model in models}
+    for model in models:
+        for name, field in model.model_fields.items():
+            adapter = TypeAdapter(field.rebuild_annotation())
+            for value in (LONE, [LONE], {LONE: 1}, {"a": LONE}, {"a": [{"b": LONE}]}):
+                if (model.__name__, name) == ("FeatureTensor", "data"):
+                    continue  # Numbers only; `rows` rejects everything else.
+                with pytest.raises(ValidationError):
+                    adapter.validate_python(value, strict=True)
 
 
 SEQUENCE_IDS = ["", "a/b", "a\\b", "\n", "x" * 201, ".", "..", 10**300]
@@ -97,7 +95,7 @@ def test_a_sequence_id_obeys_the_rules_of_stream_ids(sequence_id):
     async def run():
         async with served() as service:
             body = {**INFER, "parameters": {"sequence_id": sequence_id}}
-            refused = words_of(await service.client.post("/v2/models/protodcs/infer", json=body), 422)
+            refused = encodable(await service.client.post("/v2/models/protodcs/infer", json=body))
             assert "sequence_id" in refused
 
     asyncio.run(run())
@@ -155,7 +153,7 @@ def test_bytes_in_a_header_that_are_not_utf_8_are_no_error_inside_the_service(na
 
 
 def test_a_problem_document_can_always_be_encoded():
-    document = json.loads(refusal(422, f"bad name: {LONE}").body)
+    document = ProblemError("invalid_request", f"bad name: {LONE}").document()
     assert document["detail"].encode() == b"bad name: \\ud800"
 
 

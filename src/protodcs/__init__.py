@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
-    from . import data, encoders, errors, methods, metrics
+    from . import data, discovery, encoders, errors, methods, metrics
     from .classifier import OpenSetClassifier
     from .client import AsyncClient, Client
     from .core.decision import Decision, Decisions
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .core.streamdcs.engine import StreamDCS
     from .core.streamdcs.explain import StreamDCSExplanation
     from .pool import StreamPool
-    from .wire import Observed
+    from .protocol import Observed
 
 # Where each public name lives. Nothing is imported before it is asked for, so `import protodcs` stays instant.
 _HOMES = {
@@ -32,7 +32,7 @@ _HOMES = {
     "Decision": ".core.decision",
     "Decisions": ".core.decision",
     "ProtoDCSExplanation": ".core.protodcs.explain",
-    "Observed": ".wire",
+    "Observed": ".protocol",
     "OpenSetClassifier": ".classifier",
     "ProtoDCS": ".core.protodcs.engine",
     "ProtoDCSConfig": ".core.protodcs.config",
@@ -43,7 +43,7 @@ _HOMES = {
     "StreamPool": ".pool",
 }
 
-_ROOMS = ("data", "encoders", "errors", "methods", "metrics")
+_ROOMS = ("data", "discovery", "encoders", "errors", "methods", "metrics")
 
 __all__ = [
     "AsyncClient",
@@ -62,6 +62,7 @@ __all__ = [
     "StreamPool",
     "__version__",
     "data",
+    "discovery",
     "encoders",
     "errors",
     "methods",

@@ -16,10 +16,10 @@ from typing import Any, Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from . import wire
+from . import protocol
 from .ahead import Ahead
 from .errors import InputError, ServiceError
-from .wire import Answer, Call, Failure, Image, Observed, Parcel, Silence, Tries, Written
+from .protocol import Call, Failure, Image, NoResponse, Observed, Payload, Response, RetryPolicy, Written
 
 try:
     import httpx
@@ -91,30 +91,75 @@ class Client:
             guard: settings that differ from those of the service's guards.
             like: another stream, to be created as that one was; then nothing else.
         """
-        answer = self._send(wire.create(id, classes, prototypes, method, config, guard, like))
-        return Stream(self._send, id, wire.facts(answer))
+        answer = self._send(protocol.create(id, classes, prototypes, method, config, guard, like))
+        return Stream(self._send, id, protocol.facts(answer))
 
-    def streams(self) -> list[str]:
-        """The ids of all streams."""
-        return wire.names(self._send(wire.streams()), "streams")
+    def create_many(self, streams: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Create up to 1,000 streams in one request.
+
+        Args:
+            streams: what each is created with, by the names of the arguments of `create`, such as
+                {"id": "camera-7", "like": "camera-1"}.
+
+        Returns:
+            For each stream its `id`, a `status` (201 created, 200 existed with the same settings, or an error), and the
+            `problem` if it was not created.
+        """
+        results: list[dict[str, Any]] = protocol.facts(self._send(protocol.create_many(streams)))["results"]
+        return results
+
+    def streams(self, *, sort: str = "id", frozen: bool | None = None) -> list[str]:
+        """Return the ids of all streams.
+
+        Args:
+            sort: "id", "created", "last_seen" or "unknown_rate"; a "-" before it means descending.
+            frozen: return only streams that are frozen, or that are not.
+        """
+        found, cursor = protocol.stream_ids(self._send(protocol.streams(sort=sort, frozen=frozen)))
+        while cursor is not None:
+            page, cursor = protocol.stream_ids(self._send(protocol.streams(1000, cursor, sort, frozen)))
+            found += page
+        return found
+
+    def list_streams(
+        self, *, limit: int = 100, cursor: str | None = None, sort: str = "id", frozen: bool | None = None
+    ) -> dict[str, Any]:
+        """Return a page of streams with their times and unknown rates, and the `next_cursor` if there are more."""
+        return protocol.facts(self._send(protocol.streams(limit, cursor, sort, frozen)))
+
+    def health(self) -> dict[str, Any]:
+        """Return the version of the service and how many requests are in progress."""
+        return protocol.facts(self._send(protocol.health()))
+
+    def ready(self) -> dict[str, Any]:
+        """Return {"ready": True}. Raise ServiceError if the service cannot serve requests."""
+        return protocol.facts(self._send(protocol.ready()))
+
+    def workers(self) -> dict[str, Any]:
+        """Return the names of all workers, and what those report that respond. For operators."""
+        return protocol.facts(self._send(protocol.workers()))
+
+    def resize(self, count: int) -> list[str]:
+        """Change the number of workers, and return their names. For operators."""
+        return protocol.names(self._send(protocol.resize(count)), "names")
 
     def stream(self, id: str) -> "Stream":  # noqa: A002 - as the service calls it
         """A stream that is there already; nothing is asked before it is used."""
         return Stream(self._send, id, {})
 
-    def _send(self, call: Call) -> Answer:
-        tries = Tries(call, self._give_up)
+    def _send(self, call: Call) -> Response:
+        policy = RetryPolicy(call, self._give_up)
         while True:
             heard = self._try(call)
-            if isinstance(heard, Answer) and heard.good:
+            if isinstance(heard, Response) and policy.is_done(heard):
                 return heard
-            time.sleep(tries.pause_after(heard))
+            time.sleep(policy.pause_after(heard))
 
-    def _try(self, call: Call) -> Answer | Silence:
+    def _try(self, call: Call) -> Response | NoResponse:
         try:
-            return _answer(self._http.request(call.method, call.path, content=call.body, headers=call.headers))
+            return _response(self._http.request(call.method, call.path, content=call.body, headers=call.headers))
         except httpx.TransportError as problem:
-            return _silence(problem, self._http.base_url)
+            return _no_response(problem, self._http.base_url)
 
 
 class Stream:
@@ -125,7 +170,7 @@ class Stream:
         created: what the service said to `create`: its classes, settings and encoder; empty after `Client.stream`.
     """
 
-    def __init__(self, send: Callable[[Call], Answer], id: str, created: Mapping[str, Any]):  # noqa: A002
+    def __init__(self, send: Callable[[Call], Response], id: str, created: Mapping[str, Any]):  # noqa: A002
         self._send = send
         self.id = id
         self.created = created
@@ -150,10 +195,10 @@ class Stream:
         Returns:
             What was decided: `Observed` for one thing, a list of them for several.
         """
-        parcels, several = wire.parcels_of(x)
+        payloads, several = protocol.payloads_of(x)
         found: list[Observed] = []
-        for parcel, key in zip(parcels, wire.keys(idempotency_key, len(parcels)), strict=True):
-            found += self._decisions(wire.observe(self.id, parcel, key), parcel)
+        for payload, key in zip(payloads, protocol.keys(idempotency_key, len(payloads)), strict=True):
+            found += self._decisions(protocol.observe(self.id, payload, key), payload)
         return found if several else found[0]
 
     @overload
@@ -165,8 +210,8 @@ class Stream:
 
     def peek(self, x: Any) -> Observed | list[Observed]:
         """What `observe` would answer to x; nothing changes."""
-        parcels, several = wire.parcels_of(x)
-        found = [seen for parcel in parcels for seen in self._decisions(wire.peek(self.id, parcel), parcel)]
+        payloads, several = protocol.payloads_of(x)
+        found = [seen for payload in payloads for seen in self._decisions(protocol.peek(self.id, payload), payload)]
         return found if several else found[0]
 
     def observe_stream(self, items: Iterable[Any], ahead: int = 8) -> Iterator[Observed]:
@@ -177,8 +222,8 @@ class Stream:
         the decisions on all before it. Closing the iterator, or dropping it, stops the thread.
         """
         _check_ahead(ahead)
-        line: deque[Parcel | Failure] = deque()
-        with closing(Ahead(wire.in_line, items, ahead)) as source:
+        line: deque[Payload | Failure] = deque()
+        with closing(Ahead(protocol.queued, items, ahead)) as source:
             while True:
                 while len(line) < ahead and (source.waiting or not line):
                     item = next(source, None)
@@ -187,80 +232,85 @@ class Stream:
                     line.append(item)
                 if not line:
                     return
-                parcel = wire.taken(line)
-                yield from self._decisions(wire.observe(self.id, parcel, wire.new_key()), parcel)
+                payload = protocol.next_payload(line)
+                yield from self._decisions(protocol.observe(self.id, payload, protocol.new_key()), payload)
 
     def explain(self, x: Any) -> dict[str, Any]:
         """What each stage would do with one feature or image, and why; nothing changes."""
-        parcels, _ = wire.parcels_of(x)
-        return wire.facts(self._send(wire.explain(self.id, parcels)))
+        payloads, _ = protocol.payloads_of(x)
+        return protocol.facts(self._send(protocol.explain(self.id, payloads)))
 
     def decisions(self, last: int = 100, unknown: bool = False) -> list[Observed]:
         """Of the `last` decisions, as far as the service remembers them, all or those "unknown"; newest first."""
-        return wire.past_decisions(self._send(wire.past(self.id, last, unknown)))
+        return protocol.past_decisions(self._send(protocol.past(self.id, last, unknown)))
 
     def status(self) -> dict[str, Any]:
         """What the stream is and how it fares."""
-        return wire.facts(self._send(wire.status(self.id)))
+        return protocol.facts(self._send(protocol.status(self.id)))
 
     def freeze(self) -> Written:
         """Stop learning, and go on deciding."""
-        return wire.written(self._send(wire.change(self.id, "freeze")))
+        return protocol.written(self._send(protocol.change(self.id, "freeze")))
 
     def unfreeze(self) -> Written:
         """Learn again."""
-        return wire.written(self._send(wire.change(self.id, "unfreeze")))
+        return protocol.written(self._send(protocol.change(self.id, "unfreeze")))
 
     def reset(self) -> Written:
         """Forget what was learned, and begin again."""
-        return wire.written(self._send(wire.change(self.id, "reset")))
+        return protocol.written(self._send(protocol.change(self.id, "reset")))
 
     def snapshot(self, name: str, replace: bool = False) -> Written:
-        """Save the present state under a name. If the name is taken, this is an error unless `replace` is set."""
-        return wire.written(self._send(wire.snapshot(self.id, name, replace)))
+        """Save the present state under a name. An existing name is an error unless `replace` is set."""
+        return protocol.written(self._send(protocol.snapshot(self.id, name, replace)))
 
     def snapshots(self) -> list[str]:
         """Return the names of the saved snapshots, oldest first."""
-        return wire.names(self._send(wire.snapshots(self.id)), "snapshots")
+        return protocol.names(self._send(protocol.snapshots(self.id)), "snapshots")
 
     def rollback(self, name: str) -> Written:
         """Restore a saved snapshot."""
-        return wire.written(self._send(wire.rollback(self.id, name)))
+        return protocol.written(self._send(protocol.rollback(self.id, name)))
 
     def delete_snapshot(self, name: str) -> None:
-        """Delete a saved snapshot; if it is not there, it is gone already."""
-        self._send(wire.delete_snapshot(self.id, name))
+        """Delete a saved snapshot. Raise ServiceError with status 404 if there is none of this name."""
+        self._send(protocol.delete_snapshot(self.id, name))
 
     def add_class(self, name: str, prototype: Any = None) -> Written:
         """Append a class by its name, or with a prototype (d,) where the features are the caller's own."""
-        return wire.written(self._send(wire.add_class(self.id, name, prototype)))
+        return protocol.written(self._send(protocol.add_class(self.id, name, prototype)))
 
     def remove_class(self, name: str) -> Written:
         """Take a class off the list; those behind it close the gap."""
-        return wire.written(self._send(wire.remove_class(self.id, name)))
+        return protocol.written(self._send(protocol.remove_class(self.id, name)))
 
     def export_state(self) -> bytes:
         """The whole state, as `ProtoDCS.restore` takes it."""
-        return self._send(wire.export_state(self.id)).body
+        return self._send(protocol.export_state(self.id)).body
 
-    def import_state(self, state: bytes) -> Written:
-        """Take over a state that was exported, of this stream or of another one."""
-        return wire.written(self._send(wire.import_state(self.id, state)))
+    def state_etag(self) -> str:
+        """Return the entity tag of the state. It changes with every change of the stream."""
+        return (self._send(protocol.export_state(self.id, "HEAD"))).headers["etag"]
+
+    def import_state(self, state: bytes, if_match: str | None = None) -> Written:
+        """Import a state that was exported from this stream or from another one.
+
+        With `if_match`, an entity tag from `state_etag`, this is a ServiceError with status 412 if the stream has
+        changed since.
+        """
+        return protocol.written(self._send(protocol.import_state(self.id, state, if_match)))
 
     def delete(self) -> None:
-        """Delete the stream for good. If it was deleted and created again in the meantime, the new one stays."""
+        """Delete the stream. Raise ServiceError with status 404 if it is gone, or was created again meanwhile."""
         incarnation = self.created.get("incarnation")
         if incarnation is None:
-            try:
+            # A stream that is damaged has no status, and can be deleted all the same.
+            with suppress(ServiceError):
                 incarnation = self.status()["incarnation"]
-            except ServiceError as problem:
-                if problem.status == 404:
-                    return
-                # A stream that cannot be loaded has no status, and can be deleted all the same.
-        self._send(wire.delete(self.id, incarnation))
+        self._send(protocol.delete(self.id, incarnation))
 
-    def _decisions(self, call: Call, parcel: Parcel) -> list[Observed]:
-        return wire.decisions(self._send(call), parcel)
+    def _decisions(self, call: Call, payload: Payload) -> list[Observed]:
+        return protocol.decisions(self._send(call), payload)
 
     def __repr__(self) -> str:
         return f"Stream({self.id!r})"
@@ -318,33 +368,78 @@ class AsyncClient:
         like: str | None = None,
     ) -> "AsyncStream":
         """Create a stream, as `Client.create` does."""
-        answer = await self._send(wire.create(id, classes, prototypes, method, config, guard, like))
-        return AsyncStream(self._send, id, wire.facts(answer))
+        answer = await self._send(protocol.create(id, classes, prototypes, method, config, guard, like))
+        return AsyncStream(self._send, id, protocol.facts(answer))
 
-    async def streams(self) -> list[str]:
-        """The ids of all streams."""
-        return wire.names(await self._send(wire.streams()), "streams")
+    async def create_many(self, streams: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Create up to 1,000 streams in one request.
+
+        Args:
+            streams: what each is created with, by the names of the arguments of `create`, such as
+                {"id": "camera-7", "like": "camera-1"}.
+
+        Returns:
+            For each stream its `id`, a `status` (201 created, 200 existed with the same settings, or an error), and the
+            `problem` if it was not created.
+        """
+        results: list[dict[str, Any]] = protocol.facts(await self._send(protocol.create_many(streams)))["results"]
+        return results
+
+    async def streams(self, *, sort: str = "id", frozen: bool | None = None) -> list[str]:
+        """Return the ids of all streams.
+
+        Args:
+            sort: "id", "created", "last_seen" or "unknown_rate"; a "-" before it means descending.
+            frozen: return only streams that are frozen, or that are not.
+        """
+        found, cursor = protocol.stream_ids(await self._send(protocol.streams(sort=sort, frozen=frozen)))
+        while cursor is not None:
+            page, cursor = protocol.stream_ids(await self._send(protocol.streams(1000, cursor, sort, frozen)))
+            found += page
+        return found
+
+    async def list_streams(
+        self, *, limit: int = 100, cursor: str | None = None, sort: str = "id", frozen: bool | None = None
+    ) -> dict[str, Any]:
+        """Return a page of streams with their times and unknown rates, and the `next_cursor` if there are more."""
+        return protocol.facts(await self._send(protocol.streams(limit, cursor, sort, frozen)))
+
+    async def health(self) -> dict[str, Any]:
+        """Return the version of the service and how many requests are in progress."""
+        return protocol.facts(await self._send(protocol.health()))
+
+    async def ready(self) -> dict[str, Any]:
+        """Return {"ready": True}. Raise ServiceError if the service cannot serve requests."""
+        return protocol.facts(await self._send(protocol.ready()))
+
+    async def workers(self) -> dict[str, Any]:
+        """Return the names of all workers, and what those report that respond. For operators."""
+        return protocol.facts(await self._send(protocol.workers()))
+
+    async def resize(self, count: int) -> list[str]:
+        """Change the number of workers, and return their names. For operators."""
+        return protocol.names(await self._send(protocol.resize(count)), "names")
 
     def stream(self, id: str) -> "AsyncStream":  # noqa: A002 - as the service calls it
         """A stream that is there already; nothing is asked before it is used."""
         return AsyncStream(self._send, id, {})
 
-    async def _send(self, call: Call) -> Answer:
-        tries: Tries | None = None
+    async def _send(self, call: Call) -> Response:
+        policy: RetryPolicy | None = None
         while True:
             async with self._turns:
                 # The time spent waiting for the first turn is nobody's failure.
-                tries = tries or Tries(call, self._give_up)
+                policy = policy or RetryPolicy(call, self._give_up)
                 heard = await self._try(call)
-            if isinstance(heard, Answer) and heard.good:
+            if isinstance(heard, Response) and policy.is_done(heard):
                 return heard
-            await asyncio.sleep(tries.pause_after(heard))
+            await asyncio.sleep(policy.pause_after(heard))
 
-    async def _try(self, call: Call) -> Answer | Silence:
+    async def _try(self, call: Call) -> Response | NoResponse:
         try:
-            return _answer(await self._http.request(call.method, call.path, content=call.body, headers=call.headers))
+            return _response(await self._http.request(call.method, call.path, content=call.body, headers=call.headers))
         except httpx.TransportError as problem:
-            return _silence(problem, self._http.base_url)
+            return _no_response(problem, self._http.base_url)
 
 
 class AsyncStream:
@@ -357,7 +452,7 @@ class AsyncStream:
         created: what the service said to `create`: its classes, settings and encoder; empty after `AsyncClient.stream`.
     """
 
-    def __init__(self, send: Callable[[Call], Awaitable[Answer]], id: str, created: Mapping[str, Any]):  # noqa: A002
+    def __init__(self, send: Callable[[Call], Awaitable[Response]], id: str, created: Mapping[str, Any]):  # noqa: A002
         self._send = send
         self.id = id
         self.created = created
@@ -371,10 +466,10 @@ class AsyncStream:
 
     async def observe(self, x: Any, *, idempotency_key: str | None = None) -> Observed | list[Observed]:
         """Decide on x, and learn from it, as `Stream.observe` does."""
-        parcels, several = await _parcels_of(x)
+        payloads, several = await _payloads_of(x)
         found: list[Observed] = []
-        for parcel, key in zip(parcels, wire.keys(idempotency_key, len(parcels)), strict=True):
-            found += await self._decisions(wire.observe(self.id, parcel, key), parcel)
+        for payload, key in zip(payloads, protocol.keys(idempotency_key, len(payloads)), strict=True):
+            found += await self._decisions(protocol.observe(self.id, payload, key), payload)
         return found if several else found[0]
 
     @overload
@@ -386,8 +481,10 @@ class AsyncStream:
 
     async def peek(self, x: Any) -> Observed | list[Observed]:
         """What `observe` would answer to x; nothing changes."""
-        parcels, several = await _parcels_of(x)
-        found = [seen for parcel in parcels for seen in await self._decisions(wire.peek(self.id, parcel), parcel)]
+        payloads, several = await _payloads_of(x)
+        found = [
+            seen for payload in payloads for seen in await self._decisions(protocol.peek(self.id, payload), payload)
+        ]
         return found if several else found[0]
 
     async def observe_stream(
@@ -398,8 +495,8 @@ class AsyncStream:
         `items` are read by a task in the background; give an asynchronous iterator where reading one takes time.
         """
         _check_ahead(ahead)
-        line: deque[Parcel | Failure] = deque()
-        source: asyncio.Queue[Parcel | Failure | None] = asyncio.Queue(ahead)
+        line: deque[Payload | Failure] = deque()
+        source: asyncio.Queue[Payload | Failure | None] = asyncio.Queue(ahead)
         reading = asyncio.create_task(_read(items, source))
         try:
             ended = False
@@ -412,8 +509,8 @@ class AsyncStream:
                         line.append(item)
                 if not line:
                     return
-                parcel = wire.taken(line)
-                for seen in await self._decisions(wire.observe(self.id, parcel, wire.new_key()), parcel):
+                payload = protocol.next_payload(line)
+                for seen in await self._decisions(protocol.observe(self.id, payload, protocol.new_key()), payload):
                     yield seen
         finally:
             reading.cancel()
@@ -422,75 +519,80 @@ class AsyncStream:
 
     async def explain(self, x: Any) -> dict[str, Any]:
         """What each stage would do with one feature or image, and why; nothing changes."""
-        parcels, _ = await _parcels_of(x)
-        return wire.facts(await self._send(wire.explain(self.id, parcels)))
+        payloads, _ = await _payloads_of(x)
+        return protocol.facts(await self._send(protocol.explain(self.id, payloads)))
 
     async def decisions(self, last: int = 100, unknown: bool = False) -> list[Observed]:
         """Of the `last` decisions, as far as the service remembers them, all or those "unknown"; newest first."""
-        return wire.past_decisions(await self._send(wire.past(self.id, last, unknown)))
+        return protocol.past_decisions(await self._send(protocol.past(self.id, last, unknown)))
 
     async def status(self) -> dict[str, Any]:
         """What the stream is and how it fares."""
-        return wire.facts(await self._send(wire.status(self.id)))
+        return protocol.facts(await self._send(protocol.status(self.id)))
 
     async def freeze(self) -> Written:
         """Stop learning, and go on deciding."""
-        return wire.written(await self._send(wire.change(self.id, "freeze")))
+        return protocol.written(await self._send(protocol.change(self.id, "freeze")))
 
     async def unfreeze(self) -> Written:
         """Learn again."""
-        return wire.written(await self._send(wire.change(self.id, "unfreeze")))
+        return protocol.written(await self._send(protocol.change(self.id, "unfreeze")))
 
     async def reset(self) -> Written:
         """Forget what was learned, and begin again."""
-        return wire.written(await self._send(wire.change(self.id, "reset")))
+        return protocol.written(await self._send(protocol.change(self.id, "reset")))
 
     async def snapshot(self, name: str, replace: bool = False) -> Written:
-        """Save the present state under a name. If the name is taken, this is an error unless `replace` is set."""
-        return wire.written(await self._send(wire.snapshot(self.id, name, replace)))
+        """Save the present state under a name. An existing name is an error unless `replace` is set."""
+        return protocol.written(await self._send(protocol.snapshot(self.id, name, replace)))
 
     async def snapshots(self) -> list[str]:
         """Return the names of the saved snapshots, oldest first."""
-        return wire.names(await self._send(wire.snapshots(self.id)), "snapshots")
+        return protocol.names(await self._send(protocol.snapshots(self.id)), "snapshots")
 
     async def rollback(self, name: str) -> Written:
         """Restore a saved snapshot."""
-        return wire.written(await self._send(wire.rollback(self.id, name)))
+        return protocol.written(await self._send(protocol.rollback(self.id, name)))
 
     async def delete_snapshot(self, name: str) -> None:
-        """Delete a saved snapshot; if it is not there, it is gone already."""
-        await self._send(wire.delete_snapshot(self.id, name))
+        """Delete a saved snapshot. Raise ServiceError with status 404 if there is none of this name."""
+        await self._send(protocol.delete_snapshot(self.id, name))
 
     async def add_class(self, name: str, prototype: Any = None) -> Written:
         """Append a class by its name, or with a prototype (d,) where the features are the caller's own."""
-        return wire.written(await self._send(wire.add_class(self.id, name, prototype)))
+        return protocol.written(await self._send(protocol.add_class(self.id, name, prototype)))
 
     async def remove_class(self, name: str) -> Written:
         """Take a class off the list; those behind it close the gap."""
-        return wire.written(await self._send(wire.remove_class(self.id, name)))
+        return protocol.written(await self._send(protocol.remove_class(self.id, name)))
 
     async def export_state(self) -> bytes:
         """The whole state, as `ProtoDCS.restore` takes it."""
-        return (await self._send(wire.export_state(self.id))).body
+        return (await self._send(protocol.export_state(self.id))).body
 
-    async def import_state(self, state: bytes) -> Written:
-        """Take over a state that was exported, of this stream or of another one."""
-        return wire.written(await self._send(wire.import_state(self.id, state)))
+    async def state_etag(self) -> str:
+        """Return the entity tag of the state. It changes with every change of the stream."""
+        return (await self._send(protocol.export_state(self.id, "HEAD"))).headers["etag"]
+
+    async def import_state(self, state: bytes, if_match: str | None = None) -> Written:
+        """Import a state that was exported from this stream or from another one.
+
+        With `if_match`, an entity tag from `state_etag`, this is a ServiceError with status 412 if the stream has
+        changed since.
+        """
+        return protocol.written(await self._send(protocol.import_state(self.id, state, if_match)))
 
     async def delete(self) -> None:
-        """Delete the stream for good. If it was deleted and created again in the meantime, the new one stays."""
+        """Delete the stream. Raise ServiceError with status 404 if it is gone, or was created again meanwhile."""
         incarnation = self.created.get("incarnation")
         if incarnation is None:
-            try:
+            # A stream that is damaged has no status, and can be deleted all the same.
+            with suppress(ServiceError):
                 incarnation = (await self.status())["incarnation"]
-            except ServiceError as problem:
-                if problem.status == 404:
-                    return
-                # A stream that cannot be loaded has no status, and can be deleted all the same.
-        await self._send(wire.delete(self.id, incarnation))
+        await self._send(protocol.delete(self.id, incarnation))
 
-    async def _decisions(self, call: Call, parcel: Parcel) -> list[Observed]:
-        return wire.decisions(await self._send(call), parcel)
+    async def _decisions(self, call: Call, payload: Payload) -> list[Observed]:
+        return protocol.decisions(await self._send(call), payload)
 
     def __repr__(self) -> str:
         return f"AsyncStream({self.id!r})"
@@ -511,16 +613,16 @@ def _options(base_url: str, key: str | None, timeout: float) -> dict[str, Any]:
     return {"base_url": base_url, "headers": headers, "timeout": httpx.Timeout(timeout, pool=None)}
 
 
-def _answer(response: httpx.Response) -> Answer:
-    return Answer(
+def _response(response: httpx.Response) -> Response:
+    return Response(
         response.status_code, {name.lower(): value for name, value in response.headers.items()}, response.content
     )
 
 
-def _silence(problem: httpx.TransportError, url: httpx.URL) -> Silence:
+def _no_response(problem: httpx.TransportError, url: httpx.URL) -> NoResponse:
     words = f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
     # Without a password that may stand before it.
-    return Silence(f"{url.scheme}://{url.netloc.decode()}: {words}")
+    return NoResponse(f"{url.scheme}://{url.netloc.decode()}: {words}")
 
 
 def _check_ahead(ahead: int) -> None:
@@ -528,14 +630,14 @@ def _check_ahead(ahead: int) -> None:
         raise InputError(f"ahead is how many items are read ahead, at least 1; given: {ahead}")
 
 
-async def _parcels_of(x: Any) -> tuple[list[Parcel], bool]:
-    """As `wire.parcels_of`; files are read and images packed in a thread, so that other requests go on."""
+async def _payloads_of(x: Any) -> tuple[list[Payload], bool]:
+    """As `protocol.payloads_of`; files are read and images packed in a thread, so that other requests go on."""
     if isinstance(x, np.ndarray):
-        return wire.parcels_of(x)
-    return await asyncio.to_thread(wire.parcels_of, x)
+        return protocol.payloads_of(x)
+    return await asyncio.to_thread(protocol.payloads_of, x)
 
 
-async def _read(items: Iterable[Any] | AsyncIterable[Any], source: "asyncio.Queue[Parcel | Failure | None]") -> None:
+async def _read(items: Iterable[Any] | AsyncIterable[Any], source: "asyncio.Queue[Payload | Failure | None]") -> None:
     """Put all items in line, and None behind the last."""
     try:
         if isinstance(items, AsyncIterable):
@@ -549,6 +651,6 @@ async def _read(items: Iterable[Any] | AsyncIterable[Any], source: "asyncio.Queu
     await source.put(None)
 
 
-async def _put(item: Any, source: "asyncio.Queue[Parcel | Failure | None]") -> None:
-    for parcel in (await _parcels_of(item))[0]:
-        await source.put(parcel)
+async def _put(item: Any, source: "asyncio.Queue[Payload | Failure | None]") -> None:
+    for payload in (await _payloads_of(item))[0]:
+        await source.put(payload)

@@ -15,8 +15,9 @@ import numpy as np
 from pydantic import BaseModel
 
 from .core import state
-from .core.base import FeatureMethod, class_names
+from .core.base import FeatureMethod
 from .core.prototypes import Prototypes
+from .core.validation import class_names
 from .errors import StateError
 
 _PREFIX = struct.Struct("<II")
@@ -63,7 +64,7 @@ class EngineStates:
 
     def encode(self, engine: FeatureMethod) -> bytes:
         """Return the state of an engine. The prototypes are left out unless its classes were edited."""
-        with engine._alone():
+        with engine._exclusive():
             parts = self._arena_parts(engine) if self._keeps_arena(engine) else self._array_parts(engine)
             checksum = 0
             for part in parts:
@@ -118,7 +119,7 @@ class EngineStates:
         counters, arrays = engine._memory.export()
         edited = engine._prototypes is not self.prototypes
         if not edited:
-            del arrays["entry"]
+            del arrays["initial_prototypes"]
         header = {
             "schema": state.SCHEMA,
             "frozen": engine.frozen,
@@ -138,7 +139,7 @@ class EngineStates:
             place += arrays[name].nbytes
         classes, prototypes = self.classes, self.prototypes
         if header["classes"] is not None:
-            classes, prototypes = tuple(header["classes"]), Prototypes.of_unit(arrays["entry"].copy())
+            classes, prototypes = tuple(header["classes"]), Prototypes.of_unit(arrays["initial_prototypes"].copy())
         engine = self.method._rebuilt(
             self.config, classes, self.encoder, prototypes, header["counters"], arrays, trusted=True
         )

@@ -69,28 +69,42 @@ class AnswerExpiredError(ProtoDCSError, RuntimeError):
 
 
 class HeldError(ProtoDCSError, RuntimeError):
-    """A stream that another live owner holds.
+    """A stream that another live worker holds.
 
     Attributes:
-        owner: the name of that owner.
+        worker: the name of that worker.
     """
 
-    def __init__(self, message: str, owner: str):
+    def __init__(self, message: str, worker: str):
         super().__init__(message)
-        self.owner = owner
+        self.worker = worker
 
 
 class UnknownStreamError(ProtoDCSError, LookupError):
     """A stream that does not exist."""
 
 
+class UnknownSnapshotError(ProtoDCSError, LookupError):
+    """A saved snapshot that does not exist."""
+
+
+class UnknownClassError(InputError, LookupError):
+    """A class that an engine does not have."""
+
+
+class IdempotencyKeyError(UsageError):
+    """An idempotency key that was used for a request with other content."""
+
+
 class ServiceError(ProtoDCSError, RuntimeError):
-    """A service that refused a request, or gave no answer before the client gave up. The message is in its words.
+    """A service rejected a request, or gave no response before the client gave up.
 
     Attributes:
-        status: the HTTP status of the last answer; None where there was none.
+        status: the HTTP status of the last response; None if there was none.
+        code: the stable name of the problem, such as "stream_not_found"; None if the service gave none.
     """
 
-    def __init__(self, message: str, status: int | None = None):
+    def __init__(self, message: str, status: int | None = None, code: str | None = None):
         super().__init__(message)
         self.status = status
+        self.code = code

@@ -211,7 +211,7 @@ class StreamPool:
             yield loaded
         finally:
             # A stream that could not be loaded, or whose engine was interrupted, continues from its stored state.
-            if loaded.engine is None or not loaded.engine._whole:
+            if loaded.engine is None or not loaded.engine._consistent:
                 self._drop(stream, loaded)
             loaded.thread = 0
             loaded.lock.release()

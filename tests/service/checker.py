@@ -19,7 +19,7 @@ from protodcs.core.prototypes import Prototypes
 from protodcs.core.state import leaves_out_prototypes
 from protodcs.serve.guard import Action
 from protodcs.serve.stream.answers import described, pack_decision
-from protodcs.serve.stream.hosted import Birth
+from protodcs.serve.stream.live_stream import StreamSpec
 
 from .history import CONFLICT, Attempt, Request
 from .journal import Entry, decision_of
@@ -81,7 +81,7 @@ def state_digest(engine: Any, guard: Any) -> str:
     return hashlib.sha256(engine.snapshot() + (b"" if guard is None else guard.pack())).hexdigest()
 
 
-def replay(spec: Birth, prototypes: Prototypes, payloads: Iterable[bytes]) -> Replay:
+def replay(spec: StreamSpec, prototypes: Prototypes, payloads: Iterable[bytes]) -> Replay:
     """Run features through a new engine with a new guard: no journal, no snapshot, no fault."""
     engine, guard = spec.engine(prototypes), spec.watcher(prototypes)
     answers, events = [], 0

@@ -103,7 +103,7 @@ class Hostile:
             (self._header, 8),
             (self._lying_state, 6),
             (self._inference, 6),
-            (self._birth, 6),
+            (self._spec, 6),
             (self._surrogate, 8),
             (self._expensive, 6),
             (self._import, 6),
@@ -184,7 +184,7 @@ class Hostile:
             ("POST", f"/v1/streams/{NUMBERS}/rollback"),
             ("POST", f"/v1/streams/{NUMBERS}/classes"),
             ("POST", "/v2/models/protodcs/infer"),
-            ("PUT", "/v1/owners"),
+            ("PUT", "/v1/workers"),
         ]
         method, path = rng.choice(routes)
         kind = rng.choice(["application/json"] * 4 + ["application/json; charset=utf-16", "application/problem+json"])
@@ -672,7 +672,7 @@ class Hostile:
 
     # Streams that nobody should have.
 
-    def _birth(self) -> Attack:
+    def _spec(self) -> Attack:
         rng = self._rng
         eye = np.eye(3, 8).tolist()
         bodies: dict[str, Callable[[], dict[str, Any]]] = {
@@ -712,7 +712,7 @@ class Hostile:
         what = rng.choice(list(bodies))
         body = json.dumps({"id": f"born {rng.randrange(5)}", **bodies[what]()}).encode()
         create = self._request("POST", "/v1/streams", body, "application/json")
-        return Attack("birth", what, (create,))
+        return Attack("spec", what, (create,))
 
     # Text that cannot be encoded.
 

@@ -39,7 +39,6 @@ _OBJECT_STORE_BYTES = 80 * 2**20
 # The head runs no dashboard and no autoscaler: the service does not need them.
 _HEAD_OPTIONS = ("--include-dashboard=false", "--no-monitor")
 _RAY_ENVIRONMENT = {
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "protodcs.serve.runtime.ray.door:middlewares",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
     # Idle processes that wait for tasks cost memory and time on each node, and the service has no tasks.
@@ -108,9 +107,9 @@ class MultiHostService:
         _, self._operator_key = create_key(keys, "operator", "admin")
         self.settings = {
             "store": self.redis.url,
-            "owners": nodes,
+            "workers": nodes,
             "ingresses": nodes,
-            "owner_cpus": _WORKER_CPUS,
+            "worker_cpus": _WORKER_CPUS,
             "host": "0.0.0.0",
             "port": _HTTP_PORT,
             "keys": str(keys),
@@ -164,10 +163,10 @@ class MultiHostService:
     def workers(self) -> dict[str, tuple[Host, int]]:
         """Return the host and the pid of each worker that answers, by its name."""
         found = {}
-        for owner in self._owners():
-            host = self.network.host_of(owner["pid"])
+        for worker in self._workers():
+            host = self.network.host_of(worker["pid"])
             if host is not None:
-                found[owner["owner"]] = host, owner["pid"]
+                found[worker["worker"]] = host, worker["pid"]
         return found
 
     def ingresses(self) -> dict[str, tuple[Host, int]]:
@@ -260,15 +259,15 @@ class MultiHostService:
                 self._start_node(node)
             time.sleep(_POLL)
 
-    def _owners(self) -> list[dict[str, Any]]:
-        """Return what `GET /v1/owners` lists, asked through the first ingress that responds."""
+    def _workers(self) -> list[dict[str, Any]]:
+        """Return what `GET /v1/workers` lists, asked through the first ingress that responds."""
         headers = {"Authorization": f"Bearer {self._operator_key}"}
         with httpx.Client(timeout=10, trust_env=False, headers=headers) as client:
             for url in self.base_urls().values():
                 with suppress(httpx.TransportError):
-                    response = client.get(f"{url}/v1/owners")
+                    response = client.get(f"{url}/v1/workers")
                     if response.is_success:
-                        return list(response.json()["owners"])
+                        return list(response.json()["workers"])
         return []
 
     def _end(self) -> None:

@@ -89,7 +89,7 @@ async def fence_worker(rig: Rig, rng: random.Random) -> Target:
         try:
             streams = sorted([stream async for stream in store.streams()])
             for stream in rng.sample(streams, min(3, len(streams))):
-                holder = (await store.describe(stream)).owner
+                holder = (await store.describe(stream)).worker
                 if holder is not None:
                     rig.redis.command("DEL", f"protodcs:lease:{holder}")
                 # The worker may renew its lease between the two commands.

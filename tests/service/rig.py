@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import queue
 import random
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import psutil
@@ -21,8 +22,8 @@ import yaml
 from protodcs.core.prototypes import Prototypes
 from protodcs.serve.settings import ServeConfig
 from protodcs.serve.store import open_store
-from protodcs.serve.stream.hosted import Birth, Hosted
 from protodcs.serve.stream.idempotency import Limits
+from protodcs.serve.stream.live_stream import LiveStream, StreamSpec
 from protodcs.serve.stream.shared import unpack_prototypes
 from redis_server import RedisServer, free_port
 
@@ -35,14 +36,14 @@ from .proxy import Proxy
 _START = 600.0
 # The titles of the processes on Ray, by their role.
 ROLES = {
-    "worker": "ray::OwnerActor",
-    "controller": "ray::Keeper",
+    "worker": "ray::WorkerActor",
+    "controller": "ray::Controller",
     "ingress": "ray::ServeReplica:protodcs:Ingress",
     "encoder": "ray::ServeReplica:protodcs:Encoder",
     "ray head": "gcs_server",
 }
 # The routes that list and resize the workers.
-WORKERS = "/v1/owners"
+WORKERS = "/v1/workers"
 
 
 class Service:
@@ -67,6 +68,8 @@ class Service:
         self._file.write_text(yaml.safe_dump(self.settings))
         self._log = folder / "serve.log"
         self._process: subprocess.Popen[str] | None = None
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._reading: threading.Thread | None = None
 
     def __enter__(self) -> "Service":
         self.start()
@@ -102,6 +105,9 @@ class Service:
             self._process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, start_new_session=True
             )
+        self._lines = queue.SimpleQueue()
+        self._reading = threading.Thread(target=self._read, args=(self._process.stdout, self._lines), daemon=True)
+        self._reading.start()
         watch = threading.Timer(_START, self._process.kill)
         watch.start()
         try:
@@ -179,18 +185,27 @@ class Service:
 
     def _end(self) -> None:
         assert self._process is not None
-        assert self._process.stdout is not None
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
-        self._process.stdout.close()
+        if self._reading is not None:
+            self._reading.join()
         self._process = None
 
+    def _read(self, output: IO[str], lines: "queue.SimpleQueue[str | None]") -> None:
+        """Read all that it prints, so that it never waits for us. Append its log to the file of its errors."""
+        with output, self._log.open("a") as log:
+            for line in output:
+                if '"level":' in line:
+                    log.write(line)
+                    log.flush()
+                else:
+                    lines.put(line)
+        lines.put(None)
+
     def _listen(self, word: str) -> bool:
-        """Read what it prints until it says this word; False if it ends before."""
-        assert self._process is not None
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        """Wait until it says this word; False if it ends before."""
+        while (line := self._lines.get()) is not None:
             if line.startswith("{"):
                 self.said.append(json.loads(line))
                 if word in self.said[-1]:
@@ -203,7 +218,7 @@ class Service:
         """Return what each stream is in the end."""
         return {stream: final for stream, (final, _, _) in self.streams().items()}
 
-    def streams(self) -> dict[str, tuple[Final, Birth, Prototypes]]:
+    def streams(self) -> dict[str, tuple[Final, StreamSpec, Prototypes]]:
         """Return for each stream what it is in the end, and what it was created with."""
         return asyncio.run(self._streams())
 
@@ -216,18 +231,18 @@ class Service:
         finally:
             await store.close()
 
-    async def _streams(self) -> dict[str, tuple[Final, Birth, Prototypes]]:
+    async def _streams(self) -> dict[str, tuple[Final, StreamSpec, Prototypes]]:
         store = await open_store(ServeConfig(**self.settings))
         try:
             found = {}
             shared: dict[str, Prototypes] = {}
             async for stream in store.streams():
                 held = await store.acquire(stream, "reader", "reader")
-                spec = Birth.unpack(held.birth)
+                spec = StreamSpec.unpack(held.spec)
                 if spec.prototypes not in shared:
                     shared[spec.prototypes] = unpack_prototypes(await store.get_shared(spec.prototypes))
-                hosted = Hosted(held, shared[spec.prototypes], Limits(0, 0, 0.0))
-                final = Final(hosted.position, state_digest(hosted.engine, hosted.guard))
+                live = LiveStream(held, shared[spec.prototypes], Limits(0, 0, 0.0))
+                final = Final(live.position, state_digest(live.engine, live.guard))
                 found[stream] = final, spec, shared[spec.prototypes]
             return found
         finally:

@@ -2,7 +2,7 @@
 
 import os
 import signal
-import ssl
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -33,10 +33,13 @@ def serve(
         None, help="sqlite:FOLDER (default: sqlite:protodcs-streams), or redis://HOST:PORT/DB with --cluster."
     ),
     encoder: str | None = typer.Option(None, help="An encoder, such as mini. Without one the service takes features."),
-    owners: int | None = typer.Option(None, help="How many processes hold streams; more than 1 with --cluster only."),
+    workers: int | None = typer.Option(None, help="How many processes hold streams; more than 1 with --cluster only."),
     host: str | None = typer.Option(None, help="The address to listen on (default: 127.0.0.1)."),
     port: int | None = typer.Option(None, help="The port to listen on (default: 8000)."),
     keys: str | None = typer.Option(None, help="The file of keys; an address that others reach needs one."),
+    log_format: str | None = typer.Option(
+        None, help="Format of the log on standard output: text or json (default: text on a terminal, otherwise json)."
+    ),
     address: str = typer.Option(
         "local", help="The Ray cluster for --cluster, such as auto; local: one of its own on this machine."
     ),
@@ -47,14 +50,21 @@ def serve(
 
     if config is not None and cluster is not None:
         raise ConfigError("--config and --cluster cannot be given together. Use --cluster alone for a Ray cluster.")
-    given = {"store": store, "encoder": encoder, "owners": owners, "host": host, "port": port, "keys": keys}
-    options = {**_read(cluster or config), **{name: value for name, value in given.items() if value is not None}}
+    given = {"store": store, "encoder": encoder, "workers": workers, "host": host, "port": port, "keys": keys}
+    given["log_format"] = log_format
+    defaults = {"log_format": "text" if sys.stdout.isatty() else "json"}
+    options = {
+        **defaults,
+        **_read(cluster or config),
+        **{name: value for name, value in given.items() if value is not None},
+    }
     settings = ServeConfig(**_absolute(options))
-    _check_files(settings)
+    _check(settings, is_cluster=cluster is not None, owns_ports=cluster is None or address == "local")
+    as_json = as_json or settings.log_format == "json"
 
     def ready(at: str) -> None:
         store = without_passwords(settings.store)
-        tell({"serving": at, "store": store, "owners": settings.owners, "pid": os.getpid()}, as_json)
+        tell({"serving": at, "store": store, "workers": settings.workers, "pid": os.getpid()}, as_json)
 
     if cluster is None:
         from ..serve.runtime.local import service
@@ -66,14 +76,7 @@ def serve(
 
 
 def _serve_on_ray(settings: "ServeConfig", address: str, ready: Callable[[str], None]) -> None:
-    from ..serve.settings import check_cluster
-
-    check_cluster(settings)
-    from ..serve.runtime.ray.door import DOOR, VARIABLE
-
     stopped = threading.Event()
-    # A cluster of our own inherits it; whoever starts another one decides that there.
-    os.environ.setdefault(VARIABLE, DOOR)
     with connected(address, "start without --cluster", num_cpus=max(_LEAST_CPUS, os.cpu_count() or 1)):
         from ..serve.runtime.ray.deploy import Service
 
@@ -95,7 +98,7 @@ def _read(file: Path | None) -> dict[str, Any]:
     except yaml.YAMLError as problem:
         raise ConfigError(f"{file} is not YAML: {without_passwords(str(problem))}") from None
     if not isinstance(found, dict):
-        raise ConfigError(f"{file} must hold names and values, such as 'owners: 4'")
+        raise ConfigError(f"{file} must hold names and values, such as 'workers: 4'")
     return found
 
 
@@ -111,23 +114,16 @@ def _absolute(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, **{name: str(Path(file).absolute()) for name, file in files.items()}}
 
 
-def _check_files(settings: "ServeConfig") -> None:
-    """Say now, and not from some process of a cluster, that a file cannot be used."""
-    from ..serve.access.keys import Keys
+def _check(settings: "ServeConfig", *, is_cluster: bool, owns_ports: bool) -> None:
+    """Raise an error for whatever would stop the service, and warn of keys that travel unencrypted."""
+    from ..serve.runtime import preflight
+    from ..serve.settings import check_cluster, check_single
 
-    if settings.keys is not None:
-        Keys.open(settings.keys)
-    if settings.tls_certificate is None or settings.tls_key is None:
-        if settings.keys is not None and not settings.is_local:
-            typer.echo(
-                "warning: keys travel unencrypted: set tls_certificate and tls_key, or put something before it that "
-                "speaks TLS",
-                err=True,
-            )
-        return
-    try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.tls_certificate, settings.tls_key)
-    except (OSError, ValueError) as problem:
-        raise ConfigError(
-            f"{settings.tls_certificate} and {settings.tls_key} are not a certificate and its key, in PEM: {problem}"
-        ) from None
+    (check_cluster if is_cluster else check_single)(settings)
+    preflight.check(settings, ports=owns_ports)
+    if settings.keys is not None and not settings.is_local and settings.tls_certificate is None:
+        typer.echo(
+            "warning: API keys are sent unencrypted. Set tls_certificate and tls_key, or use the gateway in "
+            "deploy/haproxy.",
+            err=True,
+        )

@@ -47,7 +47,9 @@ def _report(file: Path) -> dict[str, Any]:
         "file": file.name,
         "bytes": len(data),
         **header.model_dump(exclude={"classes", "counters"}),
-        "dimension": int(arrays["entry"].shape[1]) if "entry" in arrays and arrays["entry"].ndim == 2 else None,
+        "dimension": int(arrays["initial_prototypes"].shape[1])
+        if "initial_prototypes" in arrays and arrays["initial_prototypes"].ndim == 2
+        else None,
         "classes": header.classes,
         # What happened in a state without its prototypes only an engine beside them can tell.
         "stats": methods.restore(data).stats() if header.prototypes is None else dict(header.counters),

@@ -17,7 +17,7 @@ from .screen import explained, given_classes, tell
 
 if TYPE_CHECKING:
     from ..client import Client, Stream
-    from ..wire import Observed, Written
+    from ..protocol import Observed, Written
 
 app = typer.Typer(help="Talk to the streams of a running service.", no_args_is_help=True)
 
@@ -60,10 +60,56 @@ def main() -> None:
 
 @app.command("list")
 @explained
-def list_(url: str = _URL, key_file: Path | None = _KEY_FILE, as_json: bool = _AS_JSON) -> None:
+def list_(
+    sort: str = typer.Option(
+        "id", help="Order: id, created, last_seen or unknown_rate; - before it means descending (default: id)."
+    ),
+    frozen: bool | None = typer.Option(None, "--frozen/--learning", help="Only streams that are frozen, or learn."),
+    url: str = _URL,
+    key_file: Path | None = _KEY_FILE,
+    as_json: bool = _AS_JSON,
+) -> None:
     """Print the ids of all streams."""
     with _client(url, key_file) as client:
-        _tell_names("streams", client.streams(), as_json)
+        _tell_names("streams", client.streams(sort=sort, frozen=frozen), as_json)
+
+
+@app.command()
+@explained
+def create_many(
+    file: Path = typer.Argument(..., help='A file with one JSON object per line, such as {"id": ..., "like": ...}.'),
+    url: str = _URL,
+    key_file: Path | None = _KEY_FILE,
+) -> None:
+    """Create up to 1,000 streams, and print one JSON line for each."""
+    try:
+        streams = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
+    except ValueError as problem:
+        raise InputError(f"{file} must hold one JSON object per line: {problem}") from None
+    with _client(url, key_file) as client:
+        for result in client.create_many(streams):
+            typer.echo(json.dumps(result))
+
+
+@app.command()
+@explained
+def health(url: str = _URL, key_file: Path | None = _KEY_FILE, as_json: bool = _AS_JSON) -> None:
+    """Print the version of the service, and whether it can serve requests."""
+    with _client(url, key_file) as client:
+        tell({**client.health(), **client.ready()}, as_json)
+
+
+@app.command()
+@explained
+def workers(
+    count: int | None = typer.Option(None, min=1, help="Change the number of workers to this (default: no change)."),
+    url: str = _URL,
+    key_file: Path | None = _KEY_FILE,
+    as_json: bool = _AS_JSON,
+) -> None:
+    """Print the names of the workers of a service, and change their number. For operators."""
+    with _client(url, key_file) as client:
+        _tell_names("names", client.workers()["names"] if count is None else client.resize(count), as_json)
 
 
 @app.command()
@@ -117,6 +163,29 @@ def observe(
     """Decide on images or features, in order, and learn from them."""
     for name, seen in _observed(stream, files):
         _tell_decision({"file": name}, seen, as_json)
+
+
+@app.command()
+@_of_a_stream
+def peek(
+    stream: "Stream",
+    files: list[Path] = typer.Argument(..., help="Images, and .npy files of features (d,) or (N, d)."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object for each decision, a line each."),
+) -> None:
+    """Print what observe would decide. Nothing changes."""
+    for file in files:
+        found = stream.peek(_array(file) if file.suffix == ".npy" else file)
+        for seen in found if isinstance(found, list) else [found]:
+            _tell_decision({"file": str(file)}, seen, as_json)
+
+
+@app.command()
+@_of_a_stream
+def explain(
+    stream: "Stream", file: Path = typer.Argument(..., help="An image, or a .npy file of one feature (d,).")
+) -> None:
+    """Print as JSON what each stage would do with one sample, and why. Nothing changes."""
+    typer.echo(json.dumps(stream.explain(_array(file) if file.suffix == ".npy" else file), indent=1))
 
 
 @app.command()
@@ -202,7 +271,7 @@ def rollback(stream: "Stream", name: str = _NAME, as_json: bool = _AS_JSON) -> N
 @app.command("delete-snapshot")
 @_of_a_stream
 def delete_snapshot(stream: "Stream", name: str = _NAME, as_json: bool = _AS_JSON) -> None:
-    """Delete a saved snapshot; if it is not there, it is gone already."""
+    """Delete a saved snapshot."""
     stream.delete_snapshot(name)
     tell({"deleted": name}, as_json)
 
@@ -226,7 +295,7 @@ def import_(stream: "Stream", file: Path = _STATE, as_json: bool = _AS_JSON) -> 
 @app.command()
 @_of_a_stream
 def delete(stream: "Stream", as_json: bool = _AS_JSON) -> None:
-    """Delete a stream for good; if it is not there, it is gone already."""
+    """Delete a stream and everything that it learned."""
     stream.delete()
     tell({"deleted": stream.id}, as_json)
 
@@ -234,7 +303,7 @@ def delete(stream: "Stream", as_json: bool = _AS_JSON) -> None:
 # Scores do not travel, and the decision's own fields stand beside its place.
 _LEFT_OUT = ("decision", "scores")
 # What an operator looks for.
-_FIRST = ("id", "frozen", "sequence", "known", "unknown", "classes", "owner", "position", "epoch")
+_FIRST = ("id", "tenant", "created", "last_seen", "frozen", "sequence", "unknown_rate", "worker", "position", "epoch")
 
 
 @contextmanager
@@ -277,6 +346,8 @@ def _for_a_person(status: dict[str, Any]) -> dict[str, Any]:
     guard = status.pop("guard", {})
     events = guard.pop("events", [])
     first = {name: status.pop(name) for name in _FIRST if name in status}
+    status["classes"] = len(status.get("classes", []))
+    status |= status.pop("stats", {})
     guarded = {f"guard {name}": value for name, value in guard.items()}
     last = {"guard's last act": events[-1]} if events else {}
     every = {**first, **guarded, **last, **status}

@@ -5,11 +5,13 @@ it looks more known.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .numerics.evidence import uncertainty
 
 Outcome = Literal["known", "unsure", "unknown"]
 
@@ -65,12 +67,62 @@ class Decision:
         """The decision as a word. No method answers "unsure" yet."""
         return "known" if self.known else "unknown"
 
+    def without_learning(self) -> Self:
+        """Return the decision as it is if the engine learns nothing from the sample."""
+        return replace(self, cached=False, evolved=False)
+
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
         values: dict[str, Any] = {"outcome": self.outcome}
         values |= {field.name: getattr(self, field.name) for field in fields(self)}
         values["scores"] = None if self.scores is None else [float(value) for value in self.scores]
         return values
+
+
+def decision_from_cosines(
+    classes: Sequence[str],
+    index: int,
+    cosines: NDArray[np.float64],
+    scores: NDArray[np.floating] | None,
+    *,
+    score: float,
+    sequence: int,
+    known: bool = True,
+    p_unknown: float | None = None,
+    trusted: bool = False,
+    cached: bool = False,
+) -> Decision:
+    """Return the decision of a method that does not change the text prototypes.
+
+    Args:
+        classes: the class names.
+        index: the best class.
+        cosines: (K,) of the feature with the prototypes. Openness and uncertainty follow from them.
+        scores: (K,) final scores, None if not requested.
+        score: as in `Decision`, like the following ones.
+        sequence: place in the stream.
+        known: whether the class is on the list.
+        p_unknown: None means 0 if known, else 1.
+        trusted: whether the sample passed a first check.
+        cached: whether a cache changed.
+    """
+    aleatoric, epistemic = uncertainty(cosines)
+    return Decision(
+        known=known,
+        index=index,
+        label=classes[index] if known else None,
+        p_unknown=1.0 - known if p_unknown is None else p_unknown,
+        openness=1.0 - float(cosines[index]),
+        openness_first=1.0 - float(cosines.max()),
+        score=score,
+        scores=None if scores is None else scores.astype(np.float32),
+        aleatoric=aleatoric,
+        epistemic=epistemic,
+        trusted=trusted,
+        cached=cached,
+        evolved=False,
+        sequence=sequence,
+    )
 
 
 _COLUMNS: dict[str, type] = {

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import Feature
-from .rows import unit_rows
+from .validation import unit_rows
 
 T = TypeVar("T")
 

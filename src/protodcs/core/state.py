@@ -9,7 +9,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 import safetensors
@@ -28,7 +28,8 @@ SCHEMA: Literal[2] = 2
 _KEY = "state"
 _NO_HASH = "0" * 64
 _HASH = re.compile(rb'\\"content_hash\\":\\"([0-9a-f]{64})\\"')
-_DTYPES = {"F64": np.float64, "F32": np.float32, "I64": np.int64}
+_DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64}
+H = TypeVar("H", bound=BaseModel)
 
 
 class Header(BaseModel):
@@ -45,15 +46,15 @@ class Header(BaseModel):
     classes: list[str] = Field(min_length=1)
     encoder: str | None = Field(None, max_length=1000, description="Fingerprint of what made the features, if known.")
     prototypes: str | None = Field(
-        None, pattern="^[0-9a-f]{64}$", description="Fingerprint of the entry prototypes, where they are left out."
+        None, pattern="^[0-9a-f]{64}$", description="Fingerprint of the initial prototypes, where they are left out."
     )
     frozen: bool = False
     counters: dict[str, int | float | bool | None]
     content_hash: str = Field(_NO_HASH, description="SHA-256 over the whole file with these 64 digits as zeros.")
 
 
-def pack(header: Header, arrays: Arrays) -> bytes:
-    """Return a state as bytes. The same state gives the same bytes."""
+def pack(header: BaseModel, arrays: Arrays) -> bytes:
+    """Return a state as bytes. The same state gives the same bytes. The header needs a field `content_hash`."""
     text = json.dumps(header.model_dump(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     ordered = {name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)}
     data = serialise(ordered, metadata={_KEY: text})
@@ -62,15 +63,24 @@ def pack(header: Header, arrays: Arrays) -> bytes:
     return data[:start] + digest + data[stop:]
 
 
-def unpack(data: bytes, trusted: bool = False) -> tuple[Header, Arrays]:
-    """Return header and arrays of a state. Check its hash unless it is `trusted`."""
+@overload
+def unpack(data: bytes, trusted: bool = False) -> tuple[Header, Arrays]: ...
+@overload
+def unpack(data: bytes, trusted: bool = False, *, header_type: type[H]) -> tuple[H, Arrays]: ...
+
+
+def unpack(data: bytes, trusted: bool = False, *, header_type: type[BaseModel] = Header) -> tuple[BaseModel, Arrays]:
+    """Return header and arrays of a state. Check its hash unless it is `trusted`.
+
+    `header_type` has default values for `format` and `schema_version`; other formats and versions are a StateError.
+    """
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise StateError(f"A state must be bytes, as snapshot() returns them; given: {type(data).__name__}.")
     data = bytes(data)
     if not trusted:
         _verify_hash(data)
-    header, arrays = _parse(data)
-    return _checked_header(header), arrays
+    header, arrays = _parse(data, header_type.model_fields["format"].default)
+    return _checked_header(header, header_type), arrays
 
 
 def leaves_out_prototypes(data: bytes) -> bool:
@@ -83,15 +93,15 @@ def leaves_out_prototypes(data: bytes) -> bool:
     return isinstance(header, dict) and header.get("prototypes") is not None
 
 
-def _checked_header(header: dict[str, Any]) -> Header:
-    version = header.get("schema_version")
-    if version != SCHEMA:
+def _checked_header(header: dict[str, Any], header_type: type[H]) -> H:
+    version, readable = header.get("schema_version"), header_type.model_fields["schema_version"].default
+    if version != readable:
         raise StateError(
-            f"The state has schema version {str(version)[:20]!r}, and this version of protodcs reads {SCHEMA}. Use the "
-            "version that wrote it, or start a new stream."
+            f"The state has schema version {str(version)[:20]!r}, and this version of protodcs reads {readable}. Use "
+            "the version that wrote it, or start a new stream."
         )
     try:
-        return Header.model_validate(header)
+        return header_type.model_validate(header)
     except ValidationError as problem:
         first = problem.errors()[0]
         raise StateError(
@@ -137,15 +147,15 @@ def _verify_hash(data: bytes) -> None:
         raise StateError("the state's content does not match its hash: it is damaged or was changed by hand")
 
 
-def _parse(data: bytes) -> tuple[dict[str, Any], Arrays]:
+def _parse(data: bytes, file_format: str) -> tuple[dict[str, Any], Arrays]:
     try:
         tensors = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
         length = int.from_bytes(data[:8], "little")
         header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_KEY], parse_constant=_no_constant)
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError) as problem:
         raise StateError(f"the state cannot be read: {str(problem)[:200]}") from None
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise StateError("the file is a safetensors file, but not a protodcs state")
+    if not isinstance(header, dict) or header.get("format") != file_format:
+        raise StateError(f"the file is a safetensors file, but not a {file_format} file")
     arrays: Arrays = {}
     for name, tensor in tensors:
         if tensor["dtype"] not in _DTYPES:

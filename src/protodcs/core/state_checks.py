@@ -15,12 +15,21 @@ from .state import Arrays, Header
 Counters = dict[str, int | float | bool | None]
 
 
+def check_same_encoder(stored: str | None, given: str | None, what: str) -> None:
+    """Raise StateError if a state was learned with another encoder. `what` names what to start instead."""
+    if stored is not None and given is not None and stored != given:
+        raise StateError(
+            f"The state was learned on features of encoder {stored!r}; given: {given!r}. Restore it with its own "
+            f"encoder, or start a new {what}."
+        )
+
+
 def prototypes_of(header: Header, arrays: Arrays, shared: Prototypes | None) -> Prototypes:
-    """Return the entry prototypes of a state: `shared` if it was learned from them, or its own."""
+    """Return the initial prototypes of a state: `shared` if it was learned from them, or its own."""
     if header.prototypes is None:
         own = _stored_prototypes(arrays, len(header.classes))
         wanted = own.fingerprint if shared is not None else None
-    elif "entry" in arrays:
+    elif "initial_prototypes" in arrays:
         raise StateError("the state holds prototypes and says that it leaves them out")
     else:
         own, wanted = None, header.prototypes
@@ -42,12 +51,12 @@ def prototypes_of(header: Header, arrays: Arrays, shared: Prototypes | None) -> 
 
 
 def _stored_prototypes(arrays: Arrays, classes: int) -> Prototypes:
-    """Return the entry prototypes that a state contains, one unit row per class."""
-    entry = required(arrays, "entry", np.float32, (classes, None))
-    if entry.shape[1] == 0:
+    """Return the initial prototypes that a state contains, one unit row per class."""
+    initial = required(arrays, "initial_prototypes", np.float32, (classes, None))
+    if initial.shape[1] == 0:
         raise StateError("the state's prototypes have no columns")
-    check_unit(entry, "entry")
-    return Prototypes.of_unit(entry.copy())
+    check_unit(initial, "initial_prototypes")
+    return Prototypes.of_unit(initial.copy())
 
 
 def required(arrays: Mapping[str, NDArray[Any]], name: str, dtype: type, shape: tuple[int | None, ...]) -> NDArray[Any]:

@@ -8,19 +8,28 @@ A name's beginning chooses the back-end: `demo`, `mini`, `open_clip:...` or `onn
 name, or a folder.
 """
 
+import os
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import EncoderError
 from .base import Encoder, Options
 from .preprocessing import Preprocessing
 
-__all__ = ["Encoder", "Preprocessing", "load"]
+__all__ = ["Encoder", "Preprocessing", "check", "load"]
 
 # Beginning of a name, and the module that loads it.
 _BACK_ENDS = {"demo": ".demo", "mini": ".mini", "open_clip": ".open_clip", "onnx": ".onnx"}
 _OTHERWISE = ".transformers"
+# Packages that a back-end needs beyond ours.
+_PACKAGES: dict[str, tuple[str, ...]] = {
+    "demo": ("onnxruntime",),
+    "mini": ("torch",),
+    "open_clip": ("torch", "open_clip"),
+    "onnx": ("onnxruntime",),
+}
 
 
 def load(
@@ -54,3 +63,30 @@ def load(
         ) from None
     encoder: Encoder = home.load(str(name), Options(device, dtype, batch_size, revision, templates))
     return encoder
+
+
+def check(name: str) -> None:
+    """Raise EncoderError if an encoder is unknown, or if a file or package that it needs is missing.
+
+    This loads nothing, so it takes milliseconds. A model id of a hub is not looked up.
+    """
+    beginning, _, rest = name.partition(":")
+    for package in _PACKAGES.get(beginning, ("torch", "transformers")):
+        if find_spec(package) is None:
+            raise EncoderError(
+                f"The encoder {name!r} needs the package {package!r}. Install an extra, such as "
+                "`pip install 'protodcs[transformers]'`."
+            )
+    if beginning == "mini":
+        from ..data.sets import VARIABLE
+
+        folder = Path(rest or Path(os.environ.get(VARIABLE, "")) / "mini")
+        if not (folder / "mini.safetensors").is_file():
+            raise EncoderError(f"{folder / 'mini.safetensors'} is missing. Set {VARIABLE}, or use mini:FOLDER.")
+    elif beginning == "onnx" and not Path(rest).is_dir():
+        raise EncoderError(f"There is no folder {rest!r}. Use onnx:FOLDER with the folder of an exported encoder.")
+    elif beginning not in _BACK_ENDS and "/" not in name and not Path(name).is_dir():
+        raise EncoderError(
+            f"Unknown encoder {name!r}. Use demo, mini, open_clip:MODEL, onnx:FOLDER, a folder, or a model id such as "
+            "openai/clip-vit-base-patch16."
+        )

@@ -16,7 +16,7 @@ from pydantic import Field
 from ..arrays import Feature, Floats, Labels
 from ..core import state
 from ..core.base import Capabilities, FeatureMethod
-from ..core.decision import Decision
+from ..core.decision import Decision, decision_from_cosines
 from ..core.numerics.windows import Window
 from ..core.settings import Settings
 from ..core.state_checks import Counters, check_unit, decided, required
@@ -91,11 +91,11 @@ def noise(seed: int, place: int, width: int) -> Feature:
 class Memory:
     """The prototypes, recent scores, the queue of labelled features, and the head with the moments of Adam."""
 
-    def __init__(self, entry: Feature, config: AdaNDConfig):
-        width = entry.shape[1]
+    def __init__(self, initial: Feature, config: AdaNDConfig):
+        width = initial.shape[1]
         self.config = config
-        self.entry = entry
-        self.inverse_norms = inverse_norms(entry)
+        self.initial = initial
+        self.inverse_norms = inverse_norms(initial)
         self.window = Window(config.window)
         self.queue = np.zeros((config.queue_length, width), dtype=np.float32)
         self.labels = np.zeros(config.queue_length, dtype=np.int64)
@@ -148,7 +148,7 @@ class Memory:
         # Sums that a broken state would contradict.
         counters |= {"unknown": self.learned - self.known, "skipped": self.sequence - self.learned}
         return counters, {
-            "entry": self.entry,
+            "initial_prototypes": self.initial,
             "window": self.window.arrivals[: self.window.size],
             "queue": self.queue[: self.queued],
             "labels": self.labels[: self.queued],
@@ -177,7 +177,7 @@ class AdaND(FeatureMethod):
 
     def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
         cosines = np.empty(len(self.classes))
-        index = compute_cosines(memory.entry, memory.inverse_norms, feature, cosines)
+        index = compute_cosines(memory.initial, memory.inverse_norms, feature, cosines)
         label = self._label(memory, self._score(cosines))
         logit = float(margin(memory.weights, feature, self.config.feature_length))
         known, p_unknown = label, 0.0 if label else 1.0
@@ -186,7 +186,8 @@ class AdaND(FeatureMethod):
         memory.learn(feature, label)
         memory.known += known
         memory.sequence += 1
-        return self._decision(
+        return decision_from_cosines(
+            self.classes,
             index,
             cosines,
             cosines if scores else None,
@@ -211,17 +212,17 @@ class AdaND(FeatureMethod):
     def _with_classes(self, memory: Memory, kept: NDArray[np.int64], added: Feature) -> Memory:
         # What the head and the window know of the old list stays; they follow the new labels and scores.
         twin = memory.fork()
-        twin.entry = np.concatenate([memory.entry[kept], added])
-        twin.inverse_norms = inverse_norms(twin.entry)
+        twin.initial = np.concatenate([memory.initial[kept], added])
+        twin.inverse_norms = inverse_norms(twin.initial)
         return twin
 
-    def _new_memory(self, entry: Feature) -> Memory:
-        return Memory(entry, self.config)
+    def _new_memory(self, initial: Feature) -> Memory:
+        return Memory(initial, self.config)
 
     def _restored_memory(self, counters: Counters, arrays: state.Arrays) -> Memory:
         steps, queued = _proven(self.config, counters, arrays)
         try:
-            memory = Memory(arrays["entry"], self.config)
+            memory = Memory(arrays["initial_prototypes"], self.config)
         except MemoryError:
             raise StateError("the state asks for a queue larger than this machine's memory") from None
         for name in _COUNTERS:
@@ -233,8 +234,8 @@ class AdaND(FeatureMethod):
             getattr(memory, name)[:] = arrays[name]
         return memory
 
-    def _entry(self, memory: Memory) -> Feature:
-        return memory.entry
+    def _initial_prototypes(self, memory: Memory) -> Feature:
+        return memory.initial
 
     def stats(self) -> dict[str, Any]:
         """Numbers for monitoring, JSON-ready."""
@@ -252,15 +253,15 @@ class AdaND(FeatureMethod):
 
 def _proven(config: AdaNDConfig, counters: Counters, arrays: state.Arrays) -> tuple[int, int]:
     """Prove that `export` could have written the state; how often the head was trained, and how much is queued."""
-    expected = {"entry", "window", "queue", "labels", "weights", "first", "second"}
+    expected = {"initial_prototypes", "window", "queue", "labels", "weights", "first", "second"}
     if set(arrays) != expected or set(counters) != {*_COUNTERS, *_SUMS}:
         raise StateError(f"the state's arrays are {sorted(arrays)[:20]}, they must be {sorted(expected)}")
     _, learned, _ = decided(counters)
     came = learned + (learned // config.noise_period if config.noise_period else 0)
     steps, queued = divmod(came, config.queue_length)
-    width = required(arrays, "entry", np.float32, (None, None)).shape[1]
+    width = required(arrays, "initial_prototypes", np.float32, (None, None)).shape[1]
     required(arrays, "queue", np.float32, (queued, width))
-    for name in ("entry", "queue"):
+    for name in ("initial_prototypes", "queue"):
         check_unit(arrays[name], name)
     length, reach = config.feature_length, _LONGEST_STEP * config.rate * steps
     # An element of a gradient is at most as large as a feature is long, or one for the bias.

@@ -69,19 +69,19 @@ class Memory:
     """Text prototypes that evolve, queues of features, and what follows from the two.
 
     Attributes:
-        entry, text, inverse_norms: (K, d), (K, d) float32 and (K,): the given prototypes, the evolved ones, 1 / norm.
+        initial, text, inverse_norms: (K, d), (K, d) float32 and (K,): the given prototypes, the evolved ones, 1 / norm.
         cache, quality, counts: (K, size, d) float32, (K, size), (K,): the queues with the entropy of each feature.
         visual, lengths: (K, d) float32 and (K,): direction and length of the mean of each queue.
         text_alignment, visual_sum: (K, d) float32 and (K, d): the gradient of the alignment, see
             `core.protodcs.alignment`; valid unless `stale`.
     """
 
-    def __init__(self, entry: Feature, config: DPEConfig):
-        classes, width = entry.shape
+    def __init__(self, initial: Feature, config: DPEConfig):
+        classes, width = initial.shape
         self.config = config
-        self.entry = entry
-        self.text = entry.copy()
-        self.inverse_norms = inverse_norms(entry)
+        self.initial = initial
+        self.text = initial.copy()
+        self.inverse_norms = inverse_norms(initial)
         self.cache = np.zeros((classes, config.cache_size, width), dtype=np.float32)
         self.quality = np.zeros((classes, config.cache_size))
         self.counts = np.zeros(classes, dtype=np.int64)
@@ -179,7 +179,7 @@ class Memory:
 
     def with_classes(self, rows: NDArray[np.int64], added: Feature) -> "Memory":
         """A memory that keeps the classes `rows`, followed by the new prototypes `added`."""
-        twin = Memory(np.concatenate([self.entry[rows], added]), self.config)
+        twin = Memory(np.concatenate([self.initial[rows], added]), self.config)
         for name in ("text", "cache", "quality", "counts"):
             getattr(twin, name)[: len(rows)] = getattr(self, name)[rows]
         for name in _COUNTERS:
@@ -198,7 +198,7 @@ class Memory:
         """What the rest can be computed from."""
         filled = np.arange(self.config.cache_size) < self.counts[:, None]
         arrays: state.Arrays = {
-            "entry": self.entry,
+            "initial_prototypes": self.initial,
             "counts": self.counts,
             "cache": self.cache[filled],
             "quality": self.quality[filled],
@@ -249,7 +249,7 @@ class DPE(FeatureMethod):
         aleatoric, epistemic = uncertainty(cosines)
         cached = memory.offer(first, feature, self._text_entropy(cosines))
         memory.refresh()
-        before = self._predict(memory, cosines, products(memory.visual[memory.opened], feature))
+        before = self._prediction(memory, cosines, products(memory.visual[memory.opened], feature))
         moved, final, slopes = self._step(memory, feature, cosines, before)
         evolved = final.entropy / self._largest_entropy < self.config.evolution_threshold
         if evolved:
@@ -281,7 +281,7 @@ class DPE(FeatureMethod):
     def _text_entropy(self, cosines: Floats) -> float:
         return softmax(cosines / self.config.temperature)[1]
 
-    def _predict(self, memory: Memory, cosines: Floats, visual_cosines: Floats) -> Prediction:
+    def _prediction(self, memory: Memory, cosines: Floats, visual_cosines: Floats) -> Prediction:
         config = self.config
         logits = cosines / config.temperature
         affinity = config.affinity_weight * np.exp(-config.affinity_sharpness * (1.0 - visual_cosines))
@@ -297,7 +297,7 @@ class DPE(FeatureMethod):
         by_text = by_logit / config.temperature
         by_visual = by_logit[memory.opened] * config.affinity_sharpness * before.affinity
         moved = row_cosines(memory.moved_text(feature, cosines, by_text), feature)
-        final = self._predict(memory, moved, products(memory.moved_visual(feature, by_visual), feature))
+        final = self._prediction(memory, moved, products(memory.moved_visual(feature, by_visual), feature))
         return moved, final, by_text
 
     def _score(self, moved: Floats, final: Prediction) -> float:
@@ -312,13 +312,13 @@ class DPE(FeatureMethod):
     def _with_classes(self, memory: Memory, kept: NDArray[np.int64], added: Feature) -> Memory:
         return memory.with_classes(kept, added)
 
-    def _new_memory(self, entry: Feature) -> Memory:
-        return Memory(entry, self.config)
+    def _new_memory(self, initial: Feature) -> Memory:
+        return Memory(initial, self.config)
 
     def _restored_memory(self, counters: Counters, arrays: state.Arrays) -> Memory:
         checked = _proven(self.config, counters, arrays)
         try:
-            memory = Memory(checked["entry"], self.config)
+            memory = Memory(checked["initial_prototypes"], self.config)
         except MemoryError:
             raise StateError("the state asks for queues larger than this machine's memory") from None
         if "text" in checked:
@@ -332,13 +332,13 @@ class DPE(FeatureMethod):
         memory.derive()
         return memory
 
-    def _entry(self, memory: Memory) -> Feature:
-        return memory.entry
+    def _initial_prototypes(self, memory: Memory) -> Feature:
+        return memory.initial
 
     def stats(self) -> dict[str, Any]:
         """Numbers for monitoring, JSON-ready."""
         memory = self._memory
-        drift = 1.0 - np.einsum("kd,kd->k", memory.entry, memory.text) * memory.inverse_norms
+        drift = 1.0 - np.einsum("kd,kd->k", memory.initial, memory.text) * memory.inverse_norms
         return {
             **super().stats(),
             "known": memory.known,
@@ -362,16 +362,16 @@ def _proven(config: DPEConfig, counters: Counters, arrays: state.Arrays) -> stat
     for name in ("cached", "evolved"):
         counter(counters, name, high=learned)
     evolved, cached = counter(counters, "evolved"), counter(counters, "cached")
-    expected = {"entry", "counts", "cache", "quality"} | ({"text"} if evolved else set())
+    expected = {"initial_prototypes", "counts", "cache", "quality"} | ({"text"} if evolved else set())
     if set(arrays) != expected:
         raise StateError(f"the state's arrays are {sorted(arrays)[:20]}, they must be {sorted(expected)}")
-    entry = required(arrays, "entry", np.float32, (None, None))
-    classes, width = entry.shape
+    initial = required(arrays, "initial_prototypes", np.float32, (None, None))
+    classes, width = initial.shape
     counts = required(arrays, "counts", np.int64, (classes,))
     if not ((counts >= 0) & (counts <= config.cache_size)).all() or int(counts.sum()) > cached:
         raise StateError(f"the state's queues must hold 0 to {config.cache_size} features each that once entered them")
     total = int(counts.sum())
-    _check_lengths(entry, "entry", 1.0 - 1e-5)
+    _check_lengths(initial, "initial_prototypes", 1.0 - 1e-5)
     _check_lengths(required(arrays, "cache", np.float32, (total, width)), "cache", 1.0 - 1e-5)
     if evolved:
         # A mean of unit vectors is no longer than they are, and one of zero length would have no direction.

@@ -17,7 +17,7 @@ from pydantic import Field
 from ..arrays import Feature, Floats
 from ..core import state
 from ..core.base import Capabilities, FeatureMethod
-from ..core.decision import Decision
+from ..core.decision import Decision, decision_from_cosines
 from ..core.numerics.softmax import softmax
 from ..core.settings import Settings
 from ..core.state_checks import Counters, check_unit, counter, required
@@ -90,17 +90,17 @@ class Memory:
     """The prototypes, the Gaussians, and how many samples went by.
 
     Attributes:
-        entry, means: (K, d) float32 and float64: the prototypes, and mu.
+        initial, means: (K, d) float32 and float64: the prototypes, and mu.
         counts: (K,) float64, N: the weight in each mean, the prior's included.
         variance: (d,) float64, the diagonal of Sigma.
         weight: of all samples; the variance is worth as much and the prior of every class.
     """
 
-    def __init__(self, entry: Feature, config: OnlineGaussianConfig):
-        classes, width = entry.shape
-        self.entry = entry
-        self.inverse_norms = inverse_norms(entry)
-        self.means = entry.astype(np.float64)
+    def __init__(self, initial: Feature, config: OnlineGaussianConfig):
+        classes, width = initial.shape
+        self.initial = initial
+        self.inverse_norms = inverse_norms(initial)
+        self.means = initial.astype(np.float64)
         self.counts = np.full(classes, config.prior_count)
         self.variance = np.full(width, config.variance / width)
         self.weight = 0.0
@@ -118,7 +118,7 @@ class Memory:
         """All there is."""
         counters: Counters = {"sequence": self.sequence, "known": self.known, "weight": self.weight}
         arrays: state.Arrays = {
-            "entry": self.entry,
+            "initial_prototypes": self.initial,
             "means": self.means,
             "counts": self.counts,
             "variance": self.variance,
@@ -141,7 +141,7 @@ class OnlineGaussian(FeatureMethod):
     def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
         config = self.config
         cosines, text, gaussian, logits = np.empty((4, len(self.classes)))
-        compute_cosines(memory.entry, memory.inverse_norms, feature, cosines)
+        compute_cosines(memory.initial, memory.inverse_norms, feature, cosines)
         np.divide(cosines, config.temperature, out=text)
         discriminate(memory.means, memory.counts, self._precision(memory), feature, gaussian)
         np.add(text, config.gaussian_weight * gaussian, out=logits)
@@ -157,7 +157,9 @@ class OnlineGaussian(FeatureMethod):
         memory.known += known
         # Times the temperature: without the Gaussians these are the cosines, as zero-shot gives them.
         final = logits * config.temperature if scores else None
-        return self._decision(index, cosines, final, score=score, sequence=memory.sequence - 1, known=known)
+        return decision_from_cosines(
+            self.classes, index, cosines, final, score=score, sequence=memory.sequence - 1, known=known
+        )
 
     def _precision(self, memory: Memory) -> Floats:
         """The diagonal of the inverse of Sigma."""
@@ -177,28 +179,32 @@ class OnlineGaussian(FeatureMethod):
         return familiarity(logits, self.config.temperature, self.config.score)
 
     def _with_classes(self, memory: Memory, kept: NDArray[np.int64], added: Feature) -> Memory:
-        twin = Memory(np.concatenate([memory.entry[kept], added]), self.config)
+        twin = Memory(np.concatenate([memory.initial[kept], added]), self.config)
         twin.means[: len(kept)], twin.counts[: len(kept)] = memory.means[kept], memory.counts[kept]
         twin.variance, twin.weight = memory.variance, memory.weight
         twin.sequence, twin.known = memory.sequence, memory.known
         return twin
 
-    def _new_memory(self, entry: Feature) -> Memory:
-        return Memory(entry, self.config)
+    def _new_memory(self, initial: Feature) -> Memory:
+        return Memory(initial, self.config)
 
     def _restored_memory(self, counters: Counters, arrays: state.Arrays) -> Memory:
-        if set(arrays) != {"entry", "means", "counts", "variance"} or set(counters) != {"sequence", "known", "weight"}:
+        if set(arrays) != {"initial_prototypes", "means", "counts", "variance"} or set(counters) != {
+            "sequence",
+            "known",
+            "weight",
+        }:
             raise StateError(
-                "a state of the online Gaussians holds entry, means, counts and variance; "
+                "a state of the online Gaussians holds initial_prototypes, means, counts and variance; "
                 f"given: {sorted(arrays)[:10]} and the counters {sorted(counters)[:10]}"
             )
-        entry = required(arrays, "entry", np.float32, (None, None))
-        check_unit(entry, "entry")
-        classes, width = entry.shape
+        initial = required(arrays, "initial_prototypes", np.float32, (None, None))
+        check_unit(initial, "initial_prototypes")
+        classes, width = initial.shape
         required(arrays, "means", np.float64, (classes, width))
         required(arrays, "counts", np.float64, (classes,))
         required(arrays, "variance", np.float64, (width,))
-        memory = Memory(entry, self.config)
+        memory = Memory(initial, self.config)
         memory.sequence = counter(counters, "sequence", high=2**62)
         memory.known = counter(counters, "known", high=memory.sequence)
         memory.weight = _checked_weight(counters["weight"], memory.sequence)
@@ -213,7 +219,7 @@ class OnlineGaussian(FeatureMethod):
         if not (learned >= 0).all() or learned.sum() > memory.weight * (1.0 + _TOLERANCE) + _TOLERANCE:
             raise StateError("the state's counts must be prior_count and what all samples weigh at most")
         lengths = np.linalg.norm(memory.means, axis=1)
-        ways = np.linalg.norm(memory.means - memory.entry, axis=1)
+        ways = np.linalg.norm(memory.means - memory.initial, axis=1)
         if not (lengths <= 1.0 + _TOLERANCE).all() or not (ways <= 2.0 * learned / memory.counts + _TOLERANCE).all():
             raise StateError("the state's means lie farther from the prototypes than their counts allow")
         variance = memory.variance
@@ -222,13 +228,13 @@ class OnlineGaussian(FeatureMethod):
         if self.config.covariance == "isotropic" and not (variance == variance[0]).all():
             raise StateError("the state's variances must be equal, its covariance is isotropic")
 
-    def _entry(self, memory: Memory) -> Feature:
-        return memory.entry
+    def _initial_prototypes(self, memory: Memory) -> Feature:
+        return memory.initial
 
     def stats(self) -> dict[str, Any]:
         """Numbers for monitoring, JSON-ready."""
         memory = self._memory
-        drift = np.linalg.norm(memory.means - memory.entry, axis=1)
+        drift = np.linalg.norm(memory.means - memory.initial, axis=1)
         return {
             **super().stats(),
             "known": memory.known,

@@ -16,7 +16,7 @@ from pydantic import Field
 from ..arrays import Feature, Floats
 from ..core import state
 from ..core.base import Capabilities, FeatureMethod
-from ..core.decision import Decision
+from ..core.decision import Decision, decision_from_cosines
 from ..core.numerics.windows import Window
 from ..core.settings import Settings
 from ..core.state_checks import Counters, check_unit, counter, decided, required
@@ -65,9 +65,9 @@ def best_split(ordered: Floats, size: int, step: float) -> tuple[float, float, f
 class Memory:
     """The prototypes, the recent scores, and counts of what was decided."""
 
-    def __init__(self, entry: Feature, window: int):
-        self.entry = entry
-        self.inverse_norms = inverse_norms(entry)
+    def __init__(self, initial: Feature, window: int):
+        self.initial = initial
+        self.inverse_norms = inverse_norms(initial)
         self.window = Window(window)
         self.sequence = 0
         self.learned = 0
@@ -87,7 +87,7 @@ class Memory:
         counters: Counters = {name: getattr(self, name) for name in _COUNTERS}
         # Sums that a broken state would contradict.
         counters |= {"unknown": self.learned - self.known, "skipped": self.sequence - self.learned}
-        return counters, {"entry": self.entry, "window": self.window.arrivals[: self.window.size]}
+        return counters, {"initial_prototypes": self.initial, "window": self.window.arrivals[: self.window.size]}
 
 
 class RositaGate(FeatureMethod):
@@ -107,7 +107,7 @@ class RositaGate(FeatureMethod):
 
     def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
         cosines = np.empty(len(self.classes))
-        index = compute_cosines(memory.entry, memory.inverse_norms, feature, cosines)
+        index = compute_cosines(memory.initial, memory.inverse_norms, feature, cosines)
         score = float(cosines[index])
         threshold, low_mean, high_mean = self._score(memory, score)
         known = score >= threshold
@@ -117,7 +117,8 @@ class RositaGate(FeatureMethod):
         memory.known += known
         memory.reliable_known += trusted
         memory.reliable_unknown += score < low_mean - _ROUNDING
-        return self._decision(
+        return decision_from_cosines(
+            self.classes,
             index,
             cosines,
             cosines if scores else None,
@@ -136,32 +137,34 @@ class RositaGate(FeatureMethod):
     def _with_classes(self, memory: Memory, kept: NDArray[np.int64], added: Feature) -> Memory:
         # Scores of the old list stay in the window: they leave it as new ones come.
         twin = memory.fork()
-        twin.entry = np.concatenate([memory.entry[kept], added])
-        twin.inverse_norms = inverse_norms(twin.entry)
+        twin.initial = np.concatenate([memory.initial[kept], added])
+        twin.inverse_norms = inverse_norms(twin.initial)
         return twin
 
-    def _new_memory(self, entry: Feature) -> Memory:
-        return Memory(entry, self.config.window)
+    def _new_memory(self, initial: Feature) -> Memory:
+        return Memory(initial, self.config.window)
 
     def _restored_memory(self, counters: Counters, arrays: state.Arrays) -> Memory:
-        if set(arrays) != {"entry", "window"} or set(counters) != {*_COUNTERS, *_SUMS}:
-            raise StateError(f"a state of this gate holds 'entry' and 'window'; given: {sorted(arrays)[:10]}")
+        if set(arrays) != {"initial_prototypes", "window"} or set(counters) != {*_COUNTERS, *_SUMS}:
+            raise StateError(
+                f"a state of this gate holds 'initial_prototypes' and 'window'; given: {sorted(arrays)[:10]}"
+            )
         _, learned, _ = decided(counters)
         for name in ("reliable_known", "reliable_unknown"):
             counter(counters, name, high=learned)
-        entry = required(arrays, "entry", np.float32, (None, None))
-        check_unit(entry, "entry")
+        initial = required(arrays, "initial_prototypes", np.float32, (None, None))
+        check_unit(initial, "initial_prototypes")
         window = required(arrays, "window", np.float64, (min(learned, self.config.window),))
         if not (np.abs(window) < 1.001).all():
             raise StateError("the state's scores are cosines, they must lie from -1 to 1")
-        memory = Memory(entry, self.config.window)
+        memory = Memory(initial, self.config.window)
         memory.window.restore(window, learned)
         for name in _COUNTERS:
             setattr(memory, name, counters[name])
         return memory
 
-    def _entry(self, memory: Memory) -> Feature:
-        return memory.entry
+    def _initial_prototypes(self, memory: Memory) -> Feature:
+        return memory.initial
 
     def stats(self) -> dict[str, Any]:
         """Numbers for monitoring, JSON-ready."""

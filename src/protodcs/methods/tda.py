@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from ..arrays import Feature, Floats, Integers
 from ..core import state
 from ..core.base import Capabilities, FeatureMethod
-from ..core.decision import Decision
+from ..core.decision import Decision, decision_from_cosines
 from ..core.numerics.softmax import softmax
 from ..core.settings import Settings
 from ..core.state_checks import Counters, check_unit, counter, required
@@ -183,10 +183,10 @@ class Queues:
 class Memory:
     """The prototypes, the two caches, and how many samples went by."""
 
-    def __init__(self, entry: Feature, config: TDAConfig):
-        classes, width = entry.shape
-        self.entry = entry
-        self.inverse_norms = inverse_norms(entry)
+    def __init__(self, initial: Feature, config: TDAConfig):
+        classes, width = initial.shape
+        self.initial = initial
+        self.inverse_norms = inverse_norms(initial)
         self.positive = Queues(classes, config.positive_size, width, 1)
         # So many classes at most can each be more probable than mask_low.
         self.negative = Queues(classes, config.negative_size, width, math.ceil(1.0 / config.mask_low))
@@ -209,7 +209,7 @@ class Memory:
             "negative_changes": self.negative.changes,
         }
         caches = self.positive.export("positive") | self.negative.export("negative")
-        return counters, {"entry": self.entry, **caches}
+        return counters, {"initial_prototypes": self.initial, **caches}
 
 
 class TDA(FeatureMethod):
@@ -227,7 +227,7 @@ class TDA(FeatureMethod):
     def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
         config = self.config
         cosines, logits = np.empty((2, len(self.classes)))
-        first = compute_cosines(memory.entry, memory.inverse_norms, feature, cosines)
+        first = compute_cosines(memory.initial, memory.inverse_norms, feature, cosines)
         np.divide(cosines, config.temperature, out=logits)
         probabilities, entropy = softmax(logits)
         cached = self._learn(memory, feature, first, entropy / self._largest_entropy(), probabilities)
@@ -240,8 +240,8 @@ class TDA(FeatureMethod):
         memory.known += known
         # Times the temperature: with empty caches these are the cosines, as zero-shot gives them.
         final = logits * config.temperature if scores else None
-        return self._decision(
-            index, cosines, final, score=score, sequence=memory.sequence - 1, known=known, cached=cached
+        return decision_from_cosines(
+            self.classes, index, cosines, final, score=score, sequence=memory.sequence - 1, known=known, cached=cached
         )
 
     def _learn(self, memory: Memory, feature: Feature, first: int, entropy: float, probabilities: Floats) -> bool:
@@ -263,20 +263,20 @@ class TDA(FeatureMethod):
 
     def _with_classes(self, memory: Memory, kept: Integers, added: Feature) -> Memory:
         twin = memory.fork()
-        twin.entry = np.concatenate([memory.entry[kept], added])
-        twin.inverse_norms = inverse_norms(twin.entry)
+        twin.initial = np.concatenate([memory.initial[kept], added])
+        twin.inverse_norms = inverse_norms(twin.initial)
         twin.positive = memory.positive.with_classes(kept, len(added))
         twin.negative = memory.negative.with_classes(kept, len(added))
         return twin
 
-    def _new_memory(self, entry: Feature) -> Memory:
-        return Memory(entry, self.config)
+    def _new_memory(self, initial: Feature) -> Memory:
+        return Memory(initial, self.config)
 
     def _restored_memory(self, counters: Counters, arrays: state.Arrays) -> Memory:
-        entry = required(arrays, "entry", np.float32, (None, None))
-        check_unit(entry, "entry")
+        initial = required(arrays, "initial_prototypes", np.float32, (None, None))
+        check_unit(initial, "initial_prototypes")
         try:
-            memory = Memory(entry, self.config)
+            memory = Memory(initial, self.config)
         except MemoryError:
             raise StateError("the state asks for caches larger than this machine's memory") from None
         expected_counters, expected = memory.export()
@@ -301,8 +301,8 @@ class TDA(FeatureMethod):
         if not ((negative > self.config.entropy_low) & (negative < self.config.entropy_high)).all():
             raise StateError("the state's negative entropies must lie between entropy_low and entropy_high")
 
-    def _entry(self, memory: Memory) -> Feature:
-        return memory.entry
+    def _initial_prototypes(self, memory: Memory) -> Feature:
+        return memory.initial
 
     def stats(self) -> dict[str, Any]:
         """Numbers for monitoring, JSON-ready."""

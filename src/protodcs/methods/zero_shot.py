@@ -15,7 +15,7 @@ from pydantic import Field
 from ..arrays import Feature
 from ..core import state
 from ..core.base import Capabilities, FeatureMethod
-from ..core.decision import Decision
+from ..core.decision import Decision, decision_from_cosines
 from ..core.settings import Settings
 from ..core.state_checks import Counters, check_unit, counter, required
 from ..core.vectors import cosines as compute_cosines
@@ -37,9 +37,9 @@ class ZeroShotConfig(Settings):
 class Memory:
     """The prototypes, and how many samples went by."""
 
-    def __init__(self, entry: Feature):
-        self.entry = entry
-        self.inverse_norms = inverse_norms(entry)
+    def __init__(self, initial: Feature):
+        self.initial = initial
+        self.inverse_norms = inverse_norms(initial)
         self.sequence = 0
         self.known = 0
 
@@ -51,7 +51,7 @@ class Memory:
 
     def export(self) -> tuple[Counters, state.Arrays]:
         """All there is."""
-        return {"sequence": self.sequence, "known": self.known}, {"entry": self.entry}
+        return {"sequence": self.sequence, "known": self.known}, {"initial_prototypes": self.initial}
 
 
 class ZeroShot(FeatureMethod):
@@ -68,13 +68,19 @@ class ZeroShot(FeatureMethod):
 
     def _advance(self, memory: Memory, feature: Feature, scores: bool) -> Decision:
         cosines = np.empty(len(self.classes))
-        index = compute_cosines(memory.entry, memory.inverse_norms, feature, cosines)
+        index = compute_cosines(memory.initial, memory.inverse_norms, feature, cosines)
         score = self._score(cosines)
         known = self.config.threshold is None or score >= self.config.threshold
         memory.sequence += 1
         memory.known += known
-        return self._decision(
-            index, cosines, cosines if scores else None, score=score, sequence=memory.sequence - 1, known=known
+        return decision_from_cosines(
+            self.classes,
+            index,
+            cosines,
+            cosines if scores else None,
+            score=score,
+            sequence=memory.sequence - 1,
+            known=known,
         )
 
     def _score(self, cosines: NDArray[np.float64]) -> float:
@@ -86,25 +92,25 @@ class ZeroShot(FeatureMethod):
         return math.log(partition) + top / temperature if self.config.score == "energy" else 1.0 / partition
 
     def _with_classes(self, memory: Memory, kept: NDArray[np.int64], added: Feature) -> Memory:
-        twin = Memory(np.concatenate([memory.entry[kept], added]))
+        twin = Memory(np.concatenate([memory.initial[kept], added]))
         twin.sequence, twin.known = memory.sequence, memory.known
         return twin
 
-    def _new_memory(self, entry: Feature) -> Memory:
-        return Memory(entry)
+    def _new_memory(self, initial: Feature) -> Memory:
+        return Memory(initial)
 
     def _restored_memory(self, counters: Counters, arrays: state.Arrays) -> Memory:
-        if set(arrays) != {"entry"} or set(counters) != {"sequence", "known"}:
+        if set(arrays) != {"initial_prototypes"} or set(counters) != {"sequence", "known"}:
             raise StateError(f"a zero-shot state holds only its prototypes; given: {sorted(arrays)[:10]}")
-        entry = required(arrays, "entry", np.float32, (None, None))
-        check_unit(entry, "entry")
-        memory = Memory(entry)
+        initial = required(arrays, "initial_prototypes", np.float32, (None, None))
+        check_unit(initial, "initial_prototypes")
+        memory = Memory(initial)
         memory.sequence = counter(counters, "sequence", high=2**62)
         memory.known = counter(counters, "known", high=memory.sequence)
         return memory
 
-    def _entry(self, memory: Memory) -> Feature:
-        return memory.entry
+    def _initial_prototypes(self, memory: Memory) -> Feature:
+        return memory.initial
 
     def stats(self) -> dict[str, Any]:
         """Numbers for monitoring, JSON-ready."""

@@ -1,6 +1,7 @@
-"""The service: thousands of streams, each with one owner, none of whose acknowledged samples is ever lost.
+"""The service: thousands of streams over HTTP. It replies only after a change is durable.
 
-From the outside inwards: `api` speaks HTTP, `encoder` makes features of images, `owners` holds streams awake and finds
-them, `stream` is one of them, and `store` keeps what all of them have learned. `access` and `telemetry` serve the rooms
-above them, and `deploy` puts all of it on Ray. Calls go downwards only.
+`api` has the HTTP routes, `encoder` turns images into features, `workers` hold loaded streams and route requests to
+them, `stream` is the state machine of one stream, and `store` makes changes durable. `access` has keys, roles and
+limits; `telemetry` has logs, metrics and traces. `runtime` starts all of it, in one process or on Ray. Packages import
+only those after them in this list.
 """

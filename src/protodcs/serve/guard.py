@@ -160,7 +160,7 @@ class Guard:
 
     Args:
         settings: those the stream was created with.
-        prototypes: the entry prototypes of the stream's classes: all that the shadow knows.
+        prototypes: the initial prototypes of the stream's classes: all that the shadow knows.
         whole: keep good states with their prototypes, since these are the stream's own.
         temperature: of the shadow's probabilities.
 
@@ -235,7 +235,7 @@ class Guard:
 
     def _look(self, feature: Feature, decision: Decision, engine: FeatureMethod) -> float:
         """Let the shadow look at a sample, and count; returns its openness."""
-        cosines = engine.entry_cosines()
+        cosines = engine.initial_cosines()
         if cosines is None:
             cosines, entry = self._cosines, self._prototypes
             compute_cosines(entry.unit, entry.follow(inverse_norms), feature, cosines)

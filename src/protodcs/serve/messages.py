@@ -1,4 +1,4 @@
-"""What the router asks of an owner, and what an owner answers: plain values that travel between processes."""
+"""What the router asks of a worker, and what a worker answers: plain values that travel between processes."""
 
 from enum import Enum
 from typing import Any, NamedTuple
@@ -14,12 +14,13 @@ class Request(NamedTuple):
         payload: a feature as float32, little-endian; a name; what a stream is created with; another stream's id; or the
             incarnation of a stream that is deleted.
         shared: the packed prototypes of a stream that is created.
-        stand_in: the owner that the stream belongs to was asked in vain.
+        stand_in: the worker that the stream belongs to was asked in vain.
         take_from: the worker that holds the stream and that the router cannot reach; take the stream from it.
         trace: the span that it belongs to, as a traceparent; empty where nobody records it.
         digest: of the content of the caller's request, all rows of it; empty: the payload is all of it.
         row: which row of the caller's request this is.
         replace: a saved snapshot of the same name may be replaced.
+        if_match: apply the change only if the state has one of these entity tags; empty: in any case.
     """
 
     stream: str
@@ -33,6 +34,7 @@ class Request(NamedTuple):
     row: int = 0
     replace: bool = False
     take_from: str = ""
+    if_match: tuple[str, ...] = ()
 
 
 class Action:
@@ -48,9 +50,9 @@ class Action:
     FREEZE = "freeze"
     UNFREEZE = "unfreeze"
     RESET = "reset"
-    KEEP = "keep"
-    KEPT = "kept"
-    FORGET = "forget"
+    SAVE_SNAPSHOT = "save snapshot"
+    LIST_SNAPSHOTS = "list snapshots"
+    DELETE_SNAPSHOT = "delete snapshot"
     ROLLBACK = "rollback"
     DELETE = "delete"
     DESCRIBE = "describe"
@@ -72,6 +74,7 @@ class Outcome(Enum):
     WRONG = "wrong"
     FAILED = "failed"
     CLOSED = "closed"
+    PRECONDITION = "precondition failed"
     EXPIRED = "expired"
     OVER_QUOTA = "over quota"
     HELD = "held"
@@ -95,6 +98,7 @@ class Reply(NamedTuple):
         position, epoch: of the record that was written; -1 where none was.
         repeated: this request was answered before.
         facts: what else there is to say, JSON-ready.
+        code: names the problem, if the outcome alone does not.
     """
 
     outcome: Outcome
@@ -104,6 +108,7 @@ class Reply(NamedTuple):
     epoch: int = -1
     repeated: bool = False
     facts: dict[str, Any] | None = None
+    code: str = ""
 
 
 STOPPING = Reply(Outcome.CLOSED, "the service is being stopped: nothing was done; ask again when it is back")

@@ -1,4 +1,4 @@
-"""Every number of the service that an operator may turn."""
+"""The settings of the service."""
 
 import ipaddress
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -13,7 +13,7 @@ Tenant = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
 
 
 class TenantLimits(Settings):
-    """What one tenant may do, where it is not what all may: the settings of the same names."""
+    """Limits of one tenant that replace the settings of the same names."""
 
     rate: float | None = Field(None, gt=0, le=1_000_000)
     burst: int | None = Field(None, ge=1, le=1_000_000)
@@ -30,11 +30,11 @@ class TenantLimits(Settings):
 class ServeConfig(Settings):
     """The settings of one service. A YAML file of `protodcs serve` holds these names.
 
-    >>> ServeConfig().owners
+    >>> ServeConfig().workers
     1
     """
 
-    # Where streams are kept.
+    # The store.
     store: str = Field(
         "sqlite:protodcs-streams",
         # It may hold a password.
@@ -47,40 +47,48 @@ class ServeConfig(Settings):
     store_replicas: int = Field(
         0, ge=0, le=100, description="Redis replicas that must confirm a write before the service replies."
     )
-    store_patience: float = Field(
-        10.0, ge=0, le=600, description="How long an owner tries to reach its store before it gives up. Seconds."
+    store_connect_timeout: float = Field(
+        10.0, ge=0, le=600, description="Time for which a worker retries to reach its store. Seconds."
     )
 
-    # Owners.
-    owners: int = Field(1, ge=1, le=1000, description="How many processes hold streams.")
-    owner_cpus: float = Field(0.5, ge=0, le=64, description="What Ray sets aside for each of them. Cores.")
+    # Workers.
+    workers: int = Field(1, ge=1, le=1000, description="Number of worker processes.")
+    worker_cpus: float = Field(0.5, ge=0, le=64, description="CPU cores that Ray reserves for each worker.")
     lease_seconds: float = Field(
         5.0,
         ge=0.2,
         le=300,
-        description="How long a silent owner keeps its streams. Seconds.",
+        description="Time after which other workers take the streams of a worker that stopped. Seconds.",
     )
-    awake: int = Field(1000, ge=1, le=1_000_000, description="How many streams an owner keeps in memory.")
-    sleep_seconds: float = Field(300.0, gt=0, description="An unused stream goes to sleep after so long. Seconds.")
+    max_loaded_streams: int = Field(
+        1000, ge=1, le=1_000_000, description="Maximum number of streams in a worker's memory."
+    )
+    unload_seconds: float = Field(300.0, gt=0, description="Unload a stream after this time without requests. Seconds.")
     quarantine_failures: int = Field(
         3,
         ge=1,
         le=1_000_000,
-        description="After so many failed attempts to load a damaged stream, the worker replies 409 without trying.",
+        description="Failed loads of a damaged stream after which the worker replies 409 without trying again.",
     )
 
     # Journals.
-    snapshot_records: int = Field(1000, ge=1, description="A stream is written whole after so many records.")
+    snapshot_records: int = Field(
+        1000, ge=1, description="Number of records after which a worker writes a new snapshot."
+    )
     snapshot_bytes: int = Field(
         4 * 2**20,
         ge=1,
-        description="The service writes a new snapshot once the records behind the last one have so many bytes.",
+        description="Size of the records since the last snapshot after which a worker writes a new one. Bytes.",
     )
-    snapshot_seconds: float = Field(3600.0, gt=0, description="And after so long, if it changed. Seconds.")
-    sleep_records: int = Field(
+    snapshot_seconds: float = Field(
+        3600.0,
+        gt=0,
+        description="Maximum age of the last snapshot of a changed stream. Seconds.",
+    )
+    unload_records: int = Field(
         64,
         ge=0,
-        description="With so few records behind its snapshot a stream sleeps without a new one. Records.",
+        description="Maximum number of records since the last snapshot for unloading a stream without a new one.",
     )
     idempotency_answers: int = Field(
         2048,
@@ -101,18 +109,18 @@ class ServeConfig(Settings):
         description="Minimum time that an idempotency key is stored, by the store's clock. Seconds. Keep it above the "
         "time for which clients retry.",
     )
-    history: bool = Field(True, description="Tell of the past decisions that a stream remembers.")
-    kept_snapshots: int = Field(10, ge=1, le=1000, description="How many named snapshots a stream may have.")
+    history: bool = Field(True, description="Return recent decisions at `GET /v1/streams/{id}/decisions`.")
+    max_snapshots: int = Field(10, ge=1, le=1000, description="Maximum number of named snapshots per stream.")
 
     # Guards.
     guard: GuardSettings = Field(
-        GuardSettings(), description="What new streams are watched with; a stream may be created with other settings."
+        GuardSettings(), description="Guard settings of new streams. A request that creates a stream may change them."
     )
 
     # Requests.
-    request_seconds: float = Field(30.0, gt=0, description="After so long a request is given up, in words. Seconds.")
+    request_seconds: float = Field(30.0, gt=0, description="Request timeout. Seconds.")
     attempt_seconds: float = Field(
-        5.0, gt=0, description="After so long without an answer from an owner another one is asked. Seconds."
+        5.0, gt=0, description="Timeout of one call to a worker, after which the ingress asks another one. Seconds."
     )
     takeover_failures: int = Field(
         3,
@@ -121,26 +129,21 @@ class ServeConfig(Settings):
         description="Failed calls and health checks in a row after which other workers take the streams of a worker "
         "that an ingress cannot reach, though its lease lives.",
     )
-    waiting: int = Field(10_000, ge=1, description="How many requests may wait in one ingress process.")
-    slowdown: float | None = Field(
-        None,
-        gt=1,
-        le=1000,
-        description="How many times slower than one that is alone requests may become, by the median, before others "
-        "are refused with 429. None: others wait.",
+    max_queued_requests: int = Field(
+        10_000, ge=1, description="Maximum number of requests in progress per ingress process."
     )
-    body_bytes: int = Field(64 * 2**20, ge=1024, description="The largest body of a request. Bytes.")
+    body_bytes: int = Field(64 * 2**20, ge=1024, description="Maximum size of a request body. Bytes.")
     json_bytes: int = Field(
         16 * 2**20,
         ge=1024,
-        description="The largest body of JSON, which takes many times its size while it is read. Bytes.",
+        description="Maximum size of a JSON body. Parsing takes many times its size. Bytes.",
     )
     bodies_bytes: int = Field(
-        2**30, ge=1024, description="What the bodies of all requests under way may take in one ingress process. Bytes."
+        2**30, ge=1024, description="Maximum size of all request bodies in progress per ingress process. Bytes."
     )
-    body_seconds: float = Field(20.0, gt=0, le=3600, description="How long a body may take to come in. Seconds.")
-    classes: int = Field(10_000, ge=1, description="How many classes a stream may have.")
-    pixels: int = Field(25_000_000, ge=1, description="How many pixels an image may have.")
+    body_seconds: float = Field(20.0, gt=0, le=3600, description="Maximum time to receive a request body. Seconds.")
+    classes: int = Field(10_000, ge=1, description="Maximum number of classes per stream.")
+    pixels: int = Field(25_000_000, ge=1, description="Maximum number of pixels per image.")
     max_stream_bytes: int = Field(
         256 * 2**20, ge=1, description="Maximum memory of a stream, estimated from its settings. Bytes."
     )
@@ -157,73 +160,80 @@ class ServeConfig(Settings):
     # Keys and tenants.
     keys: str | None = Field(
         None,
-        description="The file of keys, made by `protodcs keys`. None: every program on this machine may do everything.",
+        description="File of API keys, made by `protodcs keys`. None: no keys; only this machine may connect.",
     )
-    rate: float = Field(1000.0, gt=0, le=1_000_000, description="How many requests a tenant may make a second.")
-    burst: int = Field(2000, ge=1, le=1_000_000, description="And how many at once, after a pause.")
-    streams: int = Field(10_000, ge=0, description="How many streams a tenant may have.")
+    rate: float = Field(1000.0, gt=0, le=1_000_000, description="Maximum requests per second and tenant.")
+    burst: int = Field(2000, ge=1, le=1_000_000, description="Maximum requests of a tenant at once, after a pause.")
+    streams: int = Field(10_000, ge=0, description="Maximum number of streams per tenant.")
     tenant_bytes: int = Field(
         2**30,
         ge=0,
-        description="How many bytes a tenant may use in the store before its writes are refused with 413. 0: no limit.",
+        description="Bytes in the store after which the writes of a tenant get 413. 0: no limit.",
     )
-    share: float = Field(
+    tenant_max_fraction: float = Field(
         0.5,
         gt=0,
         le=1,
-        description="How much of `waiting`, `bodies_bytes` and `max_queued_class_names` a tenant may fill. A fraction.",
+        description="Maximum fraction that one tenant may use of `max_queued_requests`, `bodies_bytes` and "
+        "`max_queued_class_names`.",
     )
     tenants: dict[Tenant, TenantLimits] = Field(
         {},
-        description="Tenants with other limits: their rate, burst, streams, tenant_bytes, classes, pixels, body_bytes, "
+        description="Limits of single tenants: rate, burst, streams, tenant_bytes, classes, pixels, body_bytes, "
         "max_stream_bytes, max_step_cost or max_mean_step_cost.",
     )
     audit: str = Field(
-        "-", description="The file that administrative acts and those of guards are written to; -: standard output."
+        "-",
+        description="File of the audit log, or - for standard output.",
     )
 
     # The encoder.
     encoder: str | None = Field(
-        None, description="An encoder, as `protodcs.encoders.load` takes it. None: the service takes features only."
+        None, description="Encoder, as for `protodcs.encoders.load`. None: the service accepts features only."
     )
-    device: str = Field("auto", description="Where the encoder runs; 'auto' takes a GPU when there is one.")
-    batch_size: int = Field(32, ge=1, le=4096, description="How many images go through the encoder at once, at most.")
-    batch_wait: float = Field(0.005, ge=0, le=1, description="How long an image waits for others. Seconds.")
+    device: str = Field("auto", description="Device of the encoder. 'auto' uses a GPU if there is one.")
+    batch_size: int = Field(32, ge=1, le=4096, description="Maximum number of images per encoder batch.")
+    batch_wait: float = Field(
+        0.005, ge=0, le=1, description="Time for which a batch waits for further images. Seconds."
+    )
     class_encoding_timeout: float = Field(
-        60.0, gt=0, le=3600, description="Time to encode the class names of one request, waiting included. Seconds."
+        60.0,
+        gt=0,
+        le=3600,
+        description="Timeout for encoding the class names of one request, queueing included. Seconds.",
     )
     max_queued_class_names: int = Field(
-        20_000, ge=1, description="Class names that may wait in one ingress process to be encoded."
+        20_000, ge=1, description="Maximum number of queued class names per ingress process."
     )
-    encoders: int = Field(1, ge=1, description="How many encoder processes there are at least.")
-    most_encoders: int = Field(1, ge=1, description="And at most, under load.")
-    encoder_cpus: float = Field(1.0, ge=0, description="What Ray sets aside for each of them. Cores.")
-    encoder_gpus: float = Field(0.0, ge=0, description="The same for GPUs.")
+    encoders: int = Field(1, ge=1, description="Minimum number of encoder processes.")
+    max_encoders: int = Field(1, ge=1, description="Maximum number of encoder processes.")
+    encoder_cpus: float = Field(1.0, ge=0, description="CPU cores that Ray reserves for each encoder process.")
+    encoder_gpus: float = Field(0.0, ge=0, description="GPUs that Ray reserves for each encoder process.")
 
     # HTTP.
-    host: str = Field(
-        "127.0.0.1", description="The address to listen on; with keys it may be another than that of this machine."
+    host: str = Field("127.0.0.1", description="Address to listen on. Addresses other than loopback need `keys`.")
+    port: int = Field(8000, ge=1, le=65535, description="Port to listen on.")
+    tls_certificate: str | None = Field(None, description="PEM file with the certificate chain. None: no TLS.")
+    tls_key: str | None = Field(None, description="PEM file with the private key.")
+    ingresses: int = Field(1, ge=1, description="Number of HTTP processes.")
+    drain_seconds: float = Field(
+        30.0, gt=0, description="Maximum time to store all streams when the service stops. Seconds."
     )
-    port: int = Field(8000, ge=1, le=65535, description="The port to listen on.")
-    tls_certificate: str | None = Field(
-        None, description="A PEM file: the certificate and those above it. None: no TLS."
-    )
-    tls_key: str | None = Field(None, description="A PEM file: the private key of the certificate.")
-    ingresses: int = Field(1, ge=1, description="How many processes speak HTTP.")
-    drain_seconds: float = Field(30.0, gt=0, description="How long a stop waits for the streams. Seconds.")
 
     # Telemetry.
     metrics_port: int = Field(
-        0, ge=0, le=65535, description="Where Prometheus finds the numbers of all processes, on `host`. 0: nowhere."
+        0, ge=0, le=65535, description="Port of the Prometheus metrics of all processes, on `host`. 0: off."
     )
-    log: Literal["json", "text", "off"] = Field("json", description="What each process writes to its standard error.")
+    log_format: Literal["json", "text", "off"] = Field(
+        "json", description="Format of the log on standard output. `protodcs serve` uses text on a terminal."
+    )
     log_level: Literal["debug", "info", "warning"] = Field(
-        "info", description="From which level on. With debug every observe has a line."
+        "info", description="Minimum level of log lines. `debug` logs every observe."
     )
     tracing: str | None = Field(
         None,
         pattern=r"^[\w.]+:\w+$",
-        description="MODULE:FUNCTION that sets up OpenTelemetry, called once in each process. None: no traces.",
+        description="MODULE:FUNCTION that sets up OpenTelemetry; each process calls it once. None: no traces.",
     )
 
     @property
@@ -238,23 +248,32 @@ class ServeConfig(Settings):
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
-        for name in ("owners", "ingresses", "encoders", "most_encoders"):
+        for name in ("workers", "ingresses", "encoders", "max_encoders"):
             if self.is_single and getattr(self, name) != 1:
                 raise ConfigError(
                     f"A service with a SQLite store is one process. Given: {name}={getattr(self, name)}. Use "
                     "store=redis://... and `protodcs serve --cluster` for more."
                 )
-        if self.most_encoders < self.encoders:
-            raise ConfigError(f"most_encoders={self.most_encoders} is less than encoders={self.encoders}")
+        if self.max_encoders < self.encoders:
+            raise ConfigError(f"max_encoders={self.max_encoders} is less than encoders={self.encoders}. Raise it.")
         if self.keys is None and not self.is_local:
             raise ConfigError(
-                f"host={self.host!r} lets other machines in, and without keys they may do everything: make a key with "
-                "`protodcs keys create --file keys.json --tenant NAME --role admin` and set keys=keys.json, or stay "
-                "with host=127.0.0.1"
+                f"host={self.host!r} accepts other machines, but there are no API keys. Create one with "
+                "`protodcs keys create --file keys.json --tenant NAME --role admin` and set keys=keys.json, or use "
+                "host=127.0.0.1."
             )
         if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ConfigError("TLS needs both tls_certificate and tls_key, and one of them is missing")
+            raise ConfigError("TLS needs tls_certificate and tls_key. One of them is missing.")
         return self
+
+
+def check_single(config: ServeConfig) -> None:
+    """Raise ConfigError if the store of these settings is for a cluster."""
+    if not config.is_single:
+        raise ConfigError(
+            "A service in one process stores its streams in SQLite. Set store=sqlite:FOLDER, or start a cluster with "
+            "`protodcs serve --cluster FILE`."
+        )
 
 
 def check_cluster(config: ServeConfig) -> None:
@@ -266,7 +285,7 @@ def check_cluster(config: ServeConfig) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address means this machine only; a name that has to be looked up could mean any.
+    """Return whether an address is a loopback address. Host names other than localhost are not.
 
     >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "10.0.0.7")]
     [True, True, True, False, False]
@@ -280,7 +299,7 @@ def is_loopback(host: str) -> bool:
 
 
 def tenant_of(stream: str) -> str:
-    """Whose stream it is, by the name that the service has for it; empty where there are no tenants."""
+    """Return the tenant in the internal name of a stream; empty if the service has no tenants."""
     tenant, slash, _ = stream.partition("/")
     return tenant if slash else ""
 
@@ -292,13 +311,13 @@ def limit_of(config: ServeConfig, tenant: str, name: str) -> Any:
 
 
 def classes_of(config: ServeConfig, stream: str) -> int:
-    """How many classes a stream may have."""
+    """Return the maximum number of classes of a stream."""
     classes: int = limit_of(config, tenant_of(stream), "classes")
     return classes
 
 
 class CostLimits(NamedTuple):
-    """What a stream may cost: the settings of the same names."""
+    """Limits on the cost of a stream: the settings of the same names."""
 
     max_stream_bytes: int
     max_step_cost: float
@@ -316,6 +335,6 @@ def tenant_bytes_of(config: ServeConfig, tenant: str) -> int | None:
     return limit if tenant and limit else None
 
 
-def share_of(config: ServeConfig) -> int:
-    """How many of the requests that may wait may be of one tenant."""
-    return max(1, int(config.share * config.waiting))
+def tenant_queue_limit(config: ServeConfig) -> int:
+    """Return how many requests of one tenant may be in progress."""
+    return max(1, int(config.tenant_max_fraction * config.max_queued_requests))

@@ -44,7 +44,7 @@ def restored(
 
 def with_classes(state: ProtoDCSState, kept: Integers, added: Feature) -> ProtoDCSState:
     """Return a state that keeps the classes `kept`, followed by the new unit prototypes `added` (n, d)."""
-    edited = ProtoDCSState(Prototypes.of_unit(np.concatenate([state.entry[kept], added])), state.config)
+    edited = ProtoDCSState(Prototypes.of_unit(np.concatenate([state.initial[kept], added])), state.config)
     if state.evolved:
         edited.replace_text(np.concatenate([state.text[kept], added]))
     for name in ("cache", "quality", "counts"):

@@ -162,7 +162,7 @@ class ProtoDCSConfig(Settings):
         0,
         ge=0,
         le=1_000_000,
-        description="Samples the entry prototypes are worth: 0 (literal: the first replaces), 1 (DPE).",
+        description="Samples the initial prototypes are worth: 0 (literal: the first replaces), 1 (DPE).",
     )
     evolution_norm: Literal["unit", "raw"] = Field(
         "unit", description="Renormalise the text prototypes after each evolution, or keep the mean as it is (DPE)."

@@ -18,6 +18,7 @@ from ..numerics.linalg import products
 from ..numerics.softmax import softmax_rows
 from ..state import Arrays
 from ..state_checks import Counters
+from ..validation import check_features
 from . import build
 from .cache import flush, hold, offer
 from .compiled import compare, is_compiled
@@ -66,7 +67,7 @@ class ProtoDCS(FeatureMethod):
         total = values.sum(axis=1, keepdims=True)
         return np.divide(values, total, out=np.full_like(values, 1.0 / values.shape[1]), where=total > 0)
 
-    def entry_cosines(self) -> NDArray[np.float64] | None:
+    def initial_cosines(self) -> NDArray[np.float64] | None:
         """Return the cosines (K,) of the latest feature with the initial prototypes; None once those have moved."""
         return None if self._memory.evolved else self._cosines
 
@@ -156,7 +157,7 @@ class ProtoDCS(FeatureMethod):
 
     def explain(self, feature: NDArray[np.floating]) -> ProtoDCSExplanation:
         """Return what each stage would do with this feature, and why. Nothing changes."""
-        with self._alone():
+        with self._exclusive():
             values, before = self._checked(feature), self._memory
             after = before.fork()
             stages = self._run(after, values)
@@ -171,10 +172,10 @@ class ProtoDCS(FeatureMethod):
             True if a mixture fits the features: its boundary is the threshold now. False if none fits; then nothing has
             changed.
         """
-        with self._alone():
+        with self._exclusive():
             if self.frozen:
                 raise UsageError("a frozen engine learns nothing: unfreeze it before you calibrate it")
-            rows = self._checked_many(features)
+            rows = check_features(features, self.dimension)
             if len(rows) < 4:
                 raise InputError(f"calibration needs at least 4 features; given: {len(rows)}")
             openness = np.sort([1.0 - products(self._memory.unit_text, row).max() for row in rows])
@@ -190,7 +191,7 @@ class ProtoDCS(FeatureMethod):
 
     def stats(self) -> dict[str, Any]:
         """Return numbers for monitoring, JSON-ready."""
-        with self._alone():
+        with self._exclusive():
             return {**super().stats(), **self._memory.stats()}
 
     # What the base class asks for.
@@ -200,7 +201,7 @@ class ProtoDCS(FeatureMethod):
         self._cosines = np.zeros(len(classes))
         self._compiled = is_compiled(self.config, len(classes))
 
-    def _new_memory(self, entry: Feature) -> ProtoDCSState:
+    def _new_memory(self, initial: Feature) -> ProtoDCSState:
         return ProtoDCSState(self._prototypes, self.config)
 
     def _restored_memory(self, counters: Counters, arrays: Arrays) -> ProtoDCSState:
@@ -209,8 +210,8 @@ class ProtoDCS(FeatureMethod):
     def _trusted_memory(self, counters: Counters, arrays: Arrays) -> ProtoDCSState:
         return build.restored(self._prototypes, self.config, counters, arrays, trusted=True)
 
-    def _entry(self, memory: ProtoDCSState) -> Feature:
-        return memory.entry
+    def _initial_prototypes(self, memory: ProtoDCSState) -> Feature:
+        return memory.initial
 
     def _with_classes(self, memory: ProtoDCSState, kept: NDArray[np.int64], added: Feature) -> ProtoDCSState:
         return build.with_classes(memory, kept, added)

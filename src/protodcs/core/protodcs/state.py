@@ -77,7 +77,7 @@ class ProtoDCSState:
     """The state of one engine with K classes of dimension d.
 
     Attributes:
-        entry: (K, d) float32, the prototypes that the engine was given.
+        initial: (K, d) float32, the prototypes that the engine was given.
         text, unit_text, inverse_norms: (K, d) float32, (K, d) and (K,) float64: P_t, P_t / ||P_t||, 1 / ||P_t||. They
             are replaced, never written to, so copies of a state share them.
         cache, quality, counts: (K, size, d) float32, (K, size) float64, (K,) int64: the queues Q_k, the uncertainty
@@ -116,7 +116,7 @@ class ProtoDCSState:
 
     def __init__(self, prototypes: Prototypes, config: ProtoDCSConfig):
         self.config = config
-        self.entry = self.text = prototypes.unit
+        self.initial = self.text = prototypes.unit
         self.unit_text = prototypes.follow(normalised)
         self.inverse_norms = prototypes.follow(inverse_norms)
         self.opened: Integers = np.zeros(0, dtype=np.int64)
@@ -136,7 +136,7 @@ class ProtoDCSState:
         self.failed_fits = 0
         self.alignment_updates = 0
         self.borrowed = False
-        self._hold_queues(Arena(_queue_layout(len(self.entry), self.entry.shape[1], config.cache_size)))
+        self._hold_queues(Arena(_queue_layout(len(self.initial), self.initial.shape[1], config.cache_size)))
         self._hold_windows(Arena(_window_layout(config)), dict.fromkeys(WINDOWS, 0))
         self.lengths[:] = 1.0
 
@@ -197,7 +197,7 @@ class ProtoDCSState:
     def stats(self) -> dict[str, Any]:
         """Return numbers for monitoring, JSON-ready."""
         gate, config = self.gate_window, self.config
-        drift = 1.0 - products(self.entry, self.unit_text) if self.evolved else np.zeros(1)
+        drift = 1.0 - products(self.initial, self.unit_text) if self.evolved else np.zeros(1)
         return {
             "learned": self.learned,
             "known": self.known,
@@ -233,7 +233,7 @@ class ProtoDCSState:
         """Return numbers and arrays from which `build.restored` rebuilds the same state to the bit."""
         filled = np.arange(self.config.cache_size) < self.counts[:, None]
         arrays: Arrays = {
-            "entry": self.entry,
+            "initial_prototypes": self.initial,
             "counts": self.counts,
             "cache": self.cache[filled],
             "quality": self.quality[filled],
@@ -241,7 +241,7 @@ class ProtoDCSState:
             "visual_sum": self.visual_sum[self.opened],
             "mixture": self.mixture,
             "buffer": np.array([sample.feature for sample in self.waiting], dtype=np.float32).reshape(
-                -1, self.entry.shape[1]
+                -1, self.initial.shape[1]
             ),
             "buffer_class": np.array([sample.k for sample in self.waiting], dtype=np.int64),
             "buffer_quality": np.array([sample.uncertainty for sample in self.waiting]),

@@ -40,11 +40,13 @@ def since_flush(config: ProtoDCSConfig, learned: int) -> int:
     return learned if learned < config.mixture_start else config.mixture_period - config.until_refit(learned)
 
 
-def checked_arrays(entry: Feature, config: ProtoDCSConfig, counters: Counters, arrays: Arrays, trusted: bool) -> Arrays:
+def checked_arrays(
+    initial: Feature, config: ProtoDCSConfig, counters: Counters, arrays: Arrays, trusted: bool
+) -> Arrays:
     """Return the arrays of a state. Raise StateError for numbers or arrays that `export` cannot have written.
 
     Args:
-        entry: (K, d) the prototypes that the engine started from, checked before.
+        initial: (K, d) the prototypes that the engine started from, checked before.
         config: the settings of the state.
         counters: its numbers.
         arrays: its arrays.
@@ -54,15 +56,15 @@ def checked_arrays(entry: Feature, config: ProtoDCSConfig, counters: Counters, a
     if set(counters) != expected:
         raise StateError(f"the state's counters are {sorted(counters)[:20]}, they must be {sorted(expected)}")
     check_counters(config, counters)
-    remaining = {name: array for name, array in arrays.items() if name != "entry"}
-    found: Arrays = {"entry": entry}
+    remaining = {name: array for name, array in arrays.items() if name != "initial_prototypes"}
+    found: Arrays = {"initial_prototypes": initial}
 
     def take(name: str, dtype: type, *shape: int | None) -> NDArray[Any]:
         found[name] = required(remaining, name, dtype, shape)
         del remaining[name]
         return found[name]
 
-    _check_prototypes(config, counters, entry, take)
+    _check_prototypes(config, counters, initial, take)
     _check_windows(config, counters, take)
     if remaining:
         raise StateError(f"the state holds arrays that do not belong there: {sorted(remaining)[:10]}")
@@ -71,9 +73,9 @@ def checked_arrays(entry: Feature, config: ProtoDCSConfig, counters: Counters, a
     return found
 
 
-def _check_prototypes(config: ProtoDCSConfig, counters: Counters, entry: Feature, take: Take) -> None:
+def _check_prototypes(config: ProtoDCSConfig, counters: Counters, initial: Feature, take: Take) -> None:
     """Check text prototypes, queues, and the shapes of what follows from them."""
-    classes, width = entry.shape
+    classes, width = initial.shape
     if counter(counters, "evolved"):
         text = take("text", np.float32, classes, width)
         if config.evolution_norm == "unit":
@@ -119,7 +121,7 @@ def _check_alignment(config: ProtoDCSConfig, found: Arrays) -> None:
     counts = found["counts"]
     opened = np.flatnonzero(counts)
     starts = np.cumsum(counts[opened]) - counts[opened]
-    text, every = found.get("text", found["entry"]), config.alignment_keys == "all"
+    text, every = found.get("text", found["initial_prototypes"]), config.alignment_keys == "all"
     queries, _ = directions(np.add.reduceat(found["cache"].astype(np.float64), starts))
     keys, own = normalised(text if every else text[opened]), opened if every else np.arange(len(opened))
     query_sum, key_sum = found["visual_sum"], found["text_sum"]

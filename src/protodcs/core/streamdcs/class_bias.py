@@ -46,11 +46,11 @@ def layout(classes: int) -> Layout:
     }
 
 
-def likeness(entry: Feature) -> Floats:
-    """Return the cosines between the prototypes `entry` (K, d), each row minus its mean, diagonal zero: (K, K)."""
-    cosines, ones = np.empty((len(entry), len(entry))), np.ones(len(entry))
-    for row, out in zip(entry, cosines, strict=True):
-        vectors.cosines(entry, ones, row, out)
+def likeness(initial: Feature) -> Floats:
+    """Return the cosines between the prototypes `initial` (K, d), each row minus its mean, diagonal zero: (K, K)."""
+    cosines, ones = np.empty((len(initial), len(initial))), np.ones(len(initial))
+    for row, out in zip(initial, cosines, strict=True):
+        vectors.cosines(initial, ones, row, out)
     return _centred(cosines)
 
 
@@ -64,8 +64,8 @@ class ClassBias:
         logits: (K,) float64, what to add to each class's logit.
     """
 
-    def __init__(self, arena: Arena, of_entry: Floats, temperature: float):
-        self.likeness = of_entry
+    def __init__(self, arena: Arena, initial_likeness: Floats, temperature: float):
+        self.likeness = initial_likeness
         self.temperature = temperature
         self.rows = arena["bias_rows"]
         self.vectors = arena["bias_vectors"]

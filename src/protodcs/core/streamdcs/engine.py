@@ -18,6 +18,7 @@ from ..decision import REASONS, Decision, Decisions
 from ..numerics.softmax import softmax_rows
 from ..state import Arrays
 from ..state_checks import Counters
+from ..validation import check_features
 from .config import StreamDCSConfig
 from .constants import FIRST_REFIT, REFIT_PERIOD
 from .explain import StreamDCSExplanation, explain
@@ -52,11 +53,11 @@ class StreamDCS(FeatureMethod):
         """Return (N, K) class probabilities: the softmax of the `scores` of decisions, which are logits."""
         return softmax_rows(np.asarray(scores, dtype=np.float64))
 
-    def entry_cosines(self) -> NDArray[np.float64]:
+    def initial_cosines(self) -> NDArray[np.float64]:
         """Return the cosines (K,) of the latest feature with the prototypes."""
         return self._memory.cosines
 
-    def _glance(self, feature: Feature, scores: bool) -> Decision:
+    def _predict(self, feature: Feature, scores: bool) -> Decision:
         return self._advance(self._memory, feature, scores, learns=False)
 
     def _advance(self, memory: StreamState, feature: Feature, scores: bool, learns: bool = True) -> Decision:
@@ -89,9 +90,9 @@ class StreamDCS(FeatureMethod):
         known, reasons, best = np.empty(count, np.uint8), np.empty(count, np.int64), np.empty(count, np.int64)
         numbers = np.empty((count, 5))
         logits = np.empty((count, len(self.classes)), np.float32) if scores else None
-        self._whole = not learns
+        self._consistent = not learns
         step.run(rows, learns, (known, best, reasons, numbers), logits)
-        self._whole = True
+        self._consistent = True
         p_unknown, openness, score, aleatoric, epistemic = numbers.T
         no = np.zeros(count, np.bool_)
         columns = {
@@ -113,10 +114,10 @@ class StreamDCS(FeatureMethod):
 
     def explain(self, feature: NDArray[np.floating]) -> StreamDCSExplanation:
         """Return how each part would judge this feature, and why. Nothing changes."""
-        with self._alone():
+        with self._exclusive():
             values = self._checked(feature)
             memory = self._memory
-            decision = self._glance(values, True)
+            decision = self._predict(values, True)
             signals = memory.verification.signals(values, memory.cosines)
             return explain(self.classes, memory, signals, decision)
 
@@ -128,19 +129,19 @@ class StreamDCS(FeatureMethod):
         Returns:
             Whether the engine now detects two groups of samples, known and unknown ones.
         """
-        with self._alone():
+        with self._exclusive():
             if self.frozen:
                 raise UsageError("a frozen engine learns nothing: unfreeze it before you calibrate it")
-            rows = self._checked_many(features)
+            rows = check_features(features, self.dimension)
             if len(rows) < 4:
                 raise InputError(f"calibration needs at least 4 features; given: {len(rows)}")
-            self._whole = False
-            self._rehearse(rows)
-            self._whole = True
+            self._consistent = False
+            self._warm_up(rows)
+            self._consistent = True
             rule = self._memory.verification.rule
             return rule is not None and rule.shows_two_groups
 
-    def _rehearse(self, rows: Feature) -> None:
+    def _warm_up(self, rows: Feature) -> None:
         for row in rows:
             self._memory.calibrate(row)
 
@@ -151,12 +152,12 @@ class StreamDCS(FeatureMethod):
 
     def stats(self) -> dict[str, Any]:
         """Return numbers for monitoring, JSON-ready."""
-        with self._alone():
+        with self._exclusive():
             return {**super().stats(), **self._memory.stats()}
 
     # What the base class asks for.
 
-    def _new_memory(self, entry: Feature) -> StreamState:
+    def _new_memory(self, initial: Feature) -> StreamState:
         return StreamState(self._prototypes, self.config)
 
     def _restored_memory(self, counters: Counters, arrays: Arrays) -> StreamState:
@@ -168,7 +169,7 @@ class StreamDCS(FeatureMethod):
     def _arena(self) -> Arena:
         return self._memory.arena
 
-    def _entry(self, memory: StreamState) -> Feature:
+    def _initial_prototypes(self, memory: StreamState) -> Feature:
         return memory.prototypes
 
     def _with_classes(self, memory: StreamState, kept: NDArray[np.int64], added: Feature) -> StreamState:

@@ -171,7 +171,7 @@ class StreamState:
 
     def export(self) -> tuple[Counters, Arrays]:
         """Return numbers and arrays from which `restored` rebuilds the same state to the bit."""
-        arrays: Arrays = {"entry": self.prototypes, **self.verification.export()}
+        arrays: Arrays = {"initial_prototypes": self.prototypes, **self.verification.export()}
         if self.class_bias is not None:
             arrays |= {name: self.arena[name] for name in _BIAS_ARRAYS}
         return self.counters(), arrays
@@ -193,7 +193,7 @@ class StreamState:
             raise StateError(
                 f"The state has the class bias {sorted(of_bias)[:10]}; with its settings it must have {sorted(wanted)}."
             )
-        others = {name: array for name, array in arrays.items() if name != "entry" and name not in of_bias}
+        others = {name: array for name, array in arrays.items() if name != "initial_prototypes" and name not in of_bias}
         rest = {name: value for name, value in counters.items() if name not in _COUNTERS}
         try:
             restored = cls(prototypes, config)

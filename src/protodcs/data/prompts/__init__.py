@@ -83,7 +83,7 @@ def _check_names(entries: Sequence[str], where: str) -> None:
         raise InputError(f"{where}: class names must be non-empty strings, at least one")
     name, times = Counter(entries).most_common(1)[0]
     if times > 1:
-        raise InputError(f"{where}: class names must differ, and {name!r} stands there {times} times")
+        raise InputError(f"{where}: class names must be unique; {name!r} occurs {times} times")
 
 
 def _check_templates(entries: Sequence[str], where: str) -> None:

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.rows import described
+from ...core.validation import described
 from ...errors import InputError
 
-IN_USE = "this method is in use by another thread: give each stream a method and an encoder of its own"
-TORN = "this method was interrupted while it learned from a batch: reset it"
+IN_USE = "Another thread is using this method. Give each stream its own method and its own encoder."
+INCONSISTENT = "This method was interrupted while it learned from a batch. Call reset()."
 
 
 def check_images(images: Sequence[NDArray[np.uint8]], batch_size: int) -> None:

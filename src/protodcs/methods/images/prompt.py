@@ -24,7 +24,7 @@ from ...errors import EncoderError, UsageError
 from ...method import ImageMethod
 from ..familiarity import PROBABLE, Score, familiarity
 from .answer import Answer, to_decisions
-from .batch import IN_USE, TORN, check_images
+from .batch import IN_USE, INCONSISTENT, check_images
 from .tower import descend, entropy
 from .tower_method import to_array
 from .views import random_views
@@ -137,8 +137,8 @@ class PromptMethod(ImageMethod):
         if not self._busy.acquire(blocking=False):
             raise UsageError(IN_USE)
         try:
-            if not self._whole:
-                raise UsageError(TORN)
+            if not self._consistent:
+                raise UsageError(INCONSISTENT)
             # The caller may have switched gradients off, which is no business of ours.
             with torch.inference_mode(False), torch.enable_grad():
                 views = torch.stack([self._views(image, self._sequence + place) for place, image in enumerate(images)])
@@ -181,7 +181,7 @@ class PromptMethod(ImageMethod):
         self._sequence = self._known = self._steps = self._skipped_steps = 0
         self._loss: float | None = None
         # False while a prompt that is carried on may have been moved for a batch that was not answered.
-        self._whole = True
+        self._consistent = True
         self._context = self._first_context()
         self._graph: tuple[Tensor, Tensor] | None = None
         self._words_features: Tensor | None = None

@@ -23,7 +23,7 @@ from ...errors import EncoderError, UsageError
 from ...method import Capabilities, ImageMethod
 from ..familiarity import PROBABLE, Score, familiarity
 from .answer import Answer, to_decisions
-from .batch import IN_USE, TORN, check_images
+from .batch import IN_USE, INCONSISTENT, check_images
 from .tower import AdaptedTower, TowerEncoder, descend, gradients
 
 _CLOSED = "this method is closed, and its encoder was given back: make a new one"
@@ -83,7 +83,7 @@ class TowerMethod(ImageMethod):
         try:
             self._check(images)
             batch = self._encoder.preprocessing.fitted(images)
-            self._whole = False
+            self._consistent = False
             with self._tower.adapting():
                 answer = self._adapt(batch)
             if not answer.finite:
@@ -92,7 +92,7 @@ class TowerMethod(ImageMethod):
             self._sequence += len(images)
             self._batches += 1
             self._known += int(decisions.known.sum())
-            self._whole = True
+            self._consistent = True
             return decisions
         finally:
             self._busy.release()
@@ -182,7 +182,7 @@ class TowerMethod(ImageMethod):
         self._sequence = self._batches = self._known = 0
         self._steps = self._skipped_steps = self._recoveries = 0
         self._loss = None
-        self._whole = True
+        self._consistent = True
         self._begin()
 
     def _recovered(self, batch: NDArray[np.uint8]) -> Answer:
@@ -200,8 +200,8 @@ class TowerMethod(ImageMethod):
     def _check(self, images: Sequence[NDArray[np.uint8]]) -> None:
         if self._tower.closed:
             raise UsageError(_CLOSED)
-        if not self._whole:
-            raise UsageError(TORN)
+        if not self._consistent:
+            raise UsageError(INCONSISTENT)
         check_images(images, self.config.batch_size)
 
 

@@ -82,13 +82,13 @@ class UniEntTPT(PromptMethod):
             self._begin()
         now = self._start()[1].detach()
         chosen = torch.stack([confident(image, now, self.temperature, self.config.keep) for image in views])
-        self._whole = False
+        self._consistent = False
         objective = partial(self._objective, chosen, torch.from_numpy(unknown))
         moved = self._tune(self._context, self._optimizer, objective)
         # The prompt has moved on, and the way it took is of no more use.
         self._graph = None
         answer = self._answer(views, self._cosines(plain, self._context), np.full(len(views), moved), unknown)
-        self._whole = answer.finite
+        self._consistent = answer.finite
         return answer
 
     def _posteriors(self, openness: Floats) -> Floats:

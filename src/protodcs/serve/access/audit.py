@@ -1,7 +1,6 @@
-"""The audit log: one JSON line for each administrative act, each attempt that was denied, and each act of a guard.
+"""The audit log: one JSON line per administrative request, per denied request, and per action of a guard.
 
-A line says who did what to which stream and how it went; it must never hold what was sent: no image, no feature, no
-key.
+A line says who did what to which stream, and the result. It never contains what was sent: no image, feature or key.
 """
 
 import json
@@ -15,16 +14,16 @@ from ..guard import Event
 from .keys import Caller, without_keys
 from .rules import Rule
 
-# Of the name of a stream, which may be anything in a request that is refused.
+# Maximum length of a stream id. A rejected request can contain anything.
 _LONGEST_STREAM = 200
 DENIED = (401, 403)
 
 
 class AuditLog:
-    """Writes lines to a file, or to standard output where the place is "-".
+    """Writes lines to a file, or to standard output if `place` is "-".
 
-    The file is opened for each line, so that it may be moved away at any time; a line is one write at its end, so that
-    several processes of one machine may share it.
+    The file is opened for each line, so you can move it away at any time. A line is one write at the end of the file,
+    so several processes of one machine can share it.
     """
 
     def __init__(self, place: str):
@@ -32,7 +31,7 @@ class AuditLog:
         self._writing = threading.Lock()
 
     def write(self, entry: dict[str, Any]) -> None:
-        """Write a line; in a file it is on the disk when this returns."""
+        """Write a line. In a file it is durable when this returns."""
         line = json.dumps(entry) + "\n"
         with self._writing:
             if self._place == "-":
@@ -52,7 +51,7 @@ class AuditLog:
 
 
 def of_request(state: dict[str, Any], rule: Rule | None, caller: Caller | None, status: int | None) -> dict[str, Any]:
-    """The line of a request and how it ended."""
+    """Return the line of a request."""
     stream: str | None = state.get("stream")
     entry: dict[str, Any] = {
         "time": _now(),
@@ -65,7 +64,7 @@ def of_request(state: dict[str, Any], rule: Rule | None, caller: Caller | None, 
         "status": status,
         "outcome": _outcome(status),
     }
-    # A key that was made once and is used though it has ended, or with another secret.
+    # The id of a known key that has expired, was revoked, or came with a wrong secret.
     if state.get("claimed") is not None:
         entry["claimed"] = state["claimed"]
     return entry
@@ -82,7 +81,7 @@ def _outcome(status: int | None) -> str:
 
 
 def of_guard(stream: str, event: Event) -> dict[str, Any]:
-    """The line of what a guard did to a stream; nobody asked for it."""
+    """Return the line of what a guard did to a stream."""
     tenant, _, name = stream.rpartition("/")
     return {
         "time": _now(),
@@ -90,7 +89,7 @@ def of_guard(stream: str, event: Event) -> dict[str, Any]:
         "tenant": tenant or None,
         "key": None,
         "role": None,
-        # In the word of those who do it by hand.
+        # The same name as in requests.
         "action": event.action.value.replace(" ", ""),
         "stream": name,
         "status": None,

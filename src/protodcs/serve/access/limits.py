@@ -1,7 +1,8 @@
-"""How much a caller may ask for: bodies, classes, pixels; and a tenant: requests a second, requests under way, streams.
+"""Limits of callers: bodies, classes and pixels of a request; requests per second, requests in progress and streams
+of a tenant.
 
-What is too large is refused before it is read, decoded or parsed where its size is said beforehand, and while it comes
-in where it is not. One tenant's flood must leave room for the others.
+If a request states its size, it is rejected before anything is read. Otherwise the limit applies while the body comes
+in. A tenant that sends too much must leave room for the others.
 """
 
 import asyncio
@@ -11,28 +12,27 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...data.screening import SCREENS, kind_of
 from ...errors import ImageError
-from ..settings import ServeConfig, limit_of, share_of
+from ..settings import ServeConfig, limit_of, tenant_queue_limit
 from .keys import Caller
-from .refusals import not_now, refusal
-from .rules import Rule, own
+from .problems import ProblemError, retry_later
+from .rules import Rule
 
-# For so long a list of the streams of a tenant is believed, in seconds.
-_COUNTED = 5.0
-# Maximum bytes of a body that holds a name or a number, or one prototype, by the action of its rule.
-_SMALL_BODIES = {"snapshot": 2**16, "rollback": 2**16, "resize": 2**16, "add class": 2**19}
-# When to ask again after something that only a deletion will change, in seconds.
+# The number of streams of a tenant is counted again after so many seconds.
+_COUNT_SECONDS = 5.0
+# Retry-After of a problem that only the deletion of a stream solves. Seconds.
 _LONG = 60
+
+# Returns the number of streams of a tenant.
+CountStreams = Callable[[str], Awaitable[int]]
 
 
 class Bucket:
-    """Tokens that come back at a steady rate: a request takes one, and is refused where there is none.
+    """A token bucket: each request takes a token, and tokens come back at a steady rate.
 
     >>> bucket = Bucket(rate=10, burst=1)
     >>> bucket.take(now=0.0), bucket.take(now=0.0)
@@ -46,7 +46,7 @@ class Bucket:
         self._filled: float | None = None
 
     def take(self, now: float) -> float:
-        """Take a token; else the seconds until there is one."""
+        """Take a token and return 0. If there is none, return the seconds until there is one."""
         passed = 0.0 if self._filled is None else max(0.0, now - self._filled)
         self._tokens = min(self._burst, self._tokens + passed * self._rate)
         self._filled = now
@@ -68,136 +68,132 @@ class Allowed(NamedTuple):
 
 
 def allowed_for(config: ServeConfig, tenant: str) -> Allowed:
-    """The limits of a tenant: its own where it has any, else those of all."""
+    """Return the limits of a tenant: its own, or else those of all tenants."""
     return Allowed(*(limit_of(config, tenant, name) for name in Allowed._fields))
 
 
-class _Rooms:
-    """The streams of one tenant, as far as they are known here; those that are just being created are `coming`."""
-
-    def __init__(self) -> None:
-        self.streams: set[str] = set()
-        self.counted = -float("inf")
-        self.coming: Counter[str] = Counter()
-        self.counting = asyncio.Lock()
-
-
 class Limits:
-    """What each tenant may do, and what it does. One for each process that speaks HTTP.
+    """What each tenant may do, and what it does. One per process that serves HTTP.
 
     Args:
         config: the settings of the service.
-        listed: gives the ids of all streams.
+        count_streams: returns the number of streams of a tenant.
     """
 
-    def __init__(self, config: ServeConfig, listed: Callable[[], Awaitable[list[str]]]):
+    def __init__(self, config: ServeConfig, count_streams: CountStreams):
         self._config = config
-        self._listed = listed
+        self._count_streams = count_streams
         self._allowed: dict[str, Allowed] = {}
         self._buckets: dict[str, Bucket] = {}
-        self._rooms: dict[str, _Rooms] = {}
-        self.under_way: Counter[str] = Counter()
+        self._stream_counts: dict[str, _StreamCount] = {}
+        self.in_progress: Counter[str] = Counter()
         self._held: Counter[str] = Counter()
 
     def of(self, caller: Caller | None) -> Allowed:
-        """The limits of a caller."""
+        """Return the limits of a caller."""
         tenant = "" if caller is None else caller.tenant
         if tenant not in self._allowed:
             self._allowed[tenant] = allowed_for(self._config, tenant)
         return self._allowed[tenant]
 
-    def largest(self, caller: Caller | None, is_json: bool, rule: Rule | None) -> int:
+    def max_body(self, caller: Caller | None, is_json: bool, rule: Rule | None) -> int:
         """Return how many bytes the body of a request may have."""
         most = self.of(caller).body_bytes
         if is_json:
             most = min(most, self._config.json_bytes)
-        return most if rule is None else min(most, _SMALL_BODIES.get(rule.action, most))
+        return most if rule is None or rule.max_body is None else min(most, rule.max_body)
 
-    def too_many(self, caller: Caller) -> Response | None:
-        """Whether a tenant asks too much at once or too often."""
-        # Also those whose body is still coming in, which have no place in line yet.
-        most = share_of(self._config)
-        if self.under_way[caller.tenant] >= most:
-            return not_now(f"{most} requests of a tenant may be under way: ask again when some are answered", 1)
+    def check_rate(self, caller: Caller) -> None:
+        """Raise ProblemError if a tenant sends too many requests at once or per second."""
+        # Also those whose body is still coming in, which are not queued yet.
+        most = tenant_queue_limit(self._config)
+        if self.in_progress[caller.tenant] >= most:
+            raise retry_later("rate_limited", f"A tenant may have {most} requests in progress. Retry later.", 1)
         allowed = self.of(caller)
         bucket = self._buckets.get(caller.tenant)
         if bucket is None:
-            # Each process that speaks HTTP gives out its part.
+            # Each process that serves HTTP gives out its part.
             parts = self._config.ingresses
             bucket = self._buckets[caller.tenant] = Bucket(allowed.rate / parts, max(1.0, allowed.burst / parts))
         wait = bucket.take(time.monotonic())
         if wait:
-            return not_now(f"a tenant may make {allowed.rate:g} requests a second: ask again later", wait)
-        return None
+            detail = f"A tenant may send {allowed.rate:g} requests per second. Retry later."
+            raise retry_later("rate_limited", detail, wait)
 
     def hold(self, tenant: str, size: int, own: int) -> None:
-        """Take note of a piece of a body, behind `own` bytes of the same one; refused where bodies take too much.
+        """Count a piece of a body, behind `own` bytes of the same one. Raise ProblemError if bodies take too much.
 
-        A body that is alone always has room: how large it may be is another limit.
+        A body that is alone always has room: its maximum size is another limit.
         """
         most = self._config.bodies_bytes
-        share = self._config.share * most if tenant else most
+        share = self._config.tenant_max_fraction * most if tenant else most
         others, of_tenant = self._held.total() - own, self._held[tenant] - own
         self._held[tenant] += size
         grown = own + size
         if (others and others + grown > most) or (of_tenant and of_tenant + grown > share):
-            raise HTTPException(429, "the bodies of requests under way take too much: ask again when some are answered")
+            raise ProblemError("overloaded", "The bodies of requests in progress take too much memory. Retry later.")
 
     def let_go(self, tenant: str, size: int) -> None:
         """Forget a body of so many bytes."""
         self._held[tenant] -= size
 
+    def check_classes(self, caller: Caller | None, classes: int) -> None:
+        """Raise ProblemError if a stream would have too many classes."""
+        most = self.of(caller).classes
+        if classes > most:
+            raise ProblemError("too_many_classes", f"A stream may have {most} classes; given: {classes}.")
+
     @asynccontextmanager
-    async def admitted(self, http: HTTPConnection, stream: str, classes: int) -> AsyncIterator[None]:
-        """Refuse a new stream that has too many classes or is one too many; else create it inside of this."""
-        caller: Caller | None = http.scope["state"]["caller"]
-        allowed = self.of(caller)
-        if classes > allowed.classes:
-            raise HTTPException(413, f"a stream may have {allowed.classes} classes; given: {classes}")
+    async def reserved_stream(
+        self, caller: Caller | None, exists: Callable[[], Awaitable[bool]]
+    ) -> AsyncIterator[None]:
+        """Create a stream inside of this. Raise ProblemError if a tenant may not have one more.
+
+        A tenant that has as many streams as it may can still repeat the creation of one that `exists`.
+
+        The count is trusted for a few seconds, and taken again before anything is rejected. Processes that serve HTTP
+        count separately, so streams that they create in the same seconds may exceed the limit by as much.
+        """
         if caller is None:
             yield
             return
-        rooms = self._rooms.setdefault(caller.tenant, _Rooms())
-        if not await self._has_room(http, rooms, stream, allowed.streams):
-            raise HTTPException(
-                429, f"a tenant may have {allowed.streams} streams: delete one first", {"Retry-After": str(_LONG)}
-            )
+        count = self._stream_counts.setdefault(caller.tenant, _StreamCount())
+        most = self.of(caller).streams
+        async with count.lock:
+            if count.streams + count.reserved >= most or time.monotonic() - count.counted > _COUNT_SECONDS:
+                count.streams, count.counted = await self._count_streams(caller.tenant), time.monotonic()
+            if count.streams + count.reserved >= most and not await exists():
+                detail = f"A tenant may have {most} streams, and has {count.streams}. Delete one first."
+                raise retry_later("too_many_streams", detail, _LONG)
+            count.reserved += 1
         try:
             yield
+            count.streams += 1
         finally:
-            rooms.coming[stream] -= 1
+            count.reserved -= 1
 
-    async def _has_room(self, http: HTTPConnection, rooms: "_Rooms", stream: str, most: int) -> bool:
-        """Whether a tenant may have this stream; one that it has already may be created again.
-
-        What was counted is believed for a while: with thousands of streams a list takes long. It is looked up again
-        before anything is refused, because streams may have been deleted. Processes that speak HTTP do not know of one
-        another's: what they create in the same seconds may be too many by as much.
-        """
-        async with rooms.counting:
-            full = stream not in rooms.streams and len(rooms.streams) >= most
-            if full or time.monotonic() - rooms.counted > _COUNTED:
-                coming = {name for name, times in rooms.coming.items() if times}
-                rooms.streams = coming.union(own(http, await self._listed()))
-                rooms.coming = Counter({name: rooms.coming[name] for name in coming})
-                rooms.counted = time.monotonic()
-            if stream not in rooms.streams and len(rooms.streams) >= most:
-                return False
-            rooms.streams.add(stream)
-            rooms.coming[stream] += 1
-            return True
-
-    async def look_at(self, http: HTTPConnection, image: bytes) -> None:
-        """Refuse an image that has too many pixels, by its header."""
-        allowed = self.of(http.scope["state"]["caller"])
-        # In a thread: the check sums of a large image take longer than others should wait.
+    async def check_pixels(self, http: HTTPConnection, image: bytes) -> None:
+        """Raise ProblemError if an image has too many pixels, by its header."""
+        most = self.of(http.scope["state"]["caller"]).pixels
+        # In a thread: the checksums of a large image take longer than others should wait.
         pixels = await asyncio.to_thread(_pixels, image)
-        if pixels > allowed.pixels:
-            raise HTTPException(413, f"an image may have {allowed.pixels} pixels; given: {pixels}; scale it down first")
+        if pixels > most:
+            detail = f"An image may have {most} pixels; given: {pixels}. Scale it down first."
+            raise ProblemError("image_too_large", detail)
+
+
+class _StreamCount:
+    """How many streams a tenant has and is about to have, and when they were counted, by the monotonic clock."""
+
+    def __init__(self) -> None:
+        self.streams = 0
+        self.reserved = 0
+        self.counted = -float("inf")
+        self.lock = asyncio.Lock()
 
 
 def _pixels(image: bytes) -> int:
-    """How many pixels an image has; none where there is no image: the encoder says why."""
+    """Return how many pixels an image has; 0 if there is no image, which the encoder reports."""
     try:
         found = SCREENS[kind_of(image)](image)
     except ImageError:
@@ -205,8 +201,8 @@ def _pixels(image: bytes) -> int:
     return found.width * found.height
 
 
-class Limited:
-    """Refuses requests that are too many, and bodies that are too long, too slow or packed."""
+class BodyLimitMiddleware:
+    """Rejects requests that are too many, and bodies that are too large, too slow or compressed."""
 
     def __init__(self, app: ASGIApp, limits: Limits, seconds: float):
         self._app = app
@@ -214,80 +210,96 @@ class Limited:
         self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request, or refuse it."""
+        """Serve a request, or reject it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        caller: Caller | None = scope["state"].get("caller")
-        most = self._limits.largest(caller, _is_json(scope), scope["state"].get("rule"))
-        answer = (None if caller is None else self._limits.too_many(caller)) or _refused(scope, most)
-        if answer is not None:
-            await answer(scope, receive, send)
+        state, limits = scope["state"], self._limits
+        caller: Caller | None = state.get("caller")
+        headers = _body_headers(scope)
+        most = limits.max_body(caller, headers.is_json, state.get("rule"))
+        try:
+            if caller is not None:
+                limits.check_rate(caller)
+            headers.check(most)
+        except ProblemError as problem:
+            await problem.response(scope)(scope, receive, send)
             return
         tenant = "" if caller is None else caller.tenant
-        body = _Body(self._limits, tenant, most, self._seconds)
-        self._limits.under_way[tenant] += 1
+        body = _Body(limits, tenant, most, self._seconds, receive)
+        limits.in_progress[tenant] += 1
         try:
-            await self._app(scope, body.bounded(receive), send)
+            await self._app(scope, body.receive, send)
         finally:
-            self._limits.under_way[tenant] -= 1
-            self._limits.let_go(tenant, body.size)
+            limits.in_progress[tenant] -= 1
+            limits.let_go(tenant, body.size)
 
 
 class _Body:
-    """One body as it comes in, as long as it is neither too long nor too slow, and there is room for it."""
+    """A body as it comes in, unless it is too large or too slow, or there is no room for it."""
 
-    def __init__(self, limits: Limits, tenant: str, most: int, seconds: float):
+    def __init__(self, limits: Limits, tenant: str, most: int, seconds: float, receive: Receive):
         self._limits = limits
         self._tenant = tenant
         self._most = most
         self._seconds = seconds
+        self._receive = receive
+        self._until = asyncio.get_running_loop().time() + seconds
+        self._more = True
         self.size = 0
 
-    def bounded(self, receive: Receive) -> Receive:
-        """What gives the pieces of the body; the time begins now."""
-        until = asyncio.get_running_loop().time() + self._seconds
-        more = True
-
-        async def bounded() -> Message:
-            nonlocal more
-            try:
-                # Behind the body there is nothing to hurry for: what comes then is the end of the connection.
-                async with asyncio.timeout_at(until if more else None):
-                    message = await receive()
-            except TimeoutError:
-                raise HTTPException(408, f"the body did not come within {self._seconds:g} seconds") from None
-            more = more and message.get("more_body", False)
-            self._take(len(message.get("body", b"")))
-            return message
-
-        return bounded
-
-    def _take(self, size: int) -> None:
-        before = self.size
-        self.size += size
-        self._limits.hold(self._tenant, size, before)
-        if self.size > self._most:
-            raise _too_long(self._most)
+    async def receive(self) -> Message:
+        """Return the next message of a request."""
+        try:
+            # After the body nothing is late: the next message is the end of the connection.
+            async with asyncio.timeout_at(self._until if self._more else None):
+                message = await self._receive()
+        except TimeoutError:
+            detail = f"The body did not arrive within {self._seconds:g} seconds."
+            raise ProblemError("request_timeout", detail) from None
+        self._more = self._more and message.get("more_body", False)
+        piece = len(message.get("body", b""))
+        if piece:
+            before, self.size = self.size, self.size + piece
+            self._limits.hold(self._tenant, piece, before)
+            if self.size > self._most:
+                raise _too_large(self._most)
+        return message
 
 
-def _is_json(scope: Scope) -> bool:
-    """Whether a body says that it is JSON, of whatever kind."""
-    return any(b"json" in value.lower() for name, value in scope["headers"] if name.lower() == b"content-type")
+class _BodyHeaders(NamedTuple):
+    """What the headers of a request say of its body."""
+
+    lengths: list[bytes]
+    encodings: list[bytes]
+    is_json: bool
+
+    def check(self, most: int) -> None:
+        """Raise ProblemError if a body is not even read."""
+        lengths = self.lengths
+        if any(not length.isdigit() for length in lengths) or len(set(lengths)) > 1:
+            raise ProblemError("bad_request", "Content-Length must be one number.")
+        if lengths and (len(lengths[0]) > 18 or int(lengths[0]) > most):
+            raise _too_large(most)
+        if any(value.strip().lower() not in (b"", b"identity") for value in self.encodings):
+            detail = "Send the body without a Content-Encoding."
+            raise ProblemError("unsupported_media_type", detail, headers={"Accept-Encoding": "identity"})
 
 
-def _refused(scope: Scope, most: int) -> Response | None:
-    """Why a body is not even read."""
-    lengths = [value for name, value in scope["headers"] if name.lower() == b"content-length"]
-    if any(not length.isdigit() for length in lengths) or len(set(lengths)) > 1:
-        return refusal(400, "Content-Length must be one number")
-    if lengths and (len(lengths[0]) > 18 or int(lengths[0]) > most):
-        return refusal(413, _too_long(most).detail)
-    packed = [value for name, value in scope["headers"] if name.lower() == b"content-encoding"]
-    if any(value.strip().lower() not in (b"", b"identity") for value in packed):
-        return refusal(415, "send the body as it is, without a Content-Encoding", {"Accept-Encoding": "identity"})
-    return None
+def _body_headers(scope: Scope) -> _BodyHeaders:
+    lengths: list[bytes] = []
+    encodings: list[bytes] = []
+    is_json = False
+    for name, value in scope["headers"]:
+        name = name.lower()
+        if name == b"content-length":
+            lengths.append(value)
+        elif name == b"content-encoding":
+            encodings.append(value)
+        elif name == b"content-type":
+            is_json = is_json or b"json" in value.lower()
+    return _BodyHeaders(lengths, encodings, is_json)
 
 
-def _too_long(most: int) -> HTTPException:
-    return HTTPException(413, f"a body may have {most} bytes")
+def _too_large(most: int) -> ProblemError:
+    return ProblemError("body_too_large", f"A body may have {most} bytes.")

@@ -1,39 +1,45 @@
-"""Who may use a service without keys: programs on its own machine, and no web page that a browser there shows.
+"""Protect a service without keys: only programs on its own machine may use it, and no web page from elsewhere.
 
-A browser on the machine reaches the service too. A page from elsewhere names itself in `Origin`; one whose name was
-made to point to this machine (DNS rebinding) is found out by `Host`.
+A browser on the machine reaches the service too. A page from elsewhere names itself in `Origin`. A page whose name was
+made to point to this machine (DNS rebinding) shows in `Host`.
 """
 
 import re
+from functools import lru_cache
 
-from starlette.responses import Response
 from starlette.types import Scope
 
 from ..settings import is_loopback
-from .refusals import refusal
+from .problems import ProblemError
 
+# Nearly all requests name one of a few addresses.
+_is_loopback = lru_cache(maxsize=100)(is_loopback)
 _HOST = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::\d*)?")
 
 
-def refuse_others(scope: Scope) -> Response | None:
-    """Return the refusal of a request that a service without keys must not serve; None if it may."""
+def reject_remote(scope: Scope) -> None:
+    """Raise ProblemError for a request that a service without keys must not serve."""
     server = scope.get("server")
-    if server is None or not is_loopback(server[0]):
-        return _refusal("connections to a loopback address of its machine")
-    hosts = [value.decode("latin-1").lower() for name, value in scope["headers"] if name.lower() == b"host"]
+    if server is None or not _is_loopback(server[0]):
+        raise _forbidden("connections to a loopback address of its machine")
+    hosts, origins = [], []
+    for name, value in scope["headers"]:
+        if name.lower() == b"host":
+            hosts.append(value.decode("latin-1").lower())
+        elif name.lower() == b"origin":
+            origins.append(value.decode("latin-1").lower())
     if not all(_names_loopback(host) for host in hosts):
-        return _refusal("requests whose Host is localhost or a loopback address")
+        raise _forbidden("requests whose Host is localhost or a loopback address")
     own = [f"{scope.get('scheme', 'http')}://{host}" for host in hosts]
-    origins = [value.decode("latin-1").lower() for name, value in scope["headers"] if name.lower() == b"origin"]
     if not all(origin in own for origin in origins):
-        return _refusal("requests of programs and of its own pages, not of web pages from elsewhere")
-    return None
+        raise _forbidden("requests of programs and of its own pages, not of web pages from elsewhere")
 
 
+@lru_cache(maxsize=100)
 def _names_loopback(host: str) -> bool:
     found = _HOST.fullmatch(host)
     return found is not None and is_loopback(found[1] or found[2] or "")
 
 
-def _refusal(served: str) -> Response:
-    return refusal(403, f"Without keys the service answers only {served}. Set `keys` to serve others.")
+def _forbidden(served: str) -> ProblemError:
+    return ProblemError("forbidden", f"Without keys the service answers only {served}. Set `keys` to serve others.")

@@ -1,202 +1,136 @@
-"""Who may do what: a key is asked for before any route runs, and a table says which role each route needs.
+"""Access rules: which role each route needs, and which route a path belongs to.
 
-A route that is not in the table is not there for anyone who needs a key. Whatever is wrong with a key, the answer is
-the same. Tenants have names of their own for their streams: `scoped` makes of them the names that the rest of the
-service knows, and nothing else may.
+A route declares its rule with `requires`, beside its path. The service doesn't start with a route that has no rule.
 """
 
-import re
-from typing import NamedTuple
-from urllib.parse import unquote_to_bytes
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
-from starlette.requests import HTTPConnection
-from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from .keys import OPERATOR, ROLES, Caller, Role
 
-from .keys import OPERATOR, ROLES, Caller, Keys, Role
-from .local import refuse_others
-from .refusals import refusal
-
-_NO_KEY = (
-    "a key is needed: send the header 'Authorization: Bearer pdcs_...'; one that is unknown, expired or revoked is none"
-)
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
 class Rule(NamedTuple):
     """What a route needs.
 
     Attributes:
-        action: what it does, in a word, for the audit log.
-        role: the least role that may; None: no key is needed.
-        operator: only keys of the operator may.
+        action: what the route does, for the audit log.
+        role: the lowest role that may use it; None if no key is needed.
+        operator: only keys of the operator may use it.
+        audited: whether the audit log has a line for each request.
+        max_body: maximum bytes of a body; None for the limit of the tenant.
     """
 
     action: str
     role: Role | None
     operator: bool = False
+    audited: bool = False
+    max_body: int | None = None
 
-    def refuses(self, caller: Caller) -> str | None:
-        """Why a caller may not, in words; None if they may."""
+    def denial(self, caller: Caller) -> str | None:
+        """Return why a caller may not use the route; None if they may."""
         if self.operator and caller.tenant != OPERATOR:
-            return f"this is for the tenant {OPERATOR!r}"
+            return f"Only the tenant {OPERATOR!r} may do this."
         if self.role is not None and ROLES.index(caller.role) < ROLES.index(self.role):
-            return f"this needs a key with the role {self.role}; the one given has the role {caller.role}"
+            return f"This needs a key with the role {self.role}. The given key has the role {caller.role}."
         return None
 
 
-_STREAM = "/v1/streams/{stream}"
+def requires(
+    role: Role | None,
+    action: str,
+    *,
+    operator: bool = False,
+    audited: bool | None = None,
+    max_body: int | None = None,
+) -> Callable[[Endpoint], Endpoint]:
+    """Declare the rule of a route. By default, the audit log has a line for each request that needs an admin."""
+    rule = Rule(action, role, operator, role == "admin" if audited is None else audited, max_body)
 
-RULES: dict[tuple[str, str], Rule] = {
-    ("GET", "/v1/health"): Rule("health", None),
-    ("GET", "/v1/ready"): Rule("health", None),
-    ("GET", "/openapi.json"): Rule("description", "read"),
-    ("GET", "/docs"): Rule("description", "read"),
-    ("GET", "/docs/oauth2-redirect"): Rule("description", "read"),
-    ("GET", "/redoc"): Rule("description", "read"),
-    ("GET", "/v1/streams"): Rule("list", "read"),
-    ("GET", _STREAM): Rule("status", "read"),
-    ("GET", f"{_STREAM}/snapshots"): Rule("snapshots", "read"),
-    ("POST", f"{_STREAM}/observe"): Rule("observe", "observe"),
-    ("POST", f"{_STREAM}/peek"): Rule("peek", "observe"),
-    ("POST", f"{_STREAM}/explain"): Rule("explain", "observe"),
-    ("GET", f"{_STREAM}/decisions"): Rule("decisions", "read"),
-    ("GET", f"{_STREAM}/state"): Rule("export", "admin"),
-    ("PUT", f"{_STREAM}/state"): Rule("import", "admin"),
-    ("POST", f"{_STREAM}/classes"): Rule("add class", "admin"),
-    ("DELETE", f"{_STREAM}/classes/{{name}}"): Rule("remove class", "admin"),
-    ("DELETE", f"{_STREAM}/snapshots/{{name}}"): Rule("forget", "admin"),
-    ("GET", "/v2"): Rule("description", "read"),
-    ("GET", "/v2/health/live"): Rule("health", None),
-    ("GET", "/v2/health/ready"): Rule("health", None),
-    ("GET", "/v2/models/{model}"): Rule("description", "read"),
-    ("GET", "/v2/models/{model}/ready"): Rule("health", None),
-    ("POST", "/v2/models/{model}/infer"): Rule("observe", "observe"),
-    ("POST", "/v1/streams"): Rule("create", "admin"),
-    ("DELETE", _STREAM): Rule("delete", "admin"),
-    ("POST", f"{_STREAM}/freeze"): Rule("freeze", "admin"),
-    ("POST", f"{_STREAM}/unfreeze"): Rule("unfreeze", "admin"),
-    ("POST", f"{_STREAM}/reset"): Rule("reset", "admin"),
-    ("POST", f"{_STREAM}/snapshots"): Rule("snapshot", "admin"),
-    ("POST", f"{_STREAM}/rollback"): Rule("rollback", "admin"),
-    ("GET", "/v1/owners"): Rule("owners", "admin", operator=True),
-    ("PUT", "/v1/owners"): Rule("resize", "admin", operator=True),
-}
+    def declare(endpoint: Endpoint) -> Endpoint:
+        endpoint.rule = rule  # type: ignore[attr-defined]
+        return endpoint
+
+    return declare
 
 
-def _pattern(path: str) -> re.Pattern[str]:
-    """What matches a path of the table: a part in braces stands for anything but a slash, a name for anything."""
-    named = re.escape(path).replace(r"\{name\}", "(?P<name>.+)")
-    return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+)", named), re.DOTALL)
+class Match(NamedTuple):
+    """The route that a path belongs to.
+
+    Attributes:
+        path: the path with its parameters in braces; None if there is no such route.
+        rules: by method.
+        stream: the stream that the path names.
+    """
+
+    path: str | None
+    rules: dict[str, Rule]
+    stream: str | None = None
 
 
-_BY_PATH: list[tuple[str, re.Pattern[str], dict[str, Rule]]] = [
-    (path, _pattern(path), {method: rule for (method, other), rule in RULES.items() if other == path})
-    for path in dict.fromkeys(path for _, path in RULES)
-]
+_NO_MATCH = Match(None, {})
 
 
-class Access:
-    """Lets those in who may, and says who they are in `scope["state"]["caller"]`.
+@dataclass(slots=True)
+class _Node:
+    """What may follow the first segments of a path."""
+
+    literal: dict[str, "_Node"] = field(default_factory=dict)
+    parameter: "tuple[str, _Node] | None" = None
+    # A parameter that takes all the rest of the path.
+    rest: "_Node | None" = None
+    path: str | None = None
+    rules: dict[str, Rule] = field(default_factory=dict)
+
+
+class RouteTable:
+    """Finds the rules of a path. A literal segment wins over a parameter.
+
+    >>> table = RouteTable([("GET", "/v1/streams/{stream}", Rule("status", "read"))])
+    >>> table.match("/v1/streams/camera-7").stream
+    'camera-7'
 
     Args:
-        app: what comes behind.
-        keys: None lets every program on this machine do everything; the caller is then None.
+        rules: method, path and rule of each route.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys | None):
-        self._app = app
-        self._keys = keys
+    def __init__(self, rules: Iterable[tuple[str, str, Rule]]):
+        self._root = _Node()
+        for method, path, rule in rules:
+            node = self._root
+            for segment in path.split("/")[1:]:
+                node = _next(node, segment)
+            node.path = path.replace(":path}", "}")
+            node.rules[method] = rule
+            if method == "GET":
+                node.rules["HEAD"] = rule
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request, or refuse it."""
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            answer = self._refused(scope)
-            await (self._app if answer is None else answer)(scope, receive, send)
-        else:
-            await send({"type": "websocket.close", "code": 1008})
-
-    def _refused(self, scope: Scope) -> Response | None:
-        """Why a request may not go on; it leaves with the request what was found out about it."""
-        state = scope.setdefault("state", {})
-        if not _is_utf_8(scope):
-            return refusal(422, "The path and the query must be UTF-8, percent-encoded.")
-        path, rules, state["stream"] = rules_of(scope)
-        rule = state["rule"] = rules.get(scope["method"])
-        state["route"] = None if rule is None else path
-        if self._keys is None:
-            state["caller"] = None
-            return refuse_others(scope) or (_wrong_method(rules) if rules and rule is None else None)
-        if rule is not None and rule.role is None:
-            # Nobody asked for a key, so there is no caller: `scoped` fails on such a route.
-            return None
-        key = bearer(scope)
-        caller = self._keys.caller(key)
-        if caller is None:
-            state["claimed"] = self._keys.claimed(key)
-            return refusal(401, _NO_KEY, {"WWW-Authenticate": "Bearer"})
-        state["caller"] = caller
-        if rule is None:
-            return _wrong_method(rules) if rules else refusal(404, "Not Found")
-        words = rule.refuses(caller)
-        return None if words is None else refusal(403, words)
+    def match(self, path: str) -> Match:
+        """Return the route of a path."""
+        node, stream = self._root, None
+        segments = path.split("/")
+        for at in range(1, len(segments)):
+            segment = segments[at]
+            found = node.literal.get(segment)
+            if found is None and node.parameter is not None and segment:
+                name, found = node.parameter
+                if name == "stream":
+                    stream = segment
+            if found is None:
+                rest = node.rest
+                return _NO_MATCH if rest is None or segments[at:] == [""] else Match(rest.path, rest.rules, stream)
+            node = found
+        return _NO_MATCH if node.path is None else Match(node.path, node.rules, stream)
 
 
-def _is_utf_8(scope: Scope) -> bool:
-    """Return whether path and query are UTF-8. Servers replace other bytes, so that the path names another stream."""
-    try:
-        scope["path"].encode()
-        for part in (scope.get("raw_path") or b"", scope["query_string"]):
-            unquote_to_bytes(part).decode()
-    except UnicodeError:
-        return False
-    return True
-
-
-def _wrong_method(rules: dict[str, Rule]) -> Response:
-    """The refusal that names all methods of a path, which are routes of their own and know of themselves only."""
-    return refusal(405, "Method Not Allowed", {"Allow": ", ".join(rules)})
-
-
-def rules_of(scope: Scope) -> tuple[str | None, dict[str, Rule], str | None]:
-    """Which path of the table a path is, its rules by method, and the stream that it names."""
-    path = scope["path"].removeprefix(scope.get("root_path", ""))
-    for known, pattern, rules in _BY_PATH:
-        found = pattern.fullmatch(path)
-        if found is not None:
-            return known, rules, found.groupdict().get("stream")
-    return None, {}, None
-
-
-def bearer(scope: Scope) -> str:
-    """The key of a request; empty where there is none, or more than one."""
-    given = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
-    scheme, _, key = (given[0] if len(given) == 1 else b"").decode("latin-1").partition(" ")
-    return key.strip(" ") if scheme.lower() == "bearer" else ""
-
-
-def scoped(http: HTTPConnection, stream: str) -> str:
-    """The name that the service has for a stream of the caller. With keys it begins with the tenant.
-
-    No tenant's name and no id holds a slash, so what one tenant asks for is never what another one has.
-    """
-    caller: Caller | None = http.scope["state"]["caller"]
-    if http.scope["state"]["stream"] is None:
-        http.scope["state"]["stream"] = stream
-    return stream if caller is None else f"{caller.tenant}/{stream}"
-
-
-def own(http: HTTPConnection, streams: list[str]) -> list[str]:
-    """Of all streams those of the caller, by the caller's names."""
-    caller: Caller | None = http.scope["state"]["caller"]
-    if caller is None:
-        return streams
-    start = f"{caller.tenant}/"
-    return [stream.removeprefix(start) for stream in streams if stream.startswith(start)]
-
-
-def in_own_words(http: HTTPConnection, words: str) -> str:
-    """Words from inside the service, with the caller's names of streams in them."""
-    caller: Caller | None = http.scope.get("state", {}).get("caller")
-    return words if caller is None else re.sub(rf"""(['"]){caller.tenant}/""", r"\1", words)
+def _next(node: _Node, segment: str) -> _Node:
+    """Return the node behind a segment of a route's path; make it if it is not there."""
+    if not segment.startswith("{"):
+        return node.literal.setdefault(segment, _Node())
+    if segment.endswith(":path}"):
+        node.rest = node.rest or _Node()
+        return node.rest
+    node.parameter = node.parameter or (segment[1:-1], _Node())
+    return node.parameter[1]

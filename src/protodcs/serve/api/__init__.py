@@ -1,1 +1,1 @@
-"""What callers meet: the door before Ray's proxy, the routes and what each takes, and the page that describes them."""
+"""The HTTP API: routes, the bodies they accept, and the page that describes them."""

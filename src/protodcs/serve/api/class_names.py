@@ -12,9 +12,9 @@ import numpy as np
 
 from ...core.prototypes import Prototypes
 from ...errors import ProtoDCSError
-from ..owners.router import OverloadedError
 from ..settings import ServeConfig
 from ..stream.shared import pack_prototypes, unpack_prototypes
+from ..workers.router import OverloadedError
 
 # Class names in one call to the encoder.
 CHUNK = 64
@@ -38,7 +38,7 @@ class ClassNameEncoder:
     def __init__(self, encode: EncodeNames, config: ServeConfig):
         self._encode = encode
         self._config = config
-        self._calls = asyncio.Semaphore(config.most_encoders)
+        self._calls = asyncio.Semaphore(config.max_encoders)
         # Each tenant has at most one chunk under way or next in line, so tenants take turns.
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._queued: Counter[str] = Counter()
@@ -68,7 +68,7 @@ class ClassNameEncoder:
     def _admitted(self, tenant: str, count: int) -> Iterator[None]:
         """Count class names as waiting. A request that waits alone is admitted, however long its list is."""
         most = self._config.max_queued_class_names
-        share = self._config.share * most if tenant else most
+        share = self._config.tenant_max_fraction * most if tenant else most
         total, own = self._queued.total(), self._queued[tenant]
         if (total and total + count > most) or (own and own + count > share):
             raise OverloadedError(

@@ -6,13 +6,13 @@ The rules that every store keeps:
 - Each acquisition of a stream gives out a new fence: a higher epoch and a random token. Only the newest fence can
   write. The store rejects every other one with `FencedError` and keeps nothing of the write. The token matters if the
   store lost acknowledged writes, because it may then give out an epoch a second time. The fence alone decides: after a
-  lease ran out, or a resignation or release, others may acquire the stream, and that is what fences its last owner.
+  lease ran out, or a resignation or release, others may acquire the stream, and that is what fences its last worker.
 - A stream that was deleted and begins again goes on above all its old epochs. A store that is opened again may also go
   on above all that it ever gave out, and so fence all who held a stream before.
 - What a stream has learned is its snapshot and the records behind it. A journal is cut only behind a snapshot that is
   durable itself, in the same step.
 - A commit that is repeated because its answer was lost is done once.
-- Ids of streams, and names of owners, blobs and kept snapshots, are any strings, empty ones and halves of surrogate
+- Ids of streams, and names of workers, blobs and kept snapshots, are any strings, empty ones and halves of surrogate
   pairs among them.
 """
 
@@ -67,24 +67,26 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A stream that was acquired, with all that is needed to wake it.
+class AcquiredStream:
+    """A stream that was acquired, with all that is needed to load it.
 
     Attributes:
         fence: to be named in every write.
-        birth: what the stream was created with.
+        spec: what the stream was created with.
         snapshot: the newest one; None before the first.
         start: the position of the first record of the tail: how many records the snapshot covers.
         tail: the packed records behind the snapshot, in order.
         incarnation: differs from that of every deleted stream with the same id.
+        created: when, in seconds since 1970 by the store's clock.
     """
 
     fence: Fence
-    birth: bytes
+    spec: bytes
     snapshot: bytes | None
     start: int
     tail: list[bytes]
     incarnation: str = ""
+    created: float = 0.0
 
     @property
     def epoch(self) -> int:
@@ -99,12 +101,13 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Packed records that follow one another, the first of them at `position`."""
+    """Packed records that follow one another, the first of them at `position`; `summary` is what lists show then."""
 
     stream: str
     fence: Fence
     position: int
     records: Sequence[bytes]
+    summary: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,38 +128,52 @@ class Described:
     """What a store knows of a stream without waking it.
 
     Attributes:
-        birth: what the stream was created with.
-        epoch: of its newest owner.
-        owner: who holds it and lives, by its lease; None if there is nobody.
+        spec: what the stream was created with.
+        epoch: of its newest worker.
+        worker: who holds it and lives, by its lease; None if there is nobody.
         position: where its next record goes.
         start: how many records its snapshot covers.
-        size: bytes of its birth, snapshot, journal and kept snapshots.
+        size: bytes of its spec, snapshot, journal and kept snapshots.
         incarnation: differs from that of every deleted stream with the same id.
     """
 
-    birth: bytes
+    spec: bytes
     epoch: int
-    owner: str | None
+    worker: str | None
     position: int
     start: int
     size: int
     incarnation: str = ""
 
 
+class ListedStream(NamedTuple):
+    """A stream in a list.
+
+    Attributes:
+        id: its id.
+        created: when, in seconds since 1970 by the store's clock.
+        summary: of its newest batch of records; empty before the first.
+    """
+
+    id: str
+    created: float
+    summary: bytes
+
+
 class Store(Protocol):
-    """A store of streams, used by one owner. Every failure to reach it is a `StoreError`.
+    """A store of streams, used by one worker. Every failure to reach it is a `StoreError`.
 
     Attributes:
         generation: changes if the store may have lost writes, for example because another server answers now. What an
-            owner read before such a change may differ from what the store holds.
+            worker read before such a change may differ from what the store holds.
     """
 
     generation: str
 
-    async def renew(self, owner: str, incarnation: str, seconds: float, takes_over: bool = False) -> Lease:
-        """Renew the lease of an owner: until it ends nobody else takes the streams that this owner holds.
+    async def renew(self, worker: str, incarnation: str, seconds: float, takes_over: bool = False) -> Lease:
+        """Renew the lease of a worker: until it ends nobody else takes the streams that this worker holds.
 
-        A lease belongs to one incarnation of an owner. A new incarnation takes it from its predecessor with
+        A lease belongs to one incarnation of a worker. A new incarnation takes it from its predecessor with
         `takes_over`, which frees what the predecessor held. Without it, the lease of another incarnation stays.
 
         Raises:
@@ -164,12 +181,12 @@ class Store(Protocol):
         """
         ...
 
-    async def resign(self, owner: str, incarnation: str) -> None:
-        """Say that this owner holds nothing any more; nothing happens if its lease is of another incarnation."""
+    async def resign(self, worker: str, incarnation: str) -> None:
+        """Say that this worker holds nothing any more; nothing happens if its lease is of another incarnation."""
         ...
 
-    async def create(self, stream: str, birth: bytes, shared: str) -> bool:
-        """Begin a stream that uses the shared blob of this name; False if it exists already, whatever its birth.
+    async def create(self, stream: str, spec: bytes, shared: str) -> bool:
+        """Begin a stream that uses the shared blob of this name; False if it exists already, whatever its spec.
 
         Raises:
             StoreError: the blob is not there. It may have gone with the last stream that used it, after it was put:
@@ -177,16 +194,18 @@ class Store(Protocol):
         """
         ...
 
-    async def acquire(self, stream: str, owner: str, incarnation: str, takeover: Takeover | None = None) -> Held:
+    async def acquire(
+        self, stream: str, worker: str, incarnation: str, takeover: Takeover | None = None
+    ) -> AcquiredStream:
         """Become the one that may write to a stream.
 
-        An owner takes what it, or an earlier incarnation of its name, holds; and what another one holds whose lease
+        A worker takes what it, or an earlier incarnation of its name, holds; and what another one holds whose lease
         ran out. With `takeover` it also takes the stream from a holder that lives, whose next renewal says so. A store
         for one worker ignores `takeover`.
 
         Raises:
             UnknownStreamError: there is no such stream.
-            HeldError: another owner holds it and lives.
+            HeldError: another worker holds it and lives.
         """
         ...
 
@@ -219,7 +238,7 @@ class Store(Protocol):
         ...
 
     async def release(self, stream: str, fence: Fence) -> None:
-        """Give a stream up, so that anyone can acquire it at once; nothing happens if it has another owner already.
+        """Give a stream up, so that anyone can acquire it at once; nothing happens if it has another worker already.
 
         Until someone does, writes with this fence are still taken: one that the release overtook is not lost.
         """
@@ -241,8 +260,19 @@ class Store(Protocol):
         """The ids of all streams, in no particular order."""
         ...
 
+    async def list_streams(self, tenant: str, after: str | None, limit: int) -> list[ListedStream]:
+        """Return the streams of a tenant in the order of the bytes of their ids: all that come after `after`.
+
+        The time that this takes does not depend on the streams of other tenants.
+        """
+        ...
+
+    async def count_streams(self, tenant: str) -> int:
+        """Return how many streams a tenant has."""
+        ...
+
     async def usage(self) -> dict[str, int]:
-        """Return the bytes that each tenant uses: births, journals, snapshots, kept snapshots and shared blobs.
+        """Return the bytes that each tenant uses: specs, journals, snapshots, kept snapshots and shared blobs.
 
         A shared blob counts once for each tenant that uses it. A tenant without streams may be missing. The tenant of a
         stream without a slash in its id is the empty string.

@@ -1,4 +1,4 @@
-"""Streams in Redis: for several owners, on several machines.
+"""Streams in Redis: for several workers, on several machines.
 
 Every step that must be whole is one script inside Redis (the folder `lua`), so that checking an epoch and writing are
 one thing. Snapshots are too large to pass through a script: one is put beside the stream, and the script moves it to
@@ -33,7 +33,7 @@ from redis.exceptions import (
 
 from ...errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError, without_passwords
 from ..settings import tenant_of
-from .base import Batch, Described, Fence, Held, Lease, Takeover, Write, check_lease
+from .base import AcquiredStream, Batch, Described, Fence, Lease, ListedStream, Takeover, Write, check_lease
 
 _log = logging.getLogger(__name__)
 
@@ -50,8 +50,8 @@ _SAFE_SETTINGS: Final = {
     "maxmemory-policy": "noeviction",
 }
 _SCRIPTS: Final = (
-    "acquire", "append", "checkpoint", "create", "delete", "describe", "forget", "keep", "release", "renew", "resign",
-    "share",
+    "acquire", "append", "checkpoint", "create", "delete", "describe", "forget", "keep", "list", "release", "renew",
+    "resign", "share",
 )  # fmt: skip
 # Scripts whose effect the service acknowledges to a caller; leases and fences need no replica.
 _DURABLE_SCRIPTS: Final = ("create", "delete", "forget", "keep", "share")
@@ -118,8 +118,8 @@ def _command(*parts: bytes) -> list[bytes]:
 
 _MULTI: Final = _command(b"MULTI")
 _EXEC: Final = _command(b"EXEC")
-# A call of `append` up to its first record: how many parts, the script, three keys, fence, position and tenant.
-_APPEND: Final = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n3\r\n" + 6 * b"$%d\r\n%b\r\n"
+# A call of `append` up to its first record: number of parts, script, three keys, fence, position, tenant and summary.
+_APPEND: Final = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n3\r\n" + 7 * b"$%d\r\n%b\r\n"
 
 
 def _milliseconds(seconds: float) -> bytes:
@@ -178,7 +178,7 @@ def _unsafe_settings(facts: dict[str, str], responses: list[Any], replicas: int)
 
 
 class RedisStore:
-    """A store of streams in one Redis; any number of owners may use it at the same time."""
+    """A store of streams in one Redis; any number of workers may use it at the same time."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class RedisStore:
         self._place = f"Redis at {place}"
         self._scripts = _scripts()
         start = prefix.encode() + b":"
-        self._streams, self._usage = start + b"streams", start + b"usage"
+        self._streams, self._usage = start + b"streams:", start + b"usage"
         self._past, self._writes = start + b"past", start + b"writes"
         self._meta, self._journal, self._snapshot = start + b"meta:", start + b"journal:", start + b"snapshot:"
         self._ready, self._kept, self._order = start + b"ready:", start + b"kept:", start + b"order:"
@@ -273,26 +273,33 @@ class RedisStore:
             if found is not None:
                 self.generation = found[1].decode()
 
-    async def renew(self, owner: str, incarnation: str, seconds: float, takes_over: bool = False) -> Lease:
-        """Renew the lease of an owner."""
+    async def renew(self, worker: str, incarnation: str, seconds: float, takes_over: bool = False) -> Lease:
+        """Renew the lease of a worker."""
         check_lease(seconds)
         arguments = (_bytes(incarnation), _milliseconds(seconds), b"1" if takes_over else b"0")
-        name = _bytes(owner)
+        name = _bytes(worker)
         answer = await self._run("renew", [self._lease + name, self._taken + name], *arguments)
         holder, whole, micro, *taken = answer
         epochs = {_text(stream): int(epoch) for stream, epoch in zip(taken[::2], taken[1::2], strict=True)}
         return Lease(None if holder is None else _text(holder), int(whole) + int(micro) / 1e6, epochs)
 
-    async def resign(self, owner: str, incarnation: str) -> None:
-        """Say that this owner holds nothing any more."""
-        await self._run("resign", [self._lease + _bytes(owner)], _bytes(incarnation))
+    async def resign(self, worker: str, incarnation: str) -> None:
+        """Say that this worker holds nothing any more."""
+        await self._run("resign", [self._lease + _bytes(worker)], _bytes(incarnation))
 
-    async def create(self, stream: str, birth: bytes, shared: str) -> bool:
+    async def create(self, stream: str, spec: bytes, shared: str) -> bool:
         """Begin a stream; False if it exists already. A StoreError if its shared blob was not put before."""
-        name, blob = _bytes(stream), _bytes(shared)
-        keys = [self._meta + name, self._streams, self._blob + blob, self._users + blob, self._past, self._usage]
+        name, blob, tenant = _bytes(stream), _bytes(shared), _tenant(stream)
+        keys = [
+            self._meta + name,
+            self._streams + tenant,
+            self._blob + blob,
+            self._users + blob,
+            self._past,
+            self._usage,
+        ]
         incarnation = secrets.token_hex(8).encode()
-        answer = await self._run("create", keys, name, birth, blob, incarnation, _tenant(stream))
+        answer = await self._run("create", keys, name, spec, blob, incarnation, tenant)
         if isinstance(answer, list):
             raise StoreError(f"{self._place} holds no shared blob {shared!r} for stream {stream!r}: put it first")
         return bool(answer)
@@ -307,19 +314,21 @@ class RedisStore:
         request = _command(b"SET", self._members, json.dumps(list(names)).encode())
         self._served((await self._exchange_durably(request, 1))[0])
 
-    async def acquire(self, stream: str, owner: str, incarnation: str, takeover: Takeover | None = None) -> Held:
+    async def acquire(
+        self, stream: str, worker: str, incarnation: str, takeover: Takeover | None = None
+    ) -> AcquiredStream:
         """Become the one that may write to a stream."""
         name = _bytes(stream)
         keys = [self._meta + name, self._journal + name, self._takeover + name]
-        arguments = [_bytes(owner), _bytes(incarnation), self._lease]
+        arguments = [_bytes(worker), _bytes(incarnation), self._lease]
         demand = [] if takeover is None else [_bytes(takeover.holder), _milliseconds(takeover.pause), self._taken, name]
         while True:
             token = secrets.token_hex(8)
             answer = await self._run("acquire", keys, *arguments, token.encode(), *demand)
             if answer[0] == b"HELD":
                 holder = _text(answer[1])
-                raise HeldError(f"stream {stream!r} is held by {holder!r}, which lives: ask that owner", holder)
-            _, epoch, birth, created = self._known(stream, answer)
+                raise HeldError(f"stream {stream!r} is held by {holder!r}, which lives: ask that worker", holder)
+            _, epoch, spec, born, created = self._known(stream, answer)
             fence = Fence(epoch, token)
             # The fence is read last: if it is still this one, nobody has written since it was given out. This is no
             # transaction, because a Redis whose memory is full takes none.
@@ -328,9 +337,9 @@ class RedisStore:
             request += _command(b"HMGET", self._meta + name, b"start", b"fence")
             snapshot, tail, numbers = map(self._served, await self._exchange(request, 3))
             start, newest = numbers
-            # Else another owner has acquired the stream, and the next round says which.
+            # Else another worker has acquired the stream, and the next round says which.
             if newest == _fence(fence):
-                return Held(fence, birth, snapshot, int(start), tail, created.decode())
+                return AcquiredStream(fence, spec, snapshot, int(start), tail, born.decode(), float(created))
 
     async def commit(self, writes: Sequence[Write]) -> list[FencedError | StoreError | None]:
         """Make writes durable, in order, in one round trip. Return for each None, or why it failed.
@@ -379,10 +388,11 @@ class RedisStore:
         meta, journal = self._meta + name, self._journal + name
         if isinstance(write, Batch):
             # All that stands before the records in one piece: joining many small ones costs more than the rest of it.
-            head = (9 + len(write.records), self._scripts["append"].digest)
+            head = (10 + len(write.records), self._scripts["append"].digest)
             where = (len(meta), meta, len(journal), journal, len(self._usage), self._usage)
             who = (len(fence), fence, len(position), position, len(tenant), tenant)
-            request.append(_APPEND % (*head, *where, *who))
+            what = (len(write.summary), write.summary)
+            request.append(_APPEND % (*head, *where, *who, *what))
             for record in write.records:
                 request += (b"$%d\r\n" % len(record), record, b"\r\n")
             return 1
@@ -409,37 +419,43 @@ class RedisStore:
         )
 
     async def release(self, stream: str, fence: Fence) -> None:
-        """Give a stream up; nothing happens if it has another owner already."""
+        """Give a stream up; nothing happens if it has another worker already."""
         await self._run("release", [self._meta + _bytes(stream)], _fence(fence))
 
     async def delete(self, stream: str, fence: Fence) -> None:
         """Forget a stream and all that belongs to it."""
         name = _bytes(stream)
         parts = (self._meta, self._journal, self._snapshot, self._kept, self._order, self._ready)
-        keys = [*(part + name for part in parts), self._streams, self._past, self._usage]
+        keys = [*(part + name for part in parts), self._streams + _tenant(stream), self._past, self._usage]
         answer = await self._run("delete", keys, _fence(fence), name, self._blob, self._users, _tenant(stream))
         self._unfenced(stream, fence, answer)
 
     async def describe(self, stream: str) -> Described:
-        """What is known of a stream; its owner only while that one lives."""
+        """What is known of a stream; its worker only while that one lives."""
         name = _bytes(stream)
         answer = await self._run("describe", [self._meta + name, self._journal + name], self._lease)
-        _, birth, epoch, holder, start, length, size, created = self._known(stream, answer)
-        owner = None if holder is None else _text(holder)
-        return Described(birth, epoch, owner, start + length, start, size, created.decode())
+        _, spec, epoch, holder, start, length, size, created = self._known(stream, answer)
+        worker = None if holder is None else _text(holder)
+        return Described(spec, epoch, worker, start + length, start, size, created.decode())
 
     async def streams(self) -> AsyncIterator[str]:
-        """The ids of all streams, each once."""
-        cursor, seen = b"0", set[bytes]()
-        while True:
-            cursor, page = await self._ask(b"SSCAN", self._streams, cursor, b"COUNT", b"%d" % _LISTED_AT_ONCE)
-            # Redis may name one twice while the set grows.
-            fresh = set(page) - seen
-            seen |= fresh
-            for name in fresh:
-                yield _text(name)
-            if cursor == b"0":
-                return
+        """Yield the ids of all streams."""
+        for tenant in await self.usage():
+            after = None
+            while page := await self.list_streams(tenant, after, _LISTED_AT_ONCE):
+                for stream in page:
+                    yield stream.id
+                after = page[-1].id
+
+    async def list_streams(self, tenant: str, after: str | None, limit: int) -> list[ListedStream]:
+        """Return streams of a tenant after an id, in the order of their ids."""
+        first = b"-" if after is None else b"(" + _bytes(after)
+        found = await self._run("list", [self._streams + _bytes(tenant)], self._meta, first, b"%d" % limit)
+        return [ListedStream(_text(stream), float(created), summary) for stream, created, summary in found]
+
+    async def count_streams(self, tenant: str) -> int:
+        """Return how many streams a tenant has."""
+        return int(await self._ask(b"ZCARD", self._streams + _bytes(tenant)))
 
     async def usage(self) -> dict[str, int]:
         """Return the bytes that each tenant uses."""
@@ -593,5 +609,5 @@ def _code(error: RedisError) -> str:
 
 
 def _settled(answer: Any) -> bool:
-    """Whether the answer to a write is final: it was done, or its owner is fenced."""
+    """Whether the answer to a write is final: it was done, or its worker is fenced."""
     return answer == 0 or (isinstance(answer, list) and answer[0] == b"FENCED")

@@ -21,13 +21,13 @@ from typing import Any, Final, NamedTuple, TypeVar
 from ...durable import hold_folder, sync_folder
 from ...errors import FencedError, HeldError, InputError, StoreError, UnknownStreamError, UsageError
 from ..settings import tenant_of
-from .base import Batch, Checkpoint, Described, Fence, Held, Lease, Takeover, Write, check_lease
+from .base import AcquiredStream, Batch, Checkpoint, Described, Fence, Lease, ListedStream, Takeover, Write, check_lease
 
 T = TypeVar("T")
 
 DATABASE: Final = "streams.db"
-_LAYOUT: Final = 1
-# Births, snapshots and records are apart from `streams`, so that an append changes few pages.
+_LAYOUT: Final = 2
+# Specs, snapshots and records are apart from `streams`, so that an append changes few pages.
 _SCHEMA: Final = """
 CREATE TABLE streams (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -40,10 +40,13 @@ CREATE TABLE streams (
     base INTEGER NOT NULL DEFAULT 0,
     covered_by INTEGER,
     state_bytes INTEGER NOT NULL,
-    journal_bytes INTEGER NOT NULL DEFAULT 0
+    journal_bytes INTEGER NOT NULL DEFAULT 0,
+    created REAL NOT NULL,
+    summary BLOB NOT NULL DEFAULT x''
 ) STRICT;
+CREATE INDEX streams_by_tenant ON streams (tenant, id);
 CREATE INDEX streams_by_blob ON streams (shared, tenant);
-CREATE TABLE births (stream INTEGER PRIMARY KEY, data BLOB NOT NULL) STRICT;
+CREATE TABLE specs (stream INTEGER PRIMARY KEY, data BLOB NOT NULL) STRICT;
 CREATE TABLE records (key INTEGER PRIMARY KEY, data BLOB NOT NULL) STRICT;
 CREATE TABLE snapshots (stream INTEGER PRIMARY KEY, data BLOB NOT NULL) STRICT;
 CREATE TABLE saved (
@@ -68,7 +71,8 @@ class _Stream(NamedTuple):
         base: the position where the epoch begins. Only records from there on can be a repetition by this epoch.
         covered_by: the epoch that wrote the snapshot; None before the first.
         shared: the blob that the stream uses.
-        size: bytes of its birth, snapshot, journal and saved snapshots.
+        size: bytes of its spec, snapshot, journal and saved snapshots.
+        created: when, in seconds since 1970.
     """
 
     number: int
@@ -79,6 +83,7 @@ class _Stream(NamedTuple):
     covered_by: int | None
     shared: bytes
     size: int
+    created: float
 
     def key(self, position: int) -> int:
         """Return the key of the record at a position."""
@@ -130,27 +135,27 @@ class SqliteStore:
 
     # Leases.
 
-    async def renew(self, owner: str, incarnation: str, seconds: float, takes_over: bool = False) -> Lease:
-        """Renew the lease of an owner."""
+    async def renew(self, worker: str, incarnation: str, seconds: float, takes_over: bool = False) -> Lease:
+        """Renew the lease of a worker."""
         check_lease(seconds)
         # Through the thread, so that a store that hangs or failed renews nothing.
-        return await self._call(lambda: self._renew(owner, incarnation, seconds, takes_over))
+        return await self._call(lambda: self._renew(worker, incarnation, seconds, takes_over))
 
-    def _renew(self, owner: str, incarnation: str, seconds: float, takes_over: bool) -> Lease:
-        holder, until = self._leases.get(owner, (None, 0.0))
+    def _renew(self, worker: str, incarnation: str, seconds: float, takes_over: bool) -> Lease:
+        holder, until = self._leases.get(worker, (None, 0.0))
         if time.monotonic() >= until:
             holder = None
         if takes_over or holder in (None, incarnation):
-            self._leases[owner] = (incarnation, time.monotonic() + seconds)
+            self._leases[worker] = (incarnation, time.monotonic() + seconds)
         return Lease(holder, time.time())
 
-    async def resign(self, owner: str, incarnation: str) -> None:
-        """End the lease of an owner, if it is of this incarnation."""
-        await self._call(lambda: self._resign(owner, incarnation))
+    async def resign(self, worker: str, incarnation: str) -> None:
+        """End the lease of a worker, if it is of this incarnation."""
+        await self._call(lambda: self._resign(worker, incarnation))
 
-    def _resign(self, owner: str, incarnation: str) -> None:
-        if owner in self._leases and self._leases[owner][0] == incarnation:
-            del self._leases[owner]
+    def _resign(self, worker: str, incarnation: str) -> None:
+        if worker in self._leases and self._leases[worker][0] == incarnation:
+            del self._leases[worker]
 
     async def members(self) -> list[str] | None:
         """Return None: this store has one worker."""
@@ -162,11 +167,11 @@ class SqliteStore:
 
     # Streams.
 
-    async def create(self, stream: str, birth: bytes, shared: str) -> bool:
+    async def create(self, stream: str, spec: bytes, shared: str) -> bool:
         """Create a stream; False if it exists already. Raise StoreError if its shared blob is missing."""
-        return await self._call(lambda: self._create(stream, birth, _bytes(shared)))
+        return await self._call(lambda: self._create(stream, spec, _bytes(shared)))
 
-    def _create(self, stream: str, birth: bytes, shared: bytes) -> bool:
+    def _create(self, stream: str, spec: bytes, shared: bytes) -> bool:
         if self._find(stream) is not None:
             return False
         if self._one("SELECT 1 FROM blobs WHERE name = ?", shared) is None:
@@ -174,22 +179,24 @@ class SqliteStore:
         # Above the epochs of all deleted streams: who held one of the same name has no fence of this one.
         (epoch,) = self._database.execute("SELECT epoch FROM deleted").fetchone()
         number = self._database.execute(
-            "INSERT INTO streams (id, tenant, shared, epoch, state_bytes) VALUES (?, ?, ?, ?, ?)",
-            (_bytes(stream), _bytes(tenant_of(stream)), shared, epoch, len(birth)),
+            "INSERT INTO streams (id, tenant, shared, epoch, state_bytes, created) VALUES (?, ?, ?, ?, ?, ?)",
+            (_bytes(stream), _bytes(tenant_of(stream)), shared, epoch, len(spec), time.time()),
         ).lastrowid
-        self._database.execute("INSERT INTO births VALUES (?, ?)", (number, birth))
+        self._database.execute("INSERT INTO specs VALUES (?, ?)", (number, spec))
         return True
 
-    async def acquire(self, stream: str, owner: str, incarnation: str, takeover: Takeover | None = None) -> Held:
+    async def acquire(
+        self, stream: str, worker: str, incarnation: str, takeover: Takeover | None = None
+    ) -> AcquiredStream:
         """Become the one that may write to a stream; `takeover` is ignored, because this store has one worker."""
-        return await self._call(lambda: self._acquire(stream, owner, incarnation))
+        return await self._call(lambda: self._acquire(stream, worker, incarnation))
 
-    def _acquire(self, stream: str, owner: str, incarnation: str) -> Held:
+    def _acquire(self, stream: str, worker: str, incarnation: str) -> AcquiredStream:
         known = self._known(stream)
         holder = self._holder(stream)
-        if holder is not None and holder != owner:
-            raise HeldError(f"stream {stream!r} is held by {holder!r}, which lives: ask that owner", holder)
-        birth = self._birth(known)
+        if holder is not None and holder != worker:
+            raise HeldError(f"stream {stream!r} is held by {holder!r}, which lives: ask that worker", holder)
+        spec = self._spec(known)
         snapshot = self._one("SELECT data FROM snapshots WHERE stream = ?", known.number)
         tail = self._records(known, known.start, known.finish)
         if len(tail) != known.finish - known.start:
@@ -198,11 +205,13 @@ class SqliteStore:
             "UPDATE streams SET epoch = ?, base = finish, covered_by = NULL WHERE number = ?",
             (known.epoch + 1, known.number),
         )
-        self._holders[stream] = owner, incarnation
-        return Held(Fence(known.epoch + 1), birth, snapshot, known.start, tail, str(known.number))
+        self._holders[stream] = worker, incarnation
+        return AcquiredStream(
+            Fence(known.epoch + 1), spec, snapshot, known.start, tail, str(known.number), known.created
+        )
 
     async def release(self, stream: str, fence: Fence) -> None:
-        """Give a stream up; nothing happens if it has another owner already."""
+        """Give a stream up; nothing happens if it has another worker already."""
         await self._call(lambda: self._release(stream, fence.epoch))
 
     def _release(self, stream: str, epoch: int) -> None:
@@ -218,7 +227,7 @@ class SqliteStore:
         known = self._fenced(stream, epoch)
         execute = self._database.execute
         execute("DELETE FROM streams WHERE number = ?", (known.number,))
-        for table in ("births", "snapshots", "saved"):
+        for table in ("specs", "snapshots", "saved"):
             execute(f"DELETE FROM {table} WHERE stream = ?", (known.number,))
         self._cut(known, known.finish)
         execute("UPDATE deleted SET epoch = max(epoch, ?)", (epoch + 1,))
@@ -227,18 +236,32 @@ class SqliteStore:
         self._holders.pop(stream, None)
 
     async def describe(self, stream: str) -> Described:
-        """Return what is known of a stream; its owner only while that one lives."""
+        """Return what is known of a stream; its worker only while that one lives."""
         return await self._call(lambda: self._describe(stream))
 
     def _describe(self, stream: str) -> Described:
         known = self._known(stream)
         holder, created = self._holder(stream), str(known.number)
-        return Described(self._birth(known), known.epoch, holder, known.finish, known.start, known.size, created)
+        return Described(self._spec(known), known.epoch, holder, known.finish, known.start, known.size, created)
 
     async def streams(self) -> AsyncIterator[str]:
         """Yield the ids of all streams that exist now."""
         for (stream,) in await self._call(lambda: self._database.execute("SELECT id FROM streams").fetchall()):
             yield _text(stream)
+
+    async def list_streams(self, tenant: str, after: str | None, limit: int) -> list[ListedStream]:
+        """Return streams of a tenant after an id, in the order of their ids."""
+        start = "" if after is None else "AND id > ?"
+        query = f"SELECT id, created, summary FROM streams WHERE tenant = ? {start} ORDER BY id LIMIT ?"
+        values = (_bytes(tenant), *([] if after is None else [_bytes(after)]), limit)
+        found = await self._call(lambda: self._database.execute(query, values).fetchall())
+        return [ListedStream(_text(stream), created, summary) for stream, created, summary in found]
+
+    async def count_streams(self, tenant: str) -> int:
+        """Return how many streams a tenant has."""
+        query = "SELECT count(*) FROM streams WHERE tenant = ?"
+        count: int = await self._call(lambda: self._one(query, _bytes(tenant)))
+        return count
 
     async def usage(self) -> dict[str, int]:
         """Return the bytes that each tenant uses."""
@@ -273,8 +296,8 @@ class SqliteStore:
         rows = zip(count(known.key(batch.position)), batch.records)
         self._database.executemany("INSERT INTO records VALUES (?, ?)", rows)
         self._database.execute(
-            "UPDATE streams SET finish = finish + ?, journal_bytes = journal_bytes + ? WHERE number = ?",
-            (len(batch.records), sum(map(len, batch.records)), known.number),
+            "UPDATE streams SET finish = finish + ?, journal_bytes = journal_bytes + ?, summary = ? WHERE number = ?",
+            (len(batch.records), sum(map(len, batch.records)), batch.summary, known.number),
         )
         return None
 
@@ -404,7 +427,7 @@ class SqliteStore:
 
     def _find(self, stream: str) -> _Stream | None:
         found = self._database.execute(
-            "SELECT number, epoch, start, finish, base, covered_by, shared, state_bytes + journal_bytes "
+            "SELECT number, epoch, start, finish, base, covered_by, shared, state_bytes + journal_bytes, created "
             "FROM streams WHERE id = ?",
             (_bytes(stream),),
         ).fetchone()
@@ -430,17 +453,17 @@ class SqliteStore:
             )
         return known
 
-    def _birth(self, known: _Stream) -> bytes:
-        birth: bytes = self._one("SELECT data FROM births WHERE stream = ?", known.number)
-        return birth
+    def _spec(self, known: _Stream) -> bytes:
+        spec: bytes = self._one("SELECT data FROM specs WHERE stream = ?", known.number)
+        return spec
 
     def _holder(self, stream: str) -> str | None:
         """Return who holds a stream and lives. What a dead incarnation held is free though its successor lives."""
         if stream not in self._holders:
             return None
-        owner, incarnation = self._holders[stream]
-        found, until = self._leases.get(owner, ("", 0.0))
-        return owner if found == incarnation and time.monotonic() < until else None
+        worker, incarnation = self._holders[stream]
+        found, until = self._leases.get(worker, ("", 0.0))
+        return worker if found == incarnation and time.monotonic() < until else None
 
     # The thread.
 

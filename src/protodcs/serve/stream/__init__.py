@@ -1,1 +1,1 @@
-"""One stream: awake, at rest, and what it remembers. No clock, no network, no store."""
+"""One stream: loaded, stored, and its idempotency keys. No clock, no network, no store."""

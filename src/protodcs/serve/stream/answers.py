@@ -3,7 +3,10 @@
 A packed decision unpacks to the same bits.
 """
 
+import json
 import struct
+from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
 from ...core.decision import REASONS, Decision
@@ -17,6 +20,8 @@ KNOWN, TRUSTED, CACHED, EVOLVED = 1, 2, 4, 8
 _REASON_BIT = 4
 # Where the openness stands: behind flags, index, sequence and p_unknown.
 _OPENNESS = struct.Struct("<21xd")
+
+_FIELDS = ("outcome", *(field.name for field in fields(Decision) if field.name != "scores"))
 
 
 def pack_decision(decision: Decision) -> bytes:
@@ -73,9 +78,18 @@ def openness_of(answer: bytes) -> float:
 
 def described(answer: bytes) -> dict[str, Any]:
     """Return a packed decision as a response shows it, JSON-ready."""
-    fields = unpack_decision(answer).to_dict()
-    del fields["scores"]
-    return fields
+    # Not `to_dict`, which is several times slower.
+    decision = unpack_decision(answer)
+    return {name: getattr(decision, name) for name in _FIELDS}
+
+
+def decisions_as_json(decisions: Iterable[tuple[bytes, int, int, bool]]) -> bytes:
+    """Return the body of a response: packed decisions with position, epoch, and whether each was repeated."""
+    found = [
+        {**described(answer), "position": position, "epoch": epoch, "repeated": repeated}
+        for answer, position, epoch, repeated in decisions
+    ]
+    return json.dumps({"decisions": found}).encode()
 
 
 def described_with_position(answer: Answer) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple, Self
 
-from ...errors import AnswerExpiredError, StoreError, UsageError
+from ...errors import AnswerExpiredError, IdempotencyKeyError, StoreError
 from ..settings import ServeConfig
 from .records import DIGEST_BYTES, Kind, Record
 
@@ -101,7 +101,7 @@ class IdempotencyCache:
         """Return the answer to a row that was applied before, or None if it is new.
 
         Raises:
-            UsageError: the key was used for a request with other content.
+            IdempotencyKeyError: the key was used for a request with other content.
             AnswerExpiredError: the row was applied, and its answer is no longer stored.
         """
         entry = self._entries.get(_key(key))
@@ -109,7 +109,7 @@ class IdempotencyCache:
             return None
         found_kind, found_digest, _ = _ENTRY.unpack_from(entry)
         if (found_kind, found_digest) != (kind, digest):
-            raise UsageError(
+            raise IdempotencyKeyError(
                 f"Idempotency key {key!r} was used for a request with other content on this stream. Use a new key."
             )
         for first, position, count in _runs(entry):

@@ -27,7 +27,7 @@ class Kind(IntEnum):
     UNFREEZE = 3
     RESET = 4
     RESTORE = 5
-    KEEP = 6
+    SAVE_SNAPSHOT = 6
     ADD_CLASS = 7
     REMOVE_CLASS = 8
     DELETE_SNAPSHOT = 9
@@ -40,7 +40,7 @@ class Record:
     Attributes:
         kind: what it does.
         position: its place in the journal of the stream, from 0; no two records of a stream share one.
-        epoch: of the owner that wrote it.
+        epoch: of the worker that wrote it.
         time: when, in milliseconds since 1970 by the store's clock; it never decreases along a journal.
         key: the idempotency key of the request; never empty.
         payload: a feature as float32, little-endian; a state for RESTORE; a name for KEEP, DELETE_SNAPSHOT and

@@ -1,8 +1,7 @@
 """The numbers of all processes on one page, for Prometheus to fetch at one address.
 
-Requests of a scrape through Ray Serve would reach a replica by chance. So processes bring their numbers here, and those
-that have been silent for a while are left out. It must never hold up the keeper it lives in: it answers from memory, in
-a thread of its own.
+A scrape through Ray Serve would reach a random replica. So all processes push their metrics here, and those that have
+stopped pushing are left out. It must never block the controller it lives in: it answers from memory, in a thread.
 """
 
 import asyncio
@@ -12,20 +11,20 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, start_http_server
 from prometheus_client.core import Metric
 
 from ...version import __version__
 from . import logs
 from .metrics import Families, Merged, families
-from .readiness import failing_owners
+from .readiness import failing_workers
 
 _log = logging.getLogger(__name__)
 
 # How often processes bring their numbers, and for how long these are shown, in seconds.
 PERIOD = 1.0
 _SHOWN = 10.0
-_KEEPER = "keeper"
+_KEEPER = "controller"
 
 
 async def gather_forever(gather: Callable[[], Awaitable[None]]) -> None:
@@ -57,12 +56,13 @@ class Gathering:
         self._lock = threading.Lock()
         self.deaf = ""
         own = self._own = CollectorRegistry()
+        ProcessCollector(registry=own)
         self._ready = Gauge(
             "protodcs_ready", "Whether a part of the service can serve: 1 or 0.", ["part"], registry=own
         )
-        self._owners = Gauge("protodcs_owners", "Owners there should be, and that answer.", ["which"], registry=own)
+        self._workers = Gauge("protodcs_workers", "Workers there should be, and that answer.", ["which"], registry=own)
         Gauge("protodcs_lease_seconds", "How long a store may be silent.", registry=own).set(lease)
-        self._restarts = Counter("protodcs_owner_restarts", "Owners that died and came back.", registry=own)
+        self._restarts = Counter("protodcs_worker_restarts", "Workers that died and came back.", registry=own)
         Gauge("protodcs_build_info", "Always 1; the label says which version.", ["version"], registry=own).labels(
             __version__
         ).set(1)
@@ -83,17 +83,17 @@ class Gathering:
             self._reports[process] = (time.monotonic(), report)
 
     def saw(self, names: Sequence[str], facts: Sequence[dict[str, Any]]) -> None:
-        """Take note of which owners answered, and of what they said."""
+        """Take note of which workers answered, and of what they said."""
         for fact in facts:
-            before = self._incarnations.get(fact["owner"])
+            before = self._incarnations.get(fact["worker"])
             self._restarts.inc(before is not None and before != fact["incarnation"])
-            self._incarnations[fact["owner"]] = fact["incarnation"]
+            self._incarnations[fact["worker"]] = fact["incarnation"]
         for gone in set(self._incarnations) - set(names):
             del self._incarnations[gone]
-        self._owners.labels("wanted").set(len(names))
-        self._owners.labels("answering").set(len(facts))
-        failing = failing_owners(facts, self._lease)
-        for part in ("owners", "store"):
+        self._workers.labels("wanted").set(len(names))
+        self._workers.labels("answering").set(len(facts))
+        failing = failing_workers(facts, self._lease)
+        for part in ("workers", "store"):
             self._ready.labels(part).set(part not in failing)
         present = [name.partition("-")[0] for name in self.present()]
         self._ready.labels("ingress").set("ingress" in present)

@@ -1,11 +1,10 @@
-"""What the processes of the service write to their logs: one JSON object on each line.
+"""The log of the service: one JSON object or one line of text per event.
 
-A line says what happened, when, on behalf of which request and of which stream. It must never hold what a caller sent:
-no image, no feature, no name of a class; a stream appears as a hash of its id.
+A line says what happened, when, and for which request, tenant, API key id and stream. It must never contain an image, a
+feature, a class name or an API key.
 """
 
 import datetime
-import hashlib
 import json
 import logging
 import re
@@ -22,22 +21,17 @@ SAFE_ID = r"[A-Za-z0-9._:-]{1,128}"
 
 
 def start(kind: Literal["json", "text", "off"], level: str, process: str) -> None:
-    """Have all logs of this process written to its standard error, as a service of these settings does."""
+    """Have all logs of this process written to its standard output."""
     log = logging.getLogger(_ROOT)
     log.setLevel(level.upper())
     log.propagate = False
     handler: logging.Handler = logging.NullHandler()
     if kind != "off":
-        handler = logging.StreamHandler(sys.stderr)
+        handler = logging.StreamHandler(sys.stdout)
         handler.setFormatter(_AsJson(process) if kind == "json" else _AsText(process))
     log.handlers = [handler]
     # It has a line, in words of its own, for whatever is wrong with a form; the caller is told.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
-
-
-def hashed(stream: str) -> str:
-    """What a log calls a stream."""
-    return hashlib.blake2b(stream.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 
 def request_id(given: str | None) -> str:
@@ -81,5 +75,11 @@ class _AsText(_AsJson):
         line = self.line(record)
         error = line.pop("error", None)
         first = " ".join(str(line.pop(name)) for name in ("time", "level", "process", "event"))
-        rest = "".join(f" {name}={value}" for name, value in line.items())
+        rest = "".join(f" {name}={_quoted(value)}" for name, value in line.items())
         return first + rest + (f"\n{error}" if error else "")
+
+
+def _quoted(value: Any) -> str:
+    """Return a value as one word, so that a name cannot look like another field or line."""
+    text = str(value)
+    return text if re.fullmatch(r"[^\s\"=\\\x00-\x1f\x7f]+", text) else json.dumps(text)

@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..access.places import Places
 from ..stream.answers import CACHED, EVOLVED, KNOWN, TRUSTED, openness_of
 
 Families = list[Metric]
@@ -22,10 +21,12 @@ Families = list[Metric]
 # Upper bounds of seconds: each about twice the one before, from a fast step to a request that is given up.
 _STEP = (5e-5, 1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3, 6.4e-3, 0.0128, 0.0256, 0.0512, 0.1)
 _REQUEST = (1e-3, 2e-3, 4e-3, 8e-3, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-_WAKE = (1e-3, 2e-3, 4e-3, 8e-3, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
+_LOAD = (1e-3, 2e-3, 4e-3, 8e-3, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 _COUNT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _OPENNESS = tuple(round(0.05 * step, 2) for step in range(1, 25))
 _FLAGS = 16
+# Forbidden, beyond a size or quota, beyond a rate.
+_REJECTIONS = (403, 413, 429)
 
 
 def families(registry: CollectorRegistry) -> Families:
@@ -42,19 +43,36 @@ class IngressMetrics:
 
     def __init__(self, limit: int) -> None:
         registry = self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "protodcs_requests", "HTTP requests by route and status.", ["route", "status"], registry=registry
-        )
-        stages = Histogram(
-            "protodcs_stage_seconds",
-            "Seconds of each stage of observes and peeks: total; encode, until an image is a feature; answer, from the "
-            "place in line to the final reply; call, one call to one owner.",
-            ["stage"],
+        self.requests = Histogram(
+            "http_request_duration_seconds",
+            "Duration of HTTP requests.",
+            ["route", "method", "code"],
             buckets=_REQUEST,
             registry=registry,
         )
-        self.total, self.encode, self.answer, self.call = (
-            stages.labels(stage) for stage in ("total", "encode", "answer", "call")
+        self.encode = Histogram(
+            "protodcs_encode_seconds",
+            "Time until an image is a feature, queueing included.",
+            buckets=_REQUEST,
+            registry=registry,
+        )
+        self.answer = Histogram(
+            "protodcs_route_seconds",
+            "Time from the queue to the final reply of a worker, retries included.",
+            buckets=_REQUEST,
+            registry=registry,
+        )
+        self.queued_images = Gauge(
+            "protodcs_encoder_queued_images", "Images that wait for the encoder.", registry=registry
+        )
+        self.call = Histogram(
+            "protodcs_worker_call_seconds", "Time of one call to one worker.", buckets=_REQUEST, registry=registry
+        )
+        self._tenant_requests = Counter(
+            "protodcs_tenant_requests", "HTTP requests with a valid API key.", ["tenant"], registry=registry
+        )
+        self._tenant_rejections = Counter(
+            "protodcs_tenant_rejections", "Responses 403, 413 and 429 by tenant.", ["tenant", "code"], registry=registry
         )
         self.waiting = Gauge("protodcs_ingress_waiting_requests", "Requests under way.", registry=registry)
         Gauge("protodcs_ingress_waiting_limit_requests", "Requests that may be under way.", registry=registry).set(
@@ -65,7 +83,7 @@ class IngressMetrics:
         )
         self._failed_calls = Counter(
             "protodcs_ingress_failed_calls",
-            "Calls to owners without an answer: lost, silent or error.",
+            "Calls to workers without an answer: lost, silent or error.",
             ["reason"],
             registry=registry,
         )
@@ -96,12 +114,18 @@ class IngressMetrics:
             for reason in reasons:
                 counter.labels(reason)
 
+    def of_tenant(self, tenant: str, code: int) -> None:
+        """Count a request of a tenant."""
+        self._tenant_requests.labels(tenant).inc()
+        if code in _REJECTIONS:
+            self._tenant_rejections.labels(tenant, str(code)).inc()
+
     def asked_again(self, reason: str) -> None:
         """A reply was not final."""
         self._retries.labels(reason).inc()
 
     def call_failed(self, reason: str) -> None:
-        """An owner did not answer a call."""
+        """A worker did not answer a call."""
         self._failed_calls.labels(reason).inc()
 
     def checked_health(self, healthy: bool) -> None:
@@ -111,35 +135,6 @@ class IngressMetrics:
     def gave_up(self, reason: str) -> None:
         """A request was refused or answered too late."""
         self._given_up.labels(reason).inc()
-
-
-class DoorMetrics:
-    """What the door counts.
-
-    Args:
-        places: those that it gives out; None where it does not.
-    """
-
-    def __init__(self, places: Places | None) -> None:
-        registry = self.registry = CollectorRegistry()
-        self._refused = Counter(
-            "protodcs_door_refused",
-            "Requests refused at the door: rate, of those who asked too often; full, where there was no place.",
-            ["reason"],
-            registry=registry,
-        )
-        for reason in ("rate", "full"):
-            self._refused.labels(reason)
-        self.held = Gauge("protodcs_door_held_refusals", "Refusals that are held back now.", registry=registry)
-        if places is not None:
-            most = Gauge("protodcs_door_places", "Requests that may be under way.", registry=registry)
-            most.set_function(lambda: int(places.most))
-            taken = Gauge("protodcs_door_taken_places", "Requests that are under way.", registry=registry)
-            taken.set_function(lambda: places.taken)
-
-    def refused(self, reason: str) -> None:
-        """A request did not come in."""
-        self._refused.labels(reason).inc()
 
 
 class EncoderMetrics:
@@ -159,8 +154,8 @@ class EncoderMetrics:
         self.bad = Counter("protodcs_encoder_bad_images", "Images that could not be decoded.", registry=registry)
 
 
-class OwnerMetrics:
-    """What an owner counts.
+class WorkerMetrics:
+    """What a worker counts.
 
     Args:
         guards: the kinds of guard rails there are.
@@ -172,24 +167,26 @@ class OwnerMetrics:
 
     def __init__(self, guards: Iterable[str] = ()) -> None:
         registry = self.registry = CollectorRegistry()
-        self._step = _Tally("protodcs_owner_step_seconds", "Seconds of one observe in the engine.", _STEP)
+        self._step = _Tally("protodcs_worker_step_seconds", "Seconds of one observe in the engine.", _STEP)
         self._openness = _Tally("protodcs_decision_openness", "Openness of the decisions on observes.", _OPENNESS)
         self._commit = _Tally(
-            "protodcs_owner_commit_seconds", "Seconds until a group of writes was done, attempts included.", _REQUEST
+            "protodcs_worker_commit_seconds", "Seconds until a group of writes was done, attempts included.", _REQUEST
         )
-        self._group = _Tally("protodcs_owner_commit_writes", "Writes that went to the store together.", _COUNT)
-        self._wake = _Tally("protodcs_owner_wake_seconds", "Seconds until a stream was awake.", _WAKE)
-        for tally in (self._step, self._openness, self._commit, self._group, self._wake):
+        self._group = _Tally("protodcs_worker_commit_writes", "Writes that went to the store together.", _COUNT)
+        self._load = _Tally("protodcs_worker_load_seconds", "Time to load a stream, in seconds.", _LOAD)
+        for tally in (self._step, self._openness, self._commit, self._group, self._load):
             registry.register(tally)
-        self._slept = Counter("protodcs_owner_sleeps", "Streams that were put to sleep.", registry=registry)
+        self._slept = Counter("protodcs_worker_unloads", "Streams that were unloaded.", registry=registry)
         self._fenced = Counter(
-            "protodcs_owner_fenced_writes", "Writes that the store refused: another owner took over.", registry=registry
+            "protodcs_worker_fenced_writes",
+            "Writes refused by the store because another worker took over.",
+            registry=registry,
         )
         self._errors = Counter(
-            "protodcs_owner_store_errors", "Attempts to write or to renew the lease that failed.", registry=registry
+            "protodcs_worker_store_errors", "Attempts to write or to renew the lease that failed.", registry=registry
         )
         self._takeovers = Counter(
-            "protodcs_owner_takeovers",
+            "protodcs_worker_takeovers",
             "Streams taken from a worker that an ingress could not reach, though its lease lived.",
             registry=registry,
         )
@@ -231,9 +228,9 @@ class OwnerMetrics:
         """Count a stream that this worker took from another one that lives."""
         self._takeovers.inc()
 
-    def woke(self, seconds: float) -> None:
-        """A stream is awake."""
-        self._wake.observe(seconds)
+    def loaded(self, seconds: float) -> None:
+        """A stream was loaded."""
+        self._load.observe(seconds)
 
     def slept(self) -> None:
         """A stream was put to sleep."""
@@ -259,11 +256,11 @@ class OwnerMetrics:
 GAUGES = {
     "protodcs_store_silence_seconds": "Seconds since the store last answered a commit or the lease's renewal.",
     "protodcs_store_lag_seconds": "For how many seconds the present group of writes is under way; 0 between groups.",
-    "protodcs_owner_awake_streams": "Streams in memory.",
-    "protodcs_owner_quarantined_streams": "Streams that are damaged and are not loaded any more.",
-    "protodcs_owner_queued_writes": "Writes that wait for the group under way to end.",
-    "protodcs_owner_records_behind": "Records behind the newest snapshots of all streams in memory.",
-    "protodcs_owner_records_behind_most": "The same for the stream that has most.",
+    "protodcs_worker_loaded_streams": "Streams in memory.",
+    "protodcs_worker_quarantined_streams": "Streams that are damaged and are not loaded any more.",
+    "protodcs_worker_queued_writes": "Writes that wait for the group under way to end.",
+    "protodcs_worker_unsnapshotted_records": "Records since the newest snapshot, over all streams in memory.",
+    "protodcs_worker_unsnapshotted_records_max": "The same for the stream that has the most.",
 }
 
 
@@ -315,7 +312,7 @@ class _Decisions(Collector):
 
 
 class Merged(Collector):
-    """The numbers of many processes as one: each sample says in the label `process` whose it is.
+    """The metrics of many processes as one page, with the labels `role` and `instance`.
 
     Args:
         reports: the families of each process, by its name.
@@ -328,10 +325,11 @@ class Merged(Collector):
         """Every family once, as Prometheus wants it, whichever processes have it."""
         found: dict[str, Metric] = {}
         for process, report in self._reports().items():
+            whose = {"role": process.partition("-")[0], "instance": process}
             for family in report:
                 whole = found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 for sample in family.samples:
                     # When a counter began says nothing that its value does not, and doubles the page.
                     if not sample.name.endswith("_created"):
-                        whole.samples.append(sample._replace(labels={**sample.labels, "process": process}))
+                        whole.samples.append(sample._replace(labels={**sample.labels, **whose}))
         yield from found.values()

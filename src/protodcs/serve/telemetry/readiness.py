@@ -1,7 +1,7 @@
-"""Whether the service can serve, part by part: owners, store, encoder.
+"""Readiness: whether workers, store and encoder can serve requests.
 
-To be alive is less: a process that answers is alive, also while it waits for a store. Whoever sends requests asks for
-readiness, whoever restarts processes for life. Anybody may ask, so it must never cost more than one look a second.
+Health is less: a process that answers is healthy, also while it waits for its store. Load balancers and operators ask
+for readiness without an API key, so the parts are asked at most once per second.
 """
 
 import asyncio
@@ -11,26 +11,26 @@ from typing import Any, Protocol
 
 from ...errors import ProtoDCSError
 
-# Seconds that a part has to answer; owners that are silent are given up by the keeper before.
-_PATIENCE = 4.0
-# For so long what was seen is believed, in seconds.
+# Time for a part to answer. The controller stops waiting for silent workers before. Seconds.
+_TIMEOUT = 1.5
+# Time for which a result is used again. Seconds.
 _FRESH = 1.0
 
 
 class Asked(Protocol):
-    """A part that says facts of itself."""
+    """A part that describes itself."""
 
     async def facts(self) -> Any:
-        """Anything: that it answers is what counts."""
+        """Return anything: only that it answers counts."""
         ...
 
 
-def failing_owners(facts: Sequence[dict[str, Any]], lease: float) -> dict[str, str]:
-    """What fails of owners and store, in words, by what the owners say that answered."""
+def failing_workers(facts: Sequence[dict[str, Any]], lease: float) -> dict[str, str]:
+    """Return what fails of workers and store, by what the workers that answered say."""
     if not facts:
-        return {"owners": "no owner answers; those that start wait for their store"}
+        return {"workers": "no worker answers; those that start wait for their store"}
     if all(fact["draining"] for fact in facts):
-        return {"owners": "the service is being stopped"}
+        return {"workers": "the service is being stopped"}
     silence = min(fact["store_silence_seconds"] for fact in facts)
     if silence > lease:
         return {"store": f"the store has not answered for {silence:.0f} seconds"}
@@ -38,10 +38,10 @@ def failing_owners(facts: Sequence[dict[str, Any]], lease: float) -> dict[str, s
 
 
 class Readiness:
-    """Looks at the parts for whoever asks, together for all who ask at once.
+    """Ask the parts, once for all callers at the same time.
 
     Args:
-        control: the keeper of the owners.
+        control: the controller of the workers.
         encoding: the encoder, if there is one.
         lease: how long the store may be silent, in seconds.
     """
@@ -52,10 +52,10 @@ class Readiness:
         self._seen = -float("inf")
 
     async def failing(self) -> dict[str, str]:
-        """What fails, in words, as it was within the last second; empty if requests can be served."""
+        """Return what fails, as it was within the last second; empty if requests can be served."""
         if self._look is None or (self._look.done() and time.monotonic() - self._seen > _FRESH):
             self._look = asyncio.create_task(self._looked())
-        # Others wait for it too: that one of them goes away must not end it.
+        # Others wait for it too, so a caller that disconnects must not cancel it.
         return await asyncio.shield(self._look)
 
     async def _looked(self) -> dict[str, str]:
@@ -65,17 +65,25 @@ class Readiness:
 
 
 async def failing_parts(control: Asked, encoding: Asked | None, lease: float) -> dict[str, str]:
-    """What fails, in words; empty if requests can be served."""
-    failing: dict[str, str] = {}
+    """Return what fails; empty if requests can be served."""
+    workers, encoder = await asyncio.gather(_failing_workers(control, lease), _failing_encoder(encoding))
+    return workers | encoder
+
+
+async def _failing_workers(control: Asked, lease: float) -> dict[str, str]:
     try:
-        failing |= failing_owners(await asyncio.wait_for(control.facts(), _PATIENCE), lease)
+        return failing_workers(await asyncio.wait_for(control.facts(), _TIMEOUT), lease)
     except (ProtoDCSError, TimeoutError) as problem:
-        failing["owners"] = str(problem) or "the keeper of the owners does not answer"
+        return {"workers": str(problem) or "the controller of the workers does not answer"}
     except Exception as problem:
-        failing["owners"] = f"the keeper of the owners does not answer: {type(problem).__name__}"
-    if encoding is not None:
-        try:
-            await asyncio.wait_for(encoding.facts(), _PATIENCE)
-        except Exception as problem:
-            failing["encoder"] = f"the encoder does not answer: {type(problem).__name__}"
-    return failing
+        return {"workers": f"the controller of the workers does not answer: {type(problem).__name__}"}
+
+
+async def _failing_encoder(encoding: Asked | None) -> dict[str, str]:
+    if encoding is None:
+        return {}
+    try:
+        await asyncio.wait_for(encoding.facts(), _TIMEOUT)
+    except Exception as problem:
+        return {"encoder": f"the encoder does not answer: {type(problem).__name__}"}
+    return {}

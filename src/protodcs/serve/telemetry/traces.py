@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, SpanKind
+from opentelemetry.trace import INVALID_SPAN, Link, Span, SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from ...errors import ConfigError
@@ -35,19 +35,31 @@ def start(hook: str | None) -> None:
 @contextmanager
 def request_span(headers: Mapping[str, str], **about: str) -> Iterator[Span]:
     """The span of an HTTP request, below the caller's own if its headers name one."""
+    if not _is_recorded():
+        yield INVALID_SPAN
+        return
     parent = _form.extract(headers)
     with _tracer.start_as_current_span("request", parent, kind=SpanKind.SERVER, attributes=about) as span:
         yield span
 
 
+def _is_recorded() -> bool:
+    """Whether an SDK is set up. Spans of the API alone do nothing, and still take time."""
+    return not (
+        isinstance(_tracer, trace.ProxyTracer) and isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+    )
+
+
 def span(name: str) -> AbstractContextManager[Span]:
     """A span below the present one."""
+    if not _is_recorded():
+        return nullcontext(INVALID_SPAN)
     return _tracer.start_as_current_span(name)
 
 
 def carried() -> str:
     """The present span in a word that travels; empty where nobody records it."""
-    if not trace.get_current_span().get_span_context().is_valid:
+    if not _is_recorded() or not trace.get_current_span().get_span_context().is_valid:
         return ""
     carrier: dict[str, str] = {}
     _form.inject(carrier)

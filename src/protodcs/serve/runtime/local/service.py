@@ -15,25 +15,30 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .... import encoders
 from ....errors import ConfigError
 from ...api.app import application
 from ...encoder.encoding import SharedEncoder
-from ...encoder.together import Together
+from ...encoder.micro_batcher import MicroBatcher
 from ...messages import STOPPING, Reply, Request
-from ...owners.owner import Owner
-from ...owners.router import Router
-from ...settings import ServeConfig
+from ...settings import ServeConfig, check_single
+from ...store.base import ListedStream
 from ...store.sqlite import SqliteStore
 from ...telemetry import logs, traces
 from ...telemetry.gathering import Gathering, gather_forever
 from ...telemetry.metrics import EncoderMetrics, families
+from ...workers.router import Router
+from ...workers.worker import Worker
+from ..preflight import bind
 from ..startup import freeze_startup_objects
 
-_WORKER = "owner-0"
+_WORKER = "worker-0"
 # Requests that are still open after the streams were unloaded, such as slow uploads, end after so many seconds.
 _LAST_REQUESTS = 1
+# Time for all headers of a request. Seconds.
+_HEADER_SECONDS = 10.0
 
 
 def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
@@ -47,12 +52,8 @@ def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
         ConfigError: the settings are for a cluster, or the address cannot be listened on.
         StoreError: the folder of the streams cannot be used, or its disk failed.
     """
-    if not config.is_single:
-        raise ConfigError(
-            "A service in one process stores its streams in SQLite. Set store=sqlite:FOLDER, or start a cluster with "
-            "`protodcs serve --cluster FILE`."
-        )
-    with _listener(config) as listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    check_single(config)
+    with bind(config.host, config.port, "port") as listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(config, listener, ready))
 
 
@@ -60,41 +61,47 @@ class LocalService:
     """The worker, the router and the encoder of a service in one process.
 
     Args:
-        owner: the worker.
+        worker: the worker.
         config: the settings of the service.
         encoder: None if the service accepts features only.
     """
 
-    def __init__(self, owner: Owner, config: ServeConfig, encoder: encoders.Encoder | None):
-        self._owner = owner
-        self._router = Router(self._call, self.owners, config)
+    def __init__(self, worker: Worker, config: ServeConfig, encoder: encoders.Encoder | None):
+        self._worker = worker
+        self._router = Router(self._call, self.workers, config)
         self._encoder = None if encoder is None else _LocalEncoder(encoder, config)
+        if self._encoder is not None:
+            self._router.metrics.queued_images.set_function(self._encoder.queued)
         self._gathering = Gathering(config.lease_seconds, encoder is not None)
         self.api: FastAPI = application(config, self._router, self, self._encoder)
 
     async def _call(self, _: str, requests: list[Request]) -> list[Reply]:
-        return await self._owner.handle(requests)
+        return await self._worker.handle(requests)
 
-    async def owners(self) -> list[str]:
+    async def workers(self) -> list[str]:
         """Return the name of the one worker."""
         return [_WORKER]
 
     async def facts(self) -> list[dict[str, Any]]:
         """Return what the worker says of itself."""
-        return [{**self._owner.facts(), "pid": os.getpid()}]
+        return [{**self._worker.facts(), "pid": os.getpid()}]
 
     async def resize(self, count: int) -> list[str]:
         """Raise ConfigError for more than the one worker."""
         if count != 1:
             raise ConfigError(
-                f"A service in one process has one owner. Given: {count}. Start a cluster with "
+                f"A service in one process has one worker. Given: {count}. Start a cluster with "
                 "`protodcs serve --cluster FILE`."
             )
         return [_WORKER]
 
-    async def streams(self) -> list[str]:
-        """Return the ids of all streams."""
-        return await self._owner.streams()
+    async def list_streams(self, tenant: str, after: str | None, limit: int) -> list[ListedStream]:
+        """Return streams of a tenant after an id, in the order of their ids."""
+        return await self._worker.list_streams(tenant, after, limit)
+
+    async def count_streams(self, tenant: str) -> int:
+        """Return how many streams a tenant has."""
+        return await self._worker.count_streams(tenant)
 
     def listen_for_prometheus(self, host: str, port: int) -> None:
         """Serve metrics from now on. Raise ConfigError if the port cannot be listened on."""
@@ -104,7 +111,7 @@ class LocalService:
         self._publishing = asyncio.create_task(gather_forever(self._gather))
 
     async def _gather(self) -> None:
-        self._gathering.put(_WORKER, self._owner.metrics())
+        self._gathering.put(_WORKER, self._worker.metrics())
         self._gathering.put("ingress", families(self._router.metrics.registry))
         if self._encoder is not None:
             self._gathering.put("encoder", families(self._encoder.metrics.registry))
@@ -117,12 +124,15 @@ class _LocalEncoder:
     def __init__(self, encoder: encoders.Encoder, config: ServeConfig):
         self.metrics = EncoderMetrics()
         self._shared = SharedEncoder(encoder, self.metrics.bad.inc)
-        self._batches = Together(self._encode, calls=1, images=config.batch_size)
+        self._batches = MicroBatcher(self._encode, calls=1, images=config.batch_size)
 
     async def _encode(self, images: list[bytes]) -> list[bytes | str]:
         self.metrics.batch.observe(len(images))
         with self.metrics.seconds.time():
             return await self._shared.encode(images)
+
+    def queued(self) -> int:
+        return self._batches.queued
 
     async def encode(self, image: bytes) -> bytes:
         return await self._batches.encode(image)
@@ -132,6 +142,38 @@ class _LocalEncoder:
 
     async def facts(self) -> dict[str, Any]:
         return self._shared.facts()
+
+
+class _HeaderTimeout(HttpToolsProtocol):
+    """An HTTP/1.1 connection that closes if the headers of a request are not complete in time."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Start the time for the first request."""
+        super().connection_made(transport)
+        self._limit()
+
+    def data_received(self, data: bytes) -> None:
+        """Read data. Between requests, uvicorn closes idle connections; half a request is ours to close."""
+        super().data_received(data)
+        self._limit()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the time."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _limit(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_timer()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(_HEADER_SECONDS, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class _Server(uvicorn.Server):
@@ -144,22 +186,22 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(config: ServeConfig, listener: socket.socket, ready: Callable[[str], None]) -> None:
-    logs.start(config.log, config.log_level, "protodcs")
+    logs.start(config.log_format, config.log_level, "protodcs")
     traces.start(config.tracing)
     # Before the encoder, which may take long to load: that the folder is in use should be known at once.
     store = SqliteStore(config.store.removeprefix("sqlite:"))
-    owner = Owner(_WORKER, store, config)
+    worker = Worker(_WORKER, store, config)
     try:
         encoder = None
         if config.encoder is not None:
             encoder = encoders.load(config.encoder, device=config.device, batch_size=config.batch_size)
-        service = LocalService(owner, config, encoder)
-        await owner.start()
+        service = LocalService(worker, config, encoder)
+        await worker.start()
         if config.metrics_port:
             service.listen_for_prometheus(config.host, config.metrics_port)
-        await _serve_http(config, service.api, listener, ready, owner, store)
+        await _serve_http(config, service.api, listener, ready, worker, store)
     finally:
-        await owner.close()
+        await worker.close()
 
 
 async def _serve_http(
@@ -167,7 +209,7 @@ async def _serve_http(
     api: FastAPI,
     listener: socket.socket,
     ready: Callable[[str], None],
-    owner: Owner,
+    worker: Worker,
     store: SqliteStore,
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -178,6 +220,7 @@ async def _serve_http(
     server = _Server(
         uvicorn.Config(
             api,
+            http=_HeaderTimeout,
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -201,27 +244,11 @@ async def _serve_http(
     if not failure.done():
         # What is left after this time has its records in the store, and only takes longer to load.
         with suppress(TimeoutError):
-            await asyncio.wait_for(owner.drain(STOPPING), config.drain_seconds)
+            await asyncio.wait_for(worker.drain(STOPPING), config.drain_seconds)
     server.should_exit = True
     await serving
     if failure.done():
         raise failure.result()
-
-
-def _listener(config: ServeConfig) -> socket.socket:
-    """Return a socket that is bound to the address of the service. It listens only when the service is ready."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        # Another process that listens there is an error all the same.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        return listener
-    except OSError as problem:
-        raise ConfigError(
-            f"cannot listen on {config.host}:{config.port}: {problem.strerror or problem}; choose another `host` or "
-            "`port`, or end the other program"
-        ) from None
 
 
 def _address(config: ServeConfig) -> str:

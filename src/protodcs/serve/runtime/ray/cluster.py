@@ -1,8 +1,8 @@
-"""Owners as actors on Ray, and the keeper that says which ones there are.
+"""Workers as actors on Ray, and the controller that says which ones there are.
 
-Ray restarts an owner that died, under the same name and as a new incarnation. The keeper adds and removes owners while
-requests flow. The list of workers is in the store: the keeper writes it before it removes a worker, and after a restart
-it makes the actors agree with the list.
+Ray restarts a worker that died, under the same name and as a new incarnation. The controller adds and removes workers
+while requests flow. The list of workers is in the store. The controller writes it before it removes a worker, and after
+a restart it makes the actors agree with the list.
 """
 
 import asyncio
@@ -15,84 +15,93 @@ from contextlib import suppress
 from typing import Any
 
 import ray
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError, TaskCancelledError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ....errors import ConfigError, StoreError
 from ...messages import STOPPING, Outcome, Reply, Request
-from ...owners.owner import Owner
-from ...owners.router import OwnerLostError
 from ...settings import ServeConfig
 from ...store import Store, open_store
+from ...store.base import ListedStream
 from ...telemetry import logs, traces
 from ...telemetry.gathering import PERIOD, Gathering, gather_forever
 from ...telemetry.metrics import Families, families
+from ...workers.router import WorkerLostError
+from ...workers.worker import Worker
 from ..startup import freeze_startup_objects
 
 _log = logging.getLogger(__name__)
 
 NAMESPACE = "protodcs"
-KEEPER = "keeper"
-_OWNER = re.compile(r"owner-(\d+)")
-# Requests that one owner may have under way: the router sends few calls, each with many of them.
+KEEPER = "controller"
+_OWNER = re.compile(r"worker-(\d+)")
+# Requests that one worker may have under way: the router sends few calls, each with many of them.
 _CALLS = 1000
 _REMOVED = Reply(Outcome.MOVED)
 # How long a worker may take to note who the members are. It reads the list from the store too.
 _TELL_SECONDS = 5.0
+# How long the controller waits for a worker's facts or metrics. Less than readiness waits for the controller.
+_ANSWER_SECONDS = 1.0
 
 
-class OwnerActor:
-    """An owner in a process of its own."""
+class WorkerActor:
+    """A worker in a process of its own."""
 
     def __init__(self, name: str, settings: dict[str, Any]):
         self._name = name
         self._config = ServeConfig(**settings)
-        self._starting: asyncio.Task[Owner] | None = None
+        self._starting: asyncio.Task[Worker] | None = None
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
         begin(self._config, name)
         freeze_startup_objects()
 
-    async def _owner(self) -> Owner:
-        """The owner, started by whoever asks first: also after Ray has restarted the process."""
+    async def _worker(self) -> Worker:
+        """The worker, started by whoever asks first: also after Ray has restarted the process."""
         if self._starting is None or (self._starting.done() and self._starting.exception() is not None):
             self._starting = asyncio.create_task(self._start())
         return await asyncio.shield(self._starting)
 
-    async def _start(self) -> Owner:
+    async def _start(self) -> Worker:
         store = await open_store(self._config)
-        owner = Owner(self._name, store, self._config)
-        await owner.start()
-        return owner
+        worker = Worker(self._name, store, self._config)
+        await worker.start()
+        return worker
 
     async def handle(self, requests: list[Request]) -> list[Reply]:
-        """Serve requests, as `Owner.handle` does."""
-        return await (await self._owner()).handle(requests)
+        """Serve requests, as `Worker.handle` does."""
+        return await (await self._worker()).handle(requests)
 
-    async def arrange(self, owners: list[str]) -> None:
-        """Take note of who the owners are."""
-        (await self._owner()).arrange(owners)
+    async def arrange(self, workers: list[str]) -> None:
+        """Take note of who the workers are."""
+        (await self._worker()).arrange(workers)
 
     async def facts(self) -> dict[str, Any]:
         """Numbers for monitoring."""
-        return {**(await self._owner()).facts(), "pid": os.getpid()}
+        return {**(await self._worker()).facts(), "pid": os.getpid()}
 
     async def metrics(self) -> tuple[dict[str, Any], Families]:
         """The same, and what Prometheus is told."""
-        owner = await self._owner()
-        return owner.facts(), owner.metrics()
+        worker = await self._worker()
+        return worker.facts(), [*worker.metrics(), *families(self._process)]
 
     async def drain(self, removed: bool) -> None:
         """Put all streams to sleep and let the store go."""
-        owner = await self._owner()
-        await owner.drain(_REMOVED if removed else STOPPING)
+        worker = await self._worker()
+        await worker.drain(_REMOVED if removed else STOPPING)
 
-    async def streams(self) -> list[str]:
-        """The ids of all streams in the store."""
-        return await (await self._owner()).streams()
+    async def list_streams(self, tenant: str, after: str | None, limit: int) -> list[ListedStream]:
+        """Return streams of a tenant after an id, in the order of their ids."""
+        return await (await self._worker()).list_streams(tenant, after, limit)
+
+    async def count_streams(self, tenant: str) -> int:
+        """Return how many streams a tenant has."""
+        return await (await self._worker()).count_streams(tenant)
 
 
-class Keeper:
-    """Knows the owners, and makes them more or fewer."""
+class Controller:
+    """Knows the workers, and makes them more or fewer."""
 
     def __init__(self, settings: dict[str, Any]):
         self._settings = settings
@@ -112,17 +121,17 @@ class Keeper:
             self._watching = loop.create_task(gather_forever(self._gather))
 
     async def names(self) -> list[str]:
-        """The owners that streams may belong to; none until the list was read."""
+        """The workers that streams may belong to; none until the list was read."""
         return self._names
 
     async def resize(self, count: int) -> list[str]:
-        """Have so many owners; comes back when those that are gone have put their streams to sleep.
+        """Have so many workers; comes back when those that are gone have put their streams to sleep.
 
         Raises:
             StoreError: the list of workers cannot be read or written.
         """
         async with self._changing:
-            ServeConfig(**{**self._settings, "owners": count})
+            ServeConfig(**{**self._settings, "workers": count})
             members = await self._stored_members() or []
             kept = members[:count]
             fresh = _names_beyond([*members, *_present()], count - len(kept))
@@ -183,7 +192,7 @@ class Keeper:
         """Start the workers that are not there, and return their names."""
         missing = sorted(set(names) - set(_present()), key=_number)
         for name in missing:
-            _start_owner(name, self._settings)
+            _start_worker(name, self._settings)
         return missing
 
     async def _tell(self, name: str) -> None:
@@ -198,12 +207,8 @@ class Keeper:
         with suppress(ValueError):
             ray.kill(_actor(name), no_restart=True)
 
-    async def settings(self) -> dict[str, Any]:
-        """The settings of the service."""
-        return self._settings
-
     async def facts(self) -> list[dict[str, Any]]:
-        """What each owner says of itself; those that do not answer are left out."""
+        """What each worker says of itself; those that do not answer are left out."""
         answers = await asyncio.gather(*(_answer(name, "facts") for name in self._names))
         return [answer for answer in answers if answer is not None]
 
@@ -216,7 +221,7 @@ class Keeper:
         self._gathering.put(process, report)
 
     async def _gather(self) -> None:
-        """Fetch the metrics of the owners."""
+        """Fetch the metrics of the workers."""
         names = self._names
         answers = await asyncio.gather(*(_answer(name, "metrics") for name in names))
         for name, answer in zip(names, answers, strict=True):
@@ -225,33 +230,28 @@ class Keeper:
         self._gathering.saw(names, [answer[0] for answer in answers if answer is not None])
 
     async def drain(self) -> None:
-        """Stop all owners; what they hold goes to sleep."""
+        """Stop all workers; what they hold goes to sleep."""
         async with self._changing:
             stops = [_actor(name).drain.remote(False) for name in self._names]
             await asyncio.gather(*stops, return_exceptions=True)
 
 
 async def _answer(name: str, question: str) -> Any:
-    """What an owner says; None if it does not."""
+    """What a worker says; None if it does not."""
     try:
-        return await asyncio.wait_for(getattr(_actor(name), question).remote(), 2.0)
+        return await asyncio.wait_for(getattr(_actor(name), question).remote(), _ANSWER_SECONDS)
     except (RayActorError, RayTaskError, TimeoutError, ValueError):
         return None
 
 
 def begin(config: ServeConfig, process: str, registry: CollectorRegistry | None = None) -> None:
-    """What every process of the service does first: logs, traces, and its numbers to the keeper from time to time."""
-    logs.start(config.log, config.log_level, process)
+    """Start logs and traces in this process, and send its metrics to the controller periodically."""
+    logs.start(config.log_format, config.log_level, process)
     traces.start(config.tracing)
-    if registry is not None:
-        bring_numbers(config, process, registry)
-
-
-def bring_numbers(config: ServeConfig, process: str, registry: CollectorRegistry) -> None:
-    """Tell the keeper from now on what this process counts, if anyone wants to know."""
-    if config.metrics_port:
+    if registry is not None and config.metrics_port:
+        ProcessCollector(registry=registry)
         # A thread, because a replica is made outside the event loop that it serves in.
-        threading.Thread(target=_bring, args=(process, registry), name="numbers to the keeper", daemon=True).start()
+        threading.Thread(target=_bring, args=(process, registry), name="numbers to the controller", daemon=True).start()
 
 
 def process_name(role: str) -> str:
@@ -265,8 +265,8 @@ def _bring(process: str, registry: CollectorRegistry) -> None:
         try:
             _actor(KEEPER).report.remote(process, families(registry))
         except Exception as problem:
-            # The keeper may be on its way back; requests are served without it.
-            _log.debug("the keeper was not told", extra=logs.with_fields(problem=type(problem).__name__))
+            # The controller may be on its way back; requests are served without it.
+            _log.debug("the controller was not told", extra=logs.with_fields(problem=type(problem).__name__))
 
 
 def _is_restarted() -> bool:
@@ -275,7 +275,7 @@ def _is_restarted() -> bool:
 
 
 def _present() -> list[str]:
-    """The owners that are there, in the order they were made."""
+    """The workers that are there, in the order they were made."""
     actors = ray.util.list_named_actors(all_namespaces=True)
     names = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
     return sorted((name for name in names if _OWNER.fullmatch(name)), key=_number)
@@ -289,29 +289,29 @@ def _number(name: str) -> int:
 
 def _names_beyond(names: list[str], count: int) -> list[str]:
     start = max((_number(name) for name in names), default=-1) + 1
-    return [f"owner-{number}" for number in range(start, start + count)]
+    return [f"worker-{number}" for number in range(start, start + count)]
 
 
-def _start_owner(name: str, settings: dict[str, Any]) -> None:
+def _start_worker(name: str, settings: dict[str, Any]) -> None:
     options: dict[str, Any] = {
         "name": name,
         "namespace": NAMESPACE,
         "lifetime": "detached",
         "max_restarts": -1,
         "max_concurrency": _CALLS,
-        "num_cpus": settings["owner_cpus"],
+        "num_cpus": settings["worker_cpus"],
         # A resize that failed half-way may have started it already; the next one goes on from there.
         "get_if_exists": True,
     }
-    ray.remote(OwnerActor).options(**options).remote(name, settings)
+    ray.remote(WorkerActor).options(**options).remote(name, settings)
 
 
 def _actor(name: str) -> Any:
     return ray.get_actor(name, namespace=NAMESPACE)
 
 
-def start_keeper(config: ServeConfig) -> Any:
-    """The keeper of this cluster, with as many owners as the settings say."""
+def start_controller(config: ServeConfig) -> Any:
+    """The controller of this cluster, with as many workers as the settings say."""
     options: dict[str, Any] = {
         "name": KEEPER,
         "namespace": NAMESPACE,
@@ -323,17 +323,17 @@ def start_keeper(config: ServeConfig) -> Any:
         # Prometheus looks for it on this machine.
         "scheduling_strategy": NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True),
     }
-    keeper = ray.remote(Keeper).options(**options).remote(config.model_dump())
-    deaf = ray.get(keeper.deaf.remote())
+    controller = ray.remote(Controller).options(**options).remote(config.model_dump())
+    deaf = ray.get(controller.deaf.remote())
     # A service that runs already goes on without its numbers; a new one begins with all that was asked for.
     if deaf and not _present():
-        ray.kill(keeper, no_restart=True)
+        ray.kill(controller, no_restart=True)
         raise ConfigError(deaf)
     try:
-        ray.get(keeper.resize.remote(config.owners))
+        ray.get(controller.resize.remote(config.workers))
     except RayTaskError as problem:
         raise cause_of(problem) from None
-    return keeper
+    return controller
 
 
 def cause_of(problem: RayTaskError) -> Exception:
@@ -344,84 +344,86 @@ def cause_of(problem: RayTaskError) -> Exception:
     return cause if isinstance(cause, Exception) else RuntimeError("a remote call failed")
 
 
-def drain(keeper: Any, seconds: float) -> None:
-    """Have all owners refuse new work and put their streams to sleep."""
+def drain(controller: Any, seconds: float) -> None:
+    """Have all workers refuse new work and put their streams to sleep."""
     # What was acknowledged is durable without it; waking just takes longer.
     with suppress(GetTimeoutError, RayActorError):
-        ray.get(keeper.drain.remote(), timeout=seconds)
+        ray.get(controller.drain.remote(), timeout=seconds)
 
 
-def end(keeper: Any) -> None:
-    """End all owners, and their keeper."""
-    ray.kill(keeper, no_restart=True)
+def end(controller: Any) -> None:
+    """End all workers, and their controller."""
+    ray.kill(controller, no_restart=True)
     for name in _present():
         ray.kill(_actor(name), no_restart=True)
 
 
 class Calls:
-    """Calls to owners and to the keeper, from a process that speaks HTTP."""
+    """Calls to workers and to the controller, from a process that speaks HTTP."""
 
     def __init__(self) -> None:
         self._actors: dict[str, Any] = {}
 
-    async def call(self, owner: str, requests: list[Request]) -> list[Reply]:
-        """Ask one owner."""
+    async def call(self, worker: str, requests: list[Request]) -> list[Reply]:
+        """Ask one worker."""
         try:
-            replies: list[Reply] = await self._find(owner).handle.remote(requests)
+            replies: list[Reply] = await self._find(worker).handle.remote(requests)
         except RayTaskError as problem:
             # First, because it is also a ValueError if that is what the worker raised.
-            raise OwnerLostError(f"{owner} could not work: {cause_of(problem)}") from None
+            raise WorkerLostError(f"{worker} could not work: {cause_of(problem)}") from None
         except (RayActorError, ValueError) as problem:
-            self._actors.pop(owner, None)
-            raise OwnerLostError(f"{owner} is not there: {type(problem).__name__}") from None
+            self._actors.pop(worker, None)
+            raise WorkerLostError(f"{worker} is not there: {type(problem).__name__}") from None
         except TaskCancelledError:
-            raise OwnerLostError(f"a call to {owner} was cancelled") from None
+            raise WorkerLostError(f"a call to {worker} was cancelled") from None
         return replies
 
-    async def owners(self) -> list[str]:
-        """The present owners."""
-        names: list[str] = await self._of_keeper("names")
+    async def workers(self) -> list[str]:
+        """The present workers."""
+        names: list[str] = await self._of_controller("names")
         return names
 
-    async def settings(self) -> dict[str, Any]:
-        """The settings of the service."""
-        settings: dict[str, Any] = await self._of_keeper("settings")
-        return settings
-
     async def facts(self) -> list[dict[str, Any]]:
-        """What each owner says of itself."""
-        facts: list[dict[str, Any]] = await self._of_keeper("facts")
+        """What each worker says of itself."""
+        facts: list[dict[str, Any]] = await self._of_controller("facts")
         return facts
 
     async def resize(self, count: int) -> list[str]:
-        """Have so many owners."""
+        """Have so many workers."""
         try:
-            names: list[str] = await self._of_keeper("resize", count)
+            names: list[str] = await self._of_controller("resize", count)
         except StoreError:
-            raise OwnerLostError(
+            raise WorkerLostError(
                 "The list of workers cannot be read or written. Check the store and try again."
             ) from None
         return names
 
-    async def streams(self) -> list[str]:
-        """The ids of all streams."""
-        for owner in await self.owners():
+    async def list_streams(self, tenant: str, after: str | None, limit: int) -> list[ListedStream]:
+        """Return streams of a tenant after an id, in the order of their ids."""
+        found: list[ListedStream] = await self._of_any_worker("list_streams", tenant, after, limit)
+        return found
+
+    async def count_streams(self, tenant: str) -> int:
+        """Return how many streams a tenant has."""
+        return int(await self._of_any_worker("count_streams", tenant))
+
+    async def _of_any_worker(self, question: str, *values: Any) -> Any:
+        for worker in await self.workers():
             try:
-                ids: list[str] = await self._find(owner).streams.remote()
-                return ids
+                return await getattr(self._find(worker), question).remote(*values)
             except (RayActorError, RayTaskError, ValueError):
                 continue
-        raise OwnerLostError("no owner answers")
+        raise WorkerLostError("no worker answers")
 
-    async def _of_keeper(self, question: str, *values: Any) -> Any:
+    async def _of_controller(self, question: str, *values: Any) -> Any:
         try:
             return await getattr(self._find(KEEPER), question).remote(*values)
         except RayTaskError as problem:
             raise cause_of(problem) from None
         except (RayActorError, ValueError) as problem:
             self._actors.pop(KEEPER, None)
-            _log.warning("the keeper is not there", exc_info=problem)
-            raise OwnerLostError("the keeper of the workers is not there: ask again later") from None
+            _log.warning("the controller is not there", exc_info=problem)
+            raise WorkerLostError("the controller of the workers is not there: ask again later") from None
 
     def _find(self, name: str) -> Any:
         if name not in self._actors:

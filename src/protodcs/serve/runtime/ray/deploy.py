@@ -1,5 +1,6 @@
-"""The whole service on Ray: owners and keeper as actors, encoder and HTTP as deployments of Ray Serve."""
+"""The whole service on Ray: workers and controller as actors, encoder and HTTP as deployments of Ray Serve."""
 
+import logging
 import socket
 from typing import Any
 
@@ -13,11 +14,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ....errors import ConfigError
 from ...api.app import application
-from ...encoder.together import Together
-from ...owners.router import OwnerLostError, Router
+from ...encoder.micro_batcher import MicroBatcher
 from ...settings import ServeConfig, check_cluster
+from ...workers.router import Router, WorkerLostError
 from ..startup import freeze_startup_objects
-from .cluster import Calls, begin, cause_of, drain, end, process_name, start_keeper
+from .cluster import Calls, begin, cause_of, drain, end, process_name, start_controller
 from .encoder import EncoderReplica
 from .listening import Listener, check_keys, listeners
 
@@ -36,14 +37,17 @@ class _Encoding:
 
     def __init__(self, handle: DeploymentHandle, config: ServeConfig):
         self._handle = handle
-        self._together = Together(self._call, _CALLS_EACH * config.most_encoders, config.batch_size)
+        self._batcher = MicroBatcher(self._call, _CALLS_EACH * config.max_encoders, config.batch_size)
 
     async def _call(self, images: list[bytes]) -> list[bytes | str]:
         answers: list[bytes | str] = await _answered(self._handle.encode.remote(images))
         return answers
 
+    def queued(self) -> int:
+        return self._batcher.queued
+
     async def encode(self, image: bytes) -> bytes:
-        return await self._together.encode(image)
+        return await self._batcher.encode(image)
 
     async def prototypes(self, classes: list[str]) -> tuple[str, bytes]:
         found: tuple[str, bytes] = await _answered(self._handle.prototypes.remote(classes))
@@ -55,31 +59,32 @@ class _Encoding:
 
 
 async def _answered(response: Any) -> Any:
-    """Wait for the encoder. Raise OwnerLostError, which a client may retry, if it died or is being replaced."""
+    """Wait for the encoder. Raise WorkerLostError, which a client may retry, if it died or is being replaced."""
     try:
         return await response
     except RayTaskError as problem:
         raise cause_of(problem) from None
     except (RayError, RayServeException) as problem:
-        raise OwnerLostError(
+        raise WorkerLostError(
             f"The encoder did not answer ({type(problem).__name__}). Send the request again."
         ) from None
 
 
 def build(config: ServeConfig) -> Any:
-    """The application for Ray Serve; the keeper and its owners have to be there already."""
+    """The application for Ray Serve; the controller and its workers have to be there already."""
     settings = config.model_dump()
 
     def routes() -> FastAPI:
         """Runs in each process that speaks HTTP."""
         calls = Calls()
-        router = Router(calls.call, calls.owners, config)
+        router = Router(calls.call, calls.workers, config)
         begin(config, process_name("ingress"), router.metrics.registry)
         encoding = None
         if config.encoder is not None:
             # Whoever deploys the application gives it its name.
             application_name = serve.get_replica_context().app_name
             encoding = _Encoding(serve.get_deployment_handle(_ENCODER, application_name), config)
+            router.metrics.queued_images.set_function(encoding.queued)
         api = application(config, router, calls, encoding)
         api.add_middleware(_NamedOnce)
         freeze_startup_objects()
@@ -107,11 +112,11 @@ def build(config: ServeConfig) -> Any:
 
 def _replicas(config: ServeConfig) -> dict[str, Any]:
     """How many encoders there are; counting their requests to scale them costs something, and only then."""
-    if config.encoders == config.most_encoders:
+    if config.encoders == config.max_encoders:
         return {"num_replicas": config.encoders}
     scaling = {
         "min_replicas": config.encoders,
-        "max_replicas": config.most_encoders,
+        "max_replicas": config.max_encoders,
         "target_ongoing_requests": 2 * config.batch_size,
     }
     return {"autoscaling_config": scaling}
@@ -152,8 +157,8 @@ def _check_listening(config: ServeConfig) -> None:
 def app(args: dict[str, Any]) -> Any:
     """Return the application for `serve run` and RayService; its arguments are the settings.
 
-    The keeper and its owners are started if they are not there; those that are there keep their settings, and become
-    as many as `owners` says. Where Serve listens is not decided here: its own http_options say that.
+    This starts the controller and its workers if they do not run yet. Running workers keep their settings; their number
+    becomes `workers`. The `http_options` of Serve, not these settings, decide where it listens.
 
     Raises:
         ConfigError: the store is not Redis, or there are no keys and other machines reach the address that Serve
@@ -162,7 +167,7 @@ def app(args: dict[str, Any]) -> Any:
     config = ServeConfig(**args)
     check_cluster(config)
     check_keys(config, listeners())
-    start_keeper(config)
+    start_controller(config)
     return build(config)
 
 
@@ -171,6 +176,8 @@ class Service:
 
     def __init__(self, config: ServeConfig):
         self.config = config
+        # The command that starts the service reports its progress itself.
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         options = {
             "host": config.host,
             "port": config.port,
@@ -180,7 +187,7 @@ class Service:
         }
         serve.start(http_options=options, logging_config=_LOGGING)
         _check_listening(config)
-        self.keeper = start_keeper(config)
+        self.controller = start_controller(config)
         serve.run(build(config), name=APPLICATION, route_prefix="/")
 
     @property
@@ -191,6 +198,6 @@ class Service:
 
     def stop(self) -> None:
         """Refuse new work in words, put all streams to sleep, and end."""
-        drain(self.keeper, self.config.drain_seconds)
+        drain(self.controller, self.config.drain_seconds)
         serve.shutdown()
-        end(self.keeper)
+        end(self.controller)

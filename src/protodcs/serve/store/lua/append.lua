@@ -2,7 +2,7 @@
 -- It must never write for a fence that is not the newest, leave a gap, or append a record twice: a batch that is there
 -- already, whole and from this epoch, is a repetition after a lost answer and is answered like the first.
 -- KEYS: meta, journal, usage of the tenants
--- ARGV: fence, position of the first record, tenant, records...
+-- ARGV: fence, position of the first record, tenant, summary, records...
 local meta, journal, usage = unpack(KEYS)
 
 local found, other_layout = read_meta(meta, 'fence', 'holder', 'start', 'base')
@@ -10,19 +10,20 @@ local refused = refusal(ARGV[1], found, other_layout)
 if refused then
   return refused
 end
-local first, count = tonumber(ARGV[2]), #ARGV - 3
+local first, count = tonumber(ARGV[2]), #ARGV - 4
 local start, base = tonumber(found[3]), tonumber(found[4])
 local finish = start + redis.call('LLEN', journal)
 
 if first == finish then
   local bytes = 0
-  for i = 4, #ARGV do
+  for i = 5, #ARGV do
     bytes = bytes + #ARGV[i]
   end
   redis.call('HINCRBY', meta, 'journal_bytes', bytes)
+  redis.call('HSET', meta, 'summary', ARGV[4])
   count_for_tenant(usage, ARGV[3], bytes)
   -- In portions, because Lua hands over only some thousand arguments at once.
-  for from = 4, #ARGV, 1000 do
+  for from = 5, #ARGV, 1000 do
     redis.call('RPUSH', journal, unpack(ARGV, from, math.min(from + 999, #ARGV)))
   end
   return 0
@@ -38,7 +39,7 @@ end
 local seen = math.max(first, start)
 local there = seen < first + count and redis.call('LRANGE', journal, seen - start, first + count - 1 - start) or {}
 for i = 1, #there do
-  if there[i] ~= ARGV[3 + seen - first + i] then
+  if there[i] ~= ARGV[4 + seen - first + i] then
     return {'WRONG', 'another record stands at ' .. (seen + i - 1) .. ' already'}
   end
 end

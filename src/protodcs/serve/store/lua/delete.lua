@@ -1,6 +1,6 @@
 -- Forgets a stream and all that belongs to it, and its shared blob if nobody else uses it. Answers 0.
 -- It must never delete for a fence that is not the newest, nor a blob that another stream uses.
--- KEYS: meta, journal, snapshot, kept snapshots, their order, a snapshot left lying where Redis died, set of streams, an
+-- KEYS: meta, journal, snapshot, kept snapshots, their order, a snapshot left lying where Redis died, the tenant's streams, an
 -- epoch above those of all deleted streams, usage of the tenants
 -- ARGV: fence, stream, what the keys of shared blobs begin with, what the keys of their users begin with, tenant
 local meta, journal, snapshot, kept, order, ready, streams, past, usage = unpack(KEYS)
@@ -17,7 +17,7 @@ local above = tonumber(found[4]) + 1
 if above > tonumber(redis.call('GET', past) or '0') then
   redis.call('SET', past, above)
 end
-redis.call('SREM', streams, stream)
+redis.call('ZREM', streams, stream)
 count_for_tenant(usage, tenant, -tonumber(found[5]) - tonumber(found[6]))
 local blob, uses = blobs .. found[3], users .. found[3]
 if redis.call('HINCRBY', uses, tenant, -1) == 0 then

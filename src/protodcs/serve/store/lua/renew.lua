@@ -1,5 +1,5 @@
--- Renew the lease of an owner. Returns the incarnation that held it before (or nothing), the time of Redis: seconds
--- since 1970, and microseconds; then the streams that others took from this owner, each followed by its new epoch.
+-- Renew the lease of a worker. Returns the incarnation that held it before (or nothing), the time of Redis: seconds
+-- since 1970, and microseconds; then the streams that others took from this worker, each followed by its new epoch.
 -- It must never replace the lease of another incarnation that lives, unless the caller takes over from it.
 -- KEYS: lease, hash of taken streams
 -- ARGV: incarnation, milliseconds, '1' to take over

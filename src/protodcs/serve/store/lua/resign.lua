@@ -1,4 +1,4 @@
--- Ends the lease of an owner. Answers 0.
+-- Ends the lease of a worker. Answers 0.
 -- It must never end the lease of another incarnation of the same name.
 -- KEYS: lease
 -- ARGV: incarnation

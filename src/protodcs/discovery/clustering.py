@@ -1,0 +1,102 @@
+"""Find groups of similar features: centre, reduce by PCA, run HDBSCAN, drop chance groups.
+
+Pure functions of their arguments. CLIP features lie in a narrow cone, so similarities are cosines after subtracting
+the mean of all features. HDBSCAN returns the leaves of its hierarchy: these are small and pure. Too small clusters can
+be merged; too large ones are of no use.
+"""
+
+import numpy as np
+
+from ..arrays import Features, Floats, Integers
+from .config import BEYOND_RADIUS, MIN_SAMPLES, DiscoveryConfig
+from .reservoir import UNASSIGNED
+
+# Features that are this close to the mean have no direction: the difference is rounding.
+_NO_DIRECTION = 1e-3
+# Up to this number of samples, all pairs of distances fit into memory (128 MB), which is faster than a tree.
+_ALL_PAIRS = 4000
+
+
+def directions(features: Features, mean: Floats) -> Features:
+    """Return the unit directions (n, d) from the mean (d,) to each feature (n, d); zero if they are equal."""
+    moved = features - mean.astype(np.float32)
+    lengths = np.linalg.norm(moved, axis=-1, keepdims=True)
+    return np.where(lengths < _NO_DIRECTION, 0.0, moved / np.maximum(lengths, _NO_DIRECTION)).astype(np.float32)
+
+
+def find_groups(rows: Features, config: DiscoveryConfig) -> Integers:
+    """Return the group (n,) of each direction (n, d), from 0; UNASSIGNED if it is in none."""
+    if len(rows) < 2 * config.min_cluster_size:
+        return np.full(len(rows), UNASSIGNED)
+    labels = _hdbscan(_principal_components(rows, config.components), config.min_cluster_size)
+    return _without_chance_groups(rows, labels, config.min_similarity)
+
+
+def similarity(members: Features) -> float:
+    """Return the mean cosine between different directions (n, d). There must be at least two."""
+    total, count = members.sum(axis=0, dtype=np.float64), len(members)
+    return float((total @ total - count) / (count * (count - 1)))
+
+
+def centre_and_radius(features: Features, mean: Floats) -> tuple[Features, float]:
+    """Return the mean (d,) of the features (n, d) of a cluster, and the smallest cosine to it that still belongs.
+
+    A member pulls the centre towards itself, so its cosine is with the centre of all others.
+    """
+    total, count = features.sum(axis=0, dtype=np.float64), len(features)
+    centre = (total / count).astype(np.float32)
+    if count == 1:
+        return centre, 1.0
+    others = directions(((total - features) / (count - 1)).astype(np.float32), mean)
+    cosines = np.einsum("nd,nd->n", directions(features, mean), others)
+    return centre, float(np.quantile(cosines.astype(np.float64), BEYOND_RADIUS))
+
+
+def halves(rows: Features) -> Integers:
+    """Return 0 or 1 for each direction (n, d): two-means, started along the first principal component."""
+    side = _principal_components(rows, 1)[:, 0] > 0
+    for _ in range(100):
+        if side.all() or not side.any():
+            side = np.arange(len(rows)) >= len(rows) // 2
+            break
+        nearer = rows @ (rows[side].mean(axis=0) - rows[~side].mean(axis=0))
+        middle = (nearer[side].mean() + nearer[~side].mean()) / 2
+        if ((nearer > middle) == side).all():
+            break
+        side = nearer > middle
+    return side.astype(np.int64)
+
+
+def _principal_components(rows: Features, count: int) -> Floats:
+    """Return the rows in their first `count` principal components, as unit rows if there are several."""
+    wide = rows.astype(np.float64)
+    wide -= wide.mean(axis=0)
+    _, vectors = np.linalg.eigh(wide.T @ wide)
+    reduced: Floats = wide @ vectors[:, ::-1][:, :count]
+    if count == 1:
+        return reduced
+    return reduced / np.maximum(np.linalg.norm(reduced, axis=1, keepdims=True), _NO_DIRECTION)
+
+
+def _hdbscan(rows: Floats, min_cluster_size: int) -> Integers:
+    try:
+        from sklearn.cluster import HDBSCAN
+    except ImportError:
+        raise ModuleNotFoundError("clustering needs scikit-learn: pip install 'protodcs[discovery]'") from None
+    model = HDBSCAN(
+        min_cluster_size=min_cluster_size,
+        min_samples=MIN_SAMPLES,
+        cluster_selection_method="leaf",
+        algorithm="brute" if len(rows) <= _ALL_PAIRS else "kd_tree",
+        copy=True,
+    )
+    labels: Integers = model.fit_predict(rows).astype(np.int64)
+    return labels
+
+
+def _without_chance_groups(rows: Features, labels: Integers, least: float) -> Integers:
+    kept = labels.copy()
+    for group in range(labels.max() + 1):
+        if similarity(rows[labels == group]) < least:
+            kept[labels == group] = UNASSIGNED
+    return kept

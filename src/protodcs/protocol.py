@@ -1,0 +1,567 @@
+"""What a client says to the service and what it hears: requests built, answers read, and when to ask again.
+
+Everything here is a plain function of its input: connections and waiting belong to `client.py`, which has them twice,
+for threads and for asyncio. A request that is sent again must never get another key: the key is why it is applied once.
+"""
+
+import json
+import os
+import random
+import sys
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from email.utils import parsedate_to_datetime
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from urllib.parse import quote, urlencode
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .core.decision import Decision
+from .errors import ImageError, InputError, ServiceError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PillowImage
+
+Image: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | PillowImage"
+
+# Features in one request, at most: enough that the way there costs nothing, few enough that nobody waits behind them.
+_ROWS = 1024
+_FEATURES = "application/octet-stream"
+# The service looks into the bytes to see which kind of image they are.
+_IMAGE = "image/*"
+# Pauses between tries, in seconds: the first one, and the longest.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+# Not now, or not known: a body that came too slowly, too many requests, and a service that is busy or away.
+_AGAIN = (408, 429, 503)
+_FIELDS = tuple(field.name for field in fields(Decision) if field.name != "scores")
+
+
+class Observed(NamedTuple):
+    """A decision of the service.
+
+    Attributes:
+        decision: what the engine of the stream said; without the scores of every class.
+        position: the place of the sample in the journal of its stream; -1 for a peek.
+        epoch: of the worker that wrote it there; -1 for a peek.
+        repeated: the service had answered this request before, and said the same again.
+    """
+
+    decision: Decision
+    position: int
+    epoch: int
+    repeated: bool
+
+
+class Written(NamedTuple):
+    """Where a change other than an observe stands in the journal of its stream; the fields are as in `Observed`."""
+
+    position: int
+    epoch: int
+    repeated: bool
+
+
+class Call(NamedTuple):
+    """One request, the same however often it is sent."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = {}
+    body: bytes = b""
+
+
+class Response(NamedTuple):
+    """What came back; the names of headers are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def good(self) -> bool:
+        """Whether the request was served."""
+        return 200 <= self.status < 300
+
+
+class NoResponse(NamedTuple):
+    """No answer: a connection that failed or a time that ran out. The request may have been served all the same."""
+
+    words: str
+
+
+class Payload(NamedTuple):
+    """What one observe or peek carries: an image, or as many features as it says, of `width` numbers."""
+
+    kind: str
+    body: bytes
+    rows: int = 1
+    width: int = 0
+
+
+class Failure(NamedTuple):
+    """An error that stands in line with the payloads, to be raised at its place."""
+
+    error: Exception
+
+
+# Requests.
+
+
+def new_key() -> str:
+    """A key for one request and all its repetitions."""
+    return uuid.uuid4().hex
+
+
+def create(
+    stream: str,
+    classes: str | Sequence[str] | None,
+    prototypes: Any,
+    method: str | None,
+    config: Mapping[str, Any] | None,
+    guard: Mapping[str, Any] | None,
+    like: str | None,
+) -> Call:
+    """Create a stream; what is None is left to the service."""
+    given = {
+        "classes": list(classes) if classes is not None and not isinstance(classes, str) else classes,
+        "prototypes": None if prototypes is None else _rows(prototypes).tolist(),
+        "method": method,
+        "config": None if config is None else dict(config),
+        "guard": None if guard is None else dict(guard),
+        "like": like,
+    }
+    return _with_json(
+        "/v1/streams", {"id": stream, **{name: value for name, value in given.items() if value is not None}}
+    )
+
+
+def create_many(streams: Sequence[Mapping[str, Any]]) -> Call:
+    """Create several streams."""
+    return _with_json("/v1/streams:batch", {"streams": [dict(stream) for stream in streams]})
+
+
+def streams(limit: int = 1000, cursor: str | None = None, sort: str = "id", frozen: bool | None = None) -> Call:
+    """List a page of streams."""
+    asked = {"limit": limit, "cursor": cursor, "sort": sort, "frozen": None if frozen is None else str(frozen).lower()}
+    return Call("GET", f"/v1/streams?{urlencode({name: value for name, value in asked.items() if value is not None})}")
+
+
+def health() -> Call:
+    """Ask whether the process that serves HTTP is alive."""
+    return Call("GET", "/v1/health")
+
+
+def ready() -> Call:
+    """Ask whether requests can be served."""
+    return Call("GET", "/v1/ready")
+
+
+def workers() -> Call:
+    """List the workers."""
+    return Call("GET", "/v1/workers")
+
+
+def resize(count: int) -> Call:
+    """Change the number of workers."""
+    return _with_json("/v1/workers", {"count": count}, method="PUT")
+
+
+def status(stream: str) -> Call:
+    """Ask how a stream fares."""
+    return Call("GET", _path(stream))
+
+
+def delete(stream: str, incarnation: str | None) -> Call:
+    """Delete a stream; with an incarnation, only that one."""
+    query = f"?incarnation={quote(incarnation, safe='')}" if incarnation else ""
+    return Call("DELETE", _path(stream) + query, _keyed(new_key()))
+
+
+def change(stream: str, action: str) -> Call:
+    """Freeze, unfreeze or reset a stream."""
+    return Call("POST", f"{_path(stream)}/{action}", _keyed(new_key()))
+
+
+def snapshots(stream: str) -> Call:
+    """List the saved snapshots of a stream."""
+    return Call("GET", f"{_path(stream)}/snapshots")
+
+
+def snapshot(stream: str, name: str, replace: bool = False) -> Call:
+    """Save the present state of a stream."""
+    body = {"name": name, "replace": True} if replace else {"name": name}
+    return _with_json(f"{_path(stream)}/snapshots", body, new_key())
+
+
+def rollback(stream: str, name: str) -> Call:
+    """Restore a saved snapshot of a stream."""
+    return _with_json(f"{_path(stream)}/rollback", {"name": name}, new_key())
+
+
+def delete_snapshot(stream: str, name: str) -> Call:
+    """Delete a saved snapshot."""
+    return Call("DELETE", f"{_path(stream)}/snapshots/{_segment(name, 'name of a snapshot')}", _keyed(new_key()))
+
+
+def past(stream: str, last: int, unknown: bool) -> Call:
+    """Ask for the newest decisions."""
+    return Call("GET", f"{_path(stream)}/decisions?last={last:d}&unknown={'true' if unknown else 'false'}")
+
+
+def add_class(stream: str, name: str, prototype: Any) -> Call:
+    """Append a class."""
+    given = {} if prototype is None else {"prototype": _rows(prototype).tolist()}
+    return _with_json(f"{_path(stream)}/classes", {"name": name, **given}, new_key())
+
+
+def remove_class(stream: str, name: str) -> Call:
+    """Take a class off the list."""
+    return Call("DELETE", f"{_path(stream)}/classes/{_segment(name, 'name of a class')}", _keyed(new_key()))
+
+
+def export_state(stream: str, method: str = "GET") -> Call:
+    """Ask for the whole state."""
+    return Call(method, f"{_path(stream)}/state")
+
+
+def import_state(stream: str, state: bytes, if_match: str | None = None) -> Call:
+    """Import a state; with `if_match`, only if the stream's state has this entity tag."""
+    headers = {"content-type": _FEATURES, **_keyed(new_key())}
+    if if_match is not None:
+        headers["if-match"] = if_match
+    return Call("PUT", f"{_path(stream)}/state", headers, bytes(state))
+
+
+def observe(stream: str, payload: Payload, key: str) -> Call:
+    """Decide on what a payload carries, and learn from it."""
+    return Call(
+        "POST",
+        _path(stream) + "/observe" + _count(payload),
+        {**_keyed(key), "content-type": payload.kind},
+        payload.body,
+    )
+
+
+def peek(stream: str, payload: Payload) -> Call:
+    """What an observe would answer."""
+    return Call("POST", _path(stream) + "/peek" + _count(payload), {"content-type": payload.kind}, payload.body)
+
+
+def explain(stream: str, payloads: Sequence[Payload]) -> Call:
+    """What each stage would do with a sample."""
+    if len(payloads) != 1 or payloads[0].rows != 1:
+        raise InputError(f"one sample is explained at a time; given: {sum(payload.rows for payload in payloads)}")
+    payload = payloads[0]
+    return Call("POST", _path(stream) + "/explain", {"content-type": payload.kind}, payload.body)
+
+
+def keys(given: str | None, count: int) -> list[str]:
+    """The keys of `count` requests that belong together; always the same ones if one key was given for them."""
+    if given is None:
+        return [new_key() for _ in range(count)]
+    if not given or not given.isascii() or not given.isprintable() or given != given.strip():
+        raise InputError(f"an idempotency key is printable ASCII without spaces around it; given: {given!r}")
+    return [given] if count == 1 else [f"{given}/{number}" for number in range(count)]
+
+
+def _path(stream: str) -> str:
+    if "/" in stream:
+        raise InputError(f"the id of a stream has no '/'; given: {stream!r}")
+    return f"/v1/streams/{_segment(stream, 'id of a stream')}"
+
+
+def _segment(text: str, what: str) -> str:
+    """A name as the last step of a path."""
+    # These would lead to another place, and a lone surrogate to none.
+    if not text or text in (".", "..") or any("\ud800" <= sign <= "\udfff" for sign in text):
+        raise InputError(f"the {what} is text, not empty, '.' or '..'; given: {text!r}")
+    return quote(text, safe="")
+
+
+def _rows(prototypes: Any) -> NDArray[np.float32]:
+    try:
+        # What is too large for float32 becomes infinite, and is refused as that.
+        with np.errstate(over="ignore"):
+            return np.asarray(prototypes, dtype=np.float32)
+    except (TypeError, ValueError):
+        raise InputError("prototypes must be numbers in rows of one length, one row for each class") from None
+
+
+def _count(payload: Payload) -> str:
+    return f"?count={payload.rows}" if payload.rows != 1 else ""
+
+
+def _keyed(key: str) -> dict[str, str]:
+    return {"idempotency-key": key}
+
+
+def _with_json(path: str, value: Any, key: str | None = None, method: str = "POST") -> Call:
+    try:
+        body = json.dumps(value, allow_nan=False).encode()
+    except (TypeError, ValueError) as problem:
+        raise InputError(f"this cannot be sent as JSON: {problem}") from None
+    headers = {"content-type": "application/json"}
+    return Call(method, path, headers if key is None else {**headers, **_keyed(key)}, body)
+
+
+# What an observe carries.
+
+
+def payloads_of(x: Any) -> tuple[list[Payload], bool]:
+    """What was given to observe, ready to be sent, and whether it was several things rather than one.
+
+    Args:
+        x: a feature (d,) or features (N, d) of floats; an image as a path, bytes, a Pillow image or pixels
+            (height, width, 3); or a list of images or of features.
+    """
+    if _is_image(x):
+        return [_image(x)], False
+    if isinstance(x, list | tuple) and (not x or _is_image(x[0])):
+        return [_image(one) for one in x], True
+    rows = _checked(x)
+    if rows.ndim == 1:
+        return [_packed(rows[None])], False
+    return [_packed(rows[start : start + _ROWS]) for start in range(0, len(rows), _ROWS)], True
+
+
+def queued(items: Iterable[Any]) -> Iterator[Payload | Failure]:
+    """The payloads of many things, in order. An error comes as the last one, in its place."""
+    try:
+        for item in items:
+            yield from payloads_of(item)[0]
+    except Exception as problem:
+        yield Failure(problem)
+
+
+def next_payload(line: deque[Payload | Failure]) -> Payload:
+    """Take the next payload from a line that is not empty: features that stand one behind the other travel together."""
+    first = line.popleft()
+    if isinstance(first, Failure):
+        raise first.error
+    together = [first]
+    room = _ROWS - first.rows
+    while line and isinstance(line[0], Payload) and _like(first, line[0]) and line[0].rows <= room:
+        payload = line.popleft()
+        assert isinstance(payload, Payload)
+        together.append(payload)
+        room -= payload.rows
+    body = b"".join(payload.body for payload in together)
+    return first._replace(body=body, rows=sum(payload.rows for payload in together))
+
+
+def _like(one: Payload, other: Payload) -> bool:
+    return one.kind == other.kind == _FEATURES and one.width == other.width
+
+
+def _is_image(x: Any) -> bool:
+    if isinstance(x, np.ndarray):
+        return x.ndim == 3
+    return isinstance(x, str | os.PathLike | bytes | bytearray | memoryview) or _is_pillow(x)
+
+
+def _is_pillow(x: Any) -> bool:
+    # Who has a Pillow image has imported Pillow.
+    pillow = sys.modules.get("PIL.Image")
+    return pillow is not None and isinstance(x, pillow.Image)
+
+
+def _image(x: Any) -> Payload:
+    if isinstance(x, bytes | bytearray | memoryview):
+        return Payload(_IMAGE, bytes(x))
+    if isinstance(x, str | os.PathLike):
+        try:
+            return Payload(_IMAGE, Path(x).read_bytes())
+        except (OSError, ValueError) as problem:
+            raise ImageError(f"{x}: {getattr(problem, 'strerror', None) or problem}") from None
+    if isinstance(x, np.ndarray) or _is_pillow(x):
+        return Payload(_IMAGE, _png(x))
+    raise InputError(f"a list of images holds images alone; given: {type(x).__name__}")
+
+
+def _png(x: Any) -> bytes:
+    """Pixels as a file, by the rules that the service itself decodes by."""
+    from PIL import Image
+
+    from .data.image import decode
+
+    file = BytesIO()
+    # On the way to a machine nearby time is dearer than bytes.
+    Image.fromarray(decode(x)).save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
+def _checked(x: Any) -> NDArray[np.float32]:
+    """Features as float32, of the shape they came in. What no engine takes is refused before anything is sent."""
+    try:
+        rows = np.asarray(x)
+    except ValueError:
+        raise InputError("features in a list must have one length") from None
+    if rows.ndim not in (1, 2) or rows.dtype.kind != "f" or rows.shape[-1] == 0:
+        raise InputError(
+            "wanted: a feature (d,) or features (N, d) of floats; an image as a path, bytes, a Pillow image or pixels "
+            f"(height, width, 3); or a list of images; given: {type(x).__name__} of shape {rows.shape}, {rows.dtype}"
+        )
+    # What is too large for float32 becomes infinite, and is refused as that.
+    with np.errstate(over="ignore"):
+        rows = rows.astype("<f4")
+    lengths = np.linalg.norm(rows.astype(np.float64), axis=-1)
+    if not np.all(np.isfinite(lengths) & (lengths > 1e-6)):
+        raise InputError("a feature must be finite and longer than 1e-6")
+    return rows
+
+
+def _packed(rows: NDArray[np.float32]) -> Payload:
+    return Payload(_FEATURES, rows.tobytes(), *rows.shape)
+
+
+# Answers.
+
+
+def decisions(answer: Response, payload: Payload) -> list[Observed]:
+    """The decisions on what a payload carried."""
+    found: list[Observed] = _read(answer, lambda said: [_observed(fields) for fields in said["decisions"]])
+    if len(found) != payload.rows:
+        raise ServiceError(f"{len(found)} decisions came back for {payload.rows} samples", answer.status)
+    return found
+
+
+def past_decisions(answer: Response) -> list[Observed]:
+    """The decisions of the recent past."""
+    found: list[Observed] = _read(
+        answer, lambda said: [_observed({**fields, "repeated": False}) for fields in said["decisions"]]
+    )
+    return found
+
+
+def written(answer: Response) -> Written:
+    """Where a change was written."""
+    result: Written = _read(answer, lambda said: Written(said["position"], said["epoch"], said["repeated"]))
+    return result
+
+
+def facts(answer: Response) -> dict[str, Any]:
+    """What the service says of a stream."""
+    result: dict[str, Any] = _read(answer, dict)
+    return result
+
+
+def stream_ids(answer: Response) -> tuple[list[str], str | None]:
+    """Return the ids of a page of streams, and the cursor of the next page."""
+    result: tuple[list[str], str | None] = _read(
+        answer, lambda said: ([stream["id"] for stream in said["streams"]], said["next_cursor"])
+    )
+    return result
+
+
+def names(answer: Response, of: str) -> list[str]:
+    """A list of names."""
+    result: list[str] = _read(answer, lambda said: list(said[of]))
+    return result
+
+
+def _observed(said: Mapping[str, Any]) -> Observed:
+    decision = Decision(scores=None, **{name: said[name] for name in _FIELDS})
+    return Observed(decision, said["position"], said["epoch"], said["repeated"])
+
+
+def _read(answer: Response, reader: Callable[[Any], Any]) -> Any:
+    try:
+        return reader(json.loads(answer.body))
+    except (ValueError, TypeError, LookupError):
+        raise ServiceError(
+            f"this is no answer of a ProtoDCS service, or of one too new for this client: {_excerpt(answer)}",
+            answer.status,
+        ) from None
+
+
+def _problem(answer: Response) -> tuple[str, str | None] | None:
+    """Return detail and code of a problem document of the service; None if a proxy has responded."""
+    try:
+        document = json.loads(answer.body)
+        detail, code = document["detail"], document.get("code")
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return None
+    return (detail, code) if isinstance(detail, str) else None
+
+
+def _excerpt(answer: Response) -> str:
+    return repr(" ".join(answer.body[:300].decode("utf-8", "replace").split()))
+
+
+# Asking again.
+
+
+class RetryPolicy:
+    """One request, from its first try to the answer that is final or the time that is over.
+
+    Args:
+        call: the request.
+        give_up: seconds after which it is not tried again.
+        clock: where the time comes from.
+        chance: a number in 0..1, another one each time: what failed together shall not come back together.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        give_up: float,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ):
+        self._call = call
+        self._give_up = give_up
+        self._clock = clock
+        self._chance = chance
+        self._start = clock()
+        self._failed = 0
+
+    def is_done(self, heard: Response | NoResponse) -> bool:
+        """Return whether the request was served. A 404 to a repeated DELETE means that an earlier attempt did it."""
+        if isinstance(heard, NoResponse):
+            return False
+        return heard.good or (heard.status == 404 and self._call.method == "DELETE" and self._failed > 0)
+
+    def pause_after(self, heard: Response | NoResponse) -> float:
+        """How long to wait before the next try after one that was not served; a ServiceError if there shall be none."""
+        if isinstance(heard, NoResponse):
+            status, code, words, again, asked = None, None, heard.words, True, 0.0
+        else:
+            own = _problem(heard)
+            # Errors that are not in the service's own words come from the way there: a proxy, a process that died, or
+            # Ray's own 404 while the routes of a service that starts are not there yet.
+            again = heard.status in _AGAIN or (own is None and (heard.status >= 500 or heard.status == 404))
+            words, code = own or (f"status {heard.status} and {_excerpt(heard)}", None)
+            status, asked = heard.status, _retry_after(heard.headers.get("retry-after", ""))
+        if not again:
+            raise ServiceError(words, status, code)
+        step = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failed, 10))
+        pause = asked + step * (0.5 + 0.5 * self._chance())
+        self._failed += 1
+        passed = self._clock() - self._start
+        if passed + pause > self._give_up:
+            unsure = (
+                "; whether it was applied is not known, and asking again with the same idempotency key is safe"
+                if "idempotency-key" in self._call.headers
+                else ""
+            )
+            raise ServiceError(
+                f"given up after {passed:.3g} seconds and {self._failed} tries, the last: {words}{unsure}",
+                status,
+                code,
+            )
+        return pause
+
+
+def _retry_after(value: str) -> float:
+    """The seconds that a header asks for: a number, or a date; nothing if it is neither."""
+    if value.isdecimal():
+        return float(value[:9])
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return 0.0

@@ -1,0 +1,128 @@
+"""Authentication and authorisation: the middleware that rejects callers before any route runs.
+
+The response is the same whatever is wrong with a key. Each tenant has its own stream ids: `scoped_id` turns the id that
+a caller sends into the id that the rest of the service uses, and nothing else may do so.
+"""
+
+import re
+from urllib.parse import unquote_to_bytes
+
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from .keys import Caller, Keys
+from .local import reject_remote
+from .problems import ProblemError
+from .rules import RouteTable, Rule
+
+_NO_KEY = (
+    "Send a valid access key in the header 'Authorization: Bearer pdcs_...'. The key is missing, unknown, expired or "
+    "revoked."
+)
+
+
+class AccessMiddleware:
+    """Rejects callers that may not use a route. It stores who calls in `scope["state"]["caller"]`.
+
+    Args:
+        app: the application behind it.
+        keys: None lets every program on this machine do everything; the caller is then None.
+        routes: the rules of all routes.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Keys | None, routes: RouteTable):
+        self._app = app
+        self._keys = keys
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, or reject it."""
+        if scope["type"] == "http":
+            try:
+                self._check(scope)
+            except ProblemError as problem:
+                await problem.response(scope)(scope, receive, send)
+                return
+        elif scope["type"] != "lifespan":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        """Raise ProblemError if a request may not go on. Store what is found out about it in its state."""
+        state = scope.setdefault("state", {})
+        if not _is_utf_8(scope):
+            raise ProblemError("invalid_request", "The path and the query must be UTF-8, percent-encoded.")
+        found = self._routes.match(scope["path"].removeprefix(scope.get("root_path", "")))
+        rule = state["rule"] = found.rules.get(scope["method"])
+        state["stream"], state["route"] = found.stream, None if rule is None else found.path
+        if self._keys is None:
+            state["caller"] = None
+            reject_remote(scope)
+        elif rule is None or rule.role is not None:
+            self._authorise(scope, self._keys, rule)
+        if rule is None:
+            raise _wrong_method(found.rules) if found.rules else ProblemError("not_found", "There is no such route.")
+
+    def _authorise(self, scope: Scope, keys: Keys, rule: Rule | None) -> None:
+        key = bearer(scope)
+        caller = keys.caller(key)
+        if caller is None:
+            scope["state"]["claimed"] = keys.claimed(key)
+            raise ProblemError("unauthenticated", _NO_KEY, headers={"WWW-Authenticate": "Bearer"})
+        scope["state"]["caller"] = caller
+        denial = None if rule is None else rule.denial(caller)
+        if denial is not None:
+            raise ProblemError("forbidden", denial)
+
+
+def _is_utf_8(scope: Scope) -> bool:
+    """Return whether path and query are UTF-8. Servers replace other bytes, so that the path names another stream."""
+    raw_path, query = scope.get("raw_path") or b"", scope["query_string"]
+    try:
+        if not scope["path"].isascii():
+            scope["path"].encode()
+        for part in (raw_path, query):
+            if b"%" in part or not part.isascii():
+                unquote_to_bytes(part).decode()
+    except UnicodeError:
+        return False
+    return True
+
+
+def _wrong_method(rules: dict[str, Rule]) -> ProblemError:
+    return ProblemError(
+        "method_not_allowed", f"This path takes {', '.join(rules)}.", headers={"Allow": ", ".join(rules)}
+    )
+
+
+def bearer(scope: Scope) -> str:
+    """Return the key of a request; empty if there is none, or more than one."""
+    given = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
+    scheme, _, key = (given[0] if len(given) == 1 else b"").decode("latin-1").partition(" ")
+    return key.strip(" ") if scheme.lower() == "bearer" else ""
+
+
+def tenant_of_caller(http: HTTPConnection) -> str:
+    """Return the tenant of a request; empty without keys."""
+    caller: Caller | None = http.scope["state"]["caller"]
+    return "" if caller is None else caller.tenant
+
+
+def scoped_id(http: HTTPConnection, stream: str) -> str:
+    """Return the id that the service uses for a stream of the caller. With keys it begins with the tenant.
+
+    No tenant and no stream id contains a slash, so no caller can reach a stream of another tenant.
+    """
+    state = http.scope["state"]
+    # Routes without a key have no caller, and fail here.
+    caller: Caller | None = state["caller"]
+    if state["stream"] is None:
+        state["stream"] = stream
+    return stream if caller is None else f"{caller.tenant}/{stream}"
+
+
+def without_tenant(http: HTTPConnection, message: str) -> str:
+    """Return a message from inside the service, with stream ids as the caller knows them."""
+    caller: Caller | None = http.scope.get("state", {}).get("caller")
+    return message if caller is None else re.sub(rf"""(['"]){caller.tenant}/""", r"\1", message)

@@ -1,0 +1,150 @@
+"""Error responses: problem documents as in RFC 9457.
+
+Every error has a `code` from the table below. Clients may rely on a code and its status, so neither may change.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NotRequired, TypedDict
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import Scope
+
+from ...errors import ProtoDCSError
+
+MEDIA_TYPE = "application/problem+json"
+# Statuses that may pass without a change of the request.
+RETRYABLE = (429, 503)
+# The Open Inference Protocol has its own form of an error.
+_INFERENCE_PATH = "/v2"
+
+
+class ProblemType(NamedTuple):
+    """What all problems with one code have in common."""
+
+    status: int
+    title: str
+
+
+TYPES: dict[str, ProblemType] = {
+    "bad_request": ProblemType(400, "Bad request"),
+    "invalid_json": ProblemType(400, "The body is not valid JSON"),
+    "unauthenticated": ProblemType(401, "A valid access key is required"),
+    "forbidden": ProblemType(403, "The caller may not do this"),
+    "not_found": ProblemType(404, "No such route"),
+    "stream_not_found": ProblemType(404, "No such stream"),
+    "snapshot_not_found": ProblemType(404, "No such snapshot"),
+    "class_not_found": ProblemType(404, "No such class"),
+    "model_not_found": ProblemType(404, "No such model"),
+    "method_not_allowed": ProblemType(405, "Method not allowed"),
+    "request_timeout": ProblemType(408, "The body arrived too slowly"),
+    "conflict": ProblemType(409, "The stream does not allow this now"),
+    "stream_exists": ProblemType(409, "The stream exists with different settings"),
+    "stream_damaged": ProblemType(409, "The stored data of the stream is damaged"),
+    "snapshot_exists": ProblemType(409, "The snapshot exists"),
+    "too_many_snapshots": ProblemType(409, "Too many saved snapshots"),
+    "idempotency_key_reused": ProblemType(409, "The idempotency key was used for another request"),
+    "response_expired": ProblemType(410, "The request was applied, and its response is no longer stored"),
+    "precondition_failed": ProblemType(412, "The state has changed"),
+    "body_too_large": ProblemType(413, "The body is too large"),
+    "image_too_large": ProblemType(413, "The image has too many pixels"),
+    "too_many_classes": ProblemType(413, "Too many classes"),
+    # Not 507: proxies and alerts treat statuses from 500 on as failures of the service.
+    "quota_exceeded": ProblemType(413, "The tenant has used up its storage"),
+    "unsupported_media_type": ProblemType(415, "Unsupported media type"),
+    "invalid_request": ProblemType(422, "The request is not valid"),
+    "invalid_image": ProblemType(422, "The image cannot be used"),
+    "invalid_state": ProblemType(422, "The state cannot be used"),
+    "rate_limited": ProblemType(429, "Too many requests"),
+    "overloaded": ProblemType(429, "The service is overloaded"),
+    "too_many_streams": ProblemType(429, "Too many streams"),
+    "headers_too_large": ProblemType(431, "The headers are too large"),
+    "internal_error": ProblemType(500, "Internal error"),
+    "unavailable": ProblemType(503, "The service is not available"),
+    "timeout": ProblemType(503, "The service did not finish in time"),
+}
+# The code of an error that only has a status, such as one of the web framework.
+_BY_STATUS = {
+    400: "bad_request", 404: "not_found", 405: "method_not_allowed", 413: "body_too_large",
+    415: "unsupported_media_type", 422: "invalid_request", 503: "unavailable",
+}  # fmt: skip
+
+
+class FieldError(TypedDict):
+    """What is wrong with one field of a request."""
+
+    field: str
+    message: str
+    type: NotRequired[str]
+
+
+class ProblemError(ProtoDCSError, HTTPException):
+    """An error that ends a request. FastAPI lets an HTTPException pass while it reads a body.
+
+    Args:
+        code: one of `TYPES`.
+        detail: what is wrong, and how to fix it.
+        errors: what is wrong with single fields.
+        headers: further headers of the response.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        detail: str,
+        *,
+        errors: Sequence[FieldError] = (),
+        headers: Mapping[str, str] | None = None,
+    ):
+        HTTPException.__init__(self, TYPES[code].status, detail, dict(headers or {}))
+        self.code = code
+        self.errors = errors
+
+    def document(self, request_id: str | None = None) -> dict[str, Any]:
+        """Return the problem document."""
+        document = {
+            "type": f"urn:protodcs:problem:{self.code}",
+            "title": TYPES[self.code].title,
+            "status": self.status_code,
+            "code": self.code,
+            "detail": _encodable(self.detail),
+        }
+        if request_id is not None:
+            document["instance"] = f"urn:protodcs:request:{request_id}"
+        if self.errors:
+            document["errors"] = [{key: _encodable(str(value)) for key, value in one.items()} for one in self.errors]
+        return document
+
+    def response(self, scope: Scope) -> Response:
+        """Return the response to a request."""
+        headers = {**({"Retry-After": "1"} if self.status_code in RETRYABLE else {}), **(self.headers or {})}
+        if is_inference(scope):
+            return Response(
+                json.dumps({"error": _encodable(self.detail)}), self.status_code, headers, "application/json"
+            )
+        document = self.document(scope.get("state", {}).get("request_id"))
+        return Response(json.dumps(document), self.status_code, headers, MEDIA_TYPE)
+
+
+def of_status(status: int, detail: str, headers: Mapping[str, str] | None = None) -> ProblemError:
+    """Return the problem for an error that only has a status."""
+    code = _BY_STATUS.get(status, "bad_request" if status < 500 else "internal_error")
+    return ProblemError(code, detail, headers=headers)
+
+
+def retry_later(code: str, detail: str, seconds: float, headers: Mapping[str, str] | None = None) -> ProblemError:
+    """Return a problem that says in how many seconds to send the request again."""
+    return ProblemError(code, detail, headers={"Retry-After": str(max(1, math.ceil(seconds))), **(headers or {})})
+
+
+def is_inference(scope: Scope) -> bool:
+    """Return whether a request is one of the Open Inference Protocol."""
+    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    return path == _INFERENCE_PATH or path.startswith(f"{_INFERENCE_PATH}/")
+
+
+def _encodable(text: str) -> str:
+    """Return a text without lone surrogates, which a message may quote and no reader could encode."""
+    return text.encode("utf-8", "backslashreplace").decode()

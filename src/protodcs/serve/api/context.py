@@ -1,0 +1,173 @@
+"""What routes work with: the parts of the service, and one request with its caller, idempotency key and response."""
+
+import secrets
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol
+
+from fastapi import Depends, Header, Request, Response
+
+from ..access.authentication import scoped_id, tenant_of_caller
+from ..access.keys import Caller
+from ..access.limits import Limits
+from ..access.problems import ProblemError
+from ..messages import Outcome, Reply
+from ..messages import Request as WorkerRequest
+from ..settings import ServeConfig
+from ..store.base import ListedStream
+from ..stream.records import LONGEST_KEY
+from ..telemetry.readiness import Readiness
+from ..workers.router import Router
+from .class_names import ClassNameEncoder
+from .errors import InternalError
+from .schemas import Change
+
+# The code of a problem, by the outcome that a worker replied with, unless the reply names one.
+_CODES = {
+    Outcome.MISSING: "stream_not_found",
+    Outcome.CONFLICT: "conflict",
+    Outcome.PRECONDITION: "precondition_failed",
+    Outcome.EXPIRED: "response_expired",
+    Outcome.OVER_QUOTA: "quota_exceeded",
+    Outcome.WRONG: "invalid_request",
+    Outcome.FAILED: "internal_error",
+    Outcome.CLOSED: "unavailable",
+}
+
+
+class Encoding(Protocol):
+    """What the routes need of an encoder."""
+
+    async def encode(self, image: bytes) -> bytes:
+        """Return the feature of an image as float32. Raise ImageError if there is none."""
+        ...
+
+    async def prototypes(self, classes: list[str]) -> tuple[str, bytes]:
+        """Return the fingerprint and the packed prototypes of class names."""
+        ...
+
+    async def facts(self) -> dict[str, Any]:
+        """Return name, fingerprint, temperature and dimension."""
+        ...
+
+
+class Control(Protocol):
+    """What the routes need of a runtime."""
+
+    async def workers(self) -> list[str]:
+        """Return the names of the workers."""
+        ...
+
+    async def facts(self) -> list[dict[str, Any]]:
+        """Return what each worker reports."""
+        ...
+
+    async def resize(self, count: int) -> list[str]:
+        """Change the number of workers."""
+        ...
+
+    async def list_streams(self, tenant: str, after: str | None, limit: int) -> list[ListedStream]:
+        """Return streams of a tenant after an id, in the order of their ids."""
+        ...
+
+    async def count_streams(self, tenant: str) -> int:
+        """Return how many streams a tenant has."""
+        ...
+
+
+@dataclass(frozen=True)
+class Services:
+    """The parts of the service that routes use. One per process that serves HTTP."""
+
+    config: ServeConfig
+    router: Router
+    control: Control
+    encoding: Encoding | None
+    class_encoder: ClassNameEncoder | None
+    limits: Limits
+    readiness: Readiness
+
+
+class RequestContext:
+    """One request: the parts of the service, and who calls."""
+
+    def __init__(self, http: Request, response: Response):
+        self.http = http
+        self.response = response
+        self.services: Services = http.app.state.services
+        self.key = secrets.token_hex(16)
+
+    @property
+    def caller(self) -> Caller | None:
+        """Who calls; None without keys."""
+        caller: Caller | None = self.http.scope["state"]["caller"]
+        return caller
+
+    @property
+    def tenant(self) -> str:
+        """The caller's tenant; empty without keys."""
+        return tenant_of_caller(self.http)
+
+    def scoped(self, stream: str) -> str:
+        """Return the id that workers and stores use for a stream of the caller."""
+        return scoped_id(self.http, stream)
+
+    async def ask(self, stream: str, action: str, payload: bytes = b"", **more: Any) -> Reply:
+        """Send a request to the worker of a stream. Raise ProblemError unless it succeeds."""
+        request = WorkerRequest(self.scoped(stream), action, self.key, payload, **more)
+        return checked(await self.services.router.ask(request))
+
+    async def change(self, stream: str, action: str, payload: bytes = b"", **more: Any) -> Change:
+        """Change a stream, once per idempotency key."""
+        return self.as_change(await self.ask(stream, action, payload, **more))
+
+    def as_change(self, reply: Reply) -> Change:
+        """Return a reply as the body of a response, and mark the response if the request was applied before."""
+        if reply.repeated:
+            self.response.headers["Idempotent-Replayed"] = "true"
+        return Change(position=reply.position, epoch=reply.epoch, repeated=reply.repeated)
+
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        description="Your name for this request. If you send the request again with the same key, it is applied once.",
+        json_schema_extra={"minLength": 1, "maxLength": LONGEST_KEY},
+    ),
+]
+
+
+# These are coroutines because FastAPI calls other functions in a thread.
+async def _context(http: Request, response: Response) -> RequestContext:
+    return RequestContext(http, response)
+
+
+async def _changing(
+    context: Annotated[RequestContext, Depends(_context)], idempotency_key: IdempotencyKey = None
+) -> RequestContext:
+    if idempotency_key is not None:
+        context.key = checked_key(idempotency_key)
+    return context
+
+
+Context = Annotated[RequestContext, Depends(_context)]
+# The same for routes that change a stream. They accept an idempotency key.
+Changing = Annotated[RequestContext, Depends(_changing)]
+
+
+def checked_key(key: str) -> str:
+    """Return an idempotency key. Raise ProblemError if it is empty or too long."""
+    size = len(key.encode())
+    if not 0 < size <= LONGEST_KEY:
+        raise ProblemError(
+            "invalid_request", f"An idempotency key must have 1 to {LONGEST_KEY} bytes; given: {size} bytes."
+        )
+    return key
+
+
+def checked(reply: Reply) -> Reply:
+    """Return a reply of a worker. Raise ProblemError unless it succeeded."""
+    if reply.outcome is Outcome.DONE:
+        return reply
+    if reply.outcome is Outcome.FAILED and reply.facts is not None:
+        raise InternalError(reply.facts["error"])
+    raise ProblemError(reply.code or _CODES[reply.outcome], reply.words)

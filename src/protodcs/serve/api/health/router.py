@@ -1,0 +1,46 @@
+"""Health and readiness of the service."""
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from ....version import __version__
+from ...access.problems import ProblemError
+from ...access.rules import requires
+from ..context import Context, RequestContext
+
+router = APIRouter(tags=["health"])
+
+
+class Health(BaseModel):
+    """The process is alive."""
+
+    version: str
+    waiting: int = Field(description="Requests in progress.")
+
+
+class Ready(BaseModel):
+    """The service can serve requests."""
+
+    ready: bool
+
+
+@router.get("/v1/health")
+@requires(None, "health")
+async def health(context: Context) -> Health:
+    """Return 200 as long as this process is alive. It may be unable to serve; see `/v1/ready`."""
+    return Health(version=__version__, waiting=context.services.router.waiting)
+
+
+@router.get("/v1/ready")
+@requires(None, "health")
+async def ready(context: Context) -> Ready:
+    """Return 200 if requests can be served, or 503 and which parts fail."""
+    await check_ready(context)
+    return Ready(ready=True)
+
+
+async def check_ready(context: RequestContext) -> None:
+    """Raise ProblemError if requests cannot be served."""
+    failing = await context.services.readiness.failing()
+    if failing:
+        raise ProblemError("unavailable", "; ".join(f"{part}: {reason}" for part, reason in failing.items()))

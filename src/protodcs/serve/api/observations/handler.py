@@ -1,0 +1,124 @@
+"""Read samples from a request, encode images, and have the worker of the stream decide on them."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Sequence
+
+from fastapi import Request
+from pydantic import ValidationError
+from starlette.datastructures import UploadFile
+
+from ....errors import InputError
+from ...access.authentication import scoped_id
+from ...access.problems import ProblemError
+from ...messages import Action, Outcome, Reply
+from ...messages import Request as WorkerRequest
+from ...stream.idempotency import digest_of
+from ...telemetry import traces
+from ..context import Services, checked, checked_key
+from ..features import from_bytes, from_rows
+from .schemas import Features
+
+_MAX_IMAGES = 256
+
+
+async def decide(http: Request, stream: str, action: str) -> list[Reply]:
+    """Return the replies to the features or images of a request, in order."""
+    services: Services = http.app.state.services
+    given, scoped = http.headers.get("idempotency-key"), scoped_id(http, stream)
+    key = secrets.token_hex(16) if given is None else checked_key(given)
+    media_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type in ("application/octet-stream", ""):
+        features = from_bytes(await http.body(), http.query_params.get("count", "1"))
+    elif media_type == "application/json":
+        features = await _from_json(http)
+    elif media_type.startswith("image/"):
+        return await decide_images(http, scoped, action, key, [await http.body()], given is not None)
+    elif media_type == "multipart/form-data":
+        return await decide_images(http, scoped, action, key, await _files(http), given is not None)
+    else:
+        raise ProblemError(
+            "unsupported_media_type",
+            f"Send application/octet-stream, application/json or images; given: {media_type[:100]!r}.",
+        )
+    return await decide_features(services, scoped, action, key, features)
+
+
+async def decide_features(
+    services: Services, stream: str, action: str, key: str, features: Sequence[bytes]
+) -> list[Reply]:
+    """Return the replies to features, in order."""
+    digest = digest_of(*features)
+    requests = [
+        WorkerRequest(stream, action, key, feature, digest=digest, row=row) for row, feature in enumerate(features)
+    ]
+    return [checked(reply) for reply in await services.router.ask_many(requests)]
+
+
+async def decide_images(
+    http: Request, stream: str, action: str, key: str, images: list[bytes], may_repeat: bool
+) -> list[Reply]:
+    """Return the replies to images, in order. If one of them cannot be used, none is observed.
+
+    Args:
+        http: the request.
+        stream: the id that workers use.
+        action: observe, peek or explain.
+        key: the idempotency key.
+        images: the files.
+        may_repeat: whether the client chose the key, so that the request may have been applied before.
+    """
+    services: Services = http.app.state.services
+    encoding, router = services.encoding, services.router
+    if encoding is None:
+        raise InputError("This service has no encoder. Send features, or start it with an encoder.")
+    # Features of one image differ in their last bits from batch to batch, so retries are compared by their images.
+    digest = digest_of(*images)
+
+    async def applied() -> list[Reply | None]:
+        """Return the reply to each image that was observed before; None for a new one."""
+        if action != Action.OBSERVE or not may_repeat:
+            return [None] * len(images)
+        lookups = [WorkerRequest(stream, Action.LOOKUP, key, digest=digest, row=row) for row in range(len(images))]
+        replies = await router.ask_at_once(lookups)
+        return [None if reply.outcome is Outcome.DONE and not reply.repeated else reply for reply in replies]
+
+    async def make_requests() -> list[WorkerRequest | Reply]:
+        known = await applied()
+        new = [row for row, reply in enumerate(known) if reply is None]
+        for row in new:
+            await services.limits.check_pixels(http, images[row])
+        with traces.span("encode"), router.metrics.encode.time():
+            features = await asyncio.gather(*(encoding.encode(images[row]) for row in new))
+        encoded = dict(zip(new, features, strict=True))
+        return [
+            reply or WorkerRequest(stream, action, key, encoded[row], digest=digest, row=row)
+            for row, reply in enumerate(known)
+        ]
+
+    # The images take their place in the stream's queue before they are encoded.
+    return [checked(reply) for reply in await router.ask_when_made(stream, make_requests, len(images))]
+
+
+async def _files(http: Request) -> list[bytes]:
+    """Return the files of a form, in order."""
+    async with http.form(max_files=_MAX_IMAGES, max_fields=0) as form:
+        files = [await value.read() for _, value in form.multi_items() if isinstance(value, UploadFile)]
+    if not files:
+        raise InputError("A form must contain images as files.")
+    return files
+
+
+async def _from_json(http: Request) -> list[bytes]:
+    """Return the features of a body like {"features": [[0.1, 0.2], [0.3, 0.4]]}."""
+    try:
+        body = await http.json()
+    except json.JSONDecodeError as problem:
+        raise ProblemError("invalid_json", f"The body is not valid JSON: {problem.msg}.") from None
+    except (ValueError, RecursionError):
+        raise ProblemError("invalid_json", "The body is not valid JSON.") from None
+    try:
+        return from_rows(Features.model_validate(body).features)
+    except ValidationError:
+        raise InputError('A JSON body must be {"features": [[number, ...], ...]}, with rows of one length.') from None

@@ -1,0 +1,68 @@
+"""Decide on features and images: observe, peek, explain, and past decisions.
+
+Observe and peek are the requests that fleets of streams send all the time, so `DirectMiddleware` serves them.
+"""
+
+from fastapi import APIRouter, Query, Request, Response
+
+from ....errors import InputError
+from ...access.rules import requires
+from ...messages import Action, Reply
+from ...stream.answers import decisions_as_json
+from ..context import Context
+from ..features import MAX_ROWS
+from ..json_parsing import JsonRoute
+from ..openapi import problems
+from ..schemas import StreamPath
+from .handler import decide
+from .schemas import SAMPLES, Decisions, Explanation, PastDecisions
+
+router = APIRouter(tags=["observations"], route_class=JsonRoute, responses=problems(404, 409, 410))
+
+
+@router.post("/v1/streams/{stream}/observe", response_model=Decisions, openapi_extra=SAMPLES)
+@requires("observe", "observe")
+async def observe(stream: StreamPath, http: Request) -> Response:
+    """Decide on features or images, and learn from them."""
+    return _decisions(await decide(http, stream, Action.OBSERVE))
+
+
+@router.post("/v1/streams/{stream}/peek", response_model=Decisions, openapi_extra=SAMPLES)
+@requires("observe", "peek")
+async def peek(stream: StreamPath, http: Request) -> Response:
+    """Return what observe would return. Nothing changes."""
+    return _decisions(await decide(http, stream, Action.PEEK))
+
+
+DIRECT = {"/v1/streams/{stream}/observe": observe, "/v1/streams/{stream}/peek": peek}
+
+
+@router.post("/v1/streams/{stream}/explain", openapi_extra=SAMPLES)
+@requires("observe", "explain")
+async def explain(stream: StreamPath, http: Request) -> Explanation:
+    """Return what each stage would do with one feature or image, and why. Nothing changes."""
+    replies = await decide(http, stream, Action.EXPLAIN)
+    if len(replies) != 1:
+        raise InputError(f"Send one sample at a time to be explained; given: {len(replies)}.")
+    return Explanation.model_validate(replies[0].facts)
+
+
+@router.get("/v1/streams/{stream}/decisions")
+@requires("read", "decisions")
+async def past_decisions(
+    stream: StreamPath,
+    context: Context,
+    last: int = Query(100, ge=1, le=MAX_ROWS, description="How many of the newest decisions to look at."),
+    unknown: bool = Query(False, description="Return only decisions about unknown samples."),
+) -> PastDecisions:
+    """Return recent decisions, newest first."""
+    reply = await context.ask(stream, Action.DECISIONS, str(last).encode())
+    found = (reply.facts or {})["decisions"]
+    return PastDecisions(decisions=[decision for decision in found if not (unknown and decision["known"])])
+
+
+def _decisions(replies: list[Reply]) -> Response:
+    written = [(reply.answer, reply.position, reply.epoch, reply.repeated) for reply in replies]
+    # A request is a replay if it was applied in full before.
+    headers = {"Idempotent-Replayed": "true"} if all(reply.repeated for reply in replies) else None
+    return Response(decisions_as_json(written), headers=headers, media_type="application/json")

@@ -1,0 +1,95 @@
+"""Bodies and responses of observe, peek, explain and past decisions."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ....core.decision import Outcome
+from ...stream.records import LONGEST_KEY
+from ..features import MAX_ROWS
+from ..openapi import BINARY
+from ..schemas import Rows
+
+
+class Features(BaseModel):
+    """Features as JSON."""
+
+    model_config = ConfigDict(strict=True)
+
+    features: Rows = Field(min_length=1, description="Rows of one length: the dimension of the stream's features.")
+
+
+class PastDecision(BaseModel):
+    """The decision about one sample."""
+
+    outcome: Outcome
+    known: bool
+    index: int = Field(description="Index of the best class, also if the sample is unknown.")
+    label: str | None = Field(description="Name of the class; null if the sample is unknown.")
+    p_unknown: float
+    openness: float
+    openness_first: float
+    score: float
+    aleatoric: float
+    epistemic: float
+    trusted: bool
+    cached: bool
+    evolved: bool
+    sequence: int
+    reason: str | None = Field(None, description="Why the decision is less certain than it looks.")
+    position: int = Field(description="Position in the journal of the stream; -1 if nothing was written.")
+    epoch: int = Field(description="Epoch of the worker that wrote it; -1 if nothing was written.")
+
+
+class Decision(PastDecision):
+    """The decision about one sample of a request."""
+
+    repeated: bool = Field(description="Whether the sample was observed by an earlier request with the same key.")
+
+
+class Decisions(BaseModel):
+    """One decision per sample, in order."""
+
+    decisions: list[Decision]
+
+
+class PastDecisions(BaseModel):
+    """Recent decisions, newest first."""
+
+    decisions: list[PastDecision]
+
+
+class Explanation(BaseModel):
+    """What each stage of the method would do with a sample."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+# The body and the parameters that observe, peek and explain read themselves.
+_FILES = {"type": "object", "properties": {"images": {"type": "array", "items": BINARY["schema"], "minItems": 1}}}
+SAMPLES: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/octet-stream": BINARY,
+            "application/json": {"schema": Features.model_json_schema()},
+            "image/*": BINARY,
+            "multipart/form-data": {"schema": {**_FILES, "required": ["images"]}},
+        },
+    },
+    "parameters": [
+        {
+            "name": "Idempotency-Key",
+            "in": "header",
+            "description": "Your name for this request. If you send the request again with the same key, it is applied "
+            "once.",
+            "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY},
+        },
+        {
+            "name": "count",
+            "in": "query",
+            "description": "Number of features in a body of application/octet-stream.",
+            "schema": {"type": "integer", "minimum": 1, "maximum": MAX_ROWS, "default": 1},
+        },
+    ],
+}

@@ -1,0 +1,94 @@
+"""The OpenAPI document: FastAPI generates it from the routes; this adds problem documents and access keys."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from pydantic.json_schema import models_json_schema
+from starlette.routing import BaseRoute
+
+from ..access.problems import MEDIA_TYPE, RETRYABLE, TYPES
+from ..access.rules import Rule
+from .schemas import Problem
+
+Responses = dict[int | str, dict[str, Any]]
+
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+LOCATION = {
+    "description": "Created.",
+    "headers": {"Location": {"description": "Path of what was created.", "schema": {"type": "string"}}},
+}
+_REFERENCE = "#/components/schemas/{model}"
+_RETRY_AFTER = {"description": "Seconds after which to retry.", "required": True, "schema": {"type": "integer"}}
+# Every route can reject a request with these.
+_COMMON = (400, 401, 403, 408, 413, 415, 422, 429, 500, 503)
+
+
+def problems(*statuses: int) -> Responses:
+    """Return the responses of a route that fails with these statuses."""
+    schema = {"schema": {"$ref": _REFERENCE.format(model="Problem")}}
+    return {status: _response(status, {MEDIA_TYPE: schema}) for status in statuses}
+
+
+def inference_errors(*statuses: int) -> Responses:
+    """Return the same for a route of the Open Inference Protocol."""
+    schema = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
+    return {status: _response(status, {"application/json": {"schema": schema}}) for status in statuses}
+
+
+def common_problems(for_inference: bool = False) -> Responses:
+    """Return the errors that every route can respond with."""
+    return inference_errors(*_COMMON) if for_inference else problems(*_COMMON)
+
+
+def _response(status: int, content: dict[str, Any]) -> dict[str, Any]:
+    codes = ", ".join(code for code, kind in TYPES.items() if kind.status == status)
+    response: dict[str, Any] = {"description": f"Codes: {codes}.", "content": content}
+    if status in RETRYABLE:
+        response["headers"] = {"Retry-After": _RETRY_AFTER}
+    return response
+
+
+def rules_of(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, str, Rule]]:
+    """Yield method, path and rule of each route.
+
+    Raises:
+        AttributeError: a route has no rule.
+    """
+    for route in routes:
+        if isinstance(route, APIRoute):
+            for method in sorted(route.methods or ()):
+                yield method, route.path, route.endpoint.rule  # type: ignore[attr-defined]
+
+
+def describe(api: FastAPI, rules: Sequence[tuple[str, str, Rule]]) -> None:
+    """Have an application return the complete document.
+
+    Args:
+        api: the application, with all its routes.
+        rules: of all routes that need a key; empty if callers need none.
+    """
+
+    def openapi() -> dict[str, Any]:
+        if api.openapi_schema is None:
+            document = get_openapi(title=api.title, version=api.version, description=api.description, routes=api.routes)
+            components = document.setdefault("components", {})
+            _, added = models_json_schema([(Problem, "serialization")], ref_template=_REFERENCE)
+            components.setdefault("schemas", {}).update(added["$defs"])
+            if rules:
+                _add_keys(document, rules)
+            api.openapi_schema = document
+        return api.openapi_schema
+
+    # FastAPI documents this assignment as the way to change the document.
+    api.openapi = openapi  # type: ignore[method-assign]
+
+
+def _add_keys(document: dict[str, Any], rules: Iterable[tuple[str, str, Rule]]) -> None:
+    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    for method, path, rule in rules:
+        operation = document["paths"].get(path.replace(":path}", "}"), {}).get(method.lower())
+        if rule.role is not None and operation is not None:
+            operation["security"] = [{"key": []}]

@@ -1,0 +1,1 @@
+"""Saved snapshots of a stream."""

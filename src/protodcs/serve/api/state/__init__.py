@@ -1,0 +1,1 @@
+"""The whole state of a stream."""

@@ -1,0 +1,1 @@
+"""Streams: create, list, look at, freeze, reset and delete."""

@@ -1,0 +1,156 @@
+"""Create and delete streams."""
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from .... import methods
+from ....core.prototypes import Prototypes
+from ....data.prompts import class_names, names_of_classes
+from ....errors import InputError
+from ...access.problems import ProblemError
+from ...guard import GuardSettings
+from ...messages import Action, Outcome, Reply, Request
+from ...settings import cost_limits_of
+from ...stream.cost import check_cost
+from ...stream.live_stream import StreamSpec
+from ...stream.shared import pack_prototypes
+from ..context import RequestContext, checked
+from ..errors import as_response
+from ..features import MAX_WIDTH, as_float32
+from ..schemas import Problem
+from .schemas import BatchResult, CreatedStream, NewStream
+
+# Streams of a batch that are created at the same time.
+_AT_ONCE = 32
+# Stands for the prototypes of a stream that are not known yet.
+_NO_PROTOTYPES = "0" * 64
+
+
+async def create_stream(stream: NewStream, context: RequestContext) -> tuple[CreatedStream, bool]:
+    """Create a stream. Return it, and whether it existed already with the same settings."""
+    name, limits = context.scoped(stream.id), context.services.limits
+    limits.check_classes(context.caller, _count_classes(stream))
+
+    async def exists() -> bool:
+        return (await _describe(name, context)).outcome is Outcome.DONE
+
+    async with limits.reserved_stream(context.caller, exists):
+        reply = checked(await _create(name, stream, context))
+    return CreatedStream(id=stream.id, **_created_facts(reply)), reply.repeated
+
+
+async def create_streams(streams: list[NewStream], context: RequestContext) -> list[BatchResult]:
+    """Create streams, several at a time. Return what became of each."""
+    slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def create(stream: NewStream) -> BatchResult:
+        async with slots:
+            try:
+                _, existed = await create_stream(stream, context)
+            except Exception as problem:
+                response = await as_response(context.http, problem)
+                document = Problem.model_validate_json(bytes(response.body))
+                return BatchResult(id=stream.id, status=document.status, problem=document)
+        return BatchResult(id=stream.id, status=200 if existed else 201)
+
+    return await asyncio.gather(*(create(stream) for stream in streams))
+
+
+def _created_facts(reply: Reply) -> dict[str, Any]:
+    return {name: value for name, value in (reply.facts or {}).items() if name in CreatedStream.model_fields}
+
+
+async def _create(name: str, stream: NewStream, context: RequestContext) -> Reply:
+    services, key = context.services, uuid.uuid4().hex
+    if stream.like is not None:
+        if stream.model_fields_set != {"id", "like"}:
+            raise InputError("A stream that is created like another one takes no other settings. Send `id` and `like`.")
+        other = context.scoped(stream.like).encode()
+        return await services.router.ask(Request(name, Action.CREATE_LIKE, key, other))
+    if stream.prototypes is not None:
+        rows = _prototypes(stream.prototypes)
+        numbers = tuple(str(number) for number in range(len(rows)))
+        spec = _spec(stream, numbers if stream.classes is None else _class_names(stream.classes), context)
+        fingerprint, shared = rows.fingerprint, pack_prototypes(rows)
+    elif stream.classes is not None and services.encoding is not None and services.class_encoder is not None:
+        names = _class_names(stream.classes)
+        # Everything is validated before the names are encoded, which may take minutes.
+        encoder = await services.encoding.facts()
+        spec = _spec(stream, names, context, encoder)
+        limits = cost_limits_of(services.config, name)
+        check_cost(spec.settings(), len(names), encoder["dimension"], spec.guard, limits)
+        existing = await _existing(name, spec, context)
+        if existing is not None:
+            return existing
+        fingerprint, shared = await services.class_encoder.prototypes(context.tenant, list(names))
+    else:
+        raise InputError("Send `classes`, or `prototypes` if the service has no encoder.")
+    spec = spec.model_copy(update={"prototypes": fingerprint})
+    return await services.router.ask(Request(name, Action.CREATE, key, spec.pack(), shared))
+
+
+def _spec(
+    stream: NewStream, names: tuple[str, ...], context: RequestContext, encoder: Mapping[str, Any] | None = None
+) -> StreamSpec:
+    """Return what a stream is created with, validated, but without its prototypes. `encoder` are its facts."""
+    options = {} if encoder is None else {"temperature": encoder["temperature"]}
+    settings = methods.REGISTER[stream.method].config_type(**{**options, **stream.config})
+    return StreamSpec(
+        method=stream.method,
+        config=settings.model_dump(),
+        classes=list(names),
+        prototypes=_NO_PROTOTYPES,
+        encoder=None if encoder is None else encoder["fingerprint"],
+        guard=GuardSettings(**{**context.services.config.guard.model_dump(), **stream.guard}),
+    )
+
+
+async def _existing(name: str, spec: StreamSpec, context: RequestContext) -> Reply | None:
+    """Return the reply to the creation of a stream that exists already; None if it does not."""
+    found = await _describe(name, context)
+    if found.outcome is not Outcome.DONE:
+        return None if found.outcome is Outcome.MISSING else found
+    existing = StreamSpec.unpack(found.answer)
+    # The same names give the same prototypes, up to their last bits.
+    if existing.model_copy(update={"prototypes": _NO_PROTOTYPES}).pack() != spec.pack():
+        message = f"the stream {name!r} already exists with different settings"
+        return Reply(Outcome.CONFLICT, message, code="stream_exists")
+    return Reply(Outcome.DONE, repeated=True, facts={**existing.model_dump(), **(found.facts or {})})
+
+
+async def delete_stream(stream: str, incarnation: str, context: RequestContext) -> None:
+    """Delete a stream. Without an incarnation, delete the one that exists now."""
+    name = context.scoped(stream)
+    found = (checked(await _describe(name, context)).facts or {})["incarnation"]
+    if incarnation and incarnation != found:
+        raise ProblemError("stream_not_found", f"There is no stream {stream!r} of the incarnation {incarnation!r}.")
+    await context.ask(stream, Action.DELETE, found.encode())
+
+
+async def _describe(name: str, context: RequestContext) -> Reply:
+    return await context.services.router.ask(Request(name, Action.DESCRIBE, uuid.uuid4().hex))
+
+
+def _count_classes(stream: NewStream) -> int:
+    names = _class_names(stream.classes) if isinstance(stream.classes, str) else stream.classes or []
+    return max(len(names), len(stream.prototypes or []))
+
+
+def _class_names(which: list[str] | str) -> tuple[str, ...]:
+    """Return class names as given, or those of a list in the package. Never read a file that a body names."""
+    if isinstance(which, str) and which not in names_of_classes():
+        raise InputError(
+            f"There is no list of classes {which[:100]!r}: choose one of {', '.join(names_of_classes())}, or send the "
+            "names."
+        )
+    return class_names(which)
+
+
+def _prototypes(rows: list[list[float]]) -> Prototypes:
+    if len({len(row) for row in rows}) != 1:
+        raise InputError("Prototypes must be rows of one length, at least one.")
+    if len(rows[0]) > MAX_WIDTH:
+        raise InputError(f"A prototype may have {MAX_WIDTH} numbers; given: {len(rows[0])}.")
+    return Prototypes(as_float32(rows))

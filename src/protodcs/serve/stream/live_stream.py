@@ -1,0 +1,408 @@
+"""One stream in memory: its engine, its guard, its position in the journal, and the requests it has applied.
+
+A pure state machine: no clock, no store, no network. `change` applies a change and returns its `Record`, which the
+caller writes to the journal; `replay` applies the same change from the record. Both must give the same state.
+"""
+
+import dataclasses
+import itertools
+import json
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ... import methods
+from ...core import state as states
+from ...core.protodcs.engine import ProtoDCS
+from ...core.prototypes import Prototypes
+from ...core.settings import Settings
+from ...core.state import leaves_out_prototypes
+from ...core.streamdcs.engine import StreamDCS
+from ...errors import InputError, StateError, StoreError, UsageError
+from ...method import FeatureMethod
+from ..guard import Action, Event, Guard, GuardSettings
+from ..store.base import AcquiredStream
+from . import snapshots
+from .answers import KNOWN, pack_decision
+from .idempotency import Answer, IdempotencyCache, Limits, digest_of
+from .records import LONGEST_KEY, Kind, Record
+from .summary import Summary
+
+BIRTH_SCHEMA = 1
+# Specs that a process keeps at hand.
+_AT_HAND = 64
+# Number of decisions that the share of unknown samples in a list is taken from.
+_LATEST = 100
+# Of the frozen baseline's probabilities, for methods that have no temperature of their own: CLIP's.
+_TEMPERATURE = 0.01
+
+
+class StreamSpec(BaseModel):
+    """What a stream was created with. It never changes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    schema_version: int = BIRTH_SCHEMA
+    method: str = Field(max_length=100)
+    config: dict[str, Any] = Field(description="Every option, resolved.")
+    classes: list[str] = Field(min_length=1)
+    prototypes: str = Field(pattern="^[0-9a-f]{64}$", description="Fingerprint of the initial prototypes.")
+    encoder: str | None = Field(None, max_length=1000, description="Fingerprint of what makes the features, if known.")
+    guard: GuardSettings | None = Field(None, description="Every setting of its guard, resolved. None: it has none.")
+
+    def pack(self) -> bytes:
+        """The same spec gives the same bytes, and one without a guard those of before there were guards."""
+        said = self.model_dump(exclude={"guard"} if self.guard is None else None)
+        return json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
+
+    @staticmethod
+    @lru_cache(maxsize=_AT_HAND)
+    def unpack(data: bytes) -> "StreamSpec":
+        """The spec that `pack` wrote. Many streams share one spec, and each load unpacks it twice."""
+        try:
+            spec = StreamSpec.model_validate_json(data)
+        except ValidationError as problem:
+            raise StoreError(f"what a stream was created with cannot be read: {problem.errors()[0]['msg']}") from None
+        if spec.schema_version > BIRTH_SCHEMA:
+            raise StoreError(f"a stream of schema {spec.schema_version}, this protodcs reads {BIRTH_SCHEMA}: upgrade")
+        return spec
+
+    def settings(self, config: Mapping[str, Any] | None = None) -> Settings:
+        """Return the settings of the stream, or those that another `config` gives its method."""
+        settings: Settings = methods.REGISTER[self.method].config_type(**(self.config if config is None else config))
+        return settings
+
+    def engine(self, prototypes: Prototypes) -> FeatureMethod:
+        """A new engine for this stream."""
+        return methods.create(self.method, prototypes, self.classes, self.encoder, **self.config)
+
+    def watcher(self, prototypes: Prototypes, whole: bool = False) -> Guard | None:
+        """A new guard for this stream, if it was created with one."""
+        if self.guard is None or not self.guard.enabled:
+            return None
+        return Guard(self.guard, prototypes, self.config.get("temperature", _TEMPERATURE), whole)
+
+
+def _readable_requests(held: AcquiredStream, limits: Limits) -> IdempotencyCache:
+    """Return the applied requests that a damaged stream still tells of."""
+    applied = IdempotencyCache(limits)
+    try:
+        found = snapshots.unpack(held.snapshot or b"")
+        applied.load(found.requests)
+        if found.position != held.start:
+            applied.skip(held.start - 1)
+    except StoreError:
+        applied = IdempotencyCache(limits)
+        applied.skip(held.start - 1)
+    for position, data in enumerate(held.tail, held.start):
+        try:
+            record = Record.unpack(data)
+        except StoreError:
+            applied.skip(position)
+            continue
+        if record.position == position:
+            applied.add(record)
+        else:
+            applied.skip(position)
+    return applied
+
+
+# Raises an error if a stream may not have these settings, so many classes and this dimension.
+Check = Callable[[StreamSpec, dict[str, Any], int, int], None]
+
+
+class LiveStream:
+    """A stream in memory.
+
+    Args:
+        held: the stream as the store gave it.
+        prototypes: those it was created with.
+        limits: how much it stores to recognise retries.
+
+    Attributes:
+        position: where its next record goes.
+        covered: how many records its newest snapshot covers.
+        different: how many answers came out otherwise when the journal was replayed: on another type of processor
+            they may, in the last digits.
+        guard: watches the engine; None where the stream has none.
+    """
+
+    def __init__(self, held: AcquiredStream, prototypes: Prototypes, limits: Limits):
+        self.spec = StreamSpec.unpack(held.spec)
+        self.fence = held.fence
+        self.incarnation = held.incarnation
+        self.created = held.created
+        self.covered = held.start
+        self.position = held.start
+        self.different = 0
+        self._prototypes = prototypes
+        self._applied = IdempotencyCache(limits)
+        self._events: list[Event] = []
+        # Whether each of the latest samples was known.
+        self._latest: deque[bool] = deque(maxlen=_LATEST)
+        if held.snapshot is None and held.start:
+            raise StoreError(f"the snapshot of the first {held.start} records is missing")
+        if held.snapshot is None:
+            self.engine = self.spec.engine(prototypes)
+            self.guard = self._watcher()
+        else:
+            found = snapshots.unpack(held.snapshot)
+            if found.position != held.start:
+                raise StoreError(f"the newest snapshot covers {found.position} records and {held.start} are gone")
+            self.engine = self._restored(found.state)
+            self.guard = self._watcher()
+            if self.guard is not None and found.guard:
+                self.guard.resume(found.guard)
+            self._applied.load(found.requests)
+            self._latest.extend(bool(answer.answer[0] & KNOWN) for answer in reversed(self.recent(_LATEST)))
+        for data in held.tail:
+            self.replay(Record.unpack(data))
+        # Whoever wrote the records has told of these.
+        self._events.clear()
+
+    @classmethod
+    def repaired(cls, held: AcquiredStream, prototypes: Prototypes, limits: Limits, state: bytes) -> "LiveStream":
+        """Return a stream whose stored data is damaged, with another state, at the end of its journal.
+
+        It recognises the retries that its snapshot and its records still tell of, as far as they can be read.
+        """
+        live = cls(dataclasses.replace(held, snapshot=None, start=0, tail=[]), prototypes, limits)
+        live._restore(state)
+        live._applied = _readable_requests(held, limits)
+        live.covered, live.position = held.start, held.position
+        return live
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under which this process writes to the stream."""
+        return self.fence.epoch
+
+    @property
+    def etag(self) -> str:
+        """The entity tag of the state: it changes with every change of the stream."""
+        return f'"{self.incarnation}-{self.position}"'
+
+    def summary(self) -> Summary:
+        """Return what a list shows of the stream."""
+        latest = self._latest
+        rate = 1 - sum(latest) / len(latest) if latest else None
+        return Summary(self._applied.time / 1000 or None, self.engine.frozen, rate)
+
+    def applied(self, kind: Kind, key: str, digest: bytes, row: int = 0) -> Answer | None:
+        """Return the answer to a row of a request that was applied before, or None if it is new.
+
+        Raises:
+            IdempotencyKeyError: the key was used for a request with other content.
+            AnswerExpiredError: the row was applied, and its answer is no longer stored.
+        """
+        return self._applied.find(kind, key, digest, row)
+
+    def change(
+        self, kind: Kind, key: str, payload: bytes, now: float, digest: bytes | None = None, row: int = 0
+    ) -> Record:
+        """Apply a change and return its record; on an error nothing has changed.
+
+        Args:
+            kind: what to do.
+            key: the idempotency key of the request.
+            payload: what the change needs, as in `Record`.
+            now: seconds since 1970 by the store's clock.
+            digest: of the content of the request; None: the payload is all of it.
+            row: which row of the request this is.
+        """
+        if not 0 < len(key.encode()) <= LONGEST_KEY:
+            raise InputError(f"a key must have 1 to {LONGEST_KEY} bytes; given: {len(key.encode())}")
+        answer = _CHANGES[kind](self, payload)
+        # A store whose clock was set back must not make an older key look younger than a newer one.
+        time = max(int(1000 * now), self._applied.time)
+        digest = digest_of(payload) if digest is None else digest
+        record = Record(kind, self.position, self.epoch, time, key, payload, answer, digest, row)
+        self._add(record)
+        return record
+
+    def replay(self, record: Record) -> None:
+        """Make the change that a record tells of."""
+        if record.position != self.position:
+            raise StoreError(f"the journal holds record {record.position} where {self.position} is due: it is damaged")
+        self.different += _CHANGES[record.kind](self, record.payload) != record.answer
+        self._add(record)
+
+    def _add(self, record: Record) -> None:
+        self.position += 1
+        self._applied.add(record)
+        if record.kind is Kind.OBSERVE:
+            self._latest.append(bool(record.answer[0] & KNOWN))
+
+    def peek(self, payload: bytes) -> bytes:
+        """What an observe would answer; nothing changes."""
+        return pack_decision(self.engine.peek(_feature(payload)))
+
+    def state(self) -> bytes:
+        """What the engine has learned, without the prototypes that it shares; whole once its classes were edited."""
+        shares = self.engine._prototypes is self._prototypes
+        return self.engine.difference() if shares else self.engine.snapshot()
+
+    def explain(self, payload: bytes) -> dict[str, Any]:
+        """What each stage would do with a feature; nothing changes."""
+        if not isinstance(self.engine, StreamDCS | ProtoDCS):
+            raise UsageError(f"the method {self.engine.name!r} has no explanations")
+        return self.engine.explain(_feature(payload)).to_dict()
+
+    def recent(self, most: int) -> list[Answer]:
+        """Return the newest observes whose answers are stored, newest first."""
+        return list(itertools.islice(self._applied.newest(Kind.OBSERVE), most))
+
+    def snapshot(self) -> bytes:
+        """Return all of the stream, for a checkpoint at its present position."""
+        self._applied.trim()
+        guard = b"" if self.guard is None else self.guard.pack()
+        return snapshots.pack(snapshots.Snapshot(self.position, self.state(), guard, self._applied.pack()))
+
+    def events(self) -> list[Event]:
+        """What the guard did since this was last asked. Tell of it only after its record is durable."""
+        events, self._events = self._events, []
+        return events
+
+    def _restored(self, state: bytes) -> FeatureMethod:
+        """Return the engine of a state that this service wrote."""
+        shared = self._prototypes if leaves_out_prototypes(state) else None
+        return methods.restore(state, self.spec.encoder, shared, trusted=True)
+
+    def _watcher(self) -> Guard | None:
+        """A new guard over the classes that the engine has now."""
+        own = self.engine._prototypes
+        return self.spec.watcher(own, own is not self._prototypes)
+
+    # The changes, by kind: each returns the answer.
+
+    def _observe(self, payload: bytes) -> bytes:
+        decision = self.engine.observe(_feature(payload))
+        if self.guard is not None:
+            event = self.guard.watch(self.engine.latest, decision, self.engine, self.position)
+            if event is not None:
+                self._obey(event, self.guard.good_state)
+        return pack_decision(decision)
+
+    def _obey(self, event: Event, good_state: bytes | None) -> None:
+        """Do what the guard says."""
+        self._events.append(event)
+        if event.action == Action.THAW:
+            self.engine.unfreeze()
+            return
+        if event.action == Action.ROLL_BACK and good_state is None:
+            self.engine.reset()
+        elif event.action == Action.ROLL_BACK and good_state is not None:
+            self.engine = self._restored(good_state)
+        self.engine.freeze()
+
+    def _freeze(self, _: bytes) -> bytes:
+        self.engine.freeze()
+        if self.guard is not None:
+            self.guard.overruled()
+        return b""
+
+    def _unfreeze(self, _: bytes) -> bytes:
+        self.engine.unfreeze()
+        if self.guard is not None:
+            self.guard.overruled()
+        return b""
+
+    def _reset(self, _: bytes) -> bytes:
+        self.engine.reset()
+        if self.guard is not None:
+            self.guard.begin()
+        return b""
+
+    def _restore(self, payload: bytes) -> bytes:
+        before = self.engine._prototypes
+        self.engine = self._restored(payload)
+        if self.guard is not None and self.engine._prototypes is before:
+            self.guard.begin()
+        else:
+            self.guard = self._watcher()
+        return b""
+
+    def _no_change(self, _: bytes) -> bytes:
+        return b""
+
+    def _add_class(self, payload: bytes) -> bytes:
+        prototype, name = unpack_class(payload, self.engine.dimension)
+        self.engine.add_class(name, prototype)
+        self.guard = self._watcher()
+        return b""
+
+    def _remove_class(self, payload: bytes) -> bytes:
+        self.engine.remove_class(payload.decode())
+        self.guard = self._watcher()
+        return b""
+
+
+def check_state(data: bytes, spec: StreamSpec, dimension: int, check: Check) -> None:
+    """Raise StateError if a state is damaged or does not fit a stream, before anything is built from it.
+
+    Args:
+        data: the state.
+        spec: what the stream was created with.
+        dimension: length of the stream's features.
+        check: raises an error if the stream may not have these settings and so many classes.
+    """
+    header, arrays = states.unpack(data)
+    shape = arrays["initial_prototypes"].shape if "initial_prototypes" in arrays else (len(header.classes), dimension)
+    if header.method != spec.method or shape[1:] != (dimension,):
+        raise StateError(
+            f"The state belongs to the method {header.method!r} with prototypes of shape {shape}. The stream needs "
+            f"the method {spec.method!r} and {dimension} dimensions."
+        )
+    check(spec, header.config, len(header.classes), dimension)
+
+
+def imported_state(data: bytes, spec: StreamSpec, dimension: int, check: Check) -> bytes:
+    """Return a state from outside in the form that a stream stores. Raise StateError if it does not fit."""
+    check_state(data, spec, dimension, check)
+    return methods.restore(data, spec.encoder).snapshot()
+
+
+def check_classes(count: int, most: int) -> None:
+    """Refuse more classes than a stream may have."""
+    if count > most:
+        raise InputError(f"a stream may have {most} classes; given: {count}")
+
+
+def pack_class(prototype: bytes, name: str) -> bytes:
+    """A class to be added: its prototype as float32, little-endian, and its name."""
+    return prototype + name.encode()
+
+
+def unpack_class(payload: bytes, dimension: int) -> tuple[NDArray[np.float32], str]:
+    """The prototype and the name that were packed, for a stream of this dimension."""
+    size = 4 * dimension
+    if len(payload) <= size:
+        raise InputError(f"the prototype of a class must have {dimension} numbers")
+    try:
+        return np.frombuffer(payload[:size], dtype="<f4"), payload[size:].decode()
+    except UnicodeDecodeError:
+        raise InputError(f"the prototype of a class must have {dimension} numbers") from None
+
+
+def _feature(payload: bytes) -> NDArray[np.float32]:
+    if len(payload) % 4:
+        raise InputError(f"a feature of float32 cannot have {len(payload)} bytes")
+    return np.frombuffer(payload, dtype="<f4")
+
+
+_CHANGES: dict[Kind, Callable[[LiveStream, bytes], bytes]] = {
+    Kind.OBSERVE: LiveStream._observe,
+    Kind.FREEZE: LiveStream._freeze,
+    Kind.UNFREEZE: LiveStream._unfreeze,
+    Kind.RESET: LiveStream._reset,
+    Kind.RESTORE: LiveStream._restore,
+    Kind.SAVE_SNAPSHOT: LiveStream._no_change,
+    Kind.DELETE_SNAPSHOT: LiveStream._no_change,
+    Kind.ADD_CLASS: LiveStream._add_class,
+    Kind.REMOVE_CLASS: LiveStream._remove_class,
+}

@@ -1,0 +1,276 @@
+"""Group commit: writes that arrive while a round trip to the store is under way share the next one.
+
+So durability costs a round trip per group and not per sample, and the busier the worker the larger the group. Records
+and snapshots travel separately, so that no observe waits for a snapshot of another stream. Records of one stream keep
+their order, and a snapshot is sent only after the records that it covers are durable. After records of a stream failed,
+or a write was fenced, nothing behind it goes through. If a snapshot fails otherwise, the records are still there.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from ...errors import FencedError, StoreError
+from ..store.base import Batch, Checkpoint, Store, Write
+from ..telemetry import logs, traces
+from ..telemetry.metrics import WorkerMetrics
+
+_log = logging.getLogger(__name__)
+
+# Pauses between attempts to reach a store, in seconds: they double from the first to the last.
+_FIRST_PAUSE, _LAST_PAUSE = 0.02, 0.5
+# Maximum bytes of a group. Redis syncs a group as a whole, and others wait meanwhile. A larger write travels alone.
+_GROUP_BYTES = 4 << 20
+
+
+@dataclass(slots=True)
+class Journal:
+    """The writes of one worker to one stream, under one epoch.
+
+    Attributes:
+        broken: why records or a fenced snapshot failed; from then on all writes do.
+        last: of the newest records.
+        snapshot: of the newest snapshot, queued or sent.
+        snapshot_queued: the newest snapshot is not built yet.
+    """
+
+    broken: FencedError | StoreError | None = None
+    last: "asyncio.Future[None] | None" = None
+    snapshot: "asyncio.Future[None] | None" = None
+    snapshot_queued: bool = False
+
+    async def wait_durable(self) -> None:
+        """Wait until all records that were put so far are durable. Raise the error if a write failed."""
+        if self.last is not None:
+            await asyncio.shield(self.last)
+        if self.broken is not None:
+            raise self.broken
+
+    async def settle_snapshot(self) -> None:
+        """Wait until the newest snapshot is durable, if there is one. Raise the error if it failed."""
+        if self.snapshot is not None:
+            await asyncio.shield(self.snapshot)
+
+
+class _Entry(NamedTuple):
+    """A write.
+
+    Attributes:
+        journal: of the stream.
+        write: what is sent.
+        future: of its outcome.
+        queued: when it was put, by the monotonic clock.
+        span: of the request that it belongs to; empty if nobody records it.
+        covered: of the newest records that a snapshot covers.
+        written: called as soon as the write is durable.
+    """
+
+    journal: Journal
+    write: Write
+    future: "asyncio.Future[None]"
+    queued: float
+    span: str = ""
+    covered: "asyncio.Future[None] | None" = None
+    written: Callable[[], None] | None = None
+
+
+class _Unbuilt(NamedTuple):
+    """A snapshot that waits for its turn. It is built only then, because it may have megabytes."""
+
+    journal: Journal
+    stream: str
+    build: Callable[[], Awaitable[Checkpoint]]
+    durable: Callable[[Checkpoint], None]
+    future: "asyncio.Future[None]"
+    queued: float
+
+
+class GroupCommit:
+    """The queues of all writes of one worker: one of records and one of snapshots.
+
+    Args:
+        store: where they go.
+        patience: for how many seconds a write is retried if the store cannot be reached, from when it was put.
+        metrics: where groups are counted.
+    """
+
+    def __init__(self, store: Store, patience: float, metrics: WorkerMetrics):
+        self._store = store
+        self._patience = patience
+        self._metrics = metrics
+        self._batches: deque[_Entry] = deque()
+        self._snapshots: deque[_Unbuilt] = deque()
+        self._some_batches = asyncio.Event()
+        self._some_snapshots = asyncio.Event()
+        # When the groups that are being written were first sent.
+        self._starts: list[float] = []
+        self.groups = 0
+        self.writes = 0
+
+    def put(self, journal: Journal, batch: Batch) -> None:
+        """Queue records. `journal.wait_durable` returns when they are durable."""
+        journal.last = _new_future()
+        self._batches.append(_Entry(journal, batch, journal.last, time.monotonic(), traces.carried()))
+        self._some_batches.set()
+
+    def put_snapshot(
+        self,
+        journal: Journal,
+        stream: str,
+        build: Callable[[], Awaitable[Checkpoint]],
+        durable: Callable[[Checkpoint], None],
+    ) -> None:
+        """Queue a snapshot, unless one is queued already. `journal.settle_snapshot` returns when it is durable.
+
+        Args:
+            journal: of the stream.
+            stream: its id, for the log.
+            build: returns the snapshot of the state that all records put so far led to. It is called when the snapshot
+                can be sent, so that few snapshots are in memory at once.
+            durable: called as soon as the snapshot is durable.
+        """
+        if journal.snapshot_queued:
+            return
+        journal.snapshot, journal.snapshot_queued = _new_future(), True
+        self._snapshots.append(_Unbuilt(journal, stream, build, durable, journal.snapshot, time.monotonic()))
+        self._some_snapshots.set()
+
+    @property
+    def queued(self) -> int:
+        """How many writes wait for the groups under way to end."""
+        return len(self._batches) + len(self._snapshots)
+
+    async def run(self) -> None:
+        """Send groups for ever."""
+        await asyncio.gather(self._send_batches(), self._send_snapshots())
+
+    async def _send_batches(self) -> None:
+        while True:
+            if not self._batches:
+                self._some_batches.clear()
+                await self._some_batches.wait()
+            group = [self._batches.popleft()]
+            size = _size(group[0].write)
+            while self._batches:
+                size += _size(self._batches[0].write)
+                if size > _GROUP_BYTES:
+                    break
+                group.append(self._batches.popleft())
+            await self._send(group)
+
+    async def _send_snapshots(self) -> None:
+        while True:
+            if not self._snapshots:
+                self._some_snapshots.clear()
+                await self._some_snapshots.wait()
+            group: list[_Entry] = []
+            size = 0
+            while self._snapshots and size < _GROUP_BYTES:
+                entry = await _built(self._snapshots.popleft())
+                if entry is not None:
+                    group.append(entry)
+                    size += _size(entry.write)
+                    # A large snapshot takes long to build: let requests go on in between.
+                    await asyncio.sleep(0)
+            for entry in group:
+                # A later record may overtake the snapshot, which cuts the journal only up to its own position.
+                if entry.covered is not None:
+                    await asyncio.wait([entry.covered])
+            await self._send(group)
+
+    async def _send(self, group: list[_Entry]) -> None:
+        """Send a group, and tell those who wait for its writes."""
+        sound = [entry for entry in group if not _refused(entry.journal, entry.future)]
+        if not sound:
+            return
+        outcomes: list[FencedError | StoreError | None]
+        try:
+            spans = [entry.span for entry in sound if entry.span]
+            with traces.shared_span("commit", spans, writes=len(sound)):
+                until = sound[-1].queued + self._patience
+                outcomes = await self._persist([entry.write for entry in sound], until)
+        except StoreError as problem:
+            outcomes = [problem] * len(sound)
+        except Exception as problem:
+            # A mistake in a store must not end the queue: nothing would be written any more, and nobody told.
+            _log.exception("a commit failed")
+            outcomes = [StoreError(f"an error inside the store: {problem!r}")] * len(sound)
+        self.groups += 1
+        self.writes += len(sound)
+        for entry, outcome in zip(sound, outcomes, strict=True):
+            if outcome is None:
+                if entry.written is not None:
+                    entry.written()
+                entry.future.set_result(None)
+                continue
+            fenced = isinstance(outcome, FencedError)
+            if fenced:
+                self._metrics.fenced()
+            if fenced or isinstance(entry.write, Batch):
+                entry.journal.broken = entry.journal.broken or outcome
+            entry.future.set_exception(outcome)
+
+    async def _persist(self, writes: list[Write], until: float) -> list[FencedError | StoreError | None]:
+        """Commit, again and again while the store cannot be reached: a commit that is repeated is done once."""
+        start, pause = time.monotonic(), _FIRST_PAUSE
+        self._starts.append(start)
+        self._metrics.writing = min(self._starts)
+        try:
+            while True:
+                try:
+                    outcomes = await self._store.commit(writes)
+                    self._metrics.committed(start, len(writes))
+                    return outcomes
+                except StoreError:
+                    self._metrics.store_failed()
+                    if time.monotonic() + pause > until:
+                        raise
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LAST_PAUSE)
+        finally:
+            self._starts.remove(start)
+            self._metrics.writing = min(self._starts, default=None)
+
+
+def _size(write: Write) -> int:
+    return sum(map(len, write.records)) if isinstance(write, Batch) else len(write.snapshot)
+
+
+async def _built(wanted: _Unbuilt) -> _Entry | None:
+    """Return the snapshot to send, or None if it failed."""
+    journal = wanted.journal
+    try:
+        if _refused(journal, wanted.future):
+            return None
+        checkpoint = await wanted.build()
+    except Exception as problem:
+        fields = logs.with_fields(stream=wanted.stream)
+        _log.exception("The snapshot of a stream could not be built.", extra=fields)
+        # The engine may be damaged. The store is not: the stream has to be loaded again.
+        journal.broken = StoreError(f"the snapshot of the stream could not be built: {problem!r}")
+        wanted.future.set_exception(journal.broken)
+        return None
+    finally:
+        journal.snapshot_queued = False
+    written = partial(wanted.durable, checkpoint)
+    return _Entry(journal, checkpoint, wanted.future, wanted.queued, covered=journal.last, written=written)
+
+
+def _refused(journal: Journal, future: "asyncio.Future[None]") -> bool:
+    """Fail a write if an earlier one to the same stream failed."""
+    if journal.broken is None:
+        return False
+    future.set_exception(journal.broken)
+    return True
+
+
+def _new_future() -> "asyncio.Future[None]":
+    """Return a future whose outcome nobody has to look at: a broken journal says it too."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return future

@@ -1,0 +1,1689 @@
+"""A worker: it answers when a change is durable, keeps nothing it cannot trust, and loads streams bit-exact."""
+
+import asyncio
+import random
+import threading
+import time
+from functools import partial
+
+import pytest
+
+from made_service import (
+    FEATURES,
+    PROTOTYPES,
+    SHARED,
+    SPEC,
+    ask,
+    create,
+    delete,
+    done,
+    engine_of,
+    feature,
+    handled,
+    learned,
+    observe,
+    one,
+    settings,
+    spec_of,
+    started,
+)
+from memory_store import MemoryStore
+from protodcs import StreamDCS
+from protodcs.errors import StoreError
+from protodcs.serve.messages import Action, Outcome, Reply, Request
+from protodcs.serve.stream import live_stream as live_stream_module
+from protodcs.serve.stream.answers import pack_decision
+from protodcs.serve.stream.idempotency import digest_of
+from protodcs.serve.stream.live_stream import LiveStream, pack_class
+from protodcs.serve.stream.records import Kind, Record
+from protodcs.serve.workers import worker as worker_module
+from protodcs.serve.workers.ring import Ring
+from protodcs.serve.workers.worker import Worker
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
+STOPPED = Reply(Outcome.CLOSED, "the service is being stopped")
+
+
+async def turns(count=30):
+    """Let everybody else go on for a while."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(condition, seconds=5.0):
+    """Wait for something that must come true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come true"
+        await asyncio.sleep(0.005)
+
+
+def looks_often(monkeypatch):
+    """Have workers look after their streams all the time."""
+    monkeypatch.setattr(worker_module, "_ROUND", 0.01)
+
+
+def journal_of(store, stream="s"):
+    return [Record.unpack(data) for data in store.content[stream].journal]
+
+
+# Answers, and when they come.
+
+
+def test_a_worker_answers_and_learns_as_the_engine_alone():
+    async def run():
+        engine = StreamDCS(PROTOTYPES)
+        async with started() as worker:
+            for number in range(30):
+                peeked, told = await done(worker, ask(Action.PEEK, payload=feature(number)), observe(number))
+                assert peeked.answer == pack_decision(engine.peek(FEATURES[number]))
+                assert told.answer == pack_decision(engine.observe(FEATURES[number]))
+                assert (told.position, told.epoch, told.repeated, peeked.position) == (number, 1, False, -1)
+            assert engine_of(worker) == learned(30)
+
+    asyncio.run(run())
+
+
+def test_no_answer_comes_before_the_change_is_durable():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as worker:
+            await done(worker, observe(0))
+            store.gate = asyncio.Event()
+            asked = [
+                asyncio.create_task(handled(worker, [request])) for request in (observe(1), ask(Action.FREEZE, "f"))
+            ]
+            await turns()
+            # What would be answered from a change that is on its way waits for it too: peeks and repetitions.
+            asked += [
+                asyncio.create_task(handled(worker, [request]))
+                for request in (observe(1), ask(Action.PEEK, payload=feature(2)), ask(Action.STATUS))
+            ]
+            await turns()
+            await asyncio.sleep(0.05)
+            assert [task.done() for task in asked] == [False] * 5
+            assert len(journal_of(store)) == 1
+            store.gate.set()
+            replies = [(await task)[0] for task in asked]
+            assert [reply.outcome for reply in replies] == [Outcome.DONE] * 5
+            assert [reply.position for reply in replies] == [1, 2, 1, -1, -1]
+            assert replies[2].repeated
+            assert len(journal_of(store)) == 3
+
+    asyncio.run(run())
+
+
+def test_many_requests_on_many_streams_in_one_call_are_one_commit():
+    async def run():
+        store = MemoryStore()
+        streams = [f"s{number}" for number in range(7)]
+        async with started(store, streams=streams) as worker:
+            await done(worker, *(ask(Action.STATUS, stream=stream) for stream in streams))
+            before = store.commits
+            requests = [observe(number, stream) for number in range(20) for stream in streams]
+            replies = await done(worker, *requests)
+            assert store.commits == before + 1
+            assert [reply.position for reply in replies] == [number for number in range(20) for _ in streams]
+            assert {engine_of(worker, stream) for stream in streams} == {learned(20)}
+
+    asyncio.run(run())
+
+
+def test_calls_that_come_while_a_commit_is_under_way_share_the_next():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as worker:
+            await done(worker, observe(0))
+            store.gate, before = asyncio.Event(), store.commits
+            calls = [asyncio.create_task(handled(worker, [observe(number)])) for number in range(1, 101)]
+            await turns()
+            store.gate.set()
+            replies = await asyncio.gather(*calls)
+            assert [reply.position for (reply,) in replies] == list(range(1, 101))
+            assert store.commits - before <= 3
+            assert worker.facts()["writes"] == 101
+            assert worker.facts()["commits"] == store.commits
+
+    asyncio.run(run())
+
+
+def test_an_observe_that_is_refused_stops_none_of_its_neighbours():
+    async def run():
+        async with started() as worker:
+            bad = ask(Action.OBSERVE, "bad", feature(0)[:-4])
+            odd = ask(Action.OBSERVE, "odd", feature(0)[:-1])
+            long = observe(0, key="k" * 201)
+            replies = await worker.handle([observe(0), bad, observe(1), odd, long, observe(2)])
+            outcomes = [reply.outcome.name for reply in replies]
+            assert outcomes == ["DONE", "WRONG", "DONE", "WRONG", "WRONG", "DONE"]
+            assert "shape (32,)" in replies[1].words
+            assert engine_of(worker) == learned(3)
+
+    asyncio.run(run())
+
+
+def test_a_repeated_request_is_answered_as_the_first_time_and_applied_once():
+    async def run():
+        async with started() as worker:
+            first = await done(worker, *(observe(number) for number in range(5)))
+            again = await done(worker, *(observe(number) for number in range(5)), observe(4))
+            assert [reply._replace(repeated=False) for reply in again] == [*first, first[4]]
+            assert all(reply.repeated for reply in again)
+            twice = await done(worker, observe(5), observe(5))
+            assert [reply.repeated for reply in twice] == [False, True]
+            assert engine_of(worker) == learned(6)
+            other = await one(worker, observe(7, key="key-5"))
+            assert other.outcome is Outcome.CONFLICT
+            assert "Use a new key" in other.words
+
+    asyncio.run(run())
+
+
+def test_what_is_not_there_is_missing():
+    async def run():
+        async with started() as worker:
+            for action in (
+                Action.OBSERVE,
+                Action.STATUS,
+                Action.SAVE_SNAPSHOT,
+                Action.LIST_SNAPSHOTS,
+                Action.ROLLBACK,
+                Action.FREEZE,
+            ):
+                assert (await one(worker, ask(action, stream="nobody"))).outcome is Outcome.MISSING
+
+    asyncio.run(run())
+
+
+def test_the_status_says_where_the_stream_stands():
+    async def run():
+        async with started(snapshot_records=4) as worker:
+            await done(worker, *(observe(number) for number in range(3)))
+            await done(worker, observe(3), ask(Action.FREEZE, "f"), observe(4))
+            facts = (await one(worker, ask(Action.STATUS))).facts
+            assert (facts["position"], facts["snapshot_position"], facts["epoch"]) == (6, 6, 1)
+            assert (facts["worker"], facts["frozen"], facts["replayed_differently"]) == ("worker-0", True, 0)
+            assert facts["sequence"] == 5
+
+    asyncio.run(run())
+
+
+# A store that fails.
+
+
+def test_a_fenced_worker_drops_its_memory_and_the_next_request_goes_on_to_the_bit():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as worker:
+            await done(worker, *(observe(number) for number in range(10)))
+            async with started(store, name="worker-0", streams=()) as successor:
+                await done(successor, *(observe(number) for number in range(10, 20)))
+                fenced = await one(worker, observe(20))
+                assert fenced.outcome is Outcome.LATER
+                assert "epoch" in fenced.words
+                assert "s" not in worker._streams
+                assert (await done(worker, observe(20)))[0].position == 20
+                assert engine_of(worker) == learned(21)
+        assert store.misfits == []
+
+    asyncio.run(run())
+
+
+def test_a_store_that_is_down_for_less_than_the_patience_is_not_noticed():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as worker:
+            await done(worker, observe(0))
+            store.down = True
+            call = asyncio.create_task(handled(worker, [observe(1)]))
+            await asyncio.sleep(0.1)
+            assert not call.done()
+            store.down = False
+            assert (await call)[0].outcome is Outcome.DONE
+            assert engine_of(worker) == learned(2)
+
+    asyncio.run(run())
+
+
+def test_a_store_that_is_down_for_longer_gives_later_and_nothing_is_lost():
+    async def run():
+        store = MemoryStore()
+        async with started(store, store_connect_timeout=0.05) as worker:
+            await done(worker, *(observe(number) for number in range(5)))
+            store.down = True
+            for _ in range(3):
+                replies = await worker.handle([observe(number) for number in range(5, 8)])
+                assert {reply.outcome for reply in replies} == {Outcome.LATER}
+                assert "down" in replies[0].words
+            for action in (Action.PEEK, Action.STATUS, Action.SAVE_SNAPSHOT, Action.DELETE):
+                assert (await one(worker, ask(action, payload=feature(0)))).outcome is Outcome.LATER
+            assert (await one(worker, create("other"))).outcome is Outcome.LATER
+            store.down = False
+            again = await done(worker, *(observe(number) for number in range(8)))
+            assert [reply.position for reply in again] == list(range(8))
+            assert [reply.repeated for reply in again] == [True] * 5 + [False] * 3
+            assert engine_of(worker) == learned(8)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("patience", [0.0, 10.0])
+def test_a_write_whose_answer_was_lost_is_applied_once(patience):
+    async def run():
+        store = MemoryStore()
+        async with started(store, store_connect_timeout=patience, snapshot_records=4) as worker:
+            for number in range(12):
+                store.lose_answers = 1
+                reply = await one(worker, observe(number))
+                while reply.outcome is Outcome.LATER:
+                    reply = await one(worker, observe(number))
+                assert (reply.outcome, reply.position) == (Outcome.DONE, number)
+                assert reply.repeated == (patience == 0.0)
+            assert engine_of(worker) == learned(12)
+        assert store.misfits == []
+
+    asyncio.run(run())
+
+
+def test_an_error_that_no_store_should_raise_does_not_silence_the_worker():
+    class Broken(MemoryStore):
+        errors = 0
+
+        async def commit(self, writes):
+            if self.errors:
+                self.errors -= 1
+                raise ValueError("a bug in the store")
+            return await super().commit(writes)
+
+    async def run():
+        store = Broken()
+        async with started(store) as worker:
+            await done(worker, observe(0))
+            store.errors = 1
+            async with asyncio.timeout(5):
+                reply = await one(worker, observe(1))
+            assert reply.outcome is Outcome.LATER
+            assert "a bug in the store" in reply.words
+            await done(worker, observe(1))
+            assert engine_of(worker) == learned(2)
+
+    asyncio.run(run())
+
+
+def test_an_error_inside_the_engine_is_told_and_the_stream_goes_on_from_the_store(monkeypatch, caplog):
+    async def run():
+        store = MemoryStore()
+        async with started(store) as worker:
+            await done(worker, *(observe(number) for number in range(3)))
+            engine = worker._streams["s"].live.engine
+            advance = engine._advance
+
+            def torn(memory, row, scores):
+                if memory.sequence == 4:
+                    raise ZeroDivisionError("a bug in the engine")
+                return advance(memory, row, scores)
+
+            monkeypatch.setattr(engine, "_advance", torn)
+            replies = await worker.handle([observe(3), observe(4), observe(5), create("t")])
+            assert [reply.outcome.name for reply in replies] == ["FAILED", "FAILED", "FAILED", "DONE"]
+            assert "a bug" not in replies[1].words
+            assert len(journal_of(store)) == 3
+            replies = await done(worker, *(observe(number) for number in range(3, 6)))
+            assert [reply.position for reply in replies] == [3, 4, 5]
+            assert engine_of(worker) == learned(6)
+
+    asyncio.run(run())
+    assert "a bug in the engine" in caplog.text
+
+
+# Several workers.
+
+
+def test_what_another_worker_holds_is_left_to_it_while_it_lives():
+    async def run():
+        store = MemoryStore()
+        async with started(store, "one") as first, started(store, "two", streams=()) as second:
+            await done(first, observe(0))
+            refused = await second.handle([observe(1), observe(2)])
+            assert [reply.outcome for reply in refused] == [Outcome.HELD, Outcome.HELD]
+            assert refused[0].words == "one"
+            await done(first, observe(1))
+            assert engine_of(first) == learned(2)
+
+    asyncio.run(run())
+
+
+def test_what_a_silent_worker_holds_is_taken_over_when_its_lease_ran_out():
+    async def run():
+        store = MemoryStore()
+        async with (
+            started(store, "one", lease_seconds=1.0) as first,
+            started(store, "two", streams=(), lease_seconds=1.0) as second,
+        ):
+            await done(first, *(observe(number) for number in range(5)))
+            for task in first._tasks:
+                task.cancel()
+            assert (await one(second, observe(5))).outcome is Outcome.HELD
+            await asyncio.sleep(1.1)
+            (reply,) = await done(second, observe(5))
+            assert (reply.position, reply.epoch) == (5, 2)
+            assert engine_of(second) == learned(6)
+
+    asyncio.run(run())
+
+
+def test_what_an_earlier_incarnation_held_is_taken_at_once():
+    async def run():
+        store = MemoryStore()
+        async with started(store, "one") as first:
+            await done(first, *(observe(number) for number in range(5)))
+            async with started(store, "one", streams=()) as successor:
+                (reply,) = await done(successor, observe(5))
+                assert (reply.position, reply.epoch) == (5, 2)
+                assert engine_of(successor) == learned(6)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("renewed_first", [False, True])
+def test_a_paused_worker_whose_lease_ran_out_does_not_answer_from_stale_memory(renewed_first):
+    """Its lease runs out, another one goes on with the stream, and it comes back: to a request, or to its lease."""
+
+    async def run():
+        store = MemoryStore()
+        async with started(store, "one", lease_seconds=1.0) as first, started(store, "two", streams=()) as second:
+            await done(first, *(observe(number) for number in range(5)))
+            first._lease.cancel()
+            await asyncio.sleep(1.1)
+            await done(second, *(observe(number) for number in range(5, 40)))
+            if renewed_first:
+                await first._renew()
+            for question in (ask(Action.PEEK, payload=feature(40)), ask(Action.STATUS)):
+                reply = await one(first, question)
+                assert (reply.outcome, reply.words) == (Outcome.HELD, "two")
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_could_not_renew_in_time_and_lost_nothing_goes_on():
+    async def run():
+        store = MemoryStore()
+        async with started(store, lease_seconds=1.0) as worker:
+            await done(worker, *(observe(number) for number in range(5)))
+            store.down = True
+            await asyncio.sleep(1.1)
+            assert (await one(worker, ask(Action.PEEK, payload=feature(5)))).outcome is Outcome.LATER
+            store.down = False
+            await done(worker, observe(5))
+            assert engine_of(worker) == learned(6)
+
+    asyncio.run(run())
+
+
+def test_streams_are_handed_over_when_the_workers_change():
+    async def run():
+        store = MemoryStore()
+        streams = [f"s{number}" for number in range(20)]
+        both, ring = ["one", "two"], Ring(["one", "two"])
+        async with started(store, "one", streams=streams) as first, started(store, "two", streams=()) as second:
+            first.arrange(["one"])
+            await done(first, *(observe(number, stream) for number in range(5) for stream in streams))
+            for worker in (first, second):
+                worker.arrange(both)
+            theirs = [stream for stream in streams if ring.first(stream) == "two"]
+            assert 0 < len(theirs) < 20
+            assert set(first._streams) == set(streams) - set(theirs)
+            await until(lambda: not first._busy)
+            for stream in theirs:
+                moved = await one(first, observe(5, stream))
+                assert (moved.outcome, moved.words) == (Outcome.MOVED, "two")
+                await done(second, observe(5, stream))
+                assert engine_of(second, stream) == learned(6)
+            stays = next(stream for stream in streams if stream not in theirs)
+            assert (await one(second, observe(5, stays))).outcome is Outcome.MOVED
+            # Whoever asked its worker in vain may ask another one.
+            assert (await one(second, observe(5, stays, stand_in=True))).outcome is Outcome.HELD
+
+    asyncio.run(run())
+
+
+def test_one_who_stands_in_gives_the_stream_back_after_a_while(monkeypatch):
+    looks_often(monkeypatch)
+    monkeypatch.setattr(worker_module, "_STANDING_IN", 1)
+
+    async def run():
+        store = MemoryStore()
+        stream = next(f"s{number}" for number in range(100) if Ring(["one", "two"]).first(f"s{number}") == "two")
+        async with started(store, "one", streams=[stream], lease_seconds=1.0) as worker:
+            worker.arrange(["one", "two"])
+            await done(worker, observe(0, stream, stand_in=True))
+            assert store.content[stream].holder is not None
+            await until(lambda: store.content[stream].holder is None)
+            assert (await one(worker, observe(1, stream))).outcome is Outcome.MOVED
+
+    asyncio.run(run())
+
+
+def test_before_anybody_said_who_the_workers_are_every_stream_is_served():
+    async def run():
+        async with started() as worker:
+            worker.arrange([])
+            await done(worker, observe(0))
+
+    asyncio.run(run())
+
+
+# Sleep and snapshots.
+
+
+def test_an_unused_stream_goes_to_sleep_and_wakes_to_the_bit(monkeypatch):
+    looks_often(monkeypatch)
+
+    async def run():
+        store = MemoryStore()
+        async with started(store, streams=["s", "t"], unload_seconds=0.1, unload_records=3) as worker:
+            await done(worker, *(observe(number) for number in range(5)))
+            await done(worker, *(observe(number, "t") for number in range(3)))
+            await until(lambda: not worker._streams and not worker._busy)
+            assert [store.content[stream].holder for stream in "st"] == [None, None]
+            # The one with few records behind its snapshot sleeps without a new one.
+            assert [(store.content[stream].start, len(journal_of(store, stream))) for stream in "st"] == [
+                (5, 0),
+                (0, 3),
+            ]
+            for stream, seen in (("s", 5), ("t", 3)):
+                await done(worker, observe(seen, stream))
+                assert engine_of(worker, stream) == learned(seen + 1)
+            assert worker.facts()["loads"] == 4
+
+    asyncio.run(run())
+
+
+def test_streams_beyond_the_limit_are_unloaded_and_load_bit_exact():
+    async def run():
+        store = MemoryStore()
+        streams = [f"s{number}" for number in range(6)]
+        async with started(store, streams=streams, max_loaded_streams=2) as worker:
+            for number in range(10):
+                for stream in streams:
+                    await done(worker, observe(number, stream))
+                    assert len(worker._streams) <= 2
+                    assert engine_of(worker, stream) == learned(number + 1)
+            await done(worker, observe(0, "s0"), observe(0, "s1"))
+            await until(lambda: not worker._busy)
+            assert sorted(worker._streams) == ["s0", "s1"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_more_streams_at_once_than_may_be_loaded_are_all_served(limit):
+    async def run():
+        streams = [f"s{number}" for number in range(8)]
+        async with started(streams=streams, max_loaded_streams=limit) as worker:
+
+            async def client(stream):
+                for number in range(10):
+                    await done(worker, observe(number, stream))
+
+            async with asyncio.timeout(20):
+                await asyncio.gather(*(client(stream) for stream in streams))
+                for stream in streams:
+                    await done(worker, ask(Action.STATUS, stream=stream))
+                    assert engine_of(worker, stream) == learned(10)
+
+    asyncio.run(run())
+
+
+def test_a_stream_is_written_whole_after_so_many_records_and_its_journal_is_cut():
+    async def run():
+        store = MemoryStore()
+        async with started(store, snapshot_records=8) as worker:
+            for number in range(20):
+                await done(worker, observe(number))
+                await until(lambda number=number: len(journal_of(store)) == (number + 1) % 8)
+            assert store.content["s"].start == 16
+            # Each snapshot is a commit of its own.
+            assert store.commits == 22
+            assert (await done(worker, observe(3)))[0].repeated
+            async with started(store, streams=()) as successor:
+                await done(successor, observe(20))
+                assert engine_of(successor) == learned(21)
+                assert (await done(successor, observe(3)))[0].repeated
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_changed_is_written_whole_by_time(monkeypatch):
+    looks_often(monkeypatch)
+
+    async def run():
+        store = MemoryStore()
+        async with started(store, snapshot_seconds=0.05) as worker:
+            await done(worker, *(observe(number) for number in range(5)))
+            assert store.content["s"].start == 0
+            await until(lambda: store.content["s"].start == 5)
+            written = store.commits
+            await asyncio.sleep(0.15)
+            assert store.commits == written
+            async with started(store, streams=()) as successor:
+                await done(successor, observe(5))
+                assert engine_of(successor) == learned(6)
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_cannot_be_written_whole_does_not_hold_up_the_others(monkeypatch):
+    looks_often(monkeypatch)
+
+    async def run():
+        store = MemoryStore()
+        async with started(store, streams=["bad", "good"], snapshot_seconds=0.05) as worker:
+            await done(worker, observe(0, "bad"), observe(0, "good"))
+
+            def broken():
+                raise ZeroDivisionError("a bug")
+
+            monkeypatch.setattr(worker._streams["bad"].live, "snapshot", broken)
+            await until(lambda: store.content["good"].start == 1)
+            await done(worker, observe(1, "bad"))
+            assert engine_of(worker, "bad") == learned(2)
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_remembers_no_answers_is_written_whole_too():
+    async def run():
+        async with started(
+            idempotency_answers=0, idempotency_entries=0, idempotency_seconds=0, snapshot_records=3
+        ) as worker:
+            for number in range(10):
+                await done(worker, observe(number))
+            assert engine_of(worker) == learned(10)
+
+    asyncio.run(run())
+
+
+def test_prototypes_that_no_stream_in_memory_uses_are_let_go():
+    async def run():
+        async with started() as worker:
+            await done(worker, observe(0))
+            assert len(worker._shared) == 1
+            await done(worker, await delete(worker))
+            await turns()
+            assert len(worker._shared) == 0
+
+    asyncio.run(run())
+
+
+# The end.
+
+
+def test_a_drain_refuses_in_words_and_releases_everything():
+    async def run():
+        store = MemoryStore()
+        streams = [f"s{number}" for number in range(6)]
+        async with started(store, streams=streams, unload_records=2, lease_seconds=1.5) as worker:
+            await done(worker, *(observe(number, stream) for number in range(5) for stream in streams))
+            store.gate = asyncio.Event()
+            under_way = asyncio.create_task(handled(worker, [observe(5, "s0")]))
+            await turns()
+            drain = asyncio.create_task(worker.drain(STOPPED))
+            await turns()
+            assert await worker.handle([observe(6), create("new")]) == [STOPPED, STOPPED]
+            store.gate.set()
+            await drain
+            assert (await under_way)[0].outcome is Outcome.DONE
+            assert {store.content[stream].holder for stream in streams} == {None}
+            assert [store.content[stream].start for stream in streams] == [6, 5, 5, 5, 5, 5]
+            assert "worker-0" not in store.leases
+            await asyncio.sleep(0.6)
+            assert "worker-0" not in store.leases
+            assert await worker.handle([observe(6)]) == [STOPPED]
+        async with started(store, "other", streams=()) as other:
+            await done(other, observe(6, "s0", key="key-6"))
+
+    asyncio.run(run())
+
+
+def test_a_request_that_waits_while_its_worker_drains_does_not_wake_the_stream_again():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as worker:
+            await done(worker, observe(0))
+            store.gate = asyncio.Event()
+            first = asyncio.create_task(handled(worker, [observe(1)]))
+            await turns()
+            worker.arrange(["worker-0"])
+            worker._begin_unload("s")
+            waits = [asyncio.create_task(handled(worker, [observe(2)])) for _ in range(3)]
+            await turns()
+            drain = asyncio.create_task(worker.drain(STOPPED))
+            await turns()
+            store.gate.set()
+            await drain
+            assert (await first)[0].outcome is Outcome.DONE
+            assert [await wait for wait in waits] == [[STOPPED]] * 3
+            assert (store.content["s"].holder, worker._streams, worker._busy) == (None, {}, {})
+
+    asyncio.run(run())
+
+
+def test_a_drain_ends_though_the_store_is_down():
+    async def run():
+        store = MemoryStore()
+        async with started(store, store_connect_timeout=0.05, unload_records=0) as worker:
+            await done(worker, observe(0))
+            store.down = True
+            async with asyncio.timeout(5):
+                await worker.drain(STOPPED)
+            store.down = False
+        async with started(store, streams=()) as successor:
+            await done(successor, observe(1))
+            assert engine_of(successor) == learned(2)
+
+    asyncio.run(run())
+
+
+def test_a_worker_can_be_closed_in_the_midst_of_its_work():
+    async def run():
+        store = MemoryStore()
+        worker = Worker("one", store, settings(unload_records=0))
+        await worker.start()
+        await done(worker, create(), observe(0))
+        store.gate = asyncio.Event()
+        worker._begin_unload("s")
+        await turns()
+        async with asyncio.timeout(5):
+            await worker.close()
+
+    asyncio.run(run())
+
+
+# Creation, kept snapshots, deletion.
+
+
+def test_a_stream_is_created_once_and_told_so():
+    async def run():
+        async with started(streams=()) as worker:
+            assert not (await one(worker, create())).repeated
+            await done(worker, observe(0))
+            again = await one(worker, create())
+            assert (again.outcome, again.repeated) == (Outcome.DONE, True)
+            otherwise = await one(worker, create(spec=spec_of(target_false_reject=0.1).pack()))
+            assert otherwise.outcome is Outcome.CONFLICT
+            assert "already exists with different settings" in otherwise.words
+            assert engine_of(worker) == learned(1)
+            assert [stream async for stream in worker._store.streams()] == ["s"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (SPEC.replace(b'"0","1"', b'"0","0"'), "unique"),
+        (SPEC.replace(b'"0","1",', b'"1",'), "7"),
+        (SPEC.replace(PROTOTYPES.fingerprint.encode(), b"0" * 64), "prototypes"),
+    ],
+)
+def test_what_cannot_be_created_is_refused_in_words_and_leaves_no_trace(spec, words):
+    async def run():
+        async with started(streams=()) as worker:
+            reply = await one(worker, Request("s", Action.CREATE, "k", spec, SHARED))
+            assert reply.outcome is Outcome.WRONG
+            assert words in reply.words
+            assert [stream async for stream in worker._store.streams()] == []
+
+    asyncio.run(run())
+
+
+def keep(name, key=None, replace=False):
+    return ask(Action.SAVE_SNAPSHOT, f"keep {name}" if key is None else key, name.encode(), replace=replace)
+
+
+def roll_back(name, key=None):
+    return ask(Action.ROLLBACK, f"back to {name}" if key is None else key, name.encode())
+
+
+def test_a_stream_goes_back_to_what_was_kept_and_on_from_there():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as worker:
+            await done(worker, *(observe(number) for number in range(5)), keep("five"), observe(5), observe(6))
+            replies = await done(worker, keep("seven"), roll_back("five"))
+            assert [reply.position for reply in replies] == [8, 9]
+            assert engine_of(worker) == learned(5)
+            assert (await one(worker, ask(Action.LIST_SNAPSHOTS))).facts == {"snapshots": ["five", "seven"]}
+            (reply,) = await done(worker, observe(5, key="again"))
+            assert reply.position == 10
+            # What was answered before the rollback was answered: it is not taken back.
+            assert (await done(worker, observe(6)))[0].repeated
+            assert engine_of(worker) == learned(6)
+            async with started(store, streams=()) as successor:
+                await done(successor, ask(Action.STATUS))
+                assert engine_of(successor) == learned(6)
+                await done(successor, roll_back("seven"))
+                assert engine_of(successor) == learned(7)
+
+    asyncio.run(run())
+
+
+def test_repeated_keeps_and_rollbacks_are_done_once():
+    async def run():
+        async with started() as worker:
+            await done(worker, *(observe(number) for number in range(3)))
+            first = await done(worker, keep("three"), observe(3), roll_back("three"))
+            await done(worker, observe(3, key="again"))
+            again = await done(worker, keep("three"), roll_back("three"))
+            assert [reply._replace(repeated=False) for reply in again] == [first[0], first[2]]
+            assert [reply.repeated for reply in again] == [True, True]
+            assert engine_of(worker) == learned(4)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("request_of", [partial(keep, replace=True), roll_back], ids=["keep", "roll_back"])
+def test_a_keep_or_rollback_that_is_asked_again_while_it_is_under_way_is_done_once(request_of):
+    """As by a router whose first attempt took too long."""
+
+    class Slow(MemoryStore):
+        async def kept(self, stream):
+            await asyncio.sleep(0.01)
+            return await super().kept(stream)
+
+        async def kept_snapshot(self, stream, name):
+            await asyncio.sleep(0.01)
+            return await super().kept_snapshot(stream, name)
+
+    async def run():
+        store = Slow()
+        async with started(store) as worker:
+            await done(worker, observe(0), keep("a", "kept before"))
+            replies = await asyncio.gather(*(one(worker, request_of("a")) for _ in range(3)))
+            assert {reply.outcome for reply in replies} == {Outcome.DONE}
+            assert {reply.position for reply in replies} == {2}
+            assert sorted(reply.repeated for reply in replies) == [False, True, True]
+            assert len(journal_of(store)) == 3
+
+    asyncio.run(run())
+
+
+def test_a_snapshot_that_is_saved_slowly_is_not_replaced_by_its_retry():
+    class AcquiredStream(MemoryStore):
+        waits = None
+
+        async def kept(self, stream):
+            if self.waits is not None:
+                waits, self.waits = self.waits, None
+                await waits.wait()
+            return await super().kept(stream)
+
+    async def run():
+        store = AcquiredStream()
+        async with started(store) as worker:
+            await done(worker, observe(0))
+            release = store.waits = asyncio.Event()
+            first, retry = (asyncio.create_task(one(worker, keep("a"))) for _ in range(2))
+            await turns()
+            release.set()
+            assert not (await first).repeated
+            await done(worker, observe(1))
+            assert (await retry).repeated
+            await done(worker, roll_back("a"))
+            assert engine_of(worker) == learned(1)
+
+    asyncio.run(run())
+
+
+def test_too_many_saved_snapshots_are_an_error_and_one_may_be_replaced():
+    async def run():
+        async with started(max_snapshots=2) as worker:
+            await done(worker, keep("a"), observe(0), keep("b"))
+            full = await one(worker, keep("c"))
+            assert full.outcome is Outcome.CONFLICT
+            assert "2 saved snapshots, which is the limit" in full.words
+            await done(worker, observe(1), keep("a", "anew", replace=True), observe(2), roll_back("a"))
+            assert engine_of(worker) == learned(2)
+            assert (await one(worker, ask(Action.LIST_SNAPSHOTS))).facts == {"snapshots": ["b", "a"]}
+
+    asyncio.run(run())
+
+
+def test_a_rollback_to_what_was_never_kept_is_refused_and_changes_nothing():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as worker:
+            await done(worker, observe(0))
+            reply = await one(worker, roll_back("nothing"))
+            assert reply.outcome is Outcome.MISSING
+            assert "no snapshot 'nothing'" in reply.words
+            assert engine_of(worker) == learned(1)
+            assert len(journal_of(store)) == 1
+
+    asyncio.run(run())
+
+
+def test_a_deleted_stream_is_gone_and_may_be_deleted_and_created_again():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as worker:
+            await done(worker, observe(0), keep("a"))
+            first, again = await done(worker, *[await delete(worker, key=key) for key in "ab"])
+            assert (first.repeated, again.repeated) == (False, True)
+            assert (await one(worker, observe(1))).outcome is Outcome.MISSING
+            assert (store.content, store.shared) == ({}, {})
+            await done(worker, create())
+            (reply,) = await done(worker, observe(0))
+            assert (reply.position, reply.repeated) == (0, False)
+            assert (await one(worker, ask(Action.LIST_SNAPSHOTS))).facts == {"snapshots": []}
+
+    asyncio.run(run())
+
+
+def test_after_one_that_must_be_asked_again_none_behind_it_is_served():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as worker:
+            await done(worker, observe(0))
+            keep_at_the_store = store.keep
+
+            async def fails(*_):
+                raise StoreError("not now")
+
+            store.keep = fails
+            replies = await worker.handle([observe(1), keep("a"), observe(2), observe(3)])
+            assert [reply.outcome.name for reply in replies] == ["DONE", "LATER", "LATER", "LATER"]
+            assert engine_of(worker) == learned(2)
+            store.keep = keep_at_the_store
+            await done(worker, keep("a"), observe(2), observe(3))
+            assert engine_of(worker) == learned(4)
+
+    asyncio.run(run())
+
+
+def test_a_saved_snapshot_is_deleted_and_another_one_is_missing():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as worker:
+            await done(worker, observe(0), ask(Action.SAVE_SNAPSHOT, "k", b"first"))
+            await done(worker, ask(Action.DELETE_SNAPSHOT, "f", b"first"))
+            missing = await one(worker, ask(Action.DELETE_SNAPSHOT, "g", b"never"))
+            assert (missing.outcome, missing.code) == (Outcome.MISSING, "snapshot_not_found")
+            (reply,) = await done(worker, ask(Action.LIST_SNAPSHOTS))
+            assert reply.facts == {"snapshots": []}
+
+    asyncio.run(run())
+
+
+# Retries.
+
+
+def test_a_second_snapshot_of_the_same_name_needs_an_explicit_replacement():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as worker:
+            await done(worker, observe(0), keep("a", "first"), observe(1))
+            refused = await one(worker, keep("a", "second"))
+            assert refused.outcome is Outcome.CONFLICT
+            assert "a snapshot 'a' already" in refused.words
+            await done(worker, roll_back("a", "back"))
+            assert engine_of(worker) == learned(1)
+            await done(worker, observe(1, key="again"), keep("a", "third", replace=True), observe(2))
+            await done(worker, roll_back("a", "back to the third"))
+            assert engine_of(worker) == learned(2)
+
+    asyncio.run(run())
+
+
+def test_two_snapshots_of_one_name_at_the_same_time_do_not_both_succeed():
+    async def run():
+        async with started() as worker:
+            await done(worker, observe(0))
+            replies = await asyncio.gather(*(one(worker, keep("a", f"key of {number}")) for number in range(5)))
+            assert sorted(reply.outcome.name for reply in replies) == ["CONFLICT"] * 4 + ["DONE"]
+
+    asyncio.run(run())
+
+
+def test_a_snapshot_whose_worker_died_before_it_answered_is_saved_once():
+    """The retry must neither be a conflict with itself nor save what was learned since."""
+
+    class Dying(MemoryStore):
+        async def keep(self, *arguments):
+            await super().keep(*arguments)
+            raise StoreError("the worker died here")
+
+    async def run():
+        store = Dying()
+        async with started(store) as worker:
+            await done(worker, observe(0))
+            assert (await one(worker, keep("a"))).outcome is Outcome.LATER
+            await done(worker, observe(1))
+            # The retry does not save again, so it does not fail again.
+            await done(worker, keep("a"), roll_back("a"))
+            assert engine_of(worker) == learned(1)
+
+    asyncio.run(run())
+
+
+def test_a_delayed_delete_leaves_a_stream_alone_that_was_created_again():
+    async def run():
+        async with started() as worker:
+            await done(worker, observe(0))
+            delayed = await delete(worker, key="delayed")
+            await done(worker, await delete(worker), create(), observe(0))
+            (reply,) = await done(worker, delayed)
+            assert reply.repeated
+            assert engine_of(worker) == learned(1)
+
+    asyncio.run(run())
+
+
+def test_a_delayed_deletion_of_a_snapshot_leaves_one_alone_that_was_saved_again():
+    async def run():
+        async with started() as worker:
+            await done(worker, observe(0), keep("a"), ask(Action.DELETE_SNAPSHOT, "f", b"a"), keep("a", "second"))
+            (reply,) = await done(worker, ask(Action.DELETE_SNAPSHOT, "f", b"a"))
+            assert reply.repeated
+            assert (await one(worker, ask(Action.LIST_SNAPSHOTS))).facts == {"snapshots": ["a"]}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "action", [Action.ROLLBACK, Action.IMPORT, Action.SAVE_SNAPSHOT, Action.DELETE_SNAPSHOT, Action.ADD_CLASS]
+)
+def test_a_key_with_other_content_is_a_conflict_for_every_verb(action):
+    async def run():
+        async with started() as worker:
+            await done(worker, observe(0), keep("a"), keep("b"))
+            payload = {
+                Action.ROLLBACK: b"a",
+                Action.IMPORT: learned(1),
+                Action.SAVE_SNAPSHOT: b"c",
+                Action.DELETE_SNAPSHOT: b"a",
+                Action.ADD_CLASS: pack_class(feature(0), "owl"),
+            }[action]
+            first = (await done(worker, ask(action, "same key", payload)))[0]
+            again = (await done(worker, ask(action, "same key", payload)))[0]
+            assert again == first._replace(repeated=True)
+            other = learned(2) if action == Action.IMPORT else payload[:-1] + b"b"
+            before = engine_of(worker)
+            for changed in (ask(action, "same key", other), observe(1, key="same key")):
+                assert (await one(worker, changed)).outcome is Outcome.CONFLICT
+            assert engine_of(worker) == before
+
+    asyncio.run(run())
+
+
+def test_a_roll_back_and_an_import_of_the_same_bytes_are_different_requests():
+    async def run():
+        async with started() as worker:
+            await done(worker, observe(0), keep("a"), roll_back("a", "same key"))
+            assert (await one(worker, ask(Action.IMPORT, "same key", b"a"))).outcome is Outcome.CONFLICT
+
+    asyncio.run(run())
+
+
+def large(rows, key="large"):
+    """Return a request of many rows, as the ingress sends it."""
+    digest = digest_of(*map(feature, range(rows)))
+    return [observe(row, key=key, digest=digest, row=row) for row in range(rows)]
+
+
+def test_a_large_request_whose_answer_was_lost_is_applied_once_though_snapshots_were_made():
+    async def run():
+        store = MemoryStore()
+        async with started(store, snapshot_records=10, idempotency_answers=30, idempotency_entries=50) as worker:
+            first = await done(worker, *large(100))
+            async with started(store, streams=()) as successor:
+                again = await successor.handle(large(100))
+                outcomes = [reply.outcome for reply in again]
+                # The key is known for the whole request. Answers beyond the limit are gone, and say so.
+                kept = outcomes.count(Outcome.DONE)
+                assert 30 <= kept < 100
+                assert outcomes == [Outcome.EXPIRED] * (100 - kept) + [Outcome.DONE] * kept
+                assert again[-1] == first[-1]._replace(repeated=True)
+                assert engine_of(successor) == learned(100)
+
+    asyncio.run(run())
+
+
+def test_the_rest_of_a_request_that_was_applied_in_part_is_applied():
+    async def run():
+        store = MemoryStore()
+        async with started(store, snapshot_records=3) as worker:
+            await done(worker, *large(20)[:7])
+            async with started(store, streams=()) as successor:
+                replies = await done(successor, *large(20))
+                assert [reply.repeated for reply in replies] == [True] * 7 + [False] * 13
+                assert engine_of(successor) == learned(20)
+
+    asyncio.run(run())
+
+
+def test_a_worker_whose_clock_is_wrong_forgets_no_key(monkeypatch):
+    async def run():
+        store = MemoryStore()
+        async with started(store, snapshot_records=1, idempotency_entries=0) as worker:
+            await done(worker, observe(0))
+            monkeypatch.setattr(time, "time", lambda: 9e9)
+            await done(worker, observe(1), observe(2))
+            (reply,) = await done(worker, observe(0))
+            assert reply.repeated
+
+    asyncio.run(run())
+
+
+def test_a_key_expires_by_the_clock_of_the_store():
+    async def run():
+        store = MemoryStore()
+        changes = {"snapshot_records": 1, "idempotency_entries": 0, "idempotency_seconds": 300.0}
+        async with started(store, **changes) as worker:
+            await done(worker, observe(0))
+            store.clock_offset = 1000.0
+            await worker._renew()
+            await done(worker, observe(1))
+            (reply,) = await done(worker, observe(0))
+            assert not reply.repeated
+
+    asyncio.run(run())
+
+
+# The lease.
+
+
+def test_a_worker_whose_lease_was_lost_discards_its_streams_before_it_answers():
+    """As after a fail-over that lost the lease: another worker may have written meanwhile."""
+
+    async def run():
+        store = MemoryStore()
+        async with started(store) as worker, started(store, name="worker-1", streams=()) as other:
+            await done(worker, observe(0))
+            store.leases.pop("worker-0")
+            await done(other, observe(1)._replace(stand_in=True))
+            await other.drain(Reply(Outcome.CLOSED, "over"))
+            await worker._renew()
+            status = await one(worker, ask(Action.STATUS))
+            assert status.facts["position"] == 2
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_was_replaced_serves_nothing_until_its_successor_is_gone():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as worker, started(store, streams=()) as successor:
+            with pytest.raises(StoreError, match="another process has the lease"):
+                await worker._renew()
+            reply = await one(worker, ask(Action.STATUS))
+            assert reply.outcome is Outcome.LATER
+            await done(successor, observe(0))
+            await successor.drain(Reply(Outcome.CLOSED, "over"))
+            await worker._renew()
+            await done(worker, observe(1))
+            assert engine_of(worker) == learned(2)
+
+    asyncio.run(run())
+
+
+def test_a_store_that_was_replaced_makes_a_worker_read_its_streams_again():
+    """As after the promotion of a replica that had not received the last record."""
+
+    async def run():
+        store = MemoryStore()
+        async with started(store) as worker:
+            await done(worker, observe(0), observe(1))
+            store.content["s"].journal.pop()
+            store.generation = "the promoted replica"
+            peeked = await one(worker, ask(Action.STATUS))
+            assert peeked.facts["position"] == 1
+            await done(worker, observe(1))
+            assert engine_of(worker) == learned(2)
+
+    asyncio.run(run())
+
+
+def test_a_stream_whose_lease_was_lost_while_it_was_loaded_is_loaded_again():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as worker, started(store, name="worker-1", streams=()) as other:
+            await done(worker, observe(0))
+            worker._streams.clear()
+            load = worker._load
+
+            async def load_slowly(held, prototypes):
+                live = await load(held, prototypes)
+                worker._load = load
+                store.leases.pop("worker-0")
+                await done(other, observe(1)._replace(stand_in=True))
+                await other.drain(Reply(Outcome.CLOSED, "over"))
+                await worker._renew()
+                return live
+
+            worker._load = load_slowly
+            first, second = [await one(worker, ask(Action.STATUS)) for _ in range(2)]
+            assert first.outcome is Outcome.LATER
+            assert second.facts["position"] == 2
+
+    asyncio.run(run())
+
+
+# Long work.
+
+
+def slow_steps(monkeypatch, clock, seconds):
+    """Have every observe take so long, by the virtual clock, and return the positions of the observes so far."""
+    positions, learn = [], LiveStream._observe
+
+    def observe_slowly(live, payload):
+        clock.now += seconds
+        positions.append(live.position)
+        return learn(live, payload)
+
+    monkeypatch.setitem(live_stream_module._CHANGES, Kind.OBSERVE, observe_slowly)
+    return positions
+
+
+def test_a_long_run_lets_other_streams_and_the_lease_have_their_turn(monkeypatch, virtual_time):
+    async def run():
+        store = MemoryStore()
+        async with started(store, streams=["s", "t"], lease_seconds=1.0) as worker:
+            await done(worker, observe(0, "t"))
+            steps = slow_steps(monkeypatch, virtual_time, 0.1)
+            long = asyncio.create_task(handled(worker, [observe(number) for number in range(100)]))
+            await turns(3)
+            await done(worker, ask(Action.PEEK, payload=feature(1), stream="t"), observe(1, "t"))
+            assert len(steps) < 30
+            replies = await long
+            assert [reply.position for reply in replies] == list(range(100))
+            assert engine_of(worker) == learned(100)
+            # Ten seconds have passed: without renewals the stream would have been loaded again, with another epoch.
+            assert {reply.epoch for reply in replies} == {1}
+            holder, until = store.leases["worker-0"]
+            assert (holder, until > time.monotonic()) == (worker.incarnation, True)
+        assert store.misfits == []
+
+    asyncio.run(run())
+
+
+def test_runs_of_many_streams_in_one_call_let_the_lease_have_its_turn(monkeypatch, virtual_time):
+    async def run():
+        streams = [f"s{number}" for number in range(100)]
+        async with started(streams=streams, lease_seconds=1.0) as worker:
+            await done(worker, *(ask(Action.STATUS, stream=stream) for stream in streams))
+            slow_steps(monkeypatch, virtual_time, 0.1)
+            replies = await done(worker, *(observe(0, stream) for stream in streams))
+            assert {reply.epoch for reply in replies} == {1}
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def slow_stream(monkeypatch):
+    """Have the worker treat the stream `s` as slow, and its runs wait for an event."""
+    release = asyncio.Event()
+    run = Worker._run
+
+    async def run_slowly(worker, stream, requests):
+        if stream == "s":
+            await release.wait()
+        return await run(worker, stream, requests)
+
+    monkeypatch.setattr(Worker, "_run", run_slowly)
+    monkeypatch.setattr(worker_module, "_is_slow", lambda live: True)
+    return release
+
+
+def test_a_call_does_not_wait_for_a_slow_stream(slow_stream):
+    async def run():
+        async with started(streams=["s", "t"]) as worker:
+            slow_stream.set()
+            await done(worker, observe(0), observe(0, "t"))
+            slow_stream.clear()
+            requests = [observe(1), observe(1, "t"), observe(2)]
+            first = await worker.handle(requests)
+            assert [reply.outcome for reply in first] == [Outcome.BUSY, Outcome.DONE, Outcome.BUSY]
+            again = await worker.handle([requests[0], requests[2]])
+            assert [reply.outcome for reply in again] == [Outcome.BUSY] * 2
+            slow_stream.set()
+            replies = await handled(worker, [requests[0], requests[2]])
+            assert [(reply.position, reply.repeated) for reply in replies] == [(1, False), (2, False)]
+            assert engine_of(worker) == learned(3)
+
+    asyncio.run(run())
+
+
+def test_other_requests_do_not_get_the_result_of_a_slow_one(slow_stream):
+    async def run():
+        async with started() as worker:
+            slow_stream.set()
+            await done(worker, observe(0))
+            slow_stream.clear()
+            assert (await worker.handle([observe(1)]))[0].outcome is Outcome.BUSY
+            slow_stream.set()
+            other = await one(worker, observe(1)._replace(payload=feature(2)))
+            assert other.outcome is Outcome.CONFLICT
+            assert (await one(worker, observe(1))).position == 1
+
+    asyncio.run(run())
+
+
+def test_a_result_that_nobody_asks_for_is_forgotten(slow_stream, virtual_time):
+    async def run():
+        async with started() as worker:
+            slow_stream.set()
+            await done(worker, observe(0))
+            slow_stream.clear()
+            assert (await worker.handle([observe(1)]))[0].outcome is Outcome.BUSY
+            slow_stream.set()
+            await asyncio.sleep(120)
+            assert worker._unfinished == {}
+            assert (await one(worker, observe(1))).repeated
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_is_unloaded_or_lost_in_the_middle_of_a_run_is_learned_once(monkeypatch, virtual_time):
+    async def run():
+        store = MemoryStore()
+        async with started(store, lease_seconds=1.0) as worker:
+            await done(worker, observe(0))
+            steps = slow_steps(monkeypatch, virtual_time, 0.1)
+            long = asyncio.create_task(handled(worker, [observe(number) for number in range(1, 60)]))
+            await until(lambda: len(steps) > 5)
+            worker._begin_unload("s")
+            await until(lambda: len(steps) > 20)
+            worker._streams.clear()
+            replies = await long
+            assert [reply.outcome for reply in replies] == [Outcome.DONE] * 59
+            assert [reply.position for reply in replies] == list(range(1, 60))
+            assert len({reply.epoch for reply in replies}) == 3
+            assert engine_of(worker) == learned(60)
+            assert [record.position for record in journal_of(store)] == list(range(60))
+        assert store.misfits == []
+
+    asyncio.run(run())
+
+
+def test_a_slice_does_not_overtake_rows_that_were_lost(monkeypatch, virtual_time):
+    """The lease ends in the middle of a run, while the rows before are on their way to the store."""
+
+    async def run():
+        store = MemoryStore()
+        async with started(store, lease_seconds=1.0) as worker:
+            await done(worker, observe(0))
+            store.gate = asyncio.Event()
+            steps = slow_steps(monkeypatch, virtual_time, 0.1)
+            long = asyncio.create_task(handled(worker, [observe(number) for number in range(1, 60)]))
+            await until(lambda: len(steps) > 5)
+            worker._discard()
+            await until(lambda: len(worker._streams) == 1)
+            store.gate.set()
+            assert {reply.outcome for reply in await long} == {Outcome.LATER}
+            assert [record.key for record in journal_of(store)] == ["key-0"]
+            await done(worker, *(observe(number) for number in range(1, 60)))
+            assert engine_of(worker) == learned(60)
+        assert store.misfits == []
+
+    asyncio.run(run())
+
+
+def test_a_run_ends_early_if_its_stream_is_deleted(monkeypatch, virtual_time):
+    async def run():
+        async with started(lease_seconds=1.0) as worker:
+            await done(worker, observe(0))
+            deletion = await delete(worker)
+            steps = slow_steps(monkeypatch, virtual_time, 0.1)
+            long = asyncio.create_task(handled(worker, [observe(number) for number in range(1, 60)]))
+            await until(lambda: len(steps) > 5)
+            await done(worker, deletion)
+            # Depending on how much was durable before the deletion.
+            assert (await long)[-1].outcome in (Outcome.LATER, Outcome.MISSING)
+            assert (await one(worker, observe(1))).outcome is Outcome.MISSING
+            assert len(steps) < 60
+
+    asyncio.run(run())
+
+
+def test_a_long_journal_is_replayed_in_slices(monkeypatch, virtual_time):
+    async def run():
+        store = MemoryStore()
+        async with started(store, streams=["s", "t"], lease_seconds=1.0) as worker:
+            await done(worker, *(observe(number) for number in range(100)), observe(0, "t"))
+            worker._streams.clear()
+            steps = slow_steps(monkeypatch, virtual_time, 0.1)
+            load = asyncio.create_task(handled(worker, [ask(Action.STATUS)]))
+            await turns(3)
+            await done(worker, ask(Action.PEEK, payload=feature(1), stream="t"))
+            assert 0 < len(steps) < 30
+            ((reply,),) = (await load,)
+            assert (reply.outcome, reply.facts["epoch"], len(steps)) == (Outcome.DONE, 2, 101)
+            assert engine_of(worker) == learned(100)
+
+    asyncio.run(run())
+
+
+def paused_step(monkeypatch, position):
+    """Have the observe at a position wait for an event; returns the event that it sets first, and that one."""
+    begun, release = threading.Event(), threading.Event()
+    learn = LiveStream._observe
+
+    def observe_slowly(live, payload):
+        if live.position == position:
+            begun.set()
+            assert release.wait(60)
+        return learn(live, payload)
+
+    monkeypatch.setitem(live_stream_module._CHANGES, Kind.OBSERVE, observe_slowly)
+    return begun, release
+
+
+def test_a_step_that_takes_long_is_computed_in_a_thread(monkeypatch):
+    """Nothing can interrupt a step, so other streams are served beside it."""
+    monkeypatch.setattr(worker_module, "_SLOW_STEP", 0.0)
+
+    async def run():
+        store = MemoryStore()
+        async with started(store, streams=["s", "t"]) as worker:
+            await done(worker, observe(0, "t"))
+            begun, release = paused_step(monkeypatch, 3)
+            long = asyncio.create_task(handled(worker, [observe(number) for number in range(10)]))
+            waiting = asyncio.create_task(handled(worker, [ask(Action.STATUS)]))
+            while not begun.is_set():
+                await asyncio.sleep(0)
+            await done(worker, observe(1, "t"), ask(Action.SAVE_SNAPSHOT, "k", b"kept", "t"))
+            worker.metrics()
+            await turns()
+            assert not long.done()
+            assert not waiting.done()
+            release.set()
+            assert [reply.position for reply in await long] == list(range(10))
+            assert (await waiting)[0].outcome is Outcome.DONE
+            await done(worker, keep("a"), observe(10), roll_back("a"))
+            assert engine_of(worker) == learned(10)
+            worker._begin_unload("s")
+            await done(worker, observe(10, key="again"))
+            assert engine_of(worker) == learned(11)
+        assert store.misfits == []
+
+    asyncio.run(run())
+
+
+def test_streams_that_compute_in_threads_equal_their_journals(monkeypatch):
+    """Whatever is asked at the same time, what is in memory is what the records in the store tell."""
+    monkeypatch.setattr(worker_module, "_SLOW_STEP", 0.0)
+    chance = random.Random(5)
+
+    async def client(worker, name):
+        for number in range(25):
+            stream = chance.choice("st")
+            key = f"{name}-{number}"
+            requests = chance.choice(
+                [
+                    [observe(row, stream, key=f"{key}-{row}") for row in range(chance.randrange(1, 8))],
+                    [ask(Action.PEEK, key, feature(3), stream), ask(Action.STATUS, stream=stream)],
+                    [ask(Action.SAVE_SNAPSHOT, key, b"kept", stream, replace=True)],
+                    [
+                        ask(Action.SAVE_SNAPSHOT, key, b"kept", stream, replace=True),
+                        ask(Action.ROLLBACK, f"{key} b", b"kept", stream),
+                    ],
+                    [ask(Action.EXPLAIN, key, feature(4), stream), ask(Action.EXPORT, stream=stream)],
+                ]
+            )
+            outcomes = {Outcome.LATER}
+            while Outcome.LATER in outcomes:
+                outcomes = {reply.outcome for reply in await handled(worker, requests)}
+            assert outcomes == {Outcome.DONE}
+            if chance.random() < 0.1:
+                worker._begin_unload(stream)
+            worker.metrics()
+
+    async def run():
+        store = MemoryStore()
+        async with started(store, streams=["s", "t"], snapshot_records=7, unload_records=3) as worker:
+            await asyncio.gather(*(client(worker, name) for name in "abcdef"))
+            await done(worker, *(ask(Action.STATUS, stream=stream) for stream in "st"))
+            async with started(store, streams=()) as successor:
+                for stream in "st":
+                    (reply,) = await done(successor, ask(Action.STATUS, stream=stream))
+                    assert reply.facts["position"] == worker._streams[stream].live.position
+                    assert reply.facts["replayed_differently"] == 0
+                    assert engine_of(successor, stream) == engine_of(worker, stream)
+        assert store.misfits == []
+
+    asyncio.run(run())
+
+
+def test_a_caller_that_goes_away_does_not_interrupt_a_stream_that_computes_in_a_thread(monkeypatch):
+    monkeypatch.setattr(worker_module, "_SLOW_STEP", 0.0)
+
+    async def run():
+        store = MemoryStore()
+        async with started(store) as worker:
+            await done(worker, observe(0))
+            begun, release = paused_step(monkeypatch, 1)
+            gone = asyncio.create_task(worker.handle([observe(1)]))
+            while not begun.is_set():
+                await asyncio.sleep(0)
+            gone.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await gone
+            release.set()
+            (reply,) = await done(worker, observe(1))
+            assert (reply.position, reply.epoch) == (1, 1)
+            assert engine_of(worker) == learned(2)
+        assert store.misfits == []
+
+    asyncio.run(run())
+
+
+# Damaged streams.
+
+
+class CountingStore(MemoryStore):
+    """A store that counts how often streams are read."""
+
+    def __init__(self):
+        super().__init__()
+        self.reads = 0
+
+    async def acquire(self, *arguments):
+        self.reads += 1
+        return await super().acquire(*arguments)
+
+
+async def unload(worker, stream="s"):
+    worker._begin_unload(stream)
+    await until(lambda: not worker._busy)
+
+
+def damaged(data):
+    """Return the bytes with one bit changed."""
+    changed = bytearray(data)
+    changed[len(changed) // 2] ^= 1
+    return bytes(changed)
+
+
+async def damage(worker, store):
+    """Have a stream learn five samples, save a snapshot, unload, learn three more, and damage its newest snapshot."""
+    await done(worker, *(observe(number) for number in range(5)), keep("good"))
+    await unload(worker)
+    await done(worker, *(observe(number) for number in range(5, 8)))
+    worker._streams.clear()
+    store.content["s"].snapshot = damaged(store.content["s"].snapshot)
+
+
+def quarantined(worker):
+    families = {family.name: family for family in worker.metrics()}
+    return families["protodcs_worker_quarantined_streams"].samples[0].value
+
+
+def test_a_damaged_stream_is_quarantined_after_some_attempts(caplog):
+    async def run():
+        store = CountingStore()
+        async with started(store, streams=["s", "t"], unload_records=0) as worker:
+            await damage(worker, store)
+            for _ in range(3):
+                assert quarantined(worker) == 0
+                reply = await one(worker, observe(8))
+                assert reply.outcome is Outcome.FAILED
+                assert "does not match its checksum" in reply.words
+            reads = store.reads
+            for request in (observe(8), ask(Action.STATUS), keep("a"), ask(Action.FREEZE)):
+                reply = await one(worker, request)
+                assert reply.outcome is Outcome.CONFLICT
+                assert "does not match its checksum: it is damaged. Delete the stream or restore" in reply.words
+            assert (store.reads, quarantined(worker)) == (reads, 1)
+            await done(worker, observe(0, "t"))
+
+    asyncio.run(run())
+    assert [record.message for record in caplog.records].count("a damaged stream is quarantined") == 1
+
+
+def test_an_unexpected_error_of_a_load_is_damage_too(monkeypatch):
+    async def run():
+        store = MemoryStore()
+        async with started(store, quarantine_failures=2) as worker:
+            await done(worker, observe(0))
+            worker._streams.clear()
+            monkeypatch.setattr(LiveStream, "replay", lambda *_: 1 / 0)
+            outcomes = [(await one(worker, observe(1))).outcome for _ in range(3)]
+            assert outcomes == [Outcome.FAILED, Outcome.FAILED, Outcome.CONFLICT]
+            await done(worker, await delete(worker))
+            assert store.content == {}
+
+    asyncio.run(run())
+
+
+def test_errors_that_pass_do_not_quarantine_a_stream():
+    async def run():
+        store = MemoryStore()
+        async with (
+            started(store, "one", quarantine_failures=1) as worker,
+            started(store, "two", streams=(), quarantine_failures=1) as other,
+        ):
+            await done(worker, observe(0))
+            assert (await one(other, observe(1))).outcome is Outcome.HELD
+            worker._streams.clear()
+            store.down = True
+            assert (await one(worker, observe(1))).outcome is Outcome.LATER
+            store.down = False
+            shared = store.shared.popitem()
+            assert (await one(worker, observe(1))).outcome is Outcome.LATER
+            store.shared.update([shared])
+            await done(worker, observe(1))
+            assert (quarantined(worker), quarantined(other)) == (0, 0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("attempts", [0, 5])
+def test_a_damaged_stream_can_be_deleted_and_created_again(attempts):
+    async def run():
+        store = MemoryStore()
+        async with started(store, unload_records=0) as worker:
+            await damage(worker, store)
+            for _ in range(attempts):
+                await one(worker, observe(8))
+            await done(worker, await delete(worker))
+            assert (await one(worker, observe(8))).outcome is Outcome.MISSING
+            await done(worker, create(), observe(0))
+            assert (engine_of(worker), quarantined(worker)) == (learned(1), 0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("attempts", [0, 5])
+def test_a_damaged_stream_can_be_rolled_back(attempts):
+    async def run():
+        store = MemoryStore()
+        async with started(store, unload_records=0) as worker:
+            await damage(worker, store)
+            for _ in range(attempts):
+                await one(worker, observe(8))
+            (names,) = await done(worker, ask(Action.LIST_SNAPSHOTS))
+            assert names.facts == {"snapshots": ["good"]}
+            # Five observes, one saved snapshot and three observes are in the journal.
+            (reply,) = await done(worker, roll_back("good"))
+            assert (reply.position, quarantined(worker)) == (9, 0)
+            assert engine_of(worker) == learned(5)
+            # The records behind the damaged snapshot still tell of their requests.
+            retries = await done(worker, *(observe(number) for number in (5, 6, 7)))
+            assert [(retry.position, retry.repeated) for retry in retries] == [(6, True), (7, True), (8, True)]
+            assert (await done(worker, roll_back("good")))[0].repeated
+            await done(worker, observe(5, key="again"))
+            async with started(store, streams=()) as successor:
+                (reply,) = await done(successor, observe(6, key="once more"))
+                assert reply.position == 11
+                assert engine_of(successor) == learned(7)
+        assert store.misfits == []
+
+    asyncio.run(run())
+
+
+def test_a_stream_with_a_damaged_record_keeps_its_other_keys_when_it_is_restored():
+    async def run():
+        store = MemoryStore()
+        async with started(store, unload_records=0) as worker:
+            await damage(worker, store)
+            content = store.content["s"]
+            content.snapshot = damaged(content.snapshot)
+            content.journal[1] = damaged(content.journal[1])
+            assert (await one(worker, observe(8))).outcome is Outcome.FAILED
+            (reply,) = await done(worker, ask(Action.IMPORT, "import", learned(20)))
+            assert reply.position == 9
+            assert engine_of(worker) == learned(20)
+            # The key of the damaged record is lost, and the answers before it have expired.
+            replies = [await one(worker, observe(number)) for number in range(8)]
+            assert [reply.outcome for reply in replies] == [Outcome.EXPIRED] * 6 + [Outcome.DONE] * 2
+            assert [reply.repeated for reply in replies[6:]] == [False, True]
+
+    asyncio.run(run())
+
+
+def test_a_damaged_saved_snapshot_is_an_error_and_changes_nothing():
+    async def run():
+        store = MemoryStore()
+        async with started(store, unload_records=0) as worker:
+            await damage(worker, store)
+            content = store.content["s"]
+            content.kept["good"] = damaged(content.kept["good"])
+            before = content.snapshot, list(content.journal)
+            for _ in range(5):
+                reply = await one(worker, roll_back("good"))
+                assert reply.outcome is Outcome.WRONG
+                assert "does not match its hash" in reply.words
+            assert (await one(worker, roll_back("never saved"))).outcome is Outcome.MISSING
+            assert (content.snapshot, content.journal) == before
+            assert (await one(worker, observe(8))).outcome is Outcome.CONFLICT
+
+    asyncio.run(run())
+
+
+def test_a_damaged_saved_snapshot_does_not_harm_a_stream_that_is_not_damaged():
+    async def run():
+        store = MemoryStore()
+        async with started(store) as worker:
+            await done(worker, observe(0), keep("a"), observe(1))
+            store.content["s"].kept["a"] = damaged(store.content["s"].kept["a"])
+            assert (await one(worker, roll_back("a"))).outcome is Outcome.WRONG
+            assert engine_of(worker) == learned(2)
+
+    asyncio.run(run())
+
+
+def test_a_worker_forgets_a_quarantine_with_its_lease():
+    async def run():
+        store = MemoryStore()
+        async with started(store, unload_records=0, quarantine_failures=1) as worker:
+            await damage(worker, store)
+            await one(worker, observe(8))
+            assert (await one(worker, observe(8))).outcome is Outcome.CONFLICT
+            store.content["s"].snapshot = damaged(store.content["s"].snapshot)
+            worker._renewed = -float("inf")
+            await done(worker, observe(8))
+
+    asyncio.run(run())
