@@ -60,6 +60,13 @@ class Gateway:
         """Return what HAProxy wrote."""
         return self._log.read_text()
 
+    def wait_for_log(self, text):
+        """Wait until HAProxy has written `text`. It writes the line of a request after it has sent the response."""
+        end = time.monotonic() + 60
+        while text not in self.log():
+            assert time.monotonic() < end, f"HAProxy did not log {text}"
+            time.sleep(0.01)
+
     def client(self, **options):
         """Return an HTTP client that trusts the certificate of the gateway."""
         return httpx.Client(base_url=self.base_url, verify=self.trust, timeout=60, **options)
