@@ -252,21 +252,21 @@ class MemoryStore:
             found[tenant] += len(self.shared[blob])
         return found
 
-    async def keep(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:
+    async def save_snapshot(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:
         self._reach()
         kept = self._own(stream, fence).kept
         kept.pop(name, None)
         kept[name] = snapshot
 
-    async def kept(self, stream: str) -> list[str]:
+    async def saved_snapshots(self, stream: str) -> list[str]:
         self._reach()
         return list(self.content[stream].kept) if stream in self.content else []
 
-    async def kept_snapshot(self, stream: str, name: str) -> bytes | None:
+    async def saved_snapshot(self, stream: str, name: str) -> bytes | None:
         self._reach()
         return self.content[stream].kept.get(name) if stream in self.content else None
 
-    async def forget(self, stream: str, fence: Fence, name: str) -> None:
+    async def delete_snapshot(self, stream: str, fence: Fence, name: str) -> None:
         self._reach()
         self._own(stream, fence).kept.pop(name, None)
 

@@ -230,7 +230,7 @@ class StoreMachine(RuleBasedStateMachine):
         stream = data.draw(self._held())
         known = self.model[stream]
         fence = older(known.fence, stale)
-        done = self.store.forget(stream, fence, name) if forgets else self.store.keep(stream, fence, name, snapshot)
+        done = self.store.delete_snapshot(stream, fence, name) if forgets else self.store.save_snapshot(stream, fence, name, snapshot)
         if stale:
             with pytest.raises(FencedError):
                 self.now(done)
@@ -281,9 +281,9 @@ class StoreMachine(RuleBasedStateMachine):
             found = self.now(self.store.describe(stream))
             assert (found.spec, found.epoch) == (known.spec, known.fence.epoch)
             assert (found.start, found.position) == (known.start, known.position)
-            assert self.now(self.store.kept(stream)) == list(known.kept)
+            assert self.now(self.store.saved_snapshots(stream)) == list(known.kept)
             for name, snapshot in known.kept.items():
-                assert self.now(self.store.kept_snapshot(stream, name)) == snapshot
+                assert self.now(self.store.saved_snapshot(stream, name)) == snapshot
         self.check_usage()
 
     def check_usage(self) -> None:

@@ -172,8 +172,8 @@ def test_a_tenant_can_have_limits_of_its_own():
 
 def rejected(reply):
     assert reply.outcome is Outcome.WRONG
-    assert "`history`=100000" in reply.words
-    assert "`max_mean_step_cost` is 1." in reply.words
+    assert "`history`=100000" in reply.message
+    assert "`max_mean_step_cost` is 1." in reply.message
     return True
 
 
@@ -246,6 +246,6 @@ def test_a_class_that_makes_a_stream_too_expensive_is_not_added():
             added = pack_class(rows[0].astype("<f4").tobytes(), "one more")
             reply = await one(worker, ask(Action.ADD_CLASS, payload=added))
             assert reply.outcome is Outcome.WRONG
-            assert "`evolution_gate`=quantile" in reply.words
+            assert "`evolution_gate`=quantile" in reply.message
 
     asyncio.run(run())

@@ -233,7 +233,7 @@ def test_a_stream_that_the_store_cannot_write_fails_alone():
         async with started(OneDamaged(), streams=["s", "t"]) as worker:
             bad, good = await worker.handle([observe(0), observe(0, "t")])
             assert (bad.outcome, good.outcome) == (Outcome.LATER, Outcome.DONE)
-            assert "wrong type" in bad.words
+            assert "wrong type" in bad.message
 
     asyncio.run(asyncio.wait_for(run(), 60))
 

@@ -58,7 +58,7 @@ def test_a_tenant_at_its_limit_can_read_and_delete_and_nothing_else(read_between
                 reply = await one(worker, request)
                 assert (reply.outcome, request.action) == (Outcome.OVER_QUOTA, request.action)
                 assert reply.outcome.final
-                assert f"of {LIMIT}" in reply.words
+                assert f"of {LIMIT}" in reply.message
             assert await store.usage() == before
             # What is there is served as before, and so is what was applied already.
             for action, payload in [(Action.PEEK, feature(1)), (Action.STATUS, b""), (Action.EXPORT, b"")]:

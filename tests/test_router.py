@@ -897,7 +897,7 @@ def test_an_error_that_no_call_should_raise_is_told_and_the_line_goes_on(caplog)
         router = workers.router(request_seconds=2)
         reply = await router.ask(request(0))
         assert reply.outcome is Outcome.FAILED
-        assert "a bug" not in reply.words
+        assert "a bug" not in reply.message
         workers.fate = None
         assert (await router.ask(request(1))).outcome is Outcome.DONE
         await settled(router)

@@ -63,11 +63,11 @@ async def test_what_was_never_created_is_unknown(store):
     with pytest.raises(UnknownStreamError, match="nobody"):
         await store.describe("nobody")
     await store.release("nobody", Fence(1))
-    assert await store.kept("nobody") == []
-    assert await store.kept_snapshot("nobody", "x") is None
+    assert await store.saved_snapshots("nobody") == []
+    assert await store.saved_snapshot("nobody", "x") is None
     for attempt in (
-        store.keep("nobody", Fence(1), "x", b""),
-        store.forget("nobody", Fence(1), "x"),
+        store.save_snapshot("nobody", Fence(1), "x", b""),
+        store.delete_snapshot("nobody", Fence(1), "x"),
         store.delete("nobody", Fence(1)),
     ):
         with pytest.raises(FencedError, match="nobody"):
@@ -126,7 +126,7 @@ async def test_an_empty_commit_is_fine(store):
 async def test_a_stale_epoch_can_write_nothing_at_all(store):
     stale = await begun(store)
     await store.commit([Batch("s", stale, 0, [b"0"])])
-    await store.keep("s", stale, "kept", b"good")
+    await store.save_snapshot("s", stale, "kept", b"good")
     fence = (await store.acquire("s", "one", "2")).fence
     before = await store.describe("s")
 
@@ -134,9 +134,9 @@ async def test_a_stale_epoch_can_write_nothing_at_all(store):
     assert [type(answer) for answer in refused] == [FencedError, FencedError]
     assert str(fence.epoch) in str(refused[0])
     for attempt in (
-        store.keep("s", stale, "kept", b"bad"),
-        store.keep("s", stale, "other", b"bad"),
-        store.forget("s", stale, "kept"),
+        store.save_snapshot("s", stale, "kept", b"bad"),
+        store.save_snapshot("s", stale, "other", b"bad"),
+        store.delete_snapshot("s", stale, "kept"),
         store.delete("s", stale),
     ):
         with pytest.raises(FencedError, match="epoch"):
@@ -144,7 +144,7 @@ async def test_a_stale_epoch_can_write_nothing_at_all(store):
     await store.release("s", stale)
 
     assert await store.describe("s") == before
-    assert (await store.kept("s"), await store.kept_snapshot("s", "kept")) == (["kept"], b"good")
+    assert (await store.saved_snapshots("s"), await store.saved_snapshot("s", "kept")) == (["kept"], b"good")
     held = await store.acquire("s", "one", "2")
     assert (held.snapshot, held.tail) == (None, [b"0"])
 
@@ -249,9 +249,9 @@ async def test_who_gave_a_stream_up_may_write_until_another_takes_it(store):
     await store.release("s", fence)
     await store.resign("one", "1")
     assert await store.commit([Batch("s", fence, 0, [b"0"]), Checkpoint("s", fence, 1, b"snapshot")]) == [None, None]
-    await store.keep("s", fence, "x", b"kept")
+    await store.save_snapshot("s", fence, "x", b"kept")
     held = await store.acquire("s", "two", "1")
-    assert (held.snapshot, held.start, await store.kept("s")) == (b"snapshot", 1, ["x"])
+    assert (held.snapshot, held.start, await store.saved_snapshots("s")) == (b"snapshot", 1, ["x"])
     assert isinstance((await store.commit([Batch("s", fence, 1, [b"bad"])]))[0], FencedError)
 
 
@@ -262,7 +262,7 @@ async def test_a_write_to_a_deleted_stream_is_fenced(store):
     refused = await store.commit([Batch("s", fence, 0, [b"0"]), Checkpoint("s", fence, 0, b"snapshot")])
     assert all(isinstance(answer, FencedError) for answer in refused)
     with pytest.raises(FencedError):
-        await store.keep("s", fence, "x", b"bad")
+        await store.save_snapshot("s", fence, "x", b"bad")
     with pytest.raises(FencedError):
         await store.delete("s", fence)
     with pytest.raises(UnknownStreamError):
@@ -273,14 +273,14 @@ async def test_a_write_to_a_deleted_stream_is_fenced(store):
 async def test_a_deleted_stream_leaves_nothing_to_one_of_the_same_name(store):
     fence = await begun(store)
     await store.commit([Batch("s", fence, 0, [b"0", b"1"]), Checkpoint("s", fence, 1, b"old")])
-    await store.keep("s", fence, "x", b"old")
+    await store.save_snapshot("s", fence, "x", b"old")
     await store.delete("s", fence)
     assert await ids(store) == []
     await store.put_shared(BLOB, b"blob")
     assert await store.create("s", b"new", BLOB)
     held = await store.acquire("s", "one", "1")
     assert (held.spec, held.snapshot, held.start, held.tail) == (b"new", None, 0, [])
-    assert await store.kept("s") == []
+    assert await store.saved_snapshots("s") == []
 
 
 @of_every_store
@@ -302,15 +302,15 @@ async def test_who_held_a_stream_in_its_former_life_is_fenced_in_the_next(store)
 async def test_kept_snapshots_are_listed_oldest_first_and_replaced_by_name(store):
     fence = await begun(store)
     for name in ("b", "a", "c"):
-        await store.keep("s", fence, name, name.encode())
-    assert await store.kept("s") == ["b", "a", "c"]
-    await store.keep("s", fence, "b", b"again")
-    assert await store.kept("s") == ["a", "c", "b"]
-    assert await store.kept_snapshot("s", "b") == b"again"
-    await store.forget("s", fence, "c")
-    await store.forget("s", fence, "never there")
-    assert await store.kept("s") == ["a", "b"]
-    assert await store.kept_snapshot("s", "c") is None
+        await store.save_snapshot("s", fence, name, name.encode())
+    assert await store.saved_snapshots("s") == ["b", "a", "c"]
+    await store.save_snapshot("s", fence, "b", b"again")
+    assert await store.saved_snapshots("s") == ["a", "c", "b"]
+    assert await store.saved_snapshot("s", "b") == b"again"
+    await store.delete_snapshot("s", fence, "c")
+    await store.delete_snapshot("s", fence, "never there")
+    assert await store.saved_snapshots("s") == ["a", "b"]
+    assert await store.saved_snapshot("s", "c") is None
     # They stand beside the newest snapshot.
     assert (await store.acquire("s", "one", "1")).snapshot is None
 
@@ -349,13 +349,13 @@ async def test_ids_and_names_may_hold_any_characters(store):
     for stream in ODD_IDS:
         fence = await begun(store, stream, stream.encode("utf-8", "surrogatepass"))
         await store.commit([Batch(stream, fence, 0, [b"record of %d" % ODD_IDS.index(stream)])])
-        await store.keep(stream, fence, stream, b"kept")
+        await store.save_snapshot(stream, fence, stream, b"kept")
     assert await ids(store) == sorted(ODD_IDS)
     for number, stream in enumerate(ODD_IDS):
         held = await store.acquire(stream, "one", "1")
         assert held.spec == stream.encode("utf-8", "surrogatepass")
         assert held.tail == [b"record of %d" % number]
-        assert await store.kept(stream) == [stream]
+        assert await store.saved_snapshots(stream) == [stream]
         await store.delete(stream, held.fence)
     assert await ids(store) == []
 
@@ -398,7 +398,7 @@ async def test_a_description_tells_the_position_the_worker_and_about_the_size(st
     journal = await store.describe("s")
     assert 0.9 * 110_000 < journal.size - empty.size < 1.6 * 110_000
     await store.commit([Checkpoint("s", fence, 40, b"s" * 300_000)])
-    await store.keep("s", fence, "x", b"k" * 200_000)
+    await store.save_snapshot("s", fence, "x", b"k" * 200_000)
     full = await store.describe("s")
     assert (full.position, full.start) == (50, 40)
     assert 0.9 * 522_000 < full.size - empty.size < 1.6 * 522_000
@@ -430,11 +430,11 @@ async def test_the_usage_of_a_tenant_follows_what_its_streams_hold(store):
         assert (levels[-1] > levels[-2]) == grows
     assert levels[2] - levels[1] >= 5000
     assert 60 <= levels[-1] - others < 300
-    await store.keep("mine/s", fence, "x", bytes(1000))
-    await store.keep("mine/s", fence, "x", bytes(700))
+    await store.save_snapshot("mine/s", fence, "x", bytes(1000))
+    await store.save_snapshot("mine/s", fence, "x", bytes(700))
     assert 700 <= await used("mine") - levels[-1] < 1000
-    await store.forget("mine/s", fence, "x")
-    await store.forget("mine/s", fence, "x")
+    await store.delete_snapshot("mine/s", fence, "x")
+    await store.delete_snapshot("mine/s", fence, "x")
     assert await used("mine") == levels[-1]
     # A blob counts once for each tenant.
     second = await begun(store, "mine/second")
@@ -468,7 +468,7 @@ def test_what_was_committed_is_there_when_the_store_is_opened_again(name, tmp_pa
             await store.create(stream, b"odd", BLOB)
         fence = await begun(store)
         await store.commit([Batch("s", fence, 0, [b"0", b"1"]), Checkpoint("s", fence, 1, b"snapshot")])
-        await store.keep("s", fence, "x", b"kept")
+        await store.save_snapshot("s", fence, "x", b"kept")
         await store.close()
         return fence
 
@@ -477,7 +477,7 @@ def test_what_was_committed_is_there_when_the_store_is_opened_again(name, tmp_pa
         held = await store.acquire("s", "one", "2")
         assert held.fence > fence
         assert (held.spec, held.snapshot, held.start, held.tail) == (b"spec", b"snapshot", 1, [b"1"])
-        assert await store.kept_snapshot("s", "x") == b"kept"
+        assert await store.saved_snapshot("s", "x") == b"kept"
         assert await ids(store) == sorted([*ODD_IDS, "s"])
         assert {(await store.acquire(stream, "one", "2")).spec for stream in ODD_IDS} == {b"odd"}
         assert await store.get_shared(BLOB) == b"blob"
@@ -1093,7 +1093,7 @@ def test_a_redis_without_memory_takes_all_of_a_commit_or_nothing(server):
     async def run():
         async with opened(server) as (store, fence):
             other, third = await begun(store, "other"), await begun(store, "third")
-            await store.keep("third", third, "x", b"kept")
+            await store.save_snapshot("third", third, "x", b"kept")
             writes = [Batch("s", fence, 0, [b"0"]), Batch("other", other, 0, [b"1"])]
             server.command("CONFIG", "SET", "maxmemory", "1kb")
             for attempt in (store.commit(writes), store.put_shared("x", b""), store.create("x", b"", BLOB)):
@@ -1102,7 +1102,7 @@ def test_a_redis_without_memory_takes_all_of_a_commit_or_nothing(server):
             # Leases are renewed, and memory can be freed, be it by a stream that nobody holds.
             assert (await store.renew("one", "1", 600)).holder == "1"
             assert (await store.renew("new", "1", 600)).holder is None
-            await store.forget("third", third, "x")
+            await store.delete_snapshot("third", third, "x")
             await store.release("third", third)
             await store.delete("third", (await store.acquire("third", "one", "1")).fence)
             assert await ids(store) == ["other", "s"]
@@ -1223,8 +1223,8 @@ def test_a_stream_in_another_layout_is_left_alone(server):
             server.command("HSET", "protodcs:meta:s", "schema", "99")
             for attempt in (
                 store.acquire("s", "one", "1"),
-                store.keep("s", fence, "x", b""),
-                store.forget("s", fence, "x"),
+                store.save_snapshot("s", fence, "x", b""),
+                store.delete_snapshot("s", fence, "x"),
                 store.describe("s"),
                 store.delete("s", fence),
             ):
@@ -1253,7 +1253,7 @@ def test_a_deleted_stream_leaves_no_key_behind(server):
     async def run():
         async with opened(server) as (store, fence):
             await store.commit([Batch("s", fence, 0, [b"0", b"1"]), Checkpoint("s", fence, 1, b"snapshot")])
-            await store.keep("s", fence, "x", b"kept")
+            await store.save_snapshot("s", fence, "x", b"kept")
             await store.delete("s", fence)
             assert sorted(await store._ask(b"KEYS", b"*")) == [b"protodcs:lease:one", b"protodcs:past"]
 

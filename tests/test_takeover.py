@@ -53,7 +53,7 @@ def test_a_worker_takes_a_stream_from_a_live_holder_on_demand(action):
             # The first worker still has the stream in memory: its write is rejected, and it loads the stream again.
             assert (await one(first, observe(6))).outcome is Outcome.LATER
             reply = await one(first, observe(6))
-            assert (reply.outcome, reply.words) == (Outcome.HELD, "two")
+            assert (reply.outcome, reply.message) == (Outcome.HELD, "two")
             assert store.misfits == []
 
     asyncio.run(run())

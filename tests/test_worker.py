@@ -157,7 +157,7 @@ def test_an_observe_that_is_refused_stops_none_of_its_neighbours():
             replies = await worker.handle([observe(0), bad, observe(1), odd, long, observe(2)])
             outcomes = [reply.outcome.name for reply in replies]
             assert outcomes == ["DONE", "WRONG", "DONE", "WRONG", "WRONG", "DONE"]
-            assert "shape (32,)" in replies[1].words
+            assert "shape (32,)" in replies[1].message
             assert engine_of(worker) == learned(3)
 
     asyncio.run(run())
@@ -175,7 +175,7 @@ def test_a_repeated_request_is_answered_as_the_first_time_and_applied_once():
             assert engine_of(worker) == learned(6)
             other = await one(worker, observe(7, key="key-5"))
             assert other.outcome is Outcome.CONFLICT
-            assert "Use a new key" in other.words
+            assert "Use a new key" in other.message
 
     asyncio.run(run())
 
@@ -221,7 +221,7 @@ def test_a_fenced_worker_drops_its_memory_and_the_next_request_goes_on_to_the_bi
                 await done(successor, *(observe(number) for number in range(10, 20)))
                 fenced = await one(worker, observe(20))
                 assert fenced.outcome is Outcome.LATER
-                assert "epoch" in fenced.words
+                assert "epoch" in fenced.message
                 assert "s" not in worker._streams
                 assert (await done(worker, observe(20)))[0].position == 20
                 assert engine_of(worker) == learned(21)
@@ -255,7 +255,7 @@ def test_a_store_that_is_down_for_longer_gives_later_and_nothing_is_lost():
             for _ in range(3):
                 replies = await worker.handle([observe(number) for number in range(5, 8)])
                 assert {reply.outcome for reply in replies} == {Outcome.LATER}
-                assert "down" in replies[0].words
+                assert "down" in replies[0].message
             for action in (Action.PEEK, Action.STATUS, Action.SAVE_SNAPSHOT, Action.DELETE):
                 assert (await one(worker, ask(action, payload=feature(0)))).outcome is Outcome.LATER
             assert (await one(worker, create("other"))).outcome is Outcome.LATER
@@ -304,7 +304,7 @@ def test_an_error_that_no_store_should_raise_does_not_silence_the_worker():
             async with asyncio.timeout(5):
                 reply = await one(worker, observe(1))
             assert reply.outcome is Outcome.LATER
-            assert "a bug in the store" in reply.words
+            assert "a bug in the store" in reply.message
             await done(worker, observe(1))
             assert engine_of(worker) == learned(2)
 
@@ -327,7 +327,7 @@ def test_an_error_inside_the_engine_is_told_and_the_stream_goes_on_from_the_stor
             monkeypatch.setattr(engine, "_advance", torn)
             replies = await worker.handle([observe(3), observe(4), observe(5), create("t")])
             assert [reply.outcome.name for reply in replies] == ["FAILED", "FAILED", "FAILED", "DONE"]
-            assert "a bug" not in replies[1].words
+            assert "a bug" not in replies[1].message
             assert len(journal_of(store)) == 3
             replies = await done(worker, *(observe(number) for number in range(3, 6)))
             assert [reply.position for reply in replies] == [3, 4, 5]
@@ -347,7 +347,7 @@ def test_what_another_worker_holds_is_left_to_it_while_it_lives():
             await done(first, observe(0))
             refused = await second.handle([observe(1), observe(2)])
             assert [reply.outcome for reply in refused] == [Outcome.HELD, Outcome.HELD]
-            assert refused[0].words == "one"
+            assert refused[0].message == "one"
             await done(first, observe(1))
             assert engine_of(first) == learned(2)
 
@@ -401,7 +401,7 @@ def test_a_paused_worker_whose_lease_ran_out_does_not_answer_from_stale_memory(r
                 await first._renew()
             for question in (ask(Action.PEEK, payload=feature(40)), ask(Action.STATUS)):
                 reply = await one(first, question)
-                assert (reply.outcome, reply.words) == (Outcome.HELD, "two")
+                assert (reply.outcome, reply.message) == (Outcome.HELD, "two")
 
     asyncio.run(run())
 
@@ -437,7 +437,7 @@ def test_streams_are_handed_over_when_the_workers_change():
             await until(lambda: not first._busy)
             for stream in theirs:
                 moved = await one(first, observe(5, stream))
-                assert (moved.outcome, moved.words) == (Outcome.MOVED, "two")
+                assert (moved.outcome, moved.message) == (Outcome.MOVED, "two")
                 await done(second, observe(5, stream))
                 assert engine_of(second, stream) == learned(6)
             stays = next(stream for stream in streams if stream not in theirs)
@@ -713,7 +713,7 @@ def test_a_stream_is_created_once_and_told_so():
             assert (again.outcome, again.repeated) == (Outcome.DONE, True)
             otherwise = await one(worker, create(spec=spec_of(target_false_reject=0.1).pack()))
             assert otherwise.outcome is Outcome.CONFLICT
-            assert "already exists with different settings" in otherwise.words
+            assert "already exists with different settings" in otherwise.message
             assert engine_of(worker) == learned(1)
             assert [stream async for stream in worker._store.streams()] == ["s"]
 
@@ -733,7 +733,7 @@ def test_what_cannot_be_created_is_refused_in_words_and_leaves_no_trace(spec, wo
         async with started(streams=()) as worker:
             reply = await one(worker, Request("s", Action.CREATE, "k", spec, SHARED))
             assert reply.outcome is Outcome.WRONG
-            assert words in reply.words
+            assert words in reply.message
             assert [stream async for stream in worker._store.streams()] == []
 
     asyncio.run(run())
@@ -789,13 +789,13 @@ def test_a_keep_or_rollback_that_is_asked_again_while_it_is_under_way_is_done_on
     """As by a router whose first attempt took too long."""
 
     class Slow(MemoryStore):
-        async def kept(self, stream):
+        async def saved_snapshots(self, stream):
             await asyncio.sleep(0.01)
-            return await super().kept(stream)
+            return await super().saved_snapshots(stream)
 
-        async def kept_snapshot(self, stream, name):
+        async def saved_snapshot(self, stream, name):
             await asyncio.sleep(0.01)
-            return await super().kept_snapshot(stream, name)
+            return await super().saved_snapshot(stream, name)
 
     async def run():
         store = Slow()
@@ -814,11 +814,11 @@ def test_a_snapshot_that_is_saved_slowly_is_not_replaced_by_its_retry():
     class AcquiredStream(MemoryStore):
         waits = None
 
-        async def kept(self, stream):
+        async def saved_snapshots(self, stream):
             if self.waits is not None:
                 waits, self.waits = self.waits, None
                 await waits.wait()
-            return await super().kept(stream)
+            return await super().saved_snapshots(stream)
 
     async def run():
         store = AcquiredStream()
@@ -843,7 +843,7 @@ def test_too_many_saved_snapshots_are_an_error_and_one_may_be_replaced():
             await done(worker, keep("a"), observe(0), keep("b"))
             full = await one(worker, keep("c"))
             assert full.outcome is Outcome.CONFLICT
-            assert "2 saved snapshots, which is the limit" in full.words
+            assert "2 saved snapshots, which is the limit" in full.message
             await done(worker, observe(1), keep("a", "anew", replace=True), observe(2), roll_back("a"))
             assert engine_of(worker) == learned(2)
             assert (await one(worker, ask(Action.LIST_SNAPSHOTS))).facts == {"snapshots": ["b", "a"]}
@@ -858,7 +858,7 @@ def test_a_rollback_to_what_was_never_kept_is_refused_and_changes_nothing():
             await done(worker, observe(0))
             reply = await one(worker, roll_back("nothing"))
             assert reply.outcome is Outcome.MISSING
-            assert "no snapshot 'nothing'" in reply.words
+            assert "no snapshot 'nothing'" in reply.message
             assert engine_of(worker) == learned(1)
             assert len(journal_of(store)) == 1
 
@@ -927,7 +927,7 @@ def test_a_second_snapshot_of_the_same_name_needs_an_explicit_replacement():
             await done(worker, observe(0), keep("a", "first"), observe(1))
             refused = await one(worker, keep("a", "second"))
             assert refused.outcome is Outcome.CONFLICT
-            assert "a snapshot 'a' already" in refused.words
+            assert "a snapshot 'a' already" in refused.message
             await done(worker, roll_back("a", "back"))
             assert engine_of(worker) == learned(1)
             await done(worker, observe(1, key="again"), keep("a", "third", replace=True), observe(2))
@@ -951,8 +951,8 @@ def test_a_snapshot_whose_worker_died_before_it_answered_is_saved_once():
     """The retry must neither be a conflict with itself nor save what was learned since."""
 
     class Dying(MemoryStore):
-        async def keep(self, *arguments):
-            await super().keep(*arguments)
+        async def save_snapshot(self, *arguments):
+            await super().save_snapshot(*arguments)
             raise StoreError("the worker died here")
 
     async def run():
@@ -1530,12 +1530,12 @@ def test_a_damaged_stream_is_quarantined_after_some_attempts(caplog):
                 assert quarantined(worker) == 0
                 reply = await one(worker, observe(8))
                 assert reply.outcome is Outcome.FAILED
-                assert "does not match its checksum" in reply.words
+                assert "does not match its checksum" in reply.message
             reads = store.reads
             for request in (observe(8), ask(Action.STATUS), keep("a"), ask(Action.FREEZE)):
                 reply = await one(worker, request)
                 assert reply.outcome is Outcome.CONFLICT
-                assert "does not match its checksum: it is damaged. Delete the stream or restore" in reply.words
+                assert "does not match its checksum: it is damaged. Delete the stream or restore" in reply.message
             assert (store.reads, quarantined(worker)) == (reads, 1)
             await done(worker, observe(0, "t"))
 
@@ -1655,7 +1655,7 @@ def test_a_damaged_saved_snapshot_is_an_error_and_changes_nothing():
             for _ in range(5):
                 reply = await one(worker, roll_back("good"))
                 assert reply.outcome is Outcome.WRONG
-                assert "does not match its hash" in reply.words
+                assert "does not match its hash" in reply.message
             assert (await one(worker, roll_back("never saved"))).outcome is Outcome.MISSING
             assert (content.snapshot, content.journal) == before
             assert (await one(worker, observe(8))).outcome is Outcome.CONFLICT

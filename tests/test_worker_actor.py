@@ -50,5 +50,5 @@ def test_a_drained_actor_says_why_it_does_nothing(removed, outcome, words):
 
     served, refused, loaded = asyncio.run(run())
     assert served.outcome is Outcome.DONE
-    assert (refused.outcome, refused.words) == (outcome, words)
+    assert (refused.outcome, refused.message) == (outcome, words)
     assert loaded == 0

@@ -26,7 +26,7 @@ def test_a_full_disk_is_told_in_words_and_loses_nothing(small_disk):
         while (reply := await one(worker, observe(reached))).outcome is Outcome.DONE:
             reached += 1
         assert reply.outcome is Outcome.LATER
-        assert "full" in reply.words
+        assert "full" in reply.message
         assert reached > 5
         ballast.unlink()
         # The one that was refused is asked again, and the stream goes on as if nothing had been.

@@ -28,7 +28,7 @@ from .version import __version__
 _LONGEST_ID = 1000
 
 
-class _Loaded:
+class _LoadedStream:
     """A stream in memory.
 
     Attributes:
@@ -87,7 +87,7 @@ class StreamPool:
         self.max_loaded = max_loaded
         self._states = EngineStates(methods.REGISTER[method], self.prototypes, classes, config, encoder)
         self.classes = self._states.classes
-        self._streams: OrderedDict[str, _Loaded] = OrderedDict()
+        self._streams: OrderedDict[str, _LoadedStream] = OrderedDict()
         self._guard = threading.Lock()
         self._store: StreamStore | None = StreamStore(self.folder)
         try:
@@ -195,7 +195,7 @@ class StreamPool:
     # Loading and unloading.
 
     @contextmanager
-    def _using(self, stream: str) -> Iterator[_Loaded]:
+    def _using(self, stream: str) -> Iterator[_LoadedStream]:
         """Lock a stream and load it."""
         with self._locked(_checked_id(stream)) as loaded:
             if loaded.engine is None:
@@ -204,7 +204,7 @@ class StreamPool:
             yield loaded
 
     @contextmanager
-    def _locked(self, stream: str) -> Iterator[_Loaded]:
+    def _locked(self, stream: str) -> Iterator[_LoadedStream]:
         """Lock a stream, loaded or not."""
         loaded = self._acquire(stream)
         try:
@@ -216,7 +216,7 @@ class StreamPool:
             loaded.thread = 0
             loaded.lock.release()
 
-    def _acquire(self, stream: str) -> _Loaded:
+    def _acquire(self, stream: str) -> _LoadedStream:
         """Return the entry of a stream with its lock held."""
         caller = threading.get_ident()
         while True:
@@ -225,7 +225,7 @@ class StreamPool:
                     raise UsageError("This pool is closed. Open a new one on its folder.")
                 loaded = self._streams.get(stream)
                 if loaded is None:
-                    loaded = self._streams[stream] = _Loaded()
+                    loaded = self._streams[stream] = _LoadedStream()
                 else:
                     self._streams.move_to_end(stream)
             if loaded.thread == caller:
@@ -248,7 +248,7 @@ class StreamPool:
             finally:
                 idle[1].lock.release()
 
-    def _load(self, stream: str, loaded: _Loaded) -> None:
+    def _load(self, stream: str, loaded: _LoadedStream) -> None:
         data = self._opened.read(stream)
         loaded.stored = data is not None
         loaded.engine = self._states.new() if data is None else self._decoded(stream, data)
@@ -263,19 +263,19 @@ class StreamPool:
                 "or restore a copy of the file."
             ) from None
 
-    def _unload(self, stream: str, loaded: _Loaded) -> None:
+    def _unload(self, stream: str, loaded: _LoadedStream) -> None:
         self._write(stream, loaded)
         engine, lent = loaded.engine, loaded.lent
         self._drop(stream, loaded)
         if engine is not None and not lent:
             self._states.reuse(engine)
 
-    def _write(self, stream: str, loaded: _Loaded) -> None:
+    def _write(self, stream: str, loaded: _LoadedStream) -> None:
         if loaded.engine is not None and loaded.changed:
             self._opened.write(stream, self._states.encode(loaded.engine))
             loaded.changed, loaded.stored = False, True
 
-    def _drop(self, stream: str, loaded: _Loaded) -> None:
+    def _drop(self, stream: str, loaded: _LoadedStream) -> None:
         """Remove a stream from memory."""
         loaded.engine = None
         with self._guard:
@@ -310,7 +310,7 @@ class StreamPool:
                 raise StateError(_difference(self.folder, name, stored.get(name), value))
 
 
-def _engine(loaded: _Loaded) -> FeatureMethod:
+def _engine(loaded: _LoadedStream) -> FeatureMethod:
     assert loaded.engine is not None
     return loaded.engine
 

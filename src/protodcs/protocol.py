@@ -91,7 +91,7 @@ class Response(NamedTuple):
 class NoResponse(NamedTuple):
     """No answer: a connection that failed or a time that ran out. The request may have been served all the same."""
 
-    words: str
+    message: str
 
 
 class Payload(NamedTuple):
@@ -529,16 +529,16 @@ class RetryPolicy:
     def pause_after(self, heard: Response | NoResponse) -> float:
         """How long to wait before the next try after one that was not served; a ServiceError if there shall be none."""
         if isinstance(heard, NoResponse):
-            status, code, words, again, asked = None, None, heard.words, True, 0.0
+            status, code, message, again, asked = None, None, heard.message, True, 0.0
         else:
             own = _problem(heard)
             # Errors that are not in the service's own words come from the way there: a proxy, a process that died, or
             # Ray's own 404 while the routes of a service that starts are not there yet.
             again = heard.status in _AGAIN or (own is None and (heard.status >= 500 or heard.status == 404))
-            words, code = own or (f"status {heard.status} and {_excerpt(heard)}", None)
+            message, code = own or (f"status {heard.status} and {_excerpt(heard)}", None)
             status, asked = heard.status, _retry_after(heard.headers.get("retry-after", ""))
         if not again:
-            raise ServiceError(words, status, code)
+            raise ServiceError(message, status, code)
         step = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failed, 10))
         pause = asked + step * (0.5 + 0.5 * self._chance())
         self._failed += 1
@@ -550,7 +550,7 @@ class RetryPolicy:
                 else ""
             )
             raise ServiceError(
-                f"given up after {passed:.3g} seconds and {self._failed} tries, the last: {words}{unsure}",
+                f"given up after {passed:.3g} seconds and {self._failed} tries, the last: {message}{unsure}",
                 status,
                 code,
             )

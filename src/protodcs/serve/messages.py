@@ -93,7 +93,7 @@ class Reply(NamedTuple):
 
     Attributes:
         outcome: how it went.
-        words: why, where it did not; the holder's name for HELD; for MOVED the worker to ask, if it is known.
+        message: why, if it did not; the holder's name for HELD; for MOVED the worker to ask, if it is known.
         answer: the packed decision of an observe or peek; what a described stream was created with.
         position, epoch: of the record that was written; -1 where none was.
         repeated: this request was answered before.
@@ -102,7 +102,7 @@ class Reply(NamedTuple):
     """
 
     outcome: Outcome
-    words: str = ""
+    message: str = ""
     answer: bytes = b""
     position: int = -1
     epoch: int = -1

@@ -170,4 +170,4 @@ def checked(reply: Reply) -> Reply:
         return reply
     if reply.outcome is Outcome.FAILED and reply.facts is not None:
         raise InternalError(reply.facts["error"])
-    raise ProblemError(reply.code or _CODES[reply.outcome], reply.words)
+    raise ProblemError(reply.code or _CODES[reply.outcome], reply.message)

@@ -12,7 +12,7 @@ The rules that every store keeps:
 - What a stream has learned is its snapshot and the records behind it. A journal is cut only behind a snapshot that is
   durable itself, in the same step.
 - A commit that is repeated because its answer was lost is done once.
-- Ids of streams, and names of workers, blobs and kept snapshots, are any strings, empty ones and halves of surrogate
+- Ids of streams, and names of workers, blobs and saved snapshots, are any strings, empty ones and halves of surrogate
   pairs among them.
 """
 
@@ -133,7 +133,7 @@ class Described:
         worker: who holds it and lives, by its lease; None if there is nobody.
         position: where its next record goes.
         start: how many records its snapshot covers.
-        size: bytes of its spec, snapshot, journal and kept snapshots.
+        size: bytes of its spec, snapshot, journal and saved snapshots.
         incarnation: differs from that of every deleted stream with the same id.
     """
 
@@ -272,27 +272,27 @@ class Store(Protocol):
         ...
 
     async def usage(self) -> dict[str, int]:
-        """Return the bytes that each tenant uses: specs, journals, snapshots, kept snapshots and shared blobs.
+        """Return the bytes that each tenant uses: specs, journals, snapshots, saved snapshots and shared blobs.
 
         A shared blob counts once for each tenant that uses it. A tenant without streams may be missing. The tenant of a
         stream without a slash in its id is the empty string.
         """
         ...
 
-    async def keep(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:
-        """Keep a snapshot under a name, beside the newest one; replaces one of the same name. Raises FencedError."""
+    async def save_snapshot(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:
+        """Save a snapshot under a name, beside the newest one. Replace one of the same name. Raises FencedError."""
         ...
 
-    async def kept(self, stream: str) -> list[str]:
-        """The names of the kept snapshots, oldest first; none if there is no such stream."""
+    async def saved_snapshots(self, stream: str) -> list[str]:
+        """Return the names of the saved snapshots, oldest first; none if there is no such stream."""
         ...
 
-    async def kept_snapshot(self, stream: str, name: str) -> bytes | None:
-        """One kept snapshot; None if there is none of this name, or no such stream."""
+    async def saved_snapshot(self, stream: str, name: str) -> bytes | None:
+        """Return a saved snapshot; None if there is none of this name, or no such stream."""
         ...
 
-    async def forget(self, stream: str, fence: Fence, name: str) -> None:
-        """Forget a kept snapshot, if it is there. Raises FencedError."""
+    async def delete_snapshot(self, stream: str, fence: Fence, name: str) -> None:
+        """Delete a saved snapshot, if it is there. Raises FencedError."""
         ...
 
     async def put_shared(self, name: str, data: bytes) -> None:

@@ -50,11 +50,11 @@ _SAFE_SETTINGS: Final = {
     "maxmemory-policy": "noeviction",
 }
 _SCRIPTS: Final = (
-    "acquire", "append", "checkpoint", "create", "delete", "describe", "forget", "keep", "list", "release", "renew",
-    "resign", "share",
+    "acquire", "append", "checkpoint", "create", "delete", "delete_snapshot", "describe", "list", "release", "renew",
+    "resign", "save_snapshot", "share",
 )  # fmt: skip
 # Scripts whose effect the service acknowledges to a caller; leases and fences need no replica.
-_DURABLE_SCRIPTS: Final = ("create", "delete", "forget", "keep", "share")
+_DURABLE_SCRIPTS: Final = ("create", "delete", "delete_snapshot", "save_snapshot", "share")
 # What Redis answers when it cannot serve, by the first word of its answer; what it means and what to do.
 _TROUBLE: Final = {
     "BUSY": "is held up by another script: wait, or end that one with SCRIPT KILL",
@@ -232,7 +232,7 @@ class RedisStore:
         self._streams, self._usage = start + b"streams:", start + b"usage"
         self._past, self._writes = start + b"past", start + b"writes"
         self._meta, self._journal, self._snapshot = start + b"meta:", start + b"journal:", start + b"snapshot:"
-        self._ready, self._kept, self._order = start + b"ready:", start + b"kept:", start + b"order:"
+        self._ready, self._saved, self._order = start + b"ready:", start + b"kept:", start + b"order:"
         self._lease, self._blob, self._users = start + b"lease:", start + b"blob:", start + b"users:"
         self._members, self._taken, self._takeover = start + b"members", start + b"taken:", start + b"takeover:"
 
@@ -425,7 +425,7 @@ class RedisStore:
     async def delete(self, stream: str, fence: Fence) -> None:
         """Forget a stream and all that belongs to it."""
         name = _bytes(stream)
-        parts = (self._meta, self._journal, self._snapshot, self._kept, self._order, self._ready)
+        parts = (self._meta, self._journal, self._snapshot, self._saved, self._order, self._ready)
         keys = [*(part + name for part in parts), self._streams + _tenant(stream), self._past, self._usage]
         answer = await self._run("delete", keys, _fence(fence), name, self._blob, self._users, _tenant(stream))
         self._unfenced(stream, fence, answer)
@@ -462,30 +462,30 @@ class RedisStore:
         found = await self._ask(b"HGETALL", self._usage)
         return {_text(tenant): int(size) for tenant, size in zip(found[::2], found[1::2], strict=True)}
 
-    async def keep(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:
-        """Keep a snapshot under a name, as the youngest."""
+    async def save_snapshot(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:
+        """Save a snapshot under a name, as the newest."""
         arguments = (_fence(fence), _bytes(name), _tenant(stream), snapshot)
-        answer = await self._run("keep", self._kept_keys(stream), *arguments)
+        answer = await self._run("save_snapshot", self._saved_keys(stream), *arguments)
         self._unfenced(stream, fence, answer)
 
-    async def kept(self, stream: str) -> list[str]:
-        """The names of the kept snapshots, oldest first."""
+    async def saved_snapshots(self, stream: str) -> list[str]:
+        """Return the names of the saved snapshots, oldest first."""
         names = await self._ask(b"ZRANGE", self._order + _bytes(stream), b"0", b"-1")
         return [_text(name) for name in names]
 
-    async def kept_snapshot(self, stream: str, name: str) -> bytes | None:
-        """One kept snapshot; None if there is none of this name."""
-        found: bytes | None = await self._ask(b"HGET", self._kept + _bytes(stream), _bytes(name))
+    async def saved_snapshot(self, stream: str, name: str) -> bytes | None:
+        """Return a saved snapshot; None if there is none of this name."""
+        found: bytes | None = await self._ask(b"HGET", self._saved + _bytes(stream), _bytes(name))
         return found
 
-    async def forget(self, stream: str, fence: Fence, name: str) -> None:
-        """Forget a kept snapshot, if it is there."""
+    async def delete_snapshot(self, stream: str, fence: Fence, name: str) -> None:
+        """Delete a saved snapshot, if it is there."""
         arguments = (_fence(fence), _bytes(name), _tenant(stream))
-        answer = await self._run("forget", self._kept_keys(stream), *arguments)
+        answer = await self._run("delete_snapshot", self._saved_keys(stream), *arguments)
         self._unfenced(stream, fence, answer)
 
     async def put_shared(self, name: str, data: bytes) -> None:
-        """Put a blob that many streams share. If none uses it within an hour, it is forgotten."""
+        """Put a blob that many streams share. If none uses it within an hour, it expires."""
         blob = _bytes(name)
         await self._run("share", [self._blob + blob, self._users + blob], data, b"%d" % _UNUSED_BLOB_MILLISECONDS)
 
@@ -500,9 +500,9 @@ class RedisStore:
         """Let go of the connections."""
         await self._pool.disconnect()
 
-    def _kept_keys(self, stream: str) -> list[bytes]:
+    def _saved_keys(self, stream: str) -> list[bytes]:
         name = _bytes(stream)
-        return [self._meta + name, self._kept + name, self._order + name, self._usage]
+        return [self._meta + name, self._saved + name, self._order + name, self._usage]
 
     def _known(self, stream: str, answer: list[Any]) -> list[Any]:
         """The answer of a script about a stream that exists."""

@@ -349,7 +349,7 @@ class SqliteStore:
 
     # Saved snapshots and shared blobs.
 
-    async def keep(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:
+    async def save_snapshot(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:
         """Save a snapshot under a name, as the newest."""
         await self._call(lambda: self._save(stream, fence.epoch, _bytes(name), snapshot))
 
@@ -362,7 +362,7 @@ class SqliteStore:
         )
         self._count(known, len(snapshot))
 
-    async def kept(self, stream: str) -> list[str]:
+    async def saved_snapshots(self, stream: str) -> list[str]:
         """Return the names of the saved snapshots, oldest first."""
         return await self._call(lambda: self._saved(stream))
 
@@ -373,7 +373,7 @@ class SqliteStore:
         found = self._database.execute("SELECT name FROM saved WHERE stream = ? ORDER BY place", (known.number,))
         return [_text(name) for (name,) in found]
 
-    async def kept_snapshot(self, stream: str, name: str) -> bytes | None:
+    async def saved_snapshot(self, stream: str, name: str) -> bytes | None:
         """Return a saved snapshot; None if there is none of this name."""
         return await self._call(lambda: self._saved_snapshot(stream, _bytes(name)))
 
@@ -384,7 +384,7 @@ class SqliteStore:
         found: bytes | None = self._one("SELECT data FROM saved WHERE stream = ? AND name = ?", known.number, name)
         return found
 
-    async def forget(self, stream: str, fence: Fence, name: str) -> None:
+    async def delete_snapshot(self, stream: str, fence: Fence, name: str) -> None:
         """Delete a saved snapshot, if it is there."""
         await self._call(lambda: self._unsave(self._fenced(stream, fence.epoch), _bytes(name)))
 

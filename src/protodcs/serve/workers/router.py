@@ -303,19 +303,19 @@ class Router:
             self._pump(line)
             return
         self.metrics.asked_again(trouble.outcome.value)
-        line.trouble = f"{worker}: {trouble.outcome.value}: {trouble.words}"
+        line.trouble = f"{worker}: {trouble.outcome.value}: {trouble.message}"
         pause = _PAUSE
         if trouble.outcome is Outcome.BUSY:
             pause = _BUSY_PAUSE
         elif trouble.outcome is Outcome.HELD:
             # Only the worker that holds the stream, by the store, can serve it, wherever the stream belongs.
-            line.target, line.stand_in = trouble.words, True
+            line.target, line.stand_in = trouble.message, True
             if self._is_suspect(line.target):
                 self._health[line.target].wanted.set()
         elif trouble.outcome is Outcome.MOVED:
             first = None if self._ring is None else self._ring.first(line.stream)
             # The worker may know of a change before this router does.
-            line.target = trouble.words if trouble.words not in ("", worker, first) else None
+            line.target = trouble.message if trouble.message not in ("", worker, first) else None
             line.stand_in = line.target is not None
             # The next one may be the same worker, for example one that drains and stands in for `first`.
             if first in (worker, None) or line.target is not None or self._target(line) == worker:

@@ -94,7 +94,7 @@ _Signature = tuple[tuple[str, str, int, bytes], ...]
 
 
 @dataclass(slots=True)
-class _Loaded:
+class _LoadedStream:
     """A stream in memory; when it was loaded, last used and last written whole, by the monotonic clock."""
 
     live: LiveStream
@@ -172,7 +172,7 @@ class Worker:
         self._audit = audit.AuditLog(config.audit)
         self._commits = GroupCommit(store, config.store_connect_timeout, self.counted)
         self._quotas = Quotas(store, config)
-        self._streams: OrderedDict[str, _Loaded] = OrderedDict()
+        self._streams: OrderedDict[str, _LoadedStream] = OrderedDict()
         self._busy: dict[str, asyncio.Task[Any]] = {}
         self._damaged: dict[str, _Damage] = {}
         self._shared: WeakValueDictionary[str, Prototypes] = WeakValueDictionary()
@@ -361,7 +361,7 @@ class Worker:
         """Serve changes and questions on the stream in memory, in slices. Reply after all changes are durable."""
         replies: list[Reply] = []
         events: list[Event] = []
-        last: _Loaded | None = None
+        last: _LoadedStream | None = None
         try:
             while len(replies) < len(requests):
                 await self._wait_turn()
@@ -369,7 +369,7 @@ class Worker:
                 try:
                     loaded = await self._acquire(stream, requests[0].stand_in)
                 except ProtoDCSError as problem:
-                    replies += [_said(problem)] * (len(requests) - len(replies))
+                    replies += [_error_reply(problem)] * (len(requests) - len(replies))
                     break
                 try:
                     if last is not None and last is not loaded:
@@ -389,7 +389,7 @@ class Worker:
         await self._tell_of_guard(stream, events)
         return replies
 
-    async def _work(self, stream: str, loaded: _Loaded, requests: list[Request]) -> list[Reply]:
+    async def _work(self, stream: str, loaded: _LoadedStream, requests: list[Request]) -> list[Reply]:
         """Serve the first requests, until the turn ends, and put their records into the journal's queue."""
         first = loaded.live.position
         try:
@@ -434,7 +434,7 @@ class Worker:
             digest = _digest(request)
             found = live.applied(kind, request.key, digest, request.row)
             if found is not None:
-                return _told(found, repeated=True)
+                return _done_reply(found, repeated=True)
             if kind is Kind.ADD_CLASS:
                 engine = live.engine
                 config, classes = engine.config.model_dump(), len(engine.classes) + 1
@@ -448,9 +448,9 @@ class Worker:
             if kind is Kind.OBSERVE:
                 done.steps.append((time.perf_counter() - start, record.answer))
         except ProtoDCSError as problem:
-            return _said(problem)
+            return _error_reply(problem)
         done.records.append(record.pack())
-        return _told(record)
+        return _done_reply(record)
 
     def _check_size(self, stream: str, spec: StreamSpec, config: dict[str, Any], classes: int, dimension: int) -> None:
         """Raise an error if a stream may not have these settings and so many classes."""
@@ -487,7 +487,7 @@ class Worker:
                 turn.set_result(None)
                 return
 
-    async def _compute(self, loaded: _Loaded, work: Callable[[], T], long: bool = False) -> T:
+    async def _compute(self, loaded: _LoadedStream, work: Callable[[], T], long: bool = False) -> T:
         """Work on a stream that nobody else uses: in a thread if the work, or any step of the stream, can take long."""
         if not (long or loaded.slow):
             return work()
@@ -537,7 +537,7 @@ class Worker:
         try:
             return await answer
         except ProtoDCSError as problem:
-            return _said(problem)
+            return _error_reply(problem)
 
     # What takes more than the stream in memory.
 
@@ -606,16 +606,16 @@ class Worker:
         async with loaded.saving:
             found = await self._applied(loaded, Kind.SAVE_SNAPSHOT, request)
             if found is not None:
-                return _told(found, repeated=True)
+                return _done_reply(found, repeated=True)
             name = request.payload.decode()
-            kept = await self._store.kept(request.stream)
-            if name not in kept and len(kept) >= self._config.max_snapshots:
+            saved_before = await self._store.saved_snapshots(request.stream)
+            if name not in saved_before and len(saved_before) >= self._config.max_snapshots:
                 return Reply(
                     Outcome.CONFLICT,
-                    f"The stream has {len(kept)} saved snapshots, which is the limit. Delete one first.",
+                    f"The stream has {len(saved_before)} saved snapshots, which is the limit. Delete one first.",
                     code="too_many_snapshots",
                 )
-            saved = await self._store.kept_snapshot(request.stream, name) if name in kept else None
+            saved = await self._store.saved_snapshot(request.stream, name) if name in saved_before else None
             # An earlier attempt at this request may have saved it before its worker died: that one stays.
             if saved is None or not _saved_by(saved, request.key):
                 if saved is not None and not request.replace:
@@ -629,7 +629,7 @@ class Worker:
                 async with loaded.in_use:
                     state = _save(await self._compute(loaded, loaded.live.state), request.key)
                 await loaded.journal.wait_durable()
-                await self._store.keep(request.stream, loaded.live.fence, name, state)
+                await self._store.save_snapshot(request.stream, loaded.live.fence, name, state)
                 self._quotas.add(request.stream, len(state))
             return await self._changed(loaded, Kind.SAVE_SNAPSHOT, request, request.payload)
 
@@ -639,18 +639,18 @@ class Worker:
         async with loaded.saving:
             found = await self._applied(loaded, Kind.DELETE_SNAPSHOT, request)
             if found is not None:
-                return _told(found, repeated=True)
+                return _done_reply(found, repeated=True)
             name = request.payload.decode()
-            if name not in await self._store.kept(request.stream):
+            if name not in await self._store.saved_snapshots(request.stream):
                 raise UnknownSnapshotError(f"the stream {request.stream!r} has no snapshot {name!r}")
-            await self._store.forget(request.stream, loaded.live.fence, name)
+            await self._store.delete_snapshot(request.stream, loaded.live.fence, name)
             return await self._changed(loaded, Kind.DELETE_SNAPSHOT, request, request.payload)
 
     async def _list_snapshots(self, request: Request) -> Reply:
         # A damaged stream can be restored from these.
         with suppress(_DamagedError):
             await self._loaded(request.stream, request.stand_in)
-        return Reply(Outcome.DONE, facts={"snapshots": await self._store.kept(request.stream)})
+        return Reply(Outcome.DONE, facts={"snapshots": await self._store.saved_snapshots(request.stream)})
 
     async def _roll_back(self, request: Request) -> Reply:
         """Restore a saved snapshot; the journal goes on, so every acknowledged observe stays in it."""
@@ -670,14 +670,14 @@ class Worker:
         async with loaded.saving:
             found = await self._applied(loaded, Kind.RESTORE, request)
             if found is not None:
-                return _told(found, repeated=True)
+                return _done_reply(found, repeated=True)
             self._quotas.check(request.stream)
             state = await find(request, loaded.live.spec, loaded.live.engine.dimension)
             return await self._changed(loaded, Kind.RESTORE, request, state)
 
     async def _saved_state(self, request: Request, spec: StreamSpec, dimension: int) -> bytes:
         name = request.payload.decode()
-        saved = await self._store.kept_snapshot(request.stream, name)
+        saved = await self._store.saved_snapshot(request.stream, name)
         if saved is None:
             raise UnknownSnapshotError(f"the stream {request.stream!r} has no snapshot {name!r}")
         state = _without_key(saved)
@@ -722,7 +722,7 @@ class Worker:
         self._damaged.pop(request.stream, None)
         return Reply(Outcome.DONE)
 
-    async def _applied(self, loaded: _Loaded, kind: Kind, request: Request) -> Answer | None:
+    async def _applied(self, loaded: _LoadedStream, kind: Kind, request: Request) -> Answer | None:
         """Return the answer to a request that was applied before, as soon as it is durable."""
         async with loaded.in_use:
             found = loaded.live.applied(kind, request.key, _digest(request))
@@ -730,7 +730,7 @@ class Worker:
             await loaded.journal.wait_durable()
         return found
 
-    async def _changed(self, loaded: _Loaded, kind: Kind, request: Request, payload: bytes) -> Reply:
+    async def _changed(self, loaded: _LoadedStream, kind: Kind, request: Request, payload: bytes) -> Reply:
         """Apply one change and wait until it is durable. If a retry was faster, only wait."""
         live, digest, long_journal = loaded.live, _digest(request), False
         async with loaded.in_use:
@@ -751,9 +751,9 @@ class Worker:
         except (FencedError, StoreError):
             self._drop(request.stream, loaded)
             raise
-        return _told(record) if found is None else _told(found, repeated=True)
+        return _done_reply(record) if found is None else _done_reply(found, repeated=True)
 
-    def _put(self, stream: str, loaded: _Loaded, position: int, records: list[bytes]) -> bool:
+    def _put(self, stream: str, loaded: _LoadedStream, position: int, records: list[bytes]) -> bool:
         """Queue records. If the journal has become long, also queue a snapshot and return True."""
         summary = loaded.live.summary().pack()
         self._commits.put(loaded.journal, Batch(stream, loaded.live.fence, position, records, summary))
@@ -768,7 +768,7 @@ class Worker:
 
     # Waking, writing whole, sleeping.
 
-    async def _loaded(self, stream: str, stand_in: bool, take_from: str = "") -> _Loaded:
+    async def _loaded(self, stream: str, stand_in: bool, take_from: str = "") -> _LoadedStream:
         """Return the stream in memory; load it if this worker may, and take it from the worker `take_from`."""
         # Once, and not again after a load: a worker that cannot renew its lease would load for ever.
         self._check_lease()
@@ -793,7 +793,7 @@ class Worker:
             await asyncio.wait([task])
             task.result()
 
-    async def _acquire(self, stream: str, stand_in: bool) -> _Loaded:
+    async def _acquire(self, stream: str, stand_in: bool) -> _LoadedStream:
         """Return the stream in memory while nobody else uses it. Release its lock `in_use` afterwards."""
         checked = False
         while True:
@@ -839,7 +839,7 @@ class Worker:
         if (self._store.generation, self._discards) != (generation, discards):
             raise StoreError("The lease or the store was lost while the stream was loaded. Send the request again.")
         self._damaged.pop(stream, None)
-        self._streams[stream] = _Loaded(live, journal_bytes=sum(map(len, held.tail)))
+        self._streams[stream] = _LoadedStream(live, journal_bytes=sum(map(len, held.tail)))
         self.loads += 1
         self._load_times.append(time.perf_counter() - start)
         self.counted.loaded(self._load_times[-1])
@@ -864,7 +864,7 @@ class Worker:
         damage = self._damaged.get(stream)
         return damage is not None and damage.failures >= self._config.quarantine_failures
 
-    async def _repair(self, request: Request, find: "_FindState") -> _Loaded:
+    async def _repair(self, request: Request, find: "_FindState") -> _LoadedStream:
         """Load a damaged stream with the state that `find` returns."""
         stream = request.stream
         while stream in self._busy:
@@ -873,10 +873,10 @@ class Worker:
             return self._streams[stream]
         task = self._begin(stream, self._replace(request, find))
         await asyncio.wait([task])
-        loaded: _Loaded = task.result()
+        loaded: _LoadedStream = task.result()
         return loaded
 
-    async def _replace(self, request: Request, find: "_FindState") -> _Loaded:
+    async def _replace(self, request: Request, find: "_FindState") -> _LoadedStream:
         """Replace the stored data of a stream: a checkpoint at the end of its journal covers all that is damaged."""
         stream = request.stream
         held = await self._store.acquire(stream, self.name, self.incarnation)
@@ -884,7 +884,7 @@ class Worker:
             spec = StreamSpec.unpack(held.spec)
         prototypes = await self._prototypes(spec.prototypes)
         state = await find(request, spec, prototypes.unit.shape[1])
-        loaded = _Loaded(await self._in_thread(partial(LiveStream.repaired, held, prototypes, self._limits, state)))
+        loaded = _LoadedStream(await self._in_thread(partial(LiveStream.repaired, held, prototypes, self._limits, state)))
         self._queue_snapshot(stream, loaded)
         await loaded.journal.settle_snapshot()
         self._damaged.pop(stream, None)
@@ -896,7 +896,7 @@ class Worker:
         """Restore the snapshot of a stream, and replay the records behind it in slices."""
         restore = partial(LiveStream, replace(held, tail=[]), prototypes, self._limits)
         large = len(held.snapshot or b"") + prototypes.unit.nbytes > _LARGE
-        loaded = _Loaded(await self._in_thread(restore) if large else restore())
+        loaded = _LoadedStream(await self._in_thread(restore) if large else restore())
         at = 0
         while at < len(held.tail):
             await self._wait_turn()
@@ -921,7 +921,7 @@ class Worker:
             self._shared[name] = found
         return found
 
-    def _queue_snapshot(self, stream: str, loaded: _Loaded) -> None:
+    def _queue_snapshot(self, stream: str, loaded: _LoadedStream) -> None:
         """Queue a snapshot of all of a stream. It covers the records that were put before it is built."""
         live = loaded.live
 
@@ -941,7 +941,7 @@ class Worker:
         if stream not in self._busy and stream in self._streams:
             self._begin(stream, self._unload(stream, self._streams.pop(stream)))
 
-    async def _unload(self, stream: str, loaded: _Loaded) -> None:
+    async def _unload(self, stream: str, loaded: _LoadedStream) -> None:
         async with loaded.in_use:
             if loaded.unsnapshotted_records > self._config.unload_records:
                 self._queue_snapshot(stream, loaded)
@@ -952,7 +952,7 @@ class Worker:
         await self._store.release(stream, loaded.live.fence)
         self.counted.slept()
 
-    def _drop(self, stream: str, loaded: _Loaded) -> None:
+    def _drop(self, stream: str, loaded: _LoadedStream) -> None:
         """Throw away what is in memory."""
         if self._streams.get(stream) is loaded:
             del self._streams[stream]
@@ -978,7 +978,7 @@ class Worker:
             if not works:
                 del self._unfinished[stream]
 
-    def _look_at(self, stream: str, loaded: _Loaded, now: float) -> None:
+    def _look_at(self, stream: str, loaded: _LoadedStream, now: float) -> None:
         if loaded.journal.broken is not None:
             self._drop(stream, loaded)
         elif loaded.in_use.locked():
@@ -989,7 +989,7 @@ class Worker:
         elif now - loaded.written > self._config.snapshot_seconds and loaded.unsnapshotted_records:
             self._queue_snapshot(stream, loaded)
 
-    def _stood_in_enough(self, stream: str, loaded: _Loaded, now: float) -> bool:
+    def _stood_in_enough(self, stream: str, loaded: _LoadedStream, now: float) -> bool:
         """Whether it is time to see if the worker that the stream belongs to is back."""
         away = self._ring is not None and self._ring.first(stream) != self.name
         return away and now - loaded.loaded_at > _STANDING_IN * self._config.lease_seconds
@@ -1081,7 +1081,7 @@ class _RefusedError(ProtoDCSError):
     """A worker that drains loads no further stream."""
 
     def __init__(self, reply: Reply):
-        super().__init__(reply.words)
+        super().__init__(reply.message)
         self.reply = reply
 
 
@@ -1127,7 +1127,7 @@ def _without_key(saved: bytes) -> bytes:
     return saved[DIGEST_BYTES:]
 
 
-def _told(record: Record | Answer, repeated: bool = False) -> Reply:
+def _done_reply(record: Record | Answer, repeated: bool = False) -> Reply:
     return Reply(Outcome.DONE, answer=record.answer, position=record.position, epoch=record.epoch, repeated=repeated)
 
 
@@ -1162,7 +1162,7 @@ _OUTCOMES: list[tuple[type[ProtoDCSError], Outcome, str]] = [
 ]
 
 
-def _said(problem: ProtoDCSError) -> Reply:
+def _error_reply(problem: ProtoDCSError) -> Reply:
     """What the caller is told of a problem."""
     if isinstance(problem, HeldError):
         return Reply(Outcome.HELD, problem.worker)
