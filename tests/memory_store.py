@@ -37,7 +37,7 @@ class _Stream:
     snapshot: bytes | None = None
     start: int = 0
     journal: list[bytes] = field(default_factory=list)
-    kept: dict[str, bytes] = field(default_factory=dict)
+    saved: dict[str, bytes] = field(default_factory=dict)
     created: float = field(default_factory=time.time)
     summary: bytes = b""
 
@@ -47,7 +47,7 @@ class _Stream:
 
 
 def _size(stream: _Stream) -> int:
-    return sum(map(len, [stream.spec, stream.snapshot or b"", *stream.journal, *stream.kept.values()]))
+    return sum(map(len, [stream.spec, stream.snapshot or b"", *stream.journal, *stream.saved.values()]))
 
 
 class MemoryStore:
@@ -254,21 +254,21 @@ class MemoryStore:
 
     async def save_snapshot(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:
         self._reach()
-        kept = self._own(stream, fence).kept
-        kept.pop(name, None)
-        kept[name] = snapshot
+        saved = self._own(stream, fence).saved
+        saved.pop(name, None)
+        saved[name] = snapshot
 
     async def saved_snapshots(self, stream: str) -> list[str]:
         self._reach()
-        return list(self.content[stream].kept) if stream in self.content else []
+        return list(self.content[stream].saved) if stream in self.content else []
 
     async def saved_snapshot(self, stream: str, name: str) -> bytes | None:
         self._reach()
-        return self.content[stream].kept.get(name) if stream in self.content else None
+        return self.content[stream].saved.get(name) if stream in self.content else None
 
     async def delete_snapshot(self, stream: str, fence: Fence, name: str) -> None:
         self._reach()
-        self._own(stream, fence).kept.pop(name, None)
+        self._own(stream, fence).saved.pop(name, None)
 
     async def put_shared(self, name: str, data: bytes) -> None:
         self._reach()

@@ -121,7 +121,7 @@ class _Stream:
         self.snapshot: bytes | None = None
         self.start = 0
         self.journal: list[bytes] = []
-        self.kept: dict[str, bytes] = {}
+        self.saved: dict[str, bytes] = {}
         self.fence = Fence(0)
         self.held = False
 
@@ -225,20 +225,24 @@ class StoreMachine(RuleBasedStateMachine):
         return st.sampled_from(sorted(stream for stream, known in self.model.items() if known.held))
 
     @precondition(any_held)
-    @rule(data=st.data(), name=NAMES, snapshot=BYTES, stale=st.booleans(), forgets=st.booleans())
-    def keep_or_forget(self, data: st.DataObject, name: str, snapshot: bytes, stale: bool, forgets: bool) -> None:
+    @rule(data=st.data(), name=NAMES, snapshot=BYTES, stale=st.booleans(), deletes=st.booleans())
+    def keep_or_forget(self, data: st.DataObject, name: str, snapshot: bytes, stale: bool, deletes: bool) -> None:
         stream = data.draw(self._held())
         known = self.model[stream]
         fence = older(known.fence, stale)
-        done = self.store.delete_snapshot(stream, fence, name) if forgets else self.store.save_snapshot(stream, fence, name, snapshot)
+        done = (
+            self.store.delete_snapshot(stream, fence, name)
+            if deletes
+            else self.store.save_snapshot(stream, fence, name, snapshot)
+        )
         if stale:
             with pytest.raises(FencedError):
                 self.now(done)
             return
         self.now(done)
-        known.kept.pop(name, None)
-        if not forgets:
-            known.kept[name] = snapshot
+        known.saved.pop(name, None)
+        if not deletes:
+            known.saved[name] = snapshot
 
     @precondition(any_held)
     @rule(data=st.data(), stale=st.booleans())
@@ -281,15 +285,15 @@ class StoreMachine(RuleBasedStateMachine):
             found = self.now(self.store.describe(stream))
             assert (found.spec, found.epoch) == (known.spec, known.fence.epoch)
             assert (found.start, found.position) == (known.start, known.position)
-            assert self.now(self.store.saved_snapshots(stream)) == list(known.kept)
-            for name, snapshot in known.kept.items():
+            assert self.now(self.store.saved_snapshots(stream)) == list(known.saved)
+            for name, snapshot in known.saved.items():
                 assert self.now(self.store.saved_snapshot(stream, name)) == snapshot
         self.check_usage()
 
     def check_usage(self) -> None:
         expected: Counter[str] = Counter()
         for stream, known in self.model.items():
-            parts = [known.spec, known.snapshot or b"", *known.journal, *known.kept.values()]
+            parts = [known.spec, known.snapshot or b"", *known.journal, *known.saved.values()]
             expected[tenant_of(stream)] += sum(map(len, parts))
         for tenant in {tenant_of(stream) for stream in self.model}:
             expected[tenant] += len(b"blob")

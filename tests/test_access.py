@@ -175,7 +175,7 @@ def test_each_route_lets_in_who_may_and_nobody_else(tmp_path):
                 for who in callers:
                     if "acme/s" not in service.store.content:
                         assert (await service.made()).status_code == 201
-                    if "kept" not in service.store.content["acme/s"].kept:
+                    if "kept" not in service.store.content["acme/s"].saved:
                         saved = {**NAME, "replace": True}
                         kept = await service.ask("acme admin", "POST", "/v1/streams/s/snapshots", json=saved)
                         assert kept.status_code == 201

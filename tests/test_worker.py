@@ -739,7 +739,7 @@ def test_what_cannot_be_created_is_refused_in_words_and_leaves_no_trace(spec, wo
     asyncio.run(run())
 
 
-def keep(name, key=None, replace=False):
+def save_snapshot(name, key=None, replace=False):
     return ask(Action.SAVE_SNAPSHOT, f"keep {name}" if key is None else key, name.encode(), replace=replace)
 
 
@@ -751,8 +751,8 @@ def test_a_stream_goes_back_to_what_was_kept_and_on_from_there():
     async def run():
         store = MemoryStore()
         async with started(store) as worker:
-            await done(worker, *(observe(number) for number in range(5)), keep("five"), observe(5), observe(6))
-            replies = await done(worker, keep("seven"), roll_back("five"))
+            await done(worker, *(observe(number) for number in range(5)), save_snapshot("five"), observe(5), observe(6))
+            replies = await done(worker, save_snapshot("seven"), roll_back("five"))
             assert [reply.position for reply in replies] == [8, 9]
             assert engine_of(worker) == learned(5)
             assert (await one(worker, ask(Action.LIST_SNAPSHOTS))).facts == {"snapshots": ["five", "seven"]}
@@ -774,9 +774,9 @@ def test_repeated_keeps_and_rollbacks_are_done_once():
     async def run():
         async with started() as worker:
             await done(worker, *(observe(number) for number in range(3)))
-            first = await done(worker, keep("three"), observe(3), roll_back("three"))
+            first = await done(worker, save_snapshot("three"), observe(3), roll_back("three"))
             await done(worker, observe(3, key="again"))
-            again = await done(worker, keep("three"), roll_back("three"))
+            again = await done(worker, save_snapshot("three"), roll_back("three"))
             assert [reply._replace(repeated=False) for reply in again] == [first[0], first[2]]
             assert [reply.repeated for reply in again] == [True, True]
             assert engine_of(worker) == learned(4)
@@ -784,7 +784,9 @@ def test_repeated_keeps_and_rollbacks_are_done_once():
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("request_of", [partial(keep, replace=True), roll_back], ids=["keep", "roll_back"])
+@pytest.mark.parametrize(
+    "request_of", [partial(save_snapshot, replace=True), roll_back], ids=["save_snapshot", "roll_back"]
+)
 def test_a_keep_or_rollback_that_is_asked_again_while_it_is_under_way_is_done_once(request_of):
     """As by a router whose first attempt took too long."""
 
@@ -800,7 +802,7 @@ def test_a_keep_or_rollback_that_is_asked_again_while_it_is_under_way_is_done_on
     async def run():
         store = Slow()
         async with started(store) as worker:
-            await done(worker, observe(0), keep("a", "kept before"))
+            await done(worker, observe(0), save_snapshot("a", "kept before"))
             replies = await asyncio.gather(*(one(worker, request_of("a")) for _ in range(3)))
             assert {reply.outcome for reply in replies} == {Outcome.DONE}
             assert {reply.position for reply in replies} == {2}
@@ -825,7 +827,7 @@ def test_a_snapshot_that_is_saved_slowly_is_not_replaced_by_its_retry():
         async with started(store) as worker:
             await done(worker, observe(0))
             release = store.waits = asyncio.Event()
-            first, retry = (asyncio.create_task(one(worker, keep("a"))) for _ in range(2))
+            first, retry = (asyncio.create_task(one(worker, save_snapshot("a"))) for _ in range(2))
             await turns()
             release.set()
             assert not (await first).repeated
@@ -840,11 +842,11 @@ def test_a_snapshot_that_is_saved_slowly_is_not_replaced_by_its_retry():
 def test_too_many_saved_snapshots_are_an_error_and_one_may_be_replaced():
     async def run():
         async with started(max_snapshots=2) as worker:
-            await done(worker, keep("a"), observe(0), keep("b"))
-            full = await one(worker, keep("c"))
+            await done(worker, save_snapshot("a"), observe(0), save_snapshot("b"))
+            full = await one(worker, save_snapshot("c"))
             assert full.outcome is Outcome.CONFLICT
             assert "2 saved snapshots, which is the limit" in full.message
-            await done(worker, observe(1), keep("a", "anew", replace=True), observe(2), roll_back("a"))
+            await done(worker, observe(1), save_snapshot("a", "anew", replace=True), observe(2), roll_back("a"))
             assert engine_of(worker) == learned(2)
             assert (await one(worker, ask(Action.LIST_SNAPSHOTS))).facts == {"snapshots": ["b", "a"]}
 
@@ -869,7 +871,7 @@ def test_a_deleted_stream_is_gone_and_may_be_deleted_and_created_again():
     async def run():
         store = MemoryStore()
         async with started(store) as worker:
-            await done(worker, observe(0), keep("a"))
+            await done(worker, observe(0), save_snapshot("a"))
             first, again = await done(worker, *[await delete(worker, key=key) for key in "ab"])
             assert (first.repeated, again.repeated) == (False, True)
             assert (await one(worker, observe(1))).outcome is Outcome.MISSING
@@ -887,17 +889,17 @@ def test_after_one_that_must_be_asked_again_none_behind_it_is_served():
         store = MemoryStore()
         async with started(store) as worker:
             await done(worker, observe(0))
-            keep_at_the_store = store.keep
+            works = store.save_snapshot
 
             async def fails(*_):
                 raise StoreError("not now")
 
-            store.keep = fails
-            replies = await worker.handle([observe(1), keep("a"), observe(2), observe(3)])
+            store.save_snapshot = fails
+            replies = await worker.handle([observe(1), save_snapshot("a"), observe(2), observe(3)])
             assert [reply.outcome.name for reply in replies] == ["DONE", "LATER", "LATER", "LATER"]
             assert engine_of(worker) == learned(2)
-            store.keep = keep_at_the_store
-            await done(worker, keep("a"), observe(2), observe(3))
+            store.save_snapshot = works
+            await done(worker, save_snapshot("a"), observe(2), observe(3))
             assert engine_of(worker) == learned(4)
 
     asyncio.run(run())
@@ -924,13 +926,13 @@ def test_a_second_snapshot_of_the_same_name_needs_an_explicit_replacement():
     async def run():
         store = MemoryStore()
         async with started(store) as worker:
-            await done(worker, observe(0), keep("a", "first"), observe(1))
-            refused = await one(worker, keep("a", "second"))
+            await done(worker, observe(0), save_snapshot("a", "first"), observe(1))
+            refused = await one(worker, save_snapshot("a", "second"))
             assert refused.outcome is Outcome.CONFLICT
             assert "a snapshot 'a' already" in refused.message
             await done(worker, roll_back("a", "back"))
             assert engine_of(worker) == learned(1)
-            await done(worker, observe(1, key="again"), keep("a", "third", replace=True), observe(2))
+            await done(worker, observe(1, key="again"), save_snapshot("a", "third", replace=True), observe(2))
             await done(worker, roll_back("a", "back to the third"))
             assert engine_of(worker) == learned(2)
 
@@ -941,7 +943,9 @@ def test_two_snapshots_of_one_name_at_the_same_time_do_not_both_succeed():
     async def run():
         async with started() as worker:
             await done(worker, observe(0))
-            replies = await asyncio.gather(*(one(worker, keep("a", f"key of {number}")) for number in range(5)))
+            replies = await asyncio.gather(
+                *(one(worker, save_snapshot("a", f"key of {number}")) for number in range(5))
+            )
             assert sorted(reply.outcome.name for reply in replies) == ["CONFLICT"] * 4 + ["DONE"]
 
     asyncio.run(run())
@@ -959,10 +963,10 @@ def test_a_snapshot_whose_worker_died_before_it_answered_is_saved_once():
         store = Dying()
         async with started(store) as worker:
             await done(worker, observe(0))
-            assert (await one(worker, keep("a"))).outcome is Outcome.LATER
+            assert (await one(worker, save_snapshot("a"))).outcome is Outcome.LATER
             await done(worker, observe(1))
             # The retry does not save again, so it does not fail again.
-            await done(worker, keep("a"), roll_back("a"))
+            await done(worker, save_snapshot("a"), roll_back("a"))
             assert engine_of(worker) == learned(1)
 
     asyncio.run(run())
@@ -984,7 +988,13 @@ def test_a_delayed_delete_leaves_a_stream_alone_that_was_created_again():
 def test_a_delayed_deletion_of_a_snapshot_leaves_one_alone_that_was_saved_again():
     async def run():
         async with started() as worker:
-            await done(worker, observe(0), keep("a"), ask(Action.DELETE_SNAPSHOT, "f", b"a"), keep("a", "second"))
+            await done(
+                worker,
+                observe(0),
+                save_snapshot("a"),
+                ask(Action.DELETE_SNAPSHOT, "f", b"a"),
+                save_snapshot("a", "second"),
+            )
             (reply,) = await done(worker, ask(Action.DELETE_SNAPSHOT, "f", b"a"))
             assert reply.repeated
             assert (await one(worker, ask(Action.LIST_SNAPSHOTS))).facts == {"snapshots": ["a"]}
@@ -998,7 +1008,7 @@ def test_a_delayed_deletion_of_a_snapshot_leaves_one_alone_that_was_saved_again(
 def test_a_key_with_other_content_is_a_conflict_for_every_verb(action):
     async def run():
         async with started() as worker:
-            await done(worker, observe(0), keep("a"), keep("b"))
+            await done(worker, observe(0), save_snapshot("a"), save_snapshot("b"))
             payload = {
                 Action.ROLLBACK: b"a",
                 Action.IMPORT: learned(1),
@@ -1021,7 +1031,7 @@ def test_a_key_with_other_content_is_a_conflict_for_every_verb(action):
 def test_a_roll_back_and_an_import_of_the_same_bytes_are_different_requests():
     async def run():
         async with started() as worker:
-            await done(worker, observe(0), keep("a"), roll_back("a", "same key"))
+            await done(worker, observe(0), save_snapshot("a"), roll_back("a", "same key"))
             assert (await one(worker, ask(Action.IMPORT, "same key", b"a"))).outcome is Outcome.CONFLICT
 
     asyncio.run(run())
@@ -1402,7 +1412,7 @@ def test_a_step_that_takes_long_is_computed_in_a_thread(monkeypatch):
             release.set()
             assert [reply.position for reply in await long] == list(range(10))
             assert (await waiting)[0].outcome is Outcome.DONE
-            await done(worker, keep("a"), observe(10), roll_back("a"))
+            await done(worker, save_snapshot("a"), observe(10), roll_back("a"))
             assert engine_of(worker) == learned(10)
             worker._begin_unload("s")
             await done(worker, observe(10, key="again"))
@@ -1509,7 +1519,7 @@ def damaged(data):
 
 async def damage(worker, store):
     """Have a stream learn five samples, save a snapshot, unload, learn three more, and damage its newest snapshot."""
-    await done(worker, *(observe(number) for number in range(5)), keep("good"))
+    await done(worker, *(observe(number) for number in range(5)), save_snapshot("good"))
     await unload(worker)
     await done(worker, *(observe(number) for number in range(5, 8)))
     worker._streams.clear()
@@ -1532,7 +1542,7 @@ def test_a_damaged_stream_is_quarantined_after_some_attempts(caplog):
                 assert reply.outcome is Outcome.FAILED
                 assert "does not match its checksum" in reply.message
             reads = store.reads
-            for request in (observe(8), ask(Action.STATUS), keep("a"), ask(Action.FREEZE)):
+            for request in (observe(8), ask(Action.STATUS), save_snapshot("a"), ask(Action.FREEZE)):
                 reply = await one(worker, request)
                 assert reply.outcome is Outcome.CONFLICT
                 assert "does not match its checksum: it is damaged. Delete the stream or restore" in reply.message
@@ -1650,7 +1660,7 @@ def test_a_damaged_saved_snapshot_is_an_error_and_changes_nothing():
         async with started(store, unload_records=0) as worker:
             await damage(worker, store)
             content = store.content["s"]
-            content.kept["good"] = damaged(content.kept["good"])
+            content.saved["good"] = damaged(content.saved["good"])
             before = content.snapshot, list(content.journal)
             for _ in range(5):
                 reply = await one(worker, roll_back("good"))
@@ -1667,8 +1677,8 @@ def test_a_damaged_saved_snapshot_does_not_harm_a_stream_that_is_not_damaged():
     async def run():
         store = MemoryStore()
         async with started(store) as worker:
-            await done(worker, observe(0), keep("a"), observe(1))
-            store.content["s"].kept["a"] = damaged(store.content["s"].kept["a"])
+            await done(worker, observe(0), save_snapshot("a"), observe(1))
+            store.content["s"].saved["a"] = damaged(store.content["s"].saved["a"])
             assert (await one(worker, roll_back("a"))).outcome is Outcome.WRONG
             assert engine_of(worker) == learned(2)
 

@@ -884,7 +884,9 @@ class Worker:
             spec = StreamSpec.unpack(held.spec)
         prototypes = await self._prototypes(spec.prototypes)
         state = await find(request, spec, prototypes.unit.shape[1])
-        loaded = _LoadedStream(await self._in_thread(partial(LiveStream.repaired, held, prototypes, self._limits, state)))
+        loaded = _LoadedStream(
+            await self._in_thread(partial(LiveStream.repaired, held, prototypes, self._limits, state))
+        )
         self._queue_snapshot(stream, loaded)
         await loaded.journal.settle_snapshot()
         self._damaged.pop(stream, None)
