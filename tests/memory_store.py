@@ -64,6 +64,7 @@ class MemoryStore:
         self._takeovers: dict[str, float] = {}
         self._taken: dict[str, dict[str, int]] = {}
         self.shared: dict[str, bytes] = {}
+        self.stored_documents: dict[str, dict[str, bytes]] = {}
         # An epoch above those of all streams that were deleted.
         self.past = 0
         self.down = False
@@ -241,6 +242,22 @@ class MemoryStore:
     async def count_streams(self, tenant: str) -> int:
         self._reach()
         return sum(tenant_of(stream) == tenant for stream in self.content)
+
+    async def add_document(self, kind: str, name: str, data: bytes) -> bytes:
+        self._reach()
+        return self.stored_documents.setdefault(kind, {}).setdefault(name, data)
+
+    async def put_document(self, kind: str, name: str, data: bytes) -> None:
+        self._reach()
+        self.stored_documents.setdefault(kind, {})[name] = data
+
+    async def documents(self, kind: str) -> dict[str, bytes]:
+        self._reach()
+        return dict(sorted(self.stored_documents.get(kind, {}).items()))
+
+    async def delete_document(self, kind: str, name: str) -> bool:
+        self._reach()
+        return self.stored_documents.get(kind, {}).pop(name, None) is not None
 
     async def usage(self) -> dict[str, int]:
         self._reach()

@@ -74,6 +74,8 @@ class Guarded(Service):
     async def ask(self, who, method, path, headers=None, **more):
         """A request by someone; by nobody where `who` is None."""
         named = {} if who is None else {"authorization": f"Bearer {self.keys[who]}"}
+        # Each request is by someone else, so none sends the cookies of another.
+        self.client.cookies.clear()
         return await self.client.request(method, path, headers={**named, **(headers or {})}, **more)
 
     async def made(self, who="acme admin", **changes):
@@ -108,6 +110,8 @@ def needed(method, path):
         return None
     if path == "/v1/workers":
         return "operator"
+    if path == "/v1/session":
+        return "read"
     if method == "GET":
         return "admin" if path.endswith("/state") else "read"
     return "observe" if path.endswith(("/observe", "/peek", "/explain", "/infer")) else "admin"
@@ -293,7 +297,7 @@ def test_what_is_neither_http_nor_the_life_of_the_server_is_closed():
         async def inner(*_):
             raise AssertionError("nobody may come here")
 
-        await AccessMiddleware(inner, None, RouteTable(RULE_LIST))(
+        await AccessMiddleware(inner, None, None, RouteTable(RULE_LIST))(
             {"type": "websocket", "path": "/v1/streams", "headers": []}, None, send
         )
         assert [message["type"] for message in sent] == ["websocket.close"]

@@ -99,6 +99,9 @@ class Service:
     async def count_streams(self, tenant):
         return await self.worker.count_streams(tenant)
 
+    async def session_secret(self):
+        return await self.worker.session_secret()
+
     async def streams(self):
         """The ids of all streams."""
         return sorted([stream async for stream in self.store.streams()])

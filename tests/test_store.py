@@ -1333,3 +1333,18 @@ def test_two_prefixes_in_one_redis_know_nothing_of_each_other(server):
             assert await one.get_shared(BLOB) == b"blob"
 
     asyncio.run(run())
+
+
+@of_every_store
+async def test_documents_are_stored_by_kind_and_name(store):
+    assert await store.documents("a") == {}
+    assert await store.add_document("a", "one", b"1") == b"1"
+    assert await store.add_document("a", "one", b"2") == b"1"
+    await store.put_document("a", "one", b"3")
+    await store.put_document("a", "\ud800/z", bytes(range(256)))
+    await store.put_document("b", "one", b"")
+    assert await store.documents("a") == {"one": b"3", "\ud800/z": bytes(range(256))}
+    assert await store.delete_document("a", "one")
+    assert not await store.delete_document("a", "one")
+    assert list(await store.documents("a")) == ["\ud800/z"]
+    assert await store.documents("b") == {"one": b""}

@@ -182,6 +182,12 @@ class ServeConfig(Settings):
         description="Limits of single tenants: rate, burst, streams, tenant_bytes, classes, pixels, body_bytes, "
         "max_stream_bytes, max_step_cost or max_mean_step_cost.",
     )
+    session_seconds: float = Field(
+        12 * 3600.0,
+        ge=60,
+        le=30 * 86400,
+        description="Time after which a browser must sign in again, counted from its last `GET /v1/session`. Seconds.",
+    )
     audit: str = Field(
         "-",
         description="File of the audit log, or - for standard output.",

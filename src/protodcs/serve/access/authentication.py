@@ -14,6 +14,7 @@ from .keys import Caller, Keys
 from .local import reject_remote
 from .problems import ProblemError
 from .rules import RouteTable, Rule
+from .sessions import Sessions
 
 _NO_KEY = (
     "Send a valid access key in the header 'Authorization: Bearer pdcs_...'. The key is missing, unknown, expired or "
@@ -24,22 +25,26 @@ _NO_KEY = (
 class AccessMiddleware:
     """Rejects callers that may not use a route. It stores who calls in `scope["state"]["caller"]`.
 
+    A caller has an access key or, in a browser, a session cookie. If a request has both, the key counts.
+
     Args:
         app: the application behind it.
         keys: None lets every program on this machine do everything; the caller is then None.
+        sessions: of browsers; None without keys.
         routes: the rules of all routes.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys | None, routes: RouteTable):
+    def __init__(self, app: ASGIApp, keys: Keys | None, sessions: Sessions | None, routes: RouteTable):
         self._app = app
         self._keys = keys
+        self._sessions = sessions
         self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, or reject it."""
         if scope["type"] == "http":
             try:
-                self._check(scope)
+                await self._check(scope)
             except ProblemError as problem:
                 await problem.response(scope)(scope, receive, send)
                 return
@@ -48,7 +53,7 @@ class AccessMiddleware:
             return
         await self._app(scope, receive, send)
 
-    def _check(self, scope: Scope) -> None:
+    async def _check(self, scope: Scope) -> None:
         """Raise ProblemError if a request may not go on. Store what is found out about it in its state."""
         state = scope.setdefault("state", {})
         if not _is_utf_8(scope):
@@ -60,13 +65,15 @@ class AccessMiddleware:
             state["caller"] = None
             reject_remote(scope)
         elif rule is None or rule.role is not None:
-            self._authorise(scope, self._keys, rule)
+            await self._authorise(scope, self._keys, rule)
         if rule is None:
             raise _wrong_method(found.rules) if found.rules else ProblemError("not_found", "There is no such route.")
 
-    def _authorise(self, scope: Scope, keys: Keys, rule: Rule | None) -> None:
+    async def _authorise(self, scope: Scope, keys: Keys, rule: Rule | None) -> None:
         key = bearer(scope)
         caller = keys.caller(key)
+        if caller is None and not key:
+            caller = await self._signed_in(scope)
         if caller is None:
             scope["state"]["claimed"] = keys.claimed(key)
             raise ProblemError("unauthenticated", _NO_KEY, headers={"WWW-Authenticate": "Bearer"})
@@ -74,6 +81,16 @@ class AccessMiddleware:
         denial = None if rule is None else rule.denial(caller)
         if denial is not None:
             raise ProblemError("forbidden", denial)
+
+    async def _signed_in(self, scope: Scope) -> Caller | None:
+        """Return who signed in with the browser that sent a request."""
+        if self._sessions is None or not self._sessions.has_cookie(scope):
+            return None
+        found = await self._sessions.of_request(scope)
+        if found is None:
+            return None
+        scope["state"]["session"], caller = found
+        return caller
 
 
 def _is_utf_8(scope: Scope) -> bool:

@@ -148,6 +148,12 @@ class Keys:
         good = same & (not record.ended(_now()))
         return Caller(record.tenant, record.role, record.id) if good else None
 
+    def holder(self, name: str) -> Caller | None:
+        """Return who has the key of this id; None if it has expired, was revoked or is not there."""
+        self._look()
+        record = self._keys.get(name)
+        return None if record is None or record.ended(_now()) else Caller(record.tenant, record.role, record.id)
+
     def claimed(self, key: str) -> str | None:
         """The id in a key that is not good, if a key of this id was ever made."""
         found = _KEY.fullmatch(key)

@@ -12,6 +12,7 @@ from ..access.authentication import AccessMiddleware
 from ..access.keys import Keys
 from ..access.limits import BodyLimitMiddleware, Limits
 from ..access.rules import RouteTable
+from ..access.sessions import Sessions
 from ..settings import ServeConfig
 from ..telemetry.readiness import Readiness
 from ..workers.router import Router
@@ -27,6 +28,7 @@ from .inference import router as inference
 from .observations import router as observations
 from .openapi import common_problems, describe, rules_of
 from .request_log import RequestLogMiddleware
+from .sessions import router as sessions
 from .snapshots import router as snapshots
 from .state import router as state
 from .streams import router as streams
@@ -39,6 +41,7 @@ _V1: tuple[APIRouter, ...] = (
     classes.router,
     snapshots.router,
     state.router,
+    sessions.router,
     workers.router,
     health.router,
 )
@@ -51,6 +54,8 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
     """Return the application over a router, a runtime, and an encoder if there is one."""
     api = FastAPI(title="ProtoDCS", version=__version__, description=_DESCRIPTION, openapi_url=None)
     limits = Limits(config, control.count_streams)
+    keys = None if config.keys is None else Keys.open(config.keys)
+    browser_sessions = None if keys is None else Sessions(keys, config, control.session_secret)
     api.state.services = Services(
         config,
         router,
@@ -59,6 +64,7 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
         None if encoding is None else ClassNameEncoder(encoding.prototypes, config),
         limits,
         Readiness(control, encoding, config.lease_seconds),
+        browser_sessions,
     )
     for resource in _V1:
         api.include_router(resource, responses=common_problems())
@@ -66,11 +72,10 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
     api.include_router(docs_page.router)
     handle_errors(api)
     describe(api, RULES if config.keys is not None else [])
-    keys = None if config.keys is None else Keys.open(config.keys)
     # The middleware that is added last runs first.
     api.add_middleware(DirectMiddleware, endpoints=observations.DIRECT)
     api.add_middleware(BodyLimitMiddleware, limits=limits, seconds=config.body_seconds)
-    api.add_middleware(AccessMiddleware, keys=keys, routes=RouteTable(RULES))
+    api.add_middleware(AccessMiddleware, keys=keys, sessions=browser_sessions, routes=RouteTable(RULES))
     api.add_middleware(AuditMiddleware, log=AuditLog(config.audit))
     api.add_middleware(RequestLogMiddleware, metrics=router.metrics)
     return api

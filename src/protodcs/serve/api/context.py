@@ -10,6 +10,7 @@ from ..access.authentication import scoped_id, tenant_of_caller
 from ..access.keys import Caller
 from ..access.limits import Limits
 from ..access.problems import ProblemError
+from ..access.sessions import Session, Sessions
 from ..messages import Outcome, Reply
 from ..messages import Request as WorkerRequest
 from ..settings import ServeConfig
@@ -73,6 +74,10 @@ class Control(Protocol):
         """Return how many streams a tenant has."""
         ...
 
+    async def session_secret(self) -> bytes:
+        """Return the secret that signs the sessions of browsers."""
+        ...
+
 
 @dataclass(frozen=True)
 class Services:
@@ -85,6 +90,7 @@ class Services:
     class_encoder: ClassNameEncoder | None
     limits: Limits
     readiness: Readiness
+    sessions: Sessions | None
 
 
 class RequestContext:
@@ -101,6 +107,12 @@ class RequestContext:
         """Who calls; None without keys."""
         caller: Caller | None = self.http.scope["state"]["caller"]
         return caller
+
+    @property
+    def session(self) -> Session | None:
+        """The session of the caller's browser; None if the caller sent an access key."""
+        session: Session | None = self.http.scope["state"].get("session")
+        return session
 
     @property
     def tenant(self) -> str:

@@ -306,6 +306,22 @@ class Store(Protocol):
         """A shared blob; a StoreError if it is missing."""
         ...
 
+    async def add_document(self, kind: str, name: str, data: bytes) -> bytes:
+        """Store a small document unless there is one of this kind and name. Return the one that is stored."""
+        ...
+
+    async def put_document(self, kind: str, name: str, data: bytes) -> None:
+        """Store a small document in place of any other of this kind and name. It is durable when this returns."""
+        ...
+
+    async def documents(self, kind: str) -> dict[str, bytes]:
+        """Return all documents of a kind, by name. Documents belong to the service and to no stream."""
+        ...
+
+    async def delete_document(self, kind: str, name: str) -> bool:
+        """Delete a document. Return whether there was one."""
+        ...
+
     async def close(self) -> None:
         """Let go of files and connections."""
         ...

@@ -234,6 +234,7 @@ class RedisStore:
         self._meta, self._journal, self._snapshot = start + b"meta:", start + b"journal:", start + b"snapshot:"
         self._ready, self._saved, self._order = start + b"ready:", start + b"kept:", start + b"order:"
         self._lease, self._blob, self._users = start + b"lease:", start + b"blob:", start + b"users:"
+        self._documents = start + b"documents:"
         self._members, self._taken, self._takeover = start + b"members", start + b"taken:", start + b"takeover:"
 
     async def check(self, *, allow_unsafe: bool = False) -> None:
@@ -495,6 +496,29 @@ class RedisStore:
         if data is None:
             raise StoreError(f"{self._place} holds no shared blob {name!r}: put it first")
         return data
+
+    async def add_document(self, kind: str, name: str, data: bytes) -> bytes:
+        """Store a document unless there is one of this name. Return the one that is stored."""
+        key, field = self._documents + kind.encode(), _bytes(name)
+        request = _command(b"HSETNX", key, field, data) + _command(b"HGET", key, field)
+        _, stored = map(self._served, await self._exchange_durably(request, 2))
+        found: bytes = stored
+        return found
+
+    async def put_document(self, kind: str, name: str, data: bytes) -> None:
+        """Store a document in place of any other of this name."""
+        request = _command(b"HSET", self._documents + kind.encode(), _bytes(name), data)
+        self._served((await self._exchange_durably(request, 1))[0])
+
+    async def documents(self, kind: str) -> dict[str, bytes]:
+        """Return all documents of a kind, by name."""
+        found = await self._ask(b"HGETALL", self._documents + kind.encode())
+        return {_text(name): data for name, data in sorted(zip(found[::2], found[1::2], strict=True))}
+
+    async def delete_document(self, kind: str, name: str) -> bool:
+        """Delete a document. Return whether there was one."""
+        request = _command(b"HDEL", self._documents + kind.encode(), _bytes(name))
+        return bool(self._served((await self._exchange_durably(request, 1))[0]))
 
     async def close(self) -> None:
         """Let go of the connections."""

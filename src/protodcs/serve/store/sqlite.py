@@ -56,6 +56,12 @@ CREATE TABLE blobs (name BLOB PRIMARY KEY, data BLOB NOT NULL) STRICT;
 CREATE TABLE deleted (epoch INTEGER NOT NULL) STRICT;
 INSERT INTO deleted VALUES (0);
 """
+# Tables that were added without a new layout: an older version ignores them.
+_ADDED: Final = """
+CREATE TABLE IF NOT EXISTS documents (
+    kind TEXT NOT NULL, name BLOB NOT NULL, data BLOB NOT NULL, PRIMARY KEY (kind, name)
+) STRICT;
+"""
 # The key of a record is the number of its stream and its position, so that a journal is one range of one B-tree.
 _POSITION_BITS: Final = 32
 
@@ -415,6 +421,33 @@ class SqliteStore:
             raise self._missing(name)
         return data
 
+    # Documents.
+
+    async def add_document(self, kind: str, name: str, data: bytes) -> bytes:
+        """Store a document unless there is one of this name. Return the one that is stored."""
+        return await self._call(lambda: self._add_document(kind, _bytes(name), data))
+
+    def _add_document(self, kind: str, name: bytes, data: bytes) -> bytes:
+        self._database.execute("INSERT OR IGNORE INTO documents VALUES (?, ?, ?)", (kind, name, data))
+        stored: bytes = self._one("SELECT data FROM documents WHERE kind = ? AND name = ?", kind, name)
+        return stored
+
+    async def put_document(self, kind: str, name: str, data: bytes) -> None:
+        """Store a document in place of any other of this name."""
+        put = "INSERT OR REPLACE INTO documents VALUES (?, ?, ?)"
+        await self._call(lambda: self._database.execute(put, (kind, _bytes(name), data)))
+
+    async def documents(self, kind: str) -> dict[str, bytes]:
+        """Return all documents of a kind, by name."""
+        query = "SELECT name, data FROM documents WHERE kind = ? ORDER BY name"
+        found = await self._call(lambda: self._database.execute(query, (kind,)).fetchall())
+        return {_text(name): data for name, data in found}
+
+    async def delete_document(self, kind: str, name: str) -> bool:
+        """Delete a document. Return whether there was one."""
+        delete = "DELETE FROM documents WHERE kind = ? AND name = ?"
+        return await self._call(lambda: self._database.execute(delete, (kind, _bytes(name))).rowcount > 0)
+
     def _missing(self, shared: bytes) -> StoreError:
         return StoreError(f"{self._place} holds no shared blob {_text(shared)!r}: put it first")
 
@@ -592,6 +625,7 @@ def _open(folder: Path) -> sqlite3.Connection:
                 f"the store in {str(folder)!r} has layout {layout}, which this protodcs does not know: use the version "
                 "of protodcs that wrote it"
             )
+        database.executescript(_ADDED)
         # Nobody waits to use them: a creation that failed left them behind.
         database.execute("DELETE FROM blobs WHERE name NOT IN (SELECT shared FROM streams)")
     except BaseException:

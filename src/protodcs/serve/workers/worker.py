@@ -254,6 +254,10 @@ class Worker:
         """Return how many streams a tenant has."""
         return await self._store.count_streams(tenant)
 
+    async def session_secret(self) -> bytes:
+        """Return the secret that signs the sessions of browsers. It is made once for each store."""
+        return await self._store.add_document("secret", "sessions", secrets.token_bytes(32))
+
     def facts(self) -> dict[str, Any]:
         """Numbers for monitoring, JSON-ready."""
         return {

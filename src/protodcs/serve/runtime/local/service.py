@@ -103,6 +103,10 @@ class LocalService:
         """Return how many streams a tenant has."""
         return await self._worker.count_streams(tenant)
 
+    async def session_secret(self) -> bytes:
+        """Return the secret that signs the sessions of browsers."""
+        return await self._worker.session_secret()
+
     def listen_for_prometheus(self, host: str, port: int) -> None:
         """Serve metrics from now on. Raise ConfigError if the port cannot be listened on."""
         self._gathering.listen(host, port)

@@ -99,6 +99,10 @@ class WorkerActor:
         """Return how many streams a tenant has."""
         return await (await self._worker()).count_streams(tenant)
 
+    async def session_secret(self) -> bytes:
+        """Return the secret that signs the sessions of browsers."""
+        return await (await self._worker()).session_secret()
+
 
 class Controller:
     """Knows the workers, and makes them more or fewer."""
@@ -406,6 +410,10 @@ class Calls:
     async def count_streams(self, tenant: str) -> int:
         """Return how many streams a tenant has."""
         return int(await self._of_any_worker("count_streams", tenant))
+
+    async def session_secret(self) -> bytes:
+        """Return the secret that signs the sessions of browsers."""
+        return bytes(await self._of_any_worker("session_secret"))
 
     async def _of_any_worker(self, question: str, *values: Any) -> Any:
         for worker in await self.workers():
