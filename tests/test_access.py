@@ -757,6 +757,8 @@ def test_the_time_for_a_body_is_not_a_time_for_the_answer(tmp_path):
 # Dashboards ask it every few seconds, and nothing comes of it.
 
 ACTS = [
+    ("sign in", "POST", "/v1/session", {}),
+    ("sign out", "DELETE", "/v1/session", {}),
     ("create", "POST", "/v1/streams", {"json": NEW}),
     ("freeze", "POST", "/v1/streams/s/freeze", {}),
     ("unfreeze", "POST", "/v1/streams/s/unfreeze", {}),

@@ -141,7 +141,7 @@ def test_sign_in_is_in_the_audit_log_without_key_and_cookie(tmp_path):
     async def run():
         async with guarded(tmp_path) as service:
             token = await signed_in(service)
-            (line,) = [line for line in service.lines() if line["action"] == "signin"]
+            (line,) = [line for line in service.lines() if line["action"] == "sign in"]
             assert line["key"] == service.records["acme observe"].id
             text = service.audit.read_text()
             assert token not in text

@@ -26,7 +26,7 @@ class SessionStatus(BaseModel):
 
 
 @router.post("/v1/session", status_code=201)
-@requires("read", "signin", audited=True, max_body=2**10)
+@requires("read", "sign in", audited=True, max_body=2**10)
 async def sign_in(context: Context) -> SessionStatus:
     """Exchange the access key of this request for a session cookie.
 
@@ -45,7 +45,7 @@ async def status(context: Context) -> SessionStatus:
 
 
 @router.delete("/v1/session", status_code=204)
-@requires("read", "signout", audited=True)
+@requires("read", "sign out", audited=True)
 async def sign_out(context: Context) -> None:
     """End the session, and remove its cookie."""
     sessions = context.services.sessions
