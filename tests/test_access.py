@@ -795,7 +795,7 @@ def test_every_administrative_act_is_a_line(tmp_path):
                     "key": service.records[who].id,
                     "role": "admin",
                     "action": action,
-                    "stream": None if action == "resize" else "s",
+                    "stream": "s" if path.startswith("/v1/streams") else None,
                     "status": response.status_code,
                     "outcome": "done",
                 }
