@@ -1,7 +1,7 @@
 """An independent, slow float64 version of StreamDCS, to check the engine.
 
 It shares only the constants and settings with the engine. It stores every sample, and computes each mean, variance and
-weight from all stored samples. The parts follow docs/how-a-decision-is-made.md.
+weight from all stored samples. The parts follow docs/explanation/how-a-decision-is-made.md.
 """
 
 import math

@@ -642,7 +642,7 @@ def test_dashboard_and_alerts_name_only_what_the_service_exports_and_the_page_de
     alerting = {name for rule in RULES for name in METRIC.findall(rule["expr"])}
     assert used <= names, used - names
     assert alerting <= names, alerting - names
-    described = set(METRIC.findall((ROOT / "docs" / "telemetry.md").read_text()))
+    described = set(METRIC.findall((ROOT / "docs" / "reference" / "metrics.md").read_text()))
     families_of = {re.sub("_(bucket|sum|count)$", "", name) if name not in described else name for name in names}
     assert families_of <= described, families_of - described
 
@@ -665,10 +665,10 @@ def test_the_dashboard_has_panels_that_do_not_overlap_and_questions_that_have_na
 
 
 def test_every_alert_says_what_is_wrong_and_where_to_read_what_to_do():
-    headings = re.findall(r"^#+ (\w+)$", (ROOT / "docs" / "operate.md").read_text(), re.MULTILINE)
+    headings = re.findall(r"^#+ (\w+)$", (ROOT / "docs" / "how-to" / "operate.md").read_text(), re.MULTILINE)
     assert {rule["alert"] for rule in RULES} <= set(headings)
     for rule in RULES:
-        assert rule["annotations"]["runbook_url"] == f"docs/operate.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook_url"] == f"docs/how-to/operate.md#{rule['alert'].lower()}"
         assert rule["annotations"]["summary"]
         assert rule["labels"]["severity"] in ("critical", "warning")
 

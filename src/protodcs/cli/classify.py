@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _FIELDS = ("file", "known", "label", "nearest_class", "p_unknown", "score", "reason", "error")
 _ON_SHEET = 96
-# With fewer images, more known ones are rejected: see docs/research.md, "Whole collections".
+# With fewer images, more known ones are rejected: see docs/research/log.md, "Whole collections".
 _FEW = 200
 
 Row = dict[str, Any]

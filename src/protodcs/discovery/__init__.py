@@ -1,6 +1,6 @@
 """Discovery: find groups of similar unknown images, and turn them into new classes.
 
-`Discovery` collects the features that an engine rejects and clusters them from time to time. `docs/discovery.md`
+`Discovery` collects the features that an engine rejects and clusters them from time to time. `docs/how-to/discovery.md`
 explains how to use it. Clustering needs scikit-learn: `pip install 'protodcs[discovery]'`.
 
 >>> from protodcs.discovery import Discovery, DiscoveryConfig

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from ..core.settings import Settings
 
-# The first two were chosen on the `tune` split of the CLIP feature pack; docs/discovery.md has the measurements.
+# The first two were chosen on the `tune` split of the CLIP feature pack; docs/how-to/discovery.md has the measurements.
 
 # HDBSCAN's `min_samples`: larger values call more samples noise.
 MIN_SAMPLES: Final = 2

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..arrays import Features, Floats
 
-# Both lifts were chosen on the `tune` split; docs/discovery.md has the measurements.
+# Both lifts were chosen on the `tune` split; docs/how-to/discovery.md has the measurements.
 LIFT: Final = 0.08
 TEXT_LIFT: Final = 0.02
 # Shrinkage of the covariance, as a multiple of its mean eigenvalue.

@@ -1,6 +1,6 @@
 """The tuned constants of StreamDCS, all in one place.
 
-docs/how-a-decision-is-made.md has the measurement behind each of them.
+docs/explanation/how-a-decision-is-made.md has the measurement behind each of them.
 """
 
 # Class baseline.

@@ -1,0 +1,47 @@
+"""The reference pages that the documentation generates from the code."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from protodcs.serve.access.problems import TYPES
+from protodcs.serve.api.app import RULES
+from protodcs.serve.settings import ServeConfig
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def reference():
+    pytest.importorskip("mkdocs")
+    spec = importlib.util.spec_from_file_location("reference_pages", ROOT / "scripts" / "reference_pages.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_command_page_has_every_command_and_its_options(reference):
+    page = reference.command_line()
+    for text in ("## protodcs classify", "## protodcs streams observe", "`--batch-size`", "required"):
+        assert text in page
+
+
+def test_the_settings_page_has_every_setting_once(reference):
+    page = reference.service_settings()
+    for name in ServeConfig.model_fields:
+        assert (page.count(f"| `{name}` |") or page.count(f"### {name}\n")) == 1, name
+
+
+def test_the_http_page_has_every_documented_route(reference):
+    page = reference.http_api()
+    shown = [(method, path) for method, path, _ in RULES if path.startswith("/v1/streams") and method != "HEAD"]
+    assert shown
+    for method, path in shown:
+        assert f"### `{method} {path.replace(':path}', '}')}`" in page
+
+
+def test_the_error_page_has_every_code_and_says_how_to_fix_it(reference):
+    page = reference.errors()
+    assert all(f"| `{code}` |" in page for code in TYPES)
+    assert set(reference.FIXES) <= set(TYPES)
