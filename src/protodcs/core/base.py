@@ -161,6 +161,11 @@ class FeatureMethod(ABC):
         return int(self._memory.sequence)
 
     @property
+    def unknown_share(self) -> float | None:
+        """Share of unknown samples among those that the engine learned from; None if the method does not count them."""
+        return None
+
+    @property
     def dimension(self) -> int:
         """Length of a feature."""
         return len(self._feature)

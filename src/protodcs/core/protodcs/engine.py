@@ -189,6 +189,12 @@ class ProtoDCS(FeatureMethod):
         """Return the number of samples until the mixture is fitted again."""
         return self.config.until_refit(self._memory.learned)
 
+    @property
+    def unknown_share(self) -> float | None:
+        """Share of unknown samples among those that the engine learned from; None before the first."""
+        memory = self._memory
+        return 1.0 - memory.known / memory.learned if memory.learned else None
+
     def stats(self) -> dict[str, Any]:
         """Return numbers for monitoring, JSON-ready."""
         with self._exclusive():

@@ -57,6 +57,12 @@ class StreamDCS(FeatureMethod):
         """Return the cosines (K,) of the latest feature with the prototypes."""
         return self._memory.cosines
 
+    @property
+    def unknown_share(self) -> float | None:
+        """Share of unknown samples among those that the engine learned from; None before the first."""
+        _, learned, known = self._memory.samples.tolist()
+        return 1.0 - known / learned if learned else None
+
     def _predict(self, feature: Feature, scores: bool) -> Decision:
         return self._advance(self._memory, feature, scores, learns=False)
 

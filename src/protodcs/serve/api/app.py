@@ -32,6 +32,7 @@ from .sessions import router as sessions
 from .snapshots import router as snapshots
 from .state import router as state
 from .streams import router as streams
+from .ui import router as ui
 from .workers import router as workers
 
 _DESCRIPTION = "Classification of streams of images that adapts to each stream and can answer unknown."
@@ -45,7 +46,7 @@ _V1: tuple[APIRouter, ...] = (
     workers.router,
     health.router,
 )
-RESOURCES = (*_V1, inference.router, docs_page.router)
+RESOURCES = (*_V1, inference.router, docs_page.router, ui.router)
 # Method, path and access rule of each route.
 RULES = [*rules_of(route for resource in RESOURCES for route in resource.routes)]
 
@@ -70,6 +71,7 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
         api.include_router(resource, responses=common_problems())
     api.include_router(inference.router, responses=common_problems(for_inference=True))
     api.include_router(docs_page.router)
+    api.include_router(ui.router)
     handle_errors(api)
     describe(api, RULES if config.keys is not None else [])
     # The middleware that is added last runs first.

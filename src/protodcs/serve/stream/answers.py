@@ -76,6 +76,11 @@ def openness_of(answer: bytes) -> float:
     return openness
 
 
+def reason_of(answer: bytes) -> str | None:
+    """Return the reason of a packed decision."""
+    return (None, *REASONS)[answer[0] >> _REASON_BIT]
+
+
 def described(answer: bytes) -> dict[str, Any]:
     """Return a packed decision as a response shows it, JSON-ready."""
     # Not `to_dict`, which is several times slower.

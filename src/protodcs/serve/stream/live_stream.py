@@ -28,7 +28,7 @@ from ...method import FeatureMethod
 from ..guard import Action, Event, Guard, GuardSettings
 from ..store.base import AcquiredStream
 from . import snapshots
-from .answers import KNOWN, pack_decision
+from .answers import KNOWN, pack_decision, reason_of
 from .idempotency import Answer, IdempotencyCache, Limits, digest_of
 from .records import LONGEST_KEY, Kind, Record
 from .summary import Summary
@@ -145,6 +145,8 @@ class LiveStream:
         self._events: list[Event] = []
         # Whether each of the latest samples was known.
         self._latest: deque[bool] = deque(maxlen=_LATEST)
+        # The reason of the newest decision.
+        self._warning: str | None = None
         if held.snapshot is None and held.start:
             raise StoreError(f"the snapshot of the first {held.start} records is missing")
         if held.snapshot is None:
@@ -159,7 +161,8 @@ class LiveStream:
             if self.guard is not None and found.guard:
                 self.guard.resume(found.guard)
             self._applied.load(found.requests)
-            self._latest.extend(bool(answer.answer[0] & KNOWN) for answer in reversed(self.recent(_LATEST)))
+            for answer in reversed(self.recent(_LATEST)):
+                self._note_decision(answer.answer)
         for data in held.tail:
             self.replay(Record.unpack(data))
         # Whoever wrote the records has told of these.
@@ -191,7 +194,9 @@ class LiveStream:
         """Return what a list shows of the stream."""
         latest = self._latest
         rate = 1 - sum(latest) / len(latest) if latest else None
-        return Summary(self._applied.time / 1000 or None, self.engine.frozen, rate)
+        guard = self.guard.events[-1].guard if self.guard is not None and self.guard.frozen else None
+        usual = self.engine.unknown_share
+        return Summary(self._applied.time / 1000 or None, self.engine.frozen, rate, usual, guard, self._warning)
 
     def applied(self, kind: Kind, key: str, digest: bytes, row: int = 0) -> Answer | None:
         """Return the answer to a row of a request that was applied before, or None if it is new.
@@ -236,7 +241,11 @@ class LiveStream:
         self.position += 1
         self._applied.add(record)
         if record.kind is Kind.OBSERVE:
-            self._latest.append(bool(record.answer[0] & KNOWN))
+            self._note_decision(record.answer)
+
+    def _note_decision(self, answer: bytes) -> None:
+        self._latest.append(bool(answer[0] & KNOWN))
+        self._warning = reason_of(answer)
 
     def peek(self, payload: bytes) -> bytes:
         """What an observe would answer; nothing changes."""

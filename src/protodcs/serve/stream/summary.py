@@ -4,8 +4,12 @@ import math
 import struct
 from typing import NamedTuple, Self
 
-# Time of the newest record, frozen, share of unknown samples; NaN stands for no sample.
-_SUMMARY = struct.Struct("<d?f")
+from ...core.decision import REASONS
+from ..guard import NAMES
+
+# Time of the newest record, frozen, both shares of unknown samples, guard and warning. NaN stands for no sample. Guard
+# and warning are places in NAMES and REASONS, from 1; 0 is none.
+_SUMMARY = struct.Struct("<d?ffBB")
 
 
 class Summary(NamedTuple):
@@ -15,21 +19,30 @@ class Summary(NamedTuple):
         last_seen: time of its newest record, in seconds since 1970; None before the first.
         frozen: whether it decides without learning.
         unknown_rate: share of unknown samples among its latest decisions; None before the first.
+        usual_unknown_rate: share of unknown samples among all that it learned from; None before the first.
+        guard_reason: the guard that froze it; None unless one did.
+        warning: reason of its newest decision; None if there is none.
     """
 
     last_seen: float | None = None
     frozen: bool = False
     unknown_rate: float | None = None
+    usual_unknown_rate: float | None = None
+    guard_reason: str | None = None
+    warning: str | None = None
 
     def pack(self) -> bytes:
         """Return the summary as bytes."""
-        rate = math.nan if self.unknown_rate is None else self.unknown_rate
-        return _SUMMARY.pack(self.last_seen or 0.0, self.frozen, rate)
+        rates = (math.nan if rate is None else rate for rate in (self.unknown_rate, self.usual_unknown_rate))
+        guard = 0 if self.guard_reason is None else 1 + NAMES.index(self.guard_reason)
+        warning = 0 if self.warning is None else 1 + REASONS.index(self.warning)
+        return _SUMMARY.pack(self.last_seen or 0.0, self.frozen, *rates, guard, warning)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
         """Return what `pack` wrote; that of a new stream if there is nothing."""
         if len(data) != _SUMMARY.size:
             return cls()
-        last_seen, frozen, rate = _SUMMARY.unpack(data)
-        return cls(last_seen or None, frozen, None if math.isnan(rate) else rate)
+        last_seen, frozen, *rates, guard, warning = _SUMMARY.unpack(data)
+        latest, usual = (None if math.isnan(rate) else rate for rate in rates)
+        return cls(last_seen or None, frozen, latest, usual, (None, *NAMES)[guard], (None, *REASONS)[warning])

@@ -526,6 +526,7 @@ class Worker:
             "classes": list(live.engine.classes),
             "created": live.created,
             **live.summary()._asdict(),
+            "target_false_reject": live.spec.config.get("target_false_reject"),
             "worker": self.name,
             "incarnation": live.incarnation,
             "epoch": live.epoch,

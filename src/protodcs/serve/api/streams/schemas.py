@@ -68,6 +68,11 @@ class ListedStream(BaseModel):
     unknown_rate: float | None = Field(
         description="Share of unknown samples among the last 100; null before the first."
     )
+    usual_unknown_rate: float | None = Field(
+        description="Share of unknown samples among all that the stream learned from; null before the first."
+    )
+    guard_reason: str | None = Field(description="The guard that froze the stream; null unless one did.")
+    warning: str | None = Field(description="Reason of the newest decision; null if there is none.")
 
 
 class StreamList(BaseModel):
@@ -88,6 +93,14 @@ class StreamStatus(BaseModel):
     last_seen: datetime | None = Field(description="Time of the newest change; null before the first.")
     unknown_rate: float | None = Field(
         description="Share of unknown samples among the last 100; null before the first."
+    )
+    usual_unknown_rate: float | None = Field(
+        description="Share of unknown samples among all that the stream learned from; null before the first."
+    )
+    guard_reason: str | None = Field(description="The guard that froze the stream; null unless one did.")
+    warning: str | None = Field(description="Reason of the newest decision; null if there is none.")
+    target_false_reject: float | None = Field(
+        description="Fraction of known samples that the method may reject; null if the method has no such setting."
     )
     frozen: bool = Field(description="Whether the stream decides without learning.")
     sequence: int = Field(description="Number of samples observed.")

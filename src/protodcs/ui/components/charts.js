@@ -1,0 +1,145 @@
+/** Charts over uPlot: they are drawn on a canvas, and describe themselves to screen readers. */
+
+import { useEffect, useRef } from "../vendor/hooks.js";
+import { h } from "../vendor/preact.js";
+import uPlot from "../vendor/uplot.js";
+
+/** @typedef {import("../vendor/uplot.js").default} Plot */
+/** @typedef {{at: number, color: string, label: string, dashed?: boolean}} Mark a vertical line */
+
+/** Return colours of the theme, as the canvas needs them. */
+export function themeColors() {
+  const probe = document.createElement("span");
+  document.body.append(probe);
+  const names = /** @type {const} */ (["known", "unsure", "unknown", "text", "muted", "line", "danger", "surface"]);
+  const colors = /** @type {Record<(typeof names)[number], string>} */ ({});
+  for (const name of names) {
+    probe.style.color = `var(--${name})`;
+    colors[name] = getComputedStyle(probe).color;
+  }
+  probe.remove();
+  return colors;
+}
+
+/**
+ * A chart that follows the width of its place.
+ * @param {{summary: string, height?: number, data: any, marks?: Mark[],
+ *   options: (colors: ReturnType<typeof themeColors>) => Omit<uPlot.Options, "width" | "height">}} props
+ *   `options` must not change; `data` and `marks` may.
+ */
+export function Chart({ summary, height = 210, data, marks = [], options }) {
+  const place = useRef(/** @type {HTMLDivElement | null} */ (null));
+  const plot = useRef(/** @type {Plot | null} */ (null));
+  const newest = useRef({ data, marks });
+  newest.current = { data, marks };
+  useEffect(() => {
+    const element = /** @type {HTMLDivElement} */ (place.current);
+    const draw = () => {
+      plot.current?.destroy();
+      const given = options(themeColors());
+      plot.current = new uPlot(
+        {
+          ...given,
+          width: element.clientWidth || 300,
+          height,
+          legend: { show: false },
+          cursor: { show: false },
+          hooks: { draw: [(chart) => drawMarks(chart, newest.current.marks)] },
+        },
+        newest.current.data,
+        element,
+      );
+    };
+    draw();
+    const resizing = new ResizeObserver(() => {
+      const width = element.clientWidth;
+      if (plot.current && width && width !== plot.current.width) {
+        plot.current.setSize({ width, height });
+      }
+    });
+    resizing.observe(element);
+    const dark = matchMedia("(prefers-color-scheme: dark)");
+    addEventListener("themechange", draw);
+    dark.addEventListener("change", draw);
+    return () => {
+      resizing.disconnect();
+      removeEventListener("themechange", draw);
+      dark.removeEventListener("change", draw);
+      plot.current?.destroy();
+      plot.current = null;
+    };
+  }, [options, height]);
+  useEffect(() => {
+    plot.current?.setData(data);
+  }, [data, marks]);
+  return h("div", { class: "chart", ref: place, role: "img", "aria-label": summary });
+}
+
+/** @param {Plot} chart @param {Mark[]} marks */
+function drawMarks(chart, marks) {
+  const { ctx, bbox } = chart;
+  const pixels = devicePixelRatio || 1;
+  ctx.save();
+  ctx.font = `${11 * pixels}px system-ui, sans-serif`;
+  ctx.lineWidth = 1.5 * pixels;
+  let row = 0;
+  for (const { at, color, label, dashed } of marks) {
+    const x = chart.valToPos(at, "x", true);
+    if (x < bbox.left || x > bbox.left + bbox.width) {
+      continue;
+    }
+    ctx.strokeStyle = ctx.fillStyle = color;
+    ctx.setLineDash(dashed ? [4 * pixels, 3 * pixels] : []);
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
+    const right = x > bbox.left + 0.7 * bbox.width;
+    ctx.textAlign = right ? "right" : "left";
+    ctx.fillText(label, x + (right ? -4 : 4) * pixels, bbox.top + (12 + 13 * (row++ % 3)) * pixels);
+  }
+  ctx.restore();
+}
+
+const BARS = /** @type {NonNullable<typeof uPlot.paths.bars>} */ (uPlot.paths.bars)({ size: [0.9, 60], align: 1 });
+const CENTRED = /** @type {NonNullable<typeof uPlot.paths.bars>} */ (uPlot.paths.bars)({ size: [0.92, 60] });
+
+/**
+ * Return the options of stacked bars of the three outcomes. The data are running totals: all, unsure and unknown, unknown.
+ * @param {{time: boolean}} options
+ */
+export function outcomeBars({ time }) {
+  return (/** @type {ReturnType<typeof themeColors>} */ colors) => {
+    const axis = { stroke: colors.muted, grid: { stroke: colors.line, width: 1 }, ticks: { stroke: colors.line } };
+    const series = (/** @type {string} */ color) => ({
+      stroke: color,
+      fill: color,
+      width: 0,
+      points: { show: false },
+      paths: time ? BARS : CENTRED,
+    });
+    const curve = (/** @type {string} */ color, /** @type {number[]} */ dash) => ({
+      stroke: color,
+      width: 2,
+      dash,
+      points: { show: false },
+    });
+    return {
+      scales: {
+        x: { time },
+        y: {
+          range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) =>
+            /** @type {[number, number]} */ ([0, Math.max(1, 1.08 * most)]),
+        },
+      },
+      axes: [axis, { ...axis, size: 44 }],
+      series: [
+        {},
+        series(colors.known),
+        series(colors.unsure),
+        series(colors.unknown),
+        ...(time ? [] : [curve(colors.text, []), curve(colors.text, [6, 4])]),
+      ],
+    };
+  };
+}

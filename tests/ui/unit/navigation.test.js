@@ -1,0 +1,16 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { linkTo, parsePlace } from "../../../src/protodcs/ui/navigation.js";
+
+test("a link leads to its place, whatever the id of the stream is", () => {
+  for (const stream of ["camera-7", "a b/c?d#e", "Kamera Süd", "100%"]) {
+    assert.deepEqual(parsePlace(linkTo(stream, "review")), { stream, tab: "review" });
+  }
+  assert.deepEqual(parsePlace(linkTo(null)), { stream: null, tab: "" });
+});
+
+test("an address that means nothing leads to the table", () => {
+  for (const fragment of ["", "#", "#/nowhere", "#/streams/", "#/streams/%E0%A4%A"]) {
+    assert.deepEqual(parsePlace(fragment), { stream: null, tab: "" });
+  }
+});
