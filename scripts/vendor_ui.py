@@ -60,23 +60,30 @@ def main() -> None:
             (VENDOR / name).write_bytes(content)
             digest = hashlib.sha256(content).hexdigest()
             rows.append(f"| {name} | {package.name} {package.version} | {path} | {digest} | {package.integrity} |")
-    table = ["| file | package | file in the package | sha256 of our file | integrity of the package |", "|---|---|---|---|---|"]
-    head = (
-        "# Libraries of the web UI\n\nWritten by `scripts/vendor_ui.py`, which makes three changes: source map comments are "
-        "removed, `preact` is\nimported by path, and uPlot becomes an ES module.\n"
-    )
+    table = [
+        "| file | package | file in the package | sha256 of our file | integrity of the package |",
+        "|---|---|---|---|---|",
+    ]
+    head = """# Libraries of the web UI
+
+Written by `scripts/vendor_ui.py`, which makes three changes: source map comments are removed, `preact` is
+imported by path, and uPlot becomes an ES module.
+"""
     (VENDOR / "NOTICES.md").write_text("\n".join([head, *table, *rows, "", *licences]))
 
 
 def download(package: Package) -> tarfile.TarFile:
     """Return the archive of a package. Raise ValueError if it is not the one that we reviewed."""
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(["npm", "pack", "--silent", f"{package.name}@{package.version}"], cwd=folder, check=True)
+        command = ["npm", "pack", "--silent", f"{package.name}@{package.version}"]
+        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
         (file,) = Path(folder).iterdir()
         data = file.read_bytes()
     integrity = "sha512-" + base64.b64encode(hashlib.sha512(data).digest()).decode()
     if integrity != package.integrity:
-        raise ValueError(f"{package.name} {package.version} has the integrity {integrity}, expected {package.integrity}")
+        raise ValueError(
+            f"{package.name} {package.version} has the integrity {integrity}, expected {package.integrity}"
+        )
     return tarfile.open(fileobj=io.BytesIO(data))
 
 

@@ -14,6 +14,8 @@ import { Streams } from "./views/streams.js";
 
 const THEMES = /** @type {const} */ (["auto", "light", "dark"]);
 const RETRY_SECONDS = 3;
+/** A session is renewed each time that it is looked at. */
+const RENEW_SECONDS = 300;
 
 function App() {
   const [session, setSession] = useState(/** @type {Session | null} */ (null));
@@ -39,6 +41,8 @@ function App() {
   useEffect(() => {
     onSessionEnd(() => setEnded("expired"));
     load();
+    const timer = setInterval(load, RENEW_SECONDS * 1000);
+    return () => clearInterval(timer);
   }, [load]);
   useEffect(() => {
     document.title = place.stream === null ? "Streams – ProtoDCS" : `${place.stream} – ProtoDCS`;

@@ -103,7 +103,10 @@ test("two groups of scores are found, and false rejects are estimated from them"
 });
 
 test("all scores are in the histogram, outliers in its outermost bins", () => {
-  const decisions = Array.from({ length: 400 }, (_, place) => ({ score: place / 100, outcome: /** @type {const} */ ("known") }));
+  const decisions = Array.from({ length: 400 }, (_, place) => ({
+    score: place / 100,
+    outcome: /** @type {const} */ ("known"),
+  }));
   decisions.push({ score: 1e6, outcome: "known" });
   const { known, centres } = histogram(decisions, 40, -1);
   assert.equal(

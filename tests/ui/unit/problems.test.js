@@ -37,7 +37,12 @@ test("a slightly higher unknown rate and a stream with few samples are no proble
 });
 
 test("problem streams come first, and ids are in numeric order", () => {
-  const rows = [row("camera-10"), row("camera-9"), row("camera-2", { frozen: true }), row("camera-7", { guard: "drift" })];
+  const rows = [
+    row("camera-10"),
+    row("camera-9"),
+    row("camera-2", { frozen: true }),
+    row("camera-7", { guard: "drift" }),
+  ];
   const ids = arrange(rows, { now: NOW }).map((line) => line.row.id);
   assert.deepEqual(ids, ["camera-7", "camera-2", "camera-9", "camera-10"]);
 });

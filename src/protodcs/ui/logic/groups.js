@@ -52,8 +52,7 @@ export function fitGroups(scores, start) {
         scores.map((score) => (score - mean) ** 2),
       ) / Math.max(total, SMALL);
     deviation = Math.max(Math.sqrt(spread), narrowest);
-    const weigh = () =>
-      unknown.map((p, place) => (1 - p) / /** @type {number} */ (scores[place] < mode ? SKEW ** 2 : 1));
+    const weigh = () => unknown.map((p, place) => (1 - p) / ((scores[place] ?? 0) < mode ? SKEW ** 2 : 1));
     let weights = weigh();
     mode = dot(weights, scores) / Math.max(sum(weights), SMALL);
     weights = weigh();
