@@ -1,8 +1,8 @@
 """Copy what a report says into the documentation: `python scripts/publish_results.py REPORT NAME`.
 
 REPORT is the folder that `protodcs report` wrote. The main tables, those of the streams and those of the paper that
-were run go to docs/results/NAME as CSV and Markdown, a few figures as PNG. `results.csv` keeps the averages of every
-seed; single corruptions are in `summary.csv`, over seeds; both with six digits.
+were run go to docs/results/NAME as CSV and Markdown, the figures that the pages show as PNG. `results.csv` has the
+averages of every seed, `summary.csv` single corruptions over seeds, both with six digits.
 """
 
 import csv
@@ -14,9 +14,8 @@ from pathlib import Path
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 AVERAGES = ("mean", "pooled")
 TABLES = ("main-", "stream-", "table-")
-# Of every kind of figure the ones of these streams; all are in the report itself.
-SHOWN = ("cifar-10-c-svhn-c-continual", "dtd-judge-shuffled")
-EVERYWHERE = ("accuracy-auroc", "uncertainty-landscape")
+# The figures that the documentation shows. All others are in the report itself.
+SHOWN = ("cold-start-dtd-judge-shuffled",)
 
 
 def main(report: Path, place: Path) -> None:
@@ -31,7 +30,7 @@ def main(report: Path, place: Path) -> None:
     # The settings of every method are in the other file.
     shorten(report / "tables" / "summary.csv", place / "summary.csv", lambda row: row.pop("config"))
     for figure in sorted((report / "figures").glob("*.png")):
-        if figure.stem in EVERYWHERE or any(name in figure.stem for name in SHOWN):
+        if figure.stem.startswith(SHOWN):
             shutil.copyfile(figure, place / figure.name)
 
 

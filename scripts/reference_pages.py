@@ -308,6 +308,8 @@ StreamDCSConfig()  # recommended
 StreamDCSConfig(target_false_reject=0.02)  # one option changed
 ProtoDCSConfig(evolution_gate="entropy")
 ```
+
+[Set a false-reject target](../how-to/false-reject-target.md) explains the option that most people change.
 """
     paper = "\nIf the paper allows two readings, both are options, so that you can run and compare them.\n"
     return (

@@ -269,26 +269,6 @@ def blocks(path, language="python"):
     return [part.split("```")[0] for part in text.split(f"```{language}\n")[1:]]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "README.md",
-        "docs/explanation/how-a-decision-is-made.md",
-        "docs/how-to/images.md",
-        "docs/how-to/many-streams.md",
-        "docs/how-to/discovery.md",
-    ],
-)
-def test_the_examples_in_the_documents_run(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    scope = {}
-    found = blocks(ROOT / name)
-    assert found
-    for block in found:
-        exec(compile(block, name, "exec"), scope)
-    assert capsys.readouterr().out
-
-
 @pytest.mark.parametrize("name", ["features", "images", "own_method"])
 def test_the_example_scripts_run(name):
     done = subprocess.run(
@@ -308,12 +288,6 @@ def test_the_readme_shows_what_its_example_prints(tmp_path, monkeypatch, capsys)
     assert [line[:-1] for line in printed] == [line.split()[:-1] for line in shown.splitlines()]
     assert any("unknown" in line for line in printed)
     assert len(readme.splitlines()) <= 120
-
-
-def test_the_discovery_page_shows_what_its_example_prints(capsys):
-    page = ROOT / "docs" / "how-to" / "discovery.md"
-    exec(compile(blocks(page)[0], "discovery.md", "exec"), {})
-    assert capsys.readouterr().out == blocks(page, "text")[0]
 
 
 def test_the_documentation_lists_every_constant_of_streamdcs():

@@ -1,0 +1,2 @@
+// Typeset formulas, also after instant navigation.
+window.MathJax = { tex: { inlineMath: [["\\(", "\\)"]] }, options: { ignoreHtmlClass: ".*", processHtmlClass: "arithmatex" } };

@@ -1,0 +1,86 @@
+"""Draw the pictures of the documentation from the demo: `python scripts/draw_documentation.py`. Takes a minute."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from protodcs import StreamDCS, encoders
+from protodcs.demo import KNOWN, DemoStream
+
+ASSETS = Path(__file__).parent.parent / "docs" / "assets"
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#777777"
+SAMPLES, SEED = 600, 3
+
+
+def main() -> None:
+    """Run StreamDCS on a demo stream and write the pictures."""
+    encoder = encoders.load("demo")
+    prototypes = encoder.prototypes(KNOWN)
+    stream = DemoStream(SAMPLES, unknown=0.3, seed=SEED)
+    images = [sample.image for sample in stream]
+    features = encoder.encode(images)
+    known = np.array([sample.label >= 0 for sample in stream])
+    engine = StreamDCS(prototypes, classes=KNOWN)
+    engine.observe_many(features)
+    checks = [engine.explain(feature).verification for feature in features]
+    scores = np.array([check.score for check in checks])
+    cosines = features @ prototypes.T
+    draw_steps(stream, cosines, scores, checks[0].threshold, known)
+    draw_scores(cosines.max(axis=1), scores, checks[0].threshold, known)
+
+
+def draw_steps(stream, cosines, scores, threshold, known) -> None:
+    """Draw the way of one known and one unknown image from pixels to decision."""
+    examples = [next(n for n in range(SAMPLES - 100, SAMPLES) if known[n] == kind and (scores[n] > threshold) == kind)
+                for kind in (True, False)]  # fmt: skip
+    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    for row, (number, axes) in enumerate(zip(examples, figure.subplots(2, 3, width_ratios=(0.6, 1, 1.2)), strict=True)):
+        picture, bars, histogram = axes
+        picture.imshow(stream[number].image)
+        picture.set_xticks([])
+        picture.set_yticks([])
+        best = np.argsort(-cosines[number])[:5]
+        bars.barh([KNOWN[k] for k in best][::-1], cosines[number][best][::-1], color=GREY)
+        bars.set_xlim(0, 1)
+        histogram.hist(scores, 50, color="#cccccc")
+        histogram.axvline(threshold, color="black", linestyle="--", label="threshold")
+        color = BLUE if scores[number] > threshold else ORANGE
+        answer = KNOWN[best[0]] if scores[number] > threshold else "unknown"
+        histogram.axvline(scores[number], color=color, linewidth=3, label=f"this image: {answer}")
+        histogram.legend(fontsize=8, frameon=False)
+        histogram.set_yticks([])
+        if row == 0:
+            picture.set_title("1. image", fontsize=10)
+            bars.set_title("2. cosines with the class prototypes", fontsize=10)
+            histogram.set_title("3. score, compared with the stream", fontsize=10)
+    save(figure, "concepts.png")
+
+
+def draw_scores(largest, scores, threshold, known) -> None:
+    """Draw how the largest cosine and the score of StreamDCS separate known from unknown images."""
+    figure = Figure(figsize=(10, 3.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, values, title in zip(
+        figure.subplots(1, 2), (largest, scores), ("Largest cosine (zero-shot)", "Score of StreamDCS"), strict=True
+    ):
+        bins = np.linspace(*np.quantile(values, (0.002, 0.998)), 40)
+        axes.hist(values[known], bins, color=BLUE, alpha=0.75, label="known images")
+        axes.hist(values[~known], bins, color=ORANGE, alpha=0.75, hatch="///", label="unknown images")
+        axes.set_title(title, fontsize=10)
+        axes.set_ylabel("images", fontsize=8)
+        if values is scores:
+            axes.axvline(threshold, color="black", linestyle="--", label="threshold")
+        axes.legend(fontsize=8, frameon=False)
+    save(figure, "scores.png")
+
+
+def save(figure: Figure, name: str) -> None:
+    """Write a picture on white, so that it can be read in dark mode too."""
+    figure.savefig(ASSETS / name, format="png", dpi=110, facecolor="white", metadata={"Software": None})
+
+
+if __name__ == "__main__":
+    main()
