@@ -32,13 +32,14 @@ VARIANTS = {name: (name, {}) for name in FEATURE_METHODS} | {
         {"evolution_norm": "raw", "evolution_gate": "entropy", "alignment_keys": "all"},
     ),
     "streamdcs, short history": ("streamdcs", {"target_false_reject": 0.2, "history": 64, "linear_head": False}),
+    "streamdcs, reviewed": ("streamdcs", {"review_rate": 0.2}),
     "zero_shot, energy": ("zero_shot", {"score": "energy", "threshold": 20.0}),
     "tda, warm": ("tda", {"temperature": 0.05, "entropy_base": "published"}),
     "adand, early": ("adand", {"queue_length": 16, "warmup": 3}),
 }
 FIELDS = (
     "known", "index", "p_unknown", "openness", "openness_first", "score",
-    "aleatoric", "epistemic", "trusted", "cached", "evolved", "sequence", "reason",
+    "aleatoric", "epistemic", "trusted", "cached", "evolved", "sequence", "reason", "unsure",
 )  # fmt: skip
 
 every_method = pytest.mark.parametrize("variant", VARIANTS)

@@ -44,6 +44,8 @@ class Decision:
         reason: StreamDCS: why the decision is less certain than it looks, one of `REASONS`; None otherwise.
             "few samples": the stream has only begun. "possible shift": the latest samples score lower than earlier
             ones, so known images are probably rejected, or many unknown images have come at once.
+        unsure: StreamDCS with a `review_rate`: the sample is close to the threshold, and a person should look at it.
+            `known` and `label` still tell the side of the threshold that it is on.
     """
 
     known: bool
@@ -61,11 +63,12 @@ class Decision:
     evolved: bool
     sequence: int
     reason: str | None = None
+    unsure: bool = False
 
     @property
     def outcome(self) -> Outcome:
-        """The decision as a word. No method answers "unsure" yet."""
-        return "known" if self.known else "unknown"
+        """The decision as a word."""
+        return _outcome(self.known, self.unsure)
 
     def without_learning(self) -> Self:
         """Return the decision as it is if the engine learns nothing from the sample."""
@@ -77,6 +80,12 @@ class Decision:
         values |= {field.name: getattr(self, field.name) for field in fields(self)}
         values["scores"] = None if self.scores is None else [float(value) for value in self.scores]
         return values
+
+
+def _outcome(known: bool, unsure: bool) -> Outcome:
+    if unsure:
+        return "unsure"
+    return "known" if known else "unknown"
 
 
 def decision_from_cosines(
@@ -138,6 +147,7 @@ _COLUMNS: dict[str, type] = {
     "cached": np.bool_,
     "evolved": np.bool_,
     "sequence": np.int64,
+    "unsure": np.bool_,
 }
 
 
@@ -159,6 +169,7 @@ class Decisions:
     cached: NDArray[np.bool_]
     evolved: NDArray[np.bool_]
     sequence: NDArray[np.int64]
+    unsure: NDArray[np.bool_]
     scores: NDArray[np.float32] | None
     reason: list[str | None]
     classes: tuple[str, ...]
@@ -189,7 +200,7 @@ class Decisions:
     @property
     def outcome(self) -> list[Outcome]:
         """Return the outcome of each sample."""
-        return ["known" if known else "unknown" for known in self.known]
+        return [_outcome(known, unsure) for known, unsure in zip(self.known, self.unsure, strict=True)]
 
     @property
     def label(self) -> list[str | None]:

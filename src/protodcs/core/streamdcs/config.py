@@ -15,6 +15,19 @@ class StreamDCSConfig(Settings):
     target_false_reject: float = Field(
         0.05, gt=0, lt=0.5, description="Fraction of known images that may be rejected. The one setting to choose."
     )
+    review_rate: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of the samples that a person can look at. The samples closest to the threshold become "
+        '"unsure". 0: none.',
+    )
+    max_corrections: int = Field(
+        500,
+        ge=1,
+        le=10_000,
+        description="Largest number of corrections that `feedback` stores. After that, the oldest is dropped.",
+    )
     temperature: float = Field(0.01, gt=0, le=100, description="tau: softmax temperature of the text similarities.")
     history: int = Field(
         2048, ge=64, le=100_000, description="Number of recent samples behind scales and threshold. Samples."

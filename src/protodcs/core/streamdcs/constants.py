@@ -48,3 +48,10 @@ BIAS_FLOOR, BIAS_MAX = 0.1, 1.25  # The correction is scaled by beta squared min
 BIAS_MIN_LIKENESS = 1e-6  # Mean square of the centred cosines between prototypes that have a geometry to follow.
 BIAS_CONFIDENCE_HORIZON = 1000.0  # Samples that the mean confidence remembers.
 BIAS_REBUILD = 1000  # Samples after which running sums are computed again, because rounding errors accumulate.
+
+# Corrections.
+CORRECTED_CLASS = 0.04  # What a correction adds to the cosine of its class at similarity one.
+CORRECTED_SCORE = 4.0  # What it adds to the score, or takes from it.
+CORRECTED_MARGIN = 1.0  # Least distance of a near-duplicate from the threshold, in scores.
+NEAR_DUPLICATE = 0.9  # Cosine after centring from which the correction decides.
+SAME_SAMPLE = 0.999  # Cosine before centring from which a correction replaces an earlier one.

@@ -18,9 +18,10 @@ from ..decision import REASONS, Decision, Decisions
 from ..numerics.softmax import softmax_rows
 from ..state import Arrays
 from ..state_checks import Counters
-from ..validation import check_features
+from ..validation import check_features, class_index
 from .config import StreamDCSConfig
 from .constants import FIRST_REFIT, REFIT_PERIOD
+from .corrections import NO_CLASS
 from .explain import StreamDCSExplanation, explain
 from .state import StreamState
 
@@ -86,11 +87,12 @@ class StreamDCS(FeatureMethod):
             False,
             sequence,
             outcome.reason,
+            outcome.unsure,
         )
 
     def _observe_rows(self, rows: Feature, scores: bool) -> Decisions:
         step = self._memory.native
-        if step is None:
+        if step is None or self._memory.is_reviewed:
             return super()._observe_rows(rows, scores)
         first, count, learns = self.sequence, len(rows), not self.frozen
         known, reasons, best = np.empty(count, np.uint8), np.empty(count, np.int64), np.empty(count, np.int64)
@@ -114,6 +116,7 @@ class StreamDCS(FeatureMethod):
             "cached": no,
             "evolved": no,
             "sequence": np.arange(first, first + count),
+            "unsure": no,
         }
         columns = {name: column.copy() for name, column in columns.items()}
         return Decisions.of_columns(columns, [(None, *REASONS)[code] for code in reasons], logits, self.classes)
@@ -151,6 +154,22 @@ class StreamDCS(FeatureMethod):
         for row in rows:
             self._memory.calibrate(row)
 
+    def feedback(self, feature: NDArray[np.floating], label: str | None) -> None:
+        """Tell the engine the true class of a feature (d,); `None` if it is unknown.
+
+        Decisions on similar features change at once. What the engine learns from the stream does not. Frozen engines
+        take feedback too. A second call with the same feature replaces the first one.
+
+        >>> import numpy as np
+        >>> engine = StreamDCS(np.eye(3, 8), classes=["cat", "dog", "fox"])
+        >>> engine.feedback(np.eye(3, 8)[1], "fox")
+        >>> engine.peek(np.eye(3, 8)[1]).label
+        'fox'
+        """
+        with self._exclusive():
+            place = NO_CLASS if label is None else class_index(label, self.classes)
+            self._memory.correct(self._checked(feature), place)
+
     def until_refit(self) -> int:
         """Return the number of samples until the threshold is fitted again."""
         seen = self._memory.verification.seen
@@ -172,8 +191,9 @@ class StreamDCS(FeatureMethod):
     def _trusted_memory(self, counters: Counters, arrays: Arrays) -> StreamState:
         return StreamState.restored(self._prototypes, self.config, counters, arrays, trusted=True)
 
-    def _arena(self) -> Arena:
-        return self._memory.arena
+    def _arena(self) -> Arena | None:
+        # Corrections are stored beside the arena, because most engines have none.
+        return None if len(self._memory.corrections) else self._memory.arena
 
     def _initial_prototypes(self, memory: StreamState) -> Feature:
         return memory.prototypes

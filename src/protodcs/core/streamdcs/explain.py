@@ -26,7 +26,8 @@ class VerificationStage:
     Attributes:
         text_score: the score by the class names alone.
         head_score: what the linear head adds to it; negative for a sample on its unknown side.
-        score: the sum of the two.
+        correction_score: what corrections of similar samples add to it.
+        score: the sum of the three.
         threshold: the score below which a sample is unknown; None before the first one is fitted.
         two_groups: 0 to 1, how far the stream shows a separate group of unknown samples.
         share_unknown: estimated share of unknown samples; None before the first threshold.
@@ -35,6 +36,7 @@ class VerificationStage:
 
     text_score: float
     head_score: float
+    correction_score: float
     score: float
     threshold: float | None
     two_groups: float
@@ -69,6 +71,7 @@ class StreamDCSExplanation:
 
     def __str__(self) -> str:
         answer = f"known: {self.decision.label}" if self.decision.known else "unknown"
+        answer += ", unsure" if self.decision.unsure else ""
         best = ", ".join(f"{name} {value:.3f}" for name, value in self.best)
         if self.class_bias is not None:
             best += f"; the class bias of {self.best[0][0]} is {self.class_bias:+.3f}"
@@ -104,11 +107,14 @@ def _verification(verification: Verification, signals: NDArray[np.float64], deci
         reason = f"{verification.seen} samples are too few for a threshold"
         if not decision.known:
             reason += "; no class stands out from the others"
-        return VerificationStage(score, 0.0, score, None, 0.0, None, reason)
-    text = verification.text_score(signals)
+        return VerificationStage(score, 0.0, 0.0, score, None, 0.0, None, reason)
+    text, plain = verification.text_score(signals), verification.decide(signals).score
+    corrected = score - plain if abs(score - plain) > _ROUNDING else 0.0
     reason = f"score {score:.2f}, threshold {rule.threshold:.2f}"
-    if abs(score - text) > _ROUNDING:
-        reason += f"; the text score is {text:.2f}, and the linear head adds {score - text:+.2f}"
+    if abs(plain - text) > _ROUNDING:
+        reason += f"; the text score is {text:.2f}, and the linear head adds {plain - text:+.2f}"
+    if corrected:
+        reason += f"; corrections of similar samples add {corrected:+.2f}"
     if rule.shows_two_groups:
         reason += f"; the stream shows two groups, about {rule.share:.0%} of the samples are unknown"
     else:
@@ -119,4 +125,4 @@ def _verification(verification: Verification, signals: NDArray[np.float64], deci
         FEW_SAMPLES: f"; only {verification.seen} samples so far",
     }
     reason += warnings.get(decision.reason or "", "")
-    return VerificationStage(text, score - text, score, rule.threshold, rule.evidence, rule.share, reason)
+    return VerificationStage(text, plain - text, corrected, score, rule.threshold, rule.evidence, rule.share, reason)

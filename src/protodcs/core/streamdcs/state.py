@@ -1,11 +1,12 @@
 """Everything that a StreamDCS engine has learned, with export and checked restore."""
 
+import math
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...arrays import Feature
+from ...arrays import Feature, Floats
 from ...errors import StateError
 from .._native import NativeStep, native
 from ..arena import Arena, Layout
@@ -13,16 +14,22 @@ from ..numerics.evidence import uncertainty
 from ..numerics.softmax import confidence
 from ..prototypes import Prototypes
 from ..state import Arrays
-from ..state_checks import Counters, decided
+from ..state_checks import Counters, decided, required, within
 from ..vectors import cosines, inverse_norms
-from . import class_bias, verification
+from . import class_bias, corrections, verification
 from .class_bias import ClassBias, likeness
 from .config import StreamDCSConfig
-from .verification import Verification
+from .constants import CORRECTED_MARGIN
+from .corrections import NO_CLASS, Corrections, Influence
+from .review import band_width, estimated_false_reject
+from .verification import Rule, Verification
 
 # Counters of the engine itself. `unknown` and `skipped` follow from the others and are checked against them.
 _COUNTERS = frozenset({"sequence", "learned", "known", "unknown", "skipped"})
 _BIAS_ARRAYS = frozenset({"bias_rows", "bias_vectors", "bias_sums"})
+# Half the width of the band of samples for review, as log-odds of being unknown; only with a `review_rate`.
+_REVIEW = "review_width"
+_LARGEST_WIDTH = 1e18
 # Places in `samples`.
 SEQUENCE, LEARNED, KNOWN, SAMPLES = range(4)
 
@@ -38,12 +45,14 @@ class Outcome(NamedTuple):
     aleatoric: float
     epistemic: float
     reason: str | None
+    unsure: bool = False
 
 
 def layout(classes: int, dimension: int, config: StreamDCSConfig) -> Layout:
     """Return the arrays of a state."""
     bias = class_bias.layout(classes) if config.has_class_bias(classes) else {}
-    return {"samples": (np.int64, (SAMPLES,)), **bias, **verification.layout(classes, dimension, config)}
+    review: Layout = {_REVIEW: (np.float64, (1,))} if config.review_rate else {}
+    return {"samples": (np.int64, (SAMPLES,)), **bias, **review, **verification.layout(classes, dimension, config)}
 
 
 class StreamState:
@@ -55,6 +64,7 @@ class StreamState:
         arena: everything that was learned.
         verification: the part behind the decision between known and unknown.
         class_bias: the correction of the logits; None if the settings or the number of classes rule it out.
+        corrections: what a person said about samples. They change answers only, and are outside of the arena.
         samples: (3,) int64, number of samples observed, learned from and called known.
         cosines, logits: (K,) float64, of the latest sample.
         native: the compiled step over the same arrays; None if numpy computes.
@@ -71,6 +81,7 @@ class StreamState:
         self.class_bias: ClassBias | None = None
         if config.has_class_bias(len(rows)):
             self.class_bias = ClassBias(self.arena, prototypes.follow(likeness), config.temperature)
+        self.corrections = Corrections.none(rows.shape[1])
         self.samples = self.arena["samples"]
         self.cosines, self.logits = np.empty((2, len(rows)))
         self.native: NativeStep | None = None
@@ -88,11 +99,82 @@ class StreamState:
     def sequence(self, value: int) -> None:
         self.samples[SEQUENCE] = value
 
+    @property
+    def is_reviewed(self) -> bool:
+        """Whether there is more to a decision than the plain step: corrections, or samples for review."""
+        return len(self.corrections) > 0 or self.config.review_rate > 0.0
+
     def step(self, feature: Feature, learns: bool) -> Outcome:
         """Decide on a sample, and learn from it if it `learns`."""
+        if self.is_reviewed:
+            return self._reviewed_step(feature, learns)
+        return self._plain_step(feature, learns)
+
+    def _plain_step(self, feature: Feature, learns: bool) -> Outcome:
         if self.native is not None:
             return Outcome(*self.native.step(feature, learns))
         return self.reference_step(feature, learns)
+
+    def _reviewed_step(self, feature: Feature, learns: bool) -> Outcome:
+        """Take a plain step, then apply corrections and the band of samples for review to its outcome."""
+        # All of this must come before the sample changes the state.
+        rule, width = self.verification.rule, self._review_width
+        influence = self.corrections.influence(feature, self._middle) if len(self.corrections) else None
+        plain = self._plain_step(feature, learns)
+        outcome = plain if influence is None else self._corrected(plain, influence, rule)
+        decided_by_person = influence is not None and influence.label is not None
+        if rule is not None and not decided_by_person:
+            outcome = outcome._replace(unsure=abs(rule.slope * (rule.threshold - outcome.score)) < width)
+        if learns:
+            self.samples[KNOWN] += int(outcome.known) - int(plain.known)
+            self._update_review()
+        return outcome
+
+    def _corrected(self, outcome: Outcome, influence: Influence, rule: Rule | None) -> Outcome:
+        """Return an outcome as the corrections change it."""
+        # Later entries are the more similar ones.
+        raised = np.zeros_like(self.logits)
+        raised[influence.classes] = influence.cosines
+        self.logits += raised / self.config.temperature
+        label, score = influence.label, outcome.score + influence.score
+        best = int(self.logits.argmax())
+        if label not in (None, NO_CLASS, best):
+            self.logits[label] = self.logits[best] + 1.0
+            best = label
+        if rule is None:
+            known = outcome.known if label is None else label != NO_CLASS
+            return outcome._replace(known=known, best=best, p_unknown=0.0 if known else 0.5, score=score)
+        if label == NO_CLASS:
+            score = min(score, rule.threshold - CORRECTED_MARGIN)
+        elif label is not None:
+            score = max(score, rule.threshold + CORRECTED_MARGIN)
+        p_unknown = outcome.p_unknown
+        if score != outcome.score:
+            log_odds = rule.slope * (rule.threshold - score)
+            p_unknown = 1.0 / (1.0 + math.exp(min(max(-log_odds, -50.0), 50.0)))
+        return outcome._replace(known=p_unknown < 0.5, best=best, p_unknown=p_unknown, score=score)
+
+    @property
+    def _middle(self) -> Floats | None:
+        """The middle of the stream (d,), between known-looking and unknown-looking samples; None if not known yet."""
+        head = self.verification.head
+        return 0.5 * (head.means[0] + head.means[1]) if head.ready else None
+
+    @property
+    def _review_width(self) -> float:
+        return float(self.arena[_REVIEW][0]) if self.config.review_rate else 0.0
+
+    def _update_review(self) -> None:
+        """Measure the band of samples for review, if the threshold has just been fitted."""
+        if self.config.review_rate and self.verification.just_fitted:
+            rule = self.verification.rule
+            assert rule is not None
+            width = band_width(self.verification.recent_scores(), rule.threshold, rule.slope, self.config.review_rate)
+            self.arena[_REVIEW][0] = width
+
+    def correct(self, feature: Feature, label: int) -> None:
+        """Store what a person said about a unit feature (d,): its class, or NO_CLASS."""
+        self.corrections = self.corrections.with_correction(feature, label, self.config.max_corrections)
 
     def reference_step(self, feature: Feature, learns: bool) -> Outcome:
         """Compute `step` in numpy."""
@@ -120,13 +202,16 @@ class StreamState:
         """Learn from a sample without a decision. It is not counted, and teaches no class bias."""
         if self.native is not None:
             self.native.calibrate(feature)
-            return
-        cosines(self.prototypes, self.inverse_norms, feature, self.cosines)
-        self.verification.learn(feature, self.cosines, self.verification.signals(feature, self.cosines))
+        else:
+            cosines(self.prototypes, self.inverse_norms, feature, self.cosines)
+            self.verification.learn(feature, self.cosines, self.verification.signals(feature, self.cosines))
+        self._update_review()
 
     def fork(self) -> Self:
         """Return a copy that can change freely."""
-        return type(self)(self.shared, self.config, self.arena.copy())
+        copied = type(self)(self.shared, self.config, self.arena.copy())
+        copied.corrections = self.corrections
+        return copied
 
     def with_classes(self, kept: NDArray[np.int64], added: Feature) -> "StreamState":
         """Return a state that keeps the classes `kept`, followed by the new unit prototypes `added`."""
@@ -137,6 +222,9 @@ class StreamState:
             edited.class_bias.take_classes(self.class_bias, kept)
             edited._correct(edited.class_bias)
         edited.samples[:] = self.samples
+        edited.corrections = self.corrections.with_classes(kept, added, rows)
+        if self.config.review_rate:
+            edited.arena[_REVIEW][:] = self.arena[_REVIEW]
         return edited
 
     def _correct(self, bias: ClassBias) -> None:
@@ -150,10 +238,19 @@ class StreamState:
         """Return numbers for monitoring, JSON-ready."""
         _, learned, known = self.samples.tolist()
         stats = {"learned": learned, "known": known, "unknown": learned - known, **self.verification.stats()}
+        stats |= {"target_false_reject": self.config.target_false_reject, "false_reject": self._false_reject()}
+        stats |= {"corrections": len(self.corrections)}
         if self.class_bias is not None:
             largest = float(np.abs(self.class_bias.logits).max())
             stats |= {"class_bias_slope": self.class_bias.beta, "class_bias_max": largest}
         return stats
+
+    def _false_reject(self) -> float | None:
+        """Return the estimated fraction of known samples that are rejected; None before the first threshold."""
+        rule = self.verification.rule
+        if rule is None:
+            return None
+        return estimated_false_reject(self.verification.recent_scores(), rule.threshold, rule.share)
 
     # Export and restore.
 
@@ -174,7 +271,9 @@ class StreamState:
         arrays: Arrays = {"initial_prototypes": self.prototypes, **self.verification.export()}
         if self.class_bias is not None:
             arrays |= {name: self.arena[name] for name in _BIAS_ARRAYS}
-        return self.counters(), arrays
+        if self.config.review_rate:
+            arrays[_REVIEW] = self.arena[_REVIEW]
+        return self.counters(), arrays | self.corrections.export()
 
     @classmethod
     def restored(
@@ -193,7 +292,11 @@ class StreamState:
             raise StateError(
                 f"The state has the class bias {sorted(of_bias)[:10]}; with its settings it must have {sorted(wanted)}."
             )
-        others = {name: array for name, array in arrays.items() if name != "initial_prototypes" and name not in of_bias}
+        beside = {*of_bias, *corrections.ARRAYS, "initial_prototypes"}
+        if config.review_rate:
+            width = within(required(arrays, _REVIEW, np.float64, (1,)), _REVIEW, 0.0, _LARGEST_WIDTH)
+            beside.add(_REVIEW)
+        others = {name: array for name, array in arrays.items() if name not in beside}
         rest = {name: value for name, value in counters.items() if name not in _COUNTERS}
         try:
             restored = cls(prototypes, config)
@@ -201,6 +304,10 @@ class StreamState:
             if restored.class_bias is not None:
                 restored.class_bias.restore(of_bias, trusted)
                 restored._correct(restored.class_bias)
+            if config.review_rate:
+                restored.arena[_REVIEW][:] = width
+            corrected = {name: array for name, array in arrays.items() if name in corrections.ARRAYS}
+            restored.corrections = Corrections.restored(corrected, prototypes.unit.shape, config.max_corrections)
         except MemoryError:
             raise StateError("The state needs more memory than this machine has.") from None
         restored.samples[:] = decided(own)

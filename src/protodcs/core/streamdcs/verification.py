@@ -252,7 +252,7 @@ class Verification:
         self.progress[SEEN] = count
         if self.head.learned[UNKNOWN] < _HEAD_SAMPLES:
             self.progress[HEAD_FROM] = count
-        if count >= FIRST_REFIT and (count % REFIT_PERIOD == 0 or count == FIRST_REFIT):
+        if self.just_fitted:
             self._refit()
         elif 3 <= count < FIRST_REFIT:
             self._measure_scales(self.history[1:count])
@@ -266,6 +266,25 @@ class Verification:
             self.progress[WINDOW_FROM] = self.seen - SHIFT_WINDOW
             self._fit_rule(rows, with_head)
 
+    @property
+    def just_fitted(self) -> bool:
+        """Whether the latest sample led to a refit."""
+        return self.seen >= FIRST_REFIT and (self.seen % REFIT_PERIOD == 0 or self.seen == FIRST_REFIT)
+
+    def recent_scores(self) -> Floats:
+        """Return the final scores of the recent samples behind the threshold, by the present rule."""
+        rule = self.rule
+        if rule is None:
+            return np.empty(0)
+        rows, with_head = self._recent()
+        return self._scores(rows, with_head, rule.head)[-self._late :]
+
+    @property
+    def _late(self) -> int:
+        """Number of recent scores that the threshold is fitted to."""
+        # Baseline and head improve at first, so the scores of the first half of the samples are out of date.
+        return max(LEAST_WINDOW, min(WINDOW, (self.seen - self.window_from) // 2))
+
     def _fit_rule(self, rows: Floats, with_head: NDArray[np.bool_]) -> None:
         """Fit the rule to the signals of recent samples."""
         since = self.seen - self.window_from
@@ -274,8 +293,7 @@ class Verification:
         groups = find_groups(cosine_scores[-len(window) :], window[:, _STAND_OUT], self._stand_out_limit)
         head = self._weigh_head(rows[with_head], cosine_scores[with_head], groups)
         scores = self._scores(rows, with_head, head)
-        # Baseline and head improve at first, so the scores of the first half of the samples are out of date.
-        late = max(LEAST_WINDOW, min(WINDOW, since // 2))
+        late = self._late
         threshold = fit_threshold(
             scores[-late:], self._text_scores(rows[-late:]), groups, self.config.target_false_reject
         )

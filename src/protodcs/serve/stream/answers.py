@@ -15,9 +15,9 @@ from .idempotency import Answer
 
 # Flags, index, sequence and the six numbers of a decision; its label follows.
 _DECISION = struct.Struct("<BIQdddddd")
-KNOWN, TRUSTED, CACHED, EVOLVED = 1, 2, 4, 8
-# The bits above these flags hold the place of the reason in REASONS, from 1; 0 is none.
-_REASON_BIT = 4
+KNOWN, TRUSTED, CACHED, EVOLVED, UNSURE = 1, 2, 4, 8, 128
+# The three bits between the first four flags and the last hold the place of the reason in REASONS, from 1; 0 is none.
+_REASON_BIT, _REASON_MASK = 4, 7
 # Where the openness stands: behind flags, index, sequence and p_unknown.
 _OPENNESS = struct.Struct("<21xd")
 
@@ -27,6 +27,7 @@ _FIELDS = ("outcome", *(field.name for field in fields(Decision) if field.name !
 def pack_decision(decision: Decision) -> bytes:
     """Return a decision as bytes, without the scores of every class."""
     flags = KNOWN * decision.known + TRUSTED * decision.trusted + CACHED * decision.cached + EVOLVED * decision.evolved
+    flags += UNSURE * decision.unsure
     if decision.reason is not None:
         flags |= (1 + REASONS.index(decision.reason)) << _REASON_BIT
     numbers = _DECISION.pack(
@@ -48,7 +49,7 @@ def unpack_decision(answer: bytes) -> Decision:
     try:
         flags, index, sequence, p_unknown, openness, first, score, aleatoric, epistemic = _DECISION.unpack_from(answer)
         label = answer[_DECISION.size :].decode() if flags & KNOWN else None
-        reason = (None, *REASONS)[flags >> _REASON_BIT]
+        reason = (None, *REASONS)[flags >> _REASON_BIT & _REASON_MASK]
     except (struct.error, UnicodeDecodeError, IndexError):
         raise StoreError("an answer in the store is damaged") from None
     return Decision(
@@ -67,6 +68,7 @@ def unpack_decision(answer: bytes) -> Decision:
         bool(flags & EVOLVED),
         sequence,
         reason,
+        bool(flags & UNSURE),
     )
 
 

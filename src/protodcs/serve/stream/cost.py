@@ -133,6 +133,9 @@ def estimate(
 def _streamdcs(config: StreamDCSConfig, classes: int, dimension: int) -> list[Part]:
     """Return the cost of StreamDCS by part."""
     parts = [_scoring(classes, dimension, _COSINE), *_stream_verification(config, classes, dimension)]
+    # Each correction is compared with the sample and with the middle of the stream.
+    corrected, compared = 4.0 * config.max_corrections * dimension, 2.0 * _COSINE * config.max_corrections * dimension
+    parts.append(Part(("max_corrections",), corrected, corrected, _NUMPY_CALLS + compared, _NUMPY_CALLS + compared))
     if config.has_class_bias(classes):
         pairs = float(classes * classes)
         parts.append(

@@ -37,6 +37,7 @@ class PastDecision(BaseModel):
     evolved: bool
     sequence: int
     reason: str | None = Field(None, description="Why the decision is less certain than it looks.")
+    unsure: bool = Field(False, description="Whether a person should look at it, by the `review_rate` of the stream.")
     position: int = Field(description="Position in the journal of the stream; -1 if nothing was written.")
     epoch: int = Field(description="Epoch of the worker that wrote it; -1 if nothing was written.")
 
