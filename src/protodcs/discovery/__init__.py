@@ -11,5 +11,6 @@ from .config import DiscoveryConfig
 from .discovery import Discovery
 from .matching import Changes
 from .naming import Suggestion, Vocabulary
+from .review import review_order
 
-__all__ = ["Changes", "Cluster", "Discovery", "DiscoveryConfig", "Suggestion", "Vocabulary"]
+__all__ = ["Changes", "Cluster", "Discovery", "DiscoveryConfig", "Suggestion", "Vocabulary", "review_order"]
