@@ -142,6 +142,9 @@ class ServeConfig(Settings):
         2**30, ge=1024, description="Maximum size of all request bodies in progress per ingress process. Bytes."
     )
     body_seconds: float = Field(20.0, gt=0, le=3600, description="Maximum time to receive a request body. Seconds.")
+    stream_idle_seconds: float = Field(
+        60.0, gt=0, le=86400, description="Maximum pause between two rows of a streamed observe. Seconds."
+    )
     classes: int = Field(10_000, ge=1, description="Maximum number of classes per stream.")
     pixels: int = Field(25_000_000, ge=1, description="Maximum number of pixels per image.")
     max_stream_bytes: int = Field(

@@ -6,6 +6,7 @@ in. A tenant that sends too much must leave room for the others.
 """
 
 import asyncio
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -109,16 +110,19 @@ class Limits:
         most = tenant_queue_limit(self._config)
         if self.in_progress[caller.tenant] >= most:
             raise retry_later("rate_limited", f"A tenant may have {most} requests in progress. Retry later.", 1)
-        allowed = self.of(caller)
+        wait = self.take_token(caller)
+        if wait:
+            detail = f"A tenant may send {self.of(caller).rate:g} requests per second. Retry later."
+            raise retry_later("rate_limited", detail, wait)
+
+    def take_token(self, caller: Caller) -> float:
+        """Count a request of a tenant and return 0. If it sends too many, return the seconds to wait."""
         bucket = self._buckets.get(caller.tenant)
         if bucket is None:
             # Each process that serves HTTP gives out its part.
-            parts = self._config.ingresses
+            allowed, parts = self.of(caller), self._config.ingresses
             bucket = self._buckets[caller.tenant] = Bucket(allowed.rate / parts, max(1.0, allowed.burst / parts))
-        wait = bucket.take(time.monotonic())
-        if wait:
-            detail = f"A tenant may send {allowed.rate:g} requests per second. Retry later."
-            raise retry_later("rate_limited", detail, wait)
+        return bucket.take(time.monotonic())
 
     def hold(self, tenant: str, size: int, own: int) -> None:
         """Count a piece of a body, behind `own` bytes of the same one. Raise ProblemError if bodies take too much.
@@ -204,10 +208,11 @@ def _pixels(image: bytes) -> int:
 class BodyLimitMiddleware:
     """Rejects requests that are too many, and bodies that are too large, too slow or compressed."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, seconds: float):
+    def __init__(self, app: ASGIApp, limits: Limits, seconds: float, idle_seconds: float):
         self._app = app
         self._limits = limits
         self._seconds = seconds
+        self._idle_seconds = idle_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, or reject it."""
@@ -217,7 +222,9 @@ class BodyLimitMiddleware:
         state, limits = scope["state"], self._limits
         caller: Caller | None = state.get("caller")
         headers = _body_headers(scope)
-        most = limits.max_body(caller, headers.is_json, state.get("rule"))
+        rule: Rule | None = state.get("rule")
+        streamed = rule is not None and rule.streamed
+        most = sys.maxsize if streamed else limits.max_body(caller, headers.is_json, rule)
         try:
             if caller is not None:
                 limits.check_rate(caller)
@@ -226,7 +233,11 @@ class BodyLimitMiddleware:
             await problem.response(scope)(scope, receive, send)
             return
         tenant = "" if caller is None else caller.tenant
-        body = _Body(limits, tenant, most, self._seconds, receive)
+        body: _Body | _StreamedBody
+        if streamed:
+            body = _StreamedBody(limits, tenant, self._idle_seconds, receive)
+        else:
+            body = _Body(limits, tenant, most, self._seconds, receive)
         limits.in_progress[tenant] += 1
         try:
             await self._app(scope, body.receive, send)
@@ -264,6 +275,35 @@ class _Body:
             self._limits.hold(self._tenant, piece, before)
             if self.size > self._most:
                 raise _too_large(self._most)
+        return message
+
+
+class _StreamedBody:
+    """A body that is used piece by piece. Only the newest piece counts as held, and only a long pause is too slow."""
+
+    def __init__(self, limits: Limits, tenant: str, idle_seconds: float, receive: Receive):
+        self._limits = limits
+        self._tenant = tenant
+        self._idle_seconds = idle_seconds
+        self._receive = receive
+        self._more = True
+        self.size = 0
+
+    async def receive(self) -> Message:
+        """Return the next message of a request."""
+        self._limits.let_go(self._tenant, self.size)
+        self.size = 0
+        try:
+            async with asyncio.timeout(self._idle_seconds if self._more else None):
+                message = await self._receive()
+        except TimeoutError:
+            detail = f"No row arrived within {self._idle_seconds:g} seconds."
+            raise ProblemError("request_timeout", detail) from None
+        self._more = self._more and message.get("more_body", False)
+        piece = len(message.get("body", b""))
+        if piece:
+            self.size = piece
+            self._limits.hold(self._tenant, piece, 0)
         return message
 
 

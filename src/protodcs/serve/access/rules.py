@@ -21,6 +21,7 @@ class Rule(NamedTuple):
         operator: only keys of the operator may use it.
         audited: whether the audit log has a line for each request.
         max_body: maximum bytes of a body; None for the limit of the tenant.
+        streamed: the body is read piece by piece for as long as it comes, so its size and time have no limit.
     """
 
     action: str
@@ -28,6 +29,7 @@ class Rule(NamedTuple):
     operator: bool = False
     audited: bool = False
     max_body: int | None = None
+    streamed: bool = False
 
     def denial(self, caller: Caller) -> str | None:
         """Return why a caller may not use the route; None if they may."""
@@ -45,9 +47,10 @@ def requires(
     operator: bool = False,
     audited: bool | None = None,
     max_body: int | None = None,
+    streamed: bool = False,
 ) -> Callable[[Endpoint], Endpoint]:
     """Declare the rule of a route. By default, the audit log has a line for each request that needs an admin."""
-    rule = Rule(action, role, operator, role == "admin" if audited is None else audited, max_body)
+    rule = Rule(action, role, operator, role == "admin" if audited is None else audited, max_body, streamed)
 
     def declare(endpoint: Endpoint) -> Endpoint:
         endpoint.rule = rule  # type: ignore[attr-defined]

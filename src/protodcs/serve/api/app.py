@@ -76,7 +76,9 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
     describe(api, RULES if config.keys is not None else [])
     # The middleware that is added last runs first.
     api.add_middleware(DirectMiddleware, endpoints=observations.DIRECT)
-    api.add_middleware(BodyLimitMiddleware, limits=limits, seconds=config.body_seconds)
+    api.add_middleware(
+        BodyLimitMiddleware, limits=limits, seconds=config.body_seconds, idle_seconds=config.stream_idle_seconds
+    )
     api.add_middleware(AccessMiddleware, keys=keys, sessions=browser_sessions, routes=RouteTable(RULES))
     api.add_middleware(AuditMiddleware, log=AuditLog(config.audit))
     api.add_middleware(RequestLogMiddleware, metrics=router.metrics)

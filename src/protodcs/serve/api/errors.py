@@ -50,20 +50,24 @@ async def as_response(http: Request, problem: Exception) -> Response:
     return await _HANDLERS[kind](http, problem)
 
 
-async def _handle_problem(http: Request, problem: Exception) -> Response:
-    assert isinstance(problem, ProblemError)
-    problem.detail = without_tenant(http, problem.detail)
-    return problem.response(http.scope)
-
-
-async def _handle_known(http: Request, problem: Exception) -> Response:
-    code = next(_CODES[kind] for kind in type(problem).__mro__ if kind in _CODES)
+def as_problem(http: Request, problem: Exception) -> ProblemError:
+    """Return an exception as a problem that may be shown to the caller. Log one that nobody expected."""
+    code = next((_CODES[kind] for kind in type(problem).__mro__ if kind in _CODES), "internal_error")
     # Ray's errors inherit from the error that a remote call raised; their message is a traceback.
-    if code == "internal_error" or not type(problem).__module__.startswith("protodcs."):
+    if isinstance(problem, ProblemError):
+        found = problem
+    elif code == "internal_error" or not type(problem).__module__.startswith("protodcs."):
         request = http.scope["state"]["request_id"]
         _log.error("a request failed", exc_info=problem, extra=logs.with_fields(request=request))
-        return await _handle_unexpected(http, problem)
-    return await _handle_problem(http, ProblemError(code, str(problem)))
+        return _unexpected(http)
+    else:
+        found = ProblemError(code, str(problem))
+    found.detail = without_tenant(http, found.detail)
+    return found
+
+
+async def _handle_problem(http: Request, problem: Exception) -> Response:
+    return as_problem(http, problem).response(http.scope)
 
 
 async def _handle_http(http: Request, problem: Exception) -> Response:
@@ -94,14 +98,18 @@ async def _handle_disconnect(http: Request, _: Exception) -> Response:
 
 
 async def _handle_unexpected(http: Request, _: Exception) -> Response:
+    return _unexpected(http).response(http.scope)
+
+
+def _unexpected(http: Request) -> ProblemError:
     request = http.scope["state"]["request_id"]
     detail = f"An error inside the service. Its log has the details of request {request}."
     # This response may bypass the middleware that adds the header.
-    return ProblemError("internal_error", detail, headers={"X-Request-Id": request}).response(http.scope)
+    return ProblemError("internal_error", detail, headers={"X-Request-Id": request})
 
 
 _HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
-    **dict.fromkeys(_CODES, _handle_known),
+    **dict.fromkeys(_CODES, _handle_problem),
     ProblemError: _handle_problem,
     HTTPException: _handle_http,
     RequestValidationError: _handle_validation,

@@ -15,7 +15,8 @@ from ..json_parsing import JsonRoute
 from ..openapi import problems
 from ..schemas import StreamPath
 from .handler import decide
-from .schemas import SAMPLES, Decisions, Explanation, PastDecisions
+from .schemas import SAMPLES, STREAMED_ANSWERS, STREAMED_ROWS, Decisions, Explanation, PastDecisions
+from .streaming import LineResponse, observe_rows
 
 router = APIRouter(tags=["observations"], route_class=JsonRoute, responses=problems(404, 409, 410))
 
@@ -32,6 +33,26 @@ async def observe(stream: StreamPath, http: Request) -> Response:
 async def peek(stream: StreamPath, http: Request) -> Response:
     """Return what observe would return. Nothing changes."""
     return _decisions(await decide(http, stream, Action.PEEK))
+
+
+@router.post(
+    "/v1/streams/{stream}/observe:stream",
+    openapi_extra=STREAMED_ROWS,
+    responses=STREAMED_ANSWERS,
+    response_class=LineResponse,
+)
+@requires("observe", "observe", streamed=True)
+async def observe_stream(stream: StreamPath, http: Request) -> Response:
+    """Decide on rows as they arrive, and learn from them.
+
+    The body and the response are JSON objects, one per line. Each row has a `key` of its own, and either a `feature`
+    or an `image`. Each answer names its `row` and `key`. A row with a problem is answered with an `error`; an `error`
+    without `row` ends the response. After a broken connection, send the rows again that have no answer, with the same
+    keys.
+    """
+    answers = observe_rows(http, stream)
+    # A problem with the first rows has its own status.
+    return LineResponse(await anext(answers, b""), answers)
 
 
 DIRECT = {"/v1/streams/{stream}/observe": observe, "/v1/streams/{stream}/peek": peek}
