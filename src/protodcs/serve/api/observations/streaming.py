@@ -27,7 +27,7 @@ from ...stream.answers import described
 from ...stream.idempotency import digest_of
 from ..context import Services, checked, checked_key
 from ..errors import as_problem
-from ..features import MAX_WIDTH, from_bytes
+from ..features import MAX_WIDTH
 from .handler import decide_images
 
 MEDIA_TYPE = "application/x-ndjson"
@@ -222,8 +222,10 @@ def _row(number: int, line: bytes) -> Row:
         content = _from_base64(given[name], name)
         if name == "image":
             return Row(number, key, image=content)
-        (feature,) = from_bytes(content, "1")
-        return Row(number, key, feature)
+        if len(content) % 4 or len(content) > 4 * MAX_WIDTH:
+            raise InputError(f"A feature of 1 to {MAX_WIDTH} float32 numbers cannot have {len(content)} bytes.")
+        # The engine checks the numbers themselves.
+        return Row(number, key, content)
     except (ProtoDCSError, UnicodeError) as problem:
         key = key if isinstance(key, str) and key.isprintable() else ""
         return Row(number, key, problem=_as_row_problem(problem))

@@ -1,0 +1,120 @@
+"""Compare a streamed observe of the service in one process with the bare engine: `python -m benchmarks.streaming`.
+
+Rounds of both take turns on this machine, so that the ratio depends little on what else the machine does. The sender is
+another process than the service, and its rows are encoded before the clock starts.
+"""
+
+import argparse
+import asyncio
+import base64
+import json
+import statistics
+import tempfile
+import time
+
+import numpy as np
+
+from benchmarks.load import Connection
+from benchmarks.local_service import _SERVICE, HOST, running
+from benchmarks.timing import RESULTS, machine
+from protodcs import StreamDCS
+
+PORT = 8476
+CLASSES, DIMENSION, BATCH = 100, 512, 256
+
+
+def bare_rate(engine, features):
+    """Rows per second of the engine, in batches."""
+    start = time.perf_counter()
+    for first in range(0, len(features), BATCH):
+        engine.observe_many(features[first : first + BATCH])
+    return len(features) / (time.perf_counter() - start)
+
+
+def chunks(features, name):
+    """The body of a request, in chunks of one batch."""
+    lines = [
+        json.dumps({"key": f"{name}-{number}", "feature": base64.b64encode(row.tobytes()).decode()}).encode() + b"\n"
+        for number, row in enumerate(features)
+    ]
+    for first in range(0, len(lines), BATCH):
+        body = b"".join(lines[first : first + BATCH])
+        yield b"%x\r\n%b\r\n" % (len(body), body)
+    yield b"0\r\n\r\n"
+
+
+async def streamed_rate(stream, body, rows):
+    """Rows per second from the first byte sent to the last answer."""
+    reader, writer = await asyncio.open_connection(HOST, PORT, limit=2**20)
+    start = time.perf_counter()
+    writer.write(
+        f"POST /v1/streams/{stream}/observe:stream HTTP/1.1\r\nHost: {HOST}\r\n"
+        "Content-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    )
+
+    async def send():
+        for chunk in body:
+            writer.write(chunk)
+            await writer.drain()
+
+    sending = asyncio.create_task(send())
+    answers = 0
+    while answers < rows:
+        piece = await reader.read(2**18)
+        if not piece:
+            raise RuntimeError(f"{answers} of {rows} rows were answered")
+        answers += piece.count(b'"position"')
+    seconds = time.perf_counter() - start
+    await sending
+    writer.close()
+    return rows / seconds
+
+
+async def create(prototypes):
+    connection = Connection(HOST, PORT)
+    body = json.dumps({"id": "s", "prototypes": prototypes.tolist()}).encode()
+    status, answer = await connection.post("/v1/streams", body, "application/json")
+    if status != 201:
+        raise RuntimeError(answer)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="Rounds of both (default: 5).")
+    parser.add_argument("--rows", type=int, default=10_240, help="Rows in each round (default: 10,240).")
+    parser.add_argument("--write", action="store_true", help="Write docs/results/streaming.md.")
+    chosen = parser.parse_args()
+    random = np.random.default_rng(0)
+    prototypes = random.normal(size=(CLASSES, DIMENSION)).astype(np.float32)
+    near = prototypes[random.integers(CLASSES, size=chosen.rows)]
+    features = (near + random.normal(size=near.shape)).astype("<f4")
+    engine = StreamDCS(prototypes)
+    rates = []
+    with tempfile.TemporaryDirectory() as folder, running(_SERVICE, folder, PORT):
+        asyncio.run(create(prototypes))
+        for number in range(chosen.rounds):
+            body = list(chunks(features, f"round-{number}"))
+            rates.append((bare_rate(engine, features), asyncio.run(streamed_rate("s", body, chosen.rows))))
+            print(f"bare engine {rates[-1][0]:,.0f} rows/s, streamed {rates[-1][1]:,.0f} rows/s", flush=True)
+    ratios = sorted(streamed / bare for bare, streamed in rates)
+    bare, streamed = (statistics.median(column) for column in zip(*rates, strict=True))
+    text = f"""# Streamed observe
+
+`python -m benchmarks.streaming --write`, {machine()}.
+
+Features are random (seed 0): a prototype plus noise. {CLASSES} classes, {DIMENSION} dimensions, StreamDCS with its default
+settings, {chosen.rows:,} rows in each of {chosen.rounds} rounds, sent as NDJSON in batches of {BATCH} over one connection to the
+service in one process. The bare engine runs `observe_many` on the same batches in the process of the sender. Each answer
+comes after its row is durable in SQLite (`synchronous=FULL`). Median of the rounds.
+
+| bare engine: rows per second | streamed: rows per second | ratio | low to high |
+|---|---|---|---|
+| {bare:,.0f} | {streamed:,.0f} | {statistics.median(ratios):.2f} | {ratios[0]:.2f} to {ratios[-1]:.2f} |
+"""
+    print(text)
+    if chosen.write:
+        (RESULTS / "streaming.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
