@@ -102,10 +102,10 @@ def main():
 
 `python -m benchmarks.streaming --write`, {machine()}.
 
-Features are random (seed 0): a prototype plus noise. {CLASSES} classes, {DIMENSION} dimensions, StreamDCS with its default
-settings, {chosen.rows:,} rows in each of {chosen.rounds} rounds, sent as NDJSON in batches of {BATCH} over one connection to the
-service in one process. The bare engine runs `observe_many` on the same batches in the process of the sender. Each answer
-comes after its row is durable in SQLite (`synchronous=FULL`). Median of the rounds.
+Features are random (seed 0): a prototype plus noise. {CLASSES} classes, {DIMENSION} dimensions, StreamDCS with its
+default settings, {chosen.rows:,} rows in each of {chosen.rounds} rounds, sent as NDJSON in batches of {BATCH} over one
+connection to the service in one process. The bare engine runs `observe_many` on the same batches in the process of the
+sender. Each answer comes after its row is durable in SQLite (`synchronous=FULL`). Median of the rounds.
 
 | bare engine: rows per second | streamed: rows per second | ratio | low to high |
 |---|---|---|---|

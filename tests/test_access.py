@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import re
+from base64 import b64encode
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import cache
@@ -116,7 +117,7 @@ def needed(method, path):
         return "read"
     if method == "GET":
         return "admin" if path.endswith("/state") else "read"
-    return "observe" if path.endswith(("/observe", "/peek", "/explain", "/infer")) else "admin"
+    return "observe" if path.endswith(("/observe", "/observe:stream", "/peek", "/explain", "/infer")) else "admin"
 
 
 STATE = StreamDCS(ROWS).snapshot()
@@ -132,6 +133,7 @@ BODIES = {
     "/v1/streams": {"json": NEW},
     "/v1/streams:batch": {"json": {"streams": [NEW]}},
     "/v1/streams/{stream}/observe": {"content": feature(0)},
+    "/v1/streams/{stream}/observe:stream": {"content": json.dumps({"feature": b64encode(feature(0)).decode()})},
     "/v1/streams/{stream}/peek": {"content": feature(0)},
     "/v1/streams/{stream}/snapshots": {"json": {**NAME, "replace": True}},
     "/v1/streams/{stream}/rollback": {"json": NAME},

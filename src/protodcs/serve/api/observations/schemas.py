@@ -96,17 +96,13 @@ SAMPLES: dict[str, Any] = {
 }
 
 
-class ObservedRow(BaseModel):
-    """A row of a streamed observe, as a JSON object on a line of its own."""
-
-    key: str | None = Field(None, min_length=1, max_length=LONGEST_KEY, description="Idempotency key of the row.")
-    feature: str | None = Field(None, description="Numbers of the feature as float32, little-endian, in base64.")
-    image: str | None = Field(None, description="An image file in base64, in place of a feature.")
-
-
 _NDJSON = "application/x-ndjson"
 STREAMED_ROWS: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {_NDJSON: {"schema": ObservedRow.model_json_schema()}}}
+    "requestBody": {
+        "description": "JSON objects, one per line. `key`: your idempotency key of the row. `feature`: float32 "
+        "numbers, little-endian, in base64. `image`: a file in base64, in place of a feature.",
+        "content": {_NDJSON: {"schema": {}}},
+    }
 }
 STREAMED_ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"description": "One JSON object per row, in order.", "content": {_NDJSON: {"schema": {"type": "string"}}}}

@@ -50,9 +50,10 @@ class LineResponse(Response):
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, first: bytes = b"", rest: AsyncIterator[bytes] | None = None):
+    # FastAPI reads the status of its documentation from the default.
+    def __init__(self, first: bytes = b"", rest: AsyncIterator[bytes] | None = None, status_code: int = 200):
         # Proxies must not wait for more lines before they pass these on.
-        super().__init__(first, headers={"X-Accel-Buffering": "no"})
+        super().__init__(first, status_code, headers={"X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._rest = rest
 
