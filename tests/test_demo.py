@@ -1,11 +1,17 @@
 """The demo world: drawn images, shifts, streams, the encoder and the command."""
 
+import signal
+import subprocess
+import sys
+import time
+
+import httpx
 import numpy as np
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from protodcs import OpenSetClassifier, encoders, metrics
+from protodcs import Client, OpenSetClassifier, encoders, metrics
 from protodcs.cli import app
 from protodcs.data.prompts import class_names
 from protodcs.demo import EXTRA, KNOWN, SHIFTS, UNKNOWN, DemoStream, draw, shifted
@@ -13,6 +19,7 @@ from protodcs.demo.comparison import Comparison
 from protodcs.demo.terminal import view
 from protodcs.encoders.demo import FOLDER
 from protodcs.errors import EncoderError, InputError
+from redis_server import free_port
 
 # Images.
 
@@ -220,13 +227,23 @@ def test_the_demo_writes_a_folder_that_can_be_classified_and_evaluated(tmp_path)
 
 
 def test_the_demo_says_what_is_missing(monkeypatch):
-    monkeypatch.setattr("protodcs.cli.demo.find_spec", lambda name: None if name == "onnxruntime" else object())
+    monkeypatch.setattr("protodcs.cli.live.find_spec", lambda name: None if name == "onnxruntime" else object())
     done = CliRunner().invoke(app, ["demo", "--terminal"])
     assert done.exit_code == 1
-    assert "the demo needs onnxruntime: run pip install 'protodcs[demo]'" in done.output
+    assert "this needs onnxruntime: run pip install 'protodcs[demo]'" in done.output
 
 
-def test_the_demo_asks_what_to_do():
-    done = CliRunner().invoke(app, ["demo"])
-    assert done.exit_code == 1
-    assert "--terminal" in done.output
+def test_the_demo_serves_a_page_on_which_decisions_appear(tmp_path):
+    command = [sys.executable, "-W", "ignore", "-m", "protodcs", "demo", "--no-browser", "--port", str(free_port())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        page = process.stdout.readline().strip()
+        service = page.partition("/ui/")[0]
+        assert page.endswith("/ui/#/streams/demo")
+        assert httpx.get(f"{service}/ui/").status_code == 200
+        with Client(service) as client:
+            while client.streams() != ["demo"] or client.stream("demo").status()["sequence"] < 3:
+                assert process.poll() is None
+                time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 0
+    assert not list(tmp_path.iterdir())

@@ -3,7 +3,22 @@
 import typer
 
 from ..version import __version__
-from . import bench, classify, corrupt, demo, evaluate, export, features, keys, report, serve, state, stream, streams
+from . import (
+    bench,
+    classify,
+    corrupt,
+    demo,
+    evaluate,
+    export,
+    features,
+    keys,
+    report,
+    serve,
+    state,
+    stream,
+    streams,
+    watch,
+)
 
 app = typer.Typer(
     name="protodcs",
@@ -27,6 +42,7 @@ app.command("features")(features.features)
 app.command("report")(report.report)
 app.command("serve")(serve.serve)
 app.command("stream")(stream.stream)
+app.command("watch")(watch.watch)
 
 
 def _version(wanted: bool) -> None:

@@ -1,45 +1,59 @@
 """`protodcs demo`: watch StreamDCS on drawn images, without a download."""
 
-from importlib.util import find_spec
+import io
+import threading
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..errors import InputError, UsageError
+from ..errors import InputError
+from . import live
 from .screen import console, explained
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..arrays import Pixels
+    from ..client import Client
     from ..demo import DemoStream
 
 _NEEDED = {"PIL": "pillow", "onnxruntime": "onnxruntime", "matplotlib": "matplotlib"}
+_NEEDED_BY_UI = {"fastapi": "fastapi", "uvicorn": "uvicorn", "httpx": "httpx", "sklearn": "scikit-learn"}
 _SHIFTS = ("clean", "fog", "clean")
+_STREAM = "demo"
 
 
 @explained
 def demo(
-    terminal: bool = typer.Option(False, "--terminal", help="Show decisions, counts and scores in this terminal."),
+    terminal: bool = typer.Option(False, "--terminal", help="Show it in this terminal instead of a browser."),
     folder: Path | None = typer.Option(None, help="Write the images to this folder instead, in a subfolder per class."),
     images: int = typer.Option(400, min=50, max=100_000, help="Number of images (default: 400)."),
     unknown: float = typer.Option(0.3, min=0, max=1, help="Share of unknown images, 0 to 1 (default: 0.3)."),
     burst: int = typer.Option(1, min=1, help="Unknown images that arrive one after another (default: 1)."),
     seed: int = typer.Option(0, min=0, help="Random seed (default: 0)."),
-    out: Path = typer.Option(Path("demo.png"), help="PNG that compares with frozen zero-shot (default: demo.png)."),
+    rate: float = typer.Option(8.0, min=0.1, max=100, help="Browser: images per second (default: 8)."),
+    port: int | None = typer.Option(None, min=1, max=65535, help="Browser: port (default: 8000, or a free one)."),
+    browser: bool = typer.Option(True, help="Open a browser; without it, only print the address."),
+    out: Path = typer.Option(Path("demo.png"), help="Terminal: PNG that compares with zero-shot (default: demo.png)."),
 ) -> None:
-    """Run StreamDCS and frozen zero-shot on drawn images of 20 known and 10 unknown kinds.
+    """Show StreamDCS on drawn images of 20 known and 10 unknown kinds, in the web UI of a local service.
 
-    Fog comes and goes. Needs the extra `demo` and no download.
+    Fog comes and goes. `--terminal` compares with frozen zero-shot instead. Needs the extra `demo` and no download.
     """
-    missing = [package for module, package in _NEEDED.items() if find_spec(module) is None]
-    if missing:
-        raise UsageError(f"the demo needs {', '.join(missing)}: run pip install 'protodcs[demo]'")
+    live.check_installed(_NEEDED, "demo")
     from ..demo import DemoStream
 
     if folder is not None:
         _write(DemoStream(images, unknown=unknown, burst=burst, seed=seed), folder)
         return
     if not terminal:
-        raise InputError("say what the demo should do: --terminal shows it here, --folder FOLDER writes its images")
+        live.check_installed(_NEEDED_BY_UI, "demo")
+        options: dict[str, Any] = {"unknown": unknown, "burst": burst, "shifts": _SHIFTS}
+        rounds = (DemoStream(images, seed=seed + more, **options) for more in count())
+        live.serve_with_ui(_feeding(rounds, rate), _STREAM, port, browser, encoder="demo")
+        return
     from ..demo import picture
     from ..demo import terminal as live_view
     from ..demo.comparison import Comparison
@@ -48,6 +62,25 @@ def demo(
     live_view.show(comparison, console())
     picture.save(comparison, out)
     console().print(f"picture: {out}")
+
+
+def _feeding(rounds: "Iterator[DemoStream]", rate: float) -> live.Feed:
+    """Return what sends the images of all rounds to a new stream."""
+
+    def feed(client: "Client", stopped: threading.Event) -> None:
+        stream = client.create(_STREAM, classes="demo")
+        for sample in live.paced((sample for samples in rounds for sample in samples), rate, stopped):
+            stream.observe(_png(sample.image))
+
+    return feed
+
+
+def _png(pixels: "Pixels") -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
+    return file.getvalue()
 
 
 def _write(stream: "DemoStream", folder: Path) -> None:
