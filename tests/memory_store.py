@@ -19,6 +19,7 @@ from protodcs.serve.store.base import (
     Lease,
     ListedStream,
     Takeover,
+    Totals,
     Write,
     check_lease,
 )
@@ -268,6 +269,9 @@ class MemoryStore:
         for tenant, blob in {(tenant_of(stream), content.shared) for stream, content in self.content.items()}:
             found[tenant] += len(self.shared[blob])
         return found
+
+    async def totals(self) -> Totals:
+        return Totals(len(self.content), sum((await self.usage()).values()))
 
     async def save_snapshot(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:
         self._reach()

@@ -308,3 +308,31 @@ def test_a_deleted_stream_that_is_created_again_after_a_restart_fences_its_old_w
         await store.close()
 
     run(use())
+
+
+def test_the_usage_of_tenants_is_known_without_reading_streams(tmp_path):
+    async def use(store):
+        fence = await created(store, "mine/s")
+        await store.commit([Batch("mine/s", fence, 0, [bytes(100)])])
+        statements = []
+        store._database.set_trace_callback(statements.append)
+        usage = await store.usage()
+        assert not [statement for statement in statements if "SELECT" in statement]
+        await store.close()
+        again = SqliteStore(tmp_path)
+        assert await again.usage() == usage
+        await again.close()
+
+    run(use(SqliteStore(tmp_path)))
+
+
+def test_writes_that_failed_do_not_count(small_disk):
+    async def use(store):
+        fence = await created(store, "mine/s")
+        usage = await store.usage()
+        with pytest.raises(StoreError):
+            await store.commit([Batch("mine/s", fence, 0, [bytes(4 * 2**20)])])
+        assert await store.usage() == usage
+        await store.close()
+
+    run(use(SqliteStore(small_disk / "streams")))

@@ -449,6 +449,17 @@ async def test_the_usage_of_a_tenant_follows_what_its_streams_hold(store):
 
 
 @of_every_store
+async def test_totals_count_the_streams_of_all_tenants(store):
+    await begun(store, "mine/s")
+    await begun(store, "mine/t")
+    await begun(store, "other/s")
+    totals = await store.totals()
+    assert (totals.streams, totals.bytes) == (3, sum((await store.usage()).values()))
+    # Only Redis keeps streams in memory.
+    assert (totals.memory > 0) == isinstance(store, RedisStore)
+
+
+@of_every_store
 async def test_calls_may_come_all_at_once(store):
     fences = [await begun(store, f"s{number}") for number in range(60)]
     answers = await asyncio.gather(

@@ -668,7 +668,8 @@ def test_every_alert_says_what_is_wrong_and_where_to_read_what_to_do():
     headings = re.findall(r"^#+ (\w+)$", (ROOT / "docs" / "how-to" / "operate.md").read_text(), re.MULTILINE)
     assert {rule["alert"] for rule in RULES} <= set(headings)
     for rule in RULES:
-        assert rule["annotations"]["runbook_url"] == f"docs/how-to/operate.md#{rule['alert'].lower()}"
+        section = f"/how-to/operate/#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook_url"] == "{{ $externalLabels.docs_url }}" + section
         assert rule["annotations"]["summary"]
         assert rule["labels"]["severity"] in ("critical", "warning")
 

@@ -160,6 +160,22 @@ class ListedStream(NamedTuple):
     summary: bytes
 
 
+class Totals(NamedTuple):
+    """What a store holds.
+
+    Attributes:
+        streams: how many there are, of all tenants.
+        bytes: that they use, as quotas count them.
+        memory: bytes of memory that the store uses; 0 if the streams are on a disk.
+        memory_limit: that it may use; 0 if there is no limit.
+    """
+
+    streams: int
+    bytes: int
+    memory: int = 0
+    memory_limit: int = 0
+
+
 class Store(Protocol):
     """A store of streams, used by one worker. Every failure to reach it is a `StoreError`.
 
@@ -277,6 +293,10 @@ class Store(Protocol):
         A shared blob counts once for each tenant that uses it. A tenant without streams may be missing. The tenant of a
         stream without a slash in its id is the empty string.
         """
+        ...
+
+    async def totals(self) -> Totals:
+        """Return how many streams the store holds, and how much room they take."""
         ...
 
     async def save_snapshot(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:

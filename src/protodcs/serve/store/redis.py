@@ -33,7 +33,7 @@ from redis.exceptions import (
 
 from ...errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError, without_passwords
 from ..settings import tenant_of
-from .base import AcquiredStream, Batch, Described, Fence, Lease, ListedStream, Takeover, Write, check_lease
+from .base import AcquiredStream, Batch, Described, Fence, Lease, ListedStream, Takeover, Totals, Write, check_lease
 
 _log = logging.getLogger(__name__)
 
@@ -145,6 +145,11 @@ def _fenced(stream: str, fence: Fence, newest: bytes | None, holder: bytes | Non
     )
 
 
+def _facts(information: bytes) -> dict[str, str]:
+    """Return the lines of a response to INFO."""
+    return dict(line.split(":", 1) for line in information.decode().splitlines() if ":" in line)
+
+
 def _unsafe_settings(facts: dict[str, str], responses: list[Any], replicas: int) -> list[str]:
     """Return what is wrong with the settings of a Redis.
 
@@ -253,7 +258,7 @@ class RedisStore:
             + _command(b"CONFIG", b"GET", b"min-replicas-to-write"),
             4,
         )
-        facts = dict(line.split(":", 1) for line in self._served(information).decode().splitlines() if ":" in line)
+        facts = _facts(self._served(information))
         if facts.get("cluster_enabled") == "1":
             raise StoreError(f"{self._place} is a cluster, where a script cannot use several keys: name a single Redis")
         problems = _unsafe_settings(facts, settings, self._replicas)
@@ -462,6 +467,17 @@ class RedisStore:
         """Return the bytes that each tenant uses."""
         found = await self._ask(b"HGETALL", self._usage)
         return {_text(tenant): int(size) for tenant, size in zip(found[::2], found[1::2], strict=True)}
+
+    async def totals(self) -> Totals:
+        """Return how many streams there are, the bytes that they use, and the memory of Redis."""
+        usage = await self.usage()
+        request = _command(b"INFO", b"memory")
+        for tenant in usage:
+            request += _command(b"ZCARD", self._streams + _bytes(tenant))
+        information, *counts = map(self._served, await self._exchange(request, 1 + len(usage)))
+        facts = _facts(information)
+        memory, limit = int(facts["used_memory"]), int(facts["maxmemory"])
+        return Totals(sum(counts), sum(usage.values()), memory, limit)
 
     async def save_snapshot(self, stream: str, fence: Fence, name: str, snapshot: bytes) -> None:
         """Save a snapshot under a name, as the newest."""

@@ -11,6 +11,7 @@ import secrets
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import closing, suppress
@@ -21,7 +22,19 @@ from typing import Any, Final, NamedTuple, TypeVar
 from ...durable import hold_folder, sync_folder
 from ...errors import FencedError, HeldError, InputError, StoreError, UnknownStreamError, UsageError
 from ..settings import tenant_of
-from .base import AcquiredStream, Batch, Checkpoint, Described, Fence, Lease, ListedStream, Takeover, Write, check_lease
+from .base import (
+    AcquiredStream,
+    Batch,
+    Checkpoint,
+    Described,
+    Fence,
+    Lease,
+    ListedStream,
+    Takeover,
+    Totals,
+    Write,
+    check_lease,
+)
 
 T = TypeVar("T")
 
@@ -76,8 +89,10 @@ class _Stream(NamedTuple):
         finish: the position of the next record.
         base: the position where the epoch begins. Only records from there on can be a repetition by this epoch.
         covered_by: the epoch that wrote the snapshot; None before the first.
+        tenant: whose stream it is.
         shared: the blob that the stream uses.
-        size: bytes of its spec, snapshot, journal and saved snapshots.
+        state_bytes: of its spec, snapshot and saved snapshots.
+        journal_bytes: of its records behind the snapshot.
         created: when, in seconds since 1970.
     """
 
@@ -87,9 +102,16 @@ class _Stream(NamedTuple):
     finish: int
     base: int
     covered_by: int | None
+    tenant: bytes
     shared: bytes
-    size: int
+    state_bytes: int
+    journal_bytes: int
     created: float
+
+    @property
+    def size(self) -> int:
+        """Bytes of all that belongs to the stream."""
+        return self.state_bytes + self.journal_bytes
 
     def key(self, position: int) -> int:
         """Return the key of the record at a position."""
@@ -123,6 +145,9 @@ class SqliteStore:
         self.folder = Path(folder)
         self._leases: dict[str, tuple[str, float]] = {}
         self._holders: dict[str, tuple[str, str]] = {}
+        # The bytes that each tenant uses, and what the open transaction adds to them.
+        self._usage: Counter[bytes] = Counter()
+        self._added: Counter[bytes] = Counter()
         self._closed = False
         self.failure: Future[StoreError] = Future()
         self._jobs: list[_Job] = []
@@ -130,6 +155,7 @@ class SqliteStore:
         self._lock = _hold(self.folder)
         try:
             self._database = _open(self.folder)
+            self._usage = _read_usage(self._database)
         except sqlite3.Error as problem:
             os.close(self._lock)
             raise self._as_error(problem) from problem
@@ -182,11 +208,13 @@ class SqliteStore:
             return False
         if self._one("SELECT 1 FROM blobs WHERE name = ?", shared) is None:
             raise self._missing(shared)
+        tenant = _bytes(tenant_of(stream))
+        self._added[tenant] += len(spec) + self._unused_blob(tenant, shared)
         # Above the epochs of all deleted streams: who held one of the same name has no fence of this one.
         (epoch,) = self._database.execute("SELECT epoch FROM deleted").fetchone()
         number = self._database.execute(
             "INSERT INTO streams (id, tenant, shared, epoch, state_bytes, created) VALUES (?, ?, ?, ?, ?, ?)",
-            (_bytes(stream), _bytes(tenant_of(stream)), shared, epoch, len(spec), time.time()),
+            (_bytes(stream), tenant, shared, epoch, len(spec), time.time()),
         ).lastrowid
         self._database.execute("INSERT INTO specs VALUES (?, ?)", (number, spec))
         return True
@@ -236,6 +264,7 @@ class SqliteStore:
         for table in ("specs", "snapshots", "saved"):
             execute(f"DELETE FROM {table} WHERE stream = ?", (known.number,))
         self._cut(known, known.finish)
+        self._added[known.tenant] -= known.size + self._unused_blob(known.tenant, known.shared)
         execute("UPDATE deleted SET epoch = max(epoch, ?)", (epoch + 1,))
         if self._one("SELECT 1 FROM streams WHERE shared = ? LIMIT 1", known.shared) is None:
             execute("DELETE FROM blobs WHERE name = ?", (known.shared,))
@@ -270,17 +299,20 @@ class SqliteStore:
         return count
 
     async def usage(self) -> dict[str, int]:
-        """Return the bytes that each tenant uses."""
-        return await self._call(self._usage)
+        """Return the bytes that each tenant uses, without reading the streams."""
+        return await self._call(lambda: {_text(tenant): size for tenant, size in self._usage.items() if size})
 
-    def _usage(self) -> dict[str, int]:
-        found = self._database.execute(
-            "SELECT tenant, sum(size) FROM ("
-            "SELECT tenant, state_bytes + journal_bytes AS size FROM streams UNION ALL "
-            "SELECT tenant, length(data) FROM (SELECT DISTINCT tenant, shared FROM streams) JOIN blobs ON name = shared"
-            ") GROUP BY tenant"
-        )
-        return {_text(tenant): size for tenant, size in found}
+    def _unused_blob(self, tenant: bytes, shared: bytes) -> int:
+        """Return the bytes of a shared blob; 0 if a stream of the tenant uses it."""
+        if self._one("SELECT 1 FROM streams WHERE shared = ? AND tenant = ? LIMIT 1", shared, tenant):
+            return 0
+        size: int = self._one("SELECT length(data) FROM blobs WHERE name = ?", shared)
+        return size
+
+    async def totals(self) -> Totals:
+        """Return how many streams there are and how many bytes they use."""
+        streams = await self._call(lambda: self._one("SELECT count(*) FROM streams"))
+        return Totals(streams, sum(self._usage.values()))
 
     # Writes.
 
@@ -299,12 +331,13 @@ class SqliteStore:
     def _append(self, known: _Stream, batch: Batch) -> FencedError | None:
         if batch.position != known.finish:
             return self._repeated(known, batch)
-        rows = zip(count(known.key(batch.position)), batch.records)
+        rows, size = zip(count(known.key(batch.position)), batch.records), sum(map(len, batch.records))
         self._database.executemany("INSERT INTO records VALUES (?, ?)", rows)
         self._database.execute(
             "UPDATE streams SET finish = finish + ?, journal_bytes = journal_bytes + ?, summary = ? WHERE number = ?",
-            (len(batch.records), sum(map(len, batch.records)), batch.summary, known.number),
+            (len(batch.records), size, batch.summary, known.number),
         )
+        self._added[known.tenant] += size
         return None
 
     def _repeated(self, known: _Stream, batch: Batch) -> FencedError | None:
@@ -332,13 +365,15 @@ class SqliteStore:
             return _wrong(checkpoint, "a snapshot", f"one that covers {known.start} records is there already")
         before = self._one("SELECT length(data) FROM snapshots WHERE stream = ?", known.number) or 0
         self._database.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", (known.number, checkpoint.snapshot))
+        grown = len(checkpoint.snapshot) - before
         self._cut(known, position)
         left = sum(map(len, self._records(known, position, known.finish)))
         self._database.execute(
             "UPDATE streams SET start = ?, covered_by = ?, state_bytes = state_bytes + ?, journal_bytes = ? "
             "WHERE number = ?",
-            (position, known.epoch, len(checkpoint.snapshot) - before, left, known.number),
+            (position, known.epoch, grown, left, known.number),
         )
+        self._added[known.tenant] += grown + left - known.journal_bytes
         return None
 
     def _records(self, known: _Stream, first: int, last: int) -> list[bytes]:
@@ -402,6 +437,7 @@ class SqliteStore:
             self._count(known, -size)
 
     def _count(self, known: _Stream, size: int) -> None:
+        self._added[known.tenant] += size
         self._database.execute(
             "UPDATE streams SET state_bytes = state_bytes + ? WHERE number = ?", (size, known.number)
         )
@@ -460,8 +496,8 @@ class SqliteStore:
 
     def _find(self, stream: str) -> _Stream | None:
         found = self._database.execute(
-            "SELECT number, epoch, start, finish, base, covered_by, shared, state_bytes + journal_bytes, created "
-            "FROM streams WHERE id = ?",
+            "SELECT number, epoch, start, finish, base, covered_by, tenant, shared, state_bytes, journal_bytes, "
+            "created FROM streams WHERE id = ?",
             (_bytes(stream),),
         ).fetchone()
         return None if found is None else _Stream(*found)
@@ -552,6 +588,7 @@ class SqliteStore:
         if self.failure.done():
             raise StoreError(str(self.failure.result()))
         outcomes: list[Any] = []
+        self._added.clear()
         self._database.execute("BEGIN")
         try:
             for job in jobs:
@@ -560,6 +597,7 @@ class SqliteStore:
                 except (FencedError, HeldError, StoreError, UnknownStreamError) as problem:
                     outcomes.append(problem)
             self._database.execute("COMMIT")
+            self._usage.update(self._added)
         except BaseException as problem:
             with suppress(sqlite3.Error):
                 self._database.execute("ROLLBACK")
@@ -632,6 +670,17 @@ def _open(folder: Path) -> sqlite3.Connection:
         database.close()
         raise
     return database
+
+
+def _read_usage(database: sqlite3.Connection) -> Counter[bytes]:
+    """Return the bytes that each tenant uses, from all streams."""
+    found = database.execute(
+        "SELECT tenant, sum(size) FROM ("
+        "SELECT tenant, state_bytes + journal_bytes AS size FROM streams UNION ALL "
+        "SELECT tenant, length(data) FROM (SELECT DISTINCT tenant, shared FROM streams) JOIN blobs ON name = shared"
+        ") GROUP BY tenant"
+    )
+    return Counter(dict(found))
 
 
 def _hold(folder: Path) -> int:

@@ -9,12 +9,15 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, start_http_server
 from prometheus_client.core import Metric
 
+from ...errors import StoreError
 from ...version import __version__
+from ..store.base import Store
 from . import logs
 from .metrics import Families, Merged, families
 from .readiness import failing_workers
@@ -24,7 +27,15 @@ _log = logging.getLogger(__name__)
 # How often processes bring their numbers, and for how long these are shown, in seconds.
 PERIOD = 1.0
 _SHOWN = 10.0
+# How often the totals of the store are read, in seconds.
+_TOTALS_PERIOD = 10.0
 _KEEPER = "controller"
+_TOTALS = {
+    "streams": "Streams in the store, of all tenants.",
+    "bytes": "Bytes that streams use in the store, as quotas count them.",
+    "memory_bytes": "Memory that Redis uses; 0 with SQLite.",
+    "memory_limit_bytes": "Memory that Redis may use (`maxmemory`); 0 if it has no limit.",
+}
 
 
 async def gather_forever(gather: Callable[[], Awaitable[None]]) -> None:
@@ -61,6 +72,11 @@ class Gathering:
             "protodcs_ready", "Whether a part of the service can serve: 1 or 0.", ["part"], registry=own
         )
         self._workers = Gauge("protodcs_workers", "Workers there should be, and that answer.", ["which"], registry=own)
+        self._totals_read = -float("inf")
+        self._totals = {
+            name: Gauge(f"protodcs_store_{name}", documentation, registry=own)
+            for name, documentation in _TOTALS.items()
+        }
         Gauge("protodcs_lease_seconds", "How long a store may be silent.", registry=own).set(lease)
         self._restarts = Counter("protodcs_worker_restarts", "Workers that died and came back.", registry=own)
         Gauge("protodcs_build_info", "Always 1; the label says which version.", ["version"], registry=own).labels(
@@ -99,6 +115,17 @@ class Gathering:
         self._ready.labels("ingress").set("ingress" in present)
         if self._encodes:
             self._ready.labels("encoder").set("encoder" in present)
+
+    async def read_totals(self, store: Store) -> None:
+        """Read what the store holds, unless that was done a moment ago."""
+        if time.monotonic() - self._totals_read < _TOTALS_PERIOD:
+            return
+        self._totals_read = time.monotonic()
+        # A store that cannot be reached has metrics of its own.
+        with suppress(StoreError):
+            totals = await store.totals()
+            for gauge, value in zip(self._totals.values(), totals, strict=True):
+                gauge.set(value)
 
     def present(self) -> Mapping[str, Iterable[Metric]]:
         """The families of each process that was heard of lately."""

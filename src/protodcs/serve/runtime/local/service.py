@@ -24,7 +24,7 @@ from ...encoder.encoding import SharedEncoder
 from ...encoder.micro_batcher import MicroBatcher
 from ...messages import STOPPING, Reply, Request
 from ...settings import ServeConfig, check_single
-from ...store.base import ListedStream
+from ...store.base import ListedStream, Store
 from ...store.sqlite import SqliteStore
 from ...telemetry import logs, traces
 from ...telemetry.gathering import Gathering, gather_forever
@@ -62,12 +62,14 @@ class LocalService:
 
     Args:
         worker: the worker.
+        store: where its streams are.
         config: the settings of the service.
         encoder: None if the service accepts features only.
     """
 
-    def __init__(self, worker: Worker, config: ServeConfig, encoder: encoders.Encoder | None):
+    def __init__(self, worker: Worker, store: Store, config: ServeConfig, encoder: encoders.Encoder | None):
         self._worker = worker
+        self._store = store
         self._router = Router(self._call, self.workers, config)
         self._encoder = None if encoder is None else _LocalEncoder(encoder, config)
         if self._encoder is not None:
@@ -120,6 +122,7 @@ class LocalService:
         if self._encoder is not None:
             self._gathering.put("encoder", families(self._encoder.metrics.registry))
         self._gathering.saw([_WORKER], await self.facts())
+        await self._gathering.read_totals(self._store)
 
 
 class _LocalEncoder:
@@ -199,7 +202,7 @@ async def _serve(config: ServeConfig, listener: socket.socket, ready: Callable[[
         encoder = None
         if config.encoder is not None:
             encoder = encoders.load(config.encoder, device=config.device, batch_size=config.batch_size)
-        service = LocalService(worker, config, encoder)
+        service = LocalService(worker, store, config, encoder)
         await worker.start()
         if config.metrics_port:
             service.listen_for_prometheus(config.host, config.metrics_port)

@@ -232,6 +232,8 @@ class Controller:
             if answer is not None:
                 self._gathering.put(name, answer[1])
         self._gathering.saw(names, [answer[0] for answer in answers if answer is not None])
+        with suppress(StoreError):
+            await self._gathering.read_totals(await self._opened_store())
 
     async def drain(self) -> None:
         """Stop all workers; what they hold goes to sleep."""
