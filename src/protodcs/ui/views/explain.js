@@ -2,12 +2,13 @@
 
 import { ApiError, address, may, request, streamPath } from "../api.js";
 import { Dialog } from "../components/dialog.js";
+import { Picture } from "../components/picture.js";
 import { Failure, Loading, Pill } from "../components/states.js";
 import { decimal, percent } from "../logic/format.js";
 import { warningText } from "../logic/problems.js";
 import { useEffect, useState } from "../vendor/hooks.js";
 import { h } from "../vendor/preact.js";
-import { Bars, Picture } from "./overview.js";
+import { Bars } from "./overview.js";
 
 /** @typedef {import("../logic/history.js").Decision} Decision */
 
@@ -25,7 +26,7 @@ export function ExplainDialog({ id, decision, session, onClose }) {
       h(
         "div",
         { class: "sample" },
-        h(Picture, { id, decision }),
+        h(Picture, { id, position: decision.position, exists: decision.hasThumbnail }),
         h(
           "div",
           null,

@@ -1,7 +1,8 @@
 /** The overview of a stream: numbers, timeline, scores, classes, unknown images, guards and snapshots. */
 
-import { address, get, streamPath } from "../api.js";
+import { get, streamPath } from "../api.js";
 import { Chart, outcomeBars, themeColors } from "../components/charts.js";
+import { Picture } from "../components/picture.js";
 import { clock, count, decimal, percent } from "../logic/format.js";
 import { densities, falseRejects, fitGroups, histogram } from "../logic/groups.js";
 import { classCounts } from "../logic/history.js";
@@ -297,24 +298,11 @@ export function Thumbnail({ id, decision, onClick }) {
     h(
       "button",
       { type: "button", onClick, title: `Explain the decision at ${clock(decision.time)}` },
-      h(Picture, { id, decision }),
+      h(Picture, { id, position: decision.position, exists: decision.hasThumbnail }),
       h("small", null, nearest),
       h("small", null, clock(decision.time)),
     ),
   );
-}
-
-/** @param {{id: string, decision: Decision}} props */
-export function Picture({ id, decision }) {
-  return decision.hasThumbnail
-    ? h("img", {
-        src: address(streamPath(id, `/decisions/${decision.position}/thumbnail`)),
-        alt: `Sample ${decision.position}`,
-        loading: "lazy",
-        width: 96,
-        height: 96,
-      })
-    : h("span", { class: "no-image" }, "no image");
 }
 
 /** @param {{status: StreamStatus, history: History}} props */

@@ -10,7 +10,9 @@ import { useNow, usePolling } from "../polling.js";
 import { useEffect, useRef, useState } from "../vendor/hooks.js";
 import { h } from "../vendor/preact.js";
 import { Actions } from "./actions.js";
+import { Clusters } from "./clusters.js";
 import { Overview } from "./overview.js";
+import { Review } from "./review.js";
 
 /** @typedef {import("../api.js").Session} Session */
 /** @typedef {import("../api.js").StreamStatus} StreamStatus */
@@ -21,7 +23,11 @@ const HISTORY = 3000;
 const PAGE = 1000;
 
 /** @type {[string, string][]} */
-const TABS = [["", "Overview"]];
+const TABS = [
+  ["", "Overview"],
+  ["clusters", "Clusters"],
+  ["review", "Review"],
+];
 
 /**
  * @param {{id: string, tab: string, session: Session}} props
@@ -80,7 +86,11 @@ export function StreamView({ id, tab, session }) {
       ),
     ),
     problems.map(({ kind, text }) => h("p", { key: kind, class: "notice" }, text)),
-    h(Overview, { status, history, version, session }),
+    tab === "clusters"
+      ? h(Clusters, { status, session, reloadStatus: reload })
+      : tab === "review"
+        ? h(Review, { status, session })
+        : h(Overview, { status, history, version, session }),
   );
 }
 
@@ -111,6 +121,7 @@ function useHistory(id, incarnation, paused, changed) {
         grow(page.items.toReversed());
       }
     };
+    load();
     const stop = follow(streamPath(id, "/events"), {
       events: (batch) => {
         grow(batch.filter(({ type }) => type === "decision").map(({ data }) => data));

@@ -1,0 +1,17 @@
+/** The thumbnail of a sample, or a place that says that there is none. */
+
+import { address, streamPath } from "../api.js";
+import { h } from "../vendor/preact.js";
+
+/** @param {{id: string, position: number, exists: boolean}} props */
+export function Picture({ id, position, exists }) {
+  return exists
+    ? h("img", {
+        src: address(streamPath(id, `/decisions/${position}/thumbnail`)),
+        alt: `Sample ${position}`,
+        loading: "lazy",
+        width: 96,
+        height: 96,
+      })
+    : h("span", { class: "no-image" }, "no image");
+}

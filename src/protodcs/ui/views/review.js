@@ -1,0 +1,200 @@
+/** Review: samples that the stream is least sure about, one after the other, answered with the keyboard. */
+
+import { get, may, post, streamPath } from "../api.js";
+import { Picture } from "../components/picture.js";
+import { Empty, Failure, Loading, Pill } from "../components/states.js";
+import { percent, quantity } from "../logic/format.js";
+import { asDecision } from "../logic/history.js";
+import { classKeys, meaningOf, SKIP_KEY, UNDO_KEY, UNKNOWN_KEY } from "../logic/review_keys.js";
+import { useCallback, useEffect, useRef, useState } from "../vendor/hooks.js";
+import { h } from "../vendor/preact.js";
+
+/** @typedef {import("../api.js").StreamStatus} StreamStatus */
+/** @typedef {import("../api.js").ApiError} ApiError */
+/** @typedef {import("../logic/history.js").Decision} Decision */
+/** @typedef {{decision: Decision, label: string | null}} Answer */
+
+const PAGE = 30;
+/** An answer is sent after so many milliseconds, or with the next one. Until then it can be undone. */
+const UNDO_TIME = 6000;
+
+/**
+ * @param {{status: StreamStatus, session: import("../api.js").Session}} props
+ */
+export function Review({ status, session }) {
+  const { id, classes } = status;
+  const admin = may(session, "admin");
+  const [queue, setQueue] = useState(/** @type {Decision[] | null} */ (null));
+  const [place, setPlace] = useState(0);
+  const [answered, setAnswered] = useState(0);
+  const [error, setError] = useState(/** @type {ApiError | null} */ (null));
+  const [pending, setPending] = useState(/** @type {Answer | null} */ (null));
+  const waiting = useRef(/** @type {{answer: Answer, timer: ReturnType<typeof setTimeout>} | null} */ (null));
+
+  const load = useCallback(() => {
+    setQueue(null);
+    setPlace(0);
+    get(streamPath(id, `/review?limit=${PAGE}`)).then(({ items }) => {
+      setQueue(items.map(asDecision));
+      setError(null);
+    }, setError);
+  }, [id]);
+  useEffect(load, [load]);
+
+  /** Send the answer that waits. */
+  const send = useCallback(() => {
+    const { current } = waiting;
+    waiting.current = null;
+    setPending(null);
+    if (current === null) {
+      return;
+    }
+    clearTimeout(current.timer);
+    const { decision, label } = current.answer;
+    post(streamPath(id, "/feedback"), { position: decision.position, label }).then(
+      () => setAnswered((before) => before + 1),
+      setError,
+    );
+  }, [id]);
+  useEffect(() => {
+    addEventListener("pagehide", send);
+    return () => {
+      removeEventListener("pagehide", send);
+      send();
+    };
+  }, [send]);
+
+  const decision = queue?.[place] ?? null;
+  const answer = (/** @type {string | null} */ label) => {
+    if (decision === null || !admin) {
+      return;
+    }
+    send();
+    const given = { decision, label };
+    waiting.current = { answer: given, timer: setTimeout(send, UNDO_TIME) };
+    setPending(given);
+    setPlace(place + 1);
+  };
+  const undo = () => {
+    if (waiting.current !== null) {
+      clearTimeout(waiting.current.timer);
+      waiting.current = null;
+      setPending(null);
+      setPlace(place - 1);
+    }
+  };
+  const skip = () => decision !== null && setPlace(place + 1);
+  const act = useRef(/** @type {(event: KeyboardEvent) => void} */ (() => {}));
+  act.current = (event) => {
+    const target = /** @type {HTMLElement} */ (event.target);
+    const elsewhere = ["INPUT", "SELECT", "TEXTAREA", "DIALOG"].includes(target.tagName);
+    const pressesButton = event.key === "Enter" && ["BUTTON", "A"].includes(target.tagName);
+    if (event.ctrlKey || event.metaKey || event.altKey || elsewhere || pressesButton) {
+      return;
+    }
+    const meaning = meaningOf(event.key, classes);
+    if (meaning === null) {
+      return;
+    }
+    event.preventDefault();
+    if (meaning === "undo") {
+      undo();
+    } else if (meaning === "skip") {
+      skip();
+    } else if (meaning === "confirm") {
+      decision !== null && answer(decision.label);
+    } else {
+      answer(meaning.answer);
+    }
+  };
+  useEffect(() => {
+    const pressed = (/** @type {KeyboardEvent} */ event) => act.current(event);
+    addEventListener("keydown", pressed);
+    return () => removeEventListener("keydown", pressed);
+  }, []);
+
+  if (error) {
+    return h(Failure, { error, retry: load });
+  }
+  if (queue === null) {
+    return h(Loading, { what: "the review queue" });
+  }
+  if (!admin) {
+    return h(
+      Empty,
+      { title: "Your key may not review" },
+      "Reviewing changes the stream. It needs a key with the role admin.",
+    );
+  }
+  const bar = h(
+    "p",
+    { class: "toolbar review-bar", role: "status" },
+    `${quantity(answered, "answer")} sent.`,
+    pending && ` “${pending.label ?? "unknown"}” is sent in a few seconds.`,
+    pending && h("button", { type: "button", onClick: undo }, `Undo (${UNDO_KEY.toUpperCase()})`),
+  );
+  if (decision === null) {
+    return h(
+      "div",
+      null,
+      bar,
+      h(
+        Empty,
+        { title: queue.length === 0 ? "There is nothing to review yet" : "You have seen all samples of this queue" },
+        "Samples appear here as the stream decides. ",
+        h("button", { type: "button", onClick: load }, "Load more"),
+      ),
+    );
+  }
+  return h(
+    "div",
+    null,
+    bar,
+    h(
+      "section",
+      { class: "panel review", "aria-label": "Sample to review" },
+      h(
+        "div",
+        { class: "sample" },
+        h(Picture, { id, position: decision.position, exists: decision.hasThumbnail }),
+        h(
+          "p",
+          null,
+          `Sample ${place + 1} of ${queue.length}: `,
+          h(Pill, { kind: decision.outcome }, decision.label ?? "unknown"),
+          ` probability of unknown ${percent(decision.pUnknown)}; most like ${decision.nearest}.`,
+        ),
+      ),
+      h("h2", null, "What is it?"),
+      h(
+        "div",
+        { class: "keys" },
+        h(KeyButton, {
+          name: "Enter",
+          label: `correct: ${decision.label ?? "unknown"}`,
+          press: () => answer(decision.label),
+        }),
+        h(KeyButton, { name: UNKNOWN_KEY, label: "unknown", press: () => answer(null) }),
+        h(KeyButton, { name: SKIP_KEY, label: "skip", press: skip }),
+      ),
+      h(
+        "div",
+        { class: "keys", role: "group", "aria-label": "Classes" },
+        classKeys(classes).map(([key, name]) =>
+          h(KeyButton, { key: name, name: key, label: name, press: () => answer(name) }),
+        ),
+      ),
+    ),
+  );
+}
+
+/** @param {{name: string, label: string, press: () => void}} props */
+function KeyButton({ name, label, press }) {
+  return h(
+    "button",
+    { type: "button", onClick: press },
+    name && h("kbd", null, name.length === 1 ? name.toUpperCase() : name),
+    " ",
+    label,
+  );
+}
