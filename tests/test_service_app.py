@@ -432,6 +432,28 @@ def test_what_is_not_there_is_404():
     asyncio.run(run())
 
 
+def test_a_snapshot_shows_what_a_roll_back_would_restore():
+    async def run():
+        async with served() as service:
+            for place in range(4):
+                await service.post("s/observe", feature(place))
+            assert (await service.post("s/snapshots", json={"name": "a/b"})).status_code == 201
+            before = (await service.client.get("/v1/streams/s")).json()
+            await service.post("s/classes", json={"name": "owl", "prototype": FEATURES[9].tolist()})
+            await service.post("s/observe", feature(5))
+            path = "/v1/streams/s/snapshots/"
+            shown = (await service.client.get(path + quote("a/b", safe=""))).json()
+            assert (shown["name"], shown["sequence"], shown["frozen"]) == ("a/b", 4, False)
+            assert shown["classes"] == before["classes"]
+            assert (await service.client.get("/v1/streams/s")).json()["sequence"] == 5
+            words_of(await service.client.get(path + "none"), 404)
+            await service.post("s/rollback", json={"name": "a/b"})
+            after = (await service.client.get("/v1/streams/s")).json()
+            assert {**after["stats"], "method": "streamdcs"}.items() <= shown["stats"].items()
+
+    asyncio.run(run())
+
+
 def test_too_many_kept_snapshots_are_409():
     async def run():
         async with served(max_snapshots=1) as service:

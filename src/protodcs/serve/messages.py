@@ -52,6 +52,7 @@ class Action:
     RESET = "reset"
     SAVE_SNAPSHOT = "save snapshot"
     LIST_SNAPSHOTS = "list snapshots"
+    DESCRIBE_SNAPSHOT = "describe snapshot"
     DELETE_SNAPSHOT = "delete snapshot"
     ROLLBACK = "rollback"
     DELETE = "delete"

@@ -23,7 +23,6 @@ import { seconds } from "./logic/format.js";
  * @property {number} sequence
  * @property {number} position
  * @property {string} incarnation
- * @property {number | null} target_false_reject
  * @property {{state: string, events?: GuardEvent[], windows?: number}} guard
  * @property {Record<string, any>} stats
  */

@@ -256,6 +256,16 @@ class LiveStream:
         shares = self.engine._prototypes is self._prototypes
         return self.engine.difference() if shares else self.engine.snapshot()
 
+    def describe_state(self, state: bytes) -> dict[str, Any]:
+        """Return what an engine with this state would be, JSON-ready; nothing changes."""
+        engine = self._restored(state)
+        return {
+            "classes": list(engine.classes),
+            "frozen": engine.frozen,
+            "sequence": engine.sequence,
+            "stats": engine.stats(),
+        }
+
     def explain(self, payload: bytes) -> dict[str, Any]:
         """What each stage would do with a feature; nothing changes."""
         if not isinstance(self.engine, StreamDCS | ProtoDCS):

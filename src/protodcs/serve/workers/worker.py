@@ -526,7 +526,6 @@ class Worker:
             "classes": list(live.engine.classes),
             "created": live.created,
             **live.summary()._asdict(),
-            "target_false_reject": live.spec.config.get("target_false_reject"),
             "worker": self.name,
             "incarnation": live.incarnation,
             "epoch": live.epoch,
@@ -656,6 +655,13 @@ class Worker:
         with suppress(_DamagedError):
             await self._loaded(request.stream, request.stand_in)
         return Reply(Outcome.DONE, facts={"snapshots": await self._store.saved_snapshots(request.stream)})
+
+    async def _describe_snapshot(self, request: Request) -> Reply:
+        """Return what the stream would be after a roll-back. Nothing changes."""
+        loaded = await self._loaded(request.stream, request.stand_in)
+        live = loaded.live
+        state = await self._saved_state(request, live.spec, live.engine.dimension)
+        return Reply(Outcome.DONE, facts=await self._in_thread(partial(live.describe_state, state)))
 
     async def _roll_back(self, request: Request) -> Reply:
         """Restore a saved snapshot; the journal goes on, so every acknowledged observe stays in it."""
@@ -1195,6 +1201,7 @@ _SPECIAL: dict[str, Callable[[Worker, Request], Any]] = {
     Action.CREATE_LIKE: Worker._create_like,
     Action.SAVE_SNAPSHOT: Worker._save_snapshot,
     Action.LIST_SNAPSHOTS: Worker._list_snapshots,
+    Action.DESCRIBE_SNAPSHOT: Worker._describe_snapshot,
     Action.DELETE_SNAPSHOT: Worker._delete_snapshot,
     Action.ROLLBACK: Worker._roll_back,
     Action.IMPORT: Worker._import,

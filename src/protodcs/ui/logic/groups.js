@@ -1,5 +1,5 @@
 /**
- * The scores of known and unknown samples: bins, the two fitted groups, and what they say about false rejects.
+ * The scores of known and unknown samples: bins and the two fitted groups.
  * `fitGroups` is the EM of `protodcs.core.streamdcs.threshold.fit_mixture`; a test compares the two.
  */
 
@@ -94,15 +94,6 @@ export function densities(groups, score) {
     unknown:
       ((groups.share / groups.deviation) * Math.exp(-0.5 * ((score - groups.mean) / groups.deviation) ** 2)) / ROOT,
   };
-}
-
-/**
- * Return the estimated fraction of known samples that were rejected.
- * @param {Groups} groups @param {boolean[]} rejected
- */
-export function falseRejects(groups, rejected) {
-  const known = groups.unknown.map((p) => 1 - p);
-  return dot(known, rejected.map(Number)) / Math.max(sum(known), SMALL);
 }
 
 /**

@@ -1,15 +1,12 @@
 /** Keys of the review queue. Pure functions. */
 
-const DIGITS = "123456789";
-const LETTERS = "abcdefghijklmnopqrtvwxy";
-
 /** Keys with a meaning of their own: unknown, skip, undo. */
 export const UNKNOWN_KEY = "u";
 export const SKIP_KEY = "s";
 export const UNDO_KEY = "z";
 
 /** The keys of classes, in the order of the classes. */
-const KEYS = [...DIGITS, ...LETTERS].filter((key) => ![UNKNOWN_KEY, SKIP_KEY, UNDO_KEY].includes(key));
+const KEYS = [..."123456789abcdefghijklmnopqrtvwxy"];
 
 /**
  * Return the key of each class; classes beyond the last key have none.

@@ -107,8 +107,67 @@ function RollBack({ status, onClose, done }) {
             (names ?? []).map((one) => h("option", { key: one, value: one }, one)),
           ),
           h("p", null, "The stream forgets what it learned after this snapshot. Its past decisions stay in the log."),
-          h(Facts, { status }),
+          name !== "" && h(Preview, { status, name }),
         ],
+  );
+}
+
+/**
+ * What a roll-back changes.
+ * @param {{status: StreamStatus, name: string}} props
+ */
+function Preview({ status, name }) {
+  const [found, setFound] = useState(/** @type {any} */ (null));
+  useEffect(() => {
+    setFound(null);
+    get(streamPath(status.id, `/snapshots/${encodeURIComponent(name)}`)).then(setFound, () => setFound({}));
+  }, [status.id, name]);
+  if (found === null) {
+    return h("p", { class: "hint" }, "Loading the preview…");
+  }
+  if (!found.stats) {
+    return h("p", { class: "hint" }, "This snapshot cannot be described.");
+  }
+  const rows = [
+    ["Samples", count(status.sequence), count(found.sequence)],
+    ["Threshold", decimal(status.stats.threshold), decimal(found.stats.threshold)],
+    ["Share of unknown, estimate", percent(status.stats.share_unknown), percent(found.stats.share_unknown)],
+    ["Learning", status.frozen ? "frozen" : "on", found.frozen ? "frozen" : "on"],
+    ["Classes", count(status.classes.length), count(found.classes.length)],
+  ];
+  const lost = status.classes.filter((one) => !found.classes.includes(one));
+  const back = found.classes.filter((/** @type {string} */ one) => !status.classes.includes(one));
+  return h(
+    "div",
+    null,
+    h(
+      "table",
+      { class: "preview" },
+      h(
+        "thead",
+        null,
+        h(
+          "tr",
+          null,
+          ["", "Now", "After"].map((text) => h("th", { key: text, scope: "col" }, text)),
+        ),
+      ),
+      h(
+        "tbody",
+        null,
+        rows.map(([label, now, after]) =>
+          h(
+            "tr",
+            { key: label, class: now === after ? "" : "changed" },
+            h("th", { scope: "row" }, label),
+            h("td", null, now),
+            h("td", null, after),
+          ),
+        ),
+      ),
+    ),
+    lost.length > 0 && h("p", { class: "notice" }, `Classes that go: ${lost.join(", ")}`),
+    back.length > 0 && h("p", { class: "notice" }, `Classes that come back: ${back.join(", ")}`),
   );
 }
 

@@ -4,7 +4,7 @@ import { get, streamPath } from "../api.js";
 import { Chart, outcomeBars, themeColors } from "../components/charts.js";
 import { Picture } from "../components/picture.js";
 import { clock, count, decimal, percent } from "../logic/format.js";
-import { densities, falseRejects, fitGroups, histogram } from "../logic/groups.js";
+import { densities, fitGroups, histogram } from "../logic/groups.js";
 import { classCounts } from "../logic/history.js";
 import { guardText } from "../logic/problems.js";
 import { timeline } from "../logic/timeline.js";
@@ -37,7 +37,7 @@ export function Overview({ status, history, version, session }) {
   return h(
     "div",
     null,
-    h(Tiles, { status, recent, groups }),
+    h(Tiles, { status }),
     h(
       "div",
       { class: "panels" },
@@ -66,17 +66,9 @@ function fittedGroups(recent, status) {
     : null;
 }
 
-/**
- * @param {{status: StreamStatus, recent: Decision[], groups: ReturnType<typeof fittedGroups>}} props
- */
-function Tiles({ status, recent, groups }) {
+/** @param {{status: StreamStatus}} props */
+function Tiles({ status }) {
   const { stats } = status;
-  const estimate =
-    groups &&
-    falseRejects(
-      groups,
-      recent.map(({ outcome }) => outcome === "unknown"),
-    );
   return h(
     "dl",
     { class: "tiles" },
@@ -92,8 +84,8 @@ function Tiles({ status, recent, groups }) {
     }),
     h(Tile, {
       name: "False rejects, estimate",
-      value: estimate === null ? "–" : percent(estimate, 1),
-      detail: `target ${percent(status.target_false_reject)}${estimate === null ? "; estimated once two groups show" : ""}`,
+      value: percent(stats.false_reject, 1),
+      detail: stats.target_false_reject == null ? "" : `target ${percent(stats.target_false_reject)}`,
     }),
     h(Tile, {
       name: "Threshold",
@@ -214,7 +206,7 @@ function Scores({ status, recent, groups }) {
       h(
         "p",
         { class: "hint" },
-        `Last ${count(recent.length)} decisions. A score below the threshold is unknown. `,
+        `Last ${count(recent.length)} decisions. A score below the threshold is unknown; earlier decisions used earlier thresholds. `,
         groups ? `Two groups were fitted to these scores; ${modes}.` : "The scores form one group.",
       ),
   );

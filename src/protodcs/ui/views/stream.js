@@ -23,11 +23,7 @@ const HISTORY = 3000;
 const PAGE = 1000;
 
 /** @type {[string, string][]} */
-const TABS = [
-  ["", "Overview"],
-  ["clusters", "Clusters"],
-  ["review", "Review"],
-];
+const TABS = [["", "Overview"]];
 
 /**
  * @param {{id: string, tab: string, session: Session}} props

@@ -1,5 +1,6 @@
 """Save, list, restore and delete snapshots of a stream."""
 
+from typing import Any
 from urllib.parse import quote
 
 from fastapi import APIRouter
@@ -36,12 +37,30 @@ class SnapshotList(BaseModel):
     snapshots: list[str]
 
 
+class SnapshotStatus(BaseModel):
+    """A saved snapshot."""
+
+    name: str
+    classes: list[str]
+    frozen: bool = Field(description="Whether the stream decided without learning.")
+    sequence: int = Field(description="Number of samples observed.")
+    stats: dict[str, Any] = Field(description="Numbers of the method.")
+
+
 @router.get("/v1/streams/{stream}/snapshots")
 @requires("read", "snapshots")
 async def list_snapshots(stream: StreamPath, context: Context) -> SnapshotList:
     """Return the names of the saved snapshots, oldest first."""
     reply = await context.ask(stream, Action.LIST_SNAPSHOTS)
     return SnapshotList.model_validate(reply.facts)
+
+
+@router.get("/v1/streams/{stream}/snapshots/{name:path}")
+@requires("read", "snapshots")
+async def describe_snapshot(stream: StreamPath, name: NamePath, context: Context) -> SnapshotStatus:
+    """Return what the stream would be after a roll-back to a snapshot. Nothing changes."""
+    reply = await context.ask(stream, Action.DESCRIBE_SNAPSHOT, name.encode())
+    return SnapshotStatus.model_validate({**(reply.facts or {}), "name": name})
 
 
 @router.post("/v1/streams/{stream}/snapshots", status_code=201, responses={201: LOCATION})

@@ -99,9 +99,6 @@ class StreamStatus(BaseModel):
     )
     guard_reason: str | None = Field(description="The guard that froze the stream; null unless one did.")
     warning: str | None = Field(description="Reason of the newest decision; null if there is none.")
-    target_false_reject: float | None = Field(
-        description="Fraction of known samples that the method may reject; null if the method has no such setting."
-    )
     frozen: bool = Field(description="Whether the stream decides without learning.")
     sequence: int = Field(description="Number of samples observed.")
     position: int = Field(description="Number of records in its journal.")
