@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protodcs.errors import FencedError, HeldError, StoreError, UnknownStreamError
+from protodcs.serve.log.entries import LogEntry, LogLimits, LogPage, LogQuery, Purge, Range, marked
 from protodcs.serve.settings import tenant_of
 from protodcs.serve.store.base import (
     AcquiredStream,
@@ -41,6 +42,8 @@ class _Stream:
     saved: dict[str, bytes] = field(default_factory=dict)
     created: float = field(default_factory=time.time)
     summary: bytes = b""
+    log: list[LogEntry] = field(default_factory=list)
+    roll_backs: list[Range] = field(default_factory=list)
 
     @property
     def position(self) -> int:
@@ -190,6 +193,8 @@ class MemoryStore:
             )
         found.journal += records
         found.summary = batch.summary
+        found.log += [entry._replace(has_thumbnail=bool(entry.thumbnail)) for entry in batch.log]
+        found.roll_backs += batch.roll_backs
         return True
 
     def _cover(self, found: _Stream, checkpoint: Checkpoint) -> bool:
@@ -301,5 +306,51 @@ class MemoryStore:
             raise StoreError(f"there is no shared blob {name!r}")
         return self.shared[name]
 
+    def _logged(self, stream: str) -> _Stream:
+        self._reach()
+        if stream not in self.content:
+            raise UnknownStreamError(f"there is no stream {stream!r}")
+        return self.content[stream]
+
+    async def read_log(self, stream: str, query: LogQuery) -> LogPage:
+        found = self._logged(stream)
+        entries = sorted(found.log, key=lambda entry: entry.position, reverse=query.newest_first)
+        entries = [
+            entry._replace(thumbnail=b"")
+            for entry in entries
+            if not query.is_contradictory and query.matches(entry) and _between(entry, query.since, query.until)
+        ]
+        if query.after is not None:
+            entries = [
+                entry
+                for entry in entries
+                if (entry.position < query.after if query.newest_first else entry.position > query.after)
+            ]
+        return LogPage(marked(entries[: query.limit], found.roll_backs), len(entries) > query.limit)
+
+    async def read_thumbnail(self, stream: str, position: int) -> bytes | None:
+        thumbnails = {entry.position: entry.thumbnail for entry in self._logged(stream).log}
+        return thumbnails.get(position) or None
+
+    async def purge_log(self, stream: str, wanted: Purge) -> int:
+        found = self._logged(stream)
+        left = [
+            entry
+            for entry in found.log
+            if not (_between(entry, wanted.since, wanted.until) and wanted.image_ref in (None, entry.image_ref))
+        ]
+        count, found.log = len(found.log) - len(left), left
+        return count
+
+    async def trim_log(self, limits: LogLimits) -> None:
+        self._reach()
+        for found in self.content.values():
+            oldest = 1000 * (time.time() + self.clock_offset - limits.seconds)
+            found.log = [entry for entry in found.log if entry.time >= oldest][-limits.entries :]
+
     async def close(self) -> None:
         pass
+
+
+def _between(entry: LogEntry, since: int | None, until: int | None) -> bool:
+    return (since is None or entry.time >= since) and (until is None or entry.time < until)

@@ -63,8 +63,12 @@ def test_a_stream_from_its_creation_to_its_end(run, rows, service, tmp_path):
     assert json.loads(run("show", "c", "--json"))["sequence"] == 0
     assert "restored: five" in run("rollback", "c", "five")
     assert "sequence: 5" in run("show", "c")
-    assert json.loads(run("decisions", "c", "--last", "1", "--json"))["position"] == 4
-    assert run("decisions", "c").startswith("4: ")
+    assert json.loads(run("log", "c", "--last", "1", "--json"))["position"] == 4
+    assert run("log", "c").startswith("4  ")
+    assert run("log", "c", "--oldest").startswith("0  ")
+    assert "--all" in run("purge-log", "c", code=1)
+    assert json.loads(run("purge-log", "c", "--until", "2000-01-01", "--json")) == {"deleted": 0}
+    assert json.loads(run("purge-log", "c", "--all", "--json")) == {"deleted": 5}
     state = tmp_path / "c.safetensors"
     assert json.loads(run("export", "c", state, "--json"))["bytes"] == len(state.read_bytes())
     assert "added: owl" in run("add-class", "c", "owl", "--prototype", tmp_path / "one.npy")

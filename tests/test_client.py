@@ -23,6 +23,7 @@ from protodcs import AsyncClient, Client, Decision, Observed, StreamDCS, protoco
 from protodcs import client as client_module
 from protodcs.data import decode
 from protodcs.errors import ImageError, InputError, ProtoDCSError, ServiceError
+from protodcs.protocol import LogFilter
 from redis_server import free_port
 from served_over_http import Faulty, Impatient, serving
 from test_service_app import FakeEncoding, served
@@ -163,9 +164,9 @@ def fields_of(seen):
 
 def test_what_a_stream_knows_can_be_asked_changed_and_carried_away(plain, client, stream):
     seen = [stream.observe(FEATURES[number]) for number in range(12)]
-    assert list(map(fields_of, stream.decisions(5))) == list(map(fields_of, seen[:6:-1]))
-    assert list(map(fields_of, stream.decisions(unknown=True))) == [
-        fields_of(one) for one in seen[::-1] if not one.decision.known
+    assert [entry.position for entry in stream.log(limit=5)] == [one.position for one in seen[:6:-1]]
+    assert [entry.position for entry in stream.log(LogFilter(outcome="unknown"))] == [
+        one.position for one in seen[::-1] if not one.decision.known
     ]
     engine = protodcs.StreamDCS(ROWS)
     engine.observe_many(FEATURES[:12])
@@ -660,7 +661,8 @@ def test_the_life_of_a_stream_with_asyncio():
         await stream.delete_snapshot("first")
         assert await stream.snapshots() == []
         seen = await stream.observe(FEATURES[1])
-        assert list(map(fields_of, await stream.decisions(1))) == [fields_of(seen)]
+        assert [entry.position async for entry in stream.log(limit=1)] == [seen.position]
+        assert await stream.purge_log(image_ref="none") == 0
         assert (await stream.explain(FEATURES[2]))["decision"]["known"]
         state = await stream.export_state()
         await stream.add_class("owl", FEATURES[20])

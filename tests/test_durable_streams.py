@@ -202,17 +202,17 @@ def test_a_restored_redis_is_the_truth_though_workers_remember_more(tmp_path):
         asyncio.run(until(lambda: told_positions(rig.service, left) == left, "reads that agree with the store", 60))
         again.run()
         with Client(rig.service.base_url) as client:
-            read = {stream: client.stream(stream).decisions(20) for stream in again.creations}
+            read = {stream: list(client.stream(stream).log(limit=20)) for stream in again.creations}
         rig.service.stop()
         streams = rig.service.streams()
         journals = {s: [entry_of(r) for r in records] for s, records in journals_from_aof(rig.redis.folder).items()}
     violations, _ = judge(again, journals, streams)
     assert not violations, report(violations)
     assert lost > 0
-    for stream, observed in read.items():
-        for seen in observed:
-            entry = journals[stream][seen.position]
-            assert (seen.epoch, seen.decision.score) == (entry.epoch, entry.answer["score"])
+    for stream, logged in read.items():
+        for found in logged:
+            entry = journals[stream][found.position]
+            assert (found.key, found.score) == (entry.key, entry.answer["score"])
 
 
 async def loaded_with_backup(load, redis, backup):

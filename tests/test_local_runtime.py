@@ -109,8 +109,8 @@ def test_a_backup_of_a_running_service_is_a_store_of_its_own(tmp_path):
         assert done.exit_code == 0, done.output
         stream.observe(FEATURES[20])
     with Service(tmp_path, store=f"sqlite:{tmp_path / 'copy'}") as copy, Client(copy.base_url) as client:
-        told = client.stream("s").decisions(100)
-        assert [str(one.decision) for one in reversed(told)] == [str(one.decision) for one in seen]
+        told = list(client.stream("s").log(order="oldest"))
+        assert [(entry.position, entry.score) for entry in told] == [(one.position, one.decision.score) for one in seen]
 
 
 def test_metrics_of_all_parts_are_on_one_page(tmp_path):

@@ -878,21 +878,6 @@ def test_several_images_come_as_files_of_a_form_all_or_none():
     asyncio.run(run())
 
 
-def test_past_decisions_are_told_newest_first_unless_that_is_off():
-    async def run():
-        async with served() as service:
-            said = [(await service.observe(feature(n))).json()["decisions"][0] for n in range(12)]
-            told = (await service.client.get("/v1/streams/s/decisions?last=5")).json()["decisions"]
-            assert told == [{key: one[key] for key in one if key != "repeated"} for one in said[:6:-1]]
-            strange = (await service.client.get("/v1/streams/s/decisions?unknown=true")).json()["decisions"]
-            assert [one["position"] for one in strange] == [n for n in range(11, -1, -1) if not said[n]["known"]]
-            words_of(await service.client.get("/v1/streams/s/decisions?last=0"), 422)
-        async with served(history=False) as service:
-            assert "off" in words_of(await service.client.get("/v1/streams/s/decisions"), 409)
-
-    asyncio.run(run())
-
-
 def test_an_explanation_is_that_of_the_engine_and_changes_nothing():
     async def run():
         async with served() as service:
@@ -1085,8 +1070,8 @@ def test_a_problem_names_each_wrong_field():
             refused = (await service.client.put("/v1/workers", json={"count": 0})).json()
             assert [error["field"] for error in refused["errors"]] == ["count"]
             assert refused["code"] == "invalid_request"
-            refused = (await service.client.get("/v1/streams/s/decisions?last=0&unknown=maybe")).json()
-            assert [error["field"] for error in refused["errors"]] == ["last", "unknown"]
+            refused = (await service.client.get("/v1/streams/s/decisions?limit=0&outcome=maybe")).json()
+            assert [error["field"] for error in refused["errors"]] == ["outcome", "limit"]
 
     asyncio.run(run())
 

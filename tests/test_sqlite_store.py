@@ -12,6 +12,7 @@ import pytest
 
 from power_loss import PowerLoss
 from protodcs.errors import FencedError, InputError, StoreError
+from protodcs.serve.log.entries import LogQuery
 from protodcs.serve.store.base import Batch, Checkpoint
 from protodcs.serve.store.sqlite import DATABASE, SqliteStore, back_up
 
@@ -149,6 +150,7 @@ def test_a_file_that_is_no_database_is_an_error_and_stays(tmp_path):
 
 CHILD = """
 import asyncio, random, sys
+from protodcs.serve.log.entries import LogEntry
 from protodcs.serve.store.base import Batch, Checkpoint
 from protodcs.serve.store.sqlite import SqliteStore
 
@@ -159,7 +161,11 @@ async def stream(store, name):
     said = (held.snapshot or b"").split() + held.tail
     while True:
         records = [b"%s:%d" % (name.encode(), len(said) + index) for index in range(random.randint(1, 3))]
-        writes = [Batch(name, held.fence, len(said), records)]
+        log = [
+            LogEntry(len(said) + index, 1000, "key", record.decode(), "known", "cat", 0.0, 1.0, None)
+            for index, record in enumerate(records)
+        ]
+        writes = [Batch(name, held.fence, len(said), records, b"", log)]
         said += records
         if random.random() < 0.3:
             writes.append(Checkpoint(name, held.fence, len(said), b" ".join(said)))
@@ -197,11 +203,28 @@ def check(found, acknowledged):
         assert records == [f"{stream}:{index}".encode() for index in range(len(records))]
 
 
+def check_log(folder, found):
+    """The decision log has one entry for each record, in order."""
+
+    async def read():
+        store = SqliteStore(folder)
+        try:
+            query = LogQuery(newest_first=False, limit=100_000)
+            return {stream: (await store.read_log(stream, query)).entries for stream in found}
+        finally:
+            await store.close()
+
+    for stream, entries in run(read()).items():
+        assert [entry.image_ref.encode() for entry in entries] == found[stream]
+        assert [entry.position for entry in entries] == list(range(len(found[stream])))
+
+
 def test_ten_kills_during_commits_lose_and_double_nothing(tmp_path):
     acknowledged, dice = {}, random.Random(7)
     for _ in range(10):
         killed_in_mid_work(tmp_path, dice, acknowledged)
         check(content_of(tmp_path), acknowledged)
+        check_log(tmp_path, content_of(tmp_path))
 
 
 def test_ten_power_cuts_during_commits_lose_and_double_nothing(tmp_path):
@@ -214,6 +237,7 @@ def test_ten_power_cuts_during_commits_lose_and_double_nothing(tmp_path):
         killed_in_mid_work(folder, dice, acknowledged, {**os.environ, **power.begin()})
         power.cut(dice)
         check(content_of(folder), acknowledged)
+        check_log(folder, content_of(folder))
     power.close()
     assert sum(acknowledged.values()) > 100
 

@@ -1243,7 +1243,7 @@ def test_a_stream_in_another_layout_is_left_alone(server):
                     await attempt
             writes = [Batch("s", fence, 0, [b"0"]), Checkpoint("s", fence, 0, b"")]
             assert all("layout 99" in str(outcome) for outcome in await store.commit(writes))
-            server.command("HSET", "protodcs:meta:s", "schema", "4")
+            server.command("HSET", "protodcs:meta:s", "schema", "5")
             assert await tail(store) == []
 
     asyncio.run(run())

@@ -6,12 +6,14 @@ because the service keeps the order in which requests arrive.
 """
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from datetime import datetime
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import Any, Literal, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +21,19 @@ from numpy.typing import NDArray
 from . import protocol
 from .ahead import Ahead
 from .errors import InputError, ServiceError
-from .protocol import Call, Failure, Image, NoResponse, Observed, Payload, Response, RetryPolicy, Written
+from .protocol import (
+    Call,
+    Failure,
+    Image,
+    LogFilter,
+    LoggedDecision,
+    NoResponse,
+    Observed,
+    Payload,
+    Response,
+    RetryPolicy,
+    Written,
+)
 
 try:
     import httpx
@@ -28,6 +42,9 @@ except ModuleNotFoundError:
 
 # The first is longer than a service takes to say that it is too late: request_seconds of its settings.
 _TIMEOUT, _GIVE_UP = 35.0, 120.0
+# Entries of the decision log in one response.
+_LOG_PAGE = 1000
+_ALL = LogFilter()
 
 
 class Client:
@@ -176,13 +193,19 @@ class Stream:
         self.created = created
 
     @overload
-    def observe(self, x: Image, *, idempotency_key: str | None = None) -> Observed: ...
+    def observe(self, x: Image, *, idempotency_key: str | None = None, image_ref: str | None = None) -> Observed: ...
     @overload
-    def observe(self, x: list[Any], *, idempotency_key: str | None = None) -> list[Observed]: ...
+    def observe(
+        self, x: list[Any], *, idempotency_key: str | None = None, image_ref: Sequence[str] | None = None
+    ) -> list[Observed]: ...
     @overload
-    def observe(self, x: NDArray[Any], *, idempotency_key: str | None = None) -> Any: ...
+    def observe(
+        self, x: NDArray[Any], *, idempotency_key: str | None = None, image_ref: str | Sequence[str] | None = None
+    ) -> Any: ...
 
-    def observe(self, x: Any, *, idempotency_key: str | None = None) -> Observed | list[Observed]:
+    def observe(
+        self, x: Any, *, idempotency_key: str | None = None, image_ref: str | Sequence[str] | None = None
+    ) -> Observed | list[Observed]:
         """Decide on x, and learn from it.
 
         Args:
@@ -191,11 +214,13 @@ class Stream:
                 several images are sent one after another, and where one is refused those before it are observed.
             idempotency_key: the caller's own name for this observe. Under the same name it is applied once, also if
                 another process asks again; without one, once for each call.
+            image_ref: your reference to the image, for the decision log; one for each of several.
 
         Returns:
             What was decided: `Observed` for one thing, a list of them for several.
         """
         payloads, several = protocol.payloads_of(x)
+        payloads = protocol.with_refs(payloads, image_ref)
         found: list[Observed] = []
         for payload, key in zip(payloads, protocol.keys(idempotency_key, len(payloads)), strict=True):
             found += self._decisions(protocol.observe(self.id, payload, key), payload)
@@ -240,9 +265,31 @@ class Stream:
         payloads, _ = protocol.payloads_of(x)
         return protocol.facts(self._send(protocol.explain(self.id, payloads)))
 
-    def decisions(self, last: int = 100, unknown: bool = False) -> list[Observed]:
-        """Of the `last` decisions, as far as the service remembers them, all or those "unknown"; newest first."""
-        return protocol.past_decisions(self._send(protocol.past(self.id, last, unknown)))
+    def log(
+        self, wanted: LogFilter = _ALL, *, order: Literal["newest", "oldest"] = "newest", limit: int | None = None
+    ) -> Iterator[LoggedDecision]:
+        """Yield entries of the decision log, a page at a time.
+
+        Args:
+            wanted: which ones, such as `LogFilter(outcome="unknown")`.
+            order: newest or oldest first.
+            limit: maximum number of entries; None for all.
+        """
+        cursor: str | None = None
+        left = math.inf if limit is None else limit
+        while left > 0:
+            call = protocol.log(self.id, wanted, order, int(min(left, _LOG_PAGE)), cursor)
+            entries, cursor = protocol.log_page(self._send(call))
+            yield from entries
+            left -= len(entries)
+            if cursor is None:
+                return
+
+    def purge_log(
+        self, *, since: datetime | None = None, until: datetime | None = None, image_ref: str | None = None
+    ) -> int:
+        """Delete entries of the decision log with their thumbnails, and return how many. Without arguments: all."""
+        return protocol.deleted(self._send(protocol.purge_log(self.id, since, until, image_ref)))
 
     def status(self) -> dict[str, Any]:
         """What the stream is and how it fares."""
@@ -458,15 +505,24 @@ class AsyncStream:
         self.created = created
 
     @overload
-    async def observe(self, x: Image, *, idempotency_key: str | None = None) -> Observed: ...
+    async def observe(
+        self, x: Image, *, idempotency_key: str | None = None, image_ref: str | None = None
+    ) -> Observed: ...
     @overload
-    async def observe(self, x: list[Any], *, idempotency_key: str | None = None) -> list[Observed]: ...
+    async def observe(
+        self, x: list[Any], *, idempotency_key: str | None = None, image_ref: Sequence[str] | None = None
+    ) -> list[Observed]: ...
     @overload
-    async def observe(self, x: NDArray[Any], *, idempotency_key: str | None = None) -> Any: ...
+    async def observe(
+        self, x: NDArray[Any], *, idempotency_key: str | None = None, image_ref: str | Sequence[str] | None = None
+    ) -> Any: ...
 
-    async def observe(self, x: Any, *, idempotency_key: str | None = None) -> Observed | list[Observed]:
+    async def observe(
+        self, x: Any, *, idempotency_key: str | None = None, image_ref: str | Sequence[str] | None = None
+    ) -> Observed | list[Observed]:
         """Decide on x, and learn from it, as `Stream.observe` does."""
         payloads, several = await _payloads_of(x)
+        payloads = protocol.with_refs(payloads, image_ref)
         found: list[Observed] = []
         for payload, key in zip(payloads, protocol.keys(idempotency_key, len(payloads)), strict=True):
             found += await self._decisions(protocol.observe(self.id, payload, key), payload)
@@ -522,9 +578,32 @@ class AsyncStream:
         payloads, _ = await _payloads_of(x)
         return protocol.facts(await self._send(protocol.explain(self.id, payloads)))
 
-    async def decisions(self, last: int = 100, unknown: bool = False) -> list[Observed]:
-        """Of the `last` decisions, as far as the service remembers them, all or those "unknown"; newest first."""
-        return protocol.past_decisions(await self._send(protocol.past(self.id, last, unknown)))
+    async def log(
+        self, wanted: LogFilter = _ALL, *, order: Literal["newest", "oldest"] = "newest", limit: int | None = None
+    ) -> AsyncIterator[LoggedDecision]:
+        """Yield entries of the decision log, a page at a time.
+
+        Args:
+            wanted: which ones, such as `LogFilter(outcome="unknown")`.
+            order: newest or oldest first.
+            limit: maximum number of entries; None for all.
+        """
+        cursor: str | None = None
+        left = math.inf if limit is None else limit
+        while left > 0:
+            call = protocol.log(self.id, wanted, order, int(min(left, _LOG_PAGE)), cursor)
+            entries, cursor = protocol.log_page(await self._send(call))
+            for entry in entries:
+                yield entry
+            left -= len(entries)
+            if cursor is None:
+                return
+
+    async def purge_log(
+        self, *, since: datetime | None = None, until: datetime | None = None, image_ref: str | None = None
+    ) -> int:
+        """Delete entries of the decision log with their thumbnails, and return how many. Without arguments: all."""
+        return protocol.deleted(await self._send(protocol.purge_log(self.id, since, until, image_ref)))
 
     async def status(self) -> dict[str, Any]:
         """What the stream is and how it fares."""

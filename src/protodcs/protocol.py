@@ -13,6 +13,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from io import BytesIO
 from pathlib import Path
@@ -22,7 +23,7 @@ from urllib.parse import quote, urlencode
 import numpy as np
 from numpy.typing import NDArray
 
-from .core.decision import Decision
+from .core.decision import Decision, Outcome
 from .errors import ImageError, InputError, ServiceError
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ Image: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | Pi
 # Features in one request, at most: enough that the way there costs nothing, few enough that nobody waits behind them.
 _ROWS = 1024
 _FEATURES = "application/octet-stream"
+# Bytes of all image references in an address, at most: gateways accept about 16 kB of headers.
+_REF_BYTES = 6000
 # The service looks into the bytes to see which kind of image they are.
 _IMAGE = "image/*"
 # Pauses between tries, in seconds: the first one, and the longest.
@@ -66,6 +69,55 @@ class Written(NamedTuple):
     repeated: bool
 
 
+class LoggedDecision(NamedTuple):
+    """An entry of the decision log.
+
+    Attributes:
+        position: the place of the sample in the journal of its stream.
+        time: when the service decided.
+        key: the idempotency key of the request.
+        image_ref: your reference to the image; None if you sent none.
+        outcome: known, unsure or unknown.
+        label: name of the class; None if the sample is unknown.
+        nearest_class: name of the best class, also if the sample is unknown.
+        p_unknown: probability that the sample belongs to no class; None if it was not finite.
+        score: increases as the sample looks more known; None if it was not finite.
+        reason: why the decision is less certain than it looks.
+        rolled_back: whether a later roll-back undid what the stream learned from the sample.
+        has_thumbnail: whether the service has a thumbnail of the image.
+    """
+
+    position: int
+    time: datetime
+    key: str
+    image_ref: str | None
+    outcome: Outcome
+    label: str | None
+    nearest_class: str
+    p_unknown: float | None
+    score: float | None
+    reason: str | None
+    rolled_back: bool
+    has_thumbnail: bool
+
+
+class LogFilter(NamedTuple):
+    """Which entries of the decision log to read; None means all.
+
+    Attributes:
+        since, until: from the first time on, and before the second one.
+        outcome: known, unsure or unknown.
+        label: the label of the decision.
+        nearest_class: the best class, also of unknown samples.
+    """
+
+    since: datetime | None = None
+    until: datetime | None = None
+    outcome: Outcome | None = None
+    label: str | None = None
+    nearest_class: str | None = None
+
+
 class Call(NamedTuple):
     """One request, the same however often it is sent."""
 
@@ -95,12 +147,16 @@ class NoResponse(NamedTuple):
 
 
 class Payload(NamedTuple):
-    """What one observe or peek carries: an image, or as many features as it says, of `width` numbers."""
+    """What one observe or peek carries: an image, or as many features as it says, of `width` numbers.
+
+    `image_refs` has a reference for each row, or is empty.
+    """
 
     kind: str
     body: bytes
     rows: int = 1
     width: int = 0
+    image_refs: tuple[str, ...] = ()
 
 
 class Failure(NamedTuple):
@@ -148,7 +204,7 @@ def create_many(streams: Sequence[Mapping[str, Any]]) -> Call:
 def streams(limit: int = 1000, cursor: str | None = None, sort: str = "id", frozen: bool | None = None) -> Call:
     """List a page of streams."""
     asked = {"limit": limit, "cursor": cursor, "sort": sort, "frozen": None if frozen is None else str(frozen).lower()}
-    return Call("GET", f"/v1/streams?{urlencode({name: value for name, value in asked.items() if value is not None})}")
+    return Call("GET", f"/v1/streams{_query(asked)}")
 
 
 def health() -> Call:
@@ -208,9 +264,30 @@ def delete_snapshot(stream: str, name: str) -> Call:
     return Call("DELETE", f"{_path(stream)}/snapshots/{_segment(name, 'name of a snapshot')}", _keyed(new_key()))
 
 
-def past(stream: str, last: int, unknown: bool) -> Call:
-    """Ask for the newest decisions."""
-    return Call("GET", f"{_path(stream)}/decisions?last={last:d}&unknown={'true' if unknown else 'false'}")
+def log(stream: str, wanted: LogFilter, order: str, limit: int, cursor: str | None) -> Call:
+    """Ask for a page of the decision log."""
+    query = _query({**_log_filter(wanted), "order": order, "limit": limit, "cursor": cursor})
+    return Call("GET", f"{_path(stream)}/decisions{query}")
+
+
+def purge_log(stream: str, since: datetime | None, until: datetime | None, image_ref: str | None) -> Call:
+    """Delete entries of the decision log."""
+    query = _query({"since": _moment(since), "until": _moment(until), "image_ref": image_ref})
+    return Call("DELETE", f"{_path(stream)}/decisions{query}")
+
+
+def _log_filter(wanted: LogFilter) -> dict[str, Any]:
+    return {**wanted._asdict(), "since": _moment(wanted.since), "until": _moment(wanted.until)}
+
+
+def _moment(moment: datetime | None) -> str | None:
+    """Return a time with its zone; without one, it is the local time."""
+    return None if moment is None else moment.astimezone().isoformat()
+
+
+def _query(values: Mapping[str, Any]) -> str:
+    given = {name: value for name, value in values.items() if value is not None}
+    return f"?{urlencode(given)}" if given else ""
 
 
 def add_class(stream: str, name: str, prototype: Any) -> Call:
@@ -293,7 +370,9 @@ def _rows(prototypes: Any) -> NDArray[np.float32]:
 
 
 def _count(payload: Payload) -> str:
-    return f"?count={payload.rows}" if payload.rows != 1 else ""
+    count = [("count", str(payload.rows))] if payload.rows != 1 else []
+    given = count + [("image_ref", image_ref) for image_ref in payload.image_refs]
+    return f"?{urlencode(given)}" if given else ""
 
 
 def _keyed(key: str) -> dict[str, str]:
@@ -327,6 +406,36 @@ def payloads_of(x: Any) -> tuple[list[Payload], bool]:
     if rows.ndim == 1:
         return [_packed(rows[None])], False
     return [_packed(rows[start : start + _ROWS]) for start in range(0, len(rows), _ROWS)], True
+
+
+def with_refs(payloads: Sequence[Payload], image_refs: str | Sequence[str] | None) -> list[Payload]:
+    """Return payloads with references to their images, in smaller pieces if the references are long."""
+    if image_refs is None:
+        return list(payloads)
+    refs = [image_refs] if isinstance(image_refs, str) else list(image_refs)
+    rows = sum(payload.rows for payload in payloads)
+    if len(refs) != rows:
+        raise InputError(f"Give one `image_ref` for each sample. Given: {len(refs)} for {rows} samples.")
+    found: list[Payload] = []
+    for payload in payloads:
+        own, refs = refs[: payload.rows], refs[payload.rows :]
+        found += _in_pieces(payload, own)
+    return found
+
+
+def _in_pieces(payload: Payload, refs: list[str]) -> Iterator[Payload]:
+    """Yield parts of a payload whose references fit into an address."""
+    size = 4 * payload.width
+    start = 0
+    while start < payload.rows:
+        stop = start + 1
+        length = len(quote(refs[start]))
+        while stop < payload.rows and length + len(quote(refs[stop])) + 11 <= _REF_BYTES:
+            length += len(quote(refs[stop])) + 11
+            stop += 1
+        body = payload.body if payload.rows == 1 else payload.body[size * start : size * stop]
+        yield payload._replace(body=body, rows=stop - start, image_refs=tuple(refs[start:stop]))
+        start = stop
 
 
 def queued(items: Iterable[Any]) -> Iterator[Payload | Failure]:
@@ -430,12 +539,23 @@ def decisions(answer: Response, payload: Payload) -> list[Observed]:
     return found
 
 
-def past_decisions(answer: Response) -> list[Observed]:
-    """The decisions of the recent past."""
-    found: list[Observed] = _read(
-        answer, lambda said: [_observed({**fields, "repeated": False}) for fields in said["decisions"]]
+def log_page(answer: Response) -> tuple[list[LoggedDecision], str | None]:
+    """Return the entries of a page of the decision log, and the cursor of the next page."""
+    result: tuple[list[LoggedDecision], str | None] = _read(
+        answer, lambda said: ([_logged(fields) for fields in said["items"]], said["next_cursor"])
     )
-    return found
+    return result
+
+
+def _logged(fields: Mapping[str, Any]) -> LoggedDecision:
+    known = {name: fields[name] for name in LoggedDecision._fields}
+    return LoggedDecision(**{**known, "time": datetime.fromisoformat(fields["time"])})
+
+
+def deleted(answer: Response) -> int:
+    """Return how many entries were deleted."""
+    result: int = _read(answer, lambda said: int(said["deleted"]))
+    return result
 
 
 def written(answer: Response) -> Written:

@@ -478,7 +478,7 @@ class Hostile:
             ("GET", f"/v2/models/{name}"),
             ("GET", f"/{name}"),
             ("GET", f"/v1/health?{name}"),
-            ("GET", f"/v1/streams/{NUMBERS}/decisions?last={name}&unknown={name}"),
+            ("GET", f"/v1/streams/{NUMBERS}/decisions?limit={name}&cursor={name}"),
             ("POST", f"/v1/streams/{NUMBERS}/observe?count={name}"),
             ("GET", f"/v1/streams/{NUMBERS}/{name}"),
             (rng.choice(["PATCH", "TRACE", "PROPFIND", "HEAD", "OPTIONS"]), f"/v1/streams/{name}"),

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ _CLASS = typer.Argument(..., help="The name of the class.")
 _STATE = typer.Argument(..., help="The file of a state, such as camera-7.safetensors.")
 _URL = typer.Option("http://127.0.0.1:8000", "--url", envvar="PROTODCS_URL", help="Where the service listens.")
 _KEY_FILE = typer.Option(None, help="A file with the access key and nothing else; or set PROTODCS_KEY.")
+_SINCE = typer.Option(None, help="Only decisions from this local time on, such as 2030-01-31T12:00:00.")
+_UNTIL = typer.Option(None, help="Only decisions before this local time.")
 _AS_JSON = typer.Option(False, "--json", help="Print JSON for a program.")
 # Seconds to try for: somebody sits before the screen.
 _GIVE_UP = 15.0
@@ -190,15 +193,45 @@ def explain(
 
 @app.command()
 @_of_a_stream
-def decisions(
+def log(
     stream: "Stream",
-    last: int = typer.Option(20, min=1, help="How many of the newest to look through."),
-    unknown: bool = typer.Option(False, help="Leave out those with a class."),
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object for each decision, a line each."),
+    last: int = typer.Option(20, min=1, help="Maximum number of entries."),
+    since: datetime | None = _SINCE,
+    until: datetime | None = _UNTIL,
+    outcome: str | None = typer.Option(None, help="Only this outcome: known, unsure or unknown."),
+    label: str | None = typer.Option(None, help="Only decisions with this label."),
+    nearest_class: str | None = typer.Option(None, help="Only this best class, also of unknown samples."),
+    oldest: bool = typer.Option(False, help="Print the oldest entries first (default: newest first)."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object for each entry, a line each."),
 ) -> None:
-    """Print the decisions of the recent past, newest first."""
-    for seen in stream.decisions(last, unknown):
-        _tell_decision({"position": seen.position}, seen, as_json)
+    """Print entries of the decision log."""
+    from ..protocol import LogFilter
+
+    wanted = LogFilter(since, until, outcome, label, nearest_class)  # type: ignore[arg-type]
+    for entry in stream.log(wanted, order="oldest" if oldest else "newest", limit=last):
+        if as_json:
+            typer.echo(json.dumps({**entry._asdict(), "time": entry.time.isoformat()}))
+            continue
+        shown = entry.label or f"unknown (nearest: {entry.nearest_class})"
+        moment = entry.time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        marks = [mark for mark in (entry.image_ref, entry.reason, "rolled back" if entry.rolled_back else None) if mark]
+        typer.echo("  ".join([str(entry.position), moment, shown, f"p_unknown {entry.p_unknown or 0:.3f}", *marks]))
+
+
+@app.command("purge-log")
+@_of_a_stream
+def purge_log(
+    stream: "Stream",
+    since: datetime | None = _SINCE,
+    until: datetime | None = _UNTIL,
+    image_ref: str | None = typer.Option(None, help="Only entries about this image."),
+    everything: bool = typer.Option(False, "--all", help="Delete the whole log of the stream."),
+    as_json: bool = _AS_JSON,
+) -> None:
+    """Delete entries of the decision log for good, with their thumbnails."""
+    if everything == any(given is not None for given in (since, until, image_ref)):
+        raise InputError("Give --since, --until or --image-ref, or --all to delete the whole log.")
+    tell({"deleted": stream.purge_log(since=since, until=until, image_ref=image_ref)}, as_json)
 
 
 @app.command()

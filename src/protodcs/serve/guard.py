@@ -191,6 +191,7 @@ class Guard:
     def begin(self) -> None:
         """Forget the stream: it begins again, or goes on from another state."""
         self._kept: list[bytes] = []
+        self._kept_at: list[int] = []
         self._good, self._relapses = _RELAPSE, 0
         self.overruled()
 
@@ -205,6 +206,11 @@ class Guard:
     def good_state(self) -> bytes | None:
         """The engine's state to go back to; None for that of a new stream."""
         return self._kept[0] if self._kept else None
+
+    @property
+    def good_position(self) -> int:
+        """How many records of the journal led to the good state; 0 for that of a new stream."""
+        return self._kept_at[0] if self._kept else 0
 
     def status(self) -> dict[str, Any]:
         """How the stream fares, JSON-ready."""
@@ -226,7 +232,7 @@ class Guard:
         if not _sane(decision.p_unknown, decision.score, decision.openness, openness):
             if self.frozen:
                 # The state that was gone back to is no better: begin anew.
-                self._kept = []
+                self._kept, self._kept_at = [], []
             return self._fire(_Trip("numbers", 1.0, 0.0), position)
         if self._seen < self.settings.window:
             return None
@@ -272,7 +278,7 @@ class Guard:
             return self._judge_frozen(trips, familiar, position)
         if trips:
             return self._fire(trips[0], position)
-        self._remember(engine)
+        self._remember(engine, position)
         self._new_window()
         return None
 
@@ -341,7 +347,7 @@ class Guard:
     def _sameness(self) -> float:
         return min(1.0, math.sqrt(float(self._sum @ self._sum)) / max(self._seen, 1))
 
-    def _remember(self, engine: FeatureMethod) -> None:
+    def _remember(self, engine: FeatureMethod, position: int) -> None:
         """Take a good window into the reference, and sometimes the state at its end."""
         self._reference_openness = np.vstack([self._reference_openness, self._openness])[-_REFERENCE:]
         self._reference_rejected = np.vstack([self._reference_rejected, self._rejected])[-_REFERENCE:]
@@ -349,6 +355,7 @@ class Guard:
         self._good += 1
         if self._since_kept >= self.settings.keep_windows and self.settings.action == "roll back":
             self._kept = [*self._kept, engine.snapshot() if self._whole else engine.difference()][-_KEPT:]
+            self._kept_at = [*self._kept_at, position + 1][-_KEPT:]
             self._since_kept = 0
 
     def _new_window(self) -> None:
@@ -362,7 +369,7 @@ class Guard:
         if not self.frozen:
             self._relapses = 0 if self._good >= _RELAPSE else min(self._relapses + 1, _MOST_RELAPSES)
         self._good = 0
-        self._kept = self._kept[:1]
+        self._kept, self._kept_at = self._kept[:1], self._kept_at[:1]
         self.frozen, self._held, self._calm, self._since_kept = True, 0, 0, 0
         self._new_window()
         return self._note(trip, action, position)
@@ -383,6 +390,7 @@ class Guard:
             "last": self._last,
             "reference": len(self._reference_openness),
             "kept": [len(state) for state in self._kept],
+            "kept_at": self._kept_at,
         }
         head = json.dumps(told).encode()
         seen = self._seen
@@ -421,7 +429,7 @@ class Guard:
         self._reference_openness = np.frombuffer(parts[2]).reshape(rows, window)
         self._rejected[:seen] = np.frombuffer(parts[3], dtype=np.bool_)
         self._reference_rejected = np.frombuffer(parts[4], dtype=np.bool_).reshape(rows, window)
-        self._kept = parts[5:]
+        self._kept, self._kept_at = parts[5:], told["kept_at"]
 
 
 def _sane(probability: float, *others: float) -> bool:

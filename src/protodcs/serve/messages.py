@@ -21,6 +21,8 @@ class Request(NamedTuple):
         row: which row of the caller's request this is.
         replace: a saved snapshot of the same name may be replaced.
         if_match: apply the change only if the state has one of these entity tags; empty: in any case.
+        image_ref: the caller's reference to the image, for the decision log.
+        thumbnail: of the image, as a JPEG file, for the decision log; empty: none.
     """
 
     stream: str
@@ -35,6 +37,8 @@ class Request(NamedTuple):
     replace: bool = False
     take_from: str = ""
     if_match: tuple[str, ...] = ()
+    image_ref: str | None = None
+    thumbnail: bytes = b""
 
 
 class Action:
@@ -60,7 +64,9 @@ class Action:
     ADD_CLASS = "add class"
     REMOVE_CLASS = "remove class"
     EXPLAIN = "explain"
-    DECISIONS = "decisions"
+    READ_LOG = "read log"
+    READ_THUMBNAIL = "read thumbnail"
+    PURGE_LOG = "purge log"
     EXPORT = "export"
     IMPORT = "import"
     CHECK_HEALTH = "check health"

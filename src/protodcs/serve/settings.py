@@ -8,6 +8,7 @@ from pydantic import Field, StringConstraints, model_validator
 from ..core.settings import Settings
 from ..errors import ConfigError
 from .guard import GuardSettings
+from .log.entries import LogLimits
 
 Tenant = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
 
@@ -109,8 +110,16 @@ class ServeConfig(Settings):
         description="Minimum time that an idempotency key is stored, by the store's clock. Seconds. Keep it above the "
         "time for which clients retry.",
     )
-    history: bool = Field(True, description="Return recent decisions at `GET /v1/streams/{id}/decisions`.")
     max_snapshots: int = Field(10, ge=1, le=1000, description="Maximum number of named snapshots per stream.")
+
+    # The decision log.
+    log_days: float = Field(30.0, gt=0, le=36_500, description="Delete log entries after this time. Days.")
+    log_entries: int | None = Field(
+        None,
+        ge=0,
+        description="Maximum number of log entries per stream. None: 1,000,000 with SQLite, 10,000 with Redis.",
+    )
+    log_bytes: int = Field(2**30, ge=0, description="Maximum size of the log of a stream, thumbnails included. Bytes.")
 
     # Guards.
     guard: GuardSettings = Field(
@@ -342,6 +351,14 @@ def tenant_bytes_of(config: ServeConfig, tenant: str) -> int | None:
     """Return how many bytes a tenant may use in the store, or None for no limit. Only tenants with keys have one."""
     limit: int = limit_of(config, tenant, "tenant_bytes")
     return limit if tenant and limit else None
+
+
+def log_limits(config: ServeConfig) -> LogLimits:
+    """Return how much of the decision log a stream retains."""
+    entries = config.log_entries
+    if entries is None:
+        entries = 1_000_000 if config.is_single else 10_000
+    return LogLimits(86_400 * config.log_days, entries, config.log_bytes)
 
 
 def tenant_queue_limit(config: ServeConfig) -> int:

@@ -21,6 +21,7 @@ from .audit_middleware import AuditMiddleware
 from .class_names import ClassNameEncoder
 from .classes import router as classes
 from .context import Control, Encoding, Services
+from .decisions import router as decisions
 from .direct import DirectMiddleware
 from .errors import handle_errors
 from .health import router as health
@@ -38,6 +39,7 @@ from .workers import router as workers
 _DESCRIPTION = "Classification of streams of images that adapts to each stream and can answer unknown."
 _V1: tuple[APIRouter, ...] = (
     observations.router,
+    decisions.router,
     streams.router,
     classes.router,
     snapshots.router,

@@ -128,6 +128,12 @@ class RequestContext:
         request = WorkerRequest(self.scoped(stream), action, self.key, payload, **more)
         return checked(await self.services.router.ask(request))
 
+    async def ask_at_once(self, stream: str, action: str, payload: bytes = b"") -> Reply:
+        """The same for a question that need not wait for the requests on the stream before it."""
+        request = WorkerRequest(self.scoped(stream), action, self.key, payload)
+        (reply,) = await self.services.router.ask_at_once([request])
+        return checked(reply)
+
     async def change(self, stream: str, action: str, payload: bytes = b"", **more: Any) -> Change:
         """Change a stream, once per idempotency key."""
         return self.as_change(await self.ask(stream, action, payload, **more))

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ...errors import ConfigError, FencedError, StoreError
+from ..log.entries import LogEntry, LogLimits, LogPage, LogQuery, Purge, Range
 
 
 class Fence(NamedTuple):
@@ -101,13 +102,26 @@ class AcquiredStream:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Packed records that follow one another, the first of them at `position`; `summary` is what lists show then."""
+    """Packed records that follow one another.
+
+    Attributes:
+        stream: the id of the stream.
+        fence: the right to write to it.
+        position: of the first record.
+        records: the packed records.
+        summary: what lists show from then on.
+        log: entries of the decision log, for those of the records that are decisions. They are written if and only if
+            the records are.
+        roll_backs: positions whose entries are marked as rolled back.
+    """
 
     stream: str
     fence: Fence
     position: int
     records: Sequence[bytes]
     summary: bytes = b""
+    log: Sequence[LogEntry] = ()
+    roll_backs: Sequence[Range] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +354,26 @@ class Store(Protocol):
 
     async def delete_document(self, kind: str, name: str) -> bool:
         """Delete a document. Return whether there was one."""
+        ...
+
+    async def read_log(self, stream: str, query: LogQuery) -> LogPage:
+        """Return a page of the decision log of a stream, without what is not durable yet.
+
+        Raises:
+            UnknownStreamError: there is no such stream.
+        """
+        ...
+
+    async def read_thumbnail(self, stream: str, position: int) -> bytes | None:
+        """Return the thumbnail of a decision; None if there is none. Raises UnknownStreamError."""
+        ...
+
+    async def purge_log(self, stream: str, wanted: Purge) -> int:
+        """Delete entries of the decision log of a stream for good, and return how many. Raises UnknownStreamError."""
+        ...
+
+    async def trim_log(self, limits: LogLimits) -> None:
+        """Delete entries of the decision log that are beyond the limits of their stream."""
         ...
 
     async def close(self) -> None:

@@ -32,6 +32,7 @@ from redis.exceptions import (
 )
 
 from ...errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError, without_passwords
+from ..log.entries import LogEntry, LogLimits, LogPage, LogQuery, Purge, Range, marked
 from ..settings import tenant_of
 from .base import AcquiredStream, Batch, Described, Fence, Lease, ListedStream, Takeover, Totals, Write, check_lease
 
@@ -50,11 +51,11 @@ _SAFE_SETTINGS: Final = {
     "maxmemory-policy": "noeviction",
 }
 _SCRIPTS: Final = (
-    "acquire", "append", "checkpoint", "create", "delete", "delete_snapshot", "describe", "list", "release", "renew",
-    "resign", "save_snapshot", "share",
+    "acquire", "append", "checkpoint", "create", "delete", "delete_snapshot", "describe", "list", "purge_log", "release",
+    "renew", "resign", "save_snapshot", "share", "trim_log",
 )  # fmt: skip
 # Scripts whose effect the service acknowledges to a caller; leases and fences need no replica.
-_DURABLE_SCRIPTS: Final = ("create", "delete", "delete_snapshot", "save_snapshot", "share")
+_DURABLE_SCRIPTS: Final = ("create", "delete", "delete_snapshot", "purge_log", "save_snapshot", "share")
 # What Redis answers when it cannot serve, by the first word of its answer; what it means and what to do.
 _TROUBLE: Final = {
     "BUSY": "is held up by another script: wait, or end that one with SCRIPT KILL",
@@ -110,7 +111,12 @@ def _text(name: bytes) -> str:
 
 def _command(*parts: bytes) -> list[bytes]:
     """A command as Redis reads it, in pieces: large parts are not copied."""
-    pieces = [b"*%d\r\n" % len(parts)]
+    return [b"*%d\r\n" % len(parts), *_parts(*parts)]
+
+
+def _parts(*parts: bytes) -> list[bytes]:
+    """Parts of a command whose beginning is elsewhere."""
+    pieces: list[bytes] = []
     for part in parts:
         pieces += (b"$%d\r\n" % len(part), part, b"\r\n")
     return pieces
@@ -118,8 +124,11 @@ def _command(*parts: bytes) -> list[bytes]:
 
 _MULTI: Final = _command(b"MULTI")
 _EXEC: Final = _command(b"EXEC")
-# A call of `append` up to its first record: number of parts, script, three keys, fence, position, tenant and summary.
-_APPEND: Final = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n3\r\n" + 7 * b"$%d\r\n%b\r\n"
+# A call of `append` up to its first log entry: number of parts, script, five keys, fence, position, tenant, summary,
+# roll-backs and number of log entries.
+_APPEND: Final = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n5\r\n" + 11 * b"$%d\r\n%b\r\n"
+# Log entries that are read or deleted in one round trip.
+_LOG_CHUNK: Final = 1000
 
 
 def _milliseconds(seconds: float) -> bytes:
@@ -241,6 +250,9 @@ class RedisStore:
         self._lease, self._blob, self._users = start + b"lease:", start + b"blob:", start + b"users:"
         self._documents = start + b"documents:"
         self._members, self._taken, self._takeover = start + b"members", start + b"taken:", start + b"takeover:"
+        self._log, self._roll_backs = start + b"log:", start + b"roll-backs:"
+        # Streams that have got log entries since they were last trimmed.
+        self._grown: set[str] = set()
 
     async def check(self, *, allow_unsafe: bool = False) -> None:
         """Raise StoreError if this Redis could lose acknowledged writes.
@@ -394,11 +406,17 @@ class RedisStore:
         meta, journal = self._meta + name, self._journal + name
         if isinstance(write, Batch):
             # All that stands before the records in one piece: joining many small ones costs more than the rest of it.
-            head = (10 + len(write.records), self._scripts["append"].digest)
-            where = (len(meta), meta, len(journal), journal, len(self._usage), self._usage)
-            who = (len(fence), fence, len(position), position, len(tenant), tenant)
-            what = (len(write.summary), write.summary)
-            request.append(_APPEND % (*head, *where, *who, *what))
+            log, roll_backs = self._log + name, self._roll_backs + name
+            ranges = b",".join(b"%d:%d" % ends for ends in write.roll_backs)
+            keys = (meta, journal, self._usage, log, roll_backs)
+            arguments = (fence, position, tenant, write.summary, ranges, b"%d" % len(write.log))
+            values = [value for part in keys + arguments for value in (len(part), part)]
+            count = 14 + 2 * len(write.log) + len(write.records)
+            request.append(_APPEND % (count, self._scripts["append"].digest, *values))
+            for entry in write.log:
+                request += _parts(_log_id(entry.position), entry.pack())
+            if write.log:
+                self._grown.add(write.stream)
             for record in write.records:
                 request += (b"$%d\r\n" % len(record), record, b"\r\n")
             return 1
@@ -433,6 +451,7 @@ class RedisStore:
         name = _bytes(stream)
         parts = (self._meta, self._journal, self._snapshot, self._saved, self._order, self._ready)
         keys = [*(part + name for part in parts), self._streams + _tenant(stream), self._past, self._usage]
+        keys += [self._log + name, self._roll_backs + name]
         answer = await self._run("delete", keys, _fence(fence), name, self._blob, self._users, _tenant(stream))
         self._unfenced(stream, fence, answer)
 
@@ -535,6 +554,112 @@ class RedisStore:
         """Delete a document. Return whether there was one."""
         request = _command(b"HDEL", self._documents + kind.encode(), _bytes(name))
         return bool(self._served((await self._exchange_durably(request, 1))[0]))
+
+    # The decision log: a Redis Stream whose ids are the positions plus one.
+
+    async def read_log(self, stream: str, query: LogQuery) -> LogPage:
+        """Return a page of the decision log of a stream."""
+        await self._check_exists(stream)
+        if query.is_contradictory:
+            return LogPage([], False)
+        low, high = await self._positions_between(stream, query.since, query.until)
+        if query.after is not None and query.newest_first:
+            high = min(high, query.after)
+        elif query.after is not None:
+            low = max(low, query.after + 1)
+        found: list[LogEntry] = []
+        while len(found) <= query.limit and low < high:
+            entries = await self._entries(stream, low, high, _LOG_CHUNK, query.newest_first)
+            found += filter(query.matches, entries)
+            if len(entries) < _LOG_CHUNK:
+                break
+            if query.newest_first:
+                high = entries[-1].position
+            else:
+                low = entries[-1].position + 1
+        ranges = await self._rolled_back(stream) if found else []
+        return LogPage(marked(found[: query.limit], ranges), len(found) > query.limit)
+
+    async def read_thumbnail(self, stream: str, position: int) -> bytes | None:
+        """Return None: Redis stores no images."""
+        await self._check_exists(stream)
+        return None
+
+    async def purge_log(self, stream: str, wanted: Purge) -> int:
+        """Delete entries of the decision log of a stream."""
+        await self._check_exists(stream)
+        low, high = await self._positions_between(stream, wanted.since, wanted.until)
+        deleted = 0
+        while low < high:
+            entries = await self._entries(stream, low, high, _LOG_CHUNK)
+            chosen = [entry for entry in entries if wanted.image_ref in (None, entry.image_ref)]
+            if chosen:
+                name, ids = _bytes(stream), [_log_id(entry.position) for entry in chosen]
+                deleted += await self._run("purge_log", [self._meta + name, self._log + name], *ids)
+            if len(entries) < _LOG_CHUNK:
+                break
+            low = entries[-1].position + 1
+        return deleted
+
+    async def trim_log(self, limits: LogLimits) -> None:
+        """Delete entries beyond the limits, of streams that have got entries from this worker."""
+        if not self._grown:
+            return
+        seconds, _ = await self._ask(b"TIME")
+        oldest, expiry = int(1000 * (int(seconds) - limits.seconds)), _milliseconds(limits.seconds)
+        numbers = (b"%d" % limits.entries, b"%d" % limits.size, b"%d" % oldest, expiry, b"%d" % _LOG_CHUNK)
+        while self._grown:
+            stream = self._grown.pop()
+            name = _bytes(stream)
+            keys = [self._meta + name, self._log + name, self._roll_backs + name]
+            try:
+                while await self._run("trim_log", keys, *numbers) == _LOG_CHUNK:
+                    pass
+            except StoreError:
+                self._grown.add(stream)
+                raise
+
+    async def _check_exists(self, stream: str) -> None:
+        if not await self._ask(b"EXISTS", self._meta + _bytes(stream)):
+            raise UnknownStreamError(f"there is no stream {stream!r}: create it first")
+
+    async def _entries(
+        self, stream: str, low: int, high: int, limit: int, newest_first: bool = False
+    ) -> list[LogEntry]:
+        """Return the first entries with positions from `low` on and before `high`."""
+        ends = [_log_id(low), _log_id(high - 1)]
+        command = [b"XREVRANGE", *reversed(ends)] if newest_first else [b"XRANGE", *ends]
+        found = await self._ask(command[0], self._log + _bytes(stream), *command[1:], b"COUNT", b"%d" % limit)
+        return [LogEntry.unpack(int(name.split(b"-")[0]) - 1, fields[1]) for name, fields in found]
+
+    async def _positions_between(self, stream: str, since: int | None, until: int | None) -> tuple[int, int]:
+        """Return the range of positions between two times."""
+        low, high = 0, 1 << 32
+        if since is None and until is None:
+            return low, high
+        ends = [await self._entries(stream, low, high, 1, newest_first) for newest_first in (False, True)]
+        if not ends[0]:
+            return 0, 0
+        first, last = ends[0][0].position, ends[1][0].position + 1
+        begin = first if since is None else await self._first_position(stream, first, last, since)
+        end = last if until is None else await self._first_position(stream, first, last, until)
+        return begin, end
+
+    async def _first_position(self, stream: str, low: int, high: int, moment: int) -> int:
+        """Return a position that divides the entries before a time from the others."""
+        while low < high:
+            middle = (low + high) // 2
+            found = await self._entries(stream, middle, high, 1)
+            if not found or found[0].time >= moment:
+                high = middle
+            else:
+                low = found[0].position + 1
+        return low
+
+    async def _rolled_back(self, stream: str) -> list[Range]:
+        found = await self._ask(b"LRANGE", self._roll_backs + _bytes(stream), b"0", b"-1")
+        ranges = [ends.split(b":") for line in found for ends in line.split(b",")]
+        return [(int(first), int(last)) for first, last in ranges]
 
     async def close(self) -> None:
         """Let go of the connections."""
@@ -641,6 +766,11 @@ class RedisStore:
         if isinstance(error, ResponseError):
             return StoreError(f"{self._place} refused: {error}")
         return StoreError(f"{self._place} cannot be reached: {error}; see whether it runs; the call may be repeated")
+
+
+def _log_id(position: int) -> bytes:
+    """Return the id of a log entry; 0 is no id."""
+    return b"%d" % (position + 1)
 
 
 def _code(error: RedisError) -> str:

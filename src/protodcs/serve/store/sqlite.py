@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
@@ -21,6 +21,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from ...durable import hold_folder, sync_folder
 from ...errors import FencedError, HeldError, InputError, StoreError, UnknownStreamError, UsageError
+from ..log import sqlite as log_tables
+from ..log.entries import LogLimits, LogPage, LogQuery, Purge
+from ..log.sqlite import POSITION_BITS, LogWriter
 from ..settings import tenant_of
 from .base import (
     AcquiredStream,
@@ -39,9 +42,10 @@ from .base import (
 T = TypeVar("T")
 
 DATABASE: Final = "streams.db"
-_LAYOUT: Final = 2
+_LAYOUT: Final = 3
 # Specs, snapshots and records are apart from `streams`, so that an append changes few pages.
-_SCHEMA: Final = """
+_SCHEMA: Final = f"""
+{log_tables.SCHEMA}
 CREATE TABLE streams (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     id BLOB NOT NULL UNIQUE,
@@ -75,8 +79,6 @@ CREATE TABLE IF NOT EXISTS documents (
     kind TEXT NOT NULL, name BLOB NOT NULL, data BLOB NOT NULL, PRIMARY KEY (kind, name)
 ) STRICT;
 """
-# The key of a record is the number of its stream and its position, so that a journal is one range of one B-tree.
-_POSITION_BITS: Final = 32
 
 
 class _Stream(NamedTuple):
@@ -114,8 +116,8 @@ class _Stream(NamedTuple):
         return self.state_bytes + self.journal_bytes
 
     def key(self, position: int) -> int:
-        """Return the key of the record at a position."""
-        return (self.number << _POSITION_BITS) + position
+        """Return the key of the record at a position: a journal is one range of one B-tree."""
+        return (self.number << POSITION_BITS) + position
 
 
 class _Job(NamedTuple):
@@ -162,6 +164,11 @@ class SqliteStore:
         except BaseException:
             os.close(self._lock)
             raise
+        self._log = LogWriter(self._database)
+        self._wal_has_deleted = False
+        # Pages of the log are read beside the writes, in a thread and with a connection of their own.
+        self._readers = ThreadPoolExecutor(1, thread_name_prefix="log reader")
+        self._reader: sqlite3.Connection | None = None
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
 
@@ -265,6 +272,7 @@ class SqliteStore:
             execute(f"DELETE FROM {table} WHERE stream = ?", (known.number,))
         self._cut(known, known.finish)
         self._added[known.tenant] -= known.size + self._unused_blob(known.tenant, known.shared)
+        self._log.delete_stream(known.number)
         execute("UPDATE deleted SET epoch = max(epoch, ?)", (epoch + 1,))
         if self._one("SELECT 1 FROM streams WHERE shared = ? LIMIT 1", known.shared) is None:
             execute("DELETE FROM blobs WHERE name = ?", (known.shared,))
@@ -338,6 +346,7 @@ class SqliteStore:
             (len(batch.records), size, batch.summary, known.number),
         )
         self._added[known.tenant] += size
+        self._log.append(known.number, batch.log, batch.roll_backs)
         return None
 
     def _repeated(self, known: _Stream, batch: Batch) -> FencedError | None:
@@ -487,6 +496,65 @@ class SqliteStore:
     def _missing(self, shared: bytes) -> StoreError:
         return StoreError(f"{self._place} holds no shared blob {_text(shared)!r}: put it first")
 
+    # The decision log.
+
+    async def read_log(self, stream: str, query: LogQuery) -> LogPage:
+        """Return a page of the decision log of a stream. Raise UnknownStreamError if there is no such stream."""
+        return await self._read(lambda database: log_tables.read_page(database, _number(database, stream), query))
+
+    async def read_thumbnail(self, stream: str, position: int) -> bytes | None:
+        """Return the thumbnail of a decision; None if there is none."""
+        return await self._read(
+            lambda database: log_tables.read_thumbnail(database, _number(database, stream), position)
+        )
+
+    async def purge_log(self, stream: str, wanted: Purge) -> int:
+        """Delete entries of the decision log, a few thousand in each transaction, and overwrite them on the disk."""
+        deleted = 0
+        while count := await self._call(lambda: self._purge(stream, wanted)):
+            deleted += count
+        if deleted:
+            await self._call(self._clear_wal)
+            # The thread clears the log of SQLite before it begins with this call.
+            await self._call(lambda: None)
+        return deleted
+
+    def _clear_wal(self) -> None:
+        """Have the write-ahead log, which still holds what was deleted, copied to the database and emptied."""
+        self._wal_has_deleted = True
+
+    def _purge(self, stream: str, wanted: Purge) -> int:
+        known = self._known(stream)
+        self._database.execute("PRAGMA secure_delete = ON")
+        try:
+            return self._log.purge(known.number, wanted)
+        finally:
+            self._database.execute("PRAGMA secure_delete = OFF")
+
+    async def trim_log(self, limits: LogLimits) -> None:
+        """Delete entries of the decision log beyond the limits, a few thousand in each transaction."""
+        while await self._call(lambda: self._log.trim(limits, time.time())):
+            pass
+
+    async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Read beside the writes. What is found is durable."""
+        if self._closed:
+            raise StoreError(f"{self._place} is closed: open it again")
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._read_in_thread, work)
+
+    def _read_in_thread(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            if self._reader is None:
+                self._reader = _open_reader(self.folder)
+            # One transaction, so that all queries see the same moment.
+            self._reader.execute("BEGIN")
+            try:
+                return work(self._reader)
+            finally:
+                self._reader.execute("COMMIT")
+        except sqlite3.Error as problem:
+            raise self._as_error(problem) from problem
+
     # Lookups.
 
     def _one(self, query: str, *values: Any) -> Any:
@@ -541,7 +609,14 @@ class SqliteStore:
         with self._wake:
             self._closed = True
             self._wake.notify()
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
+        self._readers.shutdown()
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+        self._thread.join()
 
     async def _call(self, work: Callable[[], T]) -> T:
         """Return the result of a piece of work, when the transaction that it was part of is durable."""
@@ -556,6 +631,10 @@ class SqliteStore:
     def _run(self) -> None:
         while jobs := self._waiting():
             self._work([job for job in jobs if job.result.set_running_or_notify_cancel()])
+            if self._wal_has_deleted:
+                self._wal_has_deleted = False
+                with suppress(sqlite3.Error):
+                    self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._database.close()
         os.close(self._lock)
 
@@ -601,6 +680,7 @@ class SqliteStore:
         except BaseException as problem:
             with suppress(sqlite3.Error):
                 self._database.execute("ROLLBACK")
+            self._log.forget()
             if _is_io_error(problem):
                 # After a failed sync nobody knows what is on the disk. Opening the database again finds it out.
                 self.failure.set_result(StoreError(f"{self._place} failed: {problem}; check the disk, and start again"))
@@ -681,6 +761,19 @@ def _read_usage(database: sqlite3.Connection) -> Counter[bytes]:
         ") GROUP BY tenant"
     )
     return Counter(dict(found))
+def _open_reader(folder: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(folder / DATABASE, isolation_level=None, check_same_thread=False)
+    database.execute("PRAGMA query_only = ON")
+    return database
+
+
+def _number(database: sqlite3.Connection, stream: str) -> int:
+    """Return the number of a stream. Raise UnknownStreamError if there is no such stream."""
+    found = database.execute("SELECT number FROM streams WHERE id = ?", (_bytes(stream),)).fetchone()
+    if found is None:
+        raise UnknownStreamError(f"there is no stream {stream!r}: create it first")
+    number: int = found[0]
+    return number
 
 
 def _hold(folder: Path) -> int:

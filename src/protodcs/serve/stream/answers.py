@@ -4,14 +4,16 @@ A packed decision unpacks to the same bits.
 """
 
 import json
+import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
 from ...core.decision import REASONS, Decision
 from ...errors import StoreError
-from .idempotency import Answer
+from ..log.entries import LogEntry
+from .records import Record
 
 # Flags, index, sequence and the six numbers of a decision; its label follows.
 _DECISION = struct.Struct("<BIQdddddd")
@@ -99,6 +101,23 @@ def decisions_as_json(decisions: Iterable[tuple[bytes, int, int, bool]]) -> byte
     return json.dumps({"decisions": found}).encode()
 
 
-def described_with_position(answer: Answer) -> dict[str, Any]:
-    """Return a past decision with its position and epoch, JSON-ready."""
-    return {**described(answer.answer), "position": answer.position, "epoch": answer.epoch}
+def log_entry(record: Record, classes: Sequence[str], image_ref: str | None, thumbnail: bytes) -> LogEntry:
+    """Return the log entry of an observe; `classes` are those of the engine that decided."""
+    decision = unpack_decision(record.answer)
+    return LogEntry(
+        record.position,
+        record.time,
+        record.key,
+        image_ref,
+        decision.outcome,
+        classes[decision.index],
+        _finite(decision.p_unknown),
+        _finite(decision.score),
+        decision.reason,
+        thumbnail=thumbnail,
+    )
+
+
+def _finite(number: float) -> float | None:
+    """Return None for what JSON and SQLite cannot store."""
+    return number if math.isfinite(number) else None

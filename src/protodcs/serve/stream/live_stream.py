@@ -26,6 +26,7 @@ from ...core.streamdcs.engine import StreamDCS
 from ...errors import InputError, StateError, StoreError, UsageError
 from ...method import FeatureMethod
 from ..guard import Action, Event, Guard, GuardSettings
+from ..log.entries import Range
 from ..store.base import AcquiredStream
 from . import snapshots
 from .answers import KNOWN, pack_decision, reason_of
@@ -143,6 +144,7 @@ class LiveStream:
         self._prototypes = prototypes
         self._applied = IdempotencyCache(limits)
         self._events: list[Event] = []
+        self._roll_backs: list[Range] = []
         # Whether each of the latest samples was known.
         self._latest: deque[bool] = deque(maxlen=_LATEST)
         # The reason of the newest decision.
@@ -167,6 +169,7 @@ class LiveStream:
             self.replay(Record.unpack(data))
         # Whoever wrote the records has told of these.
         self._events.clear()
+        self._roll_backs.clear()
 
     @classmethod
     def repaired(cls, held: AcquiredStream, prototypes: Prototypes, limits: Limits, state: bytes) -> "LiveStream":
@@ -287,6 +290,11 @@ class LiveStream:
         events, self._events = self._events, []
         return events
 
+    def roll_backs(self) -> list[Range]:
+        """Return the positions that the guard rolled back since this was last asked."""
+        roll_backs, self._roll_backs = self._roll_backs, []
+        return roll_backs
+
     def _restored(self, state: bytes) -> FeatureMethod:
         """Return the engine of a state that this service wrote."""
         shared = self._prototypes if leaves_out_prototypes(state) else None
@@ -313,6 +321,8 @@ class LiveStream:
         if event.action == Action.THAW:
             self.engine.unfreeze()
             return
+        if event.action == Action.ROLL_BACK and self.guard is not None:
+            self._roll_backs.append((self.guard.good_position, self.position + 1))
         if event.action == Action.ROLL_BACK and good_state is None:
             self.engine.reset()
         elif event.action == Action.ROLL_BACK and good_state is not None:

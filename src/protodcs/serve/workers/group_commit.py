@@ -238,7 +238,9 @@ class GroupCommit:
 
 
 def _size(write: Write) -> int:
-    return sum(map(len, write.records)) if isinstance(write, Batch) else len(write.snapshot)
+    if isinstance(write, Batch):
+        return sum(map(len, write.records)) + sum(len(entry.thumbnail) for entry in write.log)
+    return len(write.snapshot)
 
 
 async def _built(wanted: _Unbuilt) -> _Entry | None:

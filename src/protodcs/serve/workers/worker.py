@@ -7,11 +7,13 @@ for a change that is not durable, and never trust its memory once its lease may 
 
 import asyncio
 import itertools
+import json
 import logging
 import secrets
+import struct
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -41,10 +43,11 @@ from ...errors import (
 from .. import guard
 from ..access import audit
 from ..guard import Event
+from ..log.entries import LogEntry, LogQuery, Purge, Range, described
 from ..messages import Action, Outcome, Reply, Request, internal_error
-from ..settings import ServeConfig, classes_of, cost_limits_of
+from ..settings import ServeConfig, classes_of, cost_limits_of, log_limits
 from ..store.base import AcquiredStream, Batch, Checkpoint, ListedStream, Store, Takeover
-from ..stream.answers import described_with_position
+from ..stream.answers import log_entry
 from ..stream.cost import check_cost, estimate, has_estimate
 from ..stream.idempotency import Answer, Limits, digest_of
 from ..stream.live_stream import LiveStream, StreamSpec, check_classes, check_state, imported_state
@@ -73,6 +76,8 @@ _GROWING = (Kind.OBSERVE, Kind.ADD_CLASS)
 _LOOKUPS = {Action.LOOKUP: Kind.OBSERVE, Action.LOOKUP_CLASS: Kind.ADD_CLASS}
 # How often a worker looks which streams should be written or sleep, in seconds.
 _ROUND = 1.0
+# How often a worker deletes old entries of the decision log, in seconds.
+_TRIM_SECONDS = 2.0
 # After so many leases a worker that stands in for another sends callers there again.
 _STANDING_IN = 10
 # Number of recent loads whose times a worker remembers.
@@ -146,11 +151,13 @@ class _Slice(NamedTuple):
         replies: to the first requests, one or more.
         records: packed, of the changes among them.
         steps: seconds and answer of each new observe.
+        log: entry of each new observe.
     """
 
     replies: list[Reply]
     records: list[bytes]
     steps: list[tuple[float, bytes]]
+    log: list[LogEntry]
 
 
 class Worker:
@@ -187,6 +194,7 @@ class Worker:
         # How often the memory of all streams was discarded.
         self._discards = 0
         self._limits = Limits.of(config)
+        self._log_limits = log_limits(config)
         self._tasks: list[asyncio.Task[None]] = []
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="state")
         # All slow streams share few threads, so that they leave cores to the other streams.
@@ -206,7 +214,7 @@ class Worker:
         await self._renew(takes_over=True)
         await self._read_members()
         self._lease = asyncio.create_task(self._keep_lease())
-        works = (self._commits.run(), self._look_after(), self._quotas.run())
+        works = (self._commits.run(), self._look_after(), self._quotas.run(), self._trim_log())
         self._tasks = [self._lease, *(asyncio.create_task(work) for work in works)]
 
     async def drain(self, refusal: Reply) -> None:
@@ -406,12 +414,12 @@ class Worker:
         for seconds, answer in done.steps:
             self.counted.stepped(seconds, answer)
         if done.records:
-            self._put(stream, loaded, first, done.records)
+            self._put(stream, loaded, first, done.records, done.log, loaded.live.roll_backs())
         return done.replies
 
     def _steps(self, live: LiveStream, requests: list[Request], until: float) -> _Slice:
         """Serve requests until a time, at least one of them. This may run in a thread."""
-        done = _Slice([], [], [])
+        done = _Slice([], [], [], [])
         for request in requests:
             done.replies.append(self._step(live, request, done))
             if time.monotonic() >= until:
@@ -451,6 +459,8 @@ class Worker:
             record = live.change(kind, request.key, request.payload, self._now(), digest, request.row)
             if kind is Kind.OBSERVE:
                 done.steps.append((time.perf_counter() - start, record.answer))
+                if self._log_limits.entries:
+                    done.log.append(log_entry(record, live.engine.classes, request.image_ref, request.thumbnail))
         except ProtoDCSError as problem:
             return _error_reply(problem)
         done.records.append(record.pack())
@@ -507,14 +517,6 @@ class Worker:
 
     def _explain(self, live: LiveStream, payload: bytes) -> Reply:
         return Reply(Outcome.DONE, facts=live.explain(payload))
-
-    def _decisions(self, live: LiveStream, payload: bytes) -> Reply:
-        if not self._config.history:
-            raise UsageError("this service does not tell of past decisions: it was started with history off")
-        return Reply(
-            Outcome.DONE,
-            facts={"decisions": [described_with_position(answer) for answer in live.recent(int(payload))]},
-        )
 
     def _export(self, live: LiveStream, _: bytes) -> Reply:
         return Reply(Outcome.DONE, answer=live.engine.snapshot(), facts={"etag": live.etag})
@@ -631,7 +633,8 @@ class Worker:
                 self._quotas.check(request.stream)
                 # Taken before the wait, so that all of it is durable after the wait.
                 async with loaded.in_use:
-                    state = _save(await self._compute(loaded, loaded.live.state), request.key)
+                    position = loaded.live.position
+                    state = _save(await self._compute(loaded, loaded.live.state), position, request.key)
                 await loaded.journal.wait_durable()
                 await self._store.save_snapshot(request.stream, loaded.live.fence, name, state)
                 self._quotas.add(request.stream, len(state))
@@ -683,27 +686,44 @@ class Worker:
             if found is not None:
                 return _done_reply(found, repeated=True)
             self._quotas.check(request.stream)
-            state = await find(request, loaded.live.spec, loaded.live.engine.dimension)
-            return await self._changed(loaded, Kind.RESTORE, request, state)
+            found_state = await find(request, loaded.live.spec, loaded.live.engine.dimension)
+            return await self._changed(loaded, Kind.RESTORE, request, found_state.state, found_state.position)
 
-    async def _saved_state(self, request: Request, spec: StreamSpec, dimension: int) -> bytes:
+    async def _saved_state(self, request: Request, spec: StreamSpec, dimension: int) -> "_State":
         name = request.payload.decode()
         saved = await self._store.saved_snapshot(request.stream, name)
         if saved is None:
             raise UnknownSnapshotError(f"the stream {request.stream!r} has no snapshot {name!r}")
-        state = _without_key(saved)
+        state = _saved(saved)
         check_size = partial(self._check_size, request.stream)
-        await self._in_thread(partial(check_state, state, spec, dimension, check_size))
+        await self._in_thread(partial(check_state, state.state, spec, dimension, check_size))
         return state
 
-    async def _sent_state(self, request: Request, spec: StreamSpec, dimension: int) -> bytes:
+    async def _sent_state(self, request: Request, spec: StreamSpec, dimension: int) -> "_State":
         check_size = partial(self._check_size, request.stream)
-        return await self._in_thread(partial(imported_state, request.payload, spec, dimension, check_size))
+        return _State(await self._in_thread(partial(imported_state, request.payload, spec, dimension, check_size)))
 
     async def _describe(self, request: Request) -> Reply:
         """Return which incarnation of a stream exists and what it was created with, without loading it."""
         found = await self._store.describe(request.stream)
         return Reply(Outcome.DONE, answer=found.spec, facts={"incarnation": found.incarnation})
+
+    async def _read_log(self, request: Request) -> Reply:
+        """Return a page of the decision log, without loading the stream."""
+        query = LogQuery(**json.loads(request.payload))
+        page = await self._store.read_log(request.stream, query)
+        facts = {"entries": [described(entry) for entry in page.entries], "more": page.more}
+        return Reply(Outcome.DONE, facts=facts)
+
+    async def _read_thumbnail(self, request: Request) -> Reply:
+        """Return the thumbnail of a decision; an empty one if there is none."""
+        thumbnail = await self._store.read_thumbnail(request.stream, int(request.payload))
+        return Reply(Outcome.DONE, answer=thumbnail or b"")
+
+    async def _purge_log(self, request: Request) -> Reply:
+        """Delete entries of the decision log."""
+        deleted = await self._store.purge_log(request.stream, Purge(**json.loads(request.payload)))
+        return Reply(Outcome.DONE, facts={"deleted": deleted})
 
     async def _check_health(self, _: Request) -> Reply:
         """Reply if this worker can serve: it reaches the store and has its lease."""
@@ -741,8 +761,13 @@ class Worker:
             await loaded.journal.wait_durable()
         return found
 
-    async def _changed(self, loaded: _LoadedStream, kind: Kind, request: Request, payload: bytes) -> Reply:
-        """Apply one change and wait until it is durable. If a retry was faster, only wait."""
+    async def _changed(
+        self, loaded: _LoadedStream, kind: Kind, request: Request, payload: bytes, back_to: int | None = None
+    ) -> Reply:
+        """Apply one change and wait until it is durable. If a retry was faster, only wait.
+
+        If the change restores an earlier state, `back_to` is the position that the state belongs to.
+        """
         live, digest, long_journal = loaded.live, _digest(request), False
         async with loaded.in_use:
             found = live.applied(kind, request.key, digest)
@@ -751,7 +776,10 @@ class Worker:
                     raise _PreconditionError(f"The ETag of the state is {live.etag}. Read the state again.")
                 change = partial(live.change, kind, request.key, payload, self._now(), digest)
                 record = await self._compute(loaded, change, long=kind is Kind.RESTORE)
-                long_journal = self._put(request.stream, loaded, record.position, [record.pack()])
+                roll_backs = [] if back_to is None else [(back_to, record.position)]
+                long_journal = self._put(
+                    request.stream, loaded, record.position, [record.pack()], roll_backs=roll_backs
+                )
         try:
             await loaded.journal.wait_durable()
             if long_journal:
@@ -764,10 +792,18 @@ class Worker:
             raise
         return _done_reply(record) if found is None else _done_reply(found, repeated=True)
 
-    def _put(self, stream: str, loaded: _LoadedStream, position: int, records: list[bytes]) -> bool:
+    def _put(
+        self,
+        stream: str,
+        loaded: _LoadedStream,
+        position: int,
+        records: list[bytes],
+        log: Sequence[LogEntry] = (),
+        roll_backs: Sequence[Range] = (),
+    ) -> bool:
         """Queue records. If the journal has become long, also queue a snapshot and return True."""
-        summary = loaded.live.summary().pack()
-        self._commits.put(loaded.journal, Batch(stream, loaded.live.fence, position, records, summary))
+        summary, fence = loaded.live.summary().pack(), loaded.live.fence
+        self._commits.put(loaded.journal, Batch(stream, fence, position, records, summary, log, roll_backs))
         size = sum(map(len, records))
         loaded.journal_bytes += size
         self._quotas.add(stream, size)
@@ -894,10 +930,9 @@ class Worker:
         with _unusable():
             spec = StreamSpec.unpack(held.spec)
         prototypes = await self._prototypes(spec.prototypes)
-        state = await find(request, spec, prototypes.unit.shape[1])
-        loaded = _LoadedStream(
-            await self._in_thread(partial(LiveStream.repaired, held, prototypes, self._limits, state))
-        )
+        found = await find(request, spec, prototypes.unit.shape[1])
+        repaired = partial(LiveStream.repaired, held, prototypes, self._limits, found.state)
+        loaded = _LoadedStream(await self._in_thread(repaired))
         self._queue_snapshot(stream, loaded)
         await loaded.journal.settle_snapshot()
         self._damaged.pop(stream, None)
@@ -916,6 +951,7 @@ class Worker:
             at = await self._compute(loaded, partial(_replay, loaded.live, held.tail, at, self._turn()))
         # The worker that wrote the records has reported these.
         loaded.live.events()
+        loaded.live.roll_backs()
         return loaded.live
 
     def _make_room(self) -> None:
@@ -980,6 +1016,15 @@ class Worker:
             now = time.monotonic()
             for stream, loaded in list(self._streams.items()):
                 self._look_at(stream, loaded, now)
+
+    async def _trim_log(self) -> None:
+        """Delete what is too old or too much in the decision log, by time."""
+        while True:
+            await asyncio.sleep(_TRIM_SECONDS)
+            try:
+                await self._store.trim_log(self._log_limits)
+            except StoreError as problem:
+                _log.warning("the decision log was not trimmed", extra=logs.with_fields(problem=str(problem)))
 
     def _forget_results(self) -> None:
         """Forget results that nobody asked for."""
@@ -1127,17 +1172,29 @@ def _digest(request: Request) -> bytes:
     return request.digest or digest_of(request.action.encode(), request.payload)
 
 
-# A saved snapshot begins with a digest of the idempotency key of the request that saved it.
-def _save(state: bytes, key: str) -> bytes:
-    return digest_of(key.encode()) + state
+class _State(NamedTuple):
+    """A state to restore, and the position of the stream when it was saved; None if it comes from outside."""
+
+    state: bytes
+    position: int | None = None
+
+
+# A saved snapshot begins with a digest of the idempotency key of the request that saved it, and the position.
+_POSITION = struct.Struct("<Q")
+
+
+def _save(state: bytes, position: int, key: str) -> bytes:
+    return digest_of(key.encode()) + _POSITION.pack(position) + state
 
 
 def _saved_by(saved: bytes, key: str) -> bool:
     return saved.startswith(digest_of(key.encode()))
 
 
-def _without_key(saved: bytes) -> bytes:
-    return saved[DIGEST_BYTES:]
+def _saved(saved: bytes) -> _State:
+    with _unusable():
+        (position,) = _POSITION.unpack_from(saved, DIGEST_BYTES)
+    return _State(saved[DIGEST_BYTES + _POSITION.size :], position)
 
 
 def _done_reply(record: Record | Answer, repeated: bool = False) -> Reply:
@@ -1186,13 +1243,12 @@ def _error_reply(problem: ProtoDCSError) -> Reply:
 
 
 # Returns the state that a request restores, for a stream created so and with features of this length.
-_FindState = Callable[[Request, StreamSpec, int], Awaitable[bytes]]
+_FindState = Callable[[Request, StreamSpec, int], Awaitable[_State]]
 
 _QUESTIONS: dict[str, Callable[[Worker, LiveStream, bytes], Reply]] = {
     Action.PEEK: Worker._peek,
     Action.STATUS: Worker._status,
     Action.EXPLAIN: Worker._explain,
-    Action.DECISIONS: Worker._decisions,
     Action.EXPORT: Worker._export,
 }
 
@@ -1207,5 +1263,8 @@ _SPECIAL: dict[str, Callable[[Worker, Request], Any]] = {
     Action.IMPORT: Worker._import,
     Action.DELETE: Worker._delete,
     Action.DESCRIBE: Worker._describe,
+    Action.READ_LOG: Worker._read_log,
+    Action.READ_THUMBNAIL: Worker._read_thumbnail,
+    Action.PURGE_LOG: Worker._purge_log,
     Action.CHECK_HEALTH: Worker._check_health,
 }

@@ -12,6 +12,7 @@ from starlette.datastructures import UploadFile
 from ....errors import InputError
 from ...access.authentication import scoped_id
 from ...access.problems import ProblemError
+from ...log.entries import MAX_IMAGE_REF
 from ...messages import Action, Outcome, Reply
 from ...messages import Request as WorkerRequest
 from ...stream.idempotency import digest_of
@@ -29,35 +30,71 @@ async def decide(http: Request, stream: str, action: str) -> list[Reply]:
     given, scoped = http.headers.get("idempotency-key"), scoped_id(http, stream)
     key = secrets.token_hex(16) if given is None else checked_key(given)
     media_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    image_refs: list[str | None] = [*http.query_params.getlist("image_ref")]
     if media_type in ("application/octet-stream", ""):
         features = from_bytes(await http.body(), http.query_params.get("count", "1"))
     elif media_type == "application/json":
-        features = await _from_json(http)
+        features, given_refs = await _from_json(http)
+        image_refs = image_refs or given_refs or []
     elif media_type.startswith("image/"):
-        return await decide_images(http, scoped, action, key, [await http.body()], given is not None)
+        images = [await http.body()]
+        return await decide_images(
+            http, scoped, action, key, images, given is not None, checked_refs(image_refs, len(images))
+        )
     elif media_type == "multipart/form-data":
-        return await decide_images(http, scoped, action, key, await _files(http), given is not None)
+        images = await _files(http)
+        return await decide_images(
+            http, scoped, action, key, images, given is not None, checked_refs(image_refs, len(images))
+        )
     else:
         raise ProblemError(
             "unsupported_media_type",
             f"Send application/octet-stream, application/json or images; given: {media_type[:100]!r}.",
         )
-    return await decide_features(services, scoped, action, key, features)
+    return await decide_features(services, scoped, action, key, features, checked_refs(image_refs, len(features)))
+
+
+def checked_refs(image_refs: Sequence[str | None], count: int) -> Sequence[str | None]:
+    """Return one reference for each sample of a request. Raise InputError unless there is one for each, or none."""
+    if not image_refs:
+        return [None] * count
+    if len(image_refs) != count:
+        raise InputError(
+            f"Send one `image_ref` for each sample, or none; given: {len(image_refs)} for {count} samples."
+        )
+    for image_ref in image_refs:
+        if image_ref is not None and not (0 < len(image_ref) <= MAX_IMAGE_REF and image_ref.isprintable()):
+            raise InputError(
+                f"An `image_ref` must have 1 to {MAX_IMAGE_REF} printable characters; given: {image_ref[:100]!r}."
+            )
+    return image_refs
 
 
 async def decide_features(
-    services: Services, stream: str, action: str, key: str, features: Sequence[bytes]
+    services: Services,
+    stream: str,
+    action: str,
+    key: str,
+    features: Sequence[bytes],
+    image_refs: Sequence[str | None] | None = None,
 ) -> list[Reply]:
     """Return the replies to features, in order."""
     digest = digest_of(*features)
     requests = [
-        WorkerRequest(stream, action, key, feature, digest=digest, row=row) for row, feature in enumerate(features)
+        WorkerRequest(stream, action, key, feature, digest=digest, row=row, image_ref=image_ref)
+        for row, (feature, image_ref) in enumerate(zip(features, image_refs or [None] * len(features), strict=True))
     ]
     return [checked(reply) for reply in await services.router.ask_many(requests)]
 
 
 async def decide_images(
-    http: Request, stream: str, action: str, key: str, images: list[bytes], may_repeat: bool
+    http: Request,
+    stream: str,
+    action: str,
+    key: str,
+    images: list[bytes],
+    may_repeat: bool,
+    image_refs: Sequence[str | None] | None = None,
 ) -> list[Reply]:
     """Return the replies to images, in order. If one of them cannot be used, none is observed.
 
@@ -68,6 +105,7 @@ async def decide_images(
         key: the idempotency key.
         images: the files.
         may_repeat: whether the client chose the key, so that the request may have been applied before.
+        image_refs: the caller's references to the images; None if there are none.
     """
     services: Services = http.app.state.services
     encoding, router = services.encoding, services.router
@@ -75,6 +113,7 @@ async def decide_images(
         raise InputError("This service has no encoder. Send features, or start it with an encoder.")
     # Features of one image differ in their last bits from batch to batch, so retries are compared by their images.
     digest = digest_of(*images)
+    refs = image_refs or [None] * len(images)
 
     async def applied() -> list[Reply | None]:
         """Return the reply to each image that was observed before; None for a new one."""
@@ -93,7 +132,7 @@ async def decide_images(
             features = await asyncio.gather(*(encoding.encode(images[row]) for row in new))
         encoded = dict(zip(new, features, strict=True))
         return [
-            reply or WorkerRequest(stream, action, key, encoded[row], digest=digest, row=row)
+            reply or WorkerRequest(stream, action, key, encoded[row], digest=digest, row=row, image_ref=refs[row])
             for row, reply in enumerate(known)
         ]
 
@@ -110,8 +149,8 @@ async def _files(http: Request) -> list[bytes]:
     return files
 
 
-async def _from_json(http: Request) -> list[bytes]:
-    """Return the features of a body like {"features": [[0.1, 0.2], [0.3, 0.4]]}."""
+async def _from_json(http: Request) -> tuple[list[bytes], list[str | None] | None]:
+    """Return features and image references of a body like {"features": [[0.1, 0.2], [0.3, 0.4]]}."""
     try:
         body = await http.json()
     except json.JSONDecodeError as problem:
@@ -119,6 +158,10 @@ async def _from_json(http: Request) -> list[bytes]:
     except (ValueError, RecursionError):
         raise ProblemError("invalid_json", "The body is not valid JSON.") from None
     try:
-        return from_rows(Features.model_validate(body).features)
+        given = Features.model_validate(body)
+        return from_rows(given.features), given.image_refs
     except ValidationError:
-        raise InputError('A JSON body must be {"features": [[number, ...], ...]}, with rows of one length.') from None
+        raise InputError(
+            'A JSON body must be {"features": [[number, ...], ...]}, with rows of one length. It may also have '
+            '"image_refs": [text or null, ...].'
+        ) from None

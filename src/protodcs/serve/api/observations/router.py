@@ -1,21 +1,19 @@
-"""Decide on features and images: observe, peek, explain, and past decisions.
+"""Decide on features and images: observe, peek and explain.
 
 Observe and peek are the requests that fleets of streams send all the time, so `DirectMiddleware` serves them.
 """
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from ....errors import InputError
 from ...access.rules import requires
 from ...messages import Action, Reply
 from ...stream.answers import decisions_as_json
-from ..context import Context
-from ..features import MAX_ROWS
 from ..json_parsing import JsonRoute
 from ..openapi import problems
 from ..schemas import StreamPath
 from .handler import decide
-from .schemas import SAMPLES, STREAMED_ANSWERS, STREAMED_ROWS, Decisions, Explanation, PastDecisions
+from .schemas import SAMPLES, STREAMED_ANSWERS, STREAMED_ROWS, Decisions, Explanation
 from .streaming import LineResponse, observe_rows
 
 router = APIRouter(tags=["observations"], route_class=JsonRoute, responses=problems(404, 409, 410))
@@ -66,20 +64,6 @@ async def explain(stream: StreamPath, http: Request) -> Explanation:
     if len(replies) != 1:
         raise InputError(f"Send one sample at a time to be explained; given: {len(replies)}.")
     return Explanation.model_validate(replies[0].facts)
-
-
-@router.get("/v1/streams/{stream}/decisions")
-@requires("read", "decisions")
-async def past_decisions(
-    stream: StreamPath,
-    context: Context,
-    last: int = Query(100, ge=1, le=MAX_ROWS, description="How many of the newest decisions to look at."),
-    unknown: bool = Query(False, description="Return only decisions about unknown samples."),
-) -> PastDecisions:
-    """Return recent decisions, newest first."""
-    reply = await context.ask(stream, Action.DECISIONS, str(last).encode())
-    found = (reply.facts or {})["decisions"]
-    return PastDecisions(decisions=[decision for decision in found if not (unknown and decision["known"])])
 
 
 def _decisions(replies: list[Reply]) -> Response:

@@ -1,14 +1,15 @@
-"""Bodies and responses of observe, peek, explain and past decisions."""
+"""Bodies and responses of observe, peek and explain."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from ....core.decision import Outcome
+from ...log.entries import MAX_IMAGE_REF
 from ...stream.records import LONGEST_KEY
 from ..features import MAX_ROWS
 from ..openapi import BINARY
-from ..schemas import Rows
+from ..schemas import Rows, Text
 
 
 class Features(BaseModel):
@@ -17,10 +18,13 @@ class Features(BaseModel):
     model_config = ConfigDict(strict=True)
 
     features: Rows = Field(min_length=1, description="Rows of one length: the dimension of the stream's features.")
+    image_refs: Annotated[list[Text | None], Field(fail_fast=True)] | None = Field(
+        None, description="Your reference to the image of each row, for the decision log."
+    )
 
 
-class PastDecision(BaseModel):
-    """The decision about one sample."""
+class Decision(BaseModel):
+    """The decision about one sample of a request."""
 
     outcome: Outcome
     known: bool
@@ -40,11 +44,6 @@ class PastDecision(BaseModel):
     unsure: bool = Field(False, description="Whether a person should look at it, by the `review_rate` of the stream.")
     position: int = Field(description="Position in the journal of the stream; -1 if nothing was written.")
     epoch: int = Field(description="Epoch of the worker that wrote it; -1 if nothing was written.")
-
-
-class Decision(PastDecision):
-    """The decision about one sample of a request."""
-
     repeated: bool = Field(description="Whether the sample was observed by an earlier request with the same key.")
 
 
@@ -52,12 +51,6 @@ class Decisions(BaseModel):
     """One decision per sample, in order."""
 
     decisions: list[Decision]
-
-
-class PastDecisions(BaseModel):
-    """Recent decisions, newest first."""
-
-    decisions: list[PastDecision]
 
 
 class Explanation(BaseModel):
@@ -91,6 +84,12 @@ SAMPLES: dict[str, Any] = {
             "in": "query",
             "description": "Number of features in a body of application/octet-stream.",
             "schema": {"type": "integer", "minimum": 1, "maximum": MAX_ROWS, "default": 1},
+        },
+        {
+            "name": "image_ref",
+            "in": "query",
+            "description": "Your reference to the image, for the decision log. Repeat it for each sample.",
+            "schema": {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": MAX_IMAGE_REF}},
         },
     ],
 }

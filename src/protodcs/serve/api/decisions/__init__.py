@@ -1,0 +1,1 @@
+"""The decision log of a stream."""

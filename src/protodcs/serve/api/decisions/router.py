@@ -1,0 +1,71 @@
+"""Read, export and purge the decision log of a stream."""
+
+from fastapi import APIRouter, Query
+
+from ...access.rules import requires
+from ...log.entries import LogQuery, Purge
+from ..context import Context
+from ..openapi import problems
+from ..schemas import StreamPath
+from .handler import milliseconds, position_after, purge, read_page
+from .schemas import (
+    MAX_PAGE,
+    ImageFilter,
+    LabelFilter,
+    LogPage,
+    NearestFilter,
+    OrderOfPage,
+    OutcomeFilter,
+    Purged,
+    Since,
+    Until,
+)
+
+router = APIRouter(tags=["decisions"], responses=problems(404))
+
+
+@router.get("/v1/streams/{stream}/decisions")
+@requires("read", "decisions")
+async def read_decisions(
+    stream: StreamPath,
+    context: Context,
+    since: Since = None,
+    until: Until = None,
+    outcome: OutcomeFilter = None,
+    label: LabelFilter = None,
+    nearest_class: NearestFilter = None,
+    limit: int = Query(100, ge=1, le=MAX_PAGE, description="Maximum number of decisions in the response."),
+    cursor: str | None = Query(None, max_length=100, description="`next_cursor` of the previous page."),
+    order: OrderOfPage = "newest",
+) -> LogPage:
+    """Return a page of the decision log.
+
+    A cursor is the position of a decision: with `order=oldest`, the page begins with the next position.
+    """
+    query = LogQuery(
+        milliseconds(since),
+        milliseconds(until),
+        outcome,
+        label,
+        nearest_class,
+        position_after(cursor),
+        order == "newest",
+        limit,
+    )
+    return await read_page(context, stream, query)
+
+
+@router.delete("/v1/streams/{stream}/decisions")
+@requires("admin", "purge")
+async def purge_decisions(
+    stream: StreamPath,
+    context: Context,
+    since: Since = None,
+    until: Until = None,
+    image_ref: ImageFilter = None,
+) -> Purged:
+    """Delete decisions from the log for good, with their thumbnails: all, a time range, or those about one image.
+
+    What the stream learned stays.
+    """
+    return Purged(deleted=await purge(context, stream, Purge(milliseconds(since), milliseconds(until), image_ref)))

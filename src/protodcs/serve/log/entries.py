@@ -1,0 +1,164 @@
+"""Entries of the decision log, and what readers ask of it.
+
+A worker makes an entry when it decides, and the store writes it together with the journal record of the observe. So the
+log has an entry exactly if the observe is durable. Nothing in the log ever influences an engine.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+from ...core.decision import Outcome
+
+OUTCOMES: Final[tuple[Outcome, ...]] = ("known", "unsure", "unknown")
+MAX_IMAGE_REF: Final = 500
+
+# Positions from the first one up to, but without, the last one.
+Range = tuple[int, int]
+
+
+class LogEntry(NamedTuple):
+    """One decision.
+
+    Attributes:
+        position: of the record in the journal of the stream.
+        time: when, in milliseconds since 1970 by the store's clock. It never decreases along a journal.
+        key: the idempotency key of the request.
+        image_ref: the caller's reference to the image; None if there is none.
+        outcome: known, unsure or unknown.
+        nearest_class: name of the best class, also if the sample is unknown.
+        p_unknown: probability that the sample belongs to no class; None if it is not finite.
+        score: increases as the sample looks more known; None if it is not finite.
+        reason: why the decision is less certain than it looks.
+        has_thumbnail: whether a thumbnail was stored.
+        rolled_back: whether a later roll-back undid what the stream learned from the sample.
+        thumbnail: the JPEG file on its way to the store; empty when it is read.
+    """
+
+    position: int
+    time: int
+    key: str
+    image_ref: str | None
+    outcome: Outcome
+    nearest_class: str
+    p_unknown: float | None
+    score: float | None
+    reason: str | None
+    has_thumbnail: bool = False
+    rolled_back: bool = False
+    thumbnail: bytes = b""
+
+    @property
+    def label(self) -> str | None:
+        """The name of the class; None if the sample is unknown."""
+        return None if self.outcome == "unknown" else self.nearest_class
+
+    def pack(self) -> bytes:
+        """Return the entry as bytes, without its position, its thumbnail and whether it was rolled back."""
+        return json.dumps(self[1:10], ensure_ascii=False, separators=(",", ":")).encode()
+
+    @classmethod
+    def unpack(cls, position: int, data: bytes) -> "LogEntry":
+        """Return the entry that `pack` wrote."""
+        return cls(position, *json.loads(data))
+
+
+class LogQuery(NamedTuple):
+    """Which entries of a stream to read.
+
+    Attributes:
+        since, until: times in milliseconds since 1970: from `since` on, and before `until`.
+        outcome: only this one.
+        label: only decisions with this label.
+        nearest_class: only decisions whose best class is this one, also unknown ones.
+        after: position behind which the page begins, in its order.
+        newest_first: the order of the entries.
+        limit: maximum number of entries.
+    """
+
+    since: int | None = None
+    until: int | None = None
+    outcome: Outcome | None = None
+    label: str | None = None
+    nearest_class: str | None = None
+    after: int | None = None
+    newest_first: bool = True
+    limit: int = 100
+
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """Return the outcomes that can match."""
+        possible = OUTCOMES[:2] if self.label is not None else OUTCOMES
+        return tuple(outcome for outcome in possible if self.outcome in (None, outcome))
+
+    def class_name(self) -> str | None:
+        """Return the best class that all entries must have; None for any."""
+        return self.label if self.label is not None else self.nearest_class
+
+    def matches(self, entry: LogEntry) -> bool:
+        """Return whether an entry has the outcome and the class."""
+        return entry.outcome in self.outcomes() and self.class_name() in (None, entry.nearest_class)
+
+    @property
+    def is_contradictory(self) -> bool:
+        """Whether no entry can match."""
+        two_classes = None not in (self.label, self.nearest_class) and self.label != self.nearest_class
+        return not self.outcomes() or two_classes
+
+
+class Purge(NamedTuple):
+    """Which entries of a stream to delete; all if nothing is given. The fields are as in `LogQuery`."""
+
+    since: int | None = None
+    until: int | None = None
+    image_ref: str | None = None
+
+
+class LogLimits(NamedTuple):
+    """How much of the log a stream retains.
+
+    Attributes:
+        seconds: maximum age.
+        entries: maximum number of entries.
+        size: maximum bytes, thumbnails included.
+    """
+
+    seconds: float
+    entries: int
+    size: int
+
+
+class LogPage(NamedTuple):
+    """Some entries, and whether more follow behind the last one."""
+
+    entries: list[LogEntry]
+    more: bool
+
+
+Order = Literal["newest", "oldest"]
+
+
+def marked(entries: Sequence[LogEntry], ranges: Sequence[Range]) -> list[LogEntry]:
+    """Return entries with `rolled_back` set for those whose position is in one of the ranges."""
+    if not ranges:
+        return list(entries)
+    return [
+        entry._replace(rolled_back=any(first <= entry.position < last for first, last in ranges)) for entry in entries
+    ]
+
+
+def described(entry: LogEntry) -> dict[str, Any]:
+    """Return an entry as responses show it; its time stays a number of milliseconds."""
+    return {
+        "position": entry.position,
+        "time": entry.time,
+        "key": entry.key,
+        "image_ref": entry.image_ref,
+        "outcome": entry.outcome,
+        "label": entry.label,
+        "nearest_class": entry.nearest_class,
+        "p_unknown": entry.p_unknown,
+        "score": entry.score,
+        "reason": entry.reason,
+        "rolled_back": entry.rolled_back,
+        "has_thumbnail": entry.has_thumbnail,
+    }

@@ -1,0 +1,317 @@
+"""The decision log in the tables of a SQLite store.
+
+The rowid of an entry is the number of its stream and its position, so that the log of a stream is one range. Entries of
+one stream are ordered by time too: a time is found by bisection, and needs no index. An index in SQLite ends with the
+rowid, so the entries with one outcome or class of one stream are one range of an index. The time for a page therefore
+does not depend on the number of entries.
+
+All functions run inside a transaction of the caller.
+"""
+
+import re
+import sqlite3
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from ...core.decision import REASONS
+from .entries import OUTCOMES, LogEntry, LogLimits, LogPage, LogQuery, Purge, Range, marked
+
+SCHEMA: Final = """
+CREATE TABLE log_classes (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
+CREATE TABLE log (
+    key INTEGER PRIMARY KEY,
+    time INTEGER NOT NULL,
+    request ANY NOT NULL,
+    image_ref TEXT,
+    outcome INTEGER NOT NULL,
+    nearest INTEGER NOT NULL,
+    p_unknown REAL,
+    score REAL,
+    reason INTEGER,
+    thumbnail INTEGER NOT NULL
+) STRICT;
+CREATE INDEX log_by_outcome ON log (outcome);
+CREATE INDEX log_by_class ON log (nearest, outcome);
+CREATE INDEX log_by_image ON log (image_ref) WHERE image_ref IS NOT NULL;
+CREATE TABLE log_thumbnails (key INTEGER PRIMARY KEY, data BLOB NOT NULL) STRICT;
+CREATE TABLE log_roll_backs (
+    stream INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL, PRIMARY KEY (stream, first, last)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE log_sizes (stream INTEGER PRIMARY KEY, entries INTEGER NOT NULL, bytes INTEGER NOT NULL) STRICT;
+CREATE TABLE log_deleted (stream INTEGER PRIMARY KEY) STRICT;
+"""
+POSITION_BITS: Final = 32
+_COLUMNS: Final = "key, time, request, image_ref, outcome, name, p_unknown, score, reason, thumbnail"
+# Bytes of an entry beside its image reference and thumbnail, indexes included.
+_ENTRY_BYTES: Final = 110
+_SIZE: Final = f"{_ENTRY_BYTES} + ifnull(length(CAST(image_ref AS BLOB)), 0) + thumbnail"
+# Entries that one transaction deletes, at most. Observes wait meanwhile.
+_CHUNK: Final = 2000
+# Streams whose oldest entry is looked at in one call of `trim`.
+_STREAMS_AT_ONCE: Final = 50
+# Most keys are 16 random bytes in hexadecimal. They are stored as bytes.
+_HEXADECIMAL: Final = re.compile("[0-9a-f]{32}")
+
+
+class LogWriter:
+    """Writes to the log tables of one database.
+
+    Args:
+        database: a connection that only one thread uses.
+    """
+
+    def __init__(self, database: sqlite3.Connection):
+        self._database = database
+        # Numbers of class names. They hold as long as no transaction is rolled back.
+        self._classes: dict[str, int] = {}
+        # Streams that have got entries since they were last trimmed.
+        self._grown: set[int] = set()
+        # The stream after which `trim` goes on.
+        self._last_trimmed = 0
+
+    def forget(self) -> None:
+        """Forget what the last transaction wrote, because it was rolled back."""
+        self._classes.clear()
+
+    def append(self, stream: int, entries: Sequence[LogEntry], roll_backs: Sequence[Range]) -> None:
+        """Add entries to the log of a stream, and mark earlier ones as rolled back."""
+        execute, executemany = self._database.execute, self._database.executemany
+        if entries:
+            base, class_number = stream << POSITION_BITS, self._class_number
+            rows = [
+                (
+                    base + entry.position,
+                    entry.time,
+                    _packed_key(entry.key),
+                    entry.image_ref,
+                    OUTCOMES.index(entry.outcome),
+                    class_number(entry.nearest_class),
+                    entry.p_unknown,
+                    entry.score,
+                    None if entry.reason is None else REASONS.index(entry.reason),
+                    len(entry.thumbnail),
+                )
+                for entry in entries
+            ]
+            executemany("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            thumbnails = [(base + entry.position, entry.thumbnail) for entry in entries if entry.thumbnail]
+            if thumbnails:
+                executemany("INSERT INTO log_thumbnails VALUES (?, ?)", thumbnails)
+            size = sum(_ENTRY_BYTES + len((row[3] or "").encode()) + row[9] for row in rows)
+            execute(
+                "INSERT INTO log_sizes VALUES (?1, ?2, ?3) "
+                "ON CONFLICT DO UPDATE SET entries = entries + ?2, bytes = bytes + ?3",
+                (stream, len(rows), size),
+            )
+            self._grown.add(stream)
+        if roll_backs:
+            marks = [(stream, first, last) for first, last in roll_backs]
+            executemany("INSERT OR IGNORE INTO log_roll_backs VALUES (?, ?, ?)", marks)
+
+    def _class_number(self, name: str) -> int:
+        number = self._classes.get(name)
+        if number is None:
+            self._database.execute("INSERT OR IGNORE INTO log_classes (name) VALUES (?)", (name,))
+            (number,) = self._database.execute("SELECT number FROM log_classes WHERE name = ?", (name,)).fetchone()
+            self._classes[name] = number
+        return number
+
+    def delete_stream(self, stream: int) -> None:
+        """Have `trim` delete the log of a stream that does not exist any more."""
+        self._database.execute("INSERT INTO log_deleted VALUES (?)", (stream,))
+
+    def purge(self, stream: int, wanted: Purge) -> int:
+        """Delete some of the entries that match. Return how many; 0 if none is left."""
+        low, high = _range_of_times(self._database, stream, wanted.since, wanted.until)
+        if wanted.image_ref is None:
+            chosen = "SELECT key FROM log WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
+            keys = [key for (key,) in self._database.execute(chosen, (low, high, _CHUNK))]
+            return self._delete(stream, [(keys[0], keys[-1])]) if keys else 0
+        # Without the hint SQLite may read the whole range of times.
+        chosen = "SELECT key FROM log INDEXED BY log_by_image WHERE image_ref = ? AND key >= ? AND key < ? LIMIT ?"
+        found = self._database.execute(chosen, (wanted.image_ref, low, high, _CHUNK))
+        return self._delete(stream, [(key, key) for (key,) in found])
+
+    def trim(self, limits: LogLimits, now: float) -> bool:
+        """Delete entries beyond the limits, at most a few thousand. Return whether more may be left."""
+        deleted = self._database.execute("SELECT stream FROM log_deleted LIMIT 1").fetchone()
+        if deleted is not None:
+            return self._delete_rest(deleted[0])
+        if self._grown:
+            stream = self._grown.pop()
+            if self._trim_stream(stream, limits, now):
+                self._grown.add(stream)
+                return True
+        found = self._database.execute(
+            "SELECT stream FROM log_sizes WHERE stream > ? ORDER BY stream LIMIT ?",
+            (self._last_trimmed, _STREAMS_AT_ONCE),
+        ).fetchall()
+        self._last_trimmed = found[-1][0] if len(found) == _STREAMS_AT_ONCE else 0
+        for (stream,) in found:
+            if self._trim_stream(stream, limits, now):
+                self._grown.add(stream)
+        return bool(self._grown)
+
+    def _trim_stream(self, stream: int, limits: LogLimits, now: float) -> bool:
+        """Delete the oldest entries of a stream if it has too many. Return whether more may be left."""
+        low, high = _whole_range(stream)
+        entries, size = self._sizes(stream)
+        oldest_time = int(1000 * (now - limits.seconds))
+        rows = self._database.execute(
+            f"SELECT key, time, {_SIZE} FROM log WHERE key >= ? AND key < ? ORDER BY key LIMIT ?", (low, high, _CHUNK)
+        )
+        keys = []
+        for key, written, row_size in rows:
+            if entries <= limits.entries and size <= limits.size and written >= oldest_time:
+                break
+            keys.append(key)
+            entries -= 1
+            size -= row_size
+        rows.close()
+        if keys:
+            self._delete(stream, [(keys[0], keys[-1])])
+            last = keys[-1] - (stream << POSITION_BITS)
+            self._database.execute("DELETE FROM log_roll_backs WHERE stream = ? AND last <= ?", (stream, last))
+        return len(keys) == _CHUNK
+
+    def _delete_rest(self, stream: int) -> bool:
+        """Delete some of the entries of a stream that does not exist any more."""
+        execute = self._database.execute
+        if not self.purge(stream, Purge()):
+            execute("DELETE FROM log_roll_backs WHERE stream = ?", (stream,))
+            execute("DELETE FROM log_sizes WHERE stream = ?", (stream,))
+            execute("DELETE FROM log_deleted WHERE stream = ?", (stream,))
+            self._grown.discard(stream)
+        return True
+
+    def _sizes(self, stream: int) -> tuple[int, int]:
+        found = self._database.execute("SELECT entries, bytes FROM log_sizes WHERE stream = ?", (stream,)).fetchone()
+        return found or (0, 0)
+
+    def _delete(self, stream: int, ranges: Sequence[tuple[int, int]]) -> int:
+        """Delete the entries between pairs of keys, ends included. Return how many."""
+        entries = size = 0
+        where = "WHERE key >= ? AND key <= ?"
+        for ends in ranges:
+            count, total = self._database.execute(f"SELECT count(*), sum({_SIZE}) FROM log {where}", ends).fetchone()
+            self._database.execute(f"DELETE FROM log_thumbnails {where}", ends)
+            self._database.execute(f"DELETE FROM log {where}", ends)
+            entries += count
+            size += total or 0
+        self._database.execute(
+            "UPDATE log_sizes SET entries = entries - ?, bytes = bytes - ? WHERE stream = ?", (entries, size, stream)
+        )
+        return entries
+
+
+def read_page(database: sqlite3.Connection, stream: int, query: LogQuery) -> LogPage:
+    """Return a page of the log of a stream."""
+    if query.is_contradictory:
+        return LogPage([], False)
+    low, high = _range_of_times(database, stream, query.since, query.until)
+    base = stream << POSITION_BITS
+    if query.after is not None and query.newest_first:
+        high = min(high, base + query.after)
+    elif query.after is not None:
+        low = max(low, base + query.after + 1)
+    found = list(_read(database, query, low, high))
+    entries = [_entry(row) for row in found[: query.limit]]
+    positions = [entry.position for entry in entries]
+    ranges: list[Range] = []
+    if positions:
+        ranges = database.execute(
+            "SELECT first, last FROM log_roll_backs WHERE stream = ? AND first <= ? AND last > ?",
+            (stream, max(positions), min(positions)),
+        ).fetchall()
+    return LogPage(marked(entries, ranges), len(found) > query.limit)
+
+
+def _read(database: sqlite3.Connection, query: LogQuery, low: int, high: int) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a page, and one more if there are more."""
+    order, limit = "DESC" if query.newest_first else "ASC", query.limit + 1
+    joined = f"SELECT {_COLUMNS} FROM log JOIN log_classes ON number = nearest"
+    name, outcomes = query.class_name(), query.outcomes()
+    if name is None and query.outcome is None:
+        where = "WHERE key >= ? AND key < ?"
+        yield from database.execute(f"{joined} {where} ORDER BY key {order} LIMIT ?", (low, high, limit))
+        return
+    if name is None:
+        index, fixed, values = "log_by_outcome", "", ()
+    else:
+        found = database.execute("SELECT number FROM log_classes WHERE name = ?", (name,)).fetchone()
+        if found is None:
+            return
+        index, fixed, values = "log_by_class", "nearest = ? AND", found
+    # One range of the index for each outcome. Each is in the order of the keys.
+    keys: list[int] = []
+    for outcome in outcomes:
+        chosen = (
+            f"SELECT key FROM log INDEXED BY {index} WHERE {fixed} outcome = ? AND key >= ? AND key < ? "
+            f"ORDER BY key {order} LIMIT ?"
+        )
+        given = (*values, OUTCOMES.index(outcome), low, high, limit)
+        keys += (key for (key,) in database.execute(chosen, given))
+    for key in sorted(keys, reverse=query.newest_first)[:limit]:
+        yield database.execute(f"{joined} WHERE key = ?", (key,)).fetchone()
+
+
+def read_thumbnail(database: sqlite3.Connection, stream: int, position: int) -> bytes | None:
+    """Return the thumbnail at a position; None if there is none."""
+    found = database.execute(
+        "SELECT data FROM log_thumbnails WHERE key = ?", ((stream << POSITION_BITS) + position,)
+    ).fetchone()
+    return None if found is None else found[0]
+
+
+def _range_of_times(database: sqlite3.Connection, stream: int, since: int | None, until: int | None) -> tuple[int, int]:
+    """Return the keys between two times."""
+    low, high = _whole_range(stream)
+    if since is None and until is None:
+        return low, high
+    where = "FROM log WHERE key >= ? AND key < ?"
+    # Two queries, because SQLite reads the whole range for a minimum and a maximum at once.
+    (first,) = database.execute(f"SELECT min(key) {where}", (low, high)).fetchone()
+    (last,) = database.execute(f"SELECT max(key) {where}", (low, high)).fetchone()
+    if first is None:
+        return low, low
+    begin = first if since is None else _first_key(database, first, last + 1, since)
+    end = high if until is None else _first_key(database, first, last + 1, until)
+    return begin, end
+
+
+def _first_key(database: sqlite3.Connection, low: int, high: int, moment: int) -> int:
+    """Return a key in [low, high] that divides the entries before a time from the others."""
+    while low < high:
+        middle = (low + high) // 2
+        found = database.execute(
+            "SELECT key, time FROM log WHERE key >= ? AND key < ? ORDER BY key LIMIT 1", (middle, high)
+        ).fetchone()
+        if found is None or found[1] >= moment:
+            high = middle
+        else:
+            low = found[0] + 1
+    return low
+
+
+def _whole_range(stream: int) -> tuple[int, int]:
+    return stream << POSITION_BITS, (stream + 1) << POSITION_BITS
+
+
+def _entry(row: tuple[Any, ...]) -> LogEntry:
+    key, written, request, image_ref, outcome, name, p_unknown, score, reason, thumbnail = row
+    return LogEntry(
+        key & ((1 << POSITION_BITS) - 1),
+        written,
+        request.hex() if isinstance(request, bytes) else request,
+        image_ref,
+        OUTCOMES[outcome],
+        name,
+        p_unknown,
+        score,
+        None if reason is None else REASONS[reason],
+        bool(thumbnail),
+    )
+
+
+def _packed_key(key: str) -> str | bytes:
+    return bytes.fromhex(key) if _HEXADECIMAL.fullmatch(key) else key

@@ -1,0 +1,235 @@
+"""The decision log: what every store must do with it, and what callers of the service see of it."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from made_service import FEATURES, feature
+from protodcs.errors import FencedError, UnknownStreamError
+from protodcs.serve.log.entries import OUTCOMES, LogEntry, LogLimits, LogQuery, Purge
+from protodcs.serve.store.base import Batch, Checkpoint
+from store_contract import BLOB, begun, of_every_store
+from test_service_app import served, words_of
+
+EVERYTHING = LogQuery(limit=100_000, newest_first=False)
+
+
+def entry(position, **changes):
+    """One of many entries: outcomes, classes and images take turns; one entry per second."""
+    made = LogEntry(
+        position,
+        1000 * position,
+        "0123456789abcdef" * 2 if position % 2 else f"key {position}",
+        f"image-{position % 4}.png" if position % 5 else None,
+        OUTCOMES[position % 3],
+        "cat" if position % 7 else "dog",
+        0.25,
+        None if position == 9 else 1.5,
+        "few samples" if position < 10 else None,
+    )
+    return made._replace(**changes)
+
+
+async def logged(store, count=60, stream="s"):
+    """Create a stream with so many records and log entries, and return its fence."""
+    fence = await begun(store, stream)
+    log = [entry(position) for position in range(count)]
+    assert await store.commit([Batch(stream, fence, 0, [b"record"] * count, b"", log)]) == [None]
+    return fence
+
+
+async def positions(store, query):
+    return [found.position for found in (await store.read_log("s", query)).entries]
+
+
+@of_every_store
+async def test_entries_come_back_as_they_were_written(store):
+    await logged(store)
+    page = await store.read_log("s", EVERYTHING)
+    assert page == ([entry(position) for position in range(60)], False)
+    assert page.entries[2].label is None
+    assert page.entries[0].label == "dog"
+
+
+@of_every_store
+async def test_pages_in_both_orders_hold_each_entry_once(store):
+    await logged(store)
+    for newest_first in (True, False):
+        seen, query = [], LogQuery(limit=7, newest_first=newest_first)
+        while True:
+            page = await store.read_log("s", query)
+            seen += [found.position for found in page.entries]
+            if not page.more:
+                break
+            query = query._replace(after=seen[-1])
+        assert seen == sorted(range(60), reverse=newest_first)
+
+
+@of_every_store
+async def test_filters_find_exactly_the_entries_that_match(store):
+    await logged(store)
+    entries = [entry(position) for position in range(60)]
+    for outcome in (None, *OUTCOMES):
+        for name in (None, "dog", "cat", "owl"):
+            for since, until in ((None, None), (10_000, 40_000), (10_001, None), (None, 1), (70_000, None)):
+                times = range(since or 0, until or 100_000)
+                query = EVERYTHING._replace(outcome=outcome, nearest_class=name, since=since, until=until)
+                wanted = [
+                    found.position
+                    for found in entries
+                    if outcome in (None, found.outcome) and name in (None, found.nearest_class) and found.time in times
+                ]
+                assert await positions(store, query) == wanted
+                labelled = [position for position in wanted if name is None or entries[position].outcome != "unknown"]
+                assert await positions(store, query._replace(nearest_class=None, label=name)) == labelled
+
+
+@of_every_store
+async def test_a_repeated_or_refused_batch_adds_no_entry(store):
+    fence = await logged(store, 3)
+    again = Batch("s", fence, 0, [b"record"] * 3, b"", [entry(position) for position in range(3)])
+    assert await store.commit([again]) == [None]
+    newer = (await store.acquire("s", "one", "1")).fence
+    (refused,) = await store.commit([Batch("s", fence, 3, [b"record"], b"", [entry(3)])])
+    assert isinstance(refused, FencedError)
+    assert await positions(store, EVERYTHING) == [0, 1, 2]
+    assert await store.commit([Batch("s", newer, 3, [b"record"], b"", [entry(3)])]) == [None]
+    assert await positions(store, EVERYTHING) == [0, 1, 2, 3]
+
+
+@of_every_store
+async def test_a_checkpoint_leaves_the_log_as_it_is(store):
+    fence = await logged(store, 5)
+    assert await store.commit([Checkpoint("s", fence, 5, b"snapshot")]) == [None]
+    assert await positions(store, EVERYTHING) == [0, 1, 2, 3, 4]
+
+
+@of_every_store
+async def test_rolled_back_entries_are_marked_and_stay(store):
+    fence = await logged(store, 10)
+    marks = [Batch("s", fence, 10, [b"roll-back"], b"", [], [(4, 6)])]
+    marks += [Batch("s", fence, 11, [b"another"], b"", [entry(11)], [(8, 10), (5, 7)])]
+    assert await store.commit(marks) == [None, None]
+    found = (await store.read_log("s", EVERYTHING)).entries
+    assert [one.position for one in found if one.rolled_back] == [4, 5, 6, 8, 9]
+    assert len(found) == 11
+
+
+@of_every_store
+async def test_a_purge_deletes_by_time_by_image_or_everything(store):
+    await logged(store)
+    await logged(store, 5, "other")
+    assert await store.purge_log("s", Purge(since=10_000, until=20_000, image_ref="image-1.png")) == 2
+    assert await positions(store, EVERYTHING._replace(since=10_000, until=20_000)) == [
+        10, 11, 12, 14, 15, 16, 18, 19
+    ]  # fmt: skip
+    assert await store.purge_log("s", Purge(until=50_000)) == 48
+    assert await store.purge_log("s", Purge(image_ref="nothing")) == 0
+    assert await store.purge_log("s", Purge()) == 10
+    assert await positions(store, EVERYTHING) == []
+    assert len((await store.read_log("other", EVERYTHING)).entries) == 5
+
+
+@of_every_store
+async def test_the_log_of_a_deleted_stream_is_not_that_of_its_successor(store):
+    fence = await logged(store, 5)
+    await store.delete("s", fence)
+    with pytest.raises(UnknownStreamError, match="'s'"):
+        await store.read_log("s", EVERYTHING)
+    with pytest.raises(UnknownStreamError, match="'s'"):
+        await store.purge_log("s", Purge())
+    await store.put_shared(BLOB, b"blob")
+    await begun(store)
+    await store.trim_log(LogLimits(1e9, 100, 1 << 30))
+    assert await positions(store, EVERYTHING) == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "left"),
+    [
+        (LogLimits(1e12, 10, 1 << 30), range(4990, 5000)),
+        (LogLimits(100.0, 10_000, 1 << 30), range(4000, 5000)),
+        (LogLimits(1e12, 10_000, 0), range(0)),
+    ],
+)
+def test_entries_beyond_the_limits_are_deleted_from_the_oldest_on(tmp_path, limits, left):
+    now = 1000 * datetime.now(UTC).timestamp()
+
+    @of_every_store
+    async def check(store):
+        fence = await begun(store)
+        old, new = int(now - 1_000_000), int(now)
+        log = [entry(position, time=old if position < 4000 else new) for position in range(5000)]
+        assert await store.commit([Batch("s", fence, 0, [b"record"] * 5000, b"", log)]) == [None]
+        await store.trim_log(limits)
+        assert await positions(store, EVERYTHING) == list(left)
+
+    for name in ("redis", "sqlite"):
+        (tmp_path / name).mkdir()
+        check(name, tmp_path / name)
+
+
+def test_a_page_shows_what_was_decided_and_when():
+    async def run():
+        async with served() as service:
+            before = datetime.now(UTC) - timedelta(seconds=1)
+            made = [(await service.observe(feature(number))).json()["decisions"][0] for number in range(5)]
+            page = (await service.client.get("/v1/streams/s/decisions?limit=3")).json()
+            assert [item["position"] for item in page["items"]] == [4, 3, 2]
+            assert page["next_cursor"] == "2"
+            for item in page["items"]:
+                decision = made[item["position"]]
+                assert {name: item[name] for name in ("outcome", "label", "p_unknown", "score", "reason")} == {
+                    name: decision[name] for name in ("outcome", "label", "p_unknown", "score", "reason")
+                }
+                assert before <= datetime.fromisoformat(item["time"]) <= datetime.now(UTC) + timedelta(seconds=1)
+                assert (item["rolled_back"], item["has_thumbnail"], item["image_ref"]) == (False, False, None)
+            rest = (await service.client.get("/v1/streams/s/decisions?limit=3&cursor=2")).json()
+            assert ([item["position"] for item in rest["items"]], rest["next_cursor"]) == ([1, 0], None)
+            after = (await service.client.get("/v1/streams/s/decisions?order=oldest&cursor=2")).json()
+            assert [item["position"] for item in after["items"]] == [3, 4]
+            assert "`cursor`" in words_of(await service.client.get("/v1/streams/s/decisions?cursor=x"), 422)
+            words_of(await service.client.get("/v1/streams/s/decisions?since=2030-01-01T00:00:00"), 422)
+            words_of(await service.client.get("/v1/streams/nobody/decisions"), 404)
+
+    asyncio.run(run())
+
+
+def test_each_sample_may_have_a_reference_to_its_image():
+    async def run():
+        async with served() as service:
+            url = "/v1/streams/s/observe"
+            rows = [FEATURES[number].tolist() for number in range(3)]
+            body = {"features": rows, "image_refs": ["a.png", None, "ü/c.png"]}
+            assert (await service.client.post(url, json=body)).status_code == 200
+            binary = {"content": feature(3), "headers": {"content-type": "application/octet-stream"}}
+            assert (await service.client.post(f"{url}?image_ref=d.png", **binary)).status_code == 200
+            items = (await service.client.get("/v1/streams/s/decisions?order=oldest")).json()["items"]
+            assert [item["image_ref"] for item in items] == ["a.png", None, "ü/c.png", "d.png"]
+            words_of(await service.client.post(f"{url}?image_ref=a&image_ref=b", **binary), 422)
+            words_of(await service.client.post(url, json={**body, "image_refs": ["\n", "b", "c"]}), 422)
+            words_of(await service.client.post(url, json={**body, "image_refs": ["x" * 501, "b", "c"]}), 422)
+            assert (await service.client.get("/v1/streams/s")).json()["position"] == 4
+            deleted = await service.client.delete("/v1/streams/s/decisions?image_ref=d.png")
+            assert deleted.json() == {"deleted": 1}
+
+    asyncio.run(run())
+
+
+def test_a_roll_back_marks_what_was_decided_since_the_snapshot():
+    async def run():
+        async with served() as service:
+            for number in range(3):
+                await service.observe(feature(number))
+            await service.client.post("/v1/streams/s/snapshots", json={"name": "three"})
+            for number in range(3, 6):
+                await service.observe(feature(number))
+            await service.client.post("/v1/streams/s/rollback", json={"name": "three"})
+            await service.observe(feature(6))
+            items = (await service.client.get("/v1/streams/s/decisions?order=oldest")).json()["items"]
+            assert [(item["position"], item["rolled_back"]) for item in items] == [
+                (0, False), (1, False), (2, False), (4, True), (5, True), (6, True), (8, False)
+            ]  # fmt: skip
+
+    asyncio.run(run())
