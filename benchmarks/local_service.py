@@ -68,9 +68,9 @@ def processor_seconds(process):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def create(prototypes):
+async def create(prototypes, port=SERVICE_PORT):
     """Create the streams."""
-    connection = Connection(HOST, SERVICE_PORT)
+    connection = Connection(HOST, port)
     for number in range(STREAMS):
         body = {"like": "s0"} if number else {"prototypes": prototypes.tolist()}
         status, answer = await connection.post(

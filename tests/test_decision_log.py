@@ -1,9 +1,13 @@
 """The decision log: what every store must do with it, and what callers of the service see of it."""
 
 import asyncio
+import io
+import json
+import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from pyarrow import parquet
 
 from made_service import FEATURES, feature
 from protodcs.errors import FencedError, UnknownStreamError
@@ -231,5 +235,38 @@ def test_a_roll_back_marks_what_was_decided_since_the_snapshot():
             assert [(item["position"], item["rolled_back"]) for item in items] == [
                 (0, False), (1, False), (2, False), (4, True), (5, True), (6, True), (8, False)
             ]  # fmt: skip
+
+    asyncio.run(run())
+
+
+def test_an_export_holds_all_entries_that_match_oldest_first():
+    async def run():
+        async with served() as service:
+            rows = [FEATURES[number % 50].tolist() for number in range(2100)]
+            assert (await service.client.post("/v1/streams/s/observe", json={"features": rows})).status_code == 200
+            pages = [await service.client.get(f"/v1/streams/s/decisions?order=oldest&limit=1000&cursor={cursor}")
+                     for cursor in (999, 1999)]  # fmt: skip
+            lines = (await service.client.get("/v1/streams/s/decisions:export")).text.splitlines()
+            found = [json.loads(line) for line in lines]
+            assert [item["position"] for item in found] == list(range(2100))
+            paged = [item for page in pages for item in page.json()["items"]]
+            assert [{**item, "time": None} for item in paged] == [{**item, "time": None} for item in found[1000:]]
+            file = await service.client.get("/v1/streams/s/decisions:export?format=parquet&outcome=unknown")
+            table = parquet.read_table(io.BytesIO(file.content)).to_pylist()
+            unknown = [item for item in found if item["outcome"] == "unknown"]
+            assert [row["position"] for row in table] == [item["position"] for item in unknown]
+            assert [row["time"].isoformat() for row in table] == [item["time"] for item in unknown]
+            assert [row["score"] for row in table] == [item["score"] for item in unknown]
+            words_of(await service.client.get("/v1/streams/nobody/decisions:export"), 404)
+
+    asyncio.run(run())
+
+
+def test_parquet_without_pyarrow_is_a_clear_error(monkeypatch):
+    async def run():
+        async with served() as service:
+            monkeypatch.setitem(sys.modules, "pyarrow", None)
+            refused = await service.client.get("/v1/streams/s/decisions:export?format=parquet")
+            assert "pip install 'protodcs[data]'" in words_of(refused, 422)
 
     asyncio.run(run())

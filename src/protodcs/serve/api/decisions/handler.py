@@ -1,21 +1,22 @@
 """Ask the store for pages of the decision log."""
 
+import asyncio
 import json
-from datetime import UTC, datetime, timedelta
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
 from typing import Any
 
 from ....errors import InputError
 from ...log.entries import LogQuery, Purge
+from ...log.export import EPOCH, ParquetWriter, as_datetime, as_ndjson
 from ...messages import Action
 from ..context import RequestContext
-from .schemas import LoggedDecision, LogPage
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+from .schemas import MAX_PAGE, Format, LoggedDecision, LogPage
 
 
 def milliseconds(moment: datetime | None) -> int | None:
     """Return a time in milliseconds since 1970."""
-    return None if moment is None else (moment - _EPOCH) // timedelta(milliseconds=1)
+    return None if moment is None else (moment - EPOCH) // timedelta(milliseconds=1)
 
 
 def position_after(cursor: str | None) -> int | None:
@@ -41,9 +42,29 @@ async def read_entries(context: RequestContext, stream: str, query: LogQuery) ->
     return facts["entries"], facts["more"]
 
 
-def as_datetime(moment: int) -> datetime:
-    """Return a time in milliseconds as a datetime."""
-    return _EPOCH + timedelta(milliseconds=moment)
+async def export(context: RequestContext, stream: str, query: LogQuery, format_: Format) -> AsyncIterator[bytes]:
+    """Return a file of all entries that exist now and match, oldest first, in pieces.
+
+    Raises:
+        InputError: pyarrow is not installed.
+    """
+    newest, _ = await read_entries(context, stream, LogQuery(limit=1))
+    end = newest[0]["position"] if newest else -1
+    writer = ParquetWriter() if format_ == "parquet" else None
+
+    async def pieces() -> AsyncIterator[bytes]:
+        wanted, more = query._replace(newest_first=False, limit=MAX_PAGE), end >= 0
+        while more:
+            entries, more = await read_entries(context, stream, wanted)
+            found = [entry for entry in entries if entry["position"] <= end]
+            more = more and len(found) == len(entries)
+            if found:
+                yield await asyncio.to_thread(as_ndjson if writer is None else writer.add, found)
+                wanted = wanted._replace(after=found[-1]["position"])
+        if writer is not None:
+            yield await asyncio.to_thread(writer.finish)
+
+    return pieces()
 
 
 async def purge(context: RequestContext, stream: str, wanted: Purge) -> int:

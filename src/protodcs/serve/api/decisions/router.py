@@ -1,15 +1,19 @@
 """Read, export and purge the decision log of a stream."""
 
+from typing import Annotated, Any
+
 from fastapi import APIRouter, Query
+from fastapi.responses import StreamingResponse
 
 from ...access.rules import requires
 from ...log.entries import LogQuery, Purge
 from ..context import Context
-from ..openapi import problems
+from ..openapi import BINARY, problems
 from ..schemas import StreamPath
-from .handler import milliseconds, position_after, purge, read_page
+from .handler import export, milliseconds, position_after, purge, read_page
 from .schemas import (
     MAX_PAGE,
+    Format,
     ImageFilter,
     LabelFilter,
     LogPage,
@@ -22,6 +26,11 @@ from .schemas import (
 )
 
 router = APIRouter(tags=["decisions"], responses=problems(404))
+
+_MEDIA_TYPES: dict[Format, str] = {"ndjson": "application/x-ndjson", "parquet": "application/vnd.apache.parquet"}
+_EXPORTED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The file.", "content": dict.fromkeys(_MEDIA_TYPES.values(), BINARY)}
+}
 
 
 @router.get("/v1/streams/{stream}/decisions")
@@ -53,6 +62,23 @@ async def read_decisions(
         limit,
     )
     return await read_page(context, stream, query)
+
+
+@router.get("/v1/streams/{stream}/decisions:export", response_class=StreamingResponse, responses=_EXPORTED)
+@requires("read", "export decisions")
+async def export_decisions(
+    stream: StreamPath,
+    context: Context,
+    file_format: Annotated[Format, Query(alias="format", description="Format of the file.")] = "ndjson",
+    since: Since = None,
+    until: Until = None,
+    outcome: OutcomeFilter = None,
+    label: LabelFilter = None,
+    nearest_class: NearestFilter = None,
+) -> StreamingResponse:
+    """Return all decisions that exist now and match as one file, oldest first. Thumbnails are not part of it."""
+    query = LogQuery(milliseconds(since), milliseconds(until), outcome, label, nearest_class)
+    return StreamingResponse(await export(context, stream, query, file_format), media_type=_MEDIA_TYPES[file_format])
 
 
 @router.delete("/v1/streams/{stream}/decisions")
