@@ -55,6 +55,7 @@ def entries(first, count, start, chance):
             f"{first + row:032x}",
             f"camera-7/{first + row:09d}.jpg",
             "unknown" if dice[row] < 0.2 else "unsure" if dice[row] < 0.201 else "known",
+            bool(dice[row] >= 0.2),
             f"class {classes[row]}",
             float(p_unknown[row]),
             float(score[row]),

@@ -26,7 +26,7 @@ def entry(position, **changes):
         1000 * position,
         "0123456789abcdef" * 2 if position % 2 else f"key {position}",
         f"image-{position % 4}.png" if position % 5 else None,
-        OUTCOMES[position % 3],
+        *OUTCOMES[position % 4],
         "cat" if position % 7 else "dog",
         0.25,
         None if position == 9 else 1.5,
@@ -74,7 +74,7 @@ async def test_pages_in_both_orders_hold_each_entry_once(store):
 async def test_filters_find_exactly_the_entries_that_match(store):
     await logged(store)
     entries = [entry(position) for position in range(60)]
-    for outcome in (None, *OUTCOMES):
+    for outcome in (None, "known", "unsure", "unknown"):
         for name in (None, "dog", "cat", "owl"):
             for since, until in ((None, None), (10_000, 40_000), (10_001, None), (None, 1), (70_000, None)):
                 times = range(since or 0, until or 100_000)
@@ -85,7 +85,7 @@ async def test_filters_find_exactly_the_entries_that_match(store):
                     if outcome in (None, found.outcome) and name in (None, found.nearest_class) and found.time in times
                 ]
                 assert await positions(store, query) == wanted
-                labelled = [position for position in wanted if name is None or entries[position].outcome != "unknown"]
+                labelled = [position for position in wanted if name is None or entries[position].known]
                 assert await positions(store, query._replace(nearest_class=None, label=name)) == labelled
 
 

@@ -162,7 +162,7 @@ async def stream(store, name):
     while True:
         records = [b"%s:%d" % (name.encode(), len(said) + index) for index in range(random.randint(1, 3))]
         log = [
-            LogEntry(len(said) + index, 1000, "key", record.decode(), "known", "cat", 0.0, 1.0, None)
+            LogEntry(len(said) + index, 1000, "key", record.decode(), "known", True, "cat", 0.0, 1.0, None)
             for index, record in enumerate(records)
         ]
         writes = [Batch(name, held.fence, len(said), records, b"", log)]

@@ -10,7 +10,13 @@ from typing import Any, Final, Literal, NamedTuple
 
 from ...core.decision import Outcome
 
-OUTCOMES: Final[tuple[Outcome, ...]] = ("known", "unsure", "unknown")
+# Outcomes, and whether the decision has a label. Their places are part of stored entries.
+OUTCOMES: Final[tuple[tuple[Outcome, bool], ...]] = (
+    ("known", True),
+    ("unsure", True),
+    ("unknown", False),
+    ("unsure", False),
+)
 MAX_IMAGE_REF: Final = 500
 
 # Positions from the first one up to, but without, the last one.
@@ -26,6 +32,7 @@ class LogEntry(NamedTuple):
         key: the idempotency key of the request.
         image_ref: the caller's reference to the image; None if there is none.
         outcome: known, unsure or unknown.
+        known: whether the decision has a label. An unsure one may have one or not.
         nearest_class: name of the best class, also if the sample is unknown.
         p_unknown: probability that the sample belongs to no class; None if it is not finite.
         score: increases as the sample looks more known; None if it is not finite.
@@ -40,6 +47,7 @@ class LogEntry(NamedTuple):
     key: str
     image_ref: str | None
     outcome: Outcome
+    known: bool
     nearest_class: str
     p_unknown: float | None
     score: float | None
@@ -50,12 +58,17 @@ class LogEntry(NamedTuple):
 
     @property
     def label(self) -> str | None:
-        """The name of the class; None if the sample is unknown."""
-        return None if self.outcome == "unknown" else self.nearest_class
+        """The name of the class; None if the sample is not known."""
+        return self.nearest_class if self.known else None
+
+    @property
+    def outcome_code(self) -> int:
+        """The place of the outcome in `OUTCOMES`."""
+        return OUTCOMES.index((self.outcome, self.known))
 
     def pack(self) -> bytes:
         """Return the entry as bytes, without its position, its thumbnail and whether it was rolled back."""
-        return json.dumps(self[1:10], ensure_ascii=False, separators=(",", ":")).encode()
+        return json.dumps(self[1:11], ensure_ascii=False, separators=(",", ":")).encode()
 
     @classmethod
     def unpack(cls, position: int, data: bytes) -> "LogEntry":
@@ -85,10 +98,13 @@ class LogQuery(NamedTuple):
     newest_first: bool = True
     limit: int = 100
 
-    def outcomes(self) -> tuple[Outcome, ...]:
-        """Return the outcomes that can match."""
-        possible = OUTCOMES[:2] if self.label is not None else OUTCOMES
-        return tuple(outcome for outcome in possible if self.outcome in (None, outcome))
+    def outcome_codes(self) -> list[int]:
+        """Return the places in `OUTCOMES` of those that can match."""
+        return [
+            code
+            for code, (outcome, known) in enumerate(OUTCOMES)
+            if self.outcome in (None, outcome) and (known or self.label is None)
+        ]
 
     def class_name(self) -> str | None:
         """Return the best class that all entries must have; None for any."""
@@ -96,13 +112,13 @@ class LogQuery(NamedTuple):
 
     def matches(self, entry: LogEntry) -> bool:
         """Return whether an entry has the outcome and the class."""
-        return entry.outcome in self.outcomes() and self.class_name() in (None, entry.nearest_class)
+        return entry.outcome_code in self.outcome_codes() and self.class_name() in (None, entry.nearest_class)
 
     @property
     def is_contradictory(self) -> bool:
         """Whether no entry can match."""
         two_classes = None not in (self.label, self.nearest_class) and self.label != self.nearest_class
-        return not self.outcomes() or two_classes
+        return not self.outcome_codes() or two_classes
 
 
 class Purge(NamedTuple):

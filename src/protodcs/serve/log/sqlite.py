@@ -84,7 +84,7 @@ class LogWriter:
                     entry.time,
                     _packed_key(entry.key),
                     entry.image_ref,
-                    OUTCOMES.index(entry.outcome),
+                    entry.outcome_code,
                     class_number(entry.nearest_class),
                     entry.p_unknown,
                     entry.score,
@@ -230,7 +230,7 @@ def _read(database: sqlite3.Connection, query: LogQuery, low: int, high: int) ->
     """Yield the rows of a page, and one more if there are more."""
     order, limit = "DESC" if query.newest_first else "ASC", query.limit + 1
     joined = f"SELECT {_COLUMNS} FROM log JOIN log_classes ON number = nearest"
-    name, outcomes = query.class_name(), query.outcomes()
+    name = query.class_name()
     if name is None and query.outcome is None:
         where = "WHERE key >= ? AND key < ?"
         yield from database.execute(f"{joined} {where} ORDER BY key {order} LIMIT ?", (low, high, limit))
@@ -244,12 +244,12 @@ def _read(database: sqlite3.Connection, query: LogQuery, low: int, high: int) ->
         index, fixed, values = "log_by_class", "nearest = ? AND", found
     # One range of the index for each outcome. Each is in the order of the keys.
     keys: list[int] = []
-    for outcome in outcomes:
+    for code in query.outcome_codes():
         chosen = (
             f"SELECT key FROM log INDEXED BY {index} WHERE {fixed} outcome = ? AND key >= ? AND key < ? "
             f"ORDER BY key {order} LIMIT ?"
         )
-        given = (*values, OUTCOMES.index(outcome), low, high, limit)
+        given = (*values, code, low, high, limit)
         keys += (key for (key,) in database.execute(chosen, given))
     for key in sorted(keys, reverse=query.newest_first)[:limit]:
         yield database.execute(f"{joined} WHERE key = ?", (key,)).fetchone()
@@ -298,13 +298,15 @@ def _whole_range(stream: int) -> tuple[int, int]:
 
 
 def _entry(row: tuple[Any, ...]) -> LogEntry:
-    key, written, request, image_ref, outcome, name, p_unknown, score, reason, thumbnail = row
+    key, written, request, image_ref, code, name, p_unknown, score, reason, thumbnail = row
+    outcome, known = OUTCOMES[code]
     return LogEntry(
         key & ((1 << POSITION_BITS) - 1),
         written,
         request.hex() if isinstance(request, bytes) else request,
         image_ref,
-        OUTCOMES[outcome],
+        outcome,
+        known,
         name,
         p_unknown,
         score,

@@ -51,8 +51,8 @@ _SAFE_SETTINGS: Final = {
     "maxmemory-policy": "noeviction",
 }
 _SCRIPTS: Final = (
-    "acquire", "append", "checkpoint", "create", "delete", "delete_snapshot", "describe", "list", "purge_log", "release",
-    "renew", "resign", "save_snapshot", "share", "trim_log",
+    "acquire", "append", "checkpoint", "create", "delete", "delete_snapshot", "describe", "list", "purge_log",
+    "release", "renew", "resign", "save_snapshot", "share", "trim_log",
 )  # fmt: skip
 # Scripts whose effect the service acknowledges to a caller; leases and fences need no replica.
 _DURABLE_SCRIPTS: Final = ("create", "delete", "delete_snapshot", "purge_log", "save_snapshot", "share")

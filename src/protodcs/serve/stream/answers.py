@@ -110,6 +110,7 @@ def log_entry(record: Record, classes: Sequence[str], image_ref: str | None, thu
         record.key,
         image_ref,
         decision.outcome,
+        decision.known,
         classes[decision.index],
         _finite(decision.p_unknown),
         _finite(decision.score),
