@@ -761,6 +761,8 @@ def _read_usage(database: sqlite3.Connection) -> Counter[bytes]:
         ") GROUP BY tenant"
     )
     return Counter(dict(found))
+
+
 def _open_reader(folder: Path) -> sqlite3.Connection:
     database = sqlite3.connect(folder / DATABASE, isolation_level=None, check_same_thread=False)
     database.execute("PRAGMA query_only = ON")
