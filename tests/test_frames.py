@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -101,3 +102,44 @@ def test_watching_a_folder_goes_on_after_a_broken_image(tmp_path):
                 time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         assert "0.png" in process.stderr.read()
+
+
+@pytest.mark.long
+def test_watching_a_camera_goes_on_after_the_camera_was_restarted(tmp_path):
+    pytest.importorskip("av")
+    if subprocess.run(["/usr/bin/python3", "-c", "import gi"], check=False, capture_output=True).returncode:
+        pytest.skip("needs gir1.2-gst-rtsp-server-1.0, python3-gi and gstreamer1.0-plugins-good of Debian")
+    for place, sample in enumerate(DemoStream(100, unknown=0.3, seed=2)):
+        Image.fromarray(sample.image).save(tmp_path / f"{place:03d}.jpg", quality=90)
+    port = free_port()
+
+    def camera():
+        script = str(Path(__file__).parent / "rtsp_camera.py")
+        process = subprocess.Popen(
+            ["/usr/bin/python3", script, str(tmp_path), str(port)], stdout=subprocess.PIPE, text=True, env={}
+        )
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    command = [sys.executable, "-W", "ignore", "-m", "protodcs", "watch", f"rtsp://127.0.0.1:{port}/camera"]
+    command += ["--classes", "demo", "--model", "demo", "--rate", "5", "--no-browser", "--port", str(free_port())]
+    first = camera()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        service = process.stdout.readline().partition("/ui/")[0]
+        with Client(service) as client:
+
+            def wait_for(samples):
+                while client.streams() != ["watch"] or client.stream("watch").status()["sequence"] < samples:
+                    assert process.poll() is None
+                    time.sleep(0.1)
+
+            wait_for(20)
+            first.kill()
+            first.wait()
+            seen = client.stream("watch").status()["sequence"]
+            second = camera()
+            wait_for(seen + 20)
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 0
+    second.kill()
+    second.wait()

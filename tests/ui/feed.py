@@ -80,4 +80,5 @@ def main(action, *given):
         return actions[action](client.stream(name), *values)
 
 
-print(json.dumps(main(*sys.argv[1:])))
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])))
