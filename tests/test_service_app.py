@@ -38,7 +38,7 @@ PNG = {"content-type": "image/png"}
 STOPPED = Reply(Outcome.CLOSED, "the service is being stopped")
 NEW = {"id": "s", "prototypes": ROWS.tolist()}
 FIELDS = {"outcome", "known", "index", "label", "p_unknown", "openness", "openness_first", "score", "aleatoric",
-          "epistemic", "trusted", "cached", "evolved", "sequence", "reason", "position", "epoch",
+          "epistemic", "trusted", "cached", "evolved", "sequence", "reason", "unsure", "position", "epoch",
           "repeated"}  # fmt: skip
 
 

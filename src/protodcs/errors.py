@@ -92,6 +92,14 @@ class UnknownClassError(InputError, LookupError):
     """A class that an engine does not have."""
 
 
+class UnknownSampleError(InputError, LookupError):
+    """A sample whose feature is not stored."""
+
+
+class UnknownClusterError(InputError, LookupError):
+    """A cluster that does not exist."""
+
+
 class IdempotencyKeyError(UsageError):
     """An idempotency key that was used for a request with other content."""
 

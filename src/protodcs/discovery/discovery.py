@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..arrays import Features, Integers
 from ..core.state import read, write
 from ..core.validation import check_encoder, check_feature, check_features, check_prototype, described, unit_rows
-from ..errors import ConfigError, InputError, UsageError
+from ..errors import ConfigError, InputError, UnknownClusterError, UsageError
 from . import clustering
 from .cluster_table import DISMISSED, MAX_NAME, Cluster, ClusterTable, Entry, is_name
 from .config import FIRST_PASS, DiscoveryConfig
@@ -112,6 +112,16 @@ class Discovery:
         with self._exclusive():
             return self._cluster(self._known_id(cluster))
 
+    def feature(self, key: int) -> Features | None:
+        """Return the stored feature (d,) with a key, the latest one if there are several; None if there is none."""
+        with self._exclusive():
+            found = np.flatnonzero(self._reservoir.keys == key)
+            if not len(found):
+                return None
+            newest = found[self._reservoir.positions[found].argmax()]
+            stored: Features = self._reservoir.half_features[newest].astype(np.float32)
+            return stored
+
     def name(self, cluster: int, name: str) -> None:
         """Name a cluster. It then keeps its members in later passes, and `add` goes on to assign samples to it."""
         if not is_name(name):
@@ -199,6 +209,7 @@ class Discovery:
                 "dismissed_clusters": len(self._table.dismissed),
                 "dismissed_samples": self._ignored,
                 "passes": self._passes,
+                "since_pass": self._added - self._last_pass,
             }
 
     def snapshot(self) -> bytes:
@@ -355,7 +366,7 @@ class Discovery:
     def _known_id(self, number: int) -> int:
         # Between two passes, all members of a cluster may have been replaced.
         if number not in self._table.entries or not self._members(number).any():
-            raise InputError(f"There is no cluster {number!r}. Call clusters() for those that exist now.")
+            raise UnknownClusterError(f"There is no cluster {number!r}. Call clusters() for those that exist now.")
         return number
 
     def _new_id(self) -> int:

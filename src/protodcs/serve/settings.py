@@ -126,6 +126,12 @@ class ServeConfig(Settings):
         GuardSettings(), description="Guard settings of new streams. A request that creates a stream may change them."
     )
 
+    discovery: bool = Field(
+        False,
+        description="Whether new streams store recent and rejected features, for review, clusters and feedback by "
+        "position: about 3 MB each with 512 dimensions. A request that creates a stream may change it.",
+    )
+
     # Requests.
     request_seconds: float = Field(30.0, gt=0, description="Request timeout. Seconds.")
     attempt_seconds: float = Field(

@@ -60,6 +60,10 @@ class Corrections:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def contains(self, feature: Feature) -> bool:
+        """Whether there is a correction of this sample."""
+        return bool((self._cosines(feature) >= SAME_SAMPLE).any())
+
     def with_correction(self, feature: Feature, label: int, capacity: int) -> Self:
         """Return the store with another correction. It replaces those of the same sample; the oldest makes room."""
         kept = np.flatnonzero(self._cosines(feature) < SAME_SAMPLE)

@@ -170,6 +170,11 @@ class StreamDCS(FeatureMethod):
             place = NO_CLASS if label is None else class_index(label, self.classes)
             self._memory.correct(self._checked(feature), place)
 
+    def is_corrected(self, feature: NDArray[np.floating]) -> bool:
+        """Return whether `feedback` was called with this feature (d,), or one that is almost the same."""
+        with self._exclusive():
+            return self._memory.corrections.contains(self._checked(feature))
+
     def until_refit(self) -> int:
         """Return the number of samples until the threshold is fitted again."""
         seen = self._memory.verification.seen

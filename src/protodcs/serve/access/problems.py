@@ -37,6 +37,8 @@ TYPES: dict[str, ProblemType] = {
     "stream_not_found": ProblemType(404, "No such stream"),
     "snapshot_not_found": ProblemType(404, "No such snapshot"),
     "class_not_found": ProblemType(404, "No such class"),
+    "cluster_not_found": ProblemType(404, "No such cluster"),
+    "sample_not_found": ProblemType(404, "The sample is not stored"),
     "model_not_found": ProblemType(404, "No such model"),
     "method_not_allowed": ProblemType(405, "Method not allowed"),
     "request_timeout": ProblemType(408, "The body arrived too slowly"),

@@ -81,6 +81,8 @@ class _Node:
     """What may follow the first segments of a path."""
 
     literal: dict[str, "_Node"] = field(default_factory=dict)
+    # A parameter followed by a literal, such as `{cluster}:name`, by that literal.
+    ending: dict[str, "_Node"] = field(default_factory=dict)
     parameter: "tuple[str, _Node] | None" = None
     # A parameter that takes all the rest of the path.
     rest: "_Node | None" = None
@@ -116,7 +118,7 @@ class RouteTable:
         segments = path.split("/")
         for at in range(1, len(segments)):
             segment = segments[at]
-            found = node.literal.get(segment)
+            found = node.literal.get(segment) or node.ending.get(":" + segment.rpartition(":")[2])
             if found is None and node.parameter is not None and segment:
                 name, found = node.parameter
                 if name == "stream":
@@ -132,6 +134,8 @@ def _next(node: _Node, segment: str) -> _Node:
     """Return the node behind a segment of a route's path; make it if it is not there."""
     if not segment.startswith("{"):
         return node.literal.setdefault(segment, _Node())
+    if not segment.endswith("}"):
+        return node.ending.setdefault(segment.partition("}")[2], _Node())
     if segment.endswith(":path}"):
         node.rest = node.rest or _Node()
         return node.rest

@@ -20,10 +20,12 @@ from . import docs_page
 from .audit_middleware import AuditMiddleware
 from .class_names import ClassNameEncoder
 from .classes import router as classes
+from .clusters import router as clusters
 from .context import Control, Encoding, Services
 from .decisions import router as decisions
 from .direct import DirectMiddleware
 from .errors import handle_errors
+from .feedback import router as feedback
 from .health import router as health
 from .inference import router as inference
 from .observations import router as observations
@@ -42,6 +44,8 @@ _V1: tuple[APIRouter, ...] = (
     decisions.router,
     streams.router,
     classes.router,
+    feedback.router,
+    clusters.router,
     snapshots.router,
     state.router,
     sessions.router,

@@ -82,7 +82,7 @@ def openness_of(answer: bytes) -> float:
 
 def reason_of(answer: bytes) -> str | None:
     """Return the reason of a packed decision."""
-    return (None, *REASONS)[answer[0] >> _REASON_BIT]
+    return (None, *REASONS)[answer[0] >> _REASON_BIT & _REASON_MASK]
 
 
 def described(answer: bytes) -> dict[str, Any]:

@@ -23,15 +23,18 @@ from ...core.prototypes import Prototypes
 from ...core.settings import Settings
 from ...core.state import leaves_out_prototypes
 from ...core.streamdcs.engine import StreamDCS
+from ...discovery import DiscoveryConfig, review_order
 from ...errors import InputError, StateError, StoreError, UsageError
 from ...method import FeatureMethod
 from ..guard import Action, Event, Guard, GuardSettings
 from ..log.entries import Range
 from ..store.base import AcquiredStream
 from . import snapshots
-from .answers import KNOWN, pack_decision, reason_of
+from .answers import KNOWN, pack_decision, reason_of, unpack_decision
+from .feedback import unpack_feedback
 from .idempotency import Answer, IdempotencyCache, Limits, digest_of
 from .records import LONGEST_KEY, Kind, Record
+from .samples import StreamSamples, give_feedback
 from .summary import Summary
 
 BIRTH_SCHEMA = 1
@@ -39,6 +42,8 @@ BIRTH_SCHEMA = 1
 _AT_HAND = 64
 # Number of decisions that the share of unknown samples in a list is taken from.
 _LATEST = 100
+# Number of recent decisions that a review chooses from.
+_REVIEWED = 1000
 # Of the frozen baseline's probabilities, for methods that have no temperature of their own: CLIP's.
 _TEMPERATURE = 0.01
 
@@ -55,10 +60,13 @@ class StreamSpec(BaseModel):
     prototypes: str = Field(pattern="^[0-9a-f]{64}$", description="Fingerprint of the initial prototypes.")
     encoder: str | None = Field(None, max_length=1000, description="Fingerprint of what makes the features, if known.")
     guard: GuardSettings | None = Field(None, description="Every setting of its guard, resolved. None: it has none.")
+    discovery: DiscoveryConfig | None = Field(
+        None, description="Settings of its discovery. None: it stores no samples for people to work with."
+    )
 
     def pack(self) -> bytes:
-        """The same spec gives the same bytes, and one without a guard those of before there were guards."""
-        said = self.model_dump(exclude={"guard"} if self.guard is None else None)
+        """Return the spec as bytes, without what it does not have. The same spec gives the same bytes."""
+        said = self.model_dump(exclude={name for name in ("guard", "discovery") if getattr(self, name) is None})
         return json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
 
     @staticmethod
@@ -131,6 +139,7 @@ class LiveStream:
         different: how many answers came out otherwise when the journal was replayed: on another type of processor
             they may, in the last digits.
         guard: watches the engine; None where the stream has none.
+        samples: features that are stored for people to work with; None if the stream stores none.
     """
 
     def __init__(self, held: AcquiredStream, prototypes: Prototypes, limits: Limits):
@@ -154,6 +163,7 @@ class LiveStream:
         if held.snapshot is None:
             self.engine = self.spec.engine(prototypes)
             self.guard = self._watcher()
+            self.samples = self._no_samples()
         else:
             found = snapshots.unpack(held.snapshot)
             if found.position != held.start:
@@ -163,6 +173,9 @@ class LiveStream:
             if self.guard is not None and found.guard:
                 self.guard.resume(found.guard)
             self._applied.load(found.requests)
+            self.samples = self._no_samples()
+            if self.samples is not None and found.samples:
+                self.samples.load(found.samples)
             for answer in reversed(self.recent(_LATEST)):
                 self._note_decision(answer.answer)
         for data in held.tail:
@@ -237,7 +250,14 @@ class LiveStream:
         """Make the change that a record tells of."""
         if record.position != self.position:
             raise StoreError(f"the journal holds record {record.position} where {self.position} is due: it is damaged")
-        self.different += _CHANGES[record.kind](self, record.payload) != record.answer
+        try:
+            answer: bytes | None = _CHANGES[record.kind](self, record.payload)
+        except (InputError, UsageError):
+            # On another type of processor a clustering pass may find other clusters.
+            if record.kind is not Kind.EDIT_CLUSTERS:
+                raise
+            answer = None
+        self.different += answer != record.answer
         self._add(record)
 
     def _add(self, record: Record) -> None:
@@ -283,7 +303,8 @@ class LiveStream:
         """Return all of the stream, for a checkpoint at its present position."""
         self._applied.trim()
         guard = b"" if self.guard is None else self.guard.pack()
-        return snapshots.pack(snapshots.Snapshot(self.position, self.state(), guard, self._applied.pack()))
+        samples = b"" if self.samples is None else self.samples.pack()
+        return snapshots.pack(snapshots.Snapshot(self.position, self.state(), guard, self._applied.pack(), samples))
 
     def events(self) -> list[Event]:
         """What the guard did since this was last asked. Tell of it only after its record is durable."""
@@ -305,10 +326,42 @@ class LiveStream:
         own = self.engine._prototypes
         return self.spec.watcher(own, own is not self._prototypes)
 
+    def _no_samples(self) -> StreamSamples | None:
+        config = self.spec.discovery
+        return None if config is None else StreamSamples(self.engine.dimension, config, self.spec.encoder)
+
+    def _stored_samples(self) -> StreamSamples:
+        if self.samples is None:
+            raise UsageError("This stream stores no samples. Create it with `discovery` to review and cluster them.")
+        return self.samples
+
+    def clusters(self) -> dict[str, Any]:
+        """Return the clusters of rejected samples, JSON-ready."""
+        return self._stored_samples().facts()
+
+    def review(self, limit: int) -> list[int]:
+        """Return positions in the order in which a person should look at the samples, without corrected ones."""
+        samples, answers = self._stored_samples(), self.recent(_REVIEWED)
+        pairs = [
+            (answer, feature)
+            for answer, feature in zip(answers, samples.recent([a.position for a in answers]), strict=True)
+            if feature is not None and not self._is_corrected(feature)
+        ]
+        if not pairs:
+            return []
+        p_unknown = np.array([unpack_decision(answer.answer).p_unknown for answer, _ in pairs])
+        order = review_order(p_unknown, features=np.stack([feature for _, feature in pairs]), limit=limit)
+        return [pairs[place][0].position for place in order]
+
+    def _is_corrected(self, feature: NDArray[np.float32]) -> bool:
+        return isinstance(self.engine, StreamDCS) and self.engine.is_corrected(feature)
+
     # The changes, by kind: each returns the answer.
 
     def _observe(self, payload: bytes) -> bytes:
         decision = self.engine.observe(_feature(payload))
+        if self.samples is not None:
+            self.samples.add(self.position, self.engine.latest, decision)
         if self.guard is not None:
             event = self.guard.watch(self.engine.latest, decision, self.engine, self.position)
             if event is not None:
@@ -343,6 +396,7 @@ class LiveStream:
 
     def _reset(self, _: bytes) -> bytes:
         self.engine.reset()
+        self.samples = self._no_samples()
         if self.guard is not None:
             self.guard.begin()
         return b""
@@ -355,6 +409,16 @@ class LiveStream:
         else:
             self.guard = self._watcher()
         return b""
+
+    def _feedback(self, payload: bytes) -> bytes:
+        given = unpack_feedback(payload)
+        position = given.position
+        feature = _feature(given.feature) if position is None else self._stored_samples().feature(position)
+        give_feedback(self.engine, feature, given.label)
+        return b""
+
+    def _edit_clusters(self, payload: bytes) -> bytes:
+        return self._stored_samples().edit(payload, self.engine)
 
     def _no_change(self, _: bytes) -> bytes:
         return b""
@@ -434,4 +498,6 @@ _CHANGES: dict[Kind, Callable[[LiveStream, bytes], bytes]] = {
     Kind.DELETE_SNAPSHOT: LiveStream._no_change,
     Kind.ADD_CLASS: LiveStream._add_class,
     Kind.REMOVE_CLASS: LiveStream._remove_class,
+    Kind.FEEDBACK: LiveStream._feedback,
+    Kind.EDIT_CLUSTERS: LiveStream._edit_clusters,
 }

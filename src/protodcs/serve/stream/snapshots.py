@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from ...errors import StoreError
 
-VERSION = 3
-# version, position, bytes of the engine state, of the guard and of the applied requests
-_HEAD = struct.Struct("<BQQQQ")
+VERSION = 4
+# version, position, bytes of the engine state, of the guard, of the applied requests and of the stored samples
+_HEAD = struct.Struct("<BQQQQQ")
 _CHECKSUM = struct.Struct("<I")
 
 
@@ -24,12 +24,14 @@ class Snapshot(NamedTuple):
         state: of the engine.
         guard: of the guard; empty if there is none.
         requests: the applied requests, as `IdempotencyCache.pack` returns them.
+        samples: as `StreamSamples.pack` returns them; empty if the stream stores none.
     """
 
     position: int
     state: bytes
     guard: bytes
     requests: bytes
+    samples: bytes = b""
 
 
 def pack(snapshot: Snapshot) -> bytes:

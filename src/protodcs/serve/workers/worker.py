@@ -36,6 +36,8 @@ from ...errors import (
     StateError,
     StoreError,
     UnknownClassError,
+    UnknownClusterError,
+    UnknownSampleError,
     UnknownSnapshotError,
     UnknownStreamError,
     UsageError,
@@ -69,9 +71,12 @@ _CHANGES = {
     Action.RESET: Kind.RESET,
     Action.ADD_CLASS: Kind.ADD_CLASS,
     Action.REMOVE_CLASS: Kind.REMOVE_CLASS,
+    Action.FEEDBACK: Kind.FEEDBACK,
 }
 # Changes that need room in the store. The others need little, or free some.
-_GROWING = (Kind.OBSERVE, Kind.ADD_CLASS)
+_GROWING = (Kind.OBSERVE, Kind.ADD_CLASS, Kind.FEEDBACK)
+# Changes that may take seconds, so that they run in a thread.
+_LONG = (Kind.RESTORE, Kind.EDIT_CLUSTERS)
 # Was this change applied before? Asked before a costly step.
 _LOOKUPS = {Action.LOOKUP: Kind.OBSERVE, Action.LOOKUP_CLASS: Kind.ADD_CLASS}
 # How often a worker looks which streams should be written or sleep, in seconds.
@@ -518,6 +523,12 @@ class Worker:
     def _explain(self, live: LiveStream, payload: bytes) -> Reply:
         return Reply(Outcome.DONE, facts=live.explain(payload))
 
+    def _review(self, live: LiveStream, payload: bytes) -> Reply:
+        return Reply(Outcome.DONE, facts={"positions": live.review(int(payload))})
+
+    def _list_clusters(self, live: LiveStream, _: bytes) -> Reply:
+        return Reply(Outcome.DONE, facts=live.clusters())
+
     def _export(self, live: LiveStream, _: bytes) -> Reply:
         return Reply(Outcome.DONE, answer=live.engine.snapshot(), facts={"etag": live.etag})
 
@@ -653,6 +664,12 @@ class Worker:
             await self._store.delete_snapshot(request.stream, loaded.live.fence, name)
             return await self._changed(loaded, Kind.DELETE_SNAPSHOT, request, request.payload)
 
+    async def _edit_clusters(self, request: Request) -> Reply:
+        """Change the clusters of a stream. The payload says how."""
+        loaded = await self._loaded(request.stream, request.stand_in)
+        self._quotas.check(request.stream)
+        return await self._changed(loaded, Kind.EDIT_CLUSTERS, request, request.payload)
+
     async def _list_snapshots(self, request: Request) -> Reply:
         # A damaged stream can be restored from these.
         with suppress(_DamagedError):
@@ -775,7 +792,7 @@ class Worker:
                 if request.if_match and live.etag not in request.if_match:
                     raise _PreconditionError(f"The ETag of the state is {live.etag}. Read the state again.")
                 change = partial(live.change, kind, request.key, payload, self._now(), digest)
-                record = await self._compute(loaded, change, long=kind is Kind.RESTORE)
+                record = await self._compute(loaded, change, long=kind in _LONG)
                 roll_backs = [] if back_to is None else [(back_to, record.position)]
                 long_journal = self._put(
                     request.stream, loaded, record.position, [record.pack()], roll_backs=roll_backs
@@ -1220,6 +1237,8 @@ _OUTCOMES: list[tuple[type[ProtoDCSError], Outcome, str]] = [
     (UnknownStreamError, Outcome.MISSING, ""),
     (UnknownSnapshotError, Outcome.MISSING, "snapshot_not_found"),
     (UnknownClassError, Outcome.MISSING, "class_not_found"),
+    (UnknownClusterError, Outcome.MISSING, "cluster_not_found"),
+    (UnknownSampleError, Outcome.MISSING, "sample_not_found"),
     (FencedError, Outcome.LATER, ""),
     (StoreError, Outcome.LATER, ""),
     (InputError, Outcome.WRONG, ""),
@@ -1250,6 +1269,8 @@ _QUESTIONS: dict[str, Callable[[Worker, LiveStream, bytes], Reply]] = {
     Action.STATUS: Worker._status,
     Action.EXPLAIN: Worker._explain,
     Action.EXPORT: Worker._export,
+    Action.REVIEW: Worker._review,
+    Action.LIST_CLUSTERS: Worker._list_clusters,
 }
 
 _SPECIAL: dict[str, Callable[[Worker, Request], Any]] = {
@@ -1259,6 +1280,7 @@ _SPECIAL: dict[str, Callable[[Worker, Request], Any]] = {
     Action.LIST_SNAPSHOTS: Worker._list_snapshots,
     Action.DESCRIBE_SNAPSHOT: Worker._describe_snapshot,
     Action.DELETE_SNAPSHOT: Worker._delete_snapshot,
+    Action.EDIT_CLUSTERS: Worker._edit_clusters,
     Action.ROLLBACK: Worker._roll_back,
     Action.IMPORT: Worker._import,
     Action.DELETE: Worker._delete,

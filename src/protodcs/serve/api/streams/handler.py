@@ -8,6 +8,7 @@ from typing import Any
 from .... import methods
 from ....core.prototypes import Prototypes
 from ....data.prompts import class_names, names_of_classes
+from ....discovery import DiscoveryConfig
 from ....errors import InputError
 from ...access.problems import ProblemError
 from ...guard import GuardSettings
@@ -15,6 +16,7 @@ from ...messages import Action, Outcome, Reply, Request
 from ...settings import cost_limits_of
 from ...stream.cost import check_cost
 from ...stream.live_stream import StreamSpec
+from ...stream.samples import check_capacity
 from ...stream.shared import pack_prototypes
 from ..context import RequestContext, checked
 from ..errors import as_response
@@ -104,7 +106,14 @@ def _spec(
         prototypes=_NO_PROTOTYPES,
         encoder=None if encoder is None else encoder["fingerprint"],
         guard=GuardSettings(**{**context.services.config.guard.model_dump(), **stream.guard}),
+        discovery=_discovery(context.services.config.discovery if stream.discovery is None else stream.discovery),
     )
+
+
+def _discovery(given: bool | dict[str, Any]) -> DiscoveryConfig | None:
+    if given is False:
+        return None
+    return check_capacity(DiscoveryConfig(**({} if given is True else given)))
 
 
 async def _existing(name: str, spec: StreamSpec, context: RequestContext) -> Reply | None:

@@ -20,6 +20,11 @@ class NewStream(Body):
     method: Literal["streamdcs", "protodcs"] = Field("streamdcs", description="The method that decides.")
     config: Options = Field(default_factory=dict, description="Settings that differ from the defaults of the method.")
     guard: Options = Field(default_factory=dict, description="Settings that differ from those of the service's guards.")
+    discovery: bool | Options | None = Field(
+        None,
+        description="Whether to store recent and rejected features for review, clusters and feedback by position; or "
+        "settings that differ from the defaults of a discovery. Null: as the service is set.",
+    )
 
 
 class CreatedStream(BaseModel):
@@ -32,6 +37,7 @@ class CreatedStream(BaseModel):
     prototypes: str = Field(description="Fingerprint of the prototypes.")
     encoder: str | None = Field(description="Fingerprint of the encoder; null if you send your own features.")
     guard: dict[str, Any] | None = Field(description="Every setting of the guards.")
+    discovery: dict[str, Any] | None = Field(None, description="Every setting of its discovery; null if it has none.")
     incarnation: str = Field(description="Differs from that of every deleted stream with the same id.")
 
 

@@ -1,0 +1,117 @@
+"""List the clusters of rejected samples, and edit them."""
+
+import json
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path
+from pydantic import BaseModel, Field
+
+from ...access.rules import requires
+from ...messages import Action
+from ..context import Changing, Context, RequestContext
+from ..json_parsing import JsonRoute
+from ..openapi import problems
+from ..schemas import Body, Change, ClassName, StreamPath
+
+router = APIRouter(tags=["clusters"], route_class=JsonRoute, responses=problems(404, 409, 410))
+
+_MOST_MERGED = 100
+ClusterId = Annotated[int, Field(ge=0, lt=2**62)]
+ClusterPath = Annotated[int, Path(ge=0, lt=2**62, description="Id of the cluster.")]
+
+
+class Cluster(BaseModel):
+    """A group of similar rejected samples."""
+
+    id: int = Field(description="Stable from one clustering pass to the next.")
+    name: str | None
+    size: int = Field(description="Number of stored samples.")
+    similarity: float = Field(description="Mean cosine between the samples, after centring; 1 if they are equal.")
+    edited: bool = Field(description="Whether it was named, merged or split. Later passes keep its samples together.")
+    positions: list[int] = Field(description="Positions of its samples in the journal, the most typical first.")
+
+
+class Clusters(BaseModel):
+    """The clusters of a stream, the largest first."""
+
+    clusters: list[Cluster]
+    stored: int = Field(description="Number of rejected samples that are stored.")
+    unassigned: int = Field(description="Number of stored samples in no cluster.")
+
+
+class ClusterChange(Change):
+    """An edit of clusters."""
+
+    cluster: int | None = Field(description="The cluster that was named, merged into or split off; otherwise null.")
+
+
+class ClusterName(Body):
+    """A name for a cluster."""
+
+    name: ClassName = Field(min_length=1)
+
+
+class ClusterLabel(Body):
+    """The class that the samples of a cluster belong to."""
+
+    label: ClassName = Field(min_length=1)
+
+
+class Merge(Body):
+    """Clusters to merge. The first one keeps its id."""
+
+    clusters: Annotated[list[ClusterId], Field(min_length=2, max_length=_MOST_MERGED, fail_fast=True)]
+
+
+@router.get("/v1/streams/{stream}/clusters")
+@requires("read", "clusters")
+async def list_clusters(stream: StreamPath, context: Context) -> Clusters:
+    """Return all clusters. If enough samples were rejected since the last clustering pass, run one first."""
+    reply = await context.ask(stream, Action.LIST_CLUSTERS)
+    if (reply.facts or {})["due"]:
+        await _edit(stream, context, action="update")
+        reply = await context.ask(stream, Action.LIST_CLUSTERS)
+    return Clusters.model_validate(reply.facts)
+
+
+@router.post("/v1/streams/{stream}/clusters/{cluster}:name")
+@requires("observe", "name cluster", audited=True)
+async def name_cluster(stream: StreamPath, cluster: ClusterPath, body: ClusterName, context: Changing) -> ClusterChange:
+    """Name a cluster. Later clustering passes keep its samples together."""
+    return await _edit(stream, context, action="name", cluster=cluster, name=body.name)
+
+
+@router.post("/v1/streams/{stream}/clusters/{cluster}:assign")
+@requires("observe", "assign cluster", audited=True)
+async def assign_cluster(
+    stream: StreamPath, cluster: ClusterPath, body: ClusterLabel, context: Changing
+) -> ClusterChange:
+    """Tell that the samples of a cluster belong to a class. This is feedback on the 20 most typical ones."""
+    return await _edit(stream, context, action="assign", cluster=cluster, label=body.label)
+
+
+@router.post("/v1/streams/{stream}/clusters/{cluster}:dismiss")
+@requires("observe", "dismiss cluster", audited=True)
+async def dismiss_cluster(stream: StreamPath, cluster: ClusterPath, context: Changing) -> ClusterChange:
+    """Remove a cluster and its samples, and ignore later samples within its radius."""
+    return await _edit(stream, context, action="dismiss", cluster=cluster)
+
+
+@router.post("/v1/streams/{stream}/clusters/{cluster}:split")
+@requires("observe", "split cluster", audited=True)
+async def split_cluster(stream: StreamPath, cluster: ClusterPath, context: Changing) -> ClusterChange:
+    """Move about half of the samples of a cluster to a new one."""
+    return await _edit(stream, context, action="split", cluster=cluster)
+
+
+@router.post("/v1/streams/{stream}/clusters:merge")
+@requires("observe", "merge clusters", audited=True)
+async def merge_clusters(stream: StreamPath, body: Merge, context: Changing) -> ClusterChange:
+    """Move the samples of all clusters to the first one."""
+    return await _edit(stream, context, action="merge", clusters=body.clusters)
+
+
+async def _edit(stream: str, context: RequestContext, **edit: Any) -> ClusterChange:
+    reply = await context.ask(stream, Action.EDIT_CLUSTERS, json.dumps(edit, sort_keys=True).encode())
+    change = context.as_change(reply)
+    return ClusterChange(**change.model_dump(), cluster=json.loads(reply.answer)["cluster"])

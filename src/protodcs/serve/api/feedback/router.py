@@ -1,0 +1,60 @@
+"""Correct decisions, and list those that a person should look at."""
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+
+from ....errors import InputError
+from ...access.rules import requires
+from ...log.entries import LogQuery
+from ...messages import Action
+from ...stream.feedback import Feedback, pack_feedback
+from ..context import Changing, Context
+from ..decisions.handler import read_page
+from ..decisions.schemas import MAX_PAGE, LoggedDecision
+from ..features import as_float32, split_rows
+from ..json_parsing import JsonRoute
+from ..openapi import problems
+from ..schemas import Body, Change, ClassName, Row, StreamPath
+
+router = APIRouter(tags=["feedback"], route_class=JsonRoute, responses=problems(404, 409, 410))
+
+
+class Correction(Body):
+    """The true class of a sample. Send `position` or `feature`."""
+
+    label: ClassName | None = Field(description="The class of the sample; null if it is unknown.")
+    position: int | None = Field(
+        None, ge=0, lt=2**62, description="Position of the sample in the journal, if the stream stores samples."
+    )
+    feature: Row | None = Field(None, description="The feature of the sample.")
+
+
+class ReviewQueue(BaseModel):
+    """Entries of the decision log in the order in which a person should look at them."""
+
+    items: list[LoggedDecision]
+
+
+@router.post("/v1/streams/{stream}/feedback")
+@requires("observe", "feedback", audited=True, max_body=2**19)
+async def correct(stream: StreamPath, body: Correction, context: Changing) -> Change:
+    """Tell the true class of a sample. Decisions on similar samples change at once."""
+    if (body.position is None) == (body.feature is None):
+        raise InputError("Send either the `position` of a sample or its `feature`.")
+    feature = b"" if body.feature is None else split_rows(as_float32([body.feature]))[0]
+    payload = pack_feedback(Feedback(body.label, body.position, feature))
+    return await context.change(stream, Action.FEEDBACK, payload)
+
+
+@router.get("/v1/streams/{stream}/review")
+@requires("read", "review")
+async def review(
+    stream: StreamPath,
+    context: Context,
+    limit: int = Query(50, ge=1, le=1000, description="Maximum number of decisions."),
+) -> ReviewQueue:
+    """Return recent decisions, those that are probably wrong first, near-duplicates last, corrected ones left out."""
+    reply = await context.ask(stream, Action.REVIEW, str(limit).encode())
+    page = await read_page(context, stream, LogQuery(limit=MAX_PAGE))
+    logged = {item.position: item for item in page.items}
+    return ReviewQueue(items=[logged[place] for place in (reply.facts or {})["positions"] if place in logged])

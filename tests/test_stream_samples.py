@@ -1,0 +1,216 @@
+"""Feedback, review and clusters in the service: journaled, replayed and in snapshots like an observe."""
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+from conftest import unit
+from made_service import LIMITS, PROTOTYPES
+from protodcs.discovery import DiscoveryConfig
+from protodcs.errors import InputError, StoreError, UnknownClusterError, UnknownSampleError, UsageError
+from protodcs.serve.store.base import AcquiredStream, Fence
+from protodcs.serve.stream.answers import unpack_decision
+from protodcs.serve.stream.feedback import Feedback, pack_feedback, unpack_feedback
+from protodcs.serve.stream.live_stream import LiveStream, StreamSpec
+from protodcs.serve.stream.records import Kind, Record
+from test_service_app import ROWS, served
+
+NOW = 1_700_000_000.0
+DIMENSION = ROWS.shape[1]
+
+
+def kinds(seed=0):
+    """Features of three unknown kinds of images, orthogonal to the classes, and as many known ones, shuffled."""
+    rng = np.random.default_rng(seed)
+    directions = np.linalg.qr(np.concatenate([ROWS.T, rng.normal(size=(DIMENSION, 3))], axis=1))[0]
+    unknown = directions[:, len(ROWS) :].T
+    rows = np.concatenate([np.repeat(unknown, 40, axis=0), ROWS[rng.integers(len(ROWS), size=120)]])
+    rows = rows + 0.1 * rng.normal(size=rows.shape)
+    return unit(rows[rng.permutation(len(rows))]).astype("<f4")
+
+
+FEATURES = kinds()
+STORING = DiscoveryConfig()
+
+
+def loaded(snapshot=None, start=0, tail=(), config=STORING):
+    spec = StreamSpec(
+        method="streamdcs",
+        config={},
+        classes=[str(number) for number in range(len(ROWS))],
+        prototypes=PROTOTYPES.fingerprint,
+        discovery=config,
+    )
+    return LiveStream(AcquiredStream(Fence(1), spec.pack(), snapshot, start, list(tail)), PROTOTYPES, LIMITS)
+
+
+def same(one, other):
+    return one.snapshot() == other.snapshot() and one.position == other.position
+
+
+def edit(live, **said):
+    return live.change(Kind.EDIT_CLUSTERS, f"edit-{live.position}", json.dumps(said).encode(), NOW)
+
+
+def events(live):
+    """Yield what happens to a stream, one change after another."""
+    for number, feature in enumerate(FEATURES):
+        yield Kind.OBSERVE, feature.tobytes()
+        if number == 190:
+            yield Kind.EDIT_CLUSTERS, b'{"action": "update"}'
+            first, second, *_ = [cluster["id"] for cluster in live.clusters()["clusters"]]
+            yield Kind.EDIT_CLUSTERS, json.dumps({"action": "name", "cluster": first, "name": "canoe"}).encode()
+            yield Kind.EDIT_CLUSTERS, json.dumps({"action": "merge", "clusters": [first, second]}).encode()
+            yield Kind.EDIT_CLUSTERS, json.dumps({"action": "split", "cluster": first}).encode()
+            yield Kind.FEEDBACK, pack_feedback(Feedback("2", 5))
+        if number == 200:
+            yield Kind.EDIT_CLUSTERS, b'{"action": "update"}'
+            biggest = live.clusters()["clusters"][0]["id"]
+            yield Kind.EDIT_CLUSTERS, json.dumps({"action": "assign", "cluster": biggest, "label": "1"}).encode()
+
+
+def test_a_stream_is_the_same_from_its_journal_and_from_any_snapshot():
+    live, journal, snapshots = loaded(), [], []
+    for kind, payload in events(live):
+        snapshots.append(live.snapshot())
+        journal.append(live.change(kind, f"key-{live.position}", payload, NOW).pack())
+    assert len(live.engine._memory.corrections) > 1
+    replayed = loaded(tail=journal)
+    assert replayed.different == 0
+    assert same(live, replayed)
+    for cut in (1, 60, 192, 194, 196, 207, len(journal) - 1):
+        restored = loaded(snapshots[cut], cut, journal[cut:])
+        assert restored.different == 0
+        assert same(live, restored), cut
+
+
+def clustered():
+    live = loaded()
+    for number, feature in enumerate(FEATURES):
+        live.change(Kind.OBSERVE, str(number), feature.tobytes(), NOW)
+    assert live.clusters()["due"]
+    edit(live, action="update")
+    assert not live.clusters()["due"]
+    return live
+
+
+def test_clusters_name_the_positions_of_their_samples():
+    live = clustered()
+    facts = live.clusters()
+    assert facts["stored"] - facts["unassigned"] == sum(cluster["size"] for cluster in facts["clusters"])
+    for cluster in facts["clusters"]:
+        rows = FEATURES[cluster["positions"]]
+        assert (rows @ rows.T).mean() > 0.5
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ({"action": "name", "cluster": 999, "name": "x"}, UnknownClusterError),
+        ({"action": "name", "cluster": 0, "name": ""}, InputError),
+        ({"action": "merge", "clusters": [0, 1, 1]}, InputError),
+        ({"action": "merge", "clusters": [0, 999]}, UnknownClusterError),
+        ({"action": "assign", "cluster": 0, "label": "no such class"}, InputError),
+        ({"action": "explode"}, InputError),
+    ],
+)
+def test_a_wrong_edit_changes_nothing(said, error):
+    live = clustered()
+    before = live.snapshot()
+    with pytest.raises(error):
+        edit(live, **said)
+    assert live.snapshot() == before
+
+
+def test_a_replayed_edit_of_a_cluster_that_is_missing_is_counted_and_ignored():
+    """A clustering pass on another type of processor may find other clusters."""
+    live = clustered()
+    record = edit(live, action="name", cluster=live.clusters()["clusters"][0]["id"], name="canoe")
+    other = loaded()
+    other.position = record.position
+    other.replay(Record.unpack(record.pack()))
+    assert other.different == 1
+    assert other.position == live.position
+
+
+def test_feedback_by_position_corrects_the_sample_at_once():
+    live = clustered()
+    position = next(number for number in range(200) if not unpack_decision(live.peek(FEATURES[number].tobytes())).known)
+    live.change(Kind.FEEDBACK, "feedback", pack_feedback(Feedback("2", position)), NOW)
+    assert unpack_decision(live.peek(FEATURES[position].tobytes())).label == "2"
+
+
+def test_feedback_on_a_position_without_a_sample_is_an_error():
+    live = clustered()
+    before = live.snapshot()
+    with pytest.raises(UnknownSampleError, match="Send the feature instead"):
+        live.change(Kind.FEEDBACK, "feedback", pack_feedback(Feedback("2", 10_000)), NOW)
+    assert live.snapshot() == before
+
+
+def test_a_corrected_sample_leaves_the_review_queue():
+    live = clustered()
+    queue = live.review(500)
+    assert sorted(queue) == [*range(len(FEATURES))]
+    live.change(Kind.FEEDBACK, "feedback", pack_feedback(Feedback(None, queue[0])), NOW)
+    assert queue[0] not in live.review(500)
+
+
+def test_a_stream_without_discovery_stores_no_samples():
+    live = loaded(config=None)
+    live.change(Kind.OBSERVE, "0", FEATURES[0].tobytes(), NOW)
+    for ask in (live.clusters, lambda: live.review(5)):
+        with pytest.raises(UsageError, match="Create it with `discovery`"):
+            ask()
+    live.change(Kind.FEEDBACK, "1", pack_feedback(Feedback("2", feature=FEATURES[0].tobytes())), NOW)
+    assert unpack_decision(live.peek(FEATURES[0].tobytes())).label == "2"
+
+
+def test_damaged_samples_in_a_snapshot_are_a_store_error():
+    packed = clustered().samples.pack()
+    for data in (b"", packed[:10], packed[:-3], b"x" + packed):
+        with pytest.raises(StoreError):
+            loaded().samples.load(data)
+
+
+@pytest.mark.parametrize("feedback", [Feedback(None, 7), Feedback("a class", feature=b"1234"), Feedback("ä", 0)])
+def test_feedback_unpacks_to_what_was_packed(feedback):
+    assert unpack_feedback(pack_feedback(feedback)) == feedback
+
+
+# Over HTTP.
+
+
+@pytest.mark.usefixtures("virtual_time")
+def test_people_review_and_correct_a_stream_over_http():
+    async def scenario():
+        async with served(discovery=True) as service:
+            for rows in np.split(FEATURES, 4):
+                observed = await service.post("s/observe", json={"features": rows.tolist()})
+                assert observed.status_code == 200, observed.text
+            found = (await service.client.get("/v1/streams/s/clusters")).json()
+            first, second, *_ = [cluster["id"] for cluster in found["clusters"]]
+            named = await service.post(f"s/clusters/{first}:name", json={"name": "canoe"})
+            assert named.json()["cluster"] == first
+            merged = await service.post("s/clusters:merge", json={"clusters": [first, second]})
+            assert merged.json()["cluster"] == first
+            split = (await service.post(f"s/clusters/{first}:split", json={})).json()["cluster"]
+            assert (await service.post(f"s/clusters/{split}:dismiss", json={})).status_code == 200
+            assert (await service.post(f"s/clusters/{first}:assign", json={"label": "3"})).status_code == 200
+            assert (await service.post(f"s/clusters/{first}:name", json={"name": "x"})).status_code == 404
+            queue = (await service.client.get("/v1/streams/s/review?limit=5")).json()["items"]
+            assert len(queue) == 5
+            position = queue[0]["position"]
+            for body, status in (
+                ({"position": position, "label": "1"}, 200),
+                ({"position": 10**6, "label": "1"}, 404),
+                ({"position": position, "label": "zebra"}, 404),
+                ({"label": "1"}, 422),
+            ):
+                assert (await service.post("s/feedback", json=body)).status_code == status
+            peeked = (await service.observe(FEATURES[position].tobytes(), path="s/peek")).json()["decisions"][0]
+            assert peeked["label"] == "1"
+
+    asyncio.run(scenario())
