@@ -1315,7 +1315,7 @@ def test_a_damaged_stream_is_409_until_it_is_rolled_back():
             decisions_of(await service.observe(feature(0)))
             assert (await service.post("s/snapshots", json={"name": "good"})).status_code == 201
             service.worker._streams.clear()
-            service.store.content["s"].snapshot = b"\x03garbage"
+            service.store.content["s"].snapshot = b"\x04garbage"
             words_of(await service.observe(feature(1)), 500)
             for response in (await service.observe(feature(1)), await service.client.get("/v1/streams/s")):
                 words = words_of(response, 409)
