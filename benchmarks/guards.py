@@ -16,7 +16,7 @@ import numpy as np  # noqa: E402 - the thread limits above must come first
 
 from benchmarks import attacks  # noqa: E402
 from protodcs import ProtoDCSConfig, Prototypes, StreamDCSConfig, metrics  # noqa: E402
-from protodcs.bench import pack, streams  # noqa: E402
+from protodcs.bench import feature_pack, streams  # noqa: E402
 from protodcs.bench.grid import ImageStream  # noqa: E402
 from protodcs.serve.guard import Action, GuardSettings  # noqa: E402
 from protodcs.serve.store.base import AcquiredStream, Fence  # noqa: E402
@@ -82,7 +82,7 @@ def fired(events):
 
 def attack(name, recipe, seed, title, config):
     """One attack on one stream: what it did to known samples behind it, with a guard and without."""
-    made = pack.stream(recipe, seed, "judge")
+    made = feature_pack.stream(recipe, seed, "judge")
     tried = attacks.attacked(name, made.prototypes, made.features, made.labels, seed)
     behind = np.flatnonzero((np.arange(len(tried.labels)) >= tried.end) & (tried.labels >= 0))
     truth = tried.labels[behind]
@@ -119,14 +119,14 @@ def attacked(quick):
 
 def packs(quick):
     """The streams of CLIP's features: name, protocol, and what makes them."""
-    for name in ("dtd",) if quick else pack.STREAMS:
+    for name in ("dtd",) if quick else feature_pack.STREAMS:
         split = "all" if name == "big" else "judge"
         shares = ("0", "1/2", "9/10", "1") + (SHARES if name in ("dtd", "sun", "near") else ())
         protocols = {order: (None, order) for order in ("shuffled", "bursts", "sorted")}
         protocols |= {f"{share} unknown": (share, "shuffled") for share in shares}
         for protocol, (unknown, order) in protocols.items():
             for seed in SEEDS[:1] if quick or name == "big" else SEEDS:
-                made = pack.stream(name, seed, split, unknown, order)
+                made = feature_pack.stream(name, seed, split, unknown, order)
                 yield name, protocol, seed, made.prototypes, made.features, made.labels, (), 0.01
 
 
@@ -181,7 +181,7 @@ def honest(quick):
 
 def cost(quick):
     """What the guard adds to a hosted observe, K = 100 and d = 512, with kept states and all."""
-    made = pack.stream("dtd", SEEDS[0], "judge")
+    made = feature_pack.stream("dtd", SEEDS[0], "judge")
     shared, rows = Prototypes(made.prototypes), []
     payloads = [feature.astype("<f4").tobytes() for feature in made.features]
     for method in METHODS:

@@ -16,8 +16,8 @@ from typing import Any
 from publish_results import RESULTS, short
 
 from protodcs.bench import rows, summaries
-from protodcs.bench.comparison import MAIN, Contest, contests
-from protodcs.bench.published import without_ablations
+from protodcs.bench.comparison import MAIN, Comparison, comparisons
+from protodcs.bench.paper_tables import without_ablations
 from protodcs.bench.rows import FIGURES, GATHERED, IDENTITY, MEAN, MEASURED, POOLED, Row
 from protodcs.bench.tables import Table, to_csv, to_markdown
 
@@ -78,16 +78,18 @@ def _place(row: Mapping[str, Any]) -> tuple[str, str, str]:
     return row["stream"], row["protocol"], row["encoder"]
 
 
-def tables(compared: Sequence[Contest]) -> list[Table]:
+def tables(compared: Sequence[Comparison]) -> list[Table]:
     """Return the main tables and those of the streams."""
     found = [summaries.overview(compared, metric, MEAN) for metric in MAIN]
     found.append(summaries.headline(compared))
-    return found + [summaries.stream_table(contest, segment) for contest in compared for segment in contest.averages]
+    return found + [
+        summaries.stream_table(comparison, segment) for comparison in compared for segment in comparison.averages
+    ]
 
 
 def write(folder: Path, everything: Sequence[Row], new: Sequence[Row]) -> None:
     """Write the tables, `results.csv` and `summary.csv`. The lines of the summary that are not new stay."""
-    compared = without_ablations(contests(everything))
+    compared = without_ablations(comparisons(everything))
     for old in [*folder.glob("main-*"), *folder.glob("stream-*")]:
         old.unlink()
     for table in tables(compared):
@@ -95,7 +97,7 @@ def write(folder: Path, everything: Sequence[Row], new: Sequence[Row]) -> None:
         (folder / f"{table.name}.csv").write_text(to_csv(table), encoding="utf-8")
     averages = [row for row in everything if row["segment"] in (MEAN, POOLED)]
     _write(folder / "results.csv", csv.DictReader(summaries.long_csv(averages).splitlines()))
-    fresh = list(csv.DictReader(summaries.summary_csv(contests(new)).splitlines()))
+    fresh = list(csv.DictReader(summaries.summary_csv(comparisons(new)).splitlines()))
     for line in fresh:
         del line["config"]
     told, wanted = {_entry(line) for line in fresh}, {_entry(row) for row in everything}

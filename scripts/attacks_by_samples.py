@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protodcs import StreamDCS
-from protodcs.bench import pack
+from protodcs.bench import feature_pack
 
 Features = NDArray[np.float32]
 
@@ -49,7 +49,7 @@ def attack_objects(seed: int, share: float, noise: float) -> list[list[float]]:
     """Return for some objects the fraction of their views that the engine calls known, by samples sent."""
     rng = np.random.default_rng(seed)
     honest, prepared = _prepared(seed, rng)
-    unknown = pack.stream("sun", seed, "judge", "1/2", classes=400)
+    unknown = feature_pack.stream("sun", seed, "judge", "1/2", classes=400)
     candidates = unknown.features[unknown.labels < 0]
     rejected = [feature for feature in candidates[:50] if not prepared.peek(feature).known][:VICTIMS]
     successes = []
@@ -69,7 +69,7 @@ def attack_classes(seed: int, share: float) -> list[list[float]]:
     """Return for some classes the fraction of their honest images that the engine rejects, by samples sent."""
     rng = np.random.default_rng(seed)
     honest, prepared = _prepared(seed, rng)
-    stream = pack.stream("dtd", seed, "judge", "1/20", classes=400)
+    stream = feature_pack.stream("dtd", seed, "judge", "1/20", classes=400)
     unknown = stream.features[stream.labels < 0]
     successes = []
     for victim in rng.choice(400, VICTIMS, replace=False):
@@ -89,7 +89,7 @@ def attack_classes(seed: int, share: float) -> list[list[float]]:
 
 def _prepared(seed: int, rng: np.random.Generator) -> tuple[Features, StreamDCS]:
     """Return honest samples, and an engine that has seen the first of them."""
-    stream = pack.stream("dtd", seed, "judge", "1/20", classes=400)
+    stream = feature_pack.stream("dtd", seed, "judge", "1/20", classes=400)
     engine = StreamDCS(stream.prototypes)
     engine.observe_many(stream.features[:BEFORE])
     return stream.features[rng.permutation(len(stream.features))], engine

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protodcs import Decisions, StreamDCS
-from protodcs.bench import grid, pack
+from protodcs.bench import feature_pack, grid
 from protodcs.metrics import ece
 
 _BINS = 10
@@ -55,7 +55,7 @@ def by_share(file: Path, seeds: Sequence[int]) -> dict[Fraction, list[Figures]]:
             raise SystemExit(f"{words.name} is not a stream of the feature pack with a share of unknown samples.")
         runs = []
         for seed in seeds:
-            stream = pack.stream(words.pack, seed, words.split, words.unknown, words.order, words.classes)
+            stream = feature_pack.stream(words.pack, seed, words.split, words.unknown, words.order, words.classes)
             decisions = StreamDCS(stream.prototypes).observe_many(stream.features)
             runs.append(figures(decisions, stream.labels < 0))
         gathered[Fraction(words.unknown)].append(Figures(*np.mean(runs, axis=0)))

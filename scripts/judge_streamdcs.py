@@ -12,15 +12,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from protodcs.bench import grid, pack, rows
-from protodcs.bench.comparison import ACC, AUROC, BALANCED, BASELINE, FPR, MAIN, OSCR, Contest, Entry, Metric, Place
-from protodcs.bench.comparison import contests as contests_of
+from protodcs.atomic_io import replace_file
+from protodcs.bench import feature_pack, grid, rows
+from protodcs.bench.comparison import (
+    ACC,
+    AUROC,
+    BALANCED,
+    BASELINE,
+    FPR,
+    MAIN,
+    OSCR,
+    Comparison,
+    Entry,
+    Metric,
+    Setting,
+)
+from protodcs.bench.comparison import comparisons as contests_of
 from protodcs.bench.grid import Entrant, ImageStream, PackStream
 from protodcs.bench.rows import FIRST, LATER
 from protodcs.bench.statistics import Estimate, estimate, paired
 from protodcs.bench.summaries import arrowed
 from protodcs.bench.tables import Cell, Share, Table, to_csv, to_markdown
-from protodcs.durable import replace_file
 from protodcs.errors import DataError
 
 ROOT = Path(__file__).parent.parent
@@ -66,10 +78,10 @@ TARGET = Bar("within 2", low=-0.02, high=0.02)
 
 @dataclass(frozen=True)
 class Finding:
-    """One claim at one place: what was measured, against whom, and the bar; `signed` if it is a difference."""
+    """One claim at one setting: what was measured, against whom, and the bar; `signed` if it is a difference."""
 
     claim: str
-    place: Place
+    setting: Setting
     of: Estimate
     bar: Bar
     against: str = ""
@@ -79,7 +91,7 @@ class Finding:
     @property
     def stream(self) -> str:
         """The stream in tables."""
-        return self.place.title if self.place.protocol != pack.SHUFFLED else self.place.stream
+        return self.setting.title if self.setting.protocol != feature_pack.SHUFFLED else self.setting.stream
 
     @property
     def said(self) -> bool:
@@ -99,30 +111,30 @@ class Finding:
 
 @dataclass
 class Stand:
-    """A place where grids say that methods meet: its stream, its methods by label, and what was run of it."""
+    """A setting where grids say that methods meet: its stream, its methods by label, and what was run of it."""
 
-    place: Place
+    setting: Setting
     stream: ImageStream | PackStream
     methods: dict[str, Entrant] = field(default_factory=dict)
     grids: dict[str, set[str]] = field(default_factory=dict)  # labels by the name of the grid
-    contest: Contest | None = None
+    comparison: Comparison | None = None
 
     def entry(self, label: str) -> Entry | None:
         """What was run under a label."""
-        return next((e for e in (self.contest.entries if self.contest else ()) if e.label == label), None)
+        return next((e for e in (self.comparison.entries if self.comparison else ()) if e.label == label), None)
 
     def best(self, labels: Iterable[str], metric: Metric) -> Entry | None:
         """The best of these by its mean; None unless all of them were run with all seeds."""
         found = [entry for label in labels if (entry := self.entry(label)) is not None]
-        if self.contest is None or any({row["seed"] for row in entry.rows} != SEEDS for entry in found):
+        if self.comparison is None or any({row["seed"] for row in entry.rows} != SEEDS for entry in found):
             return None
-        alone = replace(self.contest, entries=tuple(found))
+        alone = replace(self.comparison, entries=tuple(found))
         return alone.best(found, metric, self.average) if len(found) == len(list(labels)) else None
 
     @property
     def average(self) -> str:
         """The mean over corruptions, or all samples where there is one segment."""
-        return self.contest.averages[0] if self.contest else rows.POOLED
+        return self.comparison.averages[0] if self.comparison else rows.POOLED
 
     @property
     def zero_shot(self) -> list[str]:
@@ -141,45 +153,45 @@ class Stand:
         return [label for label in ours if "target_false_reject" not in self.methods[label].options]
 
 
-def stands(folder: Path) -> dict[Place, Stand]:
-    """Every place of the judged grids."""
-    found: dict[Place, Stand] = {}
+def stands(folder: Path) -> dict[Setting, Stand]:
+    """Every setting of the judged grids."""
+    found: dict[Setting, Stand] = {}
     for file in sorted(folder.glob("streamdcs-*.yaml")):
         one = grid.load(file)
         if set(one.seeds) != SEEDS:
             continue
         for stream in one.streams:
-            encoder = pack.ENCODER if isinstance(stream, PackStream) else stream.encoder
+            encoder = feature_pack.ENCODER if isinstance(stream, PackStream) else stream.encoder
             for protocol in stream.protocols:
-                place = Place(stream.name, protocol, encoder)
-                stand = found.setdefault(place, Stand(place, stream))
+                setting = Setting(stream.name, protocol, encoder)
+                stand = found.setdefault(setting, Stand(setting, stream))
                 stand.methods |= {entrant.title: entrant for entrant in one.methods}
                 stand.grids[one.name] = {entrant.title for entrant in one.methods}
     return found
 
 
-def fill(found: Mapping[Place, Stand], folders: Sequence[Path]) -> None:
+def fill(found: Mapping[Setting, Stand], folders: Sequence[Path]) -> None:
     """Put what was run where it belongs; other seeds, streams and methods are left out."""
     read = [row for folder in folders for row in rows.read_folder(folder) if row["seed"] in SEEDS]
-    for contest in contests_of(read):
-        stand = found.get(contest.place)
+    for comparison in contests_of(read):
+        stand = found.get(comparison.setting)
         if stand is None:
             continue
-        for entry in contest.entries:
+        for entry in comparison.entries:
             doubted = entry.first["label"]
             if entry.label != doubted and doubted in stand.methods:
                 raise DataError(
-                    f"{contest.place.title}: {doubted!r} was run with two settings ({entry.label}): the method changed "
-                    "between two runs; judge a folder in which all of it was run as it is now"
+                    f"{comparison.setting.title}: {doubted!r} was run with two settings ({entry.label}): the method "
+                    "changed between two runs; judge a folder in which all of it was run as it is now"
                 )
-        stand.contest = replace(contest, entries=tuple(e for e in contest.entries if e.label in stand.methods))
+        stand.comparison = replace(comparison, entries=tuple(e for e in comparison.entries if e.label in stand.methods))
 
 
 # Claims.
 
 
 def findings(stand: Stand) -> Iterator[Finding]:
-    """All claims that are made at one place, of which something was run."""
+    """All claims that are made at one setting, of which something was run."""
     ours = stand.entry(OURS)
     if ours is not None:
         made = [*_main(stand, ours), *_guards(stand, ours), *_decisions(stand, ours)]
@@ -190,7 +202,11 @@ def findings(stand: Stand) -> Iterator[Finding]:
 def _main(stand: Stand, ours: Entry) -> Iterator[Finding]:
     """Where methods meet on the whole stream."""
     stream = stand.stream
-    if isinstance(stream, PackStream) and (stream.unknown, stream.order) == (None, pack.SHUFFLED) and stand.zero_shot:
+    if (
+        isinstance(stream, PackStream)
+        and (stream.unknown, stream.order) == (None, feature_pack.SHUFFLED)
+        and stand.zero_shot
+    ):
         yield gain(stand, ours, AUROC, ABOVE)
         yield share_of_best(stand, ours, SHARE_OF_FPR[stream.pack])
     elif isinstance(stream, ImageStream) and not stream.options and stream.known == "cifar10-test":
@@ -207,12 +223,12 @@ def _main(stand: Stand, ours: Entry) -> Iterator[Finding]:
 
 def _guards(stand: Stand, ours: Entry) -> Iterator[Finding]:
     """Where nothing is unknown, and where unknown samples flood the stream."""
-    stream, protocol = stand.stream, stand.place.protocol
+    stream, protocol = stand.stream, stand.setting.protocol
     share = stream.unknown if isinstance(stream, PackStream) else stream.options.get("ratio")
     if protocol == "no-unknown" or share == "0":
         lost = ours.estimate("false_reject", stand.average)
         claim = "Known samples rejected where nothing is unknown"
-        yield Finding(claim, stand.place, lost, NOTHING_UNKNOWN, signed=False)
+        yield Finding(claim, stand.setting, lost, NOTHING_UNKNOWN, signed=False)
         yield gain(stand, ours, ACC, NOT_BELOW, " where nothing is unknown")
     elif protocol in ("bursty", "bursts") or share == "9/10":
         yield gain(stand, ours, ACC, FLOOD, " in a flood of unknown samples")
@@ -228,11 +244,11 @@ def _decisions(stand: Stand, ours: Entry) -> Iterator[Finding]:
     if PAPER in stand.methods and both:
         paper = stand.entry(PAPER)
         of = difference(ours, paper, BALANCED.key, stand.average)
-        yield Finding("Balanced accuracy less that of ProtoDCS", stand.place, of, BALANCED_GAIN, PAPER)
+        yield Finding("Balanced accuracy less that of ProtoDCS", stand.setting, of, BALANCED_GAIN, PAPER)
 
 
 def by_claim(found: Iterable[Finding]) -> list[Finding]:
-    """The findings claim by claim, in the order in which claims and places first come."""
+    """The findings claim by claim, in the order in which claims and settings first come."""
     claims: dict[tuple[str, str], list[Finding]] = {}
     for finding in found:
         claims.setdefault((finding.claim, finding.bar.words), []).append(finding)
@@ -247,7 +263,7 @@ def _targets(stand: Stand) -> Iterator[Finding]:
             lost = entry.values("false_reject", LATER)
             of = estimate([value - target for value in lost.values()])
             claim = f"Known samples rejected after the first 500, less the {100 * target:g} % asked for"
-            yield Finding(claim, stand.place, of, TARGET, command=entry.first["command"])
+            yield Finding(claim, stand.setting, of, TARGET, command=entry.first["command"])
 
 
 def gain(stand: Stand, ours: Entry, metric: Metric, bar: Bar, where: str = "") -> Finding:
@@ -255,7 +271,7 @@ def gain(stand: Stand, ours: Entry, metric: Metric, bar: Bar, where: str = "") -
     best = stand.best(stand.zero_shot, metric)
     of = difference(ours, best, metric.key, stand.average)
     claim = f"{metric.short} less the best of zero-shot{where}"
-    return Finding(claim, stand.place, of, bar, best.label if best else "")
+    return Finding(claim, stand.setting, of, bar, best.label if best else "")
 
 
 def share_of_best(stand: Stand, ours: Entry, most: float) -> Finding:
@@ -264,18 +280,18 @@ def share_of_best(stand: Stand, ours: Entry, most: float) -> Finding:
     mine, theirs = (e.values(FPR.key, stand.average) if e else {} for e in (ours, best))
     of = estimate([mine[seed] / theirs[seed] if theirs[seed] else math.nan for seed in sorted(mine.keys() & theirs)])
     bar, claim = Bar(f"at most {100 * most:g}", high=most), "FPR95 as a share of the best of zero-shot"
-    return Finding(claim, stand.place, of, bar, best.label if best else "", signed=False)
+    return Finding(claim, stand.setting, of, bar, best.label if best else "", signed=False)
 
 
 def worst_corruption(stand: Stand, ours: Entry) -> Finding:
     """Accuracy less that of zero-shot where it is lowest."""
     best = stand.best(stand.zero_shot, ACC)
-    segments = stand.contest.segments if stand.contest else []
+    segments = stand.comparison.segments if stand.comparison else []
     each = {segment: difference(ours, best, ACC.key, segment) for segment in segments}
     worst = min(each, key=lambda segment: each[segment].mean, default="")
     against = f"{best.label}, {worst}" if best else ""
     of = each.get(worst, estimate([]))
-    return Finding("Acc less zero-shot on the worst corruption", stand.place, of, CIFAR_WORST, against)
+    return Finding("Acc less zero-shot on the worst corruption", stand.setting, of, CIFAR_WORST, against)
 
 
 def above_all(stand: Stand, ours: Entry, metric: Metric) -> Finding:
@@ -284,7 +300,7 @@ def above_all(stand: Stand, ours: Entry, metric: Metric) -> Finding:
     of = difference(ours, best, metric.key, stand.average)
     # Turned so that more is better.
     of = of if metric.better > 0 else Estimate(-of.mean, -of.high, -of.low, of.seeds)
-    return Finding(f"{metric.short} better than every method by", stand.place, of, ABOVE, best.label if best else "")
+    return Finding(f"{metric.short} better than every method by", stand.setting, of, ABOVE, best.label if best else "")
 
 
 def difference(first: Entry | None, second: Entry | None, key: str, segment: str) -> Estimate:
@@ -306,12 +322,12 @@ _INTERVALS = (
 
 
 def claims_table(found: Sequence[Finding]) -> Table:
-    """Every claim at every place."""
+    """Every claim at every setting."""
     lines: list[list[Cell]] = []
     for one in found:
         verdicts = [_verdict(one, one.reached), _verdict(one, one.surely)]
         lines.append([one.claim, one.stream, Share(one.of, signed=one.signed), one.bar.words, *verdicts])
-        lines[-1] += [one.against, one.place.encoder, str(one.of.seeds), one.command]
+        lines[-1] += [one.against, one.setting.encoder, str(one.of.seeds), one.command]
     heads = ["Claim", "Stream", "Measured", "Bar", "Reached", "Surely", "Against", "Encoder", "Seeds", "Command"]
     notes = [
         _INTERVALS,
@@ -362,7 +378,7 @@ def ablation_table(found: Iterable[Stand]) -> Table:
         run = [entry for label in stand.variants if (entry := stand.entry(label)) is not None]
         for entry in run:
             figures = [_helps(stand, entry, metric) for metric in metrics]
-            lines.append([stand.place.title, entry.label, *figures])
+            lines.append([stand.setting.title, entry.label, *figures])
     heads = ["Stream", "Less", *(arrowed(metric) for metric in metrics)]
     notes = [_INTERVALS, "Points that the part adds. Bold: the whole interval lies on the better side of zero."]
     return Table("ablation", f"{OURS} less itself with a part switched off", heads, lines, notes)
@@ -387,7 +403,7 @@ def first_table(found: Iterable[Stand]) -> Table:
             for key in ("false_reject", "unknown_recall", BALANCED.key)
         ]
         apart = [Share(difference(ours, paper, BALANCED.key, s), signed=True) for s in (FIRST, stand.average)]
-        lines.append([stand.place.title, *figures[:6], apart[0], *figures[6:], apart[1]])
+        lines.append([stand.setting.title, *figures[:6], apart[0], *figures[6:], apart[1]])
     heads = ["Known lost", "Unknown found", "Balanced acc"]
     groups = [(f"{who}, {when}", 3) for when in ("first 100", "all") for who in ("StreamDCS", "ProtoDCS")]
     spread = [("", 1), *groups[:2], ("difference, first 100", 1), *groups[2:], ("difference, all", 1)]
@@ -403,10 +419,10 @@ def not_run(found: Iterable[Stand]) -> list[str]:
         for name, labels in stand.grids.items():
             entries = [stand.entry(label) for label in labels]
             if any(entry is None or {row["seed"] for row in entry.rows} != SEEDS for entry in entries):
-                missing.setdefault(name, []).append(stand.place.title)
+                missing.setdefault(name, []).append(stand.setting.title)
     return [
-        f"Not run, or not with all methods and seeds: {len(places)} streams of grids/{name}.yaml ({_some(places)})."
-        for name, places in missing.items()
+        f"Not run, or not with all methods and seeds: {len(settings)} streams of grids/{name}.yaml ({_some(settings)})."
+        for name, settings in missing.items()
     ]
 
 
@@ -418,9 +434,9 @@ def judge(
     folders: Sequence[Path], out: Path, grids: Path = ROOT / "grids", before: Set[Key] | None = None
 ) -> list[Finding]:
     """Judge what is in these folders, and write the tables."""
-    places = stands(grids)
-    fill(places, folders)
-    order = list(places.values())
+    settings = stands(grids)
+    fill(settings, folders)
+    order = list(settings.values())
     found = by_claim(finding for stand in order for finding in findings(stand))
     if not found:
         raise DataError("no claim can be judged by these results: run the grids streamdcs-*, with their own seeds")

@@ -14,6 +14,7 @@ import random
 import re
 import tokenize
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -116,6 +117,7 @@ def figures(texts: Iterable[str]) -> Figures:
     return Figures(len(words), len(found), long, 1000 * private / total, flesch)
 
 
+@cache
 def private_words() -> list[tuple[re.Pattern[str], str]]:
     """Return the patterns in `private_words.txt`, each with what to write instead."""
     lines = (line for line in _WORDS.read_text().splitlines() if line and not line.startswith("#"))

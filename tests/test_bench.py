@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from interrupting import interrupting
 from protodcs import ProtoDCSConfig, StreamDCS, StreamDCSConfig, methods, metrics
-from protodcs.bench import cells, figures, grid, pack, preparation, rows, run, streams, traces
+from protodcs.bench import cells, feature_pack, figures, grid, preparation, rows, run, streams, traces
 from protodcs.cli import app
 from protodcs.errors import ConfigError, DataError
 from protodcs.features.run import Extraction, in_a_loop
@@ -77,7 +77,7 @@ def features(tmp_path_factory):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"methods": [{"method": "nobody"}]}, "there is no method 'nobody'"),
+        ({"methods": [{"method": "nobody"}]}, "There is no method 'nobody'"),
         ({"methods": [{"method": "tda", "options": {"sharpness": 3}}]}, "sharpness"),
         ({"methods": [{"method": "streamdcs", "options": {"cache_size": 3}}]}, "cache_size"),
         ({"methods": [{"method": "tent", "options": {"speed": 3}}]}, "speed"),
@@ -123,13 +123,13 @@ def test_every_grid_that_ships_is_valid():
 @pytest.mark.parametrize(("method", "config"), [("streamdcs", StreamDCSConfig), ("protodcs", ProtoDCSConfig)])
 def test_a_method_without_options_has_its_default_settings(method, config):
     created = methods.create(method, np.eye(2, 4)).config
-    assert grid.Entrant(method=method).config() == created == config()
+    assert grid.MethodSpec(method=method).config() == created == config()
 
 
 def test_the_temperature_is_that_of_the_encoder_unless_the_grid_names_another():
-    assert grid.Entrant(method="tda").config(0.25).temperature == 0.25
-    assert grid.Entrant(method="tda", options={"temperature": 0.5}).config(0.25).temperature == 0.5
-    assert grid.Entrant(method="streamdcs").config(0.25).temperature == 0.25
+    assert grid.MethodSpec(method="tda").config(0.25).temperature == 0.25
+    assert grid.MethodSpec(method="tda", options={"temperature": 0.5}).config(0.25).temperature == 0.5
+    assert grid.MethodSpec(method="streamdcs").config(0.25).temperature == 0.25
 
 
 def test_a_method_of_ones_own_is_one_file(command, tmp_path, monkeypatch):
@@ -156,38 +156,38 @@ def test_what_is_no_method_is_refused(tmp_path, monkeypatch, method, told):
 # Streams of CLIP features.
 
 
-@pytest.mark.parametrize("name", pack.STREAMS)
+@pytest.mark.parametrize("name", feature_pack.STREAMS)
 @pytest.mark.parametrize("split", ["all", "tune", "judge"])
 def test_the_streams_of_clip_features_are_the_defined_ones(clip_stream, name, split):
     if name == "big" and split != "all":
         with pytest.raises(DataError, match="1000 known classes"):
-            pack.stream(name, 3, split)
+            feature_pack.stream(name, 3, split)
         return
-    ours = pack.stream(name, 3, split)
+    ours = feature_pack.stream(name, 3, split)
     prototypes, samples, labels = clip_stream(name, 3, split)
     np.testing.assert_array_equal(ours.labels, labels)
     np.testing.assert_allclose(ours.prototypes, prototypes, atol=1e-7)
     np.testing.assert_allclose(ours.features, samples, atol=1e-7)
-    assert ours.hash != pack.stream(name, 4, split).hash
+    assert ours.hash != feature_pack.stream(name, 4, split).hash
 
 
 def test_streams_without_the_newer_options_have_the_names_and_hashes_they_always_had(data_folder):
-    digest = pack.fingerprint().removeprefix("pack=")
+    digest = feature_pack.fingerprint().removeprefix("pack=")
     for split, name in (("all", "dtd"), ("judge", "dtd (judge)")):
         words = grid.PackStream(pack="dtd", split=split)
         stream = streams.opened(words, "shuffled", 3)
-        whole = hashlib.sha256((Path(data_folder) / pack.FILE).read_bytes()).hexdigest()
+        whole = hashlib.sha256((Path(data_folder) / feature_pack.FILE).read_bytes()).hexdigest()
         assert whole.startswith(digest)
         told = hashlib.sha256(f"pack {whole} dtd {split} 3".encode() + stream.parts[0].labels.astype("<i8").tobytes())
         assert (words.name, words.protocols, stream.hash) == (name, ["shuffled"], told.hexdigest())
 
 
 @pytest.mark.parametrize("share", ["0", "1/10", "1/2", "9/10", "1"])
-@pytest.mark.parametrize("order", pack.ORDERS)
+@pytest.mark.parametrize("order", feature_pack.ORDERS)
 def test_a_share_of_unknown_samples_is_met_exactly_with_as_many_samples_of_the_stream_as_can_be(
     data_folder, share, order
 ):
-    whole, some = pack.stream("near", 3, "tune"), pack.stream("near", 3, "tune", share, order)
+    whole, some = feature_pack.stream("near", 3, "tune"), feature_pack.stream("near", 3, "tune", share, order)
     labels, strange = whole.labels, some.labels < 0
     assert Fraction(int(strange.sum()), len(strange)) == Fraction(share)
     for kind in (True, False):
@@ -202,7 +202,7 @@ def test_a_share_of_unknown_samples_is_met_exactly_with_as_many_samples_of_the_s
 
 @pytest.mark.parametrize("share", ["1/10", "1/2", "9/10"])
 def test_a_share_of_unknown_samples_is_met_from_the_beginning_to_the_end(data_folder, share):
-    found = np.concatenate([pack.stream("near", seed, "tune", share).labels < 0 for seed in range(8)])
+    found = np.concatenate([feature_pack.stream("near", seed, "tune", share).labels < 0 for seed in range(8)])
     place = np.concatenate([np.linspace(0, 1, len(found) // 8) for _ in range(8)])
     wanted = float(Fraction(share))
     for part in range(4):
@@ -214,7 +214,7 @@ def test_a_share_of_unknown_samples_is_met_from_the_beginning_to_the_end(data_fo
 @pytest.mark.parametrize("unknown", [0, 1, 999, 1000, 1001, 2500])
 def test_bursts_are_of_a_thousand_and_lie_evenly_between_known_samples(unknown):
     strange = np.random.default_rng(unknown).permutation(np.arange(700 + unknown) < unknown)
-    order = pack.bursts(strange)
+    order = feature_pack.bursts(strange)
     assert sorted(order.tolist()) == list(range(len(strange)))
     edges = np.flatnonzero(np.diff(strange[order].astype(int), prepend=0, append=0))
     lengths = np.diff(edges)[::2].tolist()
@@ -225,15 +225,15 @@ def test_bursts_are_of_a_thousand_and_lie_evenly_between_known_samples(unknown):
 
 
 def test_a_sorted_stream_has_its_unknown_samples_at_its_end(data_folder):
-    labels = pack.stream("dtd", 0, "tune", order="sorted").labels
+    labels = feature_pack.stream("dtd", 0, "tune", order="sorted").labels
     assert (np.diff((labels < 0).astype(int)) >= 0).all()
-    assert sorted(labels.tolist()) == sorted(pack.stream("dtd", 0, "tune").labels.tolist())
+    assert sorted(labels.tolist()) == sorted(feature_pack.stream("dtd", 0, "tune").labels.tolist())
 
 
 def test_every_share_and_order_is_a_stream_with_a_name_and_a_hash_of_its_own(data_folder):
     described = {
         (words.name, words.protocols[0], streams.opened(words, words.protocols[0], 0).hash)
-        for order in pack.ORDERS
+        for order in feature_pack.ORDERS
         for share in (None, "0", "1/2", "1")
         for words in [grid.PackStream(pack="dtd", split="tune", unknown=share, order=order)]
     }
@@ -251,19 +251,19 @@ def test_a_stream_takes_another_number_of_known_classes(data_folder):
     assert set(stream.parts[0].labels.tolist()) == {*range(-1, 400)}
     assert Fraction(int((stream.parts[0].labels < 0).sum()), len(stream.parts[0].labels)) == Fraction("1/50")
     with pytest.raises(DataError, match="needs 501 known classes, its split 'tune' has 500"):
-        pack.stream("dtd", 0, "tune", classes=501)
+        feature_pack.stream("dtd", 0, "tune", classes=501)
 
 
 def test_the_number_of_classes_of_the_recipe_gives_the_same_stream_and_name(data_folder):
     usual, said = grid.PackStream(pack="dtd"), grid.PackStream(pack="dtd", classes=100)
     assert said == usual
     assert said.name == "dtd"
-    assert pack.stream("dtd", 0, classes=100).hash == pack.stream("dtd", 0).hash
+    assert feature_pack.stream("dtd", 0, classes=100).hash == feature_pack.stream("dtd", 0).hash
 
 
 def test_a_share_that_a_stream_cannot_hold_is_refused(data_folder):
     with pytest.raises(DataError, match=r"too few for a share of 1/9999"):
-        pack.stream("dtd", 0, "tune", "1/9999")
+        feature_pack.stream("dtd", 0, "tune", "1/9999")
 
 
 def test_a_stream_without_unknown_samples_names_no_unknown_set(data_folder):
@@ -282,7 +282,7 @@ def outcome(tmp_path, **changes):
 @pytest.mark.parametrize("score", ["max", "softmax", "mcm", "energy"])
 def test_a_zero_shot_row_is_the_closed_form(data_folder, tmp_path, score):
     (result,) = outcome(tmp_path, methods=[{"method": "zero_shot", "options": {"score": score}}])
-    stream = pack.stream("dtd", 0)
+    stream = feature_pack.stream("dtd", 0)
     cosines = stream.features.astype(np.float64) @ stream.prototypes.T.astype(np.float64)
     top = cosines.max(axis=1)
     scaled = np.exp(100 * (cosines - top[:, None])).sum(axis=1)
@@ -343,7 +343,7 @@ def test_figures_of_late_samples_are_unsaid_where_a_stream_ends_before(data_fold
 
 
 def test_a_frozen_models_oscr_does_not_depend_on_the_ratio_and_the_legacy_slice_does(data_folder):
-    stream = pack.stream("dtd", 0)
+    stream = feature_pack.stream("dtd", 0)
     cosines = stream.features @ stream.prototypes.T
     score, known = cosines.max(axis=1).astype(float), stream.labels >= 0
     correct = (cosines.argmax(axis=1) == stream.labels)[known]
@@ -366,7 +366,7 @@ def test_segments_are_reset_only_where_the_protocol_says_so(data_folder, tmp_pat
     arrays = cells.run(cell).trace.arrays
     second = arrays["segment"] == 1
     alone = streams.opened(cell.task.stream, protocol, 0, cell.store)
-    engine = StreamDCS(alone.prototypes, None, cell.task.entrant.config(cell.temperature))
+    engine = StreamDCS(alone.prototypes, None, cell.task.method_spec.config(cell.temperature))
     fresh = engine.observe_many(alone.features(1))
     assert np.array_equal(arrays["score"][second], fresh.score) == (protocol == "reset")
 
@@ -398,11 +398,11 @@ def test_a_trace_of_streamdcs_holds_its_latest_scores(data_folder, tmp_path):
     )
     (cell,) = plan.cells
     trace = cells.run(cell).trace
-    score, config = trace.arrays["score"], cell.task.entrant.config(cell.temperature)
+    score, config = trace.arrays["score"], cell.task.method_spec.config(cell.temperature)
     window = trace.arrays["window"]
     assert 0 < len(window) <= len(score)
     np.testing.assert_array_equal(window, -score[-len(window) :])
-    stream = pack.stream("dtd", 0, "tune")
+    stream = feature_pack.stream("dtd", 0, "tune")
     engine = StreamDCS(stream.prototypes, None, config)
     fitted = []
     for row in stream.features:
@@ -447,7 +447,7 @@ def test_methods_over_images_run_in_cells_and_leave_the_encoder_as_it_was(data_f
     plan = run.planned(grid.Grid(**words(streams=[PIXELS], methods=[*IMAGES, PLAIN])), tmp_path)
     before = {name: value.clone() for name, value in streams.encoder("mini").image_tower.module.state_dict().items()}
     found = [cells.run(cell).rows for cell in run.prepared(plan, features, in_a_loop, lambda *_: None)]
-    again = [cells.run(cell).rows for cell in reversed(plan.cells) if cell.task.entrant.sees == "images"][::-1]
+    again = [cells.run(cell).rows for cell in reversed(plan.cells) if cell.task.method_spec.sees == "images"][::-1]
     after = streams.encoder("mini").image_tower.module.state_dict()
     assert all(value.equal(after[name]) for name, value in before.items())
     taken = {(rows_[0]["label"], rows_[0]["protocol"]): rows_ for rows_ in found}
@@ -580,7 +580,7 @@ def test_a_cell_that_cannot_run_is_told_and_costs_no_other(command, tmp_path, mo
     attempt = cells.run
 
     def refuse(cell):
-        if cell.task.entrant.method == "tda":
+        if cell.task.method_spec.method == "tda":
             raise DataError("this one never works")
         return attempt(cell)
 

@@ -74,7 +74,7 @@ def told(decision):
 
 
 def workers():
-    return [thread for thread in threading.enumerate() if thread.name == "protodcs-ahead"]
+    return [thread for thread in threading.enumerate() if thread.name == "protodcs-prefetch"]
 
 
 class Light:
@@ -500,12 +500,12 @@ def test_file_names_that_are_no_text_are_written_on_one_line(mixed, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere", "--classes", "a,b"], "no such folder"),
+        (["nowhere", "--classes", "a,b"], "There is no folder"),
         (["{images}", "--classes", "cat,cat"], "'cat' occurs 2 times"),
         (["{images}", "--classes", "cat,unicorn"], "no embedding for 'unicorn'"),
-        (["{images}", "--classes", "no-such-list"], "there are no names"),
-        (["{images}", "--classes", "cat,dog", "--out", "x.xlsx"], "csv or .jsonl"),
-        (["{images}", "--classes", "cat,dog", "--method", "magic"], "there is no method"),
+        (["{images}", "--classes", "no-such-list"], "no file and no list of class names"),
+        (["{images}", "--classes", "cat,dog", "--out", "x.xlsx"], ".csv, .jsonl or .parquet"),
+        (["{images}", "--classes", "cat,dog", "--method", "magic"], "There is no method"),
         (["{images}", "--classes", "cat,dog", "--device", "cuda:7"], "cannot be used"),
         (["{images}", "--classes", "cat,dog", "--out", "{images}/notes.txt/x.csv"], "notes.txt"),
     ],

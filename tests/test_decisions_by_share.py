@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from protodcs import StreamDCS
-from protodcs.bench import pack
+from protodcs.bench import feature_pack
 from script_modules import load_file
 
 FILE = Path(__file__).parent.parent / "scripts" / "decisions_by_share.py"
@@ -61,7 +61,7 @@ def test_each_stream_of_a_grid_runs_once_for_each_seed(script, tmp_path, data_fo
     (cells,) = script.by_share(file, [0, 1]).values()
     expected = []
     for seed in (0, 1):
-        stream = pack.stream("dtd", seed, "tune", "9/10")
+        stream = feature_pack.stream("dtd", seed, "tune", "9/10")
         expected.append(script.figures(StreamDCS(stream.prototypes).observe_many(stream.features), stream.labels < 0))
     assert cells == [pytest.approx(np.mean(expected, axis=0))]
 

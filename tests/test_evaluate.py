@@ -114,7 +114,7 @@ def test_evaluate_takes_subfolders_as_classes_and_prints_a_table(folder):
         (["{folder}", "--classes", "cat,ship"], "The subfolder 'truck' is not a class of the list"),
         (["{folder}", "--known-only"], "no embedding for 'unknown'"),
         (["{folder}/cat", "--known-only"], "has no class subfolder"),
-        (["{folder}/empty"], "dog: no image in this folder"),
+        (["{folder}/empty"], "dog contains no image"),
     ],
 )
 def test_evaluate_says_what_is_wrong_in_one_line(arguments, message, folder):

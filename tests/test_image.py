@@ -18,7 +18,7 @@ import hostile_images
 from hostile_images import saved
 from protodcs.data import decode
 from protodcs.data.image import MAX_BYTES, MAX_PIXELS, MAX_SLOW_BYTES
-from protodcs.data.screening import orientation_of
+from protodcs.data.sanitize import orientation_of
 from protodcs.errors import ImageError
 
 

@@ -86,11 +86,11 @@ def test_every_stream_of_the_claims_has_all_its_guards_targets_and_ablations(jud
         assert len(main.variants) == 2
     for known in ("cifar10-test", "tiny-imagenet-val"):
         some = [s for s in stands if getattr(s.stream, "known", "") == known]
-        assert {s.place.protocol for s in some} == {
+        assert {s.setting.protocol for s in some} == {
             "continual", "reset", "no-unknown", "all-unknown", "bursty", "correlated"
         }  # fmt: skip
         whole = [s for s in some if not s.stream.options]
-        assert {s.place.protocol for s in whole} == {"continual", "reset"}
+        assert {s.setting.protocol for s in whole} == {"continual", "reset"}
         assert all({*ZERO, *PEERS, OURS, PAPER} == s.methods.keys() for s in whole)
         assert {s.stream.options.get("ratio") for s in some} == {None, "9/10"}
 

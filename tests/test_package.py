@@ -221,6 +221,28 @@ def test_an_explanation_says_what_held_the_evolution_back():
     assert any("not known" in reason for reason in reasons)
 
 
+def test_decisions_become_tables_and_dictionaries():
+    prototypes, features, _ = random_stream(samples=50)
+    engine = StreamDCS(prototypes)
+    decisions = engine.observe_many(features)
+    rows = decisions.to_dicts()
+    assert [row["sequence"] for row in rows] == list(range(50))
+    table = pytest.importorskip("pyarrow") and decisions.to_arrow()
+    assert table.column("outcome").to_pylist() == decisions.outcome
+    assert table.column("p_unknown").to_pylist() == list(decisions.p_unknown)
+    assert "50 decisions" in decisions._repr_html_()
+    assert "<th>sequence</th><td>50</td>" in engine._repr_html_()
+    assert "Decision" in engine.explain(features[0])._repr_html_()
+
+
+def test_decisions_become_a_data_frame():
+    pandas = pytest.importorskip("pandas")
+    prototypes, features, _ = random_stream(samples=20)
+    frame = StreamDCS(prototypes).observe_many(features).to_pandas()
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame["sequence"]) == list(range(20))
+
+
 # The command line.
 
 
@@ -255,6 +277,27 @@ def test_state_show_refuses_a_damaged_file_in_words(state_file):
     result = CliRunner().invoke(app, ["state", "show", str(state_file)])
     assert result.exit_code == 1
     assert "does not match its hash" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["classify", "{csv}", "--classes", "demmo"], "Did you mean 'demo'?"),
+        (["classify", "{folder}", "--classes", "demo"], "contains no image"),
+        (["evaluate", "{csv}"], "is not a folder"),
+        (["classify", "missing", "--classes", "demo"], "There is no folder 'missing'"),
+        (["state", "show", "{csv}"], "This is not a state file"),
+        (["streams", "lst"], "Did you mean 'list'?"),
+        (["export", "demmo", "out"], "Unknown encoder 'demmo'. Did you mean 'demo'?"),
+    ],
+)
+def test_a_typical_mistake_gets_a_message_that_helps(arguments, message, tmp_path):
+    (tmp_path / "rows.csv").write_text("file,known\n" + "a.png,True\n" * 100)
+    (tmp_path / "folder").mkdir()
+    places = {"csv": tmp_path / "rows.csv", "folder": tmp_path / "folder"}
+    result = CliRunner().invoke(app, [argument.format(**places) for argument in arguments])
+    assert result.exit_code in (1, 2)
+    assert message in " ".join(result.stderr.split())
 
 
 def test_version():

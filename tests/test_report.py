@@ -13,11 +13,11 @@ from sklearn.manifold import trustworthiness
 
 from made_results import rows_of, trace_of, write_folder
 from protodcs import metrics
-from protodcs.bench import figures, published, summaries
-from protodcs.bench.comparison import ACC, AUROC, MAIN, OSCR, contests
+from protodcs.bench import figures, paper_tables, summaries
+from protodcs.bench.captions import missing, pictures
+from protodcs.bench.comparison import ACC, AUROC, MAIN, OSCR, comparisons
 from protodcs.bench.drawing import style, texts, to_png, to_svg
 from protodcs.bench.embedding import MOST_POINTS, tsne
-from protodcs.bench.gallery import missing, pictures
 from protodcs.bench.report import write_report
 from protodcs.bench.rows import GATHERED, MEAN, POOLED
 from protodcs.bench.statistics import Estimate, estimate
@@ -93,7 +93,7 @@ def test_latex_prints_every_sign_as_it_stands():
 
 
 def test_latex_rows_have_as_many_cells_as_columns():
-    text = to_latex(summaries.stream_table(contests(some_rows(label="a & b"))[0], POOLED))
+    text = to_latex(summaries.stream_table(comparisons(some_rows(label="a & b"))[0], POOLED))
     body = text.split("\\midrule")[1].split("\\bottomrule")[0]
     columns = re.search(r"begin\{tabular\}\{(l r*|lr*)\}", text)[1]
     for line in body.strip().splitlines():
@@ -122,7 +122,7 @@ def test_the_csv_of_seeds_has_every_row_and_the_columns_people_look_for():
 
 
 def test_the_summary_csv_has_means_and_both_ends():
-    lines = read_csv(summaries.summary_csv(contests(some_rows())))
+    lines = read_csv(summaries.summary_csv(comparisons(some_rows())))
     (line,) = [line for line in lines if line["method"] == "protodcs" and line["segment"] == MEAN]
     of = estimate([0.75, 0.76, 0.78])
     assert [float(line[name]) for name in ("acc", "acc_low", "acc_high")] == [of.mean, of.low, of.high]
@@ -131,15 +131,15 @@ def test_the_summary_csv_has_means_and_both_ends():
 
 
 def test_one_seed_is_called_one_seed():
-    (contest,) = contests(rows_of("alone", [0.5]))
-    table = summaries.stream_table(contest, POOLED)
+    (comparison,) = comparisons(rows_of("alone", [0.5]))
+    table = summaries.stream_table(comparison, POOLED)
     assert any("One seed" in note for note in table.notes)
     assert "±" not in to_markdown(table).split("One seed")[0]
 
 
 def test_differences_name_the_baseline_and_the_best_peer():
-    (contest,) = contests(some_rows())
-    table = summaries.differences(contest, POOLED)
+    (comparison,) = comparisons(some_rows())
+    table = summaries.differences(comparison, POOLED)
     rows = {(row[0], row[1]): row for row in table.rows}
     ours = rows["ProtoDCS (paper)", "zero-shot"]
     assert ours[2].of.mean == pytest.approx((0.05 + 0.04 + 0.07) / 3)
@@ -149,20 +149,20 @@ def test_differences_name_the_baseline_and_the_best_peer():
 
 
 def test_both_averages_are_shown_where_a_stream_has_several_corruptions():
-    (clean,), (shifted,) = contests(some_rows()), contests(cifar_rows())
+    (clean,), (shifted,) = comparisons(some_rows()), comparisons(cifar_rows())
     assert clean.averages == [POOLED]
     assert shifted.averages == [MEAN, POOLED]
     assert summaries.corruption_table(shifted, ACC).columns == ["Method", *SEGMENTS]
 
 
 def test_rows_by_the_place_of_samples_enter_no_table_and_no_figure_of_corruptions():
-    (contest,) = contests(cifar_rows())
-    assert {row["segment"] for entry in contest.entries for row in entry.rows} == {*SEGMENTS, *GATHERED}
-    assert contest.segments == list(SEGMENTS)
-    assert {line["segment"] for line in read_csv(summaries.summary_csv([contest]))} == {*SEGMENTS, MEAN, POOLED}
-    ticks = [tick.get_text() for tick in figures.corruption_map(contest, AUROC).axes[0].get_xticklabels()]
+    (comparison,) = comparisons(cifar_rows())
+    assert {row["segment"] for entry in comparison.entries for row in entry.rows} == {*SEGMENTS, *GATHERED}
+    assert comparison.segments == list(SEGMENTS)
+    assert {line["segment"] for line in read_csv(summaries.summary_csv([comparison]))} == {*SEGMENTS, MEAN, POOLED}
+    ticks = [tick.get_text() for tick in figures.corruption_map(comparison, AUROC).axes[0].get_xticklabels()]
     assert ticks == [name.replace("_", " ") for name in SEGMENTS]
-    (line, *_) = contest.entries
+    (line, *_) = comparison.entries
     assert line.estimate("seconds_per_1000", POOLED).mean == pytest.approx(2.0)
 
 
@@ -170,16 +170,16 @@ def test_rows_by_the_place_of_samples_enter_no_table_and_no_figure_of_corruption
 
 
 def test_every_published_line_has_as_many_figures_as_its_table_has_columns():
-    assert {table.number for table in published.tables()} == {"I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX"}
-    for table in published.tables():
+    assert {table.number for table in paper_tables.tables()} == {"I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX"}
+    for table in paper_tables.tables():
         assert {len(line.figures) for line in table.rows} == {len(table.columns)}, table.key
 
 
 def test_impossible_figures_are_found_by_the_bounds_and_told():
-    told = {(t.key, line.name) for t in published.tables() for line in t.rows if published.impossible(t, line)}
+    told = {(t.key, line.name) for t in paper_tables.tables() for line in t.rows if paper_tables.impossible(t, line)}
     # The first four are named in the paper's own tables as OSCR above Acc, or far below Acc + AUROC - 1.
     assert told >= {("I-cifar10", "TDA"), ("I-cifar100", "TDA"), ("II", "TDA"), ("I-cifar10", "CLIP (ViT)")}
-    for table in published.tables():
+    for table in paper_tables.tables():
         for line in table.rows:
             figures_of = dict(zip(table.columns, line.figures, strict=True))
             if "oscr" in figures_of:
@@ -196,8 +196,8 @@ def test_real_oscr_keeps_the_bounds_that_published_figures_break(seed):
 
 
 def test_a_published_table_shows_impossible_figures_with_a_footnote():
-    table = next(t for t in published.tables() if t.key == "I-cifar10")
-    shown = published.beside(table, contests(cifar_rows()))
+    table = next(t for t in paper_tables.tables() if t.key == "I-cifar10")
+    shown = paper_tables.beside(table, comparisons(cifar_rows()))
     line = next(row for row in shown.rows if row[0] == "TDA")
     mark = line[4].note
     assert mark
@@ -207,38 +207,38 @@ def test_a_published_table_shows_impossible_figures_with_a_footnote():
 
 
 def test_our_rows_beside_table_one_are_called_by_their_encoder():
-    table = next(t for t in published.tables() if t.key == "I-cifar10")
-    shown = published.beside(table, contests(cifar_rows()))
+    table = next(t for t in paper_tables.tables() if t.key == "I-cifar10")
+    shown = paper_tables.beside(table, comparisons(cifar_rows()))
     assert any("mini encoder" in text and "not CLIP" in text for text, _ in shown.groups)
     assert any("Another encoder" in note for note in shown.notes)
 
 
 def test_rows_of_another_set_or_encoder_stay_away_from_a_published_table():
-    by_key = {table.key: table for table in published.tables()}
-    ten, residual = contests(cifar_rows()), contests(cifar_rows(encoder="open_clip:RN50/openai"))
-    hundred = contests(cifar_rows(known="cifar100-test"))
+    by_key = {table.key: table for table in paper_tables.tables()}
+    ten, residual = comparisons(cifar_rows()), comparisons(cifar_rows(encoder="open_clip:RN50/openai"))
+    hundred = comparisons(cifar_rows(known="cifar100-test"))
     for key, given, there in [
         ("I-cifar10", ten, True), ("I-cifar10", hundred, False), ("I-cifar100", hundred, True),
         ("II", ten, False), ("II", residual, True), ("I-cifar10", residual, False), ("III", ten, False),
         ("VIII", ten, False), ("IX", ten, True),
     ]:  # fmt: skip
-        assert ("Here" not in published.beside(by_key[key], given).columns) == there, key
+        assert ("Here" not in paper_tables.beside(by_key[key], given).columns) == there, key
 
 
 def test_a_table_that_was_not_run_says_so_and_how_to_run_it():
-    for table in published.tables():
-        shown = published.beside(table, [])
+    for table in paper_tables.tables():
+        shown = paper_tables.beside(table, [])
         assert any(note.startswith("Not run") and "protodcs bench run grids/" in note for note in shown.notes)
         assert shown.columns[-1] == "Here"
-    natural = published.beside(next(t for t in published.tables() if t.key == "VIII"), [])
+    natural = paper_tables.beside(next(t for t in paper_tables.tables() if t.key == "VIII"), [])
     (line,) = [row for row in natural.rows if row[0] == "DiffTPT"]
     assert line[-1] == "left out: needs images from a diffusion model"
     assert any("DiffTPT: the mean of its five figures is 62.58" in note for note in natural.notes)
 
 
 def test_the_table_of_efficiency_shows_samples_a_second():
-    table = next(t for t in published.tables() if t.key == "IX")
-    shown = published.beside(table, contests(some_rows()))
+    table = next(t for t in paper_tables.tables() if t.key == "IX")
+    shown = paper_tables.beside(table, comparisons(some_rows()))
     ours = next(row for row in shown.rows if row[0].startswith("ProtoDCS"))
     # 100 samples in 0.2 seconds, 300 megabytes.
     assert [cell.value for cell in ours[4:7]] == pytest.approx([500, 2, 300])
@@ -254,7 +254,7 @@ def test_every_line_of_an_ablation_has_an_entry_that_the_settings_accept(file):
         config, paper = ProtoDCSConfig(**entry.get("options", {})), ProtoDCSConfig()
         # Nothing but what the label names differs from the published method, and something does.
         assert (config == paper) == (entry["label"] == "full")
-    (table,) = [t for t in published.tables() if t.grid == f"grids/{file.name}"]
+    (table,) = [t for t in paper_tables.tables() if t.grid == f"grids/{file.name}"]
     assert labels == {label for line in table.rows for label in line.ours}
 
 
@@ -264,24 +264,24 @@ def test_there_are_four_ablations():
 
 def test_ablations_meet_their_published_lines_and_stay_out_of_the_main_tables():
     rows = rows_of("full", [0.5, 0.52], "protodcs") + rows_of("loss: entropy", [0.4, 0.41], "protodcs")
-    everything = contests(rows + some_rows())
-    table = next(t for t in published.tables() if t.key == "IV")
-    shown = published.beside(table, everything)
+    everything = comparisons(rows + some_rows())
+    table = next(t for t in paper_tables.tables() if t.key == "IV")
+    shown = paper_tables.beside(table, everything)
     assert shown.rows[0][5].of.mean == pytest.approx(0.405)
     assert shown.rows[-1][5].of.mean == pytest.approx(0.51)
     assert shown.rows[1][5] == ""
-    (kept,) = published.without_ablations(everything)
+    (kept,) = paper_tables.without_ablations(everything)
     assert {entry.label for entry in kept.entries} == {"zero-shot", "TDA", "ProtoDCS (paper)"}
 
 
 def test_variants_that_print_alike_are_named_only_if_their_settings_differ():
-    table = next(t for t in published.tables() if t.key == "IV")
+    table = next(t for t in paper_tables.tables() if t.key == "IV")
 
     def notes(config):
         rows = rows_of("full", [0.5, 0.52], "protodcs", config={"a": 1})
         rows += rows_of("loss: entropy", [0.5, 0.52], "protodcs", config=config)
         rows += rows_of("loss: no AU", [0.6, 0.62], "protodcs", config={"a": 3})
-        return [note for note in published.beside(table, contests(rows)).notes if "alike" in note]
+        return [note for note in paper_tables.beside(table, comparisons(rows)).notes if "alike" in note]
 
     (told,) = notes({"a": 2})
     assert "full / loss: entropy." in told
@@ -292,7 +292,7 @@ def test_variants_that_print_alike_are_named_only_if_their_settings_differ():
 
 
 def test_the_scatter_draws_every_method_where_its_means_are():
-    found = contests(some_rows())
+    found = comparisons(some_rows())
     figure = figures.accuracy_against_auroc(found)
     drawn = {
         tuple(np.round(line.get_xydata()[0], 6)) for line in figure.axes[0].lines if line.get_marker() not in ("|", "_")
@@ -392,10 +392,10 @@ def test_the_openness_figure_draws_no_mixture_that_was_never_fitted():
 
 
 def test_the_map_of_corruptions_writes_every_number():
-    (contest,) = contests(cifar_rows())
-    written = [text.get_text() for text in figures.corruption_map(contest, AUROC).axes[0].texts]
+    (comparison,) = comparisons(cifar_rows())
+    written = [text.get_text() for text in figures.corruption_map(comparison, AUROC).axes[0].texts]
     assert written == ["81"] * 2 + ["70"] * 2 + ["90"] * 2
-    lines = figures.over_time(contest, OSCR).axes[0]
+    lines = figures.over_time(comparison, OSCR).axes[0]
     assert [text.get_text() for text in lines.get_xticklabels()] == ["gaussian noise", "fog"]
 
 
@@ -405,7 +405,7 @@ def test_every_picture_draws_without_a_warning_and_says_what_it_is():
     names = []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for picture in pictures(contests(some_rows() + cifar_rows()), traces, "protodcs report a --out b"):
+        for picture in pictures(comparisons(some_rows() + cifar_rows()), traces, "protodcs report a --out b"):
             assert to_png(picture.figure).startswith(b"\x89PNG")
             assert b"<svg" in to_svg(picture.figure)[:600]
             names.append(picture.name)
@@ -517,7 +517,7 @@ def test_the_page_says_what_was_run_and_what_was_not(report):
 def test_every_table_lies_beside_the_page_in_three_formats(report):
     tables = report[0].parent / "tables"
     stems = {file.stem for file in tables.glob("*.md")}
-    assert stems >= {f"table-{t.key.lower()}" for t in published.tables()} | {
+    assert stems >= {f"table-{t.key.lower()}" for t in paper_tables.tables()} | {
         f"main-{m.short.lower()}-mean" for m in MAIN
     }
     for ending in ("csv", "tex"):

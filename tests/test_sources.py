@@ -912,11 +912,9 @@ def test_bad_annotations_are_refused(tmp_path, line):
 )
 def test_known_sets_are_found_in_their_published_layout(pictures, tmp_path, monkeypatch, name, file, write, reader):
     monkeypatch.delenv("PROTODCS_DATA", raising=False)
-    with pytest.raises(DataError, match=f"{name}: where the data lies is not known.*PROTODCS_DATA"):
+    with pytest.raises(DataError, match=f"dataset {name} is not set.*PROTODCS_DATA"):
         open_source(name)
-    with pytest.raises(
-        DataError, match=f"{name} is not below .* Nothing is downloaded for you: take it from .* and put it"
-    ):
+    with pytest.raises(DataError, match=f"dataset {name} is missing: .* Download it from .* Put it there"):
         open_source(name, tmp_path)
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     write(tmp_path / file, *pictures)
@@ -947,8 +945,8 @@ def test_paths_are_opened_by_what_lies_there(pictures, tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("cifar11", "neither a file or folder nor a known set; known are: cifar10-test"),
-        ("cifar10-test/fog/3", "neither a file or folder"),
+        ("cifar11", "no file, folder or dataset 'cifar11'.* Datasets: cifar10-test"),
+        ("cifar10-test/fog/3", "no file, folder or dataset"),
         ("cifar10-c", "such as 'cifar10-c/fog/5'"),
         ("cifar10-c/fog", "severity 1 to 5"),
         ("cifar10-c/fog/6", "severity 1 to 5"),

@@ -43,7 +43,7 @@ _HOMES = {
     "StreamPool": ".pool",
 }
 
-_ROOMS = ("data", "discovery", "encoders", "errors", "methods", "metrics")
+_PACKAGES = ("data", "discovery", "encoders", "errors", "methods", "metrics")
 
 __all__ = [
     "AsyncClient",
@@ -73,7 +73,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name], __name__), name)
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

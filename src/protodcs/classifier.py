@@ -1,7 +1,7 @@
-"""Images in, decisions out: an encoder and a method, joined.
+"""OpenSetClassifier: an encoder and a method together, images in and decisions out.
 
-The encoder is stateless and works in batches, ahead of the method; the method is stateful and sees one feature after
-another, in order. It must never learn from an image whose decision was not asked for.
+The encoder is stateless and works in batches. The method is stateful and sees one feature after another. It must never
+learn from an image whose decision the caller has not received.
 """
 
 import os
@@ -13,7 +13,6 @@ from typing import Any, Self
 import numpy as np
 
 from . import encoders, methods
-from .ahead import Ahead
 from .arrays import Features, Pixels
 from .core import state
 from .core.decision import Decision, Decisions
@@ -23,15 +22,16 @@ from .data.prompts import class_names
 from .encoders import Encoder
 from .errors import ConfigError, ImageError
 from .method import FeatureMethod
+from .prefetch import Prefetcher
 
 # The methods that use the encoder's temperature unless another one is given.
 _TAKES_TEMPERATURE = ("streamdcs", "protodcs")
-# One batch of features waits while the next is in the making, so the encoder never stands still when one side is late.
+# One batch of features waits while the next is computed, so that the encoder never waits.
 BATCHES_AHEAD = 2
 
 
 class OpenSetClassifier:
-    """A classifier over class names that adapts to its stream and says "unknown" when it should.
+    """Classify images by class names, adapt to the stream, and answer "unknown" if no class fits.
 
         classifier = OpenSetClassifier.from_pretrained("openai/clip-vit-base-patch16", classes=["cat", "dog"])
         decision = classifier("image.jpg")
@@ -65,11 +65,11 @@ class OpenSetClassifier:
         Args:
             name: an encoder, as `protodcs.encoders.load` takes it.
             classes: class names, a name of `protodcs.data.prompts` such as "cifar10", or a text file.
-            device: "auto" takes a GPU when there is one.
+            device: "auto" uses a GPU if there is one.
             dtype: number type of the encoder; None is float32.
-            batch_size: how many images `stream` encodes at once.
-            revision: of a hub name.
-            templates: the sentences a class name is put into; None is the encoder's own choice.
+            batch_size: number of images that `stream` encodes at once.
+            revision: revision of a model id.
+            templates: sentences for the class names; None uses those of the encoder.
             method: a registered method. The default is the recommended one.
             config: the settings of the method, used as they are.
             options: single settings, if you give no `config`. StreamDCS and ProtoDCS use the encoder's temperature
@@ -90,9 +90,9 @@ class OpenSetClassifier:
         config: Settings | None = None,
         **options: Any,
     ) -> Self:
-        """As `from_pretrained`, beside an encoder that is loaded already; many classifiers may share one."""
+        """Do the same as `from_pretrained` with a loaded encoder. Several classifiers may share one."""
         if classes is None:
-            raise ConfigError("name the classes: classes=['cat', 'dog'], or a list such as 'cifar10'")
+            raise ConfigError("The classes are missing. Pass classes=['cat', 'dog'], or a list such as 'cifar10'.")
         names = class_names(classes)
         kind = methods.REGISTER[method]
         if config is None:
@@ -105,7 +105,7 @@ class OpenSetClassifier:
 
     @classmethod
     def restored(cls, encoder: Encoder, file: str | os.PathLike[str]) -> Self:
-        """Continue from a saved state; one that was learned beside another encoder is refused."""
+        """Continue from a saved state. Raises StateError if it belongs to another encoder."""
         return cls(encoder, methods.restore(state.read(file), encoder.fingerprint))
 
     @property
@@ -114,23 +114,22 @@ class OpenSetClassifier:
         return self.engine.classes
 
     def __call__(self, image: Any) -> Decision:
-        """Decide on one image - a path, bytes, a PIL image or an array - and learn from it."""
+        """Decide on one image (path, bytes, PIL image or array) and learn from it."""
         return self.engine.observe(self.encoder.encode([image])[0])
 
     def stream(self, images: Iterable[Any]) -> Iterator[Decision]:
-        """Decisions on many images, one for each, in order; the encoder takes `batch_size` of them at once.
+        """Yield a decision for each image, in order. The encoder takes `batch_size` images at once.
 
         A background thread reads, decodes and encodes, up to two batches beyond the one that is being decided. The
-        engine works in the thread of the caller, when a decision is asked for: between two decisions it has seen
-        exactly the images decided so far, and all its functions can be used. With `batch_size` 1 there is no thread,
-        and an image is read when its decision is asked for. Closing the iterator, or dropping it, stops the thread.
+        engine runs in the thread of the caller. Between two decisions it has seen exactly the images decided so far,
+        and all its functions can be used. With `batch_size` 1 there is no thread, and an image is read when you ask for
+        its decision. Closing or dropping the iterator stops the thread.
 
-        An image that cannot be used raises ImageError at its place, after the decisions on all images before it, and
-        an error of `images` itself comes out the same way: decode images first, with `protodcs.data.decode`, where a
-        stream has to survive them.
+        An image that cannot be used raises ImageError after the decisions on all images before it, and so does an error
+        of `images` itself. If a stream has to survive such images, decode them first with `protodcs.data.decode`.
         """
         live = self.encoder.batch_size == 1
-        batches = self._encoded(iter(images)) if live else Ahead(self._encoded, images, BATCHES_AHEAD)
+        batches = self._encoded(iter(images)) if live else Prefetcher(self._encoded, images, BATCHES_AHEAD)
         with closing(batches):
             for features in batches:
                 for feature in features:
@@ -143,13 +142,13 @@ class OpenSetClassifier:
         and `stream` if images arrive one after another. An image that cannot be used raises ImageError, and the engine
         then learns nothing. Memory holds the features of all images.
         """
-        with closing(Ahead(self._encoded, images, BATCHES_AHEAD)) as batches:
+        with closing(Prefetcher(self._encoded, images, BATCHES_AHEAD)) as batches:
             rows = list(batches)
         features = np.concatenate(rows) if rows else np.empty((0, self.encoder.dimension), dtype=np.float32)
         return self.engine.observe_many(features, two_pass=True)
 
     def _encoded(self, images: Iterator[Any]) -> Generator[Features, None, None]:
-        """The features of the images, batch after batch."""
+        """Yield the features of the images, batch by batch."""
         for batch in _batches(_decoded(images), self.encoder.batch_size):
             yield self.encoder.encode_pixels(batch)
 
@@ -158,11 +157,11 @@ class OpenSetClassifier:
         self.engine.add_class(name, self.encoder.prototypes([name])[0])
 
     def remove_class(self, name: str) -> None:
-        """Take a class off the list."""
+        """Remove a class."""
         self.engine.remove_class(name)
 
     def save(self, file: str | os.PathLike[str]) -> None:
-        """Write what was learned; `restored` continues from it."""
+        """Save the state; `restored` continues from it."""
         self.engine.save(file)
 
     def __repr__(self) -> str:
@@ -170,7 +169,7 @@ class OpenSetClassifier:
 
 
 def _decoded(images: Iterator[Any]) -> Iterator[Pixels]:
-    """The pixels of each image; an error says at which place of the stream it stands."""
+    """Yield the pixels of each image. An error names the number of the image."""
     for number, image in enumerate(images):
         try:
             yield decode(image)
@@ -179,7 +178,7 @@ def _decoded(images: Iterator[Any]) -> Iterator[Pixels]:
 
 
 def _batches(images: Iterator[Pixels], size: int) -> Iterator[list[Pixels]]:
-    """The images in lists of `size`; where reading one fails, those before it come first."""
+    """Yield the images in lists of `size`. If reading one fails, those before it come first."""
     batch: list[Pixels] = []
     failure: Exception | None = None
     try:
@@ -196,5 +195,5 @@ def _batches(images: Iterator[Pixels], size: int) -> Iterator[list[Pixels]]:
         try:
             raise failure
         finally:
-            # The error knows this frame: they would keep each other, and the images, alive.
+            # The error refers to this frame: the two would keep each other and the images alive.
             del failure

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import protocol
-from .ahead import Ahead
 from .errors import InputError, ServiceError
+from .prefetch import Prefetcher
 from .protocol import (
     Call,
     Failure,
@@ -243,12 +243,12 @@ class Stream:
         """The decisions on many features or images, as they come, in order: one request is under way at a time.
 
         A background thread reads `items` up to `ahead` of them beyond the request that is under way. Features that have
-        gathered meanwhile travel together. An error of an item, or of `items` itself, comes out at its place, after
+        gathered meanwhile travel together. An error of an item, or of `items` itself, is raised in order, after
         the decisions on all before it. Closing the iterator, or dropping it, stops the thread.
         """
         _check_ahead(ahead)
         line: deque[Payload | Failure] = deque()
-        with closing(Ahead(protocol.queued, items, ahead)) as source:
+        with closing(Prefetcher(protocol.queued, items, ahead)) as source:
             while True:
                 while len(line) < ahead and (source.waiting or not line):
                     item = next(source, None)

@@ -5,6 +5,8 @@ built-in exception a caller would expect, so generic handlers keep working.
 """
 
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 # User and password in an address, also in one that is not quite valid; and passwords among its options.
 _CREDENTIALS = re.compile(r"(:/{0,2})\S*@")
@@ -18,6 +20,16 @@ def without_passwords(text: str) -> str:
     'redis://***@10.0.0.7:6379/0'
     """
     return _PASSWORD_OPTION.sub(r"\1***", _CREDENTIALS.sub(r"\1***@", text))
+
+
+def did_you_mean(given: str, choices: Iterable[str]) -> str:
+    """Return a question that names the most similar choice, with a space before it; empty if none is similar.
+
+    >>> did_you_mean("demmo", ["demo", "mini"])
+    " Did you mean 'demo'?"
+    """
+    similar = get_close_matches(given, list(choices), n=1)
+    return f" Did you mean {similar[0]!r}?" if similar else ""
 
 
 class ProtoDCSError(Exception):

@@ -16,7 +16,7 @@ from .core.base import Capabilities, FeatureMethod
 from .core.decision import Decisions
 from .core.numerics.softmax import softmax_rows
 from .data.prompts import class_names
-from .errors import ConfigError, UnknownMethodError
+from .errors import ConfigError, UnknownMethodError, did_you_mean
 
 __all__ = ["Capabilities", "FeatureMethod", "ImageMethod", "Register"]
 
@@ -29,7 +29,7 @@ class ImageMethod(ABC):
         capabilities: what it promises.
         kind: what it adapts, the tower of "images" or that of "texts".
         config_type: of its settings, of which `batch_size` and `temperature` are always two.
-        score_names: what `Decisions.score` is, in words, for each choice of the option `score`; "" without that option.
+        score_names: description of `Decisions.score` for each choice of the option `score`; "" without that option.
         config: the settings.
         classes: the class names, in order.
         temperature: of the softmax over cosines.
@@ -66,7 +66,7 @@ class ImageMethod(ABC):
 
     @property
     def score_name(self) -> str:
-        """What `Decisions.score` is, in words."""
+        """Return a description of `Decisions.score`."""
         return self.score_names[getattr(self.config, "score", "")]
 
     @abstractmethod
@@ -106,7 +106,9 @@ class Register:
 
     def __getitem__(self, name: str) -> type[Any]:
         if name not in self._homes:
-            raise UnknownMethodError(f"there is no method {name!r}: choose one of {', '.join(self._homes)}")
+            raise UnknownMethodError(
+                f"There is no method {name!r}.{did_you_mean(name, self._homes)} Choose one of {', '.join(self._homes)}."
+            )
         module, _, attribute = self._homes[name].partition(":")
         method: type[Any] = getattr(import_module(module), attribute)
         return method

@@ -160,7 +160,7 @@ class Payload(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """An error that stands in line with the payloads, to be raised at its place."""
+    """An error between payloads, to be raised after those before it."""
 
     error: Exception
 
@@ -453,12 +453,12 @@ def next_payload(line: deque[Payload | Failure]) -> Payload:
     if isinstance(first, Failure):
         raise first.error
     together = [first]
-    room = _ROWS - first.rows
-    while line and isinstance(line[0], Payload) and _like(first, line[0]) and line[0].rows <= room:
+    free = _ROWS - first.rows
+    while line and isinstance(line[0], Payload) and _like(first, line[0]) and line[0].rows <= free:
         payload = line.popleft()
         assert isinstance(payload, Payload)
         together.append(payload)
-        room -= payload.rows
+        free -= payload.rows
     body = b"".join(payload.body for payload in together)
     return first._replace(body=body, rows=sum(payload.rows for payload in together))
 
@@ -617,13 +617,13 @@ def _excerpt(answer: Response) -> str:
 
 
 class RetryPolicy:
-    """One request, from its first try to the answer that is final or the time that is over.
+    """Decide after each attempt of one request whether and when to retry.
 
     Args:
         call: the request.
-        give_up: seconds after which it is not tried again.
-        clock: where the time comes from.
-        chance: a number in 0..1, another one each time: what failed together shall not come back together.
+        give_up: seconds after which there is no further attempt.
+        clock: returns the time in seconds.
+        chance: returns a random number in 0..1 for jitter, so that clients do not retry at the same time.
     """
 
     def __init__(
@@ -647,7 +647,7 @@ class RetryPolicy:
         return heard.good or (heard.status == 404 and self._call.method == "DELETE" and self._failed > 0)
 
     def pause_after(self, heard: Response | NoResponse) -> float:
-        """How long to wait before the next try after one that was not served; a ServiceError if there shall be none."""
+        """Return the seconds until the next attempt. Raises ServiceError if there should be none."""
         if isinstance(heard, NoResponse):
             status, code, message, again, asked = None, None, heard.message, True, 0.0
         else:
@@ -665,12 +665,12 @@ class RetryPolicy:
         passed = self._clock() - self._start
         if passed + pause > self._give_up:
             unsure = (
-                "; whether it was applied is not known, and asking again with the same idempotency key is safe"
+                ". The request may have been applied; sending it again with the same idempotency key is safe."
                 if "idempotency-key" in self._call.headers
                 else ""
             )
             raise ServiceError(
-                f"given up after {passed:.3g} seconds and {self._failed} tries, the last: {message}{unsure}",
+                f"No success after {self._failed} attempts in {passed:.3g} seconds. The last one: {message}{unsure}",
                 status,
                 code,
             )

@@ -1,3 +1,3 @@
-"""The version, on its own so that every room may know it."""
+"""The version, in its own module so that every package can import it."""
 
 __version__ = "0.1.0"

@@ -81,14 +81,14 @@ class Cell:
     def id(self) -> str:
         """Hash of method, settings, stream, order, encoder and version: where a result is found again."""
         task = self.task
-        words = [__version__, task.entrant.method, task.entrant.source, task.entrant.title, self.config]
+        words = [__version__, task.method_spec.method, task.method_spec.source, task.method_spec.title, self.config]
         words += [task.stream.name, task.protocol, self.manifest, self.fingerprint, self.prompts]
         return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:20]
 
     @property
     def config(self) -> dict[str, Any]:
         """Every setting of the method, resolved."""
-        return self.task.entrant.config(self.temperature).model_dump()
+        return self.task.method_spec.config(self.temperature).model_dump()
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def run(cell: Cell) -> Outcome:
     started, memory = datetime.now(UTC), _Peak()
     stream = opened(cell.task.stream, cell.task.protocol, cell.task.seed, cell.store)
     _check(cell, stream)
-    runner = _Features(cell, stream) if cell.task.entrant.sees == "features" else _Images(cell, stream)
+    runner = _Features(cell, stream) if cell.task.method_spec.sees == "features" else _Images(cell, stream)
     try:
         parts, seconds = _through(stream, runner)
         identity = _identity(cell, stream, runner.method)
@@ -156,7 +156,7 @@ class _Features:
 
     def __init__(self, cell: Cell, stream: Packed | Imaged):
         self.stream = stream
-        kind, config = cell.task.entrant.implementation, cell.task.entrant.config(cell.temperature)
+        kind, config = cell.task.method_spec.implementation, cell.task.method_spec.config(cell.temperature)
         assert issubclass(kind, FeatureMethod)
         self.method = kind(stream.prototypes, stream.classes, config, stream.fingerprint)
         self.first_fit: int | None = None
@@ -201,7 +201,7 @@ class _Images:
     def __init__(self, cell: Cell, stream: Packed | Imaged):
         assert isinstance(stream, Imaged)  # a grid that says otherwise is refused when it is read
         self.stream = stream
-        kind, config = cell.task.entrant.implementation, cell.task.entrant.config(cell.temperature)
+        kind, config = cell.task.method_spec.implementation, cell.task.method_spec.config(cell.temperature)
         assert issubclass(kind, ImageMethod)
         self.method = kind(encoder(stream.words.encoder), stream.classes, config)
 
@@ -284,8 +284,8 @@ def _identity(cell: Cell, stream: Packed | Imaged, method: FeatureMethod | Image
     return {
         "grid": task.grid,
         "cell": cell.id,
-        "method": task.entrant.method,
-        "label": task.entrant.title,
+        "method": task.method_spec.method,
+        "label": task.method_spec.title,
         "kind": method.kind,
         "config": json.dumps(cell.config, sort_keys=True),
         "score": method.score_name,

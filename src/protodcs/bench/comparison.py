@@ -45,7 +45,7 @@ MORE = (
 )
 
 
-class Place(NamedTuple):
+class Setting(NamedTuple):
     """Where methods meet: an encoder's stream under a protocol."""
 
     stream: str
@@ -60,7 +60,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """A method under one label at one place, over all seeds."""
+    """A method under one label at one setting, over all seeds."""
 
     method: str
     label: str
@@ -92,10 +92,10 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Contest:
-    """All entries at one place."""
+class Comparison:
+    """All entries at one setting."""
 
-    place: Place
+    setting: Setting
     entries: tuple[Entry, ...]
 
     @cached_property
@@ -156,25 +156,25 @@ class Contest:
         return {top.label, *(entry.label for entry in ties)}
 
 
-def contests(rows: Sequence[Row]) -> list[Contest]:
-    """Rows by place and label. A label that means two configurations at one place is told apart by what differs."""
-    places: dict[Place, dict[tuple[str, str, str], list[Row]]] = {}
-    met: dict[tuple[Place, int], str] = {}
+def comparisons(rows: Sequence[Row]) -> list[Comparison]:
+    """Rows by setting and label. A label that means two configurations at one setting is told apart by what differs."""
+    settings: dict[Setting, dict[tuple[str, str, str], list[Row]]] = {}
+    met: dict[tuple[Setting, int], str] = {}
     for row in distinct(rows):
-        place = Place(row["stream"], row["protocol"], row["encoder"])
-        _check_one(row, place, met)
-        places.setdefault(place, {}).setdefault((row["method"], row["label"], row["config"]), []).append(row)
-    return [Contest(place, tuple(_entries(places[place]))) for place in sorted(places)]
+        setting = Setting(row["stream"], row["protocol"], row["encoder"])
+        _check_one(row, setting, met)
+        settings.setdefault(setting, {}).setdefault((row["method"], row["label"], row["config"]), []).append(row)
+    return [Comparison(setting, tuple(_entries(settings[setting]))) for setting in sorted(settings)]
 
 
-def _check_one(row: Row, place: Place, met: dict[tuple[Place, int], str]) -> None:
+def _check_one(row: Row, setting: Setting, met: dict[tuple[Setting, int], str]) -> None:
     """Refuse two streams under one name: their figures must not be compared."""
     proof = f"manifest {row['manifest'][:12]}, {row['fingerprint']}, prompts {row['prompts']}"
-    first = met.setdefault((place, row["seed"]), proof)
+    first = met.setdefault((setting, row["seed"]), proof)
     if proof != first:
         raise DataError(
-            f"two different streams are called {place.title!r} at seed {row['seed']}: {first}; and {proof}. A grid was "
-            "changed between two runs: give each its own folder, and report them apart"
+            f"Two different streams have the name {setting.title!r} at seed {row['seed']}: {first}; and {proof}. The "
+            "grid was changed between two runs. Give each its own folder, and report them separately."
         )
 
 

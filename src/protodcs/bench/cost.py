@@ -22,9 +22,9 @@ def estimates(cells: Iterable[Cell]) -> dict[tuple[str, str], float]:
     """Seconds a sample, by the titles of method and stream; one measurement serves all seeds and protocols."""
     found: dict[tuple[str, str], float] = {}
     for cell in cells:
-        key = cell.task.entrant.title, cell.task.stream.name
+        key = cell.task.method_spec.title, cell.task.stream.name
         if key not in found:
-            found[key] = _features(cell) if cell.task.entrant.sees == "features" else _images(cell)
+            found[key] = _features(cell) if cell.task.method_spec.sees == "features" else _images(cell)
     return found
 
 
@@ -35,9 +35,9 @@ def _features(cell: Cell) -> float:
     near = prototypes[chance.integers(cell.classes, size=_MOST)]
     # As far from their prototypes as images are: a cosine of about 0.3.
     features = near + chance.normal(size=near.shape).astype(np.float32) * np.float32(3 / np.sqrt(cell.dimension))
-    kind = cell.task.entrant.implementation
+    kind = cell.task.method_spec.implementation
     assert issubclass(kind, FeatureMethod)
-    engine = kind(prototypes, None, cell.task.entrant.config(cell.temperature))
+    engine = kind(prototypes, None, cell.task.method_spec.config(cell.temperature))
     engine.observe_many(features[:8])
     start, done = time.perf_counter(), 8
     while done < _MOST and time.perf_counter() - start < _SECONDS:
@@ -50,9 +50,9 @@ def _images(cell: Cell) -> float:
     words = cell.task.stream
     assert isinstance(words, ImageStream)
     tower = encoder(words.encoder)
-    kind = cell.task.entrant.implementation
+    kind = cell.task.method_spec.implementation
     assert issubclass(kind, ImageMethod)
-    method = kind(tower, class_names(words.classes), cell.task.entrant.config(cell.temperature))
+    method = kind(tower, class_names(words.classes), cell.task.method_spec.config(cell.temperature))
     chance = np.random.default_rng(0)
     height, width, _ = tower.preprocessing.shape
     batch = list(chance.integers(256, size=(method.batch_size, height, width, 3), dtype=np.uint8))

@@ -18,7 +18,7 @@ from ..arrays import Floats
 from ..core.numerics.evidence import uncertainty
 from ..core.numerics.gaussian_mixture import boundary
 from ..core.numerics.softmax import softmax
-from .comparison import ACC, AUROC, Contest, Metric
+from .comparison import ACC, AUROC, Comparison, Metric
 from .drawing import KNOWN, UNKNOWN, legend_below, panels, settings, shorten, style
 from .embedding import tsne
 from .rows import MEAN, POOLED
@@ -37,26 +37,26 @@ _TILT, _EDGE, _GRID = math.radians(50), math.radians(130), 161
 _FAR = (50.0, -105.0)
 
 
-def accuracy_against_auroc(contests: Sequence[Contest]) -> Figure:
+def accuracy_against_auroc(comparisons: Sequence[Comparison]) -> Figure:
     """One panel for each stream: known accuracy against AUROC with the intervals over seeds."""
-    labels = list(dict.fromkeys(entry.label for contest in contests for entry in contest.entries))
-    columns = min(3, len(contests))
-    rows = math.ceil(len(contests) / columns)
+    labels = list(dict.fromkeys(entry.label for comparison in comparisons for entry in comparison.entries))
+    columns = min(3, len(comparisons))
+    rows = math.ceil(len(comparisons) / columns)
     with settings():
         figure, axes = panels(rows, columns, 3.1 * columns + 0.4, 2.7 * rows + 0.4 + 0.09 * len(labels))
-        for contest, panel in zip(contests, axes, strict=False):
-            segment = MEAN if MEAN in contest.averages else POOLED
-            for entry in contest.entries:
+        for comparison, panel in zip(comparisons, axes, strict=False):
+            segment = MEAN if MEAN in comparison.averages else POOLED
+            for entry in comparison.entries:
                 look = style(labels.index(entry.label))
                 x, y = entry.estimate(ACC.key, segment), entry.estimate(AUROC.key, segment)
                 panel.errorbar(
                     100 * x.mean, 100 * y.mean, xerr=_half(x), yerr=_half(y), fmt=look.marker, color=look.colour,
                     markersize=6, markerfacecolor="white", markeredgewidth=1.4, capsize=2, label=entry.label,
                 )  # fmt: skip
-            panel.set(title=shorten(contest.place.title, 38), xlabel="Acc (%)", ylabel="AUROC (%)")
+            panel.set(title=shorten(comparison.setting.title, 38), xlabel="Acc (%)", ylabel="AUROC (%)")
             panel.margins(0.12)
             panel.locator_params(nbins=5)
-        for panel in axes[len(contests) :]:
+        for panel in axes[len(comparisons) :]:
             panel.set_visible(False)
         _shared_legend(figure, axes, labels)
     return figure
@@ -339,9 +339,9 @@ def _densities(panel: Axes, parts: Floats, edges: Floats, samples: int) -> None:
     panel.axvline(edge, color="#444444", linestyle=":", linewidth=1.6, label=f"boundary {edge:.3f}")
 
 
-def corruption_map(contest: Contest, metric: Metric) -> Figure:
+def corruption_map(comparison: Comparison, metric: Metric) -> Figure:
     """One figure of every method under every corruption, as a map with its numbers."""
-    entries, segments = contest.entries, contest.segments
+    entries, segments = comparison.entries, comparison.segments
     values = np.array([[100 * e.estimate(metric.key, segment).mean for segment in segments] for e in entries])
     with settings():
         figure, (panel,) = panels(1, 1, 2.8 + 0.5 * len(segments), 1.6 + 0.32 * len(entries))
@@ -358,19 +358,19 @@ def corruption_map(contest: Contest, metric: Metric) -> Figure:
     return figure
 
 
-def over_time(contest: Contest, metric: Metric) -> Figure:
+def over_time(comparison: Comparison, metric: Metric) -> Figure:
     """One figure along the stream, corruption after corruption, with its intervals as bars."""
     with settings():
-        figure, (panel,) = panels(1, 1, 8.2, 4.0 + 0.08 * len(contest.entries))
-        for place, entry in enumerate(contest.entries):
+        figure, (panel,) = panels(1, 1, 8.2, 4.0 + 0.08 * len(comparison.entries))
+        for place, entry in enumerate(comparison.entries):
             look = style(place)
-            found = [entry.estimate(metric.key, segment) for segment in contest.segments]
+            found = [entry.estimate(metric.key, segment) for segment in comparison.segments]
             panel.errorbar(
                 range(len(found)), [100 * of.mean for of in found], [_half(of) or 0.0 for of in found],
                 color=look.colour, marker=look.marker, linestyle=look.line, markersize=4, linewidth=1.1, capsize=2,
                 label=shorten(entry.label),
             )  # fmt: skip
-        names = [name.replace("_", " ") for name in contest.segments]
+        names = [name.replace("_", " ") for name in comparison.segments]
         panel.set_xticks(range(len(names)), names, rotation=40, ha="right")
         panel.set_ylabel(f"{metric.short} (%)")
         legend_below(figure, panel)

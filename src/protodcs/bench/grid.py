@@ -31,7 +31,7 @@ from ..data.streams import protocols
 from ..errors import ConfigError, ProtoDCSError
 from ..method import FeatureMethod, ImageMethod
 from ..methods import REGISTER, images
-from . import pack
+from . import feature_pack
 
 SEEDS = [0, 1, 2, 3, 4]
 
@@ -67,7 +67,7 @@ class ImageStream(_Part):
 class PackStream(_Part):
     """A stream of real CLIP features: known ImageNet classes against another set."""
 
-    pack: str = Field(description="One of the six streams of `protodcs.bench.pack`.")
+    pack: str = Field(description="One of the six streams of `protodcs.bench.feature_pack`.")
     split: Literal["all", "tune", "judge"] = Field("all", description="Choose parameters on one, judge on the other.")
     unknown: str | None = Field(None, description="Share of unknown samples, as a fraction; None: as the recipe gives.")
     order: Literal["shuffled", "bursts", "sorted"] = Field(
@@ -78,8 +78,10 @@ class PackStream(_Part):
     @field_validator("pack")
     @classmethod
     def _there(cls, name: str) -> str:
-        if name not in pack.STREAMS:
-            raise ValueError(f"there is no stream {name!r} of CLIP features: choose one of {', '.join(pack.STREAMS)}")
+        if name not in feature_pack.STREAMS:
+            raise ValueError(
+                f"there is no stream {name!r} of CLIP features: choose one of {', '.join(feature_pack.STREAMS)}"
+            )
         return name
 
     @field_validator("unknown")
@@ -98,7 +100,7 @@ class PackStream(_Part):
     @classmethod
     def _one_name(cls, classes: int | None, given: ValidationInfo) -> int | None:
         """Drop the recipe's own number of classes: one stream must not have two names."""
-        recipe = pack.STREAMS.get(given.data.get("pack", ""))
+        recipe = feature_pack.STREAMS.get(given.data.get("pack", ""))
         return None if recipe is not None and classes == recipe.known else classes
 
     @property
@@ -107,7 +109,7 @@ class PackStream(_Part):
         words: list[str] = [self.split] if self.split != "all" else []
         words += [f"K={self.classes}"] if self.classes is not None else []
         words += [f"{self.unknown} unknown"] if self.unknown is not None else []
-        words += [self.order] if self.order != pack.SHUFFLED else []
+        words += [self.order] if self.order != feature_pack.SHUFFLED else []
         return f"{self.pack} ({', '.join(words)})" if words else self.pack
 
     @property
@@ -116,7 +118,7 @@ class PackStream(_Part):
         return [self.order]
 
 
-class Entrant(_Part):
+class MethodSpec(_Part):
     """A method with its options."""
 
     method: str = Field(description="A registered name, or module:Class.")
@@ -158,7 +160,7 @@ class Entrant(_Part):
 
     @property
     def source(self) -> str:
-        """Hash of the file of a method of one's own, whose results must not outlive a change; else empty."""
+        """Hash of the file of a method of your own, whose results must not outlive a change; else empty."""
         if ":" not in self.method:
             return ""
         file = inspect.getsourcefile(self.implementation)
@@ -193,19 +195,19 @@ class Grid(_Part):
     name: str = Field(pattern="^[a-z0-9][a-z0-9-]{0,60}$")
     seeds: list[int] = Field(SEEDS, min_length=1, description="Each is an order of the stream.")
     streams: list[Stream] = Field(min_length=1)
-    methods: list[Entrant] = Field(min_length=1)
+    methods: list[MethodSpec] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _apart(self) -> Self:
         for kind, named in (("streams", self.streams), ("methods", self.methods)):
-            titles = [entry.name if not isinstance(entry, Entrant) else entry.title for entry in named]
+            titles = [entry.name if not isinstance(entry, MethodSpec) else entry.title for entry in named]
             twice = sorted({title for title in titles if titles.count(title) > 1})
             if twice:
                 raise ValueError(f"two {kind} are called {twice[0]!r}: give each a name of its own")
         if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
             raise ValueError(f"seeds are whole numbers from 0, each once; given: {self.seeds}")
         for stream in self.streams:
-            strange = [entrant.title for entrant in self.methods if entrant.sees == "images"]
+            strange = [method_spec.title for method_spec in self.methods if method_spec.sees == "images"]
             if isinstance(stream, PackStream) and strange:
                 raise ValueError(f"{strange[0]} needs images, and {stream.name!r} is a stream of features")
         return self
@@ -215,8 +217,10 @@ class Grid(_Part):
         for stream in self.streams:
             for protocol in stream.protocols:
                 for seed in self.seeds:
-                    for entrant in self.methods:
-                        yield Task(self.name, entrant, stream, protocol, seed, entrant.trace and seed == self.seeds[0])
+                    for method_spec in self.methods:
+                        yield Task(
+                            self.name, method_spec, stream, protocol, seed, method_spec.trace and seed == self.seeds[0]
+                        )
 
 
 @dataclass(frozen=True)
@@ -224,7 +228,7 @@ class Task:
     """One cell of a grid, before anything is known about its data."""
 
     grid: str
-    entrant: Entrant
+    method_spec: MethodSpec
     stream: ImageStream | PackStream
     protocol: str
     seed: int

@@ -10,11 +10,11 @@ import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ..durable import replace_file
+from ..atomic_io import replace_file
 from ..errors import DataError
-from . import drawing, page, published, rows, summaries, traces
-from .comparison import MAIN, Contest, contests, distinct
-from .gallery import missing, pictures
+from . import drawing, page, paper_tables, rows, summaries, traces
+from .captions import missing, pictures
+from .comparison import MAIN, Comparison, comparisons, distinct
 from .page import Section
 from .rows import MEAN, Row
 from .summaries import encoder_words
@@ -37,10 +37,10 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
     kept = [trace for folder in folders for trace in traces.read_folder(folder)]
     for folder in (out, out / "tables", out / "figures"):
         folder.mkdir(parents=True, exist_ok=True)
-    everything = contests(found)
+    everything = comparisons(found)
     command = shlex.join(["protodcs", "report", *map(_shown, folders), "--out", _shown(out)])
     writer = _Writer(out)
-    compared = published.without_ablations(everything)
+    compared = paper_tables.without_ablations(everything)
     sections = [
         Section("run", "What was run", _front(found, command)),
         Section("main", "Main tables", _main(writer, compared)),
@@ -114,7 +114,7 @@ def _versions(words: str | None) -> str:
     return ", ".join(f"{name} {version}" for name, version in sorted(json.loads(words or "{}").items()))
 
 
-def _main(writer: _Writer, compared: Sequence[Contest]) -> list[str]:
+def _main(writer: _Writer, compared: Sequence[Comparison]) -> list[str]:
     if not compared:
         return [page.paragraph(f"Nothing but ablations was run. To fill this: `{_EXAMPLE}`")]
     parts = [writer.table(summaries.overview(compared, metric, MEAN)) for metric in MAIN]
@@ -122,31 +122,31 @@ def _main(writer: _Writer, compared: Sequence[Contest]) -> list[str]:
     return [*parts, writer.table(headline)] if headline.rows else parts
 
 
-def _streams(writer: _Writer, compared: Sequence[Contest]) -> list[str]:
+def _streams(writer: _Writer, compared: Sequence[Comparison]) -> list[str]:
     parts = []
-    for contest in compared:
-        parts.append(page.heading(contest.place.title))
-        parts += [writer.table(summaries.stream_table(contest, segment)) for segment in contest.averages]
-        tables = [summaries.differences(contest, segment) for segment in contest.averages]
+    for comparison in compared:
+        parts.append(page.heading(comparison.setting.title))
+        parts += [writer.table(summaries.stream_table(comparison, segment)) for segment in comparison.averages]
+        tables = [summaries.differences(comparison, segment) for segment in comparison.averages]
         inside = [writer.table(table) for table in tables if table]
         if inside:
             parts.append(page.folded("Paired differences", inside))
-        if len(contest.segments) > 1:
-            inside = [writer.table(summaries.corruption_table(contest, metric)) for metric in MAIN]
+        if len(comparison.segments) > 1:
+            inside = [writer.table(summaries.corruption_table(comparison, metric)) for metric in MAIN]
             parts.append(page.folded("Corruption by corruption", inside))
     return parts or [page.paragraph(f"No stream was run. To fill this: `{_EXAMPLE}`")]
 
 
-def _paper(writer: _Writer, everything: Sequence[Contest]) -> list[str]:
+def _paper(writer: _Writer, everything: Sequence[Comparison]) -> list[str]:
     intro = (
         "Published figures are those printed in the paper. No code and no raw results were published with it, and some "
         "of its figures cannot be: OSCR always lies between Acc + AUROC - 100 % and Acc. Such rows are cited with a "
         "footnote. Where the encoder or the data here differ from the paper's, the heads say so."
     )
-    return [page.paragraph(intro), *(writer.table(published.beside(t, everything)) for t in published.tables())]
+    return [page.paragraph(intro), *(writer.table(paper_tables.beside(t, everything)) for t in paper_tables.tables())]
 
 
-def _figures(writer: _Writer, compared: Sequence[Contest], kept: Sequence[Trace], command: str) -> list[str]:
+def _figures(writer: _Writer, compared: Sequence[Comparison], kept: Sequence[Trace], command: str) -> list[str]:
     parts = []
     for picture in pictures(compared, kept, command):
         png = drawing.to_png(picture.figure)
@@ -156,7 +156,7 @@ def _figures(writer: _Writer, compared: Sequence[Contest], kept: Sequence[Trace]
     return [*parts, *(page.paragraph(words) for words in missing(compared, kept))]
 
 
-def _provenance(everything: Iterable[Contest]) -> list[str]:
+def _provenance(everything: Iterable[Comparison]) -> list[str]:
     """What every figure depends on: manifests, cells and settings, folded away."""
     parts = [
         page.paragraph(
@@ -164,12 +164,12 @@ def _provenance(everything: Iterable[Contest]) -> list[str]:
             "order and encoder. Equal cells give equal figures."
         )
     ]
-    for contest in everything:
+    for comparison in everything:
         inside = []
-        for entry in contest.entries:
+        for entry in comparison.entries:
             cells = {row["seed"]: row for row in entry.rows}
             lines = [f"seed {seed}: cell {r['cell']}, manifest {r['manifest']}" for seed, r in sorted(cells.items())]
             lines += [f"grid: {entry.first['grid']}", f"encoder: {entry.first['fingerprint']}"]
             inside.append(page.folded(entry.label, [page.raw("\n".join([*lines, entry.first["config"]]))]))
-        parts.append(page.folded(f"{contest.place.title}: {encoder_words(contest.place.encoder)}", inside))
+        parts.append(page.folded(f"{comparison.setting.title}: {encoder_words(comparison.setting.encoder)}", inside))
     return parts

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..durable import replace_file
+from ..atomic_io import replace_file
 from ..errors import DataError
 
 Row = dict[str, Any]
@@ -82,7 +82,7 @@ MEAN, POOLED, FIRST, LATER = "mean", "pooled", "first 100", "after 500"
 FIRST_SAMPLES, LATER_SAMPLES = 100, 500
 # Their positions, all below zero: whoever wants corruptions takes the rows from zero up.
 GATHERED = {MEAN: -1, POOLED: -2, FIRST: -3, LATER: -4}
-# Figures that older files do not have: they are read as NaN, and run anew when their grid is.
+# Figures that older files do not have: they are read as NaN, and run again with their grid.
 _YOUNGER = ("balanced_accuracy",)
 
 

@@ -100,7 +100,7 @@ def prepared(plan: Plan, features: Path, extract: Extract, report: Report) -> li
     ready = []
     for cell in plan.todo():
         words = cell.task.stream
-        if isinstance(words, ImageStream) and cell.task.entrant.sees == "features":
+        if isinstance(words, ImageStream) and cell.task.method_spec.sees == "features":
             if words.name not in stores:
                 stores[words.name] = store_for(words, plan.manifests[words.name], features, extract, report)
             cell = replace(cell, store=stores[words.name].absolute())
@@ -125,7 +125,7 @@ def execute(plan: Plan, cells: Sequence[Cell], workers: Workers) -> Iterator[Cel
         except WorkerDiedError:
             deaths += 1
             if deaths == _MOST_DEATHS:
-                names = ", ".join(sorted({cell.task.entrant.title for cell in left.values()}))
+                names = ", ".join(sorted({cell.task.method_spec.title for cell in left.values()}))
                 raise UsageError(
                     f"workers were killed {deaths} times without a result between, probably for want of memory; still "
                     f"to do: {names}. Run again with fewer --jobs"
@@ -193,7 +193,7 @@ def _work(attempt: Attempt, plan: Plan, cells: Sequence[Cell], jobs: int, **opti
 
 
 def _attempt_as_task(folder: Path, cell: Cell, environment: dict[str, str]) -> tuple[Cell, str]:
-    """Run one cell as a task of Ray, which starts it anew elsewhere when its worker dies."""
+    """Run one cell as a task of Ray, which starts it again elsewhere if its worker dies."""
     import ray
 
     task = ray.remote(_attempt).options(num_cpus=1, max_retries=_MOST_DEATHS)

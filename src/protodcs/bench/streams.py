@@ -1,6 +1,6 @@
 """A stream of a grid, ready to be run: its segments one after another, as features or as images.
 
-A worker builds its stream anew from the grid's words; the hash proves that it is the planned one. At most one segment
+A worker builds its stream again from the grid; the hash proves that it is the planned one. At most one segment
 is in memory.
 """
 
@@ -23,7 +23,7 @@ from ..data.streams import Manifest, build
 from ..encoders import Encoder
 from ..errors import DataError
 from ..features import FeatureStore
-from . import pack
+from . import feature_pack
 from .grid import ImageStream, PackStream
 
 
@@ -40,14 +40,18 @@ class Packed:
     """A stream of CLIP features."""
 
     def __init__(self, words: PackStream, seed: int):
-        content = pack.stream(words.pack, seed, words.split, words.unknown, words.order, words.classes)
-        recipe = pack.STREAMS[words.pack]
+        content = feature_pack.stream(words.pack, seed, words.split, words.unknown, words.order, words.classes)
+        recipe = feature_pack.STREAMS[words.pack]
         self.prototypes = content.prototypes
         self.classes = tuple(str(number) for number in range(len(content.prototypes)))
         self.known = f"{len(self.classes)} ImageNet classes"
-        strangers = " + ".join(recipe.unknown) or "other ImageNet classes"
-        self.unknown = strangers if (content.labels < 0).any() else ""
-        self.encoder, self.fingerprint, self.temperature = pack.ENCODER, pack.fingerprint(), pack.TEMPERATURE
+        unknown = " + ".join(recipe.unknown) or "other ImageNet classes"
+        self.unknown = unknown if (content.labels < 0).any() else ""
+        self.encoder, self.fingerprint, self.temperature = (
+            feature_pack.ENCODER,
+            feature_pack.fingerprint(),
+            feature_pack.TEMPERATURE,
+        )
         self.hash, self.prompts = content.hash, _digest(self.classes)
         self.device = ""
         self.parts = [Part("clean", False, content.labels)]

@@ -7,7 +7,20 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from .comparison import ACC, AUROC, FPR, MAIN, MORE, OSCR, OURS, SECONDS_PER_THOUSAND, Contest, Entry, Metric, distinct
+from .comparison import (
+    ACC,
+    AUROC,
+    FPR,
+    MAIN,
+    MORE,
+    OSCR,
+    OURS,
+    SECONDS_PER_THOUSAND,
+    Comparison,
+    Entry,
+    Metric,
+    distinct,
+)
 from .rows import FIGURES, MEAN, POOLED, Row
 from .statistics import paired
 from .tables import Cell, Number, Share, Table, write_csv
@@ -26,98 +39,99 @@ _POINTS = (
 _ONE_SEED = "One seed: no interval can be given, and nothing is bold."
 
 
-def overview(contests: Sequence[Contest], metric: Metric, segment: str) -> Table:
+def overview(comparisons: Sequence[Comparison], metric: Metric, segment: str) -> Table:
     """Methods x streams of one figure."""
-    labels = list(dict.fromkeys(entry.label for contest in contests for entry in contest.entries))
-    best = [contest.bold(metric, segment) for contest in contests]
+    labels = list(dict.fromkeys(entry.label for comparison in comparisons for entry in comparison.entries))
+    best = [comparison.bold(metric, segment) for comparison in comparisons]
     rows: list[list[Cell]] = []
     for label in labels:
         row: list[Cell] = [label]
-        for contest, bold in zip(contests, best, strict=True):
-            found = [entry for entry in contest.entries if entry.label == label]
+        for comparison, bold in zip(comparisons, best, strict=True):
+            found = [entry for entry in comparison.entries if entry.label == label]
             row.append(_share(found[0], metric, segment, label in bold) if found else "")
         rows.append(row)
     return Table(
         f"main-{slug(metric.short)}-{segment}",
         f"{arrowed(metric)} on every stream, {AVERAGES[segment]} of the stream",
-        ["Method", *_heads(contests)],
+        ["Method", *_heads(comparisons)],
         rows,
-        [*_seed_notes(contests), *encoders(contests)],
+        [*_seed_notes(comparisons), *encoders(comparisons)],
     )
 
 
-def _heads(contests: Sequence[Contest]) -> list[str]:
+def _heads(comparisons: Sequence[Comparison]) -> list[str]:
     """The titles of places, with the encoder where two encoders saw the same stream."""
-    titles = [contest.place.title for contest in contests]
+    titles = [comparison.setting.title for comparison in comparisons]
     return [
-        title if titles.count(title) == 1 else f"{title}, {contest.place.encoder}"
-        for title, contest in zip(titles, contests, strict=True)
+        title if titles.count(title) == 1 else f"{title}, {comparison.setting.encoder}"
+        for title, comparison in zip(titles, comparisons, strict=True)
     ]
 
 
-def stream_table(contest: Contest, segment: str) -> Table:
+def stream_table(comparison: Comparison, segment: str) -> Table:
     """All figures of all methods at one place."""
     metrics = (*MAIN, *MORE)
-    best = {metric: contest.bold(metric, segment) for metric in metrics}
+    best = {metric: comparison.bold(metric, segment) for metric in metrics}
     rows: list[list[Cell]] = []
-    for entry in contest.entries:
+    for entry in comparison.entries:
         figures = [_share(entry, metric, segment, entry.label in best[metric]) for metric in metrics]
         seconds = Number(entry.estimate(SECONDS_PER_THOUSAND, segment).mean, 3)
         rows.append([entry.label, *figures, entry.first["score"], seconds, str(len(_seeds(entry)))])
     return Table(
-        f"stream-{place_slug(contest)}-{segment}",
-        f"{contest.place.title}: {AVERAGES[segment]}"
-        if len(contest.segments) > 1
-        else f"{contest.place.title}: all samples",
+        f"stream-{place_slug(comparison)}-{segment}",
+        f"{comparison.setting.title}: {AVERAGES[segment]}"
+        if len(comparison.segments) > 1
+        else f"{comparison.setting.title}: all samples",
         ["Method", *(arrowed(metric) for metric in metrics), "Score", "s / 1000", "Seeds"],
         rows,
         [
-            *_seed_notes([contest]),
-            f"Known: {contest.entries[0].first['known']}. Unknown: {contest.entries[0].first['unknown'] or 'none'}. "
-            f"Encoder: {encoder_words(contest.place.encoder)}.",
+            *_seed_notes([comparison]),
+            f"Known: {comparison.entries[0].first['known']}. "
+            f"Unknown: {comparison.entries[0].first['unknown'] or 'none'}. "
+            f"Encoder: {encoder_words(comparison.setting.encoder)}.",
             "Score: what AUROC, FPR95 and OSCR are computed from. s / 1000: seconds for a thousand samples, without "
             "reading features or images.",
         ],
     )
 
 
-def corruption_table(contest: Contest, metric: Metric) -> Table:
+def corruption_table(comparison: Comparison, metric: Metric) -> Table:
     """Methods x corruptions of one figure."""
-    segments = contest.segments
-    best = {segment: contest.bold(metric, segment) for segment in segments}
+    segments = comparison.segments
+    best = {segment: comparison.bold(metric, segment) for segment in segments}
     rows: list[list[Cell]] = [
         [e.label, *(_share(e, metric, segment, e.label in best[segment]) for segment in segments)]
-        for e in contest.entries
+        for e in comparison.entries
     ]
     return Table(
-        f"corruptions-{place_slug(contest)}-{slug(metric.short)}",
-        f"{contest.place.title}: {arrowed(metric)} by corruption",
+        f"corruptions-{place_slug(comparison)}-{slug(metric.short)}",
+        f"{comparison.setting.title}: {arrowed(metric)} by corruption",
         ["Method", *segments],
         rows,
-        [*_seed_notes([contest]), *encoders([contest])],
+        [*_seed_notes([comparison]), *encoders([comparison])],
     )
 
 
-def differences(contest: Contest, segment: str) -> Table | None:
+def differences(comparison: Comparison, segment: str) -> Table | None:
     """Every entry against zero-shot, and ours against the best peer, seed by seed; None without a baseline."""
-    baseline = contest.baseline(segment)
+    baseline = comparison.baseline(segment)
     if baseline is None:
         return None
     rows: list[list[Cell]] = [
         [entry.label, baseline.label, *(_difference(entry, baseline, metric, segment) for metric in MAIN)]
-        for entry in contest.entries
+        for entry in comparison.entries
         if entry is not baseline
     ]
     notes = list[str]()
-    for entry in contest.entries:
+    for entry in comparison.entries:
         if entry.method in OURS:
-            row, note = _against_peers(contest, entry, segment)
+            row, note = _against_peers(comparison, entry, segment)
             rows.append(row)
             notes.append(note)
-    where = AVERAGES[segment] if len(contest.segments) > 1 else "all samples"
+    where = AVERAGES[segment] if len(comparison.segments) > 1 else "all samples"
     return Table(
-        f"differences-{place_slug(contest)}-{segment}",
-        f"{contest.place.title}: paired differences in points, {where}",
+        f"differences-{place_slug(comparison)}-{segment}",
+        f"{comparison.setting.title}: paired differences in points, {where}",
         ["Method", "less", *(arrowed(metric) for metric in MAIN)],
         rows,
         [
@@ -128,21 +142,23 @@ def differences(contest: Contest, segment: str) -> Table | None:
     )
 
 
-def headline(contests: Sequence[Contest]) -> Table:
+def headline(comparisons: Sequence[Comparison]) -> Table:
     """Ours against zero-shot and against the best peer, on every stream."""
     rows: list[list[Cell]] = []
     notes = []
-    for contest in contests:
-        segment, baseline = contest.averages[0], contest.baseline(contest.averages[0])
-        for entry in contest.entries:
+    for comparison in comparisons:
+        segment, baseline = comparison.averages[0], comparison.baseline(comparison.averages[0])
+        for entry in comparison.entries:
             if entry.method not in OURS:
                 continue
-            row: list[Cell] = [f"{contest.place.title}: {entry.label}"]
+            row: list[Cell] = [f"{comparison.setting.title}: {entry.label}"]
             for metric in MAIN:
                 row.append(_difference(entry, baseline, metric, segment) if baseline else "")
-            against, note = _against_peers(contest, entry, segment)
+            against, note = _against_peers(comparison, entry, segment)
             rows.append([*row, *against[2:]])
-            notes.append(f"{contest.place.title}: zero-shot is {baseline.label if baseline else 'missing'}. {note}")
+            notes.append(
+                f"{comparison.setting.title}: zero-shot is {baseline.label if baseline else 'missing'}. {note}"
+            )
     heads = [arrowed(metric) for metric in MAIN]
     return Table(
         "main-differences",
@@ -164,8 +180,8 @@ def _lonely(rows: Iterable[Sequence[Cell]]) -> list[str]:
     return ["Differences without ± come from one common seed."] if any(share.of.seeds == 1 for share in shares) else []
 
 
-def _against_peers(contest: Contest, entry: Entry, segment: str) -> tuple[list[Cell], str]:
-    peers = {metric: contest.best_peer(metric, segment) for metric in MAIN}
+def _against_peers(comparison: Comparison, entry: Entry, segment: str) -> tuple[list[Cell], str]:
+    peers = {metric: comparison.best_peer(metric, segment) for metric in MAIN}
     row: list[Cell] = [entry.label, "best peer"]
     row += [_difference(entry, peer, metric, segment) if peer else "" for metric, peer in peers.items()]
     named = ", ".join(f"{metric.short} {peer.label}" for metric, peer in peers.items() if peer)
@@ -193,7 +209,7 @@ def long_csv(rows: Iterable[Row]) -> str:
     return write_csv(columns, ([_plain(row[key]) for key in keys] for row in ordered))
 
 
-def summary_csv(contests: Iterable[Contest]) -> str:
+def summary_csv(comparisons: Iterable[Comparison]) -> str:
     """Means over seeds with the ends of their intervals, shares from 0 to 1."""
     keys = [key for key in FIGURES if not key.endswith("_samples")]
     columns = ["method", "label", "stream", "protocol", "segment", "seeds"]
@@ -201,20 +217,20 @@ def summary_csv(contests: Iterable[Contest]) -> str:
         name = CSV_NAMES.get(key, key)
         columns += [name, f"{name}_low", f"{name}_high"]
     columns += [SECONDS_PER_THOUSAND, "score", "encoder", "manifest", "config"]
-    return write_csv(columns, _summary_lines(contests, keys))
+    return write_csv(columns, _summary_lines(comparisons, keys))
 
 
-def _summary_lines(contests: Iterable[Contest], keys: list[str]) -> Iterator[list[object]]:
-    for contest in contests:
-        for entry in contest.entries:
-            for segment in [*contest.segments, MEAN, POOLED]:
-                line: list[object] = [entry.method, entry.label, *contest.place[:2], segment, len(_seeds(entry))]
+def _summary_lines(comparisons: Iterable[Comparison], keys: list[str]) -> Iterator[list[object]]:
+    for comparison in comparisons:
+        for entry in comparison.entries:
+            for segment in [*comparison.segments, MEAN, POOLED]:
+                line: list[object] = [entry.method, entry.label, *comparison.setting[:2], segment, len(_seeds(entry))]
                 for key in keys:
                     of = entry.estimate(key, segment)
                     line += [_plain(of.mean), _plain(of.low), _plain(of.high)]
                 manifests = " ".join(sorted({row["manifest"] for row in entry.rows}))
                 line += [_plain(entry.estimate(SECONDS_PER_THOUSAND, segment).mean), entry.first["score"]]
-                yield [*line, contest.place.encoder, manifests, entry.first["config"]]
+                yield [*line, comparison.setting.encoder, manifests, entry.first["config"]]
 
 
 def arrowed(metric: Metric) -> str:
@@ -223,7 +239,7 @@ def arrowed(metric: Metric) -> str:
 
 
 def encoder_words(encoder: str) -> str:
-    """An encoder in words that promise no more than it is.
+    """Return a description of an encoder that does not overstate it.
 
     >>> encoder_words("mini")
     'the mini encoder (mini; not CLIP)'
@@ -231,11 +247,11 @@ def encoder_words(encoder: str) -> str:
     return f"the mini encoder ({encoder}; not CLIP)" if "mini" in encoder.lower() else encoder
 
 
-def encoders(contests: Iterable[Contest]) -> list[str]:
+def encoders(comparisons: Iterable[Comparison]) -> list[str]:
     """One sentence for each encoder: whose streams these are."""
     found: dict[str, list[str]] = {}
-    for contest in contests:
-        found.setdefault(contest.place.encoder, []).append(contest.place.stream)
+    for comparison in comparisons:
+        found.setdefault(comparison.setting.encoder, []).append(comparison.setting.stream)
     return [f"{', '.join(dict.fromkeys(names))}: {encoder_words(encoder)}." for encoder, names in found.items()]
 
 
@@ -248,9 +264,9 @@ def slug(text: str) -> str:
     return re.sub("[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
 
 
-def place_slug(contest: Contest) -> str:
+def place_slug(comparison: Comparison) -> str:
     """A place as part of a file name."""
-    return slug(" ".join(contest.place))
+    return slug(" ".join(comparison.setting))
 
 
 def _share(entry: Entry, metric: Metric, segment: str, bold: bool) -> Share:
@@ -261,12 +277,12 @@ def _seeds(entry: Entry) -> set[int]:
     return {row["seed"] for row in entry.rows}
 
 
-def _seed_notes(contests: Sequence[Contest]) -> list[str]:
-    counts = {len(_seeds(entry)) for contest in contests for entry in contest.entries}
+def _seed_notes(comparisons: Sequence[Comparison]) -> list[str]:
+    counts = {len(_seeds(entry)) for comparison in comparisons for entry in comparison.entries}
     if counts == {1}:
         return ["Percent. " + _ONE_SEED]
     notes = [_RULE, *(["Figures without ± come from one seed."] if 1 in counts else [])]
-    uneven = [c.place.title for c in contests if any(_seeds(entry) != set(c.common) for entry in c.entries)]
+    uneven = [c.setting.title for c in comparisons if any(_seeds(entry) != set(c.common) for entry in c.entries)]
     if uneven:
         notes.append(f"Not all methods have all seeds on {', '.join(uneven)}: bold is said over those they share.")
     return notes

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from ..durable import replace_file
+from ..atomic_io import replace_file
 from ..errors import DataError
 
 

@@ -15,7 +15,6 @@ from . import (
     report,
     serve,
     state,
-    stream,
     streams,
     watch,
 )
@@ -41,7 +40,6 @@ app.command("export")(export.export)
 app.command("features")(features.features)
 app.command("report")(report.report)
 app.command("serve")(serve.serve)
-app.command("stream")(stream.stream)
 app.command("watch")(watch.watch)
 
 

@@ -12,6 +12,7 @@ import typer
 
 from ..errors import ConfigError, InputError
 from .cluster import connected
+from .manifest import manifest
 from .screen import console, explained, new_table, progress, tell
 
 if TYPE_CHECKING:
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
     from ..bench.run import Plan
 
 app = typer.Typer(help="Benchmarks: every method on the same streams.", no_args_is_help=True)
+app.command()(manifest)
 
 
 @app.command()
 @explained
 def run(
     grid: Path = typer.Argument(..., help="A grid: YAML with name, streams, methods and seeds."),
-    out: Path = typer.Option(..., help="Folder of results; a run into the same folder goes on where it stopped."),
+    out: Path = typer.Option(..., help="Folder of results; a run into the same folder continues."),
     features: Path | None = typer.Option(None, help="Folder of features, shared by grids. Default: OUT/features."),
     encoder: str | None = typer.Option(None, help="Use this encoder for every stream of images."),
     only: list[str] = typer.Option([], help="Only these methods, by name or label; may be repeated."),
@@ -65,10 +67,12 @@ def run(
         for done in execute(plan, cells, (on_ray if ray else on_this_machine)(jobs)):
             if isinstance(done, Failure):
                 failures.append(done)
-                bar.console.print(f"[red]failed[/red] {done.cell.task.entrant.title}: {done.words}", highlight=False)
+                bar.console.print(
+                    f"[red]failed[/red] {done.cell.task.method_spec.title}: {done.words}", highlight=False
+                )
             else:
                 bar.update(
-                    task, advance=done.samples, description=f"{done.task.entrant.title}, {done.task.stream.name}"
+                    task, advance=done.samples, description=f"{done.task.method_spec.title}, {done.task.stream.name}"
                 )
     report = {
         "grid": chosen.name,
@@ -114,7 +118,7 @@ def _tell_plan(plan: "Plan", jobs: int, as_json: bool) -> None:
     cost = estimates(todo)
     rows: Counter[tuple[str, str, str]] = Counter()
     for cell in todo:
-        rows[cell.task.entrant.title, cell.task.stream.name, cell.task.protocol] += cell.samples
+        rows[cell.task.method_spec.title, cell.task.stream.name, cell.task.protocol] += cell.samples
     entries: list[dict[str, Any]] = [
         {
             "method": method,

@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..durable import replace_file
+from ..atomic_io import replace_file
 from ..errors import InputError
 from .screen import console, explained, given_classes, new_table, printable, progress
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from ..core.decision import Decisions
     from ..encoders.files import EncodedFiles
 
 _FIELDS = ("file", "known", "label", "nearest_class", "p_unknown", "score", "reason", "error")
-_ON_SHEET = 96
+_FORMATS = ("csv", "jsonl", "parquet")
+_ON_SHEET, _BORDERLINE = 64, 32
 # With fewer images, more known ones are rejected: see docs/research/log.md, "Whole collections".
 _FEW = 200
 
@@ -29,14 +32,24 @@ Row = dict[str, Any]
 
 @explained
 def classify(
-    folder: Path = typer.Argument(..., help="Folder of images, including its subfolders."),
+    images: list[Path] = typer.Argument(..., help="Folder of images, including its subfolders; or image files."),
     classes: str = typer.Option(..., help="Class names separated by commas, a list such as cifar10, or a text file."),
     model: str = typer.Option(
-        "openai/clip-vit-base-patch16", help="Encoder: hub name, folder, open_clip:..., onnx:..., demo, mini."
+        "openai/clip-vit-base-patch16", help="Encoder: model id, folder, open_clip:..., onnx:..., demo, mini."
     ),
-    out: Path = typer.Option(Path("decisions.csv"), help="Result file, .csv or .jsonl; the state is saved beside it."),
-    sheet: Path | None = typer.Option(None, help="PNG with the images that were decided as unknown."),
+    out: Path | None = typer.Option(
+        None, help="Result file, .csv, .jsonl or .parquet (default: decisions.FORMAT). The state is saved beside it."
+    ),
+    form: str | None = typer.Option(None, "--format", help="csv, jsonl or parquet (default: that of --out, or csv)."),
+    sheet: Path | None = typer.Option(
+        None, help="Picture of the unknown images: the surest, then the borderline ones. PNG, JPEG or WebP."
+    ),
     method: str = typer.Option("streamdcs", help="Method: streamdcs, protodcs, or another registered one."),
+    target_false_reject: float | None = typer.Option(
+        None, min=0, max=1, help="Fraction of known images that may be rejected (default: that of the method, 0.05)."
+    ),
+    templates: str | None = typer.Option(None, help="Prompt templates: a list such as imagenet, or a text file."),
+    limit: int | None = typer.Option(None, min=1, help="Largest number of images, spread evenly (default: all)."),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     batch_size: int = typer.Option(32, min=1, help="Images that are encoded at once."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object for scripts."),
@@ -47,15 +60,15 @@ def classify(
     """
     from .. import encoders
     from ..classifier import OpenSetClassifier
-    from ..data.readers.folder import image_files
     from ..encoders.files import encode_files
 
     started = time.perf_counter()
-    files = {printable(file): folder / file for file in image_files(folder)}
+    files = _limited(_files(images), limit)
     names = given_classes(classes)
-    _check_result(out)
-    encoder = encoders.load(model, device=device, batch_size=batch_size)
-    classifier = OpenSetClassifier.with_encoder(encoder, names, method=method)
+    out = _result(out, form)
+    encoder = encoders.load(model, device=device, batch_size=batch_size, templates=templates)
+    options: dict[str, Any] = {} if target_false_reject is None else {"target_false_reject": target_false_reject}
+    classifier = OpenSetClassifier.with_encoder(encoder, names, method=method, **options)
     out.parent.mkdir(parents=True, exist_ok=True)
     store, state = (out.with_suffix(out.suffix + ending) for ending in (".features", ".state"))
     with progress(as_json) as bar:
@@ -64,7 +77,7 @@ def classify(
     decisions = classifier.engine.observe_many(encoded.features, two_pass=True)
     rows = _rows(files, encoded, decisions)
     classifier.save(state)
-    replace_file(out, _text(rows, out.suffix).encode())
+    replace_file(out, _content(rows, out.suffix))
     store.unlink()
     report = _report(rows) | {"seconds": round(time.perf_counter() - started, 2)}
     report |= {"result": str(out), "state": str(state)}
@@ -81,11 +94,39 @@ def classify(
         )
 
 
-def _check_result(out: Path) -> None:
-    if out.suffix not in (".csv", ".jsonl"):
-        raise InputError(f"the result must be a .csv or .jsonl file; given: {out.name!r}")
+def _files(images: Sequence[Path]) -> dict[str, Path]:
+    """Return the image files by name: relative to a single folder, otherwise as given."""
+    from ..data.readers.folder import image_files
+
+    if len(images) == 1 and not images[0].is_file():
+        return {printable(file): images[0] / file for file in image_files(images[0])}
+    found: dict[str, Path] = {}
+    for path in images:
+        inside = [path] if path.is_file() else [path / file for file in image_files(path)]
+        found |= {printable(str(file)): file for file in inside}
+    return found
+
+
+def _limited(files: dict[str, Path], limit: int | None) -> dict[str, Path]:
+    """Return at most this many files, evenly spread: the first ones may all be of one class."""
+    if limit is None or limit >= len(files):
+        return files
+    names = list(files)
+    return {name: files[name] for name in (names[place * len(names) // limit] for place in range(limit))}
+
+
+def _result(out: Path | None, form: str | None) -> Path:
+    """Return the result file, which must not exist yet."""
+    if form is not None and form not in _FORMATS:
+        raise InputError(f"--format must be csv, jsonl or parquet; given: {form!r}")
+    out = out or Path(f"decisions.{form or 'csv'}")
+    if out.suffix[1:] not in _FORMATS or (form is not None and out.suffix[1:] != form):
+        raise InputError(
+            f"The result must be a {(form and '.' + form) or '.csv, .jsonl or .parquet'} file; given: {out.name!r}"
+        )
     if out.exists():
-        raise InputError(f"{out} exists already: delete it, or give another file with --out")
+        raise InputError(f"{out} exists already. Delete it, or choose another file with --out.")
+    return out
 
 
 def _rows(files: Mapping[str, Path], encoded: "EncodedFiles", decisions: "Decisions") -> list[Row]:
@@ -112,15 +153,33 @@ def _rows(files: Mapping[str, Path], encoded: "EncodedFiles", decisions: "Decisi
     return rows
 
 
-def _text(rows: Sequence[Row], suffix: str) -> str:
-    """Return the rows as CSV, or as JSON lines."""
+def _content(rows: Sequence[Row], suffix: str) -> bytes:
+    """Return the rows as CSV, JSON lines or Parquet."""
     if suffix == ".jsonl":
-        return "".join(json.dumps(row) + "\n" for row in rows)
+        return "".join(json.dumps(row) + "\n" for row in rows).encode()
+    if suffix == ".parquet":
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        types = (
+            pa.string(),
+            pa.bool_(),
+            pa.string(),
+            pa.string(),
+            pa.float64(),
+            pa.float64(),
+            pa.string(),
+            pa.string(),
+        )
+        schema = pa.schema(list(zip(_FIELDS, types, strict=True)))
+        content = io.BytesIO()
+        parquet.write_table(pa.Table.from_pylist(list(rows), schema), content)
+        return content.getvalue()
     text = io.StringIO()
     writer = csv.DictWriter(text, _FIELDS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    return text.getvalue()
+    return text.getvalue().encode()
 
 
 def _report(rows: Sequence[Row]) -> dict[str, Any]:
@@ -135,18 +194,27 @@ def _report(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _draw(rows: Sequence[Row], files: Mapping[str, Path], sheet: Path) -> None:
+    """Draw the unknown images with the lowest scores, and then the images next to the threshold."""
     from ..data import decode
-    from ..data.sheet import Picture, contact_sheet, save_sheet
+    from ..data.contact_sheet import Picture, contact_sheet, save_sheets
 
-    unknown = sorted((row for row in rows if row["known"] is False), key=lambda row: (row["score"], row["file"]))
-    shown = unknown[:_ON_SHEET]
-    pictures = [
-        Picture(decode(files[row["file"]]), row["file"], f"{row['p_unknown']:.2f}, near {row['nearest_class']}")
-        for row in shown
-    ]
-    selection = f", the {len(shown)} with the lowest score" if len(shown) < len(unknown) else ""
-    title = f"{len(unknown)} unknown images{selection}; below each: p_unknown and the nearest class"
-    save_sheet(contact_sheet(pictures, title), sheet)
+    def drawn(chosen: Sequence[Row], title: str) -> "Image.Image":
+        pictures = [
+            Picture(decode(files[row["file"]]), row["file"], f"{row['p_unknown']:.2f}, near {row['nearest_class']}")
+            for row in chosen
+        ]
+        return contact_sheet(pictures, f"{title}; below each: p_unknown and the nearest class")
+
+    decided = [row for row in rows if row["error"] is None]
+    unknown = sorted((row for row in decided if not row["known"]), key=lambda row: (row["score"], row["file"]))
+    surest = unknown[:_ON_SHEET]
+    shown = {row["file"] for row in surest}
+    rest = sorted((row for row in decided if row["file"] not in shown), key=lambda row: abs(row["p_unknown"] - 0.5))
+    selection = f", the {len(surest)} with the lowest score" if len(surest) < len(unknown) else ""
+    sheets = [drawn(surest, f"{len(unknown)} unknown images{selection}")]
+    if borderline := rest[:_BORDERLINE]:
+        sheets.append(drawn(borderline, f"{len(borderline)} borderline images, known and unknown"))
+    save_sheets(sheets, sheet)
 
 
 def _print(report: Mapping[str, Any]) -> None:

@@ -14,21 +14,21 @@ from .screen import console, explained, given_corruptions, progress
 @explained
 def corrupt(
     source: str = typer.Argument(..., help="A set: a name such as svhn-test, a folder, a .parquet or .tar file."),
-    folder: Path = typer.Argument(..., help="Where the copies go; the same command again goes on where it stopped."),
-    corruptions: str = typer.Option("standard", help="standard (the 15), all (the 19), or names with commas between."),
+    folder: Path = typer.Argument(..., help="Where the copies go; the same command again continues."),
+    corruptions: str = typer.Option("standard", help="standard (the 15), all (the 19), or names separated by commas."),
     severities: str = typer.Option("1,2,3,4,5", help="With commas between."),
     form: str = typer.Option("npy", "--format", help="npy, as CIFAR-10-C; or folder of PNG, as Tiny-ImageNet-C."),
     family: str | None = typer.Option(None, help="cifar, tiny-imagenet or imagenet constants; default: by image size."),
     variant: str = typer.Option("published", help="published or fixed."),
     side: int | None = typer.Option(None, help="Crop images to this square first, 224 as ImageNet-C."),
     workers: int = typer.Option(1, min=1, help="Processes."),
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object for a program."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object for scripts."),
 ) -> None:
     """Write every image of a set under every corruption and severity, the same pixels on every run."""
     from ..data import open_source
-    from ..data.copies import Copies
+    from ..data.corrupted_export import CorruptedExport
 
-    copies = Copies.planned(
+    copies = CorruptedExport.planned(
         folder=folder,
         source=open_source(source),
         corruptions=[name for name in given_corruptions(corruptions) if name],
@@ -59,5 +59,5 @@ def corrupt(
 
 def _level(text: str) -> int:
     if text.strip() not in ("1", "2", "3", "4", "5"):
-        raise InputError(f"severities are 1 to 5 with commas between; given: {text!r}")
+        raise InputError(f"severities are 1 to 5 separated by commas; given: {text!r}")
     return int(text)

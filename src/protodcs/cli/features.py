@@ -14,11 +14,11 @@ from .screen import explained, given_corruptions, progress, tell
 
 @explained
 def features(
-    folder: Path = typer.Argument(..., help="Where the features go; the same command again goes on where it stopped."),
+    folder: Path = typer.Argument(..., help="Where the features go; the same command again continues."),
     known: str | None = typer.Option(
         None, help="The set with the known classes: a name such as cifar10-test, or a path."
     ),
-    unknown: str | None = typer.Option(None, help="Sets of unknown images, with commas between."),
+    unknown: str | None = typer.Option(None, help="Sets of unknown images, separated by commas."),
     corruptions: str = typer.Option("clean", help="clean, standard (the 15), all (the 19), or names with commas."),
     severity: int = typer.Option(5, min=1, max=5, help="Of the corruptions."),
     variant: str = typer.Option("published", help="published or fixed."),
@@ -37,7 +37,7 @@ def features(
         None, help="A Ray cluster; default: this machine. 'none': a plain loop, no Ray."
     ),
     dry_run: bool = typer.Option(False, help="Print the plan and stop."),
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object for a program."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object for scripts."),
 ) -> None:
     """Extract features of a stream or of whole sets, clean or corrupted."""
     from .. import encoders

@@ -19,7 +19,7 @@ app = typer.Typer(help="Keys of the service.", no_args_is_help=True)
 _SHOWN = ("id", "tenant", "role", "condition", "expires")
 
 _FILE = typer.Option(..., help="The file of keys.")
-_JSON = typer.Option(False, "--json", help="Print one JSON object for a program.")
+_JSON = typer.Option(False, "--json", help="Print one JSON object for scripts.")
 _ID = typer.Argument(..., help="The id of a key: the part between its two underscores.")
 
 
@@ -81,7 +81,7 @@ def rotate(
 
 
 def _length(option: str, given: float, unit: float) -> timedelta:
-    # A century is for ever; far more than that no date can say.
+    # More than a century is more than a date can hold.
     if not 0 <= given * unit <= 100 * 366 * 86400:
         raise InputError(f"--{option} must be 0 or more, and at most a century; given: {given:g}")
     return timedelta(seconds=given * unit)

@@ -51,7 +51,7 @@ def _leave(words: str, code: int) -> None:
 
 
 def tell(report: Mapping[str, Any], as_json: bool) -> None:
-    """Print what a command did: a line per item, or one JSON object for a program."""
+    """Print what a command did: a line per item, or one JSON object for scripts."""
     if as_json:
         typer.echo(json.dumps(report))
         return
@@ -97,7 +97,7 @@ def printable(file: str) -> str:
 
 
 def given_classes(classes: str) -> tuple[str, ...]:
-    """What a user means by a list of classes: names with commas between, a shipped list, or a file."""
+    """What a user means by a list of classes: names separated by commas, a shipped list, or a file."""
     from ..data.prompts import class_names
 
     return class_names(_items(classes) if "," in classes else classes)

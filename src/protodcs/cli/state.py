@@ -23,7 +23,7 @@ def main() -> None:
 @app.command()
 def show(
     file: Path = typer.Argument(..., help="A file written by engine.save()."),
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object for a program."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object for scripts."),
 ) -> None:
     """Print what a state file holds, after proving that it is whole."""
     try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..durable import replace_file
+from ..atomic_io import replace_file
 from ..errors import InputError, ServiceError
 from .screen import explained, given_classes, tell
 
@@ -30,7 +30,7 @@ _URL = typer.Option("http://127.0.0.1:8000", "--url", envvar="PROTODCS_URL", hel
 _KEY_FILE = typer.Option(None, help="A file with the access key and nothing else; or set PROTODCS_KEY.")
 _SINCE = typer.Option(None, help="Only decisions from this local time on, such as 2030-01-31T12:00:00.")
 _UNTIL = typer.Option(None, help="Only decisions before this local time.")
-_AS_JSON = typer.Option(False, "--json", help="Print JSON for a program.")
+_AS_JSON = typer.Option(False, "--json", help="Print JSON for scripts.")
 # Seconds to try for: somebody sits before the screen.
 _GIVE_UP = 15.0
 
@@ -119,7 +119,7 @@ def workers(
 @explained
 def create(
     id: str = _ID,  # noqa: A002 - as the service calls it
-    classes: str | None = typer.Option(None, help="Names with commas between, a list such as cifar10, or a file."),
+    classes: str | None = typer.Option(None, help="Names separated by commas, a list such as cifar10, or a file."),
     prototypes: Path | None = typer.Option(None, help="A .npy file (K, d), where the features are your own."),
     method: str | None = typer.Option(None, help="Method: streamdcs or protodcs (default: streamdcs)."),
     option: list[str] = typer.Option([], help="A setting that differs, such as history=1024; may be given again."),
@@ -153,7 +153,7 @@ def show(stream: "Stream", as_json: bool = _AS_JSON) -> None:
     if as_json:
         tell(status, as_json)
     else:
-        tell(_for_a_person(status), as_json)
+        tell(_readable(status), as_json)
 
 
 @app.command()
@@ -374,7 +374,7 @@ def _tell_decision(of: dict[str, Any], seen: "Observed", as_json: bool) -> None:
         typer.echo(f"{', '.join(map(str, of.values()))}: {label}, p_unknown {decision.p_unknown:.3f}{reason}")
 
 
-def _for_a_person(status: dict[str, Any]) -> dict[str, Any]:
+def _readable(status: dict[str, Any]) -> dict[str, Any]:
     """What matters first, in a line each; numbers with as many digits as anybody reads."""
     guard = status.pop("guard", {})
     events = guard.pop("events", [])

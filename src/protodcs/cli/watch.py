@@ -18,7 +18,7 @@ _NEEDED = {"av": "av", "PIL": "pillow", "fastapi": "fastapi", "uvicorn": "uvicor
 @explained
 def watch(
     source: str = typer.Argument(..., help="A video file, a folder that grows, or a camera such as rtsp://HOST/PATH."),
-    classes: str = typer.Option(..., help="Class names with commas between, a list such as imagenet, or a file."),
+    classes: str = typer.Option(..., help="Class names separated by commas, a list such as imagenet, or a file."),
     model: str = typer.Option("openai/clip-vit-base-patch16", help="The encoder (default: CLIP ViT-B/16)."),
     stream: str = typer.Option("watch", help="Name of the stream (default: watch)."),
     rate: float = typer.Option(2.0, min=0.01, max=100, help="Images per second (default: 2)."),

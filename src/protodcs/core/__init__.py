@@ -1,4 +1,4 @@
 """The method itself: a pure state machine over unit features.
 
-Nothing in this room knows of images, networks, clocks or randomness, and nothing imports from a room above it.
+Nothing here uses images, networks, clocks or randomness, or imports from a package above it.
 """

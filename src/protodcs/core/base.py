@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from html import escape
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
@@ -152,6 +153,14 @@ class FeatureMethod(ABC):
     def stats(self) -> dict[str, Any]:
         """Return numbers for monitoring, JSON-ready."""
         return {"method": self.name, "classes": len(self.classes), "frozen": self.frozen, "sequence": self.sequence}
+
+    def _repr_html_(self) -> str:
+        """Return the statistics as a table, for notebooks."""
+        cells = {
+            name: f"{value:.4g}" if isinstance(value, float) else str(value) for name, value in self.stats().items()
+        }
+        rows = (f"<tr><th>{escape(name)}</th><td>{escape(cell)}</td></tr>" for name, cell in cells.items())
+        return f"<table>{''.join(rows)}</table>"
 
     # Public calls.
 

@@ -6,12 +6,17 @@ it looks more known.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Self
+from html import escape
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .numerics.evidence import uncertainty
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
 
 Outcome = Literal["known", "unsure", "unknown"]
 
@@ -134,6 +139,8 @@ def decision_from_cosines(
     )
 
 
+# Rows that a notebook shows.
+_SHOWN = 20
 _COLUMNS: dict[str, type] = {
     "known": np.bool_,
     "index": np.int64,
@@ -206,6 +213,39 @@ class Decisions:
     def label(self) -> list[str | None]:
         """Return the class name of each known sample, None for each unknown one."""
         return [self.classes[i] if known else None for i, known in zip(self.index, self.known, strict=True)]
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Return one JSON-ready dictionary per sample, as `Decision.to_dict` does."""
+        return [decision.to_dict() for decision in self]
+
+    def to_arrow(self) -> "pyarrow.Table":
+        """Return a pyarrow table with one row per sample, without the scores of every class. Needs pyarrow."""
+        import pyarrow
+
+        return pyarrow.table(self._columns())
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return a pandas data frame with one row per sample, without the scores of every class. Needs pandas."""
+        import pandas
+
+        return pandas.DataFrame(self._columns())
+
+    def _columns(self) -> dict[str, Any]:
+        nearest = [self.classes[index] for index in self.index]
+        columns: dict[str, Any] = {"outcome": self.outcome, "label": self.label, "nearest_class": nearest}
+        return columns | {name: getattr(self, name) for name in _COLUMNS} | {"reason": self.reason}
+
+    def _repr_html_(self) -> str:
+        """Return a table of the first decisions, for notebooks."""
+        shown = [
+            (row.sequence, row.outcome, self.classes[row.index], f"{row.p_unknown:.3f}", row.reason or "")
+            for row in self[:_SHOWN]
+        ]
+        head = "".join(f"<th>{name}</th>" for name in ("sequence", "outcome", "nearest class", "p_unknown", "reason"))
+        body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in shown)
+        unknown = self.outcome.count("unknown")
+        more = f"<p>{len(self):,} decisions, {unknown:,} unknown; the first {len(shown)} are shown.</p>"
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
 
     def __len__(self) -> int:
         return len(self.known)

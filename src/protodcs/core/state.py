@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.numpy import save as serialise
 
-from ..durable import replace_file
+from ..atomic_io import replace_file
 from ..errors import StateError
 
 Arrays = dict[str, NDArray[Any]]
@@ -128,10 +128,13 @@ def read(path: str | os.PathLike[str]) -> bytes:
 
 def _hash_span(data: bytes) -> tuple[int, int]:
     if len(data) < 8:
-        raise StateError(f"the state is {len(data)} bytes long: that is no state file")
+        raise StateError(f"This is not a state file: it has only {len(data)} bytes.")
     length = int.from_bytes(data[:8], "little")
     if length > len(data) - 8:
-        raise StateError(f"the state announces a header of {length} bytes and ends after {len(data)}: it is cut off")
+        raise StateError(
+            f"This is not a state file, or it is truncated: its header should have {length} bytes, and the file has "
+            f"{len(data)}. State files are written by `save` and by `protodcs classify` (.state)."
+        )
     found = list(_HASH.finditer(data, 8, 8 + length))
     if len(found) != 1:
         raise StateError("the state has no content hash: it was not written by protodcs, or it is damaged")

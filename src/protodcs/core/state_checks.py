@@ -43,7 +43,7 @@ def prototypes_of(header: Header, arrays: Arrays, shared: Prototypes | None) -> 
     if shared.fingerprint != wanted:
         raise StateError(
             f"the state was learned from prototypes with the fingerprint {wanted}, and those given have "
-            f"{shared.fingerprint}: restore it beside its own prototypes, or start anew"
+            f"{shared.fingerprint}: restore it with its own prototypes, or start a new engine"
         )
     if len(shared) != len(header.classes):
         raise StateError(f"the state names {len(header.classes)} classes, and its prototypes are {len(shared)}")

@@ -7,16 +7,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .datasets import names, open_source
     from .image import decode
-    from .sets import names, open_source
     from .source import ImageSource
 
 # Where each public name lives. Nothing is imported before it is asked for: Pillow and pyarrow are optional.
 _HOMES = {
     "ImageSource": ".source",
     "decode": ".image",
-    "names": ".sets",
-    "open_source": ".sets",
+    "names": ".datasets",
+    "open_source": ".datasets",
 }
 
 __all__ = ["ImageSource", "decode", "names", "open_source"]

@@ -1,7 +1,7 @@
-"""From whatever holds a picture to RGB pixels: one function, the same rules for every caller.
+"""Decode any image to RGB pixels: one function, the same rules for every caller.
 
-A file or its bytes may come from a stranger: it is refused by its header before anything is decoded, and whatever
-goes wrong is an ImageError in words. No global setting of Pillow is read or changed, and no warning gets out.
+A file may be hostile: it is rejected by its header before anything is decoded, and every problem is an ImageError.
+No global setting of Pillow is read or changed, and no warning is issued.
 
 The rules: EXIF orientation is applied (a damaged EXIF block counts as none). Grey, palette, CMYK, YCCK and YCbCr
 become RGB as Pillow converts them; colour profiles are not applied. Transparency is laid on white. 16-bit grey is
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..arrays import Pixels
 from ..errors import DataError, ImageError
-from .screening import MAX_PIXELS, MAX_SIDE, SCREENS, check_size, kind_of, orientation_of
+from .sanitize import MAX_PIXELS, MAX_SIDE, SCREENS, check_size, kind_of, orientation_of
 
 try:
     from PIL import Image
@@ -39,7 +39,7 @@ __all__ = ["MAX_BYTES", "MAX_PIXELS", "MAX_SIDE", "Picture", "decode"]
 
 Picture = str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | NDArray[Any]
 
-# The largest file that is read at all: more than any 64-million-pixel photograph, with room for TIFF and PPM.
+# The largest file that is read at all: more than any 64-million-pixel photograph, with enough space for TIFF and PPM.
 MAX_BYTES = 256 * 2**20
 # Pillow decodes these in Python, about a million pixels a second: larger files would hold a worker for minutes.
 _SLOW_DECODERS = frozenset(["ppm", "ppm_plain", "bmp_rle"])

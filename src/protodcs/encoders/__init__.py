@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..errors import EncoderError
+from ..errors import EncoderError, did_you_mean
 from .base import Encoder, Options
 from .preprocessing import Preprocessing
 
@@ -41,19 +41,20 @@ def load(
     revision: str | None = None,
     templates: str | Sequence[str] | None = None,
 ) -> Encoder:
-    """A dual encoder by name.
+    """Load a dual encoder by name.
 
     Args:
-        name: which one.
-        device: "auto" takes a GPU when there is one.
+        name: a model id of the Hugging Face hub, a folder, or one of the names above.
+        device: "auto" uses a GPU if there is one.
         dtype: "float32", "float16" or "bfloat16"; None is float32.
-        batch_size: how many images go through the tower at once.
-        revision: of a hub name.
+        batch_size: number of images that are encoded at once.
+        revision: revision of a model id.
         templates: a name of `protodcs.data.prompts`, a text file, or a list; None is the encoder's own choice.
     """
     beginning = str(name).partition(":")[0]
     if revision is not None and beginning in _BACK_ENDS:
         raise EncoderError(f"{beginning} has no revisions: leave revision={revision!r} out")
+    _check_name(str(name))
     try:
         home = import_module(_BACK_ENDS.get(beginning, _OTHERWISE), __name__)
     except ImportError as missing:
@@ -70,6 +71,7 @@ def check(name: str) -> None:
 
     This loads nothing, so it takes milliseconds. A model id of a hub is not looked up.
     """
+    _check_name(name)
     beginning, _, rest = name.partition(":")
     for package in _PACKAGES.get(beginning, ("torch", "transformers")):
         if find_spec(package) is None:
@@ -78,15 +80,19 @@ def check(name: str) -> None:
                 "`pip install 'protodcs[transformers]'`."
             )
     if beginning == "mini":
-        from ..data.sets import VARIABLE
+        from ..data.datasets import VARIABLE
 
         folder = Path(rest or Path(os.environ.get(VARIABLE, "")) / "mini")
         if not (folder / "mini.safetensors").is_file():
             raise EncoderError(f"{folder / 'mini.safetensors'} is missing. Set {VARIABLE}, or use mini:FOLDER.")
     elif beginning == "onnx" and not Path(rest).is_dir():
         raise EncoderError(f"There is no folder {rest!r}. Use onnx:FOLDER with the folder of an exported encoder.")
-    elif beginning not in _BACK_ENDS and "/" not in name and not Path(name).is_dir():
+
+
+def _check_name(name: str) -> None:
+    """Raise EncoderError if a name is neither that of a back-end, nor a folder, nor a model id."""
+    if name.partition(":")[0] not in _BACK_ENDS and "/" not in name and not Path(name).is_dir():
         raise EncoderError(
-            f"Unknown encoder {name!r}. Use demo, mini, open_clip:MODEL, onnx:FOLDER, a folder, or a model id such as "
-            "openai/clip-vit-base-patch16."
+            f"Unknown encoder {name!r}.{did_you_mean(name, _BACK_ENDS)} Use demo, mini, open_clip:MODEL, onnx:FOLDER, "
+            "a folder, or a model id such as openai/clip-vit-base-patch16."
         )

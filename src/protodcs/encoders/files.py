@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..ahead import Ahead
 from ..arrays import Features
 from ..data.image import decode
 from ..errors import DataError, ImageError
+from ..prefetch import Prefetcher
 from .base import Encoder, parts
 
 # Batches that are decoded and encoded while another one is being stored.
@@ -79,7 +79,7 @@ def encode_files(
             done = dict(database.execute("SELECT path, version FROM files"))
             todo = [job for job in jobs if done.get(_path(job.file)) != job.version]
             advance(len(jobs) - len(todo))
-            with closing(Ahead(lambda items: _encoded(encoder, items), todo, _BATCHES_AHEAD)) as batches:
+            with closing(Prefetcher(lambda items: _encoded(encoder, items), todo, _BATCHES_AHEAD)) as batches:
                 for rows in batches:
                     with database:
                         database.executemany(_INSERT, rows)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from ..durable import replace_file
+from ..atomic_io import replace_file
 
 _ARRAY = "prototypes"
 # What the files may take together. Bytes, and files.

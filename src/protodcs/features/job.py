@@ -9,8 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ..atomic_io import replace_file
 from ..data.streams import Manifest
-from ..durable import replace_file
 from ..errors import DataError
 
 JOB, MANIFEST, SHARDS = "job.json", "manifest.txt", "shards"
@@ -52,7 +52,7 @@ class Shard:
 
 
 def shards(manifest: Manifest, size: int) -> list[Shard]:
-    """The manifest cut every `size` samples, anew in each segment."""
+    """Return the manifest in parts of `size` samples; each segment starts a new part."""
     cuts = [
         (number, first, min(first + size, segment.start + segment.length))
         for number, segment in enumerate(manifest.segments)
@@ -62,7 +62,7 @@ def shards(manifest: Manifest, size: int) -> list[Shard]:
 
 
 def begin(folder: Path, job: Job, manifest: Manifest) -> None:
-    """Write job and manifest, or prove that the folder holds this very job."""
+    """Write job and manifest, or check that the folder contains the same job."""
     file = folder / JOB
     if file.exists():
         if file.read_bytes() != job.to_bytes():

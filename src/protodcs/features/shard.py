@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from ..atomic_io import replace_file
 from ..data.streams import Manifest
-from ..durable import replace_file
 from ..errors import DataError
 from .job import Job, Shard
 

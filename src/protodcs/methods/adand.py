@@ -108,12 +108,12 @@ class Memory:
 
     def fork(self) -> Self:
         """A copy to advance; the prototypes are shared."""
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        twin.window = self.window.fork()
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy.window = self.window.fork()
         for name in ("queue", "labels", "weights", "first", "second"):
-            setattr(twin, name, getattr(self, name).copy())
-        return twin
+            setattr(copy, name, getattr(self, name).copy())
+        return copy
 
     def learn(self, feature: Feature, known: bool) -> None:
         """Queue a labelled sample, and noise if it is due."""
@@ -211,10 +211,10 @@ class AdaND(FeatureMethod):
 
     def _with_classes(self, memory: Memory, kept: NDArray[np.int64], added: Feature) -> Memory:
         # What the head and the window know of the old list stays; they follow the new labels and scores.
-        twin = memory.fork()
-        twin.initial = np.concatenate([memory.initial[kept], added])
-        twin.inverse_norms = inverse_norms(twin.initial)
-        return twin
+        copy = memory.fork()
+        copy.initial = np.concatenate([memory.initial[kept], added])
+        copy.inverse_norms = inverse_norms(copy.initial)
+        return copy
 
     def _new_memory(self, initial: Feature) -> Memory:
         return Memory(initial, self.config)

@@ -100,11 +100,11 @@ class Memory:
 
     def fork(self) -> Self:
         """A copy to advance; arrays are shared until the copy writes."""
-        self.refresh()  # Or every fork of a frozen engine would compute the alignment anew.
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        twin._shared = True
-        return twin
+        self.refresh()  # Otherwise every fork of a frozen engine computes the alignment again.
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy._shared = True
+        return copy
 
     def _own(self) -> None:
         if self._shared:
@@ -113,7 +113,7 @@ class Memory:
             self._shared = False
 
     def offer(self, k: int, feature: Feature, entropy: float) -> bool:
-        """Keep the feature in queue k if there is room or a less certain one to replace; True if it was kept."""
+        """Keep the feature in queue k if it has space or a less certain one; return whether it was stored."""
         count = int(self.counts[k])
         slot = count
         if count == self.config.cache_size:
@@ -179,13 +179,13 @@ class Memory:
 
     def with_classes(self, rows: NDArray[np.int64], added: Feature) -> "Memory":
         """A memory that keeps the classes `rows`, followed by the new prototypes `added`."""
-        twin = Memory(np.concatenate([self.initial[rows], added]), self.config)
+        copy = Memory(np.concatenate([self.initial[rows], added]), self.config)
         for name in ("text", "cache", "quality", "counts"):
-            getattr(twin, name)[: len(rows)] = getattr(self, name)[rows]
+            getattr(copy, name)[: len(rows)] = getattr(self, name)[rows]
         for name in _COUNTERS:
-            setattr(twin, name, getattr(self, name))
-        twin.derive()
-        return twin
+            setattr(copy, name, getattr(self, name))
+        copy.derive()
+        return copy
 
     def derive(self) -> None:
         """Compute what follows from text prototypes and queues."""

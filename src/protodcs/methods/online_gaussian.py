@@ -109,10 +109,10 @@ class Memory:
 
     def fork(self) -> Self:
         """A copy to advance; every sample writes to the Gaussians, so they are copied at once."""
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        twin.means, twin.counts, twin.variance = self.means.copy(), self.counts.copy(), self.variance.copy()
-        return twin
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy.means, copy.counts, copy.variance = self.means.copy(), self.counts.copy(), self.variance.copy()
+        return copy
 
     def export(self) -> tuple[Counters, state.Arrays]:
         """All there is."""
@@ -179,11 +179,11 @@ class OnlineGaussian(FeatureMethod):
         return familiarity(logits, self.config.temperature, self.config.score)
 
     def _with_classes(self, memory: Memory, kept: NDArray[np.int64], added: Feature) -> Memory:
-        twin = Memory(np.concatenate([memory.initial[kept], added]), self.config)
-        twin.means[: len(kept)], twin.counts[: len(kept)] = memory.means[kept], memory.counts[kept]
-        twin.variance, twin.weight = memory.variance, memory.weight
-        twin.sequence, twin.known = memory.sequence, memory.known
-        return twin
+        copy = Memory(np.concatenate([memory.initial[kept], added]), self.config)
+        copy.means[: len(kept)], copy.counts[: len(kept)] = memory.means[kept], memory.counts[kept]
+        copy.variance, copy.weight = memory.variance, memory.weight
+        copy.sequence, copy.known = memory.sequence, memory.known
+        return copy
 
     def _new_memory(self, initial: Feature) -> Memory:
         return Memory(initial, self.config)

@@ -77,10 +77,10 @@ class Memory:
 
     def fork(self) -> Self:
         """A copy to advance; the prototypes are shared."""
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        twin.window = self.window.fork()
-        return twin
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy.window = self.window.fork()
+        return copy
 
     def export(self) -> tuple[Counters, state.Arrays]:
         """All there is, the scores in their ring."""
@@ -136,10 +136,10 @@ class RositaGate(FeatureMethod):
 
     def _with_classes(self, memory: Memory, kept: NDArray[np.int64], added: Feature) -> Memory:
         # Scores of the old list stay in the window: they leave it as new ones come.
-        twin = memory.fork()
-        twin.initial = np.concatenate([memory.initial[kept], added])
-        twin.inverse_norms = inverse_norms(twin.initial)
-        return twin
+        copy = memory.fork()
+        copy.initial = np.concatenate([memory.initial[kept], added])
+        copy.inverse_norms = inverse_norms(copy.initial)
+        return copy
 
     def _new_memory(self, initial: Feature) -> Memory:
         return Memory(initial, self.config.window)

@@ -99,13 +99,13 @@ class Queues:
 
     def fork(self) -> Self:
         """A copy that shares its arrays until it writes."""
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        twin._shared = True
-        return twin
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy._shared = True
+        return copy
 
     def offer(self, k: int, feature: Feature, entropy: float, mask: Integers) -> bool:
-        """Place a feature in the queue of class k if there is room or a less sure one; True if so."""
+        """Place a feature in the queue of class k if it has space or a less certain one; True if so."""
         slot, size = int(self.counts[k]), self.features.shape[1]
         if slot == size:
             slot = int(self.entropies[k].argmax()) if size else 0
@@ -131,17 +131,17 @@ class Queues:
     def with_classes(self, kept: Integers, added: int) -> "Queues":
         """The queues of the classes `kept`, and empty ones; keys no longer stand for a class that went."""
         size, width, most = self.features.shape[1], self.features.shape[2], self.masks.shape[2]
-        twin = Queues(len(kept) + added, size, width, most)
+        copy = Queues(len(kept) + added, size, width, most)
         for name in self._ARRAYS:
-            getattr(twin, name)[: len(kept)] = getattr(self, name)[kept]
+            getattr(copy, name)[: len(kept)] = getattr(self, name)[kept]
         place = np.full(len(self.counts), -1)
         place[kept] = np.arange(len(kept))
-        moved = place[twin.masks]
-        stays = (np.arange(most) < twin.lengths[..., None]) & (moved >= 0)
-        twin.masks = np.take_along_axis(moved, np.argsort(~stays, axis=2, kind="stable"), axis=2)
-        twin.lengths = stays.sum(axis=2)
-        twin.changes = self.changes
-        return twin
+        moved = place[copy.masks]
+        stays = (np.arange(most) < copy.lengths[..., None]) & (moved >= 0)
+        copy.masks = np.take_along_axis(moved, np.argsort(~stays, axis=2, kind="stable"), axis=2)
+        copy.lengths = stays.sum(axis=2)
+        copy.changes = self.changes
+        return copy
 
     def export(self, name: str) -> state.Arrays:
         """What the queues hold, without empty places."""
@@ -195,10 +195,10 @@ class Memory:
 
     def fork(self) -> Self:
         """A copy to advance; what it does not write to is shared."""
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        twin.positive, twin.negative = self.positive.fork(), self.negative.fork()
-        return twin
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy.positive, copy.negative = self.positive.fork(), self.negative.fork()
+        return copy
 
     def export(self) -> tuple[Counters, state.Arrays]:
         """All there is."""
@@ -262,12 +262,12 @@ class TDA(FeatureMethod):
         return familiarity(logits, self.config.temperature, self.config.score)
 
     def _with_classes(self, memory: Memory, kept: Integers, added: Feature) -> Memory:
-        twin = memory.fork()
-        twin.initial = np.concatenate([memory.initial[kept], added])
-        twin.inverse_norms = inverse_norms(twin.initial)
-        twin.positive = memory.positive.with_classes(kept, len(added))
-        twin.negative = memory.negative.with_classes(kept, len(added))
-        return twin
+        copy = memory.fork()
+        copy.initial = np.concatenate([memory.initial[kept], added])
+        copy.inverse_norms = inverse_norms(copy.initial)
+        copy.positive = memory.positive.with_classes(kept, len(added))
+        copy.negative = memory.negative.with_classes(kept, len(added))
+        return copy
 
     def _new_memory(self, initial: Feature) -> Memory:
         return Memory(initial, self.config)

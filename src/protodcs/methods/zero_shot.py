@@ -45,9 +45,9 @@ class Memory:
 
     def fork(self) -> Self:
         """A copy to advance; the prototypes are shared."""
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        return twin
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        return copy
 
     def export(self) -> tuple[Counters, state.Arrays]:
         """All there is."""
@@ -92,9 +92,9 @@ class ZeroShot(FeatureMethod):
         return math.log(partition) + top / temperature if self.config.score == "energy" else 1.0 / partition
 
     def _with_classes(self, memory: Memory, kept: NDArray[np.int64], added: Feature) -> Memory:
-        twin = Memory(np.concatenate([memory.initial[kept], added]))
-        twin.sequence, twin.known = memory.sequence, memory.known
-        return twin
+        copy = Memory(np.concatenate([memory.initial[kept], added]))
+        copy.sequence, copy.known = memory.sequence, memory.known
+        return copy
 
     def _new_memory(self, initial: Feature) -> Memory:
         return Memory(initial)

@@ -1,4 +1,4 @@
-"""What a metric takes: one-dimensional numpy arrays of the right kind and length, refused in words otherwise.
+"""Check the arguments of metrics: one-dimensional numpy arrays of the right type and length.
 
 Every score is widened to float64, which loses nothing, so that a tie stays a tie whatever the type it came in.
 Nothing here may change an array of the caller.

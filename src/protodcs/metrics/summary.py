@@ -1,6 +1,6 @@
 """All figures of a stream at once, as one flat row of a table.
 
-It only calls the other files of this room, and must never hold a formula of its own.
+It only calls the other modules of this package, and contains no formula itself.
 """
 
 import math

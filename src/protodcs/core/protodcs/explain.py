@@ -6,6 +6,7 @@ and cannot contradict it.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -124,6 +125,10 @@ class ProtoDCSExplanation:
             **{stage: asdict(getattr(self, stage)) for stage in stages},
             "best": self.best,
         }
+
+    def _repr_html_(self) -> str:
+        """Return the sentences for notebooks."""
+        return f"<pre>{escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         answer = f"known: {self.decision.label}" if self.decision.known else "unknown"

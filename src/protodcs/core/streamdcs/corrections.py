@@ -65,7 +65,7 @@ class Corrections:
         return bool((self._cosines(feature) >= SAME_SAMPLE).any())
 
     def with_correction(self, feature: Feature, label: int, capacity: int) -> Self:
-        """Return the store with another correction. It replaces those of the same sample; the oldest makes room."""
+        """Return the store with another correction. It replaces those of the same sample; the oldest is dropped."""
         kept = np.flatnonzero(self._cosines(feature) < SAME_SAMPLE)
         kept = kept[max(0, len(kept) + 1 - capacity) :]
         return type(self)(np.concatenate([self.features[kept], feature[None]]), np.append(self.labels[kept], label))

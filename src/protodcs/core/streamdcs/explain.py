@@ -5,6 +5,7 @@ An explanation is read from the state that decides. It costs `observe` nothing a
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,10 @@ class StreamDCSExplanation:
             "best": self.best,
             "class_bias": self.class_bias,
         }
+
+    def _repr_html_(self) -> str:
+        """Return the sentences for notebooks."""
+        return f"<pre>{escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         answer = f"known: {self.decision.label}" if self.decision.known else "unknown"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from ...errors import DataError, InputError
+from ...errors import DataError, InputError, did_you_mean
 
 __all__ = ["class_names", "names_of_classes", "names_of_templates", "templates"]
 
@@ -63,10 +63,13 @@ def _text(which: str | Path, kind: str) -> str:
         # An editor may have put a mark of the byte order in front.
         return Path(which).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        choices = ", ".join(_shipped(kind))
-        raise DataError(f"there are no {kind} {str(which)!r}: choose one of {choices}, or give a text file") from None
+        what = "class names" if kind == "names" else "templates"
+        raise DataError(
+            f"There is no file and no list of {what} {str(which)!r}.{did_you_mean(str(which), _shipped(kind))} Give a "
+            f"text file, several {what}, or one of these lists: {', '.join(_shipped(kind))}."
+        ) from None
     except (OSError, UnicodeDecodeError) as problem:
-        raise DataError(f"the {kind} {str(which)!r} cannot be read: {problem}") from None
+        raise DataError(f"The file {str(which)!r} cannot be read: {problem}") from None
 
 
 def _shipped(kind: str) -> list[str]:

@@ -15,7 +15,7 @@ import numpy as np
 from ...arrays import Labels, Pixels
 from ...errors import DataError
 from ..image import MAX_BYTES, decode
-from .stored import IMAGE_ENDINGS, FilePath, StoredImages, named_after, no_such
+from .stored import IMAGE_ENDINGS, FilePath, StoredImages, named_after
 from .wordnet import class_words
 
 
@@ -71,12 +71,14 @@ class Folder(StoredImages):
 
 
 def image_files(folder: Path) -> list[str]:
-    """The image files at any depth below a folder, relative to it, in order; at least one."""
+    """Return the image files below a folder at any depth, relative to it and in order; at least one."""
+    if folder.is_file():
+        raise DataError(f"{folder} is a file. Give the folder that contains the images.")
     if not folder.is_dir():
-        raise no_such(folder, "folder")
+        raise DataError(f"There is no folder {str(folder)!r}. Check the path.")
     files = sorted(_images_below(folder, "", set()), key=os.fsencode)
     if not files:
-        raise DataError(f"{folder}: no image in this folder; looked for {', '.join(sorted(IMAGE_ENDINGS))}")
+        raise DataError(f"{folder} contains no image. Endings of images: {', '.join(sorted(IMAGE_ENDINGS))}.")
     return files
 
 

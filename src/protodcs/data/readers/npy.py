@@ -1,6 +1,6 @@
 """CIFAR-10-C and CIFAR-100-C as published: one array file a corruption, its five severities one after the other.
 
-The files are mapped, not loaded, and never unpickled. What does not have the published shape is refused in words.
+The files are mapped, not loaded, and never unpickled. Other shapes than the published one raise DataError.
 """
 
 from collections.abc import Iterator

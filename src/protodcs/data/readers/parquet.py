@@ -1,7 +1,7 @@
 """A Parquet file of encoded images: one row an image, a column of bytes and, if known, a column of labels.
 
 Row groups are read when an image in them is asked for; a bounded number of bytes stays in memory. The file is read
-as data: it may come from a stranger, and what does not look like a set of images is refused in words.
+as data: it may be hostile, and anything that is not a set of images raises DataError.
 """
 
 import json
@@ -27,7 +27,7 @@ except ImportError:
 
 # Encoded images kept in memory, of all row groups together: the usual test sets fit whole, larger ones do not.
 CACHE_BYTES = 512 * 2**20
-# One row group is read as a whole, so it must fit into memory with room to spare.
+# One row group is read as a whole, so it must fit into memory with space to spare.
 MAX_GROUP_BYTES = 2**31
 # The names under which images and labels are published; the first that is there counts.
 IMAGE_COLUMNS = ("image", "img")

@@ -61,7 +61,7 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, data: bytes):
         super().__init__(io.BytesIO(data), encoding="bytes")
         # An honest file copies each of its bytes at most once here.
-        self.room = 2 * len(data)
+        self.free_bytes = 2 * len(data)
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
         """Return a stand-in for a name that a pickle of arrays needs; raise DataError for any other."""
@@ -80,8 +80,8 @@ class _Unpickler(pickle.Unpickler):
         """Return bytes, which Python 3 writes as text in the old protocols."""
         if encoding not in ("latin1", b"latin1"):
             raise DataError("a pickle with bytes in an unknown encoding")
-        self.room -= len(text)
-        if self.room < 0:
+        self.free_bytes -= len(text)
+        if self.free_bytes < 0:
             raise DataError("a pickle that copies its content over and over: not plain data, not read")
         return text.encode("latin-1")
 

@@ -81,7 +81,7 @@ class WebDataset(StoredImages):
     def _read(self, positions: list[int]) -> list[Pixels]:
         samples = [self._samples[position] for position in positions]
         images: dict[int, Pixels] = {}
-        # The file is opened anew for every call: no position is shared, so threads cannot disturb each other.
+        # Each call opens the file again: no position is shared, so threads cannot disturb each other.
         for shard in sorted({sample.shard for sample in samples}):
             path = self.paths[shard]
             with _opened(path) as stream:

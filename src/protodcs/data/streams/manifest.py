@@ -1,7 +1,7 @@
 """A stream fixed as data: which images, in which order, under which corruption, with a hash over all of it.
 
 The file is text that can be compared line by line: a header of one line, then one line per sample. A manifest may come
-from a stranger, so a damaged or hostile file is always refused with a `DataError`, never with another exception.
+from elsewhere, so a damaged or hostile file always raises `DataError`, never another exception.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...arrays import Integers
-from ...durable import replace_file
+from ...atomic_io import replace_file
 from ...errors import DataError
 from ..source import ImageSource
 from . import header, listing
@@ -124,7 +124,7 @@ class Manifest:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Manifest":
-        """The manifest in a file, after every check; a `DataError` in words if there is none or it is not whole."""
+        """Load a manifest and check it. Raises `DataError` if the file is missing or damaged."""
         data = _read(Path(path))
         try:
             return cls.from_bytes(data)

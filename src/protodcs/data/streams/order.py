@@ -28,7 +28,7 @@ def permutation(draw: Draw, count: int) -> Integers:
     """(count,) the numbers 0..count-1 in an order of which every one is equally likely.
 
     Each number gets a random word and the words are sorted. Two equal words would favour the lower number, so then
-    all are drawn anew: what remains is exactly uniform.
+    all are drawn again, so that the result is exactly uniform.
     """
     while True:
         words = draw(count)

@@ -1,4 +1,4 @@
-"""A manifest in numbers, for a person or a program: what it holds and how its samples follow one another."""
+"""Summarise a manifest in numbers: its samples and their order."""
 
 from typing import Any
 

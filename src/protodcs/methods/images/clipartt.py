@@ -72,7 +72,7 @@ class CLIPArTT(TowerMethod):
         self._optimizer = torch.optim.Adam(self._tower.parameters, lr=self.config.rate)
 
     def _forget(self) -> None:
-        # How sentences are padded depends on what is encoded beside them: a new stream encodes them anew, to the bit.
+        # How sentences are padded depends on what is encoded beside them: a new stream encodes them again, bit for bit.
         self._sentences: dict[tuple[int, ...], NDArray[np.float32]] = {}
         super()._forget()
 

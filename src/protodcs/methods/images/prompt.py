@@ -192,7 +192,7 @@ class PromptMethod(ImageMethod):
             return self._prompts.initial.detach().clone()
 
     def _tuned_alone(self, views: Tensor, objective: Callable[[Tensor, Tensor], Tensor]) -> Answer:
-        """An answer for which every image has the prompt to itself: context and optimizer start anew.
+        """Return an answer with its own prompt for each image: context and optimizer start again.
 
         `objective` is the loss of confident views (n, dimension) beside unit class features (K, dimension).
         """

@@ -65,7 +65,7 @@ class Bank:
         return min(self._placed, len(self._rows))
 
     def take(self, features: Tensor) -> None:
-        """Keep these features (n, d), in place of the oldest where there is no room."""
+        """Keep these features (n, d), in place of the oldest if the bank is full."""
         for feature in features:
             self._rows[self._placed % len(self._rows)] = feature
             self._placed += 1

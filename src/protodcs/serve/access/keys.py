@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from ...durable import alone_in, replace_file
+from ...atomic_io import alone_in, replace_file
 from ...errors import ConfigError, InputError
 from ..settings import Tenant
 

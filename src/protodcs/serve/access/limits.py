@@ -16,7 +16,7 @@ from typing import NamedTuple
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...data.screening import SCREENS, kind_of
+from ...data.sanitize import SCREENS, kind_of
 from ...errors import ImageError
 from ..settings import ServeConfig, limit_of, tenant_queue_limit
 from .keys import Caller

@@ -19,7 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-from ...durable import hold_folder, sync_folder
+from ...atomic_io import hold_folder, sync_folder
 from ...errors import FencedError, HeldError, InputError, StoreError, UnknownStreamError, UsageError
 from ..log import sqlite as log_tables
 from ..log.entries import LogLimits, LogPage, LogQuery, Purge

@@ -3,8 +3,8 @@
 Option: `unknown_count`, None for all. The known source still gives the classes.
 """
 
-from ..amounts import UNKNOWN_COUNT, drawn, require_some_unknown, wanted
 from ..protocol import Chance, Choice, Options, Pool, Protocol
+from ..sample_counts import UNKNOWN_COUNT, drawn, require_some_unknown, wanted
 from . import continual
 
 

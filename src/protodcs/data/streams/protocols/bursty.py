@@ -12,9 +12,9 @@ import numpy as np
 
 from ....arrays import Integers
 from ....errors import DataError
-from ..amounts import AMOUNTS, by_amounts
 from ..order import Draw, below, permutation, placed, shuffled
 from ..protocol import Choice, Options, Protocol, Setting, mean_length
+from ..sample_counts import AMOUNTS, by_amounts
 
 
 def order(choice: Choice, options: Options, draw: Draw) -> Integers:

@@ -7,9 +7,9 @@ Options: see `amounts`.
 import numpy as np
 
 from ....arrays import Integers
-from ..amounts import AMOUNTS, by_amounts
 from ..order import Draw, shuffled
 from ..protocol import Choice, Options, Protocol
+from ..sample_counts import AMOUNTS, by_amounts
 
 
 def order(choice: Choice, options: Options, draw: Draw) -> Integers:

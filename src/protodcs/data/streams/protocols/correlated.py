@@ -21,9 +21,9 @@ import numpy as np
 
 from ....arrays import Integers
 from ....errors import ConfigError
-from ..amounts import AMOUNTS, by_amounts, wanted
 from ..order import Draw, below, interleaved, permutation, shuffled
 from ..protocol import Choice, Options, Protocol, Setting, concentration, positive
+from ..sample_counts import AMOUNTS, by_amounts, wanted
 
 USUAL_SLOTS = 100
 # Keeps the urn's weights far below 2**63.

@@ -3,8 +3,8 @@
 Option: `known_count`, None for all.
 """
 
-from ..amounts import KNOWN_COUNT, drawn, wanted
 from ..protocol import Chance, Choice, Options, Pool, Protocol
+from ..sample_counts import KNOWN_COUNT, drawn, wanted
 from . import continual
 
 

@@ -4,8 +4,8 @@ There is one unknown image for every four known ones, rounded down; which ones i
 Options: `known_count`, None for all; `batch`, 64, a note for methods that work on batches: it changes no order.
 """
 
-from ..amounts import KNOWN_COUNT, drawn, require_known, require_some_unknown, wanted
 from ..protocol import Chance, Choice, Options, Pool, Protocol, Setting, positive
+from ..sample_counts import KNOWN_COUNT, drawn, require_known, require_some_unknown, wanted
 from . import continual
 
 KNOWN_PER_UNKNOWN = 4

@@ -11,9 +11,9 @@ import numpy as np
 
 from ....arrays import Integers
 from ....errors import ConfigError
-from ..amounts import KNOWN_COUNT, require_known, require_unknown, wanted
 from ..order import Draw
 from ..protocol import Chance, Choice, Options, Pool, Protocol, Setting, positive
+from ..sample_counts import KNOWN_COUNT, require_known, require_unknown, wanted
 
 
 def even(name: str, value: object) -> int:

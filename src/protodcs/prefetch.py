@@ -1,7 +1,7 @@
-"""Work that runs ahead of whoever takes its results: one background thread, a bounded number of results, their order.
+"""Compute results in a background thread before they are needed, in order and with a bounded buffer.
 
-An error comes out at its place, after all results before it. The thread must never outlive its reader: not when that
-one stops early, is collected, fails, or ends the program.
+An error is raised after all results before it. The thread must never outlive its reader: not if the reader stops early,
+is garbage-collected, fails, or ends the program.
 """
 
 import weakref
@@ -18,27 +18,27 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 Work = Callable[[Iterator[Item]], Iterator[Result]]
 
-# Seconds after which a thread that stops, and still waits for the next item, is left alone: nothing can interrupt the
-# code of a stranger. It ends by itself when the item comes.
-PATIENCE = 0.5
+# Seconds to wait for a thread that is blocked in the caller's iterator, which nothing can interrupt. The thread ends by
+# itself when the next item comes.
+STOP_TIMEOUT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class _Last:
-    """What comes after the last result."""
+    """Mark the end of the results."""
 
     error: BaseException | None
 
 
 class _Stopped(BaseException):
-    """Ends the work from inside; no Exception, so that work which survives errors of its items does not survive it."""
+    """End the work from inside. It is no Exception, so that work which handles errors does not catch it."""
 
 
-class _Desk(Generic[Result]):
-    """What thread and reader share.
+class _Channel(Generic[Result]):
+    """Connect the thread and its reader.
 
-    A collector may stop a reader in any thread and at any place, inside the thread itself too. So there is no lock
-    here: these queues may be used from a destructor, and a flag is set in one step.
+    The garbage collector may stop a reader in any thread, even in the thread itself. So there is no lock here:
+    `SimpleQueue` may be used from a destructor, and setting a flag is atomic.
     """
 
     def __init__(self, limit: int):
@@ -51,11 +51,11 @@ class _Desk(Generic[Result]):
         self.waits_for_item = False
 
     def watched(self, items: Iterable[Item]) -> Iterator[Item]:
-        """The items, until the reader has gone."""
+        """Yield the items until the reader stops."""
         self.waits_for_item = True
         source = iter(items)
         while True:
-            # In this order: who stops the thread sees that it waits, or is seen by it.
+            # In this order, so that either `stop` sees the flag or this thread sees `stopped`.
             self.waits_for_item = True
             if self.stopped:
                 raise _Stopped
@@ -65,13 +65,13 @@ class _Desk(Generic[Result]):
                 return
             finally:
                 self.waits_for_item = False
-                # Whatever came of the item, an error or the end too, nobody wants it any more.
+                # The reader has stopped, so errors and the end of the items do not matter.
                 if self.stopped:
                     raise _Stopped
             yield item
 
     def fill(self, work: Work[Item, Result], items: Iterable[Item]) -> None:
-        """The thread: do the work, result by result."""
+        """Do the work in the thread, result by result."""
         try:
             results = work(self.watched(items))
             while True:
@@ -85,39 +85,39 @@ class _Desk(Generic[Result]):
             self.results.put(_Last(error))
 
     def stop(self, thread: Thread) -> None:
-        """Let the thread end, and wait until it has; on an item it does not wait for long."""
+        """End the thread and wait for it, but not for long if it waits for an item."""
         self.stopped = True
         self.tickets.put(None)
         if thread is current_thread() or not thread.is_alive():
             return
-        thread.join(PATIENCE)
+        thread.join(STOP_TIMEOUT)
         while thread.is_alive() and not self.waits_for_item:
-            thread.join(PATIENCE)
+            thread.join(STOP_TIMEOUT)
 
 
-class Ahead(Iterator[Result]):
-    """The results of `work(items)`, made in a background thread.
+class Prefetcher(Iterator[Result]):
+    """Iterate over the results of `work(items)`, computed in a background thread.
 
-        with closing(Ahead(work, items, 2)) as results:
+        with closing(Prefetcher(work, items, 2)) as results:
             for result in results: ...
 
     Both `items` and `work` run in that thread, and `work` reads an item when it needs it. The thread starts at once. An
-    exception of either is raised here, after the results before it.
+    exception in either is raised here, after the results before it.
 
     Args:
-        work: from an iterator over the items to an iterator over the results.
-        items: what the work needs; may block, and may be endless.
-        limit: how many results are in the making or wait, beyond the last one that was taken.
+        work: turns an iterator over items into an iterator over results.
+        items: the items; may block and may be endless.
+        limit: largest number of results in progress or in the buffer.
     """
 
     def __init__(self, work: Work[Item, Result], items: Iterable[Item], limit: int):
-        self._desk: _Desk[Result] = _Desk(limit)
-        # In the context of the caller, as if the items were read here. As a daemon, because the program would otherwise
-        # wait for a thread that waits for its reader; the finalizer, which is also called at exit, ends it in order.
+        self._channel: _Channel[Result] = _Channel(limit)
+        # The items are read in the context of the caller. The thread is a daemon, because the program would otherwise
+        # wait for it at exit. The finalizer, which also runs at exit, ends it in order.
         self._thread = Thread(
-            target=copy_context().run, args=(self._desk.fill, work, items), name="protodcs-ahead", daemon=True
+            target=copy_context().run, args=(self._channel.fill, work, items), name="protodcs-prefetch", daemon=True
         )
-        self._finalizer = weakref.finalize(self, self._desk.stop, self._thread)
+        self._finalizer = weakref.finalize(self, self._channel.stop, self._thread)
         self._thread.start()
 
     def __next__(self) -> Result:
@@ -125,7 +125,7 @@ class Ahead(Iterator[Result]):
             raise StopIteration
         result = self._taken()
         if not isinstance(result, _Last):
-            self._desk.tickets.put(None)
+            self._channel.tickets.put(None)
             return result
         self.close()
         if result.error is None:
@@ -133,28 +133,28 @@ class Ahead(Iterator[Result]):
         try:
             raise result.error
         finally:
-            # The error knows this frame: they would keep each other, and all that hangs on them, alive.
+            # The error refers to this frame: the two would keep each other alive.
             del result
 
     @property
     def waiting(self) -> bool:
-        """Whether the next result, or the end, is there already."""
-        return not self._desk.results.empty()
+        """Whether the next result, or the end, is available."""
+        return not self._channel.results.empty()
 
     def close(self) -> None:
-        """Stop the thread; what it has made is thrown away.
+        """Stop the thread and discard its results.
 
-        Returns when the thread has ended: at most after the item or the result that it works on. Only where the next
-        item does not come is it left behind, and ends when that comes.
+        Returns when the thread has ended, at the latest after the current item or result. If the thread is blocked in
+        `items`, it is left running and ends when the next item comes.
         """
         self._finalizer()
 
     def _taken(self) -> Result | _Last:
         while True:
             try:
-                return self._desk.results.get(timeout=PATIENCE)
+                return self._channel.results.get(timeout=STOP_TIMEOUT)
             except Empty:
-                if not self._thread.is_alive() and self._desk.results.empty():
+                if not self._thread.is_alive() and self._channel.results.empty():
                     raise UsageError(
-                        "the thread that works ahead is gone, as in a process that was forked: begin a new stream there"
+                        "The background thread is gone, as after a fork. Start a new stream in this process."
                     ) from None

@@ -10,7 +10,7 @@ import pytest
 
 from interrupting import interrupting
 from protodcs.data import open_source
-from protodcs.data.copies import Copies
+from protodcs.data.corrupted_export import CorruptedExport
 from protodcs.data.corruptions import corrupt
 from protodcs.data.crop import centre_crop
 from protodcs.data.readers.npy import CifarC
@@ -36,7 +36,7 @@ def planned(folder, source, **changes):
         "variant": "published",
         "side": None,
     }
-    return Copies.planned(folder=folder, source=source, **{**settings, **changes})
+    return CorruptedExport.planned(folder=folder, source=source, **{**settings, **changes})
 
 
 def written(copies):

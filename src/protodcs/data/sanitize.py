@@ -463,7 +463,7 @@ _FOREIGN_BRANDS = {b"avif": "an AVIF image", b"heic": "a HEIC image", b"heix": "
 
 
 def _foreign(data: bytes) -> str:
-    """In words, what a file is that is none of the admitted formats."""
+    """Return a description of a file that has none of the accepted formats."""
     for start, words in _FOREIGN_STARTS.items():
         if data.startswith(start):
             return f"not supported: {words}" if "image" in words else f"not an image: {words}"

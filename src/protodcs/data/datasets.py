@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import DataError
+from ..errors import DataError, did_you_mean
 from .source import ImageSource
 
 VARIABLE = "PROTODCS_DATA"
@@ -145,7 +145,7 @@ SETS: tuple[KnownSet, ...] = (
 
 
 def names() -> list[str]:
-    """The sets that `open_source` knows by name.
+    """Return the names of the datasets that `open_source` knows.
 
     >>> names()[0]
     'cifar10-test'
@@ -154,15 +154,15 @@ def names() -> list[str]:
 
 
 def open_source(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> ImageSource:
-    """A set of images, by its name or by where it lies.
+    """Open a dataset by its name or path.
 
     Args:
         name_or_path: a name as `names` lists them, such as "cifar10-test" or "cifar10-c/fog/5"; or the path of a
             Parquet file, a tar file, a .mat file of SVHN, a folder of images, of CIFAR's batches, or of tar files.
-        root: the folder below which known sets lie; by default the one that PROTODCS_DATA names.
+        root: folder of the named datasets; by default the one that PROTODCS_DATA names.
 
     Raises:
-        DataError: nothing is there, or not what was asked for; the message says where the set comes from.
+        DataError: the dataset is missing or damaged; the message says where it comes from.
     """
     row = _row_of(name_or_path) if isinstance(name_or_path, str) else None
     if row is not None:
@@ -173,7 +173,10 @@ def open_source(name_or_path: str | os.PathLike[str], root: str | os.PathLike[st
         return _open_folder(path)
     if path.is_file():
         return _open_file(path)
-    raise DataError(f"{name_or_path!s}: neither a file or folder nor a known set; known are: {', '.join(names())}")
+    raise DataError(
+        f"There is no file, folder or dataset {str(name_or_path)!r}.{did_you_mean(str(name_or_path), names())} "
+        f"Datasets: {', '.join(names())}."
+    )
 
 
 def _row_of(name: str) -> KnownSet | None:
@@ -192,15 +195,18 @@ def _row_of(name: str) -> KnownSet | None:
 def _open_known(row: KnownSet, name: str, root: str | os.PathLike[str] | None) -> ImageSource:
     folder = root if root is not None else os.environ.get(VARIABLE)
     if folder is None:
-        raise DataError(f"{name}: where the data lies is not known: give root=..., or set {VARIABLE} to the folder")
+        raise DataError(
+            f"The folder of the dataset {name} is not set. Set {VARIABLE} to the folder that contains "
+            f"{row.places[-1].path}, or pass root=... The dataset comes from {row.origin}."
+        )
     for place in row.places:
         path = Path(folder).absolute() / place.path
         if path.exists():
             return place.reader(path, name)
     looked = ", ".join(place.path for place in row.places)
     raise DataError(
-        f"{name} is not below {os.fspath(folder)}; looked for: {looked}. Nothing is downloaded for you: take it from "
-        f"{row.origin}; and put it there as {row.places[-1].path}"
+        f"The dataset {name} is missing: {os.fspath(folder)} has none of {looked}. Download it from {row.origin}. Put "
+        f"it there as {row.places[-1].path}."
     )
 
 

@@ -16,16 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protodcs import ahead
-from protodcs.ahead import Ahead
+from protodcs import prefetch
 from protodcs.errors import UsageError
+from protodcs.prefetch import Prefetcher
 
 # Seconds after which a test gives up: only a program that hangs takes so long.
 HANG = 300
 
 
 def workers():
-    return [thread for thread in threading.enumerate() if thread.name == "protodcs-ahead"]
+    return [thread for thread in threading.enumerate() if thread.name == "protodcs-prefetch"]
 
 
 @pytest.fixture(autouse=True)
@@ -73,19 +73,19 @@ class Counted:
 
 
 def test_results_come_in_order_and_then_the_end_for_ever():
-    results = Ahead(doubled, range(100), 2)
+    results = Prefetcher(doubled, range(100), 2)
     assert list(results) == list(range(0, 200, 2))
     assert list(results) == []
 
 
 def test_nothing_comes_of_nothing():
-    assert list(Ahead(doubled, [], 2)) == []
+    assert list(Prefetcher(doubled, [], 2)) == []
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
 def test_no_more_than_the_limit_is_made_beyond_what_was_taken(limit):
     source = Counted(itertools.count())
-    with closing(Ahead(in_pairs, source, limit)) as results:
+    with closing(Prefetcher(in_pairs, source, limit)) as results:
         assert source.settled(2 * limit)
         for taken in range(1, 4):
             next(results)
@@ -100,7 +100,7 @@ def test_a_result_is_there_before_the_next_item_is():
         gate.wait()
         yield 2
 
-    with closing(Ahead(doubled, items(), 2)) as results:
+    with closing(Prefetcher(doubled, items(), 2)) as results:
         assert next(results) == 2
         gate.set()
         assert next(results) == 4
@@ -115,7 +115,7 @@ def test_work_and_reader_run_at_the_same_time():
                 meeting.wait()
             yield item
 
-    with closing(Ahead(work, [0, 1], 2)) as results:
+    with closing(Prefetcher(work, [0, 1], 2)) as results:
         next(results)
         # Sequential work would not start on the second item before this returns.
         meeting.wait()
@@ -140,7 +140,7 @@ def test_an_error_comes_out_at_its_place_with_its_own_traceback(where):
     def no_work(items):
         raise ValueError(where)
 
-    results = Ahead(no_work if where == "start of work" else work, items(), 2)
+    results = Prefetcher(no_work if where == "start of work" else work, items(), 2)
     taken = []
     with pytest.raises(ValueError, match=where) as raised:
         taken.extend(results)
@@ -151,7 +151,7 @@ def test_an_error_comes_out_at_its_place_with_its_own_traceback(where):
 
 def test_what_is_no_iterable_is_a_type_error():
     with pytest.raises(TypeError, match="not iterable"):
-        next(Ahead(doubled, None, 2))
+        next(Prefetcher(doubled, None, 2))
 
 
 def test_an_exit_inside_the_items_reaches_the_reader():
@@ -159,7 +159,7 @@ def test_an_exit_inside_the_items_reaches_the_reader():
         yield 1
         sys.exit("enough")
 
-    results = Ahead(doubled, items(), 2)
+    results = Prefetcher(doubled, items(), 2)
     assert next(results) == 2
     with pytest.raises(SystemExit, match="enough"):
         next(results)
@@ -195,7 +195,7 @@ def test_a_reader_sees_what_it_would_see_without_a_thread(items, limit, fails, w
         return taken
 
     counted = Counted(source())
-    results = Ahead(work, counted, limit)
+    results = Prefetcher(work, counted, limit)
     assert seen(results) == seen(work(source()))
     if not dropped:
         results.close()
@@ -212,7 +212,7 @@ def test_an_endless_reader_is_stopped_in_the_middle_of_a_result():
             pass
         yield
 
-    results = Ahead(never_done, itertools.count(), 2)
+    results = Prefetcher(never_done, itertools.count(), 2)
     results.close()
     assert not workers()
 
@@ -237,7 +237,7 @@ def test_nothing_is_made_of_what_comes_when_the_reader_has_gone(what):
         made.append("what was left")
         yield
 
-    results = Ahead(stubborn, items(), 2)
+    results = Prefetcher(stubborn, items(), 2)
     blocked.wait()
     results.close()
     (left,) = workers()
@@ -255,7 +255,7 @@ def test_items_that_block_before_the_first_hold_nobody_up():
             gate.wait()
             return iter([1])
 
-    results = Ahead(doubled, Slow(), 2)
+    results = Prefetcher(doubled, Slow(), 2)
     blocked.wait()
     results.close()
     (left,) = workers()
@@ -269,11 +269,11 @@ def test_a_result_in_the_making_is_waited_for():
     def slow(items):
         for item in items:
             begun.set()
-            time.sleep(3 * ahead.PATIENCE)
+            time.sleep(3 * prefetch.STOP_TIMEOUT)
             done.append(item)
             yield item
 
-    results = Ahead(slow, itertools.count(), 2)
+    results = Prefetcher(slow, itertools.count(), 2)
     begun.wait()
     results.close()
     assert done == [0]
@@ -292,14 +292,14 @@ def test_a_blocked_item_holds_nobody_up_and_its_thread_ends_when_it_comes():
         finally:
             closed.append(threading.current_thread().name)
 
-    results = Ahead(doubled, items(), 2)
+    results = Prefetcher(doubled, items(), 2)
     assert next(results) == 2
     blocked.wait()
     results.close()
     (left,) = workers()
     gate.set()
     left.join()
-    assert closed == ["protodcs-ahead"]
+    assert closed == ["protodcs-prefetch"]
 
 
 def test_items_are_closed_when_their_reader_stops():
@@ -311,14 +311,14 @@ def test_items_are_closed_when_their_reader_stops():
         finally:
             closed.append(True)
 
-    results = Ahead(doubled, items(), 2)
+    results = Prefetcher(doubled, items(), 2)
     next(results)
     results.close()
     assert closed == [True]
 
 
 def test_a_reader_in_a_circle_is_stopped_when_it_is_collected():
-    circle = [Ahead(doubled, itertools.count(), 2)]
+    circle = [Prefetcher(doubled, itertools.count(), 2)]
     circle.append(circle)
     next(circle[0])
     del circle
@@ -338,7 +338,7 @@ def test_a_reader_may_be_collected_inside_its_own_thread():
 
     gc.disable()
     try:
-        circle += [Ahead(doubled, items(), 2), circle]
+        circle += [Prefetcher(doubled, items(), 2), circle]
         next(circle[0])
         (thread,) = workers()
         del circle
@@ -355,7 +355,7 @@ def test_the_end_of_a_reader_wakes_who_waits_for_it():
         gate.wait()
         yield 1
 
-    results = Ahead(doubled, items(), 2)
+    results = Prefetcher(doubled, items(), 2)
     taken = []
     waiting = threading.Thread(target=lambda: taken.extend(results))
     waiting.start()
@@ -368,7 +368,7 @@ def test_the_end_of_a_reader_wakes_who_waits_for_it():
 def test_items_are_read_in_the_context_of_the_caller():
     variable = ContextVar("variable")
     variable.set("mine")
-    with closing(Ahead(lambda items: map(ContextVar.get, items), [variable], 1)) as results:
+    with closing(Prefetcher(lambda items: map(ContextVar.get, items), [variable], 1)) as results:
         assert next(results) == "mine"
 
 
@@ -381,7 +381,7 @@ def test_a_forked_process_is_told_that_its_thread_is_gone():
         gate.wait()
         yield 1
 
-    with closing(Ahead(doubled, items(), 2)) as results:
+    with closing(Prefetcher(doubled, items(), 2)) as results:
         child = os.fork()
         if child == 0:
             try:
@@ -398,7 +398,7 @@ def script(words, **options):
     """Run a program that reads ahead; `items` blocks for ever after its first item."""
     head = """
         import itertools, signal, sys, threading, time
-        from protodcs.ahead import Ahead
+        from protodcs.prefetch import Prefetcher
         def items():
             yield 1
             threading.Event().wait()
@@ -414,7 +414,7 @@ def script(words, **options):
 )
 def test_a_program_ends_although_its_reader_has_not(items):
     child = script(f"""
-        results = Ahead(iter, {items}, 2)
+        results = Prefetcher(iter, {items}, 2)
         next(results)
         print("done")
     """)
@@ -431,7 +431,7 @@ def test_a_program_ends_only_after_the_result_that_its_thread_works_on():
                 begun.set()
                 time.sleep(1)
                 print("worked", flush=True)
-        results = Ahead(work, itertools.count(), 2)
+        results = Prefetcher(work, itertools.count(), 2)
         next(results)
         begun.wait()
     """)
@@ -442,7 +442,7 @@ def test_a_program_ends_only_after_the_result_that_its_thread_works_on():
 def test_an_interrupt_from_the_keyboard_reaches_a_reader_that_waits():
     child = script("""
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        results = Ahead(iter, items(), 2)
+        results = Prefetcher(iter, items(), 2)
         try:
             print(next(results), flush=True)
             next(results)
@@ -463,7 +463,7 @@ def test_it_says_whether_the_next_result_or_the_end_is_there():
         yield 1
         gate.wait()
 
-    with closing(Ahead(iter, items(), 4)) as results:
+    with closing(Prefetcher(iter, items(), 4)) as results:
         assert next(results) == 1
         assert not results.waiting
         gate.set()

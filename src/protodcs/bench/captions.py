@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from . import figures
-from .comparison import AUROC, OSCR, OURS, Contest, in_order
+from .comparison import AUROC, OSCR, OURS, Comparison, in_order
 from .summaries import encoder_words, encoders, place_slug, slug
 from .traces import Trace
 
@@ -29,19 +29,19 @@ class Picture:
     figure: Figure
 
 
-def pictures(contests: Sequence[Contest], traces: Sequence[Trace], command: str) -> Iterator[Picture]:
+def pictures(comparisons: Sequence[Comparison], traces: Sequence[Trace], command: str) -> Iterator[Picture]:
     """All figures that the results allow, drawn one by one."""
-    if contests:
-        yield _scatter(contests, command)
+    if comparisons:
+        yield _scatter(comparisons, command)
     yield _landscape(command)
-    for contest in contests:
-        if len(contest.segments) > 1:
-            yield from _along(contest, command)
+    for comparison in comparisons:
+        if len(comparison.segments) > 1:
+            yield from _along(comparison, command)
     for place in _places(traces):
         yield from _traced(place, command)
 
 
-def missing(contests: Sequence[Contest], traces: Sequence[Trace]) -> list[str]:
+def missing(comparisons: Sequence[Comparison], traces: Sequence[Trace]) -> list[str]:
     """Figures that could not be drawn, and what would fill them."""
     if not traces:
         return ["No trace was kept, so there is no figure sample by sample: " + _TRACED.format(who="any method") + "."]
@@ -55,13 +55,13 @@ def missing(contests: Sequence[Contest], traces: Sequence[Trace]) -> list[str]:
     return told
 
 
-def _scatter(contests: Sequence[Contest], command: str) -> Picture:
-    runs = dict.fromkeys(e.first["command"] for contest in contests for e in contest.entries)
+def _scatter(comparisons: Sequence[Comparison], command: str) -> Picture:
+    runs = dict.fromkeys(e.first["command"] for comparison in comparisons for e in comparison.entries)
     caption = (
         "Accuracy on known samples against AUROC; the upper right is better. Bars: 95 % intervals over seeds, where "
-        f"there are several. Axes differ between panels. {' '.join(encoders(contests))} {_made(runs, command)}"
+        f"there are several. Axes differ between panels. {' '.join(encoders(comparisons))} {_made(runs, command)}"
     )
-    return Picture("accuracy-auroc", "Accuracy and separation", caption, figures.accuracy_against_auroc(contests))
+    return Picture("accuracy-auroc", "Accuracy and separation", caption, figures.accuracy_against_auroc(comparisons))
 
 
 def _landscape(command: str) -> Picture:
@@ -74,22 +74,22 @@ def _landscape(command: str) -> Picture:
     return Picture("uncertainty-landscape", "What entropy and evidence call uncertain", caption, figures.landscape())
 
 
-def _along(contest: Contest, command: str) -> Iterator[Picture]:
-    first = contest.entries[0].first
-    data = _data(first["stream"], first["protocol"], first["known"], first["unknown"], contest.place.encoder)
-    seeds = ", ".join(str(seed) for seed in contest.seeds)
-    made = f"{data} Seeds {seeds}. {_made(dict.fromkeys(e.first['command'] for e in contest.entries), command)}"
+def _along(comparison: Comparison, command: str) -> Iterator[Picture]:
+    first = comparison.entries[0].first
+    data = _data(first["stream"], first["protocol"], first["known"], first["unknown"], comparison.setting.encoder)
+    seeds = ", ".join(str(seed) for seed in comparison.seeds)
+    made = f"{data} Seeds {seeds}. {_made(dict.fromkeys(e.first['command'] for e in comparison.entries), command)}"
     yield Picture(
-        f"corruptions-{place_slug(contest)}",
-        f"AUROC by corruption: {contest.place.title}",
+        f"corruptions-{place_slug(comparison)}",
+        f"AUROC by corruption: {comparison.setting.title}",
         f"AUROC in percent of every method under every corruption, mean over seeds; brighter is better. {made}",
-        figures.corruption_map(contest, AUROC),
+        figures.corruption_map(comparison, AUROC),
     )
     yield Picture(
-        f"time-{place_slug(contest)}",
-        f"OSCR along the stream: {contest.place.title}",
+        f"time-{place_slug(comparison)}",
+        f"OSCR along the stream: {comparison.setting.title}",
         f"OSCR in percent, corruption after corruption in the order of the stream. Bars: 95 % intervals. {made}",
-        figures.over_time(contest, OSCR),
+        figures.over_time(comparison, OSCR),
     )
 
 

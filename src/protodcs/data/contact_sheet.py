@@ -1,7 +1,4 @@
-"""Contact sheets: many small pictures with a line of text each, on one page.
-
-For eyes only; nothing is measured here.
-"""
+"""Contact sheets: many small pictures on one page, each with two lines of text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +7,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from ..arrays import Pixels
+from ..errors import InputError
 
 _PAPER, _INK, _PALE = (255, 255, 255), (20, 20, 20), (110, 110, 110)
 _GAP, _LINE = 10, 15
@@ -17,7 +15,7 @@ _GAP, _LINE = 10, 15
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One place on a sheet: an image, and up to two lines under it."""
+    """An image on a sheet, with up to two lines of text under it."""
 
     image: Pixels
     title: str
@@ -25,7 +23,7 @@ class Picture:
 
 
 def contact_sheet(pictures: Sequence[Picture], title: str, columns: int = 8, side: int = 128) -> Image.Image:
-    """A page of pictures in rows, each fitted into a square of `side` pixels."""
+    """Return a page of pictures in rows, each fitted into a square of `side` pixels."""
     font = ImageFont.load_default(size=11)
     columns = max(1, min(columns, len(pictures)))
     rows = -(-len(pictures) // columns)
@@ -42,10 +40,22 @@ def contact_sheet(pictures: Sequence[Picture], title: str, columns: int = 8, sid
     return page
 
 
-def save_sheet(page: Image.Image, file: Path) -> None:
-    """Write a sheet as PNG."""
+def save_sheets(pages: Sequence[Image.Image], file: Path) -> None:
+    """Write sheets below each other, in the format that the file's ending names.
+
+    Raises:
+        InputError: the ending is that of no supported format.
+    """
+    formats = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
+    if file.suffix.lower() not in formats:
+        raise InputError(f"A contact sheet must be a .png, .jpg or .webp file; given: {file.name!r}")
+    whole = Image.new("RGB", (max(page.width for page in pages), sum(page.height for page in pages)), _PAPER)
+    top = 0
+    for page in pages:
+        whole.paste(page, (0, top))
+        top += page.height
     file.parent.mkdir(parents=True, exist_ok=True)
-    page.save(file, format="PNG", optimize=True)
+    whole.save(file, format=formats[file.suffix.lower()], optimize=True)
 
 
 def _fitted(image: Pixels, side: int) -> Image.Image:

@@ -1,7 +1,7 @@
 """The paper's Tables I to IX, and what came out here beside them.
 
-The published figures are facts kept as data in `published.json`. Those that contradict themselves are cited with that
-remark; none is ever mended, and a table that was not run says so instead of showing something else.
+The published figures are in `paper_tables.json`. Figures that contradict each other have a note and are never changed.
+A table that was not run says so.
 """
 
 import json
@@ -13,7 +13,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from .comparison import BASELINE, MAIN, SECONDS_PER_THOUSAND, Contest, Entry, Metric
+from .comparison import BASELINE, MAIN, SECONDS_PER_THOUSAND, Comparison, Entry, Metric
 from .rows import MEAN, POOLED
 from .statistics import Estimate, estimate
 from .summaries import encoder_words
@@ -87,7 +87,7 @@ class Printed:
 @lru_cache(maxsize=1)
 def tables() -> tuple[Printed, ...]:
     """All published tables, in the paper's order."""
-    content = json.loads(files(__package__).joinpath("published.json").read_text(encoding="utf-8"))
+    content = json.loads(files(__package__).joinpath("paper_tables.json").read_text(encoding="utf-8"))
     return tuple(_printed(words) for words in content["tables"])
 
 
@@ -103,11 +103,11 @@ def ablation_labels() -> set[str]:
     return {label for table in tables() if table.is_ablation for line in table.rows for label in line.ours}
 
 
-def without_ablations(contests: Iterable[Contest]) -> list[Contest]:
+def without_ablations(comparisons: Iterable[Comparison]) -> list[Comparison]:
     """What belongs into comparisons of methods: everything but the variants that the ablations try."""
     variants = ablation_labels()
-    kept = (replace(c, entries=tuple(e for e in c.entries if e.label not in variants)) for c in contests)
-    return [contest for contest in kept if contest.entries]
+    kept = (replace(c, entries=tuple(e for e in c.entries if e.label not in variants)) for c in comparisons)
+    return [comparison for comparison in kept if comparison.entries]
 
 
 def impossible(table: Printed, line: Line) -> str:
@@ -131,9 +131,9 @@ def impossible(table: Printed, line: Line) -> str:
     return ""
 
 
-def beside(table: Printed, contests: Sequence[Contest]) -> Table:
+def beside(table: Printed, comparisons: Sequence[Comparison]) -> Table:
     """A published table with what was run here at its side."""
-    met = _met(table, contests)
+    met = _met(table, comparisons)
     lines = _Lines(table)
     rows = [lines.row(line, met) for line in table.rows]
     if met and not table.is_ablation:
@@ -141,9 +141,9 @@ def beside(table: Printed, contests: Sequence[Contest]) -> Table:
     width = len(table.columns)
     groups = [("", 1), (f"published, {table.encoder}", width)]
     heads = ["Method", *(_HEADS.get(column, f"{column} ↑") for column in table.columns)]
-    for contest in met:
+    for comparison in met:
         metrics = _columns(table)
-        groups.append((_title(contest), len(metrics)))
+        groups.append((_title(comparison), len(metrics)))
         heads += [_HEADS[name] for name in metrics]
     if not met:
         groups.append(("", 1))
@@ -153,47 +153,47 @@ def beside(table: Printed, contests: Sequence[Contest]) -> Table:
         f"Table {table.number}: {table.title}",
         heads,
         rows,
-        [*_notes(table, met), *_twins(table, met), *lines.notes],
+        [*_notes(table, met), *_same_figures(table, met), *lines.notes],
         groups,
     )
 
 
-def _twins(table: Printed, met: Sequence[Contest]) -> list[str]:
+def _same_figures(table: Printed, met: Sequence[Comparison]) -> list[str]:
     """Variants of an ablation that print alike though their settings differ: a reader would suspect a mix-up."""
     notes = []
-    for contest in met if table.is_ablation else ():
+    for comparison in met if table.is_ablation else ():
         alike: dict[tuple[str, ...], list[Entry]] = {}
-        for entry in contest.entries:
-            printed = tuple(str(percent(cell)) for cell in _ours(table, contest, entry))
+        for entry in comparison.entries:
+            printed = tuple(str(percent(cell)) for cell in _ours(table, comparison, entry))
             alike.setdefault(printed, []).append(entry)
         for entries in alike.values():
             if len({entry.first["config"] for entry in entries}) > 1:
                 names = " / ".join(entry.label for entry in entries)
-                notes.append(f"{contest.place.title}: alike to the printed digit, yet runs of their own: {names}.")
+                notes.append(f"{comparison.setting.title}: alike to the printed digit, yet runs of their own: {names}.")
     return notes
 
 
-def _met(table: Printed, contests: Sequence[Contest]) -> list[Contest]:
-    """The contests that show what a published table shows; of an ablation only the entries that try it."""
+def _met(table: Printed, comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """The comparisons that show what a published table shows; of an ablation only the entries that try it."""
     if table.is_ablation:
         labels = {label for line in table.rows for label in line.ours}
-        tried = (replace(c, entries=tuple(e for e in c.entries if e.label in labels)) for c in contests)
+        tried = (replace(c, entries=tuple(e for e in c.entries if e.label in labels)) for c in comparisons)
         # The full method alone belongs to another ablation's grid.
-        return [contest for contest in tried if len(contest.entries) > 1]
-    methods = without_ablations(contests)
+        return [comparison for comparison in tried if len(comparison.entries) > 1]
+    methods = without_ablations(comparisons)
     if not table.known:
         return methods if table.key == "IX" else []
-    return [contest for contest in methods if _suits(table, contest)]
+    return [comparison for comparison in methods if _suits(table, comparison)]
 
 
-def _suits(table: Printed, contest: Contest) -> bool:
-    first = contest.entries[0].first
+def _suits(table: Printed, comparison: Comparison) -> bool:
+    first = comparison.entries[0].first
     known, unknown = _bare(first["known"]), _bare(first["unknown"])
     rest = known.removeprefix(table.known)
     # CIFAR-100 begins like CIFAR-10.
     right_sets = rest != known and not rest[:1].isdigit() and table.unknown in unknown
     apart = [other.encoder.split()[-1] for other in tables() if other.only_encoder]
-    encoder = contest.place.encoder
+    encoder = comparison.setting.encoder
     if table.only_encoder:
         return right_sets and _bare(table.encoder.split()[-1]) in _bare(encoder)
     return right_sets and not any(_bare(name) in _bare(encoder) for name in apart)
@@ -204,8 +204,8 @@ def _columns(table: Printed) -> tuple[str, ...]:
     return ("acc", "auroc") if table.columns == ("acc",) else table.columns
 
 
-def _title(contest: Contest) -> str:
-    return f"here: {contest.place.title}, {encoder_words(contest.place.encoder)}"
+def _title(comparison: Comparison) -> str:
+    return f"here: {comparison.setting.title}, {encoder_words(comparison.setting.encoder)}"
 
 
 class _Lines:
@@ -216,7 +216,7 @@ class _Lines:
         self.notes: list[str] = []
         self.used: set[tuple[int, str]] = set()
 
-    def row(self, line: Line, met: Sequence[Contest]) -> list[Cell]:
+    def row(self, line: Line, met: Sequence[Comparison]) -> list[Cell]:
         """A published line, and ours beside it."""
         mark = self._mark(impossible(self.table, line))
         last = len(line.figures) - 1
@@ -226,12 +226,12 @@ class _Lines:
         if not met:
             return [*row, line.remark or "not run"]
         labels = []
-        for place, contest in enumerate(met):
-            entry = _stand_in(line, contest)
+        for place, comparison in enumerate(met):
+            entry = _stand_in(line, comparison)
             if entry:
                 self.used.add((place, entry.label))
                 labels.append(entry.label)
-            row += _ours(self.table, contest, entry)
+            row += _ours(self.table, comparison, entry)
         others = [label for label in dict.fromkeys(labels) if _bare(label) != _bare(line.name)]
         if others and not self.table.is_ablation:
             row[0] = f"{line.name}; here: {' / '.join(others)}"
@@ -239,7 +239,7 @@ class _Lines:
             self.notes.append(f"{line.name}: {line.remark}.")
         return row
 
-    def unprinted(self, met: Sequence[Contest]) -> list[list[Cell]]:
+    def unprinted(self, met: Sequence[Comparison]) -> list[list[Cell]]:
         """Entries of ours that the paper has no line for."""
         labels = dict.fromkeys(
             e.label for place, c in enumerate(met) for e in c.entries if (place, e.label) not in self.used
@@ -247,9 +247,9 @@ class _Lines:
         rows = []
         for label in labels:
             row: list[Cell] = [label, *[""] * len(self.table.columns)]
-            for place, contest in enumerate(met):
-                found = [e for e in contest.entries if e.label == label and (place, label) not in self.used]
-                row += _ours(self.table, contest, found[0] if found else None)
+            for place, comparison in enumerate(met):
+                found = [e for e in comparison.entries if e.label == label and (place, label) not in self.used]
+                row += _ours(self.table, comparison, found[0] if found else None)
             rows.append(row)
         return rows
 
@@ -271,30 +271,30 @@ def _letters(number: int) -> str:
     return (_letters(rest - 1) if rest else "") + string.ascii_lowercase[last]
 
 
-def _stand_in(line: Line, contest: Contest) -> Entry | None:
+def _stand_in(line: Line, comparison: Comparison) -> Entry | None:
     """The entry that runs a published line.
 
     Of several the one whose label says 'paper', the best score of zero-shot, or the first.
     """
     names = {_bare(name) for name in (line.name, *line.ours)}
-    found = [e for e in contest.entries if _bare(e.label) in names] if line.ours else []
-    found = found or [e for e in contest.entries if _bare(e.method) in names]
+    found = [e for e in comparison.entries if _bare(e.label) in names] if line.ours else []
+    found = found or [e for e in comparison.entries if _bare(e.method) in names]
     if len(found) > 1 and found[0].method == BASELINE:
-        return contest.baseline(contest.averages[0])
+        return comparison.baseline(comparison.averages[0])
     said = [e for e in found if "paper" in e.label.lower()]
     return next(iter(said or found), None)
 
 
-def _ours(table: Printed, contest: Contest, entry: Entry | None) -> list[Cell]:
+def _ours(table: Printed, comparison: Comparison, entry: Entry | None) -> list[Cell]:
     columns = _columns(table)
     if entry is None:
         return [""] * len(columns)
     if "throughput" in columns:
         return _efficiency(entry)
-    segment = contest.averages[0]
+    segment = comparison.averages[0]
     metrics: dict[str, Metric] = dict(zip(("acc", "auroc", "fpr95", "oscr"), MAIN, strict=True))
     return [
-        Share(entry.estimate(metrics[name].key, segment), entry.label in contest.bold(metrics[name], segment))
+        Share(entry.estimate(metrics[name].key, segment), entry.label in comparison.bold(metrics[name], segment))
         for name in columns
     ]
 
@@ -311,7 +311,7 @@ def _as_printed(column: str, value: float, mark: str) -> Cell:
     return Share(Estimate(round(value / 100, 6), math.nan, math.nan, 1), note=mark)
 
 
-def _notes(table: Printed, met: Sequence[Contest]) -> list[str]:
+def _notes(table: Printed, met: Sequence[Comparison]) -> list[str]:
     notes = []
     if not met:
         why = f": {table.missing}" if table.missing else ""
@@ -323,7 +323,7 @@ def _notes(table: Printed, met: Sequence[Contest]) -> list[str]:
         if "throughput" not in table.columns:
             averages = dict.fromkeys("mean over corruptions" if MEAN in c.averages else "one segment" for c in met)
             notes.append(f"Here: {', '.join(averages)}; ± half of the 95 % interval over seeds.")
-        strange = [c for c in met if _bare(table.encoder.split()[-1]) not in _bare(c.place.encoder)]
+        strange = [c for c in met if _bare(table.encoder.split()[-1]) not in _bare(c.setting.encoder)]
         if strange or table.is_ablation:
             other = "Other data than the paper's" if table.is_ablation else "Another encoder than the paper's"
             notes.append(

@@ -17,7 +17,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from ..arrays import Pixels
-from ..durable import replace_file
+from ..atomic_io import replace_file
 from ..errors import ConfigError, DataError
 from .corruptions import FAMILIES, NAMES, VARIANTS, Variant
 from .reading import read_corrupted
@@ -39,7 +39,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class CorruptedExport:
     """A set of corrupted copies; a process that is given one can write any part of it."""
 
     folder: Path
@@ -63,7 +63,7 @@ class Copies:
         family: str | None,
         variant: str,
         side: int | None,
-    ) -> "Copies":
+    ) -> "CorruptedExport":
         """The copies a user asks for, after a look at every setting."""
         if not len(source):
             raise DataError(f"{source.name} has no images")

@@ -30,7 +30,7 @@ BURST = 1000
 
 @dataclass(frozen=True)
 class Recipe:
-    """Which classes are known, and who the strangers are."""
+    """The known classes and the unknown images of a stream."""
 
     known: int
     unknown: tuple[str, ...]  # empty: the other ImageNet classes
@@ -105,13 +105,13 @@ def stream(
     labels = content["imagenet_y"].astype(int)
     inside = place[labels] >= 0
     if recipe.unknown:
-        strangers = np.concatenate([_strangers(content, other, split) for other in recipe.unknown])
+        unknown_features = np.concatenate([_unknown_features(content, other, split) for other in recipe.unknown])
     else:
-        strangers = content["imagenet_x"][~inside & np.isin(labels, pool)].astype(np.float32)
+        unknown_features = content["imagenet_x"][~inside & np.isin(labels, pool)].astype(np.float32)
     if recipe.most:
-        strangers = strangers[chance.permutation(len(strangers))[: recipe.most]]
-    features = np.concatenate([content["imagenet_x"][inside].astype(np.float32), strangers])
-    truth = np.concatenate([place[labels[inside]], np.full(len(strangers), -1)])
+        unknown_features = unknown_features[chance.permutation(len(unknown_features))[: recipe.most]]
+    features = np.concatenate([content["imagenet_x"][inside].astype(np.float32), unknown_features])
+    truth = np.concatenate([place[labels[inside]], np.full(len(unknown_features), -1)])
     chosen = chance.permutation(len(features))
     if unknown is not None:
         chosen = chosen[in_proportion(truth[chosen] < 0, Fraction(unknown))]
@@ -159,9 +159,9 @@ def bursts(strange: Flags) -> Integers:
     """
     known, unknown = np.flatnonzero(~strange), np.flatnonzero(strange)
     several = np.split(unknown, np.arange(BURST, len(unknown), BURST))
-    calm = np.array_split(known, len(several) + 1)
-    pieces = [piece for pair in zip(calm, several, strict=False) for piece in pair]
-    return np.concatenate([*pieces, calm[-1]])
+    between = np.array_split(known, len(several) + 1)
+    pieces = [piece for pair in zip(between, several, strict=False) for piece in pair]
+    return np.concatenate([*pieces, between[-1]])
 
 
 def known_first(strange: Flags) -> Integers:
@@ -177,7 +177,7 @@ def known_first(strange: Flags) -> Integers:
 ORDERS: dict[str, Callable[[Flags], Integers]] = {SHUFFLED: shuffled, "bursts": bursts, "sorted": known_first}
 
 
-def _strangers(content: dict[str, NDArray[np.float16]], name: str, split: str) -> NDArray[np.float32]:
+def _unknown_features(content: dict[str, NDArray[np.float16]], name: str, split: str) -> NDArray[np.float32]:
     part = "val" if split == "tune" or f"{name}_test_x" not in content else "test"
     rows, classes = content[f"{name}_{part}_x"].astype(np.float32), content[f"{name}_{part}_y"].astype(int)
     return rows if split == "all" else rows[classes % 2 == (split == "judge")]
