@@ -485,7 +485,7 @@ def test_links_are_followed_but_not_in_circles(pictures, tmp_path):
 
 
 def test_folders_that_are_no_set_are_refused(pictures, tmp_path):
-    with pytest.raises(DataError, match="no image in this folder"):
+    with pytest.raises(DataError, match="contains no image"):
         len(Folder(tmp_path))
     write_folder(tmp_path, *pictures)
     (tmp_path / "stray.png").write_bytes(b"")
@@ -979,7 +979,7 @@ def test_every_name_says_where_its_set_comes_from(tmp_path):
     assert len(names()) == 9
     for name in names():
         concrete = name.replace("<corruption>", "fog").replace("<severity>", "1")
-        with pytest.raises(DataError, match="take it from the "):
+        with pytest.raises(DataError, match="Download it from the "):
             open_source(concrete, tmp_path)
 
 
