@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from protodcs.errors import FencedError, HeldError, StoreError, UnknownStreamError
 from protodcs.serve.log.entries import LogEntry, LogLimits, LogPage, LogQuery, Purge, Range, marked
+from protodcs.serve.log.notices import Notice
 from protodcs.serve.settings import tenant_of
 from protodcs.serve.store.base import (
     AcquiredStream,
@@ -43,6 +44,7 @@ class _Stream:
     created: float = field(default_factory=time.time)
     summary: bytes = b""
     log: list[LogEntry] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
     roll_backs: list[Range] = field(default_factory=list)
 
     @property
@@ -193,6 +195,7 @@ class MemoryStore:
             )
         found.journal += records
         found.summary = batch.summary
+        found.notices += batch.notices
         found.log += [entry._replace(has_thumbnail=bool(entry.thumbnail)) for entry in batch.log]
         found.roll_backs += batch.roll_backs
         return True
@@ -311,6 +314,20 @@ class MemoryStore:
         if stream not in self.content:
             raise UnknownStreamError(f"there is no stream {stream!r}")
         return self.content[stream]
+
+    async def read_notices(self, stream: str, after: tuple[int, int] | None, since: int | None = None) -> list[Notice]:
+        found = self._logged(stream)
+        return [notice for notice in found.notices if notice[:2] > (after or (-1, 0)) and notice.time >= (since or 0)]
+
+    async def read_tenant_notices(self, tenant: str, after: int, limit: int) -> list[tuple[int, str, Notice]]:
+        found = [(stream, notice) for stream, one in self.content.items() for notice in one.notices]
+        places = enumerate(sorted(found, key=lambda one: one[1].time), 1)
+        return [(at, stream, notice) for at, (stream, notice) in places if at > after and tenant_of(stream) == tenant][
+            :limit
+        ]
+
+    async def newest_notice(self) -> int:
+        return sum(len(one.notices) for one in self.content.values())
 
     async def read_log(self, stream: str, query: LogQuery) -> LogPage:
         found = self._logged(stream)

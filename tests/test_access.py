@@ -115,6 +115,8 @@ def needed(method, path):
         return "operator"
     if path == "/v1/session":
         return "read"
+    if path.startswith("/v1/webhooks"):
+        return "admin"
     if method == "GET":
         return "admin" if path.endswith("/state") else "read"
     return "observe" if path.endswith(("/observe", "/observe:stream", "/peek", "/explain", "/infer")) else "admin"
@@ -130,6 +132,7 @@ BODIES = {
     "/v1/streams/{stream}/state": {"content": STATE},
     "/v2/models/{model}/infer": {"json": INFERENCE},
     "/v2/models/{model}/versions/{version}/infer": {"json": INFERENCE},
+    "/v1/webhooks": {"json": {"url": "http://8.8.8.8/"}},
     "/v1/streams": {"json": NEW},
     "/v1/streams:batch": {"json": {"streams": [NEW]}},
     "/v1/streams/{stream}/observe": {"content": feature(0)},
@@ -144,7 +147,7 @@ BODIES = {
 def place(path, stream="s"):
     """A path of the description, with names in it that are there."""
     name = "0" if "/classes/" in path else "kept"
-    return path.format(stream=stream, model="protodcs", version="1", name=name, path="main.js")
+    return path.format(stream=stream, model="protodcs", version="1", name=name, path="main.js", webhook="none")
 
 
 def routes(service):
@@ -188,10 +191,17 @@ def test_each_route_lets_in_who_may_and_nobody_else(tmp_path):
                         saved = {**NAME, "replace": True}
                         kept = await service.ask("acme admin", "POST", "/v1/streams/s/snapshots", json=saved)
                         assert kept.status_code == 201
+                    if path.endswith("/events") and may(who, needed(method, path)):
+                        # These never end. `test_events.py` follows them.
+                        checked += 1
+                        continue
                     before = {name: stream.journal[:] for name, stream in service.store.content.items()}
                     response = await service.ask(who, method, place(path), **BODIES.get(path, {}))
                     checked += 1
                     role = needed(method, path)
+                    if may(who, role) and "{webhook}" in path:
+                        words_of(response, 404)
+                        continue
                     if may(who, role):
                         expected = (200, 201, 204, 307)
                         if who is not None and not who.startswith("acme"):
@@ -766,6 +776,7 @@ def test_the_time_for_a_body_is_not_a_time_for_the_answer(tmp_path):
 ACTS = [
     ("sign in", "POST", "/v1/session", {}),
     ("sign out", "DELETE", "/v1/session", {}),
+    ("create webhook", "POST", "/v1/webhooks", {"json": {"url": "http://8.8.8.8/"}}),
     ("create", "POST", "/v1/streams", {"json": NEW}),
     ("freeze", "POST", "/v1/streams/s/freeze", {}),
     ("unfreeze", "POST", "/v1/streams/s/unfreeze", {}),
@@ -777,6 +788,7 @@ ACTS = [
     ("add class", "POST", "/v1/streams/s/classes", {"json": OWL}),
     ("remove class", "DELETE", "/v1/streams/s/classes/owl", {}),
     ("reset", "POST", "/v1/streams/s/reset", {}),
+    ("purge", "DELETE", "/v1/streams/s/decisions", {}),
     ("delete", "DELETE", "/v1/streams/s", {}),
     ("resize", "PUT", "/v1/workers", {"json": {"count": 2}}),
 ]
@@ -785,7 +797,9 @@ ACTS = [
 def test_every_administrative_act_is_a_line(tmp_path):
     async def run():
         async with guarded(tmp_path) as service:
-            assert {action for action, *_ in ACTS} == {rule.action for rule in RULES.values() if rule.audited}
+            # Which webhook is deleted is known only after it was created.
+            acts = {action for action, *_ in ACTS} | {"delete webhook"}
+            assert acts == {rule.action for rule in RULES.values() if rule.audited}
             await service.ask("acme admin", "DELETE", "/v1/streams/s")
             begun = len(service.lines())
             for action, method, path, more in ACTS:

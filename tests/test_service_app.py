@@ -28,6 +28,7 @@ from protodcs.serve.api.streams.schemas import NewStream
 from protodcs.serve.messages import Outcome, Reply
 from protodcs.serve.stream.answers import pack_decision, unpack_decision
 from protodcs.serve.workers.router import Router, WorkerLostError
+from protodcs.serve.workers.webhooks import Webhooks
 from protodcs.serve.workers.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -70,7 +71,8 @@ class Service:
         self.worker = Worker("worker-0", self.store, config)
         self.problem = None
         self.router = Router(self.call, self.view, config)
-        self.api = application(config, self.router, self, encoding)
+        self.webhooks = Webhooks(self.store, config)
+        self.api = application(config, self.router, self, encoding, self.webhooks)
         transport = httpx.ASGITransport(self.api)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
 

@@ -23,6 +23,7 @@ from .errors import InputError, ServiceError
 from .prefetch import Prefetcher
 from .protocol import (
     Call,
+    EventReader,
     Failure,
     Image,
     LogFilter,
@@ -32,6 +33,7 @@ from .protocol import (
     Payload,
     Response,
     RetryPolicy,
+    StreamEvent,
     Written,
 )
 
@@ -163,6 +165,64 @@ class Client:
     def stream(self, id: str) -> "Stream":  # noqa: A002 - as the service calls it
         """A stream that is there already; nothing is asked before it is used."""
         return Stream(self._send, id, {})
+
+    def follow(self, stream: str | None = None, *, after: str | None = None) -> Iterator[StreamEvent]:
+        """Yield events as they happen, for ever: decisions, statistics, guard actions and warnings.
+
+        After a broken connection it connects again, and goes on after the last event: none is missing or doubled.
+
+        Args:
+            stream: the id of a stream; None for all streams.
+            after: the id of the last event that you know, to get what came since; None: only what comes from now on.
+        """
+        reader = EventReader(after)
+        policy: RetryPolicy | None = None
+        while True:
+            call = protocol.events(stream, reader.last_id)
+            policy = policy or RetryPolicy(call, self._give_up)
+            heard: Response | NoResponse = NoResponse("the event stream ended")
+            try:
+                with self._http.stream(call.method, call.path, headers=call.headers) as response:
+                    if response.status_code != 200:
+                        response.read()
+                        heard = _response(response)
+                    else:
+                        reader.connected()
+                        for line in response.iter_lines():
+                            policy = None
+                            event = reader.read(line)
+                            if event is not None:
+                                yield event
+            except httpx.TransportError as problem:
+                heard = _no_response(problem, self._http.base_url)
+            policy = policy or RetryPolicy(call, self._give_up)
+            time.sleep(policy.pause_after(heard))
+
+    def create_webhook(
+        self, url: str, *, events: Sequence[str] | None = None, streams: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """Create a webhook, and return it with its `id` and `secret`.
+
+        Args:
+            url: where notices are sent.
+            events: "guard", "possible_shift" or "unknown_burst"; None for all.
+            streams: ids; None for all streams.
+        """
+        return protocol.facts(self._send(protocol.create_webhook(url, events, streams)))
+
+    def webhooks(self) -> list[dict[str, Any]]:
+        """Return all webhooks, oldest first."""
+        found: list[dict[str, Any]] = protocol.facts(self._send(protocol.webhooks()))["webhooks"]
+        return found
+
+    def delete_webhook(self, id: str) -> None:  # noqa: A002 - as the service calls it
+        """Delete a webhook."""
+        self._send(protocol.delete_webhook(id))
+
+    def dead_letters(self, id: str) -> list[dict[str, Any]]:  # noqa: A002 - as the service calls it
+        """Return the deliveries of a webhook that were given up, oldest first."""
+        found: list[dict[str, Any]] = protocol.facts(self._send(protocol.dead_letters(id)))["items"]
+        return found
 
     def _send(self, call: Call) -> Response:
         policy = RetryPolicy(call, self._give_up)
@@ -470,6 +530,51 @@ class AsyncClient:
     def stream(self, id: str) -> "AsyncStream":  # noqa: A002 - as the service calls it
         """A stream that is there already; nothing is asked before it is used."""
         return AsyncStream(self._send, id, {})
+
+    async def follow(self, stream: str | None = None, *, after: str | None = None) -> AsyncIterator[StreamEvent]:
+        """Yield events as they happen, for ever, as `Client.follow` does. It uses a connection of its own."""
+        reader = EventReader(after)
+        policy: RetryPolicy | None = None
+        while True:
+            call = protocol.events(stream, reader.last_id)
+            policy = policy or RetryPolicy(call, self._give_up)
+            heard: Response | NoResponse = NoResponse("the event stream ended")
+            try:
+                async with self._http.stream(call.method, call.path, headers=call.headers) as response:
+                    if response.status_code != 200:
+                        await response.aread()
+                        heard = _response(response)
+                    else:
+                        reader.connected()
+                        async for line in response.aiter_lines():
+                            policy = None
+                            event = reader.read(line)
+                            if event is not None:
+                                yield event
+            except httpx.TransportError as problem:
+                heard = _no_response(problem, self._http.base_url)
+            policy = policy or RetryPolicy(call, self._give_up)
+            await asyncio.sleep(policy.pause_after(heard))
+
+    async def create_webhook(
+        self, url: str, *, events: Sequence[str] | None = None, streams: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """Create a webhook, as `Client.create_webhook` does."""
+        return protocol.facts(await self._send(protocol.create_webhook(url, events, streams)))
+
+    async def webhooks(self) -> list[dict[str, Any]]:
+        """Return all webhooks, oldest first."""
+        found: list[dict[str, Any]] = protocol.facts(await self._send(protocol.webhooks()))["webhooks"]
+        return found
+
+    async def delete_webhook(self, id: str) -> None:  # noqa: A002 - as the service calls it
+        """Delete a webhook."""
+        await self._send(protocol.delete_webhook(id))
+
+    async def dead_letters(self, id: str) -> list[dict[str, Any]]:  # noqa: A002 - as the service calls it
+        """Return the deliveries of a webhook that were given up, oldest first."""
+        found: list[dict[str, Any]] = protocol.facts(await self._send(protocol.dead_letters(id)))["items"]
+        return found
 
     async def _send(self, call: Call) -> Response:
         policy: RetryPolicy | None = None

@@ -61,6 +61,20 @@ class Observed(NamedTuple):
     repeated: bool
 
 
+class StreamEvent(NamedTuple):
+    """Something that happened to a stream.
+
+    Attributes:
+        kind: "decision", "stats", "guard" or "warning".
+        data: what happened; its `stream` says where.
+        id: to go on from there; None for statistics.
+    """
+
+    kind: str
+    data: Mapping[str, Any]
+    id: str | None
+
+
 class Written(NamedTuple):
     """Where a change other than an observe stands in the journal of its stream; the fields are as in `Observed`."""
 
@@ -288,6 +302,33 @@ def _moment(moment: datetime | None) -> str | None:
 def _query(values: Mapping[str, Any]) -> str:
     given = {name: value for name, value in values.items() if value is not None}
     return f"?{urlencode(given)}" if given else ""
+
+
+def events(stream: str | None, after: str | None) -> Call:
+    """Follow a stream, or all streams."""
+    path = "/v1/events" if stream is None else f"{_path(stream)}/events"
+    return Call("GET", path, {} if after is None else {"last-event-id": after})
+
+
+def create_webhook(url: str, events: Sequence[str] | None, streams: Sequence[str] | None) -> Call:
+    """Create a webhook."""
+    given = {"url": url, "events": events, "streams": streams}
+    return _with_json("/v1/webhooks", {name: value for name, value in given.items() if value is not None})
+
+
+def webhooks() -> Call:
+    """List the webhooks."""
+    return Call("GET", "/v1/webhooks")
+
+
+def delete_webhook(webhook: str) -> Call:
+    """Delete a webhook."""
+    return Call("DELETE", f"/v1/webhooks/{_segment(webhook, 'id of a webhook')}")
+
+
+def dead_letters(webhook: str) -> Call:
+    """List the deliveries of a webhook that were given up."""
+    return Call("GET", f"/v1/webhooks/{_segment(webhook, 'id of a webhook')}/dead-letters")
 
 
 def add_class(stream: str, name: str, prototype: Any) -> Call:
@@ -611,6 +652,68 @@ def _problem(answer: Response) -> tuple[str, str | None] | None:
 
 def _excerpt(answer: Response) -> str:
     return repr(" ".join(answer.body[:300].decode("utf-8", "replace").split()))
+
+
+class EventReader:
+    """Reads the lines of an event stream, over several connections. An event that comes again is left out.
+
+    Args:
+        after: the id of the last event that the caller knows.
+
+    Attributes:
+        last_id: of the newest event, to go on from there.
+    """
+
+    def __init__(self, after: str | None):
+        self.last_id = after
+        self._kind, self._data = "", ""
+        self._id: str | None = None
+        # The newest position of a decision by stream, and the newest notices.
+        self._positions: dict[str, int] = {}
+        self._notices: deque[tuple[Any, ...]] = deque(maxlen=10_000)
+
+    def connected(self) -> None:
+        """Forget half an event of a connection that broke."""
+        self._kind, self._data, self._id = "", "", None
+
+    def read(self, line: str) -> StreamEvent | None:
+        """Return the event that a line completes; None if it completes none, or one that was there before."""
+        if line:
+            name, _, value = line.partition(":")
+            value = value.removeprefix(" ")
+            if name == "event":
+                self._kind = value
+            elif name == "data":
+                self._data += value
+            elif name == "id":
+                self._id = value
+            return None
+        kind, data, name_of_event = self._kind, self._data, self._id
+        self.connected()
+        if not data or kind == "heartbeat":
+            return None
+        try:
+            content = json.loads(data)
+            is_new = self._is_new(kind, content)
+        except (ValueError, TypeError, LookupError):
+            raise ServiceError(f"This is no event of a ProtoDCS service: {data[:300]!r}.", None) from None
+        if name_of_event is not None:
+            self.last_id = name_of_event
+        return StreamEvent(kind, content, name_of_event) if is_new else None
+
+    def _is_new(self, kind: str, content: Mapping[str, Any]) -> bool:
+        """Return whether an event was not there before. After a reconnection, the last seconds may be sent again."""
+        stream = content["stream"]
+        if kind == "decision":
+            if content["position"] <= self._positions.get(stream, -1):
+                return False
+            self._positions[stream] = content["position"]
+        elif kind in ("guard", "warning"):
+            notice = (stream, content["position"], kind, content.get("warning"))
+            if notice in self._notices:
+                return False
+            self._notices.append(notice)
+        return True
 
 
 # Asking again.

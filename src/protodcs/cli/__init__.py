@@ -17,6 +17,7 @@ from . import (
     state,
     streams,
     watch,
+    webhooks,
 )
 
 app = typer.Typer(
@@ -32,6 +33,7 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(keys.app, name="keys")
 app.add_typer(state.app, name="state")
 app.add_typer(streams.app, name="streams")
+app.add_typer(webhooks.app, name="webhooks")
 app.command("classify")(classify.classify)
 app.command("corrupt")(corrupt.corrupt)
 app.command("demo")(demo.demo)

@@ -1,6 +1,7 @@
 """`protodcs streams`: create, look at, feed and roll back the streams of a running service."""
 
 import inspect
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -216,6 +217,34 @@ def log(
         moment = entry.time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
         marks = [mark for mark in (entry.image_ref, entry.reason, "rolled back" if entry.rolled_back else None) if mark]
         typer.echo("  ".join([str(entry.position), moment, shown, f"p_unknown {entry.p_unknown or 0:.3f}", *marks]))
+
+
+@app.command()
+@explained
+def follow(
+    id: str | None = typer.Argument(None, help="The id of a stream (default: all streams)."),  # noqa: A002
+    after: str | None = typer.Option(None, help="Id of the last event that you know (default: only new events)."),
+    count: int | None = typer.Option(None, min=1, help="Stop after this number of events (default: never)."),
+    url: str = _URL,
+    key_file: Path | None = _KEY_FILE,
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object for each event, a line each."),
+) -> None:
+    """Print decisions, statistics, guard actions and warnings as they happen."""
+    with _client(url, key_file) as client:
+        for event in itertools.islice(client.follow(id, after=after), count):
+            if as_json:
+                typer.echo(json.dumps({"event": event.kind, "id": event.id, **event.data}))
+                continue
+            details = {
+                name: value
+                for name, value in event.data.items()
+                if name not in ("stream", "time", "key") and value not in (None, False)
+            }
+            shown = "  ".join(
+                f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}"
+                for name, value in details.items()
+            )
+            typer.echo(f"{event.data['stream']}  {event.kind}  {shown}")
 
 
 @app.command("purge-log")

@@ -121,6 +121,33 @@ class ServeConfig(Settings):
     )
     log_bytes: int = Field(2**30, ge=0, description="Maximum size of the log of a stream, thumbnails included. Bytes.")
 
+    # Events.
+    heartbeat_seconds: float = Field(
+        5.0,
+        gt=0,
+        le=60,
+        description="Maximum pause between two events of an event stream, heartbeats included. Seconds.",
+    )
+    event_poll_seconds: float = Field(
+        0.25,
+        ge=0.05,
+        le=10,
+        description="Time between two looks at a stream that somebody follows, on a cluster. Seconds.",
+    )
+    max_event_clients: int = Field(
+        1000, ge=1, le=100_000, description="Maximum number of open event streams per ingress process."
+    )
+
+    webhook_attempts: int = Field(
+        10,
+        ge=1,
+        le=100,
+        description="Attempts to deliver a notice to a webhook. Pauses double from 1 second up to 300 seconds.",
+    )
+    webhook_private_targets: bool = Field(
+        False, description="Let webhooks send to this machine and to private networks."
+    )
+
     # Guards.
     guard: GuardSettings = Field(
         GuardSettings(), description="Guard settings of new streams. A request that creates a stream may change them."

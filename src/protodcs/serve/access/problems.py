@@ -40,6 +40,7 @@ TYPES: dict[str, ProblemType] = {
     "cluster_not_found": ProblemType(404, "No such cluster"),
     "sample_not_found": ProblemType(404, "The sample is not stored"),
     "model_not_found": ProblemType(404, "No such model"),
+    "webhook_not_found": ProblemType(404, "No such webhook"),
     "method_not_allowed": ProblemType(405, "Method not allowed"),
     "request_timeout": ProblemType(408, "The body arrived too slowly"),
     "conflict": ProblemType(409, "The stream does not allow this now"),

@@ -16,6 +16,7 @@ from ..access.sessions import Sessions
 from ..settings import ServeConfig
 from ..telemetry.readiness import Readiness
 from ..workers.router import Router
+from ..workers.webhooks import Webhooks
 from . import docs_page
 from .audit_middleware import AuditMiddleware
 from .class_names import ClassNameEncoder
@@ -25,6 +26,8 @@ from .context import Control, Encoding, Services
 from .decisions import router as decisions
 from .direct import DirectMiddleware
 from .errors import handle_errors
+from .events import router as events
+from .events.feeds import Feeds
 from .feedback import router as feedback
 from .health import router as health
 from .inference import router as inference
@@ -36,6 +39,7 @@ from .snapshots import router as snapshots
 from .state import router as state
 from .streams import router as streams
 from .ui import router as ui
+from .webhooks import router as webhook_routes
 from .workers import router as workers
 
 _DESCRIPTION = "Classification of streams of images that adapts to each stream and can answer unknown."
@@ -49,6 +53,8 @@ _V1: tuple[APIRouter, ...] = (
     snapshots.router,
     state.router,
     sessions.router,
+    events.router,
+    webhook_routes.router,
     workers.router,
     health.router,
 )
@@ -57,8 +63,14 @@ RESOURCES = (*_V1, inference.router, docs_page.router, ui.router)
 RULES = [*rules_of(route for resource in RESOURCES for route in resource.routes)]
 
 
-def application(config: ServeConfig, router: Router, control: Control, encoding: Encoding | None) -> FastAPI:
-    """Return the application over a router, a runtime, and an encoder if there is one."""
+def application(
+    config: ServeConfig,
+    router: Router,
+    control: Control,
+    encoding: Encoding | None,
+    webhooks: Webhooks | None = None,
+) -> FastAPI:
+    """Return the application over a router and a runtime, with an encoder and webhooks if there are any."""
     api = FastAPI(title="ProtoDCS", version=__version__, description=_DESCRIPTION, openapi_url=None)
     limits = Limits(config, control.count_streams)
     keys = None if config.keys is None else Keys.open(config.keys)
@@ -72,6 +84,8 @@ def application(config: ServeConfig, router: Router, control: Control, encoding:
         limits,
         Readiness(control, encoding, config.lease_seconds),
         browser_sessions,
+        Feeds(config, router, control.list_streams),
+        webhooks,
     )
     for resource in _V1:
         api.include_router(resource, responses=common_problems())

@@ -2,7 +2,7 @@
 
 import secrets
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from fastapi import Depends, Header, Request, Response
 
@@ -18,9 +18,13 @@ from ..store.base import ListedStream
 from ..stream.records import LONGEST_KEY
 from ..telemetry.readiness import Readiness
 from ..workers.router import Router
+from ..workers.webhooks import Webhooks
 from .class_names import ClassNameEncoder
 from .errors import InternalError
 from .schemas import Change
+
+if TYPE_CHECKING:
+    from .events.feeds import Feeds
 
 # The code of a problem, by the outcome that a worker replied with, unless the reply names one.
 _CODES = {
@@ -91,6 +95,8 @@ class Services:
     limits: Limits
     readiness: Readiness
     sessions: Sessions | None
+    feeds: "Feeds"
+    webhooks: Webhooks | None
 
 
 class RequestContext:

@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol
 
 from ...errors import ConfigError, FencedError, StoreError
 from ..log.entries import LogEntry, LogLimits, LogPage, LogQuery, Purge, Range
+from ..log.notices import Notice
 
 
 class Fence(NamedTuple):
@@ -113,6 +114,7 @@ class Batch:
         log: entries of the decision log, for those of the records that are decisions. They are written if and only if
             the records are.
         roll_backs: positions whose entries are marked as rolled back.
+        notices: of the decisions among the records. They are written if and only if the records are.
     """
 
     stream: str
@@ -122,6 +124,7 @@ class Batch:
     summary: bytes = b""
     log: Sequence[LogEntry] = ()
     roll_backs: Sequence[Range] = ()
+    notices: Sequence[Notice] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +364,13 @@ class Store(Protocol):
 
         Raises:
             UnknownStreamError: there is no such stream.
+        """
+        ...
+
+    async def read_notices(self, stream: str, after: tuple[int, int] | None, since: int | None = None) -> list[Notice]:
+        """Return the notices of a stream after a position and number, or from a time on, in order.
+
+        A store keeps the newest ones. It returns nothing that is not durable. Raises UnknownStreamError.
         """
         ...
 

@@ -33,6 +33,7 @@ from redis.exceptions import (
 
 from ...errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError, without_passwords
 from ..log.entries import LogEntry, LogLimits, LogPage, LogQuery, Purge, Range, marked
+from ..log.notices import MAX_NOTICES, Notice
 from ..settings import tenant_of
 from .base import AcquiredStream, Batch, Described, Fence, Lease, ListedStream, Takeover, Totals, Write, check_lease
 
@@ -51,7 +52,7 @@ _SAFE_SETTINGS: Final = {
     "maxmemory-policy": "noeviction",
 }
 _SCRIPTS: Final = (
-    "acquire", "append", "checkpoint", "create", "delete", "delete_snapshot", "describe", "list", "purge_log",
+    "acquire", "append", "checkpoint", "create", "delete", "delete_snapshot", "describe", "list", "notice", "purge_log",
     "release", "renew", "resign", "save_snapshot", "share", "trim_log",
 )  # fmt: skip
 # Scripts whose effect the service acknowledges to a caller; leases and fences need no replica.
@@ -251,6 +252,7 @@ class RedisStore:
         self._documents = start + b"documents:"
         self._members, self._taken, self._takeover = start + b"members", start + b"taken:", start + b"takeover:"
         self._log, self._roll_backs = start + b"log:", start + b"roll-backs:"
+        self._notices = start + b"notices:"
         # Streams that have got log entries since they were last trimmed.
         self._grown: set[str] = set()
 
@@ -387,8 +389,10 @@ class RedisStore:
         request, last = _MULTI.copy(), []
         commands = 0
         for write in writes:
-            commands += self._add(request, write)
-            last.append(commands - 1)
+            added = self._add(request, write)
+            # The notices of a batch come behind the command that tells what became of the batch.
+            last.append(commands + added - 1 - (isinstance(write, Batch) and bool(write.notices)))
+            commands += added
         request += _EXEC
         *queued, answers = await self._exchange_durably(request, commands + 2)
         for answer in (*queued, answers):
@@ -419,7 +423,13 @@ class RedisStore:
                 self._grown.add(write.stream)
             for record in write.records:
                 request += (b"$%d\r\n" % len(record), record, b"\r\n")
-            return 1
+            if not write.notices:
+                return 1
+            packed = [part for notice in write.notices for part in (_notice_id(notice), _packed_notice(notice))]
+            script, notices = self._scripts["notice"].digest, self._notices + name
+            most = b"%d" % MAX_NOTICES
+            request += _command(b"EVALSHA", script, b"3", meta, journal, notices, fence, most, *packed)
+            return 2
         digest, ready = self._scripts["checkpoint"].digest, self._ready + name
         request += _command(b"SET", ready, write.snapshot)
         keys = (meta, journal, self._snapshot + name, ready, self._usage)
@@ -451,7 +461,7 @@ class RedisStore:
         name = _bytes(stream)
         parts = (self._meta, self._journal, self._snapshot, self._saved, self._order, self._ready)
         keys = [*(part + name for part in parts), self._streams + _tenant(stream), self._past, self._usage]
-        keys += [self._log + name, self._roll_backs + name]
+        keys += [self._log + name, self._roll_backs + name, self._notices + name]
         answer = await self._run("delete", keys, _fence(fence), name, self._blob, self._users, _tenant(stream))
         self._unfenced(stream, fence, answer)
 
@@ -579,6 +589,15 @@ class RedisStore:
                 low = entries[-1].position + 1
         ranges = await self._rolled_back(stream) if found else []
         return LogPage(marked(found[: query.limit], ranges), len(found) > query.limit)
+
+    async def read_notices(self, stream: str, after: tuple[int, int] | None, since: int | None = None) -> list[Notice]:
+        """Return the notices of a stream after a position and number, or from a time on."""
+        await self._check_exists(stream)
+        position, number = after or (-1, 0)
+        first = b"(%d-%d" % (position + 1, number)
+        found = await self._ask(b"XRANGE", self._notices + _bytes(stream), first, b"+")
+        notices = [_unpacked_notice(name, fields[1]) for name, fields in found]
+        return [notice for notice in notices if notice.time >= (since or 0)]
 
     async def read_thumbnail(self, stream: str, position: int) -> bytes | None:
         """Return None: Redis stores no images."""
@@ -766,6 +785,19 @@ class RedisStore:
         if isinstance(error, ResponseError):
             return StoreError(f"{self._place} refused: {error}")
         return StoreError(f"{self._place} cannot be reached: {error}; see whether it runs; the call may be repeated")
+
+
+def _notice_id(notice: Notice) -> bytes:
+    return b"%d-%d" % (notice.position + 1, notice.number)
+
+
+def _packed_notice(notice: Notice) -> bytes:
+    return json.dumps(notice[2:]).encode()
+
+
+def _unpacked_notice(name: bytes, data: bytes) -> Notice:
+    position, number = map(int, name.split(b"-"))
+    return Notice(position - 1, number, *json.loads(data))
 
 
 def _log_id(position: int) -> bytes:

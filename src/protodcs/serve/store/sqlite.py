@@ -23,6 +23,9 @@ from ...atomic_io import hold_folder, sync_folder
 from ...errors import FencedError, HeldError, InputError, StoreError, UnknownStreamError, UsageError
 from ..log import sqlite as log_tables
 from ..log.entries import LogLimits, LogPage, LogQuery, Purge
+from ..log.notices import Notice
+from ..log.notices_sqlite import SCHEMA as _NOTICES
+from ..log.notices_sqlite import NoticeTable
 from ..log.sqlite import POSITION_BITS, LogWriter
 from ..settings import tenant_of
 from .base import (
@@ -74,10 +77,11 @@ CREATE TABLE deleted (epoch INTEGER NOT NULL) STRICT;
 INSERT INTO deleted VALUES (0);
 """
 # Tables that were added without a new layout: an older version ignores them.
-_ADDED: Final = """
+_ADDED: Final = f"""
 CREATE TABLE IF NOT EXISTS documents (
     kind TEXT NOT NULL, name BLOB NOT NULL, data BLOB NOT NULL, PRIMARY KEY (kind, name)
 ) STRICT;
+{_NOTICES}
 """
 
 
@@ -165,6 +169,7 @@ class SqliteStore:
             os.close(self._lock)
             raise
         self._log = LogWriter(self._database)
+        self._notices = NoticeTable(self._database)
         self._wal_has_deleted = False
         # Pages of the log are read beside the writes, in a thread and with a connection of their own.
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="log reader")
@@ -273,6 +278,7 @@ class SqliteStore:
         self._cut(known, known.finish)
         self._added[known.tenant] -= known.size + self._unused_blob(known.tenant, known.shared)
         self._log.delete_stream(known.number)
+        self._notices.delete_stream(known.number)
         execute("UPDATE deleted SET epoch = max(epoch, ?)", (epoch + 1,))
         if self._one("SELECT 1 FROM streams WHERE shared = ? LIMIT 1", known.shared) is None:
             execute("DELETE FROM blobs WHERE name = ?", (known.shared,))
@@ -347,6 +353,8 @@ class SqliteStore:
         )
         self._added[known.tenant] += size
         self._log.append(known.number, batch.log, batch.roll_backs)
+        if batch.notices:
+            self._notices.append(known.number, _bytes(tenant_of(batch.stream)), batch.notices)
         return None
 
     def _repeated(self, known: _Stream, batch: Batch) -> FencedError | None:
@@ -501,6 +509,23 @@ class SqliteStore:
     async def read_log(self, stream: str, query: LogQuery) -> LogPage:
         """Return a page of the decision log of a stream. Raise UnknownStreamError if there is no such stream."""
         return await self._read(lambda database: log_tables.read_page(database, _number(database, stream), query))
+
+    async def read_notices(self, stream: str, after: tuple[int, int] | None, since: int | None = None) -> list[Notice]:
+        """Return the notices of a stream after a position and number, or from a time on."""
+        return await self._read(lambda database: NoticeTable(database).read(_number(database, stream), after, since))
+
+    async def read_tenant_notices(self, tenant: str, after: int, limit: int) -> list[tuple[int, str, Notice]]:
+        """Return notices of a tenant whose ids are above `after`: id, stream and content, in the order of ids."""
+        return await self._call(lambda: self._tenant_notices(_bytes(tenant), after, limit))
+
+    def _tenant_notices(self, tenant: bytes, after: int, limit: int) -> list[tuple[int, str, Notice]]:
+        found = self._notices.read_tenant(tenant, after, limit)
+        names = {number: self._one("SELECT id FROM streams WHERE number = ?", number) for _, number, _ in found}
+        return [(place, _text(names[number]), notice) for place, number, notice in found]
+
+    async def newest_notice(self) -> int:
+        """Return the id of the newest notice."""
+        return await self._call(self._notices.newest)
 
     async def read_thumbnail(self, stream: str, position: int) -> bytes | None:
         """Return the thumbnail of a decision; None if there is none."""

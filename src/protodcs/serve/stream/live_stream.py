@@ -206,6 +206,16 @@ class LiveStream:
         """The entity tag of the state: it changes with every change of the stream."""
         return f'"{self.incarnation}-{self.position}"'
 
+    @property
+    def warning(self) -> str | None:
+        """The reason of the newest decision."""
+        return self._warning
+
+    @property
+    def latest_known(self) -> list[bool]:
+        """Whether each of the latest samples was known, oldest first."""
+        return list(self._latest)
+
     def summary(self) -> Summary:
         """Return what a list shows of the stream."""
         latest = self._latest

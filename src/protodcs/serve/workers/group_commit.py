@@ -112,10 +112,11 @@ class GroupCommit:
         self.groups = 0
         self.writes = 0
 
-    def put(self, journal: Journal, batch: Batch) -> None:
-        """Queue records. `journal.wait_durable` returns when they are durable."""
+    def put(self, journal: Journal, batch: Batch, written: Callable[[], None] | None = None) -> None:
+        """Queue records. `journal.wait_durable` returns when they are durable; `written` is called then."""
         journal.last = _new_future()
-        self._batches.append(_Entry(journal, batch, journal.last, time.monotonic(), traces.carried()))
+        entry = _Entry(journal, batch, journal.last, time.monotonic(), traces.carried(), written=written)
+        self._batches.append(entry)
         self._some_batches.set()
 
     def put_snapshot(

@@ -46,6 +46,7 @@ from .. import guard
 from ..access import audit
 from ..guard import Event
 from ..log.entries import LogEntry, LogQuery, Purge, Range, described
+from ..log.notices import Notice, NoticeMaker
 from ..messages import Action, Outcome, Reply, Request, internal_error
 from ..settings import ServeConfig, classes_of, cost_limits_of, log_limits
 from ..store.base import AcquiredStream, Batch, Checkpoint, ListedStream, Store, Takeover
@@ -123,8 +124,11 @@ class _LoadedStream:
     _slow: bool = False
     _slow_for: tuple[Any, int] | None = None
 
+    notice_maker: NoticeMaker = field(init=False)
+
     def __post_init__(self) -> None:
         self.snapshot_end = self.live.covered
+        self.notice_maker = NoticeMaker(self.live.warning, self.live.latest_known)
 
     @property
     def unsnapshotted_records(self) -> int:
@@ -198,6 +202,9 @@ class Worker:
         self._superseded = False
         # How often the memory of all streams was discarded.
         self._discards = 0
+        # Called as soon as records are durable: with their stream, the position of the first one, and whether there
+        # are notices.
+        self.on_commit: Callable[[str, int, bool], None] | None = None
         self._limits = Limits.of(config)
         self._log_limits = log_limits(config)
         self._tasks: list[asyncio.Task[None]] = []
@@ -393,8 +400,9 @@ class Worker:
                         # If the slices before are lost, this one must not overtake them.
                         await last.journal.wait_durable()
                     last = loaded
-                    replies += await self._work(stream, loaded, requests[len(replies) :])
-                    events += loaded.live.events()
+                    done, acted = await self._work(stream, loaded, requests[len(replies) :])
+                    replies += done
+                    events += acted
                 finally:
                     loaded.in_use.release()
             if last is not None:
@@ -406,8 +414,13 @@ class Worker:
         await self._tell_of_guard(stream, events)
         return replies
 
-    async def _work(self, stream: str, loaded: _LoadedStream, requests: list[Request]) -> list[Reply]:
-        """Serve the first requests, until the turn ends, and put their records into the journal's queue."""
+    async def _work(
+        self, stream: str, loaded: _LoadedStream, requests: list[Request]
+    ) -> tuple[list[Reply], list[Event]]:
+        """Serve the first requests, until the turn ends, and put their records into the journal's queue.
+
+        Returns the replies, and what the guard did.
+        """
         first = loaded.live.position
         try:
             done = await self._compute(loaded, partial(self._steps, loaded.live, requests, self._turn()))
@@ -418,9 +431,11 @@ class Worker:
         loaded.used = time.monotonic()
         for seconds, answer in done.steps:
             self.counted.stepped(seconds, answer)
+        events = loaded.live.events()
         if done.records:
-            self._put(stream, loaded, first, done.records, done.log, loaded.live.roll_backs())
-        return done.replies
+            notices = loaded.notice_maker.make(done.log, events)
+            self._put(stream, loaded, first, done.records, done.log, loaded.live.roll_backs(), notices)
+        return done.replies, events
 
     def _steps(self, live: LiveStream, requests: list[Request], until: float) -> _Slice:
         """Serve requests until a time, at least one of them. This may run in a thread."""
@@ -732,6 +747,33 @@ class Worker:
         facts = {"entries": [described(entry) for entry in page.entries], "more": page.more}
         return Reply(Outcome.DONE, facts=facts)
 
+    async def _read_events(self, request: Request) -> Reply:
+        """Return decisions and notices in the order of their positions, without loading the stream."""
+        query = json.loads(request.payload)
+        if query.get("newest"):
+            return await self._newest_event(request.stream)
+        after, since = query["after"], query["since"]
+        # The notices first: each has its decision in the page that is read after it.
+        notices = await self._store.read_notices(request.stream, None if after is None else tuple(after), since)
+        position = None if after is None else after[0]
+        wanted = LogQuery(since=since, after=position, newest_first=False, limit=query["limit"])
+        page = await self._store.read_log(request.stream, wanted)
+        events = [((entry.position, 0), "decision", described(entry)) for entry in page.entries]
+        last = page.entries[-1].position if page.more else None
+        events += [
+            ((notice.position, notice.number), notice.kind, notice.described())
+            for notice in notices
+            if last is None or notice.position <= last
+        ]
+        return Reply(Outcome.DONE, facts={"events": sorted(events, key=lambda event: event[0]), "more": page.more})
+
+    async def _newest_event(self, stream: str) -> Reply:
+        notices = await self._store.read_notices(stream, None)
+        page = await self._store.read_log(stream, LogQuery(limit=1))
+        places = [(entry.position, 0) for entry in page.entries]
+        places += [(notice.position, notice.number) for notice in notices[-1:]]
+        return Reply(Outcome.DONE, facts={"newest": max(places, default=(-1, 0))})
+
     async def _read_thumbnail(self, request: Request) -> Reply:
         """Return the thumbnail of a decision; an empty one if there is none."""
         thumbnail = await self._store.read_thumbnail(request.stream, int(request.payload))
@@ -817,10 +859,13 @@ class Worker:
         records: list[bytes],
         log: Sequence[LogEntry] = (),
         roll_backs: Sequence[Range] = (),
+        notices: Sequence[Notice] = (),
     ) -> bool:
         """Queue records. If the journal has become long, also queue a snapshot and return True."""
         summary, fence = loaded.live.summary().pack(), loaded.live.fence
-        self._commits.put(loaded.journal, Batch(stream, fence, position, records, summary, log, roll_backs))
+        batch = Batch(stream, fence, position, records, summary, log, roll_backs, notices)
+        written = None if self.on_commit is None else partial(self.on_commit, stream, position, bool(notices))
+        self._commits.put(loaded.journal, batch, written)
         size = sum(map(len, records))
         loaded.journal_bytes += size
         self._quotas.add(stream, size)
@@ -1286,6 +1331,7 @@ _SPECIAL: dict[str, Callable[[Worker, Request], Any]] = {
     Action.DELETE: Worker._delete,
     Action.DESCRIBE: Worker._describe,
     Action.READ_LOG: Worker._read_log,
+    Action.READ_EVENTS: Worker._read_events,
     Action.READ_THUMBNAIL: Worker._read_thumbnail,
     Action.PURGE_LOG: Worker._purge_log,
     Action.CHECK_HEALTH: Worker._check_health,

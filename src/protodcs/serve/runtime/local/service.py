@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from .... import encoders
 from ....errors import ConfigError
 from ...api.app import application
+from ...api.events.feeds import Feeds
 from ...encoder.encoding import SharedEncoder
 from ...encoder.micro_batcher import MicroBatcher
 from ...messages import STOPPING, Reply, Request
@@ -30,6 +31,7 @@ from ...telemetry import logs, traces
 from ...telemetry.gathering import Gathering, gather_forever
 from ...telemetry.metrics import EncoderMetrics, families
 from ...workers.router import Router
+from ...workers.webhooks import Webhooks
 from ...workers.worker import Worker
 from ..preflight import bind
 from ..startup import freeze_startup_objects
@@ -65,9 +67,17 @@ class LocalService:
         store: where its streams are.
         config: the settings of the service.
         encoder: None if the service accepts features only.
+        webhooks: None if nobody may create any.
     """
 
-    def __init__(self, worker: Worker, store: Store, config: ServeConfig, encoder: encoders.Encoder | None):
+    def __init__(
+        self,
+        worker: Worker,
+        store: Store,
+        config: ServeConfig,
+        encoder: encoders.Encoder | None,
+        webhooks: Webhooks | None = None,
+    ):
         self._worker = worker
         self._store = store
         self._router = Router(self._call, self.workers, config)
@@ -75,7 +85,15 @@ class LocalService:
         if self._encoder is not None:
             self._router.metrics.queued_images.set_function(self._encoder.queued)
         self._gathering = Gathering(config.lease_seconds, encoder is not None)
-        self.api: FastAPI = application(config, self._router, self, self._encoder)
+        self.webhooks = webhooks
+        self.api: FastAPI = application(config, self._router, self, self._encoder, webhooks)
+        self._feeds: Feeds = self.api.state.services.feeds
+        worker.on_commit = self._committed
+
+    def _committed(self, stream: str, position: int, noticed: bool) -> None:
+        self._feeds.committed(stream, position)
+        if noticed and self.webhooks is not None:
+            self.webhooks.wake()
 
     async def _call(self, _: str, requests: list[Request]) -> list[Reply]:
         return await self._worker.handle(requests)
@@ -198,16 +216,21 @@ async def _serve(config: ServeConfig, listener: socket.socket, ready: Callable[[
     # Before the encoder, which may take long to load: that the folder is in use should be known at once.
     store = SqliteStore(config.store.removeprefix("sqlite:"))
     worker = Worker(_WORKER, store, config)
+    webhooks: Webhooks | None = None
     try:
         encoder = None
         if config.encoder is not None:
             encoder = encoders.load(config.encoder, device=config.device, batch_size=config.batch_size)
-        service = LocalService(worker, store, config, encoder)
+        webhooks = Webhooks(store, config)
+        service = LocalService(worker, store, config, encoder, webhooks)
         await worker.start()
+        await webhooks.start()
         if config.metrics_port:
             service.listen_for_prometheus(config.host, config.metrics_port)
         await _serve_http(config, service.api, listener, ready, worker, store)
     finally:
+        if webhooks is not None:
+            await webhooks.close()
         await worker.close()
 
 

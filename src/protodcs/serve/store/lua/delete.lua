@@ -1,9 +1,10 @@
 -- Forgets a stream and all that belongs to it, and its shared blob if nobody else uses it. Answers 0.
 -- It must never delete for a fence that is not the newest, nor a blob that another stream uses.
 -- KEYS: meta, journal, snapshot, kept snapshots, their order, a snapshot left lying where Redis died, the tenant's streams, an
--- epoch above those of all deleted streams, usage of the tenants, decision log, ranges of positions that were rolled back
+-- epoch above those of all deleted streams, usage of the tenants, decision log, ranges of positions that were rolled back,
+-- notices
 -- ARGV: fence, stream, what the keys of shared blobs begin with, what the keys of their users begin with, tenant
-local meta, journal, snapshot, kept, order, ready, streams, past, usage, log, roll_backs = unpack(KEYS)
+local meta, journal, snapshot, kept, order, ready, streams, past, usage, log, roll_backs, notices = unpack(KEYS)
 local fence, stream, blobs, users, tenant = unpack(ARGV)
 
 local found, other_layout = read_meta(meta, 'fence', 'holder', 'shared', 'epoch', 'state_bytes', 'journal_bytes')
@@ -12,7 +13,7 @@ if refused then
   return refused
 end
 -- First what frees memory, as a Redis that is full would not begin with anything else.
-redis.call('DEL', meta, journal, snapshot, kept, order, ready, log, roll_backs)
+redis.call('DEL', meta, journal, snapshot, kept, order, ready, log, roll_backs, notices)
 local above = tonumber(found[4]) + 1
 if above > tonumber(redis.call('GET', past) or '0') then
   redis.call('SET', past, above)

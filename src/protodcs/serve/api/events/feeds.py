@@ -1,0 +1,442 @@
+"""Feeds: read what is new in the streams that somebody follows, once, and hand it to all who follow them.
+
+A feed reads events from the store only, so nobody sees a change that is not durable. In the process of the worker, each
+commit wakes the feed of its stream. On a cluster, feeds look at their streams several times a second. A client that
+reads too slowly is disconnected and resumes from its last id; it never delays a worker or another client.
+"""
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from ....errors import ProtoDCSError
+from ...access.problems import ProblemError
+from ...messages import Action, Outcome, Reply
+from ...messages import Request as WorkerRequest
+from ...settings import ServeConfig, tenant_of
+from ...store.base import ListedStream
+from ...workers.router import Router
+from ..context import checked
+
+_log = logging.getLogger(__name__)
+
+# Events that are read at once.
+_PAGE = 500
+# Events that wait for one client, at most.
+_BUFFER = 2000
+# In the process of the worker, commits wake the feeds. This is for what they might miss. Seconds.
+_LOOK_ANYWAY = 5.0
+# How often the streams of a tenant are listed to find those that changed, on a cluster. Seconds.
+_LIST_SECONDS = 1.0
+_MAX_LISTED = 1000
+# Statistics of a stream are sent once in so many seconds, at most.
+STATS_SECONDS = 1.0
+
+ListStreams = Callable[[str, str | None, int], Awaitable[list[ListedStream]]]
+
+
+class Cursor(NamedTuple):
+    """A place among the events of a stream: a position in its journal, and the number of the event there."""
+
+    position: int
+    number: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> "Cursor":
+        """Return the cursor of an event id such as 17 or 17.1. Raise ValueError if it is none."""
+        parts = text.split(".")
+        if len(text) > 20 or len(parts) > 2 or not all(part.isdecimal() and part.isascii() for part in parts):
+            raise ValueError(f"{text[:100]!r} is no event id")
+        return cls(*map(int, parts))
+
+    def __str__(self) -> str:
+        return f"{self.position}.{self.number}" if self.number else str(self.position)
+
+
+class Frame(NamedTuple):
+    """One event, ready to be sent.
+
+    Attributes:
+        cursor: its place in its stream; None for one that is not stored.
+        time: in milliseconds since 1970.
+        kind: the name of the event.
+        data: JSON.
+    """
+
+    cursor: Cursor | None
+    time: int
+    kind: str
+    data: str
+
+    def of_stream(self) -> bytes:
+        """Return the event for those who follow its stream."""
+        return self._bytes("" if self.cursor is None else f"id: {self.cursor}\n")
+
+    def of_tenant(self) -> bytes:
+        """Return the event for those who follow all streams of a tenant. Times are what all streams share."""
+        return self._bytes("" if self.cursor is None else f"id: {self.time}\n")
+
+    def _bytes(self, name: str) -> bytes:
+        return f"{name}event: {self.kind}\ndata: {self.data}\n\n".encode()
+
+
+class Subscriber:
+    """One client: the events that wait for it.
+
+    Attributes:
+        slow: it did not read fast enough. It gets what waits, and nothing more.
+        wake: set when something waits.
+    """
+
+    def __init__(self, skip_to: Cursor | None = None):
+        self._waiting: deque[bytes] = deque()
+        self._skip_to = skip_to
+        self.slow = False
+        self.wake = asyncio.Event()
+
+    def put(self, cursor: Cursor | None, content: bytes) -> None:
+        """Have an event wait, unless the client knows it already."""
+        if self.slow or (cursor is not None and self._skip_to is not None and cursor <= self._skip_to):
+            return
+        if len(self._waiting) >= _BUFFER:
+            self.slow = True
+        else:
+            self._waiting.append(content)
+        self.wake.set()
+
+    def take(self) -> bytes:
+        """Return all that waits."""
+        self.wake.clear()
+        content = b"".join(self._waiting)
+        self._waiting.clear()
+        return content
+
+
+class _Stats:
+    """Counts decisions between two events of statistics."""
+
+    def __init__(self) -> None:
+        self._sent = 0.0
+        self._outcomes: Counter[str] = Counter()
+        self._position = 0
+
+    def add(self, position: int, outcome: str) -> None:
+        self._outcomes[outcome] += 1
+        self._position = position
+
+    def due(self) -> float | None:
+        """Return in how many seconds the next event is due; None if there is nothing to say."""
+        return max(0.0, self._sent + STATS_SECONDS - time.monotonic()) if self._outcomes else None
+
+    def take(self, stream: str) -> Frame:
+        counts = {name: self._outcomes[name] for name in ("known", "unsure", "unknown")}
+        self._outcomes.clear()
+        self._sent = time.monotonic()
+        now = int(1000 * time.time())
+        data = {"stream": stream, "time": now, "position": self._position, "decisions": sum(counts.values()), **counts}
+        return Frame(None, now, "stats", json.dumps(data))
+
+
+class _Feed:
+    """Reads one stream for all who follow it.
+
+    Attributes:
+        cursor: of the newest event that was handed out; None before the first look.
+        subscribers: those who follow this stream alone.
+    """
+
+    def __init__(self, feeds: "Feeds", stream: str, cursor: Cursor | None, since: int | None = None):
+        self._feeds = feeds
+        self._stream = stream
+        self._since = since
+        self.cursor = cursor
+        self.subscribers: set[Subscriber] = set()
+        self.wake = asyncio.Event()
+        self._stats = _Stats()
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                try:
+                    await self._look()
+                    if not self.ready.done():
+                        self.ready.set_result(None)
+                except ProtoDCSError as problem:
+                    if not self.ready.done():
+                        self.ready.set_exception(problem)
+                        self.ready.exception()
+                        return
+                    if isinstance(problem, _GoneError):
+                        return
+                    _log.debug("a feed could not read its stream: %s", problem)
+                await self._wait()
+                if not self._followed:
+                    return
+        finally:
+            self._feeds.ended(self._stream, self)
+            for subscriber in self.subscribers:
+                # They ask again, and are told why this is over.
+                subscriber.slow = True
+                subscriber.wake.set()
+
+    @property
+    def _followed(self) -> bool:
+        return bool(self.subscribers) or self._feeds.has_tenant_subscribers(tenant_of(self._stream))
+
+    async def _wait(self) -> None:
+        """Wait until there may be something new."""
+        seconds = self._feeds.poll_seconds
+        due = self._stats.due()
+        if due is not None:
+            seconds = min(seconds, due)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.wake.wait(), seconds)
+        if self._stats.due() == 0.0:
+            self._hand_out([self._stats.take(public_id(self._stream))])
+
+    async def _look(self) -> None:
+        """Read what is new, and hand it out."""
+        if self.cursor is None and self._since is None:
+            self.cursor = await self._feeds.newest(self._stream)
+            return
+        more = True
+        while more:
+            # Before the read: what is committed meanwhile needs another look.
+            self.wake.clear()
+            frames, more = await self._feeds.read(self._stream, self.cursor, since=self._since)
+            for frame in frames:
+                assert frame.cursor is not None
+                if frame.kind == "decision":
+                    self._stats.add(frame.cursor.position, json.loads(frame.data)["outcome"])
+            if frames:
+                self.cursor = frames[-1].cursor
+            self._since = None if self.cursor is not None else self._since
+            self._hand_out(frames)
+
+    def _hand_out(self, frames: list[Frame]) -> None:
+        tenant_subscribers = self._feeds.tenant_subscribers(tenant_of(self._stream))
+        for frame in frames:
+            if self.subscribers:
+                content = frame.of_stream()
+                for subscriber in self.subscribers:
+                    subscriber.put(frame.cursor, content)
+            if tenant_subscribers:
+                content = frame.of_tenant()
+                for subscriber in tenant_subscribers:
+                    subscriber.put(None, content)
+
+
+class _GoneError(ProblemError):
+    """The stream does not exist any more."""
+
+
+class Feeds:
+    """All feeds of one process that serves HTTP.
+
+    Args:
+        config: the settings of the service.
+        router: asks the workers.
+        list_streams: returns streams of a tenant.
+    """
+
+    def __init__(self, config: ServeConfig, router: Router, list_streams: ListStreams):
+        self._router = router
+        self._list_streams = list_streams
+        self._is_woken = config.is_single
+        self.poll_seconds = _LOOK_ANYWAY if config.is_single else config.event_poll_seconds
+        self._feeds: dict[str, _Feed] = {}
+        self._tenants: dict[str, set[Subscriber]] = {}
+        self._listing: dict[str, asyncio.Task[None]] = {}
+        self._clients: Counter[str] = Counter()
+        self._max_clients = config.max_event_clients
+        self._max_of_tenant = max(1, int(config.tenant_max_fraction * config.max_event_clients))
+
+    def enter(self, tenant: str) -> None:
+        """Count a client. Raise ProblemError if there are too many."""
+        if self._clients.total() >= self._max_clients or (tenant and self._clients[tenant] >= self._max_of_tenant):
+            raise ProblemError("overloaded", "Too many event streams are open. Close one, or retry later.")
+        self._clients[tenant] += 1
+
+    def leave(self, tenant: str) -> None:
+        """Forget a client."""
+        self._clients[tenant] -= 1
+
+    # Wake-ups.
+
+    def committed(self, stream: str, position: int) -> None:
+        """Note that records from a position on are durable. The worker in this process calls this."""
+        feed = self._feeds.get(stream)
+        if feed is not None:
+            feed.wake.set()
+        elif tenant_of(stream) in self._tenants:
+            self._feeds[stream] = _Feed(self, stream, Cursor(position - 1, _LAST))
+
+    def ended(self, stream: str, feed: _Feed) -> None:
+        """Forget a feed."""
+        if self._feeds.get(stream) is feed:
+            del self._feeds[stream]
+
+    def has_tenant_subscribers(self, tenant: str) -> bool:
+        """Return whether somebody follows all streams of a tenant."""
+        return tenant in self._tenants
+
+    def tenant_subscribers(self, tenant: str) -> set[Subscriber]:
+        """Return those who follow all streams of a tenant."""
+        return self._tenants.get(tenant, set())
+
+    # Clients.
+
+    async def follow(self, stream: str, after: Cursor | None) -> AsyncGenerator[bytes, None]:
+        """Yield events of a stream, and nothing if there was none within a while.
+
+        Ends if the client is too slow, or the stream does not exist any more.
+
+        Args:
+            stream: the id that workers use.
+            after: the last event that the client knows; None: only events from now on.
+        """
+        feed = await self._ready(stream)
+        assert feed.cursor is not None
+        cursor = feed.cursor if after is None else after
+        # From here on nothing is missed: what the feed has not handed out yet comes to the subscriber.
+        while cursor < feed.cursor:
+            frames, more = await self.read(stream, cursor)
+            yield b"".join(frame.of_stream() for frame in frames)
+            cursor = max(cursor, frames[-1].cursor or cursor) if frames else feed.cursor
+            if not more:
+                feed = await self._ready(stream)
+                assert feed.cursor is not None
+        subscriber = Subscriber(cursor)
+        feed.subscribers.add(subscriber)
+        try:
+            yield b""
+            async for content in _drained(subscriber):
+                yield content
+        finally:
+            feed.subscribers.discard(subscriber)
+
+    async def follow_all(self, tenant: str, after: int | None) -> AsyncGenerator[bytes, None]:
+        """Yield events of all streams of a tenant, and nothing if there was none within a while.
+
+        Args:
+            tenant: its name; empty without keys.
+            after: a time in milliseconds since 1970. Events from then on are sent first, stream by stream.
+        """
+        subscriber = Subscriber()
+        self._tenants.setdefault(tenant, set()).add(subscriber)
+        if not self._is_woken and tenant not in self._listing:
+            self._listing[tenant] = asyncio.create_task(self._watch(tenant))
+        try:
+            yield b""
+            if after is not None:
+                async for content in self._replay(tenant, after):
+                    yield content
+            async for content in _drained(subscriber):
+                yield content
+        finally:
+            self._tenants[tenant].discard(subscriber)
+            if not self._tenants[tenant]:
+                del self._tenants[tenant]
+                if tenant in self._listing:
+                    self._listing.pop(tenant).cancel()
+
+    async def _ready(self, stream: str) -> _Feed:
+        """Return the feed of a stream that has found its place. Raise ProblemError if it cannot be read."""
+        feed = self._feeds.get(stream)
+        if feed is None:
+            feed = self._feeds[stream] = _Feed(self, stream, None)
+        await asyncio.shield(feed.ready)
+        return feed
+
+    async def _replay(self, tenant: str, since: int) -> AsyncGenerator[bytes, None]:
+        async for listed in self._streams(tenant):
+            cursor, more = None, True
+            while more:
+                try:
+                    frames, more = await self.read(listed.id, cursor, since=since)
+                except _GoneError:
+                    break
+                if frames:
+                    cursor = frames[-1].cursor
+                    yield b"".join(frame.of_tenant() for frame in frames)
+
+    async def _streams(self, tenant: str) -> AsyncIterator[ListedStream]:
+        after = None
+        while page := await self._list_streams(tenant, after, _MAX_LISTED):
+            for listed in page:
+                yield listed
+            after = page[-1].id
+
+    async def _watch(self, tenant: str) -> None:
+        """Wake the feeds of streams whose summary has changed. Only a cluster needs this."""
+        known: dict[str, bytes] | None = None
+        since = int(1000 * time.time())
+        while True:
+            try:
+                found = {listed.id: listed.summary async for listed in self._streams(tenant)}
+            except ProtoDCSError as problem:
+                _log.debug("the streams of a tenant could not be listed: %s", problem)
+                found = known or {}
+            for stream, summary in found.items():
+                if known is not None and known.get(stream) != summary:
+                    if stream in self._feeds:
+                        self._feeds[stream].wake.set()
+                    else:
+                        self._feeds[stream] = _Feed(self, stream, None, since)
+            known = found
+            await asyncio.sleep(_LIST_SECONDS)
+
+    # Reading.
+
+    async def newest(self, stream: str) -> Cursor:
+        """Return the place of the newest event of a stream."""
+        facts = await self._ask(stream, {"newest": True})
+        return Cursor(*facts["newest"])
+
+    async def read(self, stream: str, after: Cursor | None, since: int | None = None) -> tuple[list[Frame], bool]:
+        """Return some events of a stream after a place, or from a time on, and whether there are more."""
+        facts = await self._ask(stream, {"after": after, "since": since, "limit": _PAGE})
+        name = public_id(stream)
+        frames = [
+            Frame(Cursor(*place), data["time"], kind, json.dumps({"stream": name, **data}))
+            for place, kind, data in facts["events"]
+        ]
+        return frames, facts["more"]
+
+    async def _ask(self, stream: str, query: dict[str, Any]) -> dict[str, Any]:
+        request = WorkerRequest(stream, Action.READ_EVENTS, secrets.token_hex(8), json.dumps(query).encode())
+        reply: Reply
+        (reply,) = await self._router.ask_at_once([request])
+        if reply.outcome is Outcome.MISSING:
+            raise _GoneError("stream_not_found", reply.message)
+        facts = checked(reply).facts
+        assert facts is not None
+        return facts
+
+
+# Above the numbers of all events at one position.
+_LAST = 1_000_000
+
+
+async def _drained(subscriber: Subscriber) -> AsyncGenerator[bytes, None]:
+    """Yield what waits for a client, and nothing once in a while; end if the client is too slow."""
+    while True:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(subscriber.wake.wait(), STATS_SECONDS)
+        slow = subscriber.slow
+        yield subscriber.take()
+        if slow:
+            return
+
+
+def public_id(stream: str) -> str:
+    """Return the id of a stream as callers know it."""
+    return stream.rpartition("/")[2]

@@ -1,0 +1,1 @@
+"""Webhooks of a tenant."""

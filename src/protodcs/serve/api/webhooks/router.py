@@ -1,0 +1,130 @@
+"""Create, list and delete webhooks, and read what could not be delivered."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path
+from pydantic import AwareDatetime, BaseModel, Field
+
+from ...access.problems import ProblemError
+from ...access.rules import requires
+from ...workers.webhooks import Webhook, Webhooks, check_cluster_has_none
+from ..context import Context, RequestContext
+from ..json_parsing import JsonRoute
+from ..openapi import LOCATION, problems
+from ..schemas import Body, StreamId, Text
+
+router = APIRouter(tags=["webhooks"], route_class=JsonRoute)
+
+WebhookPath = Annotated[str, Path(min_length=1, max_length=100, description="Id of the webhook.")]
+EventName = Literal["guard", "possible_shift", "unknown_burst"]
+_EVENT_NAMES: tuple[EventName, ...] = ("guard", "possible_shift", "unknown_burst")
+
+
+class NewWebhook(Body):
+    """A webhook to be created."""
+
+    url: Text = Field(min_length=1, max_length=2000, description="Where notices are sent with POST.")
+    events: list[EventName] = Field(
+        list(_EVENT_NAMES), min_length=1, max_length=len(_EVENT_NAMES), description="Which notices. Default: all."
+    )
+    streams: list[StreamId] | None = Field(
+        None, min_length=1, max_length=1000, description="Only notices of these streams. Null: of all."
+    )
+
+
+class WebhookStatus(BaseModel):
+    """A webhook."""
+
+    id: str
+    url: str
+    events: list[EventName]
+    streams: list[str] | None
+    created: AwareDatetime
+
+
+class CreatedWebhook(WebhookStatus):
+    """A webhook and its secret, which no other response contains."""
+
+    secret: str = Field(description="Key of the HMAC-SHA256 in the header `X-ProtoDCS-Signature`.")
+
+
+class WebhookList(BaseModel):
+    """The webhooks of the caller, oldest first."""
+
+    webhooks: list[WebhookStatus]
+
+
+class DeadLetter(BaseModel):
+    """A delivery that was given up."""
+
+    delivery: dict[str, Any] = Field(description="The body that was sent.")
+    error: str = Field(description="Why the last attempt failed.")
+    attempts: int
+    time: int = Field(description="Of the last attempt, in milliseconds since 1970.")
+
+
+class DeadLetters(BaseModel):
+    """Deliveries that were given up, oldest first."""
+
+    items: list[DeadLetter]
+
+
+@router.post("/v1/webhooks", status_code=201, responses={201: LOCATION})
+@requires("admin", "create webhook", max_body=2**18)
+async def create(body: NewWebhook, context: Context) -> CreatedWebhook:
+    """Create a webhook. It gets all notices from now on."""
+    webhooks = _webhooks(context)
+    made = await webhooks.create(context.tenant, body.url, list(dict.fromkeys(body.events)), body.streams)
+    context.response.headers["Location"] = f"/v1/webhooks/{made.id}"
+    return CreatedWebhook(**_status(made).model_dump(), secret=made.secret)
+
+
+@router.get("/v1/webhooks")
+@requires("admin", "list webhooks", audited=False)
+async def list_(context: Context) -> WebhookList:
+    """Return the caller's webhooks."""
+    return WebhookList(webhooks=[_status(webhook) for webhook in _webhooks(context).of_tenant(context.tenant)])
+
+
+@router.get("/v1/webhooks/{webhook}", responses=problems(404))
+@requires("admin", "list webhooks", audited=False)
+async def status(webhook: WebhookPath, context: Context) -> WebhookStatus:
+    """Return a webhook."""
+    return _status(_found(context, webhook))
+
+
+@router.delete("/v1/webhooks/{webhook}", status_code=204, responses=problems(404))
+@requires("admin", "delete webhook")
+async def delete(webhook: WebhookPath, context: Context) -> None:
+    """Delete a webhook with its dead letters."""
+    await _webhooks(context).delete(_found(context, webhook))
+
+
+@router.get("/v1/webhooks/{webhook}/dead-letters", responses=problems(404))
+@requires("admin", "list webhooks", audited=False)
+async def dead_letters(webhook: WebhookPath, context: Context) -> DeadLetters:
+    """Return deliveries that were given up after all attempts: the newest 100."""
+    found = await _webhooks(context).dead_letters(_found(context, webhook))
+    return DeadLetters(items=[DeadLetter(**letter) for letter in found])
+
+
+def _webhooks(context: RequestContext) -> Webhooks:
+    return check_cluster_has_none(context.services.webhooks)
+
+
+def _found(context: RequestContext, name: str) -> Webhook:
+    webhook = _webhooks(context).find(context.tenant, name)
+    if webhook is None:
+        raise ProblemError("webhook_not_found", f"There is no webhook {name[:100]!r}.")
+    return webhook
+
+
+def _status(webhook: Webhook) -> WebhookStatus:
+    return WebhookStatus(
+        id=webhook.id,
+        url=webhook.url,
+        events=[name for name in _EVENT_NAMES if name in webhook.events],
+        streams=webhook.streams,
+        created=datetime.fromtimestamp(webhook.created, UTC),
+    )

@@ -1,0 +1,383 @@
+"""Server-sent events: what clients see of a stream, live and after they were away."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+import uvicorn
+
+from made_service import feature
+from protodcs.serve.access.keys import revoke_key
+from protodcs.serve.api.events import feeds
+from protodcs.serve.api.events.feeds import Cursor, Subscriber
+from protodcs.serve.guard import Action, Event
+from protodcs.serve.log.entries import LogEntry
+from protodcs.serve.log.notices import BURST_UNKNOWN, Notice, NoticeMaker
+from protodcs.serve.store.base import Batch
+from store_contract import BLOB, begun, of_every_store
+from test_access import Guarded
+from test_service_app import NEW, Service
+
+BYTES = {"content-type": "application/octet-stream"}
+
+
+class Events:
+    """The events of an open response."""
+
+    def __init__(self, response):
+        self.response = response
+        self._lines = response.aiter_lines()
+
+    async def next(self, *kinds):
+        """The next event of one of these kinds, or of any kind: (id, kind, data)."""
+        while True:
+            name, kind, data = None, None, None
+            async for line in self._lines:
+                if not line:
+                    break
+                field, _, value = line.partition(": ")
+                name = value if field == "id" else name
+                kind = value if field == "event" else kind
+                data = json.loads(value) if field == "data" else data
+            else:
+                raise EOFError
+            if kind is not None and (not kinds or kind in kinds):
+                return name, kind, data
+
+    async def decisions(self, count):
+        return [await self.next("decision") for _ in range(count)]
+
+    async def ended(self):
+        """Whether the service ends the response."""
+        try:
+            while True:
+                await self.next()
+        except EOFError:
+            return True
+
+
+@asynccontextmanager
+async def following(client, path="/v1/streams/s/events", **more):
+    async with client.stream("GET", path, timeout=60, **more) as response:
+        assert response.status_code == 200, await response.aread()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        events = Events(response)
+        # The first heartbeat: from here on nothing is missed.
+        await events.next("heartbeat")
+        yield events
+
+
+@asynccontextmanager
+async def listening(service, **headers):
+    """A service behind real HTTP in this event loop, with a stream "s", and a client."""
+    committed = service.api.state.services.feeds.committed
+    service.worker.on_commit = lambda stream, position, noticed: committed(stream, position)
+    await service.worker.start()
+    server = uvicorn.Server(uvicorn.Config(service.api, port=0, log_level="critical", ws="none", lifespan="off"))
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers) as client:
+        try:
+            yield client
+        finally:
+            server.should_exit = server.force_exit = True
+            await serving
+            await service.client.aclose()
+            await service.worker.close()
+
+
+async def observed(client, *numbers, stream="s"):
+    for number in numbers:
+        response = await client.post(f"/v1/streams/{stream}/observe", content=feature(number), headers=BYTES)
+        assert response.status_code == 200, response.text
+
+
+async def created(client, stream="s", **more):
+    response = await client.post("/v1/streams", json={**NEW, "id": stream, **more})
+    assert response.status_code == 201, response.text
+
+
+def run(work, **changes):
+    async def inside():
+        async with listening(Service(store="sqlite:unused", **changes)) as client:
+            await created(client)
+            await work(client)
+
+    asyncio.run(asyncio.wait_for(inside(), 120))
+
+
+def test_decisions_are_events_whose_ids_are_their_positions():
+    async def work(client):
+        async with following(client) as events:
+            await observed(client, 0, 1, 2)
+            found = await events.decisions(3)
+            assert [name for name, *_ in found] == ["0", "1", "2"]
+            logged = (await client.get("/v1/streams/s/decisions?order=oldest")).json()["items"]
+            for (_, _, data), entry in zip(found, logged, strict=True):
+                assert data.pop("stream") == "s"
+                assert isinstance(data.pop("time"), int)
+                entry.pop("time")
+                assert data == entry
+
+    run(work)
+
+
+@pytest.mark.parametrize("how", ["header", "query"])
+def test_a_client_that_was_away_gets_what_it_missed_and_then_what_comes(how):
+    async def work(client):
+        await observed(client, *range(20))
+        given = {"headers": {"Last-Event-ID": "4"}} if how == "header" else {"params": {"after": "4"}}
+        async with following(client, **given) as events:
+            assert [name for name, *_ in await events.decisions(15)] == [str(number) for number in range(5, 20)]
+            await observed(client, 20, 21)
+            assert [name for name, *_ in await events.decisions(2)] == ["20", "21"]
+
+    run(work)
+
+
+def test_nothing_is_missed_or_doubled_while_a_client_joins(monkeypatch):
+    monkeypatch.setattr(feeds, "_PAGE", 7)
+
+    async def work(client):
+        sending = asyncio.create_task(observed(client, *range(150)))
+        for first in (0, 10, 40):
+            after = {"params": {"after": str(first - 1)}} if first else {"params": {"after": "0"}}
+            async with following(client, **after) as events:
+                names = [int(name) for name, *_ in await events.decisions(60)]
+                assert names == list(range(max(first, 1), max(first, 1) + 60))
+        await sending
+
+    run(work)
+
+
+def test_all_streams_of_a_caller_have_one_event_stream():
+    async def work(client):
+        await created(client, "t")
+        async with following(client, "/v1/events") as events:
+            await observed(client, 0, 1)
+            await observed(client, 0, stream="t")
+            found = [data for *_, data in await events.decisions(3)]
+            assert [(data["stream"], data["position"]) for data in found] == [("s", 0), ("s", 1), ("t", 0)]
+            last = str(found[0]["time"])
+        await observed(client, 2)
+        async with following(client, "/v1/events", params={"after": last}) as events:
+            seen = set()
+            while len(seen) < 4:
+                _, _, data = await events.next("decision")
+                seen.add((data["stream"], data["position"]))
+            assert seen == {("s", 0), ("s", 1), ("s", 2), ("t", 0)}
+            await observed(client, 1, stream="t")
+            assert (await events.next("decision"))[2]["stream"] == "t"
+
+    run(work)
+
+
+def test_statistics_count_the_decisions_of_a_second_at_most():
+    async def work(client):
+        async with following(client) as events:
+            await observed(client, *range(30))
+            total = 0
+            while total < 30:
+                name, _, data = await events.next("stats")
+                assert name is None
+                assert data["decisions"] == data["known"] + data["unsure"] + data["unknown"]
+                total += data["decisions"]
+            assert total == 30
+            assert data["position"] == 29
+
+    run(work)
+
+
+def test_a_quiet_stream_has_heartbeats():
+    async def work(client):
+        async with following(client) as events:
+            for _ in range(3):
+                assert (await events.next())[1] == "heartbeat"
+
+    run(work, heartbeat_seconds=0.2)
+
+
+def test_guard_actions_and_warnings_are_events_also_for_those_who_were_away():
+    async def work(client):
+        # Many times the same sample: the guard rolls back.
+        await created(client, "g", guard={"window": 32, "sameness": 0.9})
+        async with following(client, "/v1/streams/g/events") as events:
+            await observed(client, *[0] * 40, stream="g")
+            name, _, live = await events.next("guard")
+            assert (live["guard"], live["action"], name) == ("sameness", "roll_back", f"{live['position']}.1")
+        async with following(client, "/v1/streams/g/events", params={"after": "0"}) as events:
+            names = []
+            while not names or names[-1] != name:
+                names.append((await events.next("decision", "guard"))[0])
+            position = live["position"]
+            assert names == [*(str(at) for at in range(1, position + 1)), name]
+        async with following(client, "/v1/streams/g/events", params={"after": str(position)}) as events:
+            assert (await events.next("decision", "guard"))[0] == name
+        async with following(client, "/v1/streams/g/events", params={"after": name}) as events:
+            assert (await events.next("decision", "guard"))[0] == str(position + 1)
+
+    run(work)
+
+
+def test_there_are_no_events_of_a_stream_that_does_not_exist_and_of_ids_that_are_none():
+    async def work(client):
+        assert (await client.get("/v1/streams/none/events")).status_code == 404
+        for name in ("x", "-1", "1.", "1.x", "9" * 30):
+            assert (await client.get("/v1/streams/s/events", params={"after": name})).status_code == 422
+        assert (await client.get("/v1/events", params={"after": "1.1"})).status_code == 422
+
+    run(work)
+
+
+def test_the_events_of_a_stream_end_when_it_is_deleted(monkeypatch):
+    monkeypatch.setattr(feeds, "_LOOK_ANYWAY", 0.1)
+
+    async def work(client):
+        async with following(client) as events:
+            assert (await client.delete("/v1/streams/s")).status_code == 204
+            assert await events.ended()
+
+    run(work)
+
+
+def test_feeds_that_nobody_wakes_look_for_themselves():
+    async def inside():
+        async with listening(Service(event_poll_seconds=0.05)) as client:
+            await created(client)
+            async with following(client) as one, following(client, "/v1/events") as both:
+                await asyncio.sleep(1.5)
+                await observed(client, 0, 1)
+                for events in (one, both):
+                    assert [data["position"] for *_, data in await events.decisions(2)] == [0, 1]
+
+    asyncio.run(asyncio.wait_for(inside(), 120))
+
+
+def test_too_many_event_streams_are_rejected():
+    async def work(client):
+        async with following(client), following(client):
+            assert (await client.get("/v1/streams/s/events")).status_code == 429
+        # The service needs a moment to notice that the clients have gone.
+        status = 429
+        while status == 429:
+            async with client.stream("GET", "/v1/streams/s/events") as response:
+                status = response.status_code
+        assert status == 200
+
+    run(work, max_event_clients=2)
+
+
+def test_the_events_end_when_the_key_is_revoked_or_the_browser_signs_out(tmp_path):
+    async def inside():
+        service = Guarded(tmp_path, store="sqlite:unused")
+        async with listening(service) as client:
+            admin = {"authorization": f"Bearer {service.keys['acme admin']}"}
+            reader = {"authorization": f"Bearer {service.keys['acme read']}"}
+            await created_by(client, admin)
+            signed_in = await client.post("/v1/session", headers=reader)
+            cookie = {"cookie": signed_in.headers["set-cookie"].split(";")[0], "sec-fetch-site": "same-origin"}
+            client.cookies.clear()
+            assert (await client.get("/v1/streams/s/events", headers={"cookie": cookie["cookie"]})).status_code == 403
+            async with following(client, headers=cookie) as page, following(client, headers=reader) as program:
+                assert (await client.delete("/v1/session", headers=cookie)).status_code == 204
+                assert await page.ended()
+                revoke_key(service.file, service.records["acme read"].id)
+                assert await program.ended()
+            # Another tenant has other streams.
+            rival = {"authorization": f"Bearer {service.keys['rival read']}"}
+            assert (await client.get("/v1/streams/s/events", headers=rival)).status_code == 404
+
+    asyncio.run(asyncio.wait_for(inside(), 120))
+
+
+async def created_by(client, headers):
+    assert (await client.post("/v1/streams", json=NEW, headers=headers)).status_code == 201
+
+
+def test_a_client_that_does_not_read_is_disconnected_and_others_go_on(monkeypatch):
+    monkeypatch.setattr(feeds, "_BUFFER", 3)
+
+    async def inside():
+        subscriber, other = Subscriber(), Subscriber(Cursor(1))
+        for position in range(5):
+            for one in (subscriber, other):
+                one.put(Cursor(position), b"%d" % position)
+        assert subscriber.slow
+        assert subscriber.take() == b"012"
+        assert not other.slow
+        assert other.take() == b"234"
+        subscriber.put(Cursor(6), b"6")
+        assert subscriber.take() == b""
+
+    asyncio.run(inside())
+
+
+# Notices.
+
+
+def entry(position, outcome="known", reason=None):
+    return LogEntry(
+        position=position,
+        time=1000 * position,
+        key=f"key {position}",
+        image_ref=None,
+        outcome=outcome,
+        nearest_class="cat",
+        p_unknown=0.5,
+        score=0.5,
+        reason=reason,
+        known=outcome != "unknown",
+    )
+
+
+def test_a_shift_and_a_burst_are_reported_once_until_they_are_over():
+    maker = NoticeMaker(None, [])
+    entries = [entry(at, reason="possible shift" if at in (3, 4, 7) else None) for at in range(10)]
+    assert [(notice.position, notice.number) for notice in maker.make(entries, [])] == [(3, 1), (7, 1)]
+    maker = NoticeMaker("possible shift", [True] * 50)
+    assert maker.make([entry(0, reason="possible shift")], []) == []
+    unknown = [entry(at, "unknown") for at in range(1, 100)]
+    (notice,) = maker.make(unknown, [])
+    assert notice.position == BURST_UNKNOWN
+    assert notice.described()["warning"] == "unknown_burst"
+    maker.make([entry(at) for at in range(100, 200)], [])
+    assert len(maker.make([entry(at, "unknown") for at in range(200, 250)], [])) == 1
+    # A stream that is loaded again in the middle of a burst does not report it again.
+    assert NoticeMaker(None, [False] * 50).make([entry(1, "unknown")], []) == []
+
+
+def test_several_notices_of_one_decision_are_numbered():
+    event = Event("numbers", Action.ROLL_BACK, 5, 1, float("nan"), 0.0)
+    notices = NoticeMaker(None, []).make([entry(4), entry(5, reason="possible shift")], [event])
+    assert [(notice.position, notice.number, notice.kind) for notice in notices] == [
+        (5, 1, "guard"),
+        (5, 2, "warning"),
+    ]
+    assert notices[0].described()["value"] is None
+
+
+def notice(position, number=1):
+    return Notice(position, number, 1000 * position, "warning", json.dumps({"warning": "possible_shift"}))
+
+
+@of_every_store
+async def test_notices_are_written_with_their_records_or_not_at_all(store):
+    fence = await begun(store)
+    first = Batch("s", fence, 0, [b"0", b"1"], notices=[notice(0), notice(1), notice(1, 2)])
+    assert await store.commit([first, first]) == [None, None]
+    assert await store.read_notices("s", None) == [notice(0), notice(1), notice(1, 2)]
+    wrong = Batch("s", fence, 7, [b"7"], notices=[notice(7)])
+    good = Batch("s", fence, 2, [b"2"], notices=[notice(2)])
+    refused, done = await store.commit([wrong, good])
+    assert refused is not None
+    assert done is None
+    assert await store.read_notices("s", (1, 1)) == [notice(1, 2), notice(2)]
+    assert await store.read_notices("s", None, 2000) == [notice(2)]
+    await store.delete("s", fence)
+    await store.put_shared(BLOB, b"blob")
+    assert await store.create("s", b"spec", BLOB)
+    assert await store.read_notices("s", None) == []
