@@ -15,8 +15,8 @@ def main(folder: str, port: str) -> None:
     server.set_service(port)
     factory = GstRtspServer.RTSPMediaFactory()
     factory.set_shared(True)
-    source = f"multifilesrc location={folder}/%03d.jpg loop=true caps=image/jpeg,framerate=10/1"
-    factory.set_launch(f"( {source} ! rtpjpegpay name=pay0 pt=26 )")
+    source = f'multifilesrc location={folder}/%03d.jpg loop=true caps="image/jpeg,framerate=10/1"'
+    factory.set_launch(f"( {source} ! jpegdec ! videoconvert ! jpegenc ! rtpjpegpay name=pay0 pt=26 )")
     server.get_mount_points().add_factory("/camera", factory)
     server.attach(None)
     print("ready", flush=True)
