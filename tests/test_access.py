@@ -117,6 +117,8 @@ def needed(method, path):
         return "read"
     if path.startswith("/v1/webhooks"):
         return "admin"
+    if method == "POST" and ("/clusters" in path or path.endswith("/feedback")):
+        return "observe"
     if method == "GET":
         return "admin" if path.endswith("/state") else "read"
     return "observe" if path.endswith(("/observe", "/observe:stream", "/peek", "/explain", "/infer")) else "admin"
@@ -132,6 +134,10 @@ BODIES = {
     "/v1/streams/{stream}/state": {"content": STATE},
     "/v2/models/{model}/infer": {"json": INFERENCE},
     "/v2/models/{model}/versions/{version}/infer": {"json": INFERENCE},
+    "/v1/streams/{stream}/feedback": {"json": {"label": None, "feature": FEATURES[0].tolist()}},
+    "/v1/streams/{stream}/clusters/{cluster}:name": {"json": {"name": "owl"}},
+    "/v1/streams/{stream}/clusters/{cluster}:assign": {"json": {"label": "0"}},
+    "/v1/streams/{stream}/clusters:merge": {"json": {"clusters": [0, 1]}},
     "/v1/webhooks": {"json": {"url": "http://8.8.8.8/"}},
     "/v1/streams": {"json": NEW},
     "/v1/streams:batch": {"json": {"streams": [NEW]}},
@@ -144,10 +150,19 @@ BODIES = {
 }
 
 
+# Ids of samples and clusters that are not there.
+IDS = {"position": 0, "cluster": 0}
+
+
+def needs_samples(path):
+    """Whether a route works with stored samples, which the stream of these tests has none of."""
+    return "/clusters" in path or path.endswith(("/review", "/explanation"))
+
+
 def place(path, stream="s"):
     """A path of the description, with names in it that are there."""
     name = "0" if "/classes/" in path else "kept"
-    return path.format(stream=stream, model="protodcs", version="1", name=name, path="main.js", webhook="none")
+    return path.format(stream=stream, model="protodcs", version="1", name=name, path="main.js", webhook="none", **IDS)
 
 
 def routes(service):
@@ -201,6 +216,9 @@ def test_each_route_lets_in_who_may_and_nobody_else(tmp_path):
                     role = needed(method, path)
                     if may(who, role) and "{webhook}" in path:
                         words_of(response, 404)
+                        continue
+                    if may(who, role) and needs_samples(path):
+                        words_of(response, 409 if who.startswith("acme") else 404)
                         continue
                     if may(who, role):
                         expected = (200, 201, 204, 307)
@@ -789,6 +807,7 @@ ACTS = [
     ("remove class", "DELETE", "/v1/streams/s/classes/owl", {}),
     ("reset", "POST", "/v1/streams/s/reset", {}),
     ("purge", "DELETE", "/v1/streams/s/decisions", {}),
+    ("feedback", "POST", "/v1/streams/s/feedback", {"json": {"label": None, "feature": FEATURES[0].tolist()}}),
     ("delete", "DELETE", "/v1/streams/s", {}),
     ("resize", "PUT", "/v1/workers", {"json": {"count": 2}}),
 ]
@@ -797,8 +816,9 @@ ACTS = [
 def test_every_administrative_act_is_a_line(tmp_path):
     async def run():
         async with guarded(tmp_path) as service:
-            # Which webhook is deleted is known only after it was created.
+            # Which webhook is deleted is known only after it was created; clusters are edited in `test_feedback.py`.
             acts = {action for action, *_ in ACTS} | {"delete webhook"}
+            acts |= {rule.action for (_, path), rule in RULES.items() if rule.audited and "/clusters" in path}
             assert acts == {rule.action for rule in RULES.values() if rule.audited}
             await service.ask("acme admin", "DELETE", "/v1/streams/s")
             begun = len(service.lines())

@@ -23,6 +23,8 @@ _NEEDED = {"PIL": "pillow", "onnxruntime": "onnxruntime", "matplotlib": "matplot
 _NEEDED_BY_UI = {"fastapi": "fastapi", "uvicorn": "uvicorn", "httpx": "httpx", "sklearn": "scikit-learn"}
 _SHIFTS = ("clean", "fog", "clean")
 _STREAM = "demo"
+# Share of the images that are marked for review.
+_REVIEW_RATE = 0.05
 
 
 @explained
@@ -52,7 +54,7 @@ def demo(
         live.check_installed(_NEEDED_BY_UI, "demo")
         options: dict[str, Any] = {"unknown": unknown, "burst": burst, "shifts": _SHIFTS}
         rounds = (DemoStream(images, seed=seed + more, **options) for more in count())
-        live.serve_with_ui(_feeding(rounds, rate), _STREAM, port, browser, encoder="demo")
+        live.serve_with_ui(_feeding(rounds, rate), _STREAM, port, browser, encoder="demo", discovery=True)
         return
     from ..demo import picture
     from ..demo import terminal as live_view
@@ -68,7 +70,7 @@ def _feeding(rounds: "Iterator[DemoStream]", rate: float) -> live.Feed:
     """Return what sends the images of all rounds to a new stream."""
 
     def feed(client: "Client", stopped: threading.Event) -> None:
-        stream = client.create(_STREAM, classes="demo")
+        stream = client.create(_STREAM, classes="demo", config={"review_rate": _REVIEW_RATE})
         for sample in live.paced((sample for samples in rounds for sample in samples), rate, stopped):
             stream.observe(_png(sample.image))
 

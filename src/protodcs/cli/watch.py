@@ -54,4 +54,4 @@ def watch(
             stopping.set()
 
     settings = {} if store is None else {"store": f"sqlite:{store}"}
-    live.serve_with_ui(feed, stream, port, browser, encoder=model, **settings)
+    live.serve_with_ui(feed, stream, port, browser, encoder=model, discovery=True, **settings)

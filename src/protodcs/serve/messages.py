@@ -68,6 +68,7 @@ class Action:
     LIST_CLUSTERS = "list clusters"
     EDIT_CLUSTERS = "edit clusters"
     EXPLAIN = "explain"
+    EXPLAIN_SAMPLE = "explain sample"
     READ_LOG = "read log"
     READ_EVENTS = "read events"
     READ_THUMBNAIL = "read thumbnail"

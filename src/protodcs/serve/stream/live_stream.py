@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ... import methods
+from ...arrays import Feature
 from ...core import state as states
 from ...core.protodcs.engine import ProtoDCS
 from ...core.prototypes import Prototypes
@@ -301,9 +302,16 @@ class LiveStream:
 
     def explain(self, payload: bytes) -> dict[str, Any]:
         """What each stage would do with a feature; nothing changes."""
+        return self._explain(_feature(payload))
+
+    def explain_sample(self, position: int) -> dict[str, Any]:
+        """What each stage would do now with a stored sample; nothing changes."""
+        return self._explain(self._stored_samples().feature(position))
+
+    def _explain(self, feature: Feature) -> dict[str, Any]:
         if not isinstance(self.engine, StreamDCS | ProtoDCS):
             raise UsageError(f"the method {self.engine.name!r} has no explanations")
-        return self.engine.explain(_feature(payload)).to_dict()
+        return self.engine.explain(feature).to_dict()
 
     def recent(self, most: int) -> list[Answer]:
         """Return the newest observes whose answers are stored, newest first."""

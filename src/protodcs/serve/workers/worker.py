@@ -541,6 +541,9 @@ class Worker:
     def _review(self, live: LiveStream, payload: bytes) -> Reply:
         return Reply(Outcome.DONE, facts={"positions": live.review(int(payload))})
 
+    def _explain_sample(self, live: LiveStream, payload: bytes) -> Reply:
+        return Reply(Outcome.DONE, facts=live.explain_sample(int(payload)))
+
     def _list_clusters(self, live: LiveStream, _: bytes) -> Reply:
         return Reply(Outcome.DONE, facts=live.clusters())
 
@@ -1313,6 +1316,7 @@ _QUESTIONS: dict[str, Callable[[Worker, LiveStream, bytes], Reply]] = {
     Action.PEEK: Worker._peek,
     Action.STATUS: Worker._status,
     Action.EXPLAIN: Worker._explain,
+    Action.EXPLAIN_SAMPLE: Worker._explain_sample,
     Action.EXPORT: Worker._export,
     Action.REVIEW: Worker._review,
     Action.LIST_CLUSTERS: Worker._list_clusters,

@@ -33,10 +33,14 @@ export function Clusters({ status, session, reloadStatus }) {
   const { data, error, reload } = usePolling((signal) => load(id, signal), PERIOD, [id]);
   const [merged, setMerged] = useState(/** @type {Set<number>} */ (new Set()));
   const [asked, setAsked] = useState(/** @type {Question | null} */ (null));
-  const admin = may(session, "admin");
+  const edits = may(session, "observe");
 
   if (data === null) {
-    return error ? h(Failure, { error, retry: reload }) : h(Loading, { what: "clusters" });
+    return error?.status === 409 || error?.status === 422
+      ? h(Empty, { title: "This stream stores no samples" }, error.message)
+      : error
+        ? h(Failure, { error, retry: reload })
+        : h(Loading, { what: "clusters" });
   }
   const { clusters, stored, samples } = data;
   const selected = clusters.filter((cluster) => merged.has(cluster.id));
@@ -56,7 +60,7 @@ export function Clusters({ status, session, reloadStatus }) {
         { class: "hint" },
         `${quantity(stored, "unknown image")} stored, ${quantity(clusters.length, "cluster")}.`,
       ),
-      admin &&
+      edits &&
         selected.length > 1 &&
         h(
           "button",
@@ -65,11 +69,7 @@ export function Clusters({ status, session, reloadStatus }) {
         ),
     ),
     clusters.length === 0
-      ? h(
-          Empty,
-          { title: "There are no clusters yet" },
-          "A cluster appears when enough unknown images look alike. The service looks for them as unknown images arrive.",
-        )
+      ? h(Empty, { title: "There are no clusters yet" }, "A cluster appears when enough unknown images look alike.")
       : h(
           "ul",
           { class: "clusters" },
@@ -79,7 +79,8 @@ export function Clusters({ status, session, reloadStatus }) {
               id,
               cluster,
               samples,
-              admin,
+              edits,
+              names: may(session, "admin"),
               merging: merged.has(cluster.id),
               toggle: () => setMerged(toggled(merged, cluster.id)),
               ask: (action) => setAsked({ action, clusters: [cluster] }),
@@ -112,10 +113,10 @@ async function load(id, signal) {
 }
 
 /**
- * @param {{id: string, cluster: Cluster, samples: Map<number, Decision>, admin: boolean, merging: boolean,
+ * @param {{id: string, cluster: Cluster, samples: Map<number, Decision>, edits: boolean, names: boolean, merging: boolean,
  *   toggle: () => void, ask: (action: Question["action"]) => void}} props
  */
-function ClusterCard({ id, cluster, samples, admin, merging, toggle, ask }) {
+function ClusterCard({ id, cluster, samples, edits, names, merging, toggle, ask }) {
   const title = cluster.name ?? `Cluster ${cluster.id}`;
   return h(
     "li",
@@ -126,22 +127,18 @@ function ClusterCard({ id, cluster, samples, admin, merging, toggle, ask }) {
       h(
         "span",
         null,
-        admin && h("input", { type: "checkbox", "aria-label": `Select ${title}`, checked: merging, onChange: toggle }),
+        edits && h("input", { type: "checkbox", "aria-label": `Select ${title}`, checked: merging, onChange: toggle }),
         " ",
         h("strong", null, title),
         " ",
         cluster.name && h(Pill, { kind: "known" }, "named"),
       ),
       h("span", { class: "hint" }, `${quantity(cluster.size, "image")}, similarity ${decimal(cluster.similarity)}`),
-      admin &&
+      edits &&
         h(
           "div",
           { class: "actions" },
-          h(
-            "button",
-            { type: "button", class: "primary", onClick: () => ask("name") },
-            cluster.name ? "Rename" : "Name",
-          ),
+          names && h("button", { type: "button", class: "primary", onClick: () => ask("name") }, "Name"),
           h("button", { type: "button", onClick: () => ask("assign") }, "Is a class…"),
           h("button", { type: "button", onClick: () => ask("split") }, "Split"),
           h("button", { type: "button", onClick: () => ask("dismiss") }, "Dismiss"),
@@ -175,12 +172,21 @@ function Edit({ status, question, done, onClose }) {
   const [text, setText] = useState(action === "name" ? (cluster.name ?? "") : (status.classes[0] ?? ""));
   const write = (/** @type {any} */ event) => setText(event.target.value);
   const title = cluster.name ?? `cluster ${cluster.id}`;
-  const path = action === "merge" ? "/clusters:merge" : `/clusters/${cluster.id}:${action}`;
+  const run = async () => {
+    if (action === "name") {
+      // A class of this name first, then the samples of the cluster as examples of it.
+      await post(streamPath(status.id, "/classes"), { name: text.trim() });
+      await post(streamPath(status.id, `/clusters/${cluster.id}:assign`), { label: text.trim() });
+    } else {
+      const path = action === "merge" ? "/clusters:merge" : `/clusters/${cluster.id}:${action}`;
+      await post(streamPath(status.id, path), bodies[action]);
+    }
+    done();
+  };
   const bodies = {
-    name: { name: text.trim() },
     assign: { label: text },
-    split: {},
-    dismiss: {},
+    split: undefined,
+    dismiss: undefined,
     merge: { clusters: clusters.map((one) => one.id) },
   };
   const contents = {
@@ -188,7 +194,7 @@ function Edit({ status, question, done, onClose }) {
       title: `Name ${title}`,
       action: "Save",
       children: [
-        h("p", null, "Later images that look like these get this name."),
+        h("p", null, "The stream gets a new class of this name. Later images that look like these get it."),
         h("label", { for: "name" }, "Name"),
         h("input", { id: "name", value: text, required: true, maxLength: 200, onInput: write }),
       ],
@@ -226,7 +232,7 @@ function Edit({ status, question, done, onClose }) {
       action: content.action,
       destructive: action === "dismiss",
       ready: text.trim() !== "" || (action !== "name" && action !== "assign"),
-      run: () => post(streamPath(status.id, path), bodies[action]).then(done),
+      run,
       onClose,
     },
     content.children,

@@ -1,6 +1,6 @@
 /** Why a sample was decided as it was: bars and sentences. */
 
-import { ApiError, address, may, request, streamPath } from "../api.js";
+import { get, streamPath } from "../api.js";
 import { Dialog } from "../components/dialog.js";
 import { Picture } from "../components/picture.js";
 import { Failure, Loading, Pill } from "../components/states.js";
@@ -11,11 +11,12 @@ import { h } from "../vendor/preact.js";
 import { Bars } from "./overview.js";
 
 /** @typedef {import("../logic/history.js").Decision} Decision */
+/** @typedef {import("../api.js").ApiError} ApiError */
 
 /**
- * @param {{id: string, decision: Decision, session: import("../api.js").Session, onClose: () => void}} props
+ * @param {{id: string, decision: Decision, onClose: () => void}} props
  */
-export function ExplainDialog({ id, decision, session, onClose }) {
+export function ExplainDialog({ id, decision, onClose }) {
   const answer = decision.label ?? "unknown";
   return h(
     Dialog,
@@ -42,7 +43,7 @@ export function ExplainDialog({ id, decision, session, onClose }) {
           decision.reason && h("p", null, warningText(decision.reason)),
         ),
       ),
-      may(session, "observe") && decision.hasThumbnail && h(Explanation, { id, decision }),
+      h(Explanation, { id, decision }),
     ),
   );
 }
@@ -52,10 +53,12 @@ function Explanation({ id, decision }) {
   const [found, setFound] = useState(/** @type {any} */ (null));
   const [error, setError] = useState(/** @type {ApiError | null} */ (null));
   useEffect(() => {
-    explain(id, decision.position).then(setFound, setError);
+    get(streamPath(id, `/decisions/${decision.position}/explanation`)).then(setFound, setError);
   }, [id, decision.position]);
   if (error) {
-    return h(Failure, { error });
+    return error.status === 404 || error.status === 409
+      ? h("p", { class: "hint" }, "The stream no longer stores this sample, so it cannot be explained.")
+      : h(Failure, { error });
   }
   if (found === null) {
     return h(Loading, { what: "the explanation" });
@@ -100,12 +103,3 @@ function Explanation({ id, decision }) {
 
 /** @param {string} text */
 const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
-
-/** @param {string} id @param {number} position */
-async function explain(id, position) {
-  const response = await fetch(address(streamPath(id, `/decisions/${position}/thumbnail`)));
-  if (!response.ok) {
-    throw new ApiError(response.status, "", "The image of this sample is no longer stored.");
-  }
-  return request("POST", streamPath(id, "/explain"), { body: await response.blob() });
-}

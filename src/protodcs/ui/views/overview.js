@@ -28,9 +28,9 @@ const TIMELINE = outcomeBars({ time: true });
 const SCORES = outcomeBars({ time: false });
 
 /**
- * @param {{status: StreamStatus, history: History, version: number, session: import("../api.js").Session}} props
+ * @param {{status: StreamStatus, history: History, version: number}} props
  */
-export function Overview({ status, history, version, session }) {
+export function Overview({ status, history, version }) {
   const [explained, setExplained] = useState(/** @type {Decision | null} */ (null));
   const recent = useMemo(() => history.newest(RECENT), [history, version]);
   const groups = useMemo(() => fittedGroups(recent, status), [recent, status]);
@@ -48,7 +48,7 @@ export function Overview({ status, history, version, session }) {
       h(Guards, { status, history }),
       h(Snapshots, { id: status.id, position: status.position }),
     ),
-    explained && h(ExplainDialog, { id: status.id, decision: explained, session, onClose: () => setExplained(null) }),
+    explained && h(ExplainDialog, { id: status.id, decision: explained, onClose: () => setExplained(null) }),
   );
 }
 

@@ -23,7 +23,7 @@ const UNDO_TIME = 6000;
  */
 export function Review({ status, session }) {
   const { id, classes } = status;
-  const admin = may(session, "admin");
+  const reviews = may(session, "observe");
   const [queue, setQueue] = useState(/** @type {Decision[] | null} */ (null));
   const [place, setPlace] = useState(0);
   const [answered, setAnswered] = useState(0);
@@ -66,7 +66,7 @@ export function Review({ status, session }) {
 
   const decision = queue?.[place] ?? null;
   const answer = (/** @type {string | null} */ label) => {
-    if (decision === null || !admin) {
+    if (decision === null || !reviews) {
       return;
     }
     send();
@@ -114,16 +114,18 @@ export function Review({ status, session }) {
   }, []);
 
   if (error) {
-    return h(Failure, { error, retry: load });
+    return error.status === 409 || error.status === 422
+      ? h(Empty, { title: "This stream stores no samples" }, error.message)
+      : h(Failure, { error, retry: load });
   }
   if (queue === null) {
     return h(Loading, { what: "the review queue" });
   }
-  if (!admin) {
+  if (!reviews) {
     return h(
       Empty,
       { title: "Your key may not review" },
-      "Reviewing changes the stream. It needs a key with the role admin.",
+      "Reviewing changes the stream. It needs a key with the role observe.",
     );
   }
   const bar = h(

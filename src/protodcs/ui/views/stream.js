@@ -23,7 +23,11 @@ const HISTORY = 3000;
 const PAGE = 1000;
 
 /** @type {[string, string][]} */
-const TABS = [["", "Overview"]];
+const TABS = [
+  ["", "Overview"],
+  ["clusters", "Clusters"],
+  ["review", "Review"],
+];
 
 /**
  * @param {{id: string, tab: string, session: Session}} props
@@ -86,7 +90,7 @@ export function StreamView({ id, tab, session }) {
       ? h(Clusters, { status, session, reloadStatus: reload })
       : tab === "review"
         ? h(Review, { status, session })
-        : h(Overview, { status, history, version, session }),
+        : h(Overview, { status, history, version }),
   );
 }
 

@@ -3,18 +3,23 @@
 Observe and peek are the requests that fleets of streams send all the time, so `DirectMiddleware` serves them.
 """
 
-from fastapi import APIRouter, Request, Response
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
 
 from ....errors import InputError
 from ...access.rules import requires
 from ...messages import Action, Reply
 from ...stream.answers import decisions_as_json
+from ..context import Context
 from ..json_parsing import JsonRoute
 from ..openapi import problems
 from ..schemas import StreamPath
 from .handler import decide
 from .schemas import SAMPLES, STREAMED_ANSWERS, STREAMED_ROWS, Decisions, Explanation
 from .streaming import LineResponse, observe_rows
+
+Position = Annotated[int, Path(ge=0, lt=2**62, description="Position of the decision in the journal.")]
 
 router = APIRouter(tags=["observations"], route_class=JsonRoute, responses=problems(404, 409, 410))
 
@@ -64,6 +69,14 @@ async def explain(stream: StreamPath, http: Request) -> Explanation:
     if len(replies) != 1:
         raise InputError(f"Send one sample at a time to be explained; given: {len(replies)}.")
     return Explanation.model_validate(replies[0].facts)
+
+
+@router.get("/v1/streams/{stream}/decisions/{position}/explanation")
+@requires("read", "explain")
+async def explain_decision(stream: StreamPath, position: Position, context: Context) -> Explanation:
+    """Return what each stage would do now with a sample whose feature is stored, and why. Nothing changes."""
+    reply = await context.ask(stream, Action.EXPLAIN_SAMPLE, str(position).encode())
+    return Explanation.model_validate(reply.facts)
 
 
 def _decisions(replies: list[Reply]) -> Response:
