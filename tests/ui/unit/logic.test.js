@@ -7,7 +7,7 @@ import { timeline } from "../../../src/protodcs/ui/logic/timeline.js";
 import { rowsInView } from "../../../src/protodcs/ui/logic/window.js";
 
 const decision = (position, changes = {}) => ({
-  ...asDecision({ position, time: 1000 + position, outcome: "known", label: "cat", p_unknown: 0.1, score: 2 }),
+  ...asDecision({ position, time: 1000 * (1000 + position), outcome: "known", label: "cat", p_unknown: 0.1, score: 2 }),
   ...changes,
 });
 
@@ -20,6 +20,7 @@ test("numbers and times are written for people", () => {
   assert.equal(quantity(1, "stream"), "1 stream");
   assert.equal(quantity(1200, "stream"), "1,200 streams");
   assert.equal(seconds("1970-01-01T00:01:00Z"), 60);
+  assert.equal(seconds(60_000), 60);
 });
 
 test("only rows in view are drawn, with a few around them", () => {

@@ -1,5 +1,6 @@
 /** Charts over uPlot: they are drawn on a canvas, and describe themselves to screen readers. */
 
+import { clock } from "../logic/format.js";
 import { useEffect, useRef } from "../vendor/hooks.js";
 import { h } from "../vendor/preact.js";
 import uPlot from "../vendor/uplot.js";
@@ -101,6 +102,9 @@ function drawMarks(chart, marks) {
   ctx.restore();
 }
 
+/** @param {Plot} _ @param {number[]} times */
+const clocks = (_, times) => times.map(clock);
+
 const BARS = /** @type {NonNullable<typeof uPlot.paths.bars>} */ (uPlot.paths.bars)({ size: [0.9, 60], align: 1 });
 const CENTRED = /** @type {NonNullable<typeof uPlot.paths.bars>} */ (uPlot.paths.bars)({ size: [0.92, 60] });
 
@@ -132,7 +136,7 @@ export function outcomeBars({ time }) {
             /** @type {[number, number]} */ ([0, Math.max(1, 1.08 * most)]),
         },
       },
-      axes: [axis, { ...axis, size: 44 }],
+      axes: [time ? { ...axis, space: 90, values: clocks } : axis, { ...axis, size: 44 }],
       series: [
         {},
         series(colors.known),

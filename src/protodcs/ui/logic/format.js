@@ -42,12 +42,15 @@ export function ago(time, now) {
   return time === null ? "never" : `${duration(Math.max(0, now - time))} ago`;
 }
 
-/** Return a time of an API response in seconds since 1970. @param {string | number | null | undefined} text */
-export function seconds(text) {
-  if (text == null) {
+/**
+ * Return a time of the API in seconds since 1970.
+ * @param {string | number | null | undefined} time a text of a response, or the milliseconds of an event
+ */
+export function seconds(time) {
+  if (time == null) {
     return null;
   }
-  return typeof text === "number" ? text : Date.parse(text) / 1000;
+  return (typeof time === "number" ? time : Date.parse(time)) / 1000;
 }
 
 /** @param {number} time seconds since 1970 */
