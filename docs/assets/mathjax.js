@@ -1,2 +1,0 @@
-// Typeset formulas, also after instant navigation.
-window.MathJax = { tex: { inlineMath: [["\\(", "\\)"]] }, options: { ignoreHtmlClass: ".*", processHtmlClass: "arithmatex" } };
