@@ -158,8 +158,8 @@ def test_memory_does_not_grow_with_the_number_of_large_images(tmp_path, data_fol
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--severities", "1,x"], "severities are 1 to 5"),
-        (["--severities", "1,"], "severities are 1 to 5"),
+        (["--severities", "1,x"], "Severities are 1 to 5"),
+        (["--severities", "1,"], "Severities are 1 to 5"),
         (["--side", "0"], "side is 8 to 2048"),
         (["--corruptions", "rain"], "rain"),
     ],

@@ -300,6 +300,24 @@ def test_a_typical_mistake_gets_a_message_that_helps(arguments, message, tmp_pat
     assert message in " ".join(result.stderr.split())
 
 
+def test_classify_takes_files_a_limit_a_target_and_writes_parquet(tmp_path):
+    parquet, image = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("PIL.Image")
+    demo = pytest.importorskip("onnxruntime") and pytest.importorskip("protodcs.demo")
+    rng = np.random.default_rng(0)
+    for number, kind in enumerate(demo.KNOWN[:12]):
+        image.fromarray(demo.draw(kind, rng)).save(tmp_path / f"{number}.png")
+    files = sorted(str(file) for file in tmp_path.glob("*.png"))
+    out, sheet = tmp_path / "rows.parquet", tmp_path / "sheet.jpg"
+    options = ["--classes", "demo", "--model", "demo", "--limit", "6", "--target-false-reject", "0.2"]
+    named = ["--format", "parquet", "--out", str(out), "--sheet", str(sheet), "--json"]
+    result = CliRunner().invoke(app, ["classify", *files, *options, *named])
+    assert result.exit_code == 0, result.stderr
+    assert parquet.read_table(out).column("file").to_pylist() == files[::2]
+    with image.open(sheet) as drawn:
+        assert drawn.format == "JPEG"
+    assert StreamDCS.load(out.with_suffix(".parquet.state")).config.target_false_reject == 0.2
+
+
 def test_version():
     assert CliRunner().invoke(app, ["--version"]).stdout.strip() == f"protodcs {protodcs.__version__}"
 

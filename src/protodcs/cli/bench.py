@@ -26,15 +26,15 @@ app.command()(manifest)
 @app.command()
 @explained
 def run(
-    grid: Path = typer.Argument(..., help="A grid: YAML with name, streams, methods and seeds."),
-    out: Path = typer.Option(..., help="Folder of results; a run into the same folder continues."),
+    grid: Path = typer.Argument(..., help="Grid: a YAML file with name, streams, methods and seeds."),
+    out: Path = typer.Option(..., help="Folder of results. A run into the same folder continues."),
     features: Path | None = typer.Option(None, help="Folder of features, shared by grids. Default: OUT/features."),
     encoder: str | None = typer.Option(None, help="Use this encoder for every stream of images."),
     only: list[str] = typer.Option([], help="Only these methods, by name or label; may be repeated."),
-    seeds: int | None = typer.Option(None, min=1, help="Only so many of the grid's seeds."),
-    jobs: int = typer.Option(-1, help="Cells at once; -1: as many as cores."),
+    seeds: int | None = typer.Option(None, min=1, help="Number of the grid's seeds to run (default: all)."),
+    jobs: int = typer.Option(-1, help="Cells to run at once; -1 uses all CPU cores."),
     ray: str | None = typer.Option(None, help="Run on Ray: 'local', or the address of a cluster."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Print the plan and what it will cost, and stop."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print the plan and an estimate of its cost, and stop."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON, without progress."),
 ) -> None:
     """Run every cell of a grid that has no result yet."""
@@ -96,7 +96,7 @@ def _chosen(grid: "Grid", only: list[str], seeds: int | None) -> "Grid":
 
 
 def _command(grid: Path, out: Path, encoder: str | None, only: list[str], seeds: int | None) -> str:
-    """What the results depend on of this command; a path outside of this folder is told by its last part alone."""
+    """Return the parts of this command that the results depend on, with relative paths."""
     words = ["protodcs", "bench", "run", _inside(grid), "--out", _inside(out)]
     words += ["--encoder", encoder] if encoder else []
     words += [part for name in only for part in ("--only", name)]

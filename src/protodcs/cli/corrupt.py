@@ -13,18 +13,22 @@ from .screen import console, explained, given_corruptions, progress
 
 @explained
 def corrupt(
-    source: str = typer.Argument(..., help="A set: a name such as svhn-test, a folder, a .parquet or .tar file."),
-    folder: Path = typer.Argument(..., help="Where the copies go; the same command again continues."),
-    corruptions: str = typer.Option("standard", help="standard (the 15), all (the 19), or names separated by commas."),
-    severities: str = typer.Option("1,2,3,4,5", help="With commas between."),
-    form: str = typer.Option("npy", "--format", help="npy, as CIFAR-10-C; or folder of PNG, as Tiny-ImageNet-C."),
-    family: str | None = typer.Option(None, help="cifar, tiny-imagenet or imagenet constants; default: by image size."),
-    variant: str = typer.Option("published", help="published or fixed."),
-    side: int | None = typer.Option(None, help="Crop images to this square first, 224 as ImageNet-C."),
-    workers: int = typer.Option(1, min=1, help="Processes."),
+    source: str = typer.Argument(..., help="Dataset: a name such as svhn-test, a folder, a .parquet or .tar file."),
+    folder: Path = typer.Argument(..., help="Folder to write to. The same command again continues."),
+    corruptions: str = typer.Option("standard", help="standard (15), all (19), or names separated by commas."),
+    severities: str = typer.Option("1,2,3,4,5", help="Severities from 1 to 5, separated by commas."),
+    form: str = typer.Option("npy", "--format", help="npy (as CIFAR-10-C), or folder (PNG files, as Tiny-ImageNet-C)."),
+    family: str | None = typer.Option(
+        None, help="Constants: cifar, tiny-imagenet or imagenet (default: by image size)."
+    ),
+    variant: str = typer.Option("published", help="published, with the quirks of the original generator, or fixed."),
+    side: int | None = typer.Option(
+        None, help="Crop images to a square of this size first, in pixels; 224 for ImageNet-C."
+    ),
+    workers: int = typer.Option(1, min=1, help="Number of processes."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object for scripts."),
 ) -> None:
-    """Write every image of a set under every corruption and severity, the same pixels on every run."""
+    """Write every image of a dataset with every corruption and severity. Each run gives the same pixels."""
     from ..data import open_source
     from ..data.corrupted_export import CorruptedExport
 
@@ -59,5 +63,5 @@ def corrupt(
 
 def _level(text: str) -> int:
     if text.strip() not in ("1", "2", "3", "4", "5"):
-        raise InputError(f"severities are 1 to 5 separated by commas; given: {text!r}")
+        raise InputError(f"Severities are 1 to 5, separated by commas; given: {text!r}")
     return int(text)

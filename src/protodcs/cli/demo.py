@@ -31,14 +31,14 @@ _REVIEW_RATE = 0.05
 def demo(
     terminal: bool = typer.Option(False, "--terminal", help="Show it in this terminal instead of a browser."),
     folder: Path | None = typer.Option(None, help="Write the images to this folder instead, in a subfolder per class."),
-    images: int = typer.Option(400, min=50, max=100_000, help="Number of images (default: 400)."),
-    unknown: float = typer.Option(0.3, min=0, max=1, help="Share of unknown images, 0 to 1 (default: 0.3)."),
-    burst: int = typer.Option(1, min=1, help="Unknown images that arrive one after another (default: 1)."),
-    seed: int = typer.Option(0, min=0, help="Random seed (default: 0)."),
-    rate: float = typer.Option(8.0, min=0.1, max=100, help="Browser: images per second (default: 8)."),
+    images: int = typer.Option(400, min=50, max=100_000, help="Number of images."),
+    unknown: float = typer.Option(0.3, min=0, max=1, help="Share of unknown images, 0 to 1."),
+    burst: int = typer.Option(1, min=1, help="Unknown images that arrive one after another."),
+    seed: int = typer.Option(0, min=0, help="Random seed."),
+    rate: float = typer.Option(8.0, min=0.1, max=100, help="Browser: images per second."),
     port: int | None = typer.Option(None, min=1, max=65535, help="Browser: port (default: 8000, or a free one)."),
     browser: bool = typer.Option(True, help="Open a browser; without it, only print the address."),
-    out: Path = typer.Option(Path("demo.png"), help="Terminal: PNG that compares with zero-shot (default: demo.png)."),
+    out: Path = typer.Option(Path("demo.png"), help="Terminal: PNG that compares with zero-shot."),
 ) -> None:
     """Show StreamDCS on drawn images of 20 known and 10 unknown kinds, in the web UI of a local service.
 

@@ -29,9 +29,9 @@ def evaluate(
         None, help="Class names, if there are more than subfolders: separated by commas, a list, or a text file."
     ),
     unknown: str = typer.Option("unknown", help="Subfolder of images that belong to no class."),
-    known_only: bool = typer.Option(False, "--known-only", help="Measure although there are no unknown images."),
+    known_only: bool = typer.Option(False, "--known-only", help="Measure without unknown images."),
     model: str = typer.Option(
-        "openai/clip-vit-base-patch16", help="Encoder: hub name, folder, open_clip:..., onnx:..., demo, mini."
+        "openai/clip-vit-base-patch16", help="Encoder: model id, folder, open_clip:..., onnx:..., demo, mini."
     ),
     method: str = typer.Option("streamdcs", help="Method: streamdcs, protodcs, or another registered one."),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),

@@ -10,16 +10,16 @@ from .screen import console, explained, given_classes
 
 @explained
 def export(
-    model: str = typer.Argument(..., help="An encoder that runs on torch: hub name, folder, open_clip:..., mini."),
-    folder: Path = typer.Argument(..., help="A new folder for the exported encoder."),
+    model: str = typer.Argument(..., help="Encoder that runs on torch: model id, folder, open_clip:..., mini."),
+    folder: Path = typer.Argument(..., help="New folder for the exported encoder."),
     classes: str | None = typer.Option(
         None,
-        help="Export prototypes of these classes in place of the text tower: names with commas, a list, or a file.",
+        help="Export prototypes of these classes instead of the text tower: names with commas, a list, or a file.",
     ),
-    templates: str | None = typer.Option(None, help="Prompt templates: a shipped name or a text file."),
+    templates: str | None = typer.Option(None, help="Prompt templates: a list such as imagenet, or a text file."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
-    """Write an encoder as ONNX graphs, and prove that both give the same features."""
+    """Export an encoder to ONNX, and check that both give the same features."""
     from .. import encoders
     from ..encoders.export import export as write
 

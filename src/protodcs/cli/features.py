@@ -14,32 +14,34 @@ from .screen import explained, given_corruptions, progress, tell
 
 @explained
 def features(
-    folder: Path = typer.Argument(..., help="Where the features go; the same command again continues."),
+    folder: Path = typer.Argument(..., help="Folder to write to. The same command again continues."),
     known: str | None = typer.Option(
-        None, help="The set with the known classes: a name such as cifar10-test, or a path."
+        None, help="Dataset with the known classes: a name such as cifar10-test, or a path."
     ),
-    unknown: str | None = typer.Option(None, help="Sets of unknown images, separated by commas."),
-    corruptions: str = typer.Option("clean", help="clean, standard (the 15), all (the 19), or names with commas."),
-    severity: int = typer.Option(5, min=1, max=5, help="Of the corruptions."),
-    variant: str = typer.Option("published", help="published or fixed."),
-    manifest: Path | None = typer.Option(None, help="The images of this manifest instead."),
+    unknown: str | None = typer.Option(None, help="Datasets of unknown images, separated by commas."),
+    corruptions: str = typer.Option("clean", help="clean, standard (15), all (19), or names separated by commas."),
+    severity: int = typer.Option(5, min=1, max=5, help="Corruption severity, 1 to 5."),
+    variant: str = typer.Option("published", help="published, with the quirks of the original generator, or fixed."),
+    manifest: Path | None = typer.Option(None, help="Use the images of this manifest instead."),
     model: str = typer.Option(
-        "openai/clip-vit-base-patch16", help="Encoder: hub name, folder, open_clip:..., demo, mini."
+        "openai/clip-vit-base-patch16", help="Encoder: model id, folder, open_clip:..., demo, mini."
     ),
-    shard_size: int = typer.Option(1000, min=1, help="Images per shard: the unit of work and of resume."),
-    batch_size: int = typer.Option(100, min=1, help="Images encoded at once."),
-    number_type: str = typer.Option("float32", help="Of the stored features: float32 or float16."),
+    shard_size: int = typer.Option(
+        1000, min=1, help="Images per shard. An interrupted run continues with the next shard."
+    ),
+    batch_size: int = typer.Option(100, min=1, help="Images that are encoded at once."),
+    number_type: str = typer.Option("float32", help="Type of the stored features: float32 or float16."),
     side: int | None = typer.Option(
-        None, help="Crop images to this square before they are corrupted, 224 as ImageNet-C."
+        None, help="Crop images to a square of this size first, in pixels; 224 for ImageNet-C."
     ),
-    workers: int | None = typer.Option(None, min=1, help="How many encode; default: one per GPU, or per CPU core."),
-    address: str | None = typer.Option(
-        None, help="A Ray cluster; default: this machine. 'none': a plain loop, no Ray."
+    workers: int | None = typer.Option(
+        None, min=1, help="Number of encoder processes (default: one per GPU or CPU core)."
     ),
+    address: str | None = typer.Option(None, help="Address of a Ray cluster (default: this machine); none: no Ray."),
     dry_run: bool = typer.Option(False, help="Print the plan and stop."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object for scripts."),
 ) -> None:
-    """Extract features of a stream or of whole sets, clean or corrupted."""
+    """Extract the features of a stream or of whole datasets, clean or corrupted."""
     from .. import encoders
     from ..data import open_source
     from ..data.streams import Manifest
@@ -89,12 +91,14 @@ def _whole_sets(sources: list[Any], corruptions: str, severity: int, variant: st
     from ..data.streams import build
 
     if not sources:
-        raise InputError("say what to extract: --known SET and perhaps --unknown SETS, or --manifest FILE")
+        raise InputError(
+            "Nothing to extract. Pass --known DATASET, and perhaps --unknown DATASETS, or --manifest FILE."
+        )
     return build("whole", sources[0], sources[1:], 0, given_corruptions(corruptions), severity, variant=variant)
 
 
 def _everywhere(model: str) -> str:
-    """The name of a model with the folder in it, if there is one, spelled out: workers may stand elsewhere."""
+    """Return the name of a model with an absolute folder: workers may run in another one."""
     beginning, colon, place = model.rpartition(":")
     is_folder = model not in ("demo", "mini") and Path(place).is_dir()
     return f"{beginning}{colon}{Path(place).absolute()}" if is_folder else model

@@ -13,26 +13,28 @@ from .screen import console, explained, new_table, tell
 if TYPE_CHECKING:
     from ..serve.access.keys import Key
 
-app = typer.Typer(help="Keys of the service.", no_args_is_help=True)
+app = typer.Typer(help="Manage the API keys of the service.", no_args_is_help=True)
 
 # What of a key fits on a line; the rest is in the JSON.
 _SHOWN = ("id", "tenant", "role", "condition", "expires")
 
-_FILE = typer.Option(..., help="The file of keys.")
+_FILE = typer.Option(..., help="File of API keys.")
 _JSON = typer.Option(False, "--json", help="Print one JSON object for scripts.")
-_ID = typer.Argument(..., help="The id of a key: the part between its two underscores.")
+_ID = typer.Argument(..., help="Id of a key: the part between its two underscores.")
 
 
 @app.command()
 @explained
 def create(
     file: Path = _FILE,
-    tenant: str = typer.Option(..., help="Whose key it is; the admins of 'operator' look after the service itself."),
-    role: str = typer.Option(..., help="read, observe or admin; each may do what those before it may."),
-    days: float | None = typer.Option(None, help="How long it holds. Without it: until it is revoked."),
+    tenant: str = typer.Option(
+        ..., help="Tenant of the key. Admins of the tenant 'operator' manage the service itself."
+    ),
+    role: str = typer.Option(..., help="Role: read, observe or admin. Each includes those before it."),
+    days: float | None = typer.Option(None, help="Days until the key expires (default: never)."),
     as_json: bool = _JSON,
 ) -> None:
-    """Make a key and print it, this once: the file holds a hash of it only."""
+    """Create a key and print it once. The file contains only its hash."""
     from ..serve.access.keys import create_key
 
     lifetime = None if days is None else _length("days", days, 86400)
@@ -42,7 +44,7 @@ def create(
 @app.command("list")
 @explained
 def list_all(file: Path = _FILE, as_json: bool = _JSON) -> None:
-    """List the keys: whose they are, what they may do, until when."""
+    """List the keys with tenant, role and expiry."""
     from ..serve.access.keys import list_keys
 
     moment = datetime.now(UTC)
@@ -59,7 +61,7 @@ def list_all(file: Path = _FILE, as_json: bool = _JSON) -> None:
 @app.command()
 @explained
 def revoke(name: str = _ID, file: Path = _FILE, as_json: bool = _JSON) -> None:
-    """End a key; a running service refuses it within a second."""
+    """Revoke a key. A running service rejects it within a second."""
     from ..serve.access.keys import revoke_key
 
     tell(_about(revoke_key(file, name)), as_json)
@@ -70,10 +72,10 @@ def revoke(name: str = _ID, file: Path = _FILE, as_json: bool = _JSON) -> None:
 def rotate(
     name: str = _ID,
     file: Path = _FILE,
-    grace_hours: float = typer.Option(24.0, help="How long the old key still holds."),
+    grace_hours: float = typer.Option(24.0, help="Hours until the old key expires."),
     as_json: bool = _JSON,
 ) -> None:
-    """Make a new key for the same tenant with the same role, print it, this once, and let the old one end."""
+    """Create a key with the same tenant and role, print it once, and let the old one expire."""
     from ..serve.access.keys import rotate_key
 
     grace = _length("grace-hours", grace_hours, 3600)

@@ -10,7 +10,7 @@ from .screen import explained, tell
 @explained
 def report(
     folders: list[Path] = typer.Argument(..., help="Folders of results, written by `protodcs bench run`."),
-    out: Path = typer.Option(..., help="Folder for report.html, tables/ and figures/; made if it is not there."),
+    out: Path = typer.Option(..., help="Folder for report.html, tables/ and figures/."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object for scripts."),
 ) -> None:
     """Write a self-contained HTML page, LaTeX, Markdown and CSV tables, and PNG and SVG figures."""

@@ -1,4 +1,4 @@
-"""What commands share: printing errors and progress, and reading lists."""
+"""Helpers of all commands: print errors and progress, read lists."""
 
 import json
 import os
@@ -97,14 +97,14 @@ def printable(file: str) -> str:
 
 
 def given_classes(classes: str) -> tuple[str, ...]:
-    """What a user means by a list of classes: names separated by commas, a shipped list, or a file."""
+    """Return the class names of an option: names separated by commas, a list of the package, or a file."""
     from ..data.prompts import class_names
 
     return class_names(_items(classes) if "," in classes else classes)
 
 
 def given_corruptions(corruptions: str) -> list[str | None]:
-    """What a user means by a list of corruptions; None stands for clean images."""
+    """Return the corruptions of an option; None stands for clean images."""
     from ..data.corruptions import NAMES, STANDARD
 
     sets: dict[str, list[str | None]] = {"clean": [None], "standard": [*STANDARD], "all": [*NAMES]}

@@ -25,18 +25,22 @@ _LEAST_CPUS = 16
 
 @explained
 def serve(
-    config: Path | None = typer.Option(None, help="A YAML file of settings; options given here override it."),
+    config: Path | None = typer.Option(None, help="YAML file of settings. Options of the command override it."),
     cluster: Path | None = typer.Option(
         None, help="The same for a Ray cluster with Redis. Without it, the service is one process with SQLite."
     ),
     store: str | None = typer.Option(
         None, help="sqlite:FOLDER (default: sqlite:protodcs-streams), or redis://HOST:PORT/DB with --cluster."
     ),
-    encoder: str | None = typer.Option(None, help="An encoder, such as mini. Without one the service takes features."),
-    workers: int | None = typer.Option(None, help="How many processes hold streams; more than 1 with --cluster only."),
-    host: str | None = typer.Option(None, help="The address to listen on (default: 127.0.0.1)."),
-    port: int | None = typer.Option(None, help="The port to listen on (default: 8000)."),
-    keys: str | None = typer.Option(None, help="The file of keys; an address that others reach needs one."),
+    encoder: str | None = typer.Option(
+        None, help="Encoder, such as demo (default: none; the service takes features only)."
+    ),
+    workers: int | None = typer.Option(None, help="Number of workers; more than 1 needs --cluster."),
+    host: str | None = typer.Option(None, help="Address to listen on (default: 127.0.0.1)."),
+    port: int | None = typer.Option(None, help="Port to listen on (default: 8000)."),
+    keys: str | None = typer.Option(
+        None, help="File of API keys. Required for addresses that other machines can reach."
+    ),
     log_format: str | None = typer.Option(
         None, help="Format of the log on standard output: text or json (default: text on a terminal, otherwise json)."
     ),
@@ -103,7 +107,7 @@ def _read(file: Path | None) -> dict[str, Any]:
 
 
 def _absolute(options: dict[str, Any]) -> dict[str, Any]:
-    """The same with files and a folder that mean the same in every process."""
+    """Return the settings with absolute paths, which mean the same in every process."""
     from ..serve.settings import ServeConfig
 
     store = options.get("store", ServeConfig.model_fields["store"].default)
@@ -115,7 +119,7 @@ def _absolute(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(settings: "ServeConfig", *, is_cluster: bool, owns_ports: bool) -> None:
-    """Raise an error for whatever would stop the service, and warn of keys that travel unencrypted."""
+    """Raise an error if the service cannot start, and warn if keys are sent without TLS."""
     from ..serve.runtime import preflight
     from ..serve.settings import check_cluster, check_single
 

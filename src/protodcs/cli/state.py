@@ -12,20 +12,20 @@ from .screen import console, new_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-app = typer.Typer(help="Look into state files.", no_args_is_help=True)
+app = typer.Typer(help="Inspect state files.", no_args_is_help=True)
 
 
 @app.callback()
 def main() -> None:
-    """Look into state files."""
+    """Inspect state files."""
 
 
 @app.command()
 def show(
-    file: Path = typer.Argument(..., help="A file written by engine.save()."),
+    file: Path = typer.Argument(..., help="State file, as written by `engine.save` or `protodcs classify`."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object for scripts."),
 ) -> None:
-    """Print what a state file holds, after proving that it is whole."""
+    """Print a readable summary of a state file, after checking it."""
     try:
         report = _report(file)
     except ProtoDCSError as problem:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from ..client import Client, Stream
     from ..protocol import Observed, Written
 
-app = typer.Typer(help="Talk to the streams of a running service.", no_args_is_help=True)
+app = typer.Typer(help="Use the streams of a running service.", no_args_is_help=True)
 
-_ID = typer.Argument(..., help="The id of the stream.")
-_NAME = typer.Argument(..., help="The name of the kept state.")
-_CLASS = typer.Argument(..., help="The name of the class.")
-_STATE = typer.Argument(..., help="The file of a state, such as camera-7.safetensors.")
-_URL = typer.Option("http://127.0.0.1:8000", "--url", envvar="PROTODCS_URL", help="Where the service listens.")
-_KEY_FILE = typer.Option(None, help="A file with the access key and nothing else; or set PROTODCS_KEY.")
+_ID = typer.Argument(..., help="Id of the stream.")
+_NAME = typer.Argument(..., help="Name of the snapshot.")
+_CLASS = typer.Argument(..., help="Name of the class.")
+_STATE = typer.Argument(..., help="State file, such as camera-7.safetensors.")
+_URL = typer.Option("http://127.0.0.1:8000", "--url", envvar="PROTODCS_URL", help="URL of the service.")
+_KEY_FILE = typer.Option(None, help="File that contains only the API key (or set PROTODCS_KEY).")
 _SINCE = typer.Option(None, help="Only decisions from this local time on, such as 2030-01-31T12:00:00.")
 _UNTIL = typer.Option(None, help="Only decisions before this local time.")
 _AS_JSON = typer.Option(False, "--json", help="Print JSON for scripts.")
@@ -37,7 +37,7 @@ _GIVE_UP = 15.0
 
 
 def _of_a_stream(work: Callable[..., None]) -> Callable[..., None]:
-    """A command on one stream: `work` gets the stream; its id, and where the service is, are the caller's to say."""
+    """Run `work` with one stream of the service."""
 
     @explained
     @wraps(work)
@@ -59,7 +59,7 @@ def _of_a_stream(work: Callable[..., None]) -> Callable[..., None]:
 
 @app.callback()
 def main() -> None:
-    """Talk to the streams of a running service."""
+    """Use the streams of a running service."""
 
 
 @app.command("list")
@@ -121,15 +121,15 @@ def workers(
 def create(
     id: str = _ID,  # noqa: A002 - as the service calls it
     classes: str | None = typer.Option(None, help="Names separated by commas, a list such as cifar10, or a file."),
-    prototypes: Path | None = typer.Option(None, help="A .npy file (K, d), where the features are your own."),
+    prototypes: Path | None = typer.Option(None, help="Array (K, d) in a .npy file, if you send your own features."),
     method: str | None = typer.Option(None, help="Method: streamdcs or protodcs (default: streamdcs)."),
-    option: list[str] = typer.Option([], help="A setting that differs, such as history=1024; may be given again."),
-    like: str | None = typer.Option(None, help="Another stream, to be created as that one was."),
+    option: list[str] = typer.Option([], help="Option of the method, such as history=1024. May be repeated."),
+    like: str | None = typer.Option(None, help="Id of a stream whose settings to copy."),
     url: str = _URL,
     key_file: Path | None = _KEY_FILE,
     as_json: bool = _AS_JSON,
 ) -> None:
-    """Create a stream; to create it again in the same way is fine."""
+    """Create a stream. Creating it again with the same settings has no effect."""
     config = dict(_pair(text) for text in option)
     with _client(url, key_file) as client:
         stream = client.create(
@@ -149,7 +149,7 @@ def create(
 @app.command()
 @_of_a_stream
 def show(stream: "Stream", as_json: bool = _AS_JSON) -> None:
-    """Print what a stream is and how it fares."""
+    """Print the settings and the condition of a stream."""
     status = stream.status()
     if as_json:
         tell(status, as_json)
@@ -268,10 +268,10 @@ def purge_log(
 def add_class(
     stream: "Stream",
     name: str = _CLASS,
-    prototype: Path | None = typer.Option(None, help="A .npy file (d,), where the features are your own."),
+    prototype: Path | None = typer.Option(None, help="Array (d,) in a .npy file, if you send your own features."),
     as_json: bool = _AS_JSON,
 ) -> None:
-    """Append a class to the list of a stream."""
+    """Add a class to a stream."""
     row = None if prototype is None else _array(prototype)
     _tell("added", name, stream.add_class(name, row), as_json)
 
@@ -279,28 +279,28 @@ def add_class(
 @app.command()
 @_of_a_stream
 def remove_class(stream: "Stream", name: str = _CLASS, as_json: bool = _AS_JSON) -> None:
-    """Take a class off the list of a stream."""
+    """Remove a class from a stream."""
     _tell("removed", name, stream.remove_class(name), as_json)
 
 
 @app.command()
 @_of_a_stream
 def freeze(stream: "Stream", as_json: bool = _AS_JSON) -> None:
-    """Stop learning, and go on deciding."""
+    """Stop learning. The stream still decides."""
     _tell("frozen", stream.id, stream.freeze(), as_json)
 
 
 @app.command()
 @_of_a_stream
 def unfreeze(stream: "Stream", as_json: bool = _AS_JSON) -> None:
-    """Learn again."""
+    """Start learning again."""
     _tell("unfrozen", stream.id, stream.unfreeze(), as_json)
 
 
 @app.command()
 @_of_a_stream
 def reset(stream: "Stream", as_json: bool = _AS_JSON) -> None:
-    """Forget what was learned, and begin again."""
+    """Reset the stream to its initial state."""
     _tell("reset", stream.id, stream.reset(), as_json)
 
 
@@ -312,7 +312,7 @@ def snapshot(
     replace: bool = typer.Option(False, help="Replace a snapshot of the same name (default: report an error)."),
     as_json: bool = _AS_JSON,
 ) -> None:
-    """Save the present state under a name."""
+    """Save the current state under a name."""
     _tell("saved", name, stream.snapshot(name, replace), as_json)
 
 
@@ -350,7 +350,7 @@ def export(stream: "Stream", file: Path = _STATE, as_json: bool = _AS_JSON) -> N
 @app.command("import")
 @_of_a_stream
 def import_(stream: "Stream", file: Path = _STATE, as_json: bool = _AS_JSON) -> None:
-    """Have a stream take over a state that was exported, of this stream or of another one."""
+    """Import an exported state, of this stream or of another one."""
     _tell("imported", str(file), stream.import_state(file.read_bytes()), as_json)
 
 
@@ -392,7 +392,7 @@ def _tell_names(what: str, names: list[str], as_json: bool) -> None:
 
 
 def _tell_decision(of: dict[str, Any], seen: "Observed", as_json: bool) -> None:
-    """A line for one decision, after what it belongs to."""
+    """Return a line of text for one decision."""
     if as_json:
         said = {**seen.decision.to_dict(), **seen._asdict()}
         typer.echo(json.dumps({**of, **{name: value for name, value in said.items() if name not in _LEFT_OUT}}))
@@ -404,7 +404,7 @@ def _tell_decision(of: dict[str, Any], seen: "Observed", as_json: bool) -> None:
 
 
 def _readable(status: dict[str, Any]) -> dict[str, Any]:
-    """What matters first, in a line each; numbers with as many digits as anybody reads."""
+    """Return the most important facts first, with rounded numbers."""
     guard = status.pop("guard", {})
     events = guard.pop("events", [])
     first = {name: status.pop(name) for name in _FIRST if name in status}
@@ -429,7 +429,7 @@ def _tell(done: str, what: str, where: "Written", as_json: bool) -> None:
 
 
 def _observed(stream: "Stream", files: list[Path]) -> Iterator[tuple[str, "Observed"]]:
-    """The decisions on files, each with a name to show; the rows of an array are numbered."""
+    """Yield the decisions on files with a name for each; rows of an array are numbered."""
     names: list[str] = []
 
     def items() -> Iterator[Any]:

@@ -19,9 +19,9 @@ _NEEDED = {"av": "av", "PIL": "pillow", "fastapi": "fastapi", "uvicorn": "uvicor
 def watch(
     source: str = typer.Argument(..., help="A video file, a folder that grows, or a camera such as rtsp://HOST/PATH."),
     classes: str = typer.Option(..., help="Class names separated by commas, a list such as imagenet, or a file."),
-    model: str = typer.Option("openai/clip-vit-base-patch16", help="The encoder (default: CLIP ViT-B/16)."),
-    stream: str = typer.Option("watch", help="Name of the stream (default: watch)."),
-    rate: float = typer.Option(2.0, min=0.01, max=100, help="Images per second (default: 2)."),
+    model: str = typer.Option("openai/clip-vit-base-patch16", help="The encoder."),
+    stream: str = typer.Option("watch", help="Name of the stream."),
+    rate: float = typer.Option(2.0, min=0.01, max=100, help="Images per second."),
     store: str | None = typer.Option(None, help="Folder of the streams. Without it, all is deleted at the end."),
     port: int | None = typer.Option(None, min=1, max=65535, help="Port (default: 8000, or a free one)."),
     browser: bool = typer.Option(True, help="Open a browser; without it, only print the address."),
