@@ -116,14 +116,14 @@ class MemoryStore:
         if self.leases.get(worker, ("", 0.0))[0] == incarnation:
             del self.leases[worker]
 
-    async def create(self, stream: str, spec: bytes, shared: str) -> bool:
+    async def create(self, stream: str, spec: bytes, shared: str, start: int = 0) -> bool:
         self._reach()
         if stream in self.content:
             return False
         if shared not in self.shared:
             raise StoreError(f"there is no shared blob {shared!r}: put it first")
         self._created += 1
-        self.content[stream] = _Stream(spec, shared, Fence(self.past, "nobody"), str(self._created))
+        self.content[stream] = _Stream(spec, shared, Fence(self.past, "nobody"), str(self._created), start=start)
         return True
 
     async def members(self) -> list[str] | None:

@@ -449,6 +449,17 @@ async def test_the_usage_of_a_tenant_follows_what_its_streams_hold(store):
 
 
 @of_every_store
+async def test_a_stream_can_begin_at_the_position_where_it_ended_elsewhere(store):
+    await store.put_shared("blob", b"shared")
+    assert await store.create("s", b"spec", "blob", 40)
+    fence = (await store.acquire("s", "me", "1")).fence
+    writes = [Checkpoint("s", fence, 40, b"snapshot"), Batch("s", fence, 40, [b"forty"])]
+    assert await store.commit(writes) == [None, None]
+    held = await store.acquire("s", "me", "1")
+    assert (held.snapshot, held.start, held.tail, held.position) == (b"snapshot", 40, [b"forty"], 41)
+
+
+@of_every_store
 async def test_totals_count_the_streams_of_all_tenants(store):
     await begun(store, "mine/s")
     await begun(store, "mine/t")

@@ -218,8 +218,10 @@ class Store(Protocol):
         """Say that this worker holds nothing any more; nothing happens if its lease is of another incarnation."""
         ...
 
-    async def create(self, stream: str, spec: bytes, shared: str) -> bool:
+    async def create(self, stream: str, spec: bytes, shared: str, start: int = 0) -> bool:
         """Begin a stream that uses the shared blob of this name; False if it exists already, whatever its spec.
+
+        Its first record has the position `start`. A stream that comes from another store goes on with its positions.
 
         Raises:
             StoreError: the blob is not there. It may have gone with the last stream that used it, after it was put:

@@ -307,7 +307,7 @@ class RedisStore:
         """Say that this worker holds nothing any more."""
         await self._run("resign", [self._lease + _bytes(worker)], _bytes(incarnation))
 
-    async def create(self, stream: str, spec: bytes, shared: str) -> bool:
+    async def create(self, stream: str, spec: bytes, shared: str, start: int = 0) -> bool:
         """Begin a stream; False if it exists already. A StoreError if its shared blob was not put before."""
         name, blob, tenant = _bytes(stream), _bytes(shared), _tenant(stream)
         keys = [
@@ -319,7 +319,7 @@ class RedisStore:
             self._usage,
         ]
         incarnation = secrets.token_hex(8).encode()
-        answer = await self._run("create", keys, name, spec, blob, incarnation, tenant)
+        answer = await self._run("create", keys, name, spec, blob, incarnation, tenant, b"%d" % start)
         if isinstance(answer, list):
             raise StoreError(f"{self._place} holds no shared blob {shared!r} for stream {stream!r}: put it first")
         return bool(answer)

@@ -211,11 +211,11 @@ class SqliteStore:
 
     # Streams.
 
-    async def create(self, stream: str, spec: bytes, shared: str) -> bool:
+    async def create(self, stream: str, spec: bytes, shared: str, start: int = 0) -> bool:
         """Create a stream; False if it exists already. Raise StoreError if its shared blob is missing."""
-        return await self._call(lambda: self._create(stream, spec, _bytes(shared)))
+        return await self._call(lambda: self._create(stream, spec, _bytes(shared), start))
 
-    def _create(self, stream: str, spec: bytes, shared: bytes) -> bool:
+    def _create(self, stream: str, spec: bytes, shared: bytes, start: int) -> bool:
         if self._find(stream) is not None:
             return False
         if self._one("SELECT 1 FROM blobs WHERE name = ?", shared) is None:
@@ -225,8 +225,9 @@ class SqliteStore:
         # Above the epochs of all deleted streams: who held one of the same name has no fence of this one.
         (epoch,) = self._database.execute("SELECT epoch FROM deleted").fetchone()
         number = self._database.execute(
-            "INSERT INTO streams (id, tenant, shared, epoch, state_bytes, created) VALUES (?, ?, ?, ?, ?, ?)",
-            (_bytes(stream), tenant, shared, epoch, len(spec), time.time()),
+            "INSERT INTO streams (id, tenant, shared, epoch, start, finish, state_bytes, created) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (_bytes(stream), tenant, shared, epoch, start, start, len(spec), time.time()),
         ).lastrowid
         self._database.execute("INSERT INTO specs VALUES (?, ?)", (number, spec))
         return True

@@ -2,9 +2,9 @@
 -- It must never touch a stream that exists, nor begin one whose shared blob is missing: it could not be loaded.
 -- KEYS: meta, sorted set of the tenant's streams, shared blob, how many streams of each tenant use the blob, an epoch above those of all
 -- deleted streams, usage of the tenants
--- ARGV: stream, spec, name of the shared blob, incarnation of the stream, tenant
+-- ARGV: stream, spec, name of the shared blob, incarnation of the stream, tenant, position of its first record
 local meta, streams, blob, users, past, usage = unpack(KEYS)
-local stream, spec, shared, created, tenant = unpack(ARGV)
+local stream, spec, shared, created, tenant, start = unpack(ARGV)
 
 if redis.call('EXISTS', meta) == 1 then
   return 0
@@ -16,7 +16,7 @@ end
 -- could come back with an epoch that is the newest once more.
 local epoch = redis.call('GET', past) or '0'
 redis.call('HSET', meta, 'schema', SCHEMA, 'spec', spec, 'shared', shared, 'created', created, 'epoch', epoch,
-  'fence', epoch .. ':nobody', 'start', 0, 'base', 0, 'kept', 0, 'state_bytes', 0, 'journal_bytes', 0,
+  'fence', epoch .. ':nobody', 'start', start, 'base', 0, 'kept', 0, 'state_bytes', 0, 'journal_bytes', 0,
   'time', redis.call('TIME')[1])
 redis.call('ZADD', streams, 0, stream)
 count_for_stream(meta, usage, tenant, #spec)
