@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from made_service import SPEC, ask, create, done, engine_of, learned, observe, settings
 from protodcs.cli import app
 from protodcs.errors import InputError
+from protodcs.serve.log.entries import LogQuery
 from protodcs.serve.messages import STOPPING, Action
 from protodcs.serve.store.redis import RedisStore
 from protodcs.serve.store.sqlite import SqliteStore
@@ -39,9 +40,18 @@ def fill(folder):
     async def work(worker):
         await done(worker, create("new"), create("s"), *(observe(number) for number in range(30)))
         await done(worker, ask(Action.SAVE_SNAPSHOT, "saving", b"before"))
+        await done(worker, *(observe(number, key=f"lost {number}") for number in range(3)))
+        await done(worker, ask(Action.ROLLBACK, "back to before", b"before"))
         return await done(worker, *(observe(number) for number in range(30, 50)))
 
     return asyncio.run(served(SqliteStore(folder), work, unload_records=10, snapshot_records=40))
+
+
+async def log_of(store, stream):
+    try:
+        return await store.read_log(stream, LogQuery(newest_first=False, limit=100))
+    finally:
+        await store.close()
 
 
 def ids(store):
@@ -55,6 +65,8 @@ def ids(store):
 
 def test_a_moved_stream_goes_on_where_it_was(tmp_path, redis):
     answers = fill(tmp_path / "streams")
+    log = asyncio.run(log_of(SqliteStore(tmp_path / "streams"), "s"))
+    assert [entry.rolled_back for entry in log.entries] == [False] * 30 + [True] * 3 + [False] * 20
     moved = CliRunner().invoke(
         app, ["streams", "move", f"sqlite:{tmp_path / 'streams'}", redis.url, "--tenant", "acme"]
     )
@@ -62,14 +74,15 @@ def test_a_moved_stream_goes_on_where_it_was(tmp_path, redis):
     assert "2" in moved.output
     assert ids(SqliteStore(tmp_path / "streams")) == []
     assert ids(RedisStore(redis.url)) == ["acme/new", "acme/s"]
+    assert asyncio.run(log_of(RedisStore(redis.url), "acme/s")) == log
 
     async def work(worker):
         repeated = await done(worker, *(observe(number, "acme/s") for number in range(30, 50)))
         assert all(reply.repeated for reply in repeated)
         assert [reply.answer for reply in repeated] == [reply.answer for reply in answers]
         (after,) = await done(worker, observe(50, "acme/s"))
-        # One record is the saved snapshot.
-        assert after.position == 51
+        # Among the records are the saved snapshot, the roll-back and what it took back.
+        assert after.position == 55
         assert engine_of(worker, "acme/s") == learned(51)
         (saved,) = await done(worker, ask(Action.LIST_SNAPSHOTS, stream="acme/s"))
         assert saved.facts == {"snapshots": ["before"]}
@@ -98,7 +111,7 @@ def test_an_interrupted_move_can_be_repeated(tmp_path, redis):
         # The streams that were begun are written now.
         await move_streams(source, target, "", moved.append)
         assert sorted(moved) == ["new", "s"]
-        assert (await target.describe("s")).position == 51
+        assert (await target.describe("s")).position == 55
         await source.close()
         await target.close()
 
@@ -117,7 +130,7 @@ def test_a_stream_with_other_content_is_not_replaced(tmp_path, redis):
         source, target = SqliteStore(tmp_path / "streams"), RedisStore(redis.url)
         with pytest.raises(InputError, match="'s' exists with other content"):
             await move_streams(source, target, "", lambda _: None)
-        assert (await source.describe("s")).position == 51
+        assert (await source.describe("s")).position == 55
         assert (await target.describe("s")).position == 1
         assert (await target.describe("s")).spec == SPEC
         await source.close()

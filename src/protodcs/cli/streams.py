@@ -476,7 +476,7 @@ def move(
     tenant: str = typer.Option("", help="The new tenant of streams that have none."),
     allow_unsafe_redis: bool = typer.Option(False, help="Accept a Redis that can lose acknowledged writes."),
 ) -> None:
-    """Move all streams to another store, with states, saved snapshots and the answers to idempotency keys.
+    """Move all streams to another store, with states, logs, saved snapshots and the answers to idempotency keys.
 
     Stop the service on SOURCE first. Each stream is deleted there when it is durable in TARGET. You can repeat an
     interrupted move.

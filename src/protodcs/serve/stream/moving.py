@@ -1,22 +1,24 @@
 """Move all streams from one store to another, for example from SQLite to the Redis of a cluster.
 
-A stream takes everything along: state, position, records, saved snapshots, and the answers to idempotency keys. It is
-deleted from the old store only after it is durable in the new one, so it never has two histories. An interrupted move
-can be repeated.
+A stream takes everything along: state, position, records, decision log, saved snapshots, and the answers to idempotency
+keys. It is deleted from the old store only after it is durable in the new one, so it never has two histories. An
+interrupted move can be repeated.
 """
 
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 
 from ...errors import InputError
+from ..log.entries import LogEntry, LogQuery
 from ..settings import tenant_of
-from ..store.base import AcquiredStream, Batch, Checkpoint, Fence, ListedStream, Store
+from ..store.base import AcquiredStream, Batch, Checkpoint, Fence, ListedStream, Store, Write
 from .live_stream import StreamSpec
 
 _WORKER = "protodcs streams move"
 # Nobody can acquire a stream while it is written. The lease is renewed for each stream. Seconds.
 _LEASE = 600.0
-_PAGE = 1000
+_PAGE = 500
 
 
 async def move_streams(source: Store, target: Store, tenant: str, moved: Callable[[str], None]) -> None:
@@ -42,6 +44,7 @@ async def move_streams(source: Store, target: Store, tenant: str, moved: Callabl
             held = await source.acquire(stream, _WORKER, incarnation)
             fence = await _begin(source, target, stream, new_id, held, incarnation)
             if fence is not None:
+                await _copy_log(source, target, stream, Batch(new_id, fence, held.start, ()))
                 await _write(target, new_id, fence, held, summary)
             await source.delete(stream, held.fence)
             moved(new_id)
@@ -80,10 +83,30 @@ async def _begin(
 async def _write(target: Store, stream: str, fence: Fence, held: AcquiredStream, summary: bytes) -> None:
     """Write the content of a stream in one step."""
     snapshot = [] if held.snapshot is None else [Checkpoint(stream, fence, held.start, held.snapshot)]
-    for problem in await target.commit([*snapshot, Batch(stream, fence, held.start, held.tail, summary)]):
+    await _commit(target, [*snapshot, Batch(stream, fence, held.start, held.tail, summary)])
+    await target.release(stream, fence)
+
+
+async def _copy_log(source: Store, target: Store, stream: str, batch: Batch) -> None:
+    """Copy the decision log of a stream. `batch` names the new stream and has no records."""
+    after, more = None, True
+    while more:
+        found, more = await source.read_log(stream, LogQuery(after=after, newest_first=False, limit=_PAGE))
+        entries = [await _with_thumbnail(source, stream, entry) for entry in found]
+        marks = [(entry.position, entry.position + 1) for entry in found if entry.rolled_back]
+        await _commit(target, [replace(batch, log=entries), *(replace(batch, roll_backs=[mark]) for mark in marks)])
+        after = found[-1].position if found else None
+
+
+async def _with_thumbnail(source: Store, stream: str, entry: LogEntry) -> LogEntry:
+    thumbnail = await source.read_thumbnail(stream, entry.position) if entry.has_thumbnail else None
+    return entry._replace(has_thumbnail=thumbnail is not None, thumbnail=thumbnail or b"")
+
+
+async def _commit(store: Store, writes: Sequence[Write]) -> None:
+    for problem in await store.commit(writes):
         if problem is not None:
             raise problem
-    await target.release(stream, fence)
 
 
 def _content(held: AcquiredStream) -> tuple[bytes, bytes | None, int, list[bytes]]:
