@@ -831,7 +831,7 @@ def test_every_administrative_act_is_a_line(tmp_path):
                 line = service.lines()[-1]
                 assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", line.pop("time"))
                 assert line == {
-                    "request": f"request-{action.split()[0]}",
+                    "request_id": f"request-{action.split()[0]}",
                     "tenant": who.split()[0],
                     "key": service.records[who].id,
                     "role": "admin",
@@ -855,7 +855,7 @@ def test_what_a_guard_does_is_a_line_though_nobody_asked_for_it(tmp_path):
                 (said,) = decisions_of(await service.seen(1))
                 assert said["position"] < 128
             line = service.lines()[-1]
-            assert (line["tenant"], line["stream"], line["key"], line["request"]) == ("acme", "s", None, None)
+            assert (line["tenant"], line["stream"], line["key"], line["request_id"]) == ("acme", "s", None, None)
             assert (line["guard"], line["outcome"]) == ("sameness", "done")
             assert line["value"] > line["threshold"]
             said = (await service.ask("acme read", "GET", "/v1/streams/s")).json()["guard"]
@@ -924,7 +924,7 @@ def test_an_error_that_nobody_foresaw_is_a_line_and_has_an_id(tmp_path):
             words_of(response, 500)
             line = service.lines()[-1]
             assert (line["action"], line["status"], line["outcome"]) == ("resize", 500, "failed")
-            assert line["request"] == response.headers["x-request-id"]
+            assert line["request_id"] == response.headers["x-request-id"]
 
     asyncio.run(run())
 

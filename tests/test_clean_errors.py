@@ -115,7 +115,7 @@ def test_a_problem_document_never_holds_a_traceback_of_ray(kind, caplog):
 
     asyncio.run(run())
     (record,) = [record for record in caplog.records if record.getMessage() == "a request failed"]
-    assert record.fields["request"] == "mine"
+    assert record.fields["request_id"] == "mine"
     assert "secret" in str(record.exc_info[1])
 
 
@@ -145,7 +145,7 @@ def test_an_unexpected_error_of_a_worker_is_only_in_the_log(monkeypatch, caplog)
             assert "mine" in refused.json()["detail"]
 
     asyncio.run(run())
-    told = [record for record in caplog.records if getattr(record, "fields", {}).get("request") == "mine"]
+    told = [record for record in caplog.records if getattr(record, "fields", {}).get("request_id") == "mine"]
     assert any("at 10.1.2.3" in str(record.exc_info and record.exc_info[1]) for record in told)
 
 

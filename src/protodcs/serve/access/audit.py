@@ -55,7 +55,7 @@ def of_request(state: dict[str, Any], rule: Rule | None, caller: Caller | None, 
     stream: str | None = state.get("stream")
     entry: dict[str, Any] = {
         "time": _now(),
-        "request": state["request_id"],
+        "request_id": state["request_id"],
         "tenant": None if caller is None else caller.tenant,
         "key": None if caller is None else caller.key,
         "role": None if caller is None else caller.role,
@@ -85,7 +85,7 @@ def of_guard(stream: str, event: Event) -> dict[str, Any]:
     tenant, _, name = stream.rpartition("/")
     return {
         "time": _now(),
-        "request": None,
+        "request_id": None,
         "tenant": tenant or None,
         "key": None,
         "role": None,

@@ -58,7 +58,7 @@ def as_problem(http: Request, problem: Exception) -> ProblemError:
         found = problem
     elif code == "internal_error" or not type(problem).__module__.startswith("protodcs."):
         request = http.scope["state"]["request_id"]
-        _log.error("a request failed", exc_info=problem, extra=logs.with_fields(request=request))
+        _log.error("a request failed", exc_info=problem, extra=logs.with_fields(request_id=request))
         return _unexpected(http)
     else:
         found = ProblemError(code, str(problem))
