@@ -185,6 +185,10 @@ def test_what_a_stream_knows_can_be_asked_changed_and_carried_away(plain, client
         assert stream.snapshots() == []
     with pytest.raises(InputError, match="the name of a class"):
         stream.remove_class("..")
+    stream.feedback("3", feature=FEATURES[20])
+    assert stream.peek(FEATURES[20]).decision.label == "3"
+    with pytest.raises(ServiceError, match="Create it with `discovery`"):
+        stream.feedback(None, position=seen[0].position)
     other = client.create(stream.id + " heir", prototypes=ROWS)
     other.import_state(state)
     assert engine_of(plain[1].worker, other.id) == learned(12)
@@ -666,6 +670,8 @@ def test_the_life_of_a_stream_with_asyncio():
         assert (await stream.explain(FEATURES[2]))["decision"]["known"]
         state = await stream.export_state()
         await stream.add_class("owl", FEATURES[20])
+        await stream.feedback("owl", feature=FEATURES[3])
+        assert (await stream.peek(FEATURES[3])).decision.label == "owl"
         await stream.remove_class("owl")
         await stream.import_state(state)
         assert (await stream.status())["sequence"] == 2

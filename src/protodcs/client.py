@@ -391,6 +391,16 @@ class Stream:
         """Take a class off the list; those behind it close the gap."""
         return protocol.written(self._send(protocol.remove_class(self.id, name)))
 
+    def feedback(self, label: str | None, *, position: int | None = None, feature: Any = None) -> Written:
+        """Tell the true class of a sample, None if it is unknown. Decisions on similar samples change at once.
+
+        Args:
+            label: the class.
+            position: of the sample, as in `Observed`, if the stream stores samples.
+            feature: the feature (d,) of the sample, instead of its position.
+        """
+        return protocol.written(self._send(protocol.feedback(self.id, label, position, feature)))
+
     def export_state(self) -> bytes:
         """The whole state, as `ProtoDCS.restore` takes it."""
         return self._send(protocol.export_state(self.id)).body
@@ -749,6 +759,16 @@ class AsyncStream:
     async def remove_class(self, name: str) -> Written:
         """Take a class off the list; those behind it close the gap."""
         return protocol.written(await self._send(protocol.remove_class(self.id, name)))
+
+    async def feedback(self, label: str | None, *, position: int | None = None, feature: Any = None) -> Written:
+        """Tell the true class of a sample, None if it is unknown. Decisions on similar samples change at once.
+
+        Args:
+            label: the class.
+            position: of the sample, as in `Observed`, if the stream stores samples.
+            feature: the feature (d,) of the sample, instead of its position.
+        """
+        return protocol.written(await self._send(protocol.feedback(self.id, label, position, feature)))
 
     async def export_state(self) -> bytes:
         """The whole state, as `ProtoDCS.restore` takes it."""

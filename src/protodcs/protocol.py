@@ -342,6 +342,12 @@ def remove_class(stream: str, name: str) -> Call:
     return Call("DELETE", f"{_path(stream)}/classes/{_segment(name, 'name of a class')}", _keyed(new_key()))
 
 
+def feedback(stream: str, label: str | None, position: int | None, feature: Any) -> Call:
+    """Tell the true class of a sample."""
+    given = {"position": position} if feature is None else {"feature": _rows(feature).tolist()}
+    return _with_json(f"{_path(stream)}/feedback", {"label": label, **given}, new_key())
+
+
 def export_state(stream: str, method: str = "GET") -> Call:
     """Ask for the whole state."""
     return Call(method, f"{_path(stream)}/state")

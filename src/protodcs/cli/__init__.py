@@ -8,11 +8,13 @@ from . import (
     classify,
     corrupt,
     demo,
+    discover,
     evaluate,
     export,
     features,
     keys,
     report,
+    review,
     serve,
     state,
     streams,
@@ -37,10 +39,12 @@ app.add_typer(webhooks.app, name="webhooks")
 app.command("classify")(classify.classify)
 app.command("corrupt")(corrupt.corrupt)
 app.command("demo")(demo.demo)
+app.command("discover")(discover.discover)
 app.command("evaluate")(evaluate.evaluate)
 app.command("export")(export.export)
 app.command("features")(features.features)
 app.command("report")(report.report)
+app.command("review")(review.review)
 app.command("serve")(serve.serve)
 app.command("watch")(watch.watch)
 

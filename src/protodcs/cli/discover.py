@@ -1,0 +1,206 @@
+"""`protodcs discover`: group unknown images into clusters."""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import typer
+
+from ..durable import replace_file
+from ..errors import DataError, InputError
+from .decided import ENDINGS, decide_folder, encode, encode_folder, read_decisions
+from .screen import console, explained, given_classes, new_table
+
+if TYPE_CHECKING:
+    from ..arrays import Features
+    from ..discovery import Cluster, Discovery, Vocabulary
+
+_FIELDS = ("sample", "cluster", "place", "size", "similarity", "suggestion", "margin")
+_CLUSTERS_ON_SHEET, _IMAGES_ON_SHEET = 16, 8
+_MAX_SAMPLES = 50_000
+
+Row = dict[str, Any]
+
+
+class _Unknown(NamedTuple):
+    """The features to cluster, the name of each, and the image files by name, if there are any."""
+
+    names: list[str]
+    features: "Features"
+    files: Mapping[str, Path]
+
+
+@explained
+def discover(
+    source: Path = typer.Argument(..., help="Folder of images, file of decisions (.csv, .jsonl), or features (.npy)."),
+    classes: str | None = typer.Option(
+        None, help="Known classes, as in `classify`; only unknown images of a folder are clustered. Default: all are."
+    ),
+    vocabulary: str | None = typer.Option(None, help="Names to suggest for clusters: as `--classes`. Default: none."),
+    model: str = typer.Option("openai/clip-vit-base-patch16", help="Encoder, as in `classify`."),
+    images: Path | None = typer.Option(None, help="Folder of the images in a file of decisions (default: beside it)."),
+    out: Path = typer.Option(Path("clusters"), help="Folder of the results (default: clusters)."),
+    min_cluster_size: int = typer.Option(5, min=3, max=1000, help="Images that form a cluster (default: 5)."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object for scripts."),
+) -> None:
+    """Group unknown images into clusters. Writes clusters.csv, clusters.parquet and a contact sheet, clusters.png."""
+    from ..discovery import Discovery, DiscoveryConfig
+
+    unknown = _unknown(source, classes, model, images, as_json)
+    if not 2 <= len(unknown.names) <= _MAX_SAMPLES:
+        raise DataError(f"there must be 2 to {_MAX_SAMPLES:,} samples to cluster; given: {len(unknown.names):,}")
+    config = DiscoveryConfig(
+        capacity=max(20, len(unknown.names)), interval=0, min_cluster_size=min_cluster_size, max_cluster_size=50_000
+    )
+    found = Discovery(unknown.features.shape[1], config)
+    found.add_many(unknown.features)
+    found.update()
+    clusters = found.clusters()
+    rows = _rows(clusters, unknown.names, found, None if vocabulary is None else _vocabulary(vocabulary, model))
+    out.mkdir(parents=True, exist_ok=True)
+    replace_file(out / "clusters.csv", _csv(rows).encode())
+    results = [out / "clusters.csv", *_parquet(rows, out), *_sheet(clusters, unknown, rows, out)]
+    report = {
+        "samples": len(unknown.names),
+        "clusters": len(clusters),
+        "in_clusters": sum(cluster.size for cluster in clusters),
+        "results": [str(file) for file in results],
+    }
+    if as_json:
+        typer.echo(json.dumps(report))
+    else:
+        _print(report, clusters, rows)
+
+
+def _unknown(source: Path, classes: str | None, model: str, images: Path | None, quiet: bool) -> _Unknown:
+    """Return the samples to cluster."""
+    if source.is_dir() and classes is not None:
+        decided = decide_folder(source, classes, model, quiet)
+        assert decided.features is not None
+        rejected = [place for place, sample in enumerate(decided.samples) if sample.label is None]
+        return _Unknown([decided.samples[place].file for place in rejected], decided.features[rejected], decided.files)
+    from ..encoders import load
+
+    if source.is_dir():
+        encoded, files = encode_folder(source, load(model), quiet)
+        return _Unknown([*encoded.names], encoded.features, files)
+    if source.suffix == ".npy":
+        return _stored_features(source)
+    if source.suffix not in ENDINGS:
+        raise InputError(
+            f"give a folder, a file of decisions ({', '.join(ENDINGS)}) or features (.npy); given: {source.name!r}"
+        )
+    decided = read_decisions(source, images)
+    rejected_files = {s.file: decided.files[s.file] for s in decided.samples if s.label is None}
+    encoded = encode(rejected_files, load(model), quiet)
+    if rejected_files and not encoded.names:
+        first = next(iter(rejected_files.values()))
+        raise DataError(f"none of the {len(rejected_files)} images can be read, such as {first}. Set --images.")
+    return _Unknown([*encoded.names], encoded.features, rejected_files)
+
+
+def _stored_features(file: Path) -> _Unknown:
+    import numpy as np
+
+    try:
+        features = np.load(file, allow_pickle=False)
+    except (ValueError, EOFError) as problem:
+        raise DataError(f"{file} is not a file of numpy: {problem}") from None
+    if features.ndim != 2 or features.dtype.kind != "f":
+        raise DataError(f"{file} must have an array of floats (n, d); it has {features.dtype} {features.shape}.")
+    return _Unknown([str(number) for number in range(len(features))], features.astype(np.float32), {})
+
+
+def _vocabulary(names: str, model: str) -> "Vocabulary":
+    from ..discovery import Vocabulary
+    from ..encoders import load
+
+    given = given_classes(names)
+    return Vocabulary(given, load(model).prototypes(given))
+
+
+def _rows(
+    clusters: Sequence["Cluster"], names: Sequence[str], found: "Discovery", vocabulary: "Vocabulary | None"
+) -> list[Row]:
+    """Return a row for each sample: those of the largest cluster first, and those in none last."""
+    rows: list[Row] = []
+    for cluster in clusters:
+        best = None if vocabulary is None else found.suggest_names(cluster.id, vocabulary, 1)[0]
+        rows += [
+            {
+                "sample": names[key],
+                "cluster": cluster.id,
+                "place": place,
+                "size": cluster.size,
+                "similarity": round(cluster.similarity, 4),
+                "suggestion": None if best is None else best.name,
+                "margin": None if best is None else round(best.margin, 4),
+            }
+            for place, key in enumerate(cluster.keys.tolist())
+        ]
+    inside = {row["sample"] for row in rows}
+    return rows + [dict.fromkeys(_FIELDS) | {"sample": name} for name in names if name not in inside]
+
+
+def _csv(rows: Sequence[Row]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _FIELDS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _parquet(rows: Sequence[Row], out: Path) -> list[Path]:
+    """Write the rows as Parquet, if pyarrow is installed."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        return []
+    kinds = [pa.string(), pa.int64(), pa.int64(), pa.int64(), pa.float64(), pa.string(), pa.float64()]
+    file = out / "clusters.parquet"
+    pq.write_table(pa.Table.from_pylist([*rows], pa.schema(list(zip(_FIELDS, kinds, strict=True)))), file)
+    return [file]
+
+
+def _sheet(clusters: Sequence["Cluster"], unknown: _Unknown, rows: Sequence[Row], out: Path) -> list[Path]:
+    """Draw the most typical images of the largest clusters, one row each."""
+    if not unknown.files or not clusters:
+        return []
+    from ..data import decode
+    from ..data.sheet import Picture, contact_sheet, save_sheet
+
+    suggested = {row["cluster"]: row["suggestion"] for row in rows}
+    pictures = []
+    for cluster in clusters[:_CLUSTERS_ON_SHEET]:
+        shown = [unknown.names[key] for key in cluster.keys[:_IMAGES_ON_SHEET].tolist()]
+        title = f"cluster {cluster.id}: {cluster.size}"
+        pictures += [Picture(decode(unknown.files[name]), name, title) for name in shown]
+        # An empty place for each missing image, so that every cluster has its own row.
+        pictures += [Picture(_blank(), "") for _ in range(_IMAGES_ON_SHEET - len(shown))]
+        if suggested[cluster.id]:
+            first = pictures[-_IMAGES_ON_SHEET]
+            pictures[-_IMAGES_ON_SHEET] = Picture(first.image, first.title, f"{title}, {suggested[cluster.id]}?")
+    title = f"{min(len(clusters), _CLUSTERS_ON_SHEET)} of {len(clusters)} clusters, one in each row"
+    save_sheet(contact_sheet(pictures, title, columns=_IMAGES_ON_SHEET), out / "clusters.png")
+    return [out / "clusters.png"]
+
+
+def _blank() -> Any:
+    import numpy as np
+
+    return np.full((1, 1, 3), 255, dtype=np.uint8)
+
+
+def _print(report: Mapping[str, Any], clusters: Sequence["Cluster"], rows: Sequence[Row]) -> None:
+    title = f"{report['in_clusters']} of {report['samples']} samples in {report['clusters']} clusters"
+    table = new_table("cluster", "images", "similarity", "suggestion", title=title)
+    suggested = {row["cluster"]: row["suggestion"] for row in rows}
+    for cluster in clusters[:_CLUSTERS_ON_SHEET]:
+        table.add_row(str(cluster.id), str(cluster.size), f"{cluster.similarity:.2f}", suggested[cluster.id] or "")
+    console().print(table)
+    for file in report["results"]:
+        console().print(file, soft_wrap=True)

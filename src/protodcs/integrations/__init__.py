@@ -1,0 +1,1 @@
+"""Exchange samples and labels with other tools, one file each."""

@@ -1,0 +1,188 @@
+"""`protodcs discover` and `protodcs review` on folders, files of decisions and features; Label Studio and FiftyOne."""
+
+import csv
+import json
+from xml.etree import ElementTree
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from protodcs.cli import app
+from protodcs.demo import KNOWN, DemoStream
+from protodcs.errors import InputError
+from protodcs.integrations import label_studio
+from protodcs.integrations.samples import ReviewSample
+
+IMAGES = 240
+CLASSES = ",".join(KNOWN)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder of images of the demo, half of them unknown."""
+    folder = tmp_path_factory.mktemp("images")
+    for number, sample in enumerate(DemoStream(IMAGES, unknown=0.5)):
+        Image.fromarray(sample.image).save(folder / f"{number:03d}.png")
+    return folder
+
+
+def run(*arguments, answers=None, code=0):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=answers)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def rows_of(file):
+    with file.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_discover_clusters_the_unknown_images_of_a_folder(folder, tmp_path):
+    out = tmp_path / "clusters"
+    options = ("--classes", CLASSES, "--vocabulary", "hammer,clock,spider", "--model", "demo", "--out", out, "--json")
+    report = json.loads(run("discover", folder, *options).splitlines()[-1])
+    rows = rows_of(out / "clusters.csv")
+    assert report["samples"] == len(rows) < IMAGES
+    assert report["in_clusters"] == sum(row["cluster"] != "" for row in rows) > 20
+    assert {row["suggestion"] for row in rows if row["cluster"]} <= {"hammer", "clock", "spider"}
+    assert pq.read_table(out / "clusters.parquet").column("sample").to_pylist() == [row["sample"] for row in rows]
+    with Image.open(out / "clusters.png") as sheet:
+        assert sheet.width > 1000
+
+
+def test_discover_takes_a_file_of_features(tmp_path):
+    rng = np.random.default_rng(0)
+    features = np.repeat(rng.normal(size=(3, 32)), 20, axis=0) + 0.3 * rng.normal(size=(60, 32))
+    np.save(tmp_path / "features.npy", features)
+    output = run("discover", tmp_path / "features.npy", "--out", tmp_path / "out")
+    assert "60 of 60 samples in 3 clusters" in output
+    assert {row["cluster"] for row in rows_of(tmp_path / "out" / "clusters.csv")} == {"0", "1", "2"}
+
+
+def write_decisions(file, count=30):
+    """Rows as the decision log exports them, every second one unknown."""
+    with file.open("w") as out:
+        for number in range(count):
+            row = {
+                "image_ref": f"{number:03d}.png",
+                "label": None if number % 2 else "cat",
+                "nearest_class": "cat",
+                "p_unknown": 0.5 + 0.4 * number / count if number % 2 else 0.1,
+            }
+            out.write(json.dumps(row) + "\n")
+
+
+def test_discover_takes_the_unknown_images_of_a_decision_log(folder, tmp_path):
+    log = tmp_path / "log.ndjson"
+    write_decisions(log)
+    options = ("--model", "demo", "--out", tmp_path / "out", "--json")
+    report = json.loads(run("discover", log, "--images", folder, *options).splitlines()[-1])
+    assert report["samples"] == 15
+    assert "Set --images" in run("discover", log, *options, code=1)
+
+
+@pytest.mark.parametrize("content", [b"", b"not numpy", None])
+def test_discover_rejects_what_is_no_file_of_features(tmp_path, content):
+    file = tmp_path / "features.npy"
+    if content is None:
+        np.save(file, np.zeros(5))
+    else:
+        file.write_bytes(content)
+    assert "error: " in run("discover", file, code=1)
+
+
+def test_review_asks_about_the_most_doubtful_decisions_first(tmp_path):
+    log, out = tmp_path / "log.jsonl", tmp_path / "labels.csv"
+    write_decisions(log)
+    output = run("review", log, "--classes", "cat,dog", "--out", out, answers="\ndog\n1\nu\nzebra\ns\nq\n")
+    assert [row["file"] for row in rows_of(out)] == ["001.png", "003.png", "005.png", "007.png"]
+    assert [row["label"] for row in rows_of(out)] == ["", "dog", "cat", ""]
+    assert "there is no class 'zebra'" in output
+    run("review", log, "--classes", "cat,dog", "--out", out, answers="dog\nq\n")
+    assert [row["label"] for row in rows_of(out)] == ["dog", "dog", "cat", ""]
+
+
+def test_review_of_a_folder_leaves_near_duplicates_for_later(folder, tmp_path):
+    tasks = tmp_path / "tasks.json"
+    run("review", folder, "--classes", CLASSES, "--model", "demo", "--limit", 20, "--label-studio", tasks)
+    found = json.loads(tasks.read_text())
+    assert [task["data"]["review_order"] for task in found] == [*range(20)]
+    assert len({task["data"]["file"] for task in found}) == 20
+    doubts = [1 - task["predictions"][0]["score"] for task in found]
+    assert np.mean(doubts) > 0.05
+
+
+def test_review_needs_classes_for_a_folder(folder):
+    assert "A folder needs --classes" in run("review", folder, code=1)
+
+
+# Label Studio.
+
+SAMPLES = [ReviewSample("a.png", "cat", "cat", 0.4), ReviewSample("b.png", None, 'a "dog" & <co>', 0.7)]
+
+
+def exported(*choices, **more):
+    """Tasks as Label Studio exports them, with one annotation each."""
+    return [
+        {**task, "annotations": [{"result": [{"from_name": "label", "value": {"choices": [choice]}}], **more}]}
+        for task, choice in zip(label_studio.tasks(SAMPLES), choices, strict=True)
+    ]
+
+
+def test_the_labeling_setup_has_a_choice_for_each_prediction():
+    config = ElementTree.fromstring(label_studio.labeling_config(["cat", 'a "dog" & <co>']))
+    choices = [choice.get("value") for choice in config.iter("Choice")]
+    assert choices == ["cat", 'a "dog" & <co>', label_studio.UNKNOWN]
+    for task in label_studio.tasks(SAMPLES):
+        (result,) = task["predictions"][0]["result"]
+        assert result["value"]["choices"][0] in choices
+        assert config.find(f".//Choices[@name='{result['from_name']}']").get("toName") == result["to_name"]
+        assert config.find(f".//Image[@name='{result['to_name']}']").get("value") == "$image"
+        assert "image" in task["data"]
+
+
+def test_labels_of_an_export_are_imported(tmp_path):
+    assert label_studio.labels(exported("dog", label_studio.UNKNOWN)) == {"a.png": "dog", "b.png": None}
+    assert label_studio.labels(exported("dog", "dog", was_cancelled=True)) == {}
+    assert label_studio.labels(label_studio.tasks(SAMPLES)) == {}
+    with pytest.raises(InputError, match="JSON list of tasks"):
+        label_studio.labels({"tasks": []})
+    file = tmp_path / "export.json"
+    file.write_text(json.dumps(exported("dog", label_studio.UNKNOWN)))
+    run("review", tmp_path, "--import", file, "--out", tmp_path / "labels.csv")
+    assert [*rows_of(tmp_path / "labels.csv")] == [{"file": "a.png", "label": "dog"}, {"file": "b.png", "label": ""}]
+
+
+@pytest.mark.long
+def test_the_sdk_of_label_studio_accepts_setup_and_tasks():
+    interface = pytest.importorskip("label_studio_sdk.label_interface")
+    setup = interface.LabelInterface(label_studio.labeling_config(["cat", 'a "dog" & <co>']))
+    setup.validate()
+    for task in label_studio.tasks(SAMPLES):
+        setup.validate_task_data(task["data"])
+        (prediction,) = task["predictions"]
+        assert setup.validate_prediction(prediction)
+        prediction["result"][0]["value"]["choices"] = ["zebra"]
+        assert not setup.validate_prediction(prediction)
+
+
+# FiftyOne.
+
+
+@pytest.mark.long
+def test_labels_come_back_from_fiftyone(tmp_path):
+    fiftyone = pytest.importorskip("fiftyone")
+    from protodcs.integrations import fiftyone as exchange
+
+    dataset = exchange.dataset(SAMPLES, tmp_path, "protodcs-test")
+    try:
+        assert dataset.values("decision.label") == ["cat", exchange.UNKNOWN]
+        for sample, label in zip(dataset, ("dog", exchange.UNKNOWN), strict=True):
+            sample["label"] = fiftyone.Classification(label=label)
+            sample.save()
+        assert exchange.labels(dataset) == {"a.png": "dog", "b.png": None}
+    finally:
+        dataset.delete()
