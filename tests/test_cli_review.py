@@ -162,7 +162,7 @@ def test_the_sdk_of_label_studio_accepts_setup_and_tasks():
     setup = interface.LabelInterface(label_studio.labeling_config(["cat", 'a "dog" & <co>']))
     setup.validate()
     for task in label_studio.tasks(SAMPLES):
-        setup.validate_task_data(task["data"])
+        assert setup.validate_task({"data": task["data"]})
         (prediction,) = task["predictions"]
         assert setup.validate_prediction(prediction)
         prediction["result"][0]["value"]["choices"] = ["zebra"]
