@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from ..durable import replace_file
+from ..atomic_io import replace_file
 from ..errors import DataError, InputError
 from .decided import ENDINGS, decide_folder, encode, encode_folder, read_decisions
 from .screen import console, explained, given_classes, new_table
@@ -171,7 +171,7 @@ def _sheet(clusters: Sequence["Cluster"], unknown: _Unknown, rows: Sequence[Row]
     if not unknown.files or not clusters:
         return []
     from ..data import decode
-    from ..data.sheet import Picture, contact_sheet, save_sheet
+    from ..data.contact_sheet import Picture, contact_sheet, save_sheet
 
     suggested = {row["cluster"]: row["suggestion"] for row in rows}
     pictures = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..durable import replace_file
+from ..atomic_io import replace_file
 from ..errors import DataError, InputError
 from .decided import Decided, decide_folder, read_decisions
 from .screen import console, explained, printable
