@@ -171,7 +171,7 @@ def _sheet(clusters: Sequence["Cluster"], unknown: _Unknown, rows: Sequence[Row]
     if not unknown.files or not clusters:
         return []
     from ..data import decode
-    from ..data.contact_sheet import Picture, contact_sheet, save_sheet
+    from ..data.contact_sheet import Picture, contact_sheet, save_sheets
 
     suggested = {row["cluster"]: row["suggestion"] for row in rows}
     pictures = []
@@ -185,7 +185,7 @@ def _sheet(clusters: Sequence["Cluster"], unknown: _Unknown, rows: Sequence[Row]
             first = pictures[-_IMAGES_ON_SHEET]
             pictures[-_IMAGES_ON_SHEET] = Picture(first.image, first.title, f"{title}, {suggested[cluster.id]}?")
     title = f"{min(len(clusters), _CLUSTERS_ON_SHEET)} of {len(clusters)} clusters, one in each row"
-    save_sheet(contact_sheet(pictures, title, columns=_IMAGES_ON_SHEET), out / "clusters.png")
+    save_sheets([contact_sheet(pictures, title, columns=_IMAGES_ON_SHEET)], out / "clusters.png")
     return [out / "clusters.png"]
 
 
