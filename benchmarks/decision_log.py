@@ -7,9 +7,11 @@ import argparse
 import asyncio
 import json
 import random
+import shutil
+import sqlite3
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import httpx
@@ -26,6 +28,8 @@ from protodcs.serve.store.sqlite import DATABASE, SqliteStore
 PORTS = {"with the log": 8494, "without the log": 8496}
 BATCH = 256
 _AT_ONCE = 5000
+# Entries that are written through the store. SQLite copies them to get the others, which is faster.
+_WRITTEN = 500_000
 _PAGES = 300
 _SERVICE = """
 import sys
@@ -66,22 +70,38 @@ def entries(first, count, start, chance):
 
 
 async def fill(folder, rows, start):
-    """Write a log through the store, and return the seconds that it took."""
+    """Write a log, its first part through the store. Return the seconds for an entry of that part."""
     chance, began = np.random.default_rng(0), time.perf_counter()
     store = SqliteStore(folder)
     await store.put_shared("blob", b"blob")
     await store.create("s", b"spec", "blob")
     fence = (await store.acquire("s", "benchmark", "1")).fence
-    for first in range(0, rows, _AT_ONCE):
-        count = min(_AT_ONCE, rows - first)
+    written = min(rows, _WRITTEN)
+    for first in range(0, written, _AT_ONCE):
+        count = min(_AT_ONCE, written - first)
         log = entries(first, count, start, chance)
         writes = [Batch("s", fence, first, [b""] * count, b"", log), Checkpoint("s", fence, first + count, b"")]
         if await store.commit(writes) != [None, None]:
             raise RuntimeError("a write failed")
-        if first % 1_000_000 == 0:
-            print(f"{first:,} entries after {time.perf_counter() - began:.0f} s", flush=True)
     await store.close()
-    return time.perf_counter() - began
+    seconds = (time.perf_counter() - began) / written
+    copy(folder, written, rows)
+    return seconds
+
+
+def copy(folder, written, rows):
+    """Copy the first entries inside SQLite until the log has so many; each copy is later and has other images."""
+    with closing(sqlite3.connect(folder / DATABASE, isolation_level=None)) as database:
+        (base,) = database.execute("SELECT min(key) FROM log").fetchone()
+        for first in range(written, rows, written):
+            database.execute(
+                "INSERT INTO log SELECT key + ?1, time + 100 * ?1, randomblob(16), "
+                "printf('camera-7/%09d.jpg', key + ?1 - ?2), outcome, nearest, p_unknown, score, reason, thumbnail "
+                "FROM log WHERE key >= ?2 AND key < ?2 + ?3 ORDER BY key",
+                (first, base, min(written, rows - first)),
+            )
+            print(f"{first + written:,} entries", flush=True)
+        database.execute("UPDATE log_sizes SET entries = ?1, bytes = bytes * (?1 / ?2)", (rows, written))
 
 
 def pages(rows, start, dice):
@@ -130,30 +150,38 @@ async def purges(folder, rows, start):
     return found
 
 
-def large_log(rows):
-    """Return the figures of a large log."""
-    start = int(1000 * time.time()) - 100 * rows
-    with tempfile.TemporaryDirectory() as folder:
-        streams = Path(folder) / "streams"
-        seconds = asyncio.run(fill(streams, rows, start))
-        size = sum(file.stat().st_size for file in streams.iterdir() if file.name.startswith(DATABASE))
-        program = _SERVICE.replace("ENTRIES", str(10 * rows))
-        with (
-            running(program, folder, PORTS["with the log"]),
-            httpx.Client(base_url=f"http://{HOST}:{PORTS['with the log']}", timeout=60) as client,
-        ):
-            times = read_pages(client, rows, start)
-        found = {
-            "rows": rows,
-            "fill_seconds": seconds,
-            "bytes": size,
-            "pages": [
-                {"page": kind, "p50_ms": float(np.quantile(some, 0.5)), "p99_ms": float(np.quantile(some, 0.99))}
-                for kind, some in {**times, "all": np.concatenate(list(times.values()))}.items()
-            ],
-        }
-        print(json.dumps(found), flush=True)
-        return {**found, "purges": asyncio.run(purges(streams, rows, start))}
+def fill_log(rows, folder):
+    """Fill a log in a folder, unless it is there. Return its entries, its first time, and seconds per entry."""
+    made = Path(folder) / "made.json"
+    if not made.exists():
+        start = int(1000 * time.time()) - 100 * rows
+        seconds = asyncio.run(fill(Path(folder) / "streams", rows, start))
+        made.write_text(json.dumps([rows, start, seconds]))
+    return json.loads(made.read_text())
+
+
+def large_log(rows, folder):
+    """Return the figures of a large log in a folder."""
+    streams = Path(folder) / "streams"
+    rows, start, seconds = fill_log(rows, folder)
+    size = sum(file.stat().st_size for file in streams.iterdir() if file.name.startswith(DATABASE))
+    program = _SERVICE.replace("ENTRIES", str(10 * rows))
+    with (
+        running(program, folder, PORTS["with the log"]),
+        httpx.Client(base_url=f"http://{HOST}:{PORTS['with the log']}", timeout=60) as client,
+    ):
+        times = read_pages(client, rows, start)
+    found = {
+        "rows": rows,
+        "write_seconds_per_entry": seconds,
+        "bytes": size,
+        "pages": [
+            {"page": kind, "p50_ms": float(np.quantile(some, 0.5)), "p99_ms": float(np.quantile(some, 0.99))}
+            for kind, some in {**times, "all": np.concatenate(list(times.values()))}.items()
+        ],
+    }
+    print(json.dumps(found), flush=True)
+    return {**found, "purges": asyncio.run(purges(streams, rows, start))}
 
 
 def cost(seconds, rounds):
@@ -231,11 +259,19 @@ if __name__ == "__main__":
     parser.add_argument("--rows", type=int, default=10_000_000, help="Entries of the large log (default: 10,000,000).")
     parser.add_argument("--seconds", type=float, default=5.0, help="Seconds per turn of the cost (default: 5).")
     parser.add_argument("--rounds", type=int, default=5, help="Rounds of the cost after the warm-up (default: 5).")
+    parser.add_argument("--folder", help="Folder of the large log, deleted at the end (default: a temporary one).")
+    parser.add_argument("--fill", action="store_true", help="Only fill the large log; a later run measures it.")
     parser.add_argument("--write", action="store_true", help="Write docs/results/decision-log.md.")
     given = parser.parse_args()
+    folder = given.folder or tempfile.mkdtemp(prefix="decision-log-")
+    if given.fill:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        fill_log(given.rows, folder)
+        raise SystemExit
     result = {"machine": machine(), "rounds": given.rounds, "seconds": given.seconds}
     result["cost"] = cost(given.seconds, given.rounds)
-    result["log"] = large_log(given.rows)
+    result["log"] = large_log(given.rows, folder)
+    shutil.rmtree(folder)
     print(as_markdown(result))
     if given.write:
         (RESULTS / "decision-log.md").write_text(as_markdown(result))

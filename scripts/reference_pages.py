@@ -195,6 +195,7 @@ FIXES = {
     "not_found": "Check the path against the [HTTP API](http.md).",
     "stream_not_found": "Create the stream first. Streams of other tenants are not visible.",
     "class_not_found": "List the classes with `GET /v1/streams/ID`.",
+    "thumbnail_not_found": "`has_thumbnail` in the decision log says which decisions have one.",
     "snapshot_not_found": "List the snapshots with `GET /v1/streams/ID/snapshots`.",
     "model_not_found": "The only model is `protodcs`, version `1`.",
     "request_timeout": "Send the body faster, or raise `body_seconds`.",

@@ -359,6 +359,11 @@ class MemoryStore:
         count, found.log = len(found.log) - len(left), left
         return count
 
+    async def delete_thumbnails(self) -> None:
+        self._reach()
+        for found in self.content.values():
+            found.log = [entry._replace(thumbnail=b"", has_thumbnail=False) for entry in found.log]
+
     async def trim_log(self, limits: LogLimits) -> None:
         self._reach()
         for found in self.content.values():

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from pyarrow import parquet
 from typer.testing import CliRunner
 
 from made_service import FEATURES, ROWS, engine_of, learned
@@ -66,6 +67,9 @@ def test_a_stream_from_its_creation_to_its_end(run, rows, service, tmp_path):
     assert json.loads(run("log", "c", "--last", "1", "--json"))["position"] == 4
     assert run("log", "c").startswith("4  ")
     assert run("log", "c", "--oldest").startswith("0  ")
+    assert "exported: c" in run("export-log", "c", tmp_path / "log.parquet")
+    assert parquet.read_table(tmp_path / "log.parquet").num_rows == 5
+    assert ".parquet" in run("export-log", "c", tmp_path / "log.csv", code=1)
     assert "--all" in run("purge-log", "c", code=1)
     assert json.loads(run("purge-log", "c", "--until", "2000-01-01", "--json")) == {"deleted": 0}
     assert json.loads(run("purge-log", "c", "--all", "--json")) == {"deleted": 5}

@@ -6,15 +6,24 @@ import json
 import sys
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import pytest
+from PIL import Image
 from pyarrow import parquet
 
-from made_service import FEATURES, feature
-from protodcs.errors import FencedError, UnknownStreamError
+from made_service import FEATURES, ROWS, feature
+from protodcs.errors import ConfigError, FencedError, UnknownStreamError
+from protodcs.serve.access.keys import Keys, create_key
 from protodcs.serve.log.entries import OUTCOMES, LogEntry, LogLimits, LogQuery, Purge
+from protodcs.serve.log.thumbnail_files import ThumbnailFiles
+from protodcs.serve.log.thumbnails import make_thumbnail
+from protodcs.serve.settings import ServeConfig
 from protodcs.serve.store.base import Batch, Checkpoint
+from protodcs.serve.store.redis import RedisStore
+from protodcs.serve.store.sqlite import SqliteStore
+from protodcs.serve.workers.worker import Worker
 from store_contract import BLOB, begun, of_every_store
-from test_service_app import served, words_of
+from test_service_app import FakeEncoding, Service, served, words_of
 
 EVERYTHING = LogQuery(limit=100_000, newest_first=False)
 
@@ -270,3 +279,184 @@ def test_parquet_without_pyarrow_is_a_clear_error(monkeypatch):
             assert "pip install 'protodcs[data]'" in words_of(refused, 422)
 
     asyncio.run(run())
+
+
+def test_a_thumbnail_is_a_small_jpeg_of_any_image():
+    chance = np.random.default_rng(0)
+    for shape in ((1000, 1500, 3), (128, 128, 3), (20, 10, 3), (1, 3000, 3)):
+        data = make_thumbnail(chance.integers(0, 256, shape, dtype=np.uint8))
+        image = Image.open(io.BytesIO(data))
+        assert (image.format, image.mode) == ("JPEG", "RGB")
+        assert max(image.size) <= 128
+        assert len(data) <= 8192
+        assert not image.getexif()
+    assert Image.open(io.BytesIO(make_thumbnail(np.zeros((300, 600, 3), np.uint8)))).size == (128, 64)
+
+
+@of_every_store
+async def test_thumbnails_go_with_their_entries_or_on_their_own(store):
+    if isinstance(store, RedisStore):
+        return
+    fence = await begun(store)
+    log = [entry(position, thumbnail=b"jpeg %d" % position) for position in range(6)]
+    assert await store.commit([Batch("s", fence, 0, [b"record"] * 6, b"", log)]) == [None]
+    assert [found.has_thumbnail for found in (await store.read_log("s", EVERYTHING)).entries] == [True] * 6
+    assert await store.read_thumbnail("s", 3) == b"jpeg 3"
+    assert await store.purge_log("s", Purge(until=4000)) == 4
+    assert await store.read_thumbnail("s", 3) is None
+    assert await store.read_thumbnail("s", 4) == b"jpeg 4"
+    await store.delete_thumbnails()
+    assert await store.read_thumbnail("s", 4) is None
+    assert [found.has_thumbnail for found in (await store.read_log("s", EVERYTHING)).entries] == [False] * 2
+
+
+def test_purged_entries_and_thumbnails_are_gone_from_the_files(tmp_path):
+    async def run():
+        store = SqliteStore(tmp_path)
+        await store.put_shared(BLOB, b"blob")
+        fence = await begun(store)
+        log = [entry(number, image_ref=f"secret-{number}", thumbnail=b"picture" * 500) for number in range(50)]
+        assert await store.commit([Batch("s", fence, 0, [b"record"] * 50, b"", log)]) == [None]
+        assert any(b"secret-7" in file.read_bytes() for file in tmp_path.iterdir())
+        assert await store.purge_log("s", Purge()) == 50
+        for file in tmp_path.iterdir():
+            assert b"secret-" not in file.read_bytes()
+            assert b"picturepicture" not in file.read_bytes()
+        await store.close()
+
+    asyncio.run(run())
+
+
+def png(shade):
+    file = io.BytesIO()
+    Image.new("RGB", (300, 200), (shade, 0, 0)).save(file, "PNG")
+    return {"content": file.getvalue(), "headers": {"content-type": "image/png"}}
+
+
+class Shades(FakeEncoding):
+    """Returns the same feature for each image."""
+
+    async def encode(self, image):
+        return feature(0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "stored"),
+    [({}, True), ({"thumbnails": "off"}, False), ({"forbid_images": True}, False)],
+)
+def test_an_observed_image_has_a_thumbnail_unless_the_settings_say_no(settings, stored):
+    async def run():
+        async with served(Shades(), store="sqlite:unused", **settings) as service:
+            for action in ("peek", "observe"):
+                answer = await service.client.post(f"/v1/streams/s/{action}", **png(200))
+                assert answer.status_code == 200, answer.text
+            (item,) = (await service.client.get("/v1/streams/s/decisions")).json()["items"]
+            assert item["has_thumbnail"] == stored
+            answer = await service.client.get("/v1/streams/s/decisions/0/thumbnail")
+            if stored:
+                assert answer.headers["content-type"] == "image/jpeg"
+                assert Image.open(io.BytesIO(answer.content)).size == (128, 85)
+            else:
+                words_of(answer, 403 if "forbid_images" in settings else 404)
+
+    asyncio.run(run())
+
+
+def test_thumbnails_are_on_in_one_process_and_off_in_a_cluster():
+    assert ServeConfig().stores_thumbnails
+    assert not ServeConfig(store="redis://localhost:6379/0").stores_thumbnails
+    assert not ServeConfig(forbid_images=True).stores_thumbnails
+    with pytest.raises(ConfigError, match="exclude each other"):
+        ServeConfig(forbid_images=True, thumbnails="on")
+    with pytest.raises(ConfigError, match="thumbnail_url"):
+        ServeConfig(store="redis://localhost:6379/0", thumbnails="on")
+    with pytest.raises(ConfigError, match="thumbnail_url"):
+        ServeConfig(thumbnail_url="file:///tmp/thumbnails")
+
+
+def files_in(folder):
+    return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize("purge", ["?image_ref=a.png", "", "stream"])
+def test_thumbnails_of_a_cluster_are_files_that_go_with_their_entries(tmp_path, purge):
+    async def run():
+        settings = {"store": "redis://localhost:1/0", "thumbnails": "on", "thumbnail_url": f"file://{tmp_path}"}
+        async with served(Shades(), **settings) as service:
+            for name in ("a.png", "b.png"):
+                answer = await service.client.post(f"/v1/streams/s/observe?image_ref={name}", **png(200))
+                assert answer.status_code == 200, answer.text
+            while len(files_in(tmp_path)) < 2:
+                await asyncio.sleep(0.01)
+            assert [file.rpartition("/")[2] for file in files_in(tmp_path)] == ["0.jpg", "1.jpg"]
+            answer = await service.client.get("/v1/streams/s/decisions/1/thumbnail")
+            assert Image.open(io.BytesIO(answer.content)).size == (128, 85)
+            words_of(await service.client.get("/v1/streams/s/decisions/2/thumbnail"), 404)
+            path = "/v1/streams/s" if purge == "stream" else f"/v1/streams/s/decisions{purge}"
+            assert (await service.client.delete(path)).status_code in (200, 204)
+            left = ["1.jpg"] if purge == "?image_ref=a.png" else []
+            assert [file.rpartition("/")[2] for file in files_in(tmp_path)] == left
+            words_of(await service.client.get("/v1/streams/s/decisions/0/thumbnail"), 404)
+
+    asyncio.run(run())
+
+
+def test_files_of_old_thumbnails_are_deleted_folder_by_folder(tmp_path):
+    async def run():
+        files = ThumbnailFiles(f"file://{tmp_path}")
+        await files.write("acme/s", "1", [(position, b"jpeg") for position in (5, 999, 1000, 2500)])
+        await files.delete_before("acme/s", "1", 2100)
+        assert await files.read("acme/s", "1", 999) is None
+        assert await files.read("acme/s", "1", 1000) is None
+        assert await files.read("acme/s", "1", 2500) == b"jpeg"
+        await files.delete_before("nobody", "1", 2100)
+        await files.delete_all()
+        assert files_in(tmp_path) == []
+
+    asyncio.run(run())
+
+
+def test_forbidden_images_are_deleted(tmp_path):
+    async def run():
+        store = SqliteStore(tmp_path)
+        await store.put_shared(BLOB, b"blob")
+        fence = await begun(store)
+        log = [entry(0, thumbnail=b"picture" * 500)]
+        assert await store.commit([Batch("s", fence, 0, [b"record"], b"", log)]) == [None]
+        worker = Worker("one", store, ServeConfig(forbid_images=True))
+        await worker.start()
+        while await store.read_thumbnail("s", 0) is not None:
+            await asyncio.sleep(0.1)
+        await worker.close()
+
+    asyncio.run(run())
+
+
+def test_images_need_a_key_for_images_and_every_look_is_in_the_audit_log(tmp_path):
+    made = {}
+    for role, images in (("admin", False), ("read", True)):
+        made[role] = create_key(tmp_path / "keys.json", "acme", role, images=images)[1]
+    assert not Keys.open(tmp_path / "keys.json").caller(made["admin"]).images
+
+    async def run():
+        settings = {"keys": str(tmp_path / "keys.json"), "audit": str(tmp_path / "audit"), "store": "sqlite:unused"}
+        service = Service(Shades(), **settings)
+        await service.worker.start()
+        try:
+            admin, reader = ({"authorization": f"Bearer {made[role]}"} for role in ("admin", "read"))
+            body = {"id": "s", "prototypes": ROWS.tolist()}
+            assert (await service.client.post("/v1/streams", json=body, headers=admin)).status_code == 201
+            image = png(100)
+            image["headers"] |= admin
+            assert (await service.client.post("/v1/streams/s/observe", **image)).status_code == 200
+            path = "/v1/streams/s/decisions/0/thumbnail"
+            assert "--images" in words_of(await service.client.get(path, headers=admin), 403)
+            assert (await service.client.get(path, headers=reader)).status_code == 200
+        finally:
+            await service.client.aclose()
+            await service.worker.close()
+
+    asyncio.run(run())
+    lines = [json.loads(line) for line in (tmp_path / "audit").read_text().splitlines()]
+    looks = [(line["role"], line["outcome"], line.get("position")) for line in lines if line["action"] == "thumbnail"]
+    assert looks == [("admin", "denied", None), ("read", "done", 0)]

@@ -21,6 +21,9 @@ import pytest
 from conftest import random_stream
 from protodcs import Client, StreamDCSConfig
 from protodcs.serve.guard import GuardSettings
+from protodcs.serve.log.entries import LogQuery
+from protodcs.serve.store.redis import RedisStore
+from protodcs.serve.store.sqlite import SqliteStore
 from redis_server import RedisServer
 from service.checker import Kind, Stress, Violation, check, replay
 from service.faults import describe, inject, plan, until
@@ -131,6 +134,25 @@ def judge(load, journals, streams, outages=()):
     return violations, replays
 
 
+def check_log(store, journals):
+    """The decision log has one entry for each observe of the journals: none missing, doubled or out of order."""
+
+    async def read():
+        try:
+            query = LogQuery(newest_first=False, limit=1_000_000)
+            return {stream: (await store.read_log(stream, query)).entries for stream in journals}
+        finally:
+            await store.close()
+
+    for stream, entries in asyncio.run(read()).items():
+        observes = [entry for entry in journals[stream] if entry.observe]
+        assert [(entry.position, entry.key, entry.score) for entry in entries] == [
+            (entry.position, entry.key, entry.answer["score"]) for entry in observes
+        ]
+        times = [entry.time for entry in entries]
+        assert times == sorted(times)
+
+
 def report(violations):
     """Return the violations as text: how many of each kind, and a few of each."""
     counts = Counter(violation.kind for violation in violations)
@@ -161,9 +183,10 @@ def under_faults(tmp_path, disk, images, counts, **sizes):
         streams = rig.service.streams()
         found = merged(journals_from_aof(folder) for folder in rig.folders)
         fences = sum(takeovers(folder) for folder in rig.folders)
+        journals = {stream: [entry_of(record) for record in records] for stream, records in found.items()}
+        check_log(RedisStore(rig.redis.url), {stream: journals.get(stream, []) for stream in streams})
     for fault in done:
         print(fault)
-    journals = {stream: [entry_of(record) for record in records] for stream, records in found.items()}
     violations, replays = judge(load, journals, streams, rig.outages)
     stress = Stress.of(load.history.requests, len(done), fences, replays)
     print(stress)
@@ -269,6 +292,7 @@ def in_one_process(tmp_path, streams, samples, counts, beside=None):
     sent = load.history.requests
     journals = {stream: journal_from_answers(r for r in sent if r.stream == stream) for stream in load.creations}
     violations, replays = judge(load, journals, rig.service.streams(), rig.outages)
+    check_log(SqliteStore(tmp_path / "streams"), journals)
     for fault in done:
         print(fault)
     stress = Stress.of(sent, len(done), 1, replays)

@@ -93,6 +93,10 @@ def test_24_images_with_keys_retried_by_8_threads_through_kills_give_the_same_24
             killing.result()
         with Client(service.base_url) as client:
             assert client.stream("camera").status()["position"] == 24
+            logged = list(client.stream("camera").log(order="oldest"))
+            assert [entry.position for entry in logged] == list(range(24))
+            assert {entry.key for entry in logged} == {f"image {place}" for place in range(24)}
+            assert all(client.stream("camera").thumbnail(entry.position) for entry in logged)
     for place in range(24):
         assert len({(told[place].position, str(told[place].decision)) for told in answers}) == 1
     first = sorted(answers[0].items(), key=lambda item: item[1].position)

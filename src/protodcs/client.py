@@ -345,6 +345,14 @@ class Stream:
             if cursor is None:
                 return
 
+    def export_log(self, wanted: LogFilter = _ALL, *, format: Literal["ndjson", "parquet"] = "ndjson") -> bytes:  # noqa: A002
+        """Return the entries of the decision log, oldest first, as one file of NDJSON or Parquet."""
+        return self._send(protocol.export_log(self.id, wanted, format)).body
+
+    def thumbnail(self, position: int) -> bytes:
+        """Return the thumbnail of a decision as a JPEG file. Raise ServiceError with status 404 if there is none."""
+        return self._send(protocol.thumbnail(self.id, position)).body
+
     def purge_log(
         self, *, since: datetime | None = None, until: datetime | None = None, image_ref: str | None = None
     ) -> int:
@@ -713,6 +721,14 @@ class AsyncStream:
             left -= len(entries)
             if cursor is None:
                 return
+
+    async def export_log(self, wanted: LogFilter = _ALL, *, format: Literal["ndjson", "parquet"] = "ndjson") -> bytes:  # noqa: A002
+        """Return the entries of the decision log, oldest first, as one file of NDJSON or Parquet."""
+        return (await self._send(protocol.export_log(self.id, wanted, format))).body
+
+    async def thumbnail(self, position: int) -> bytes:
+        """Return the thumbnail of a decision as a JPEG file. Raise ServiceError with status 404 if there is none."""
+        return (await self._send(protocol.thumbnail(self.id, position))).body
 
     async def purge_log(
         self, *, since: datetime | None = None, until: datetime | None = None, image_ref: str | None = None

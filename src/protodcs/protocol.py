@@ -284,6 +284,17 @@ def log(stream: str, wanted: LogFilter, order: str, limit: int, cursor: str | No
     return Call("GET", f"{_path(stream)}/decisions{query}")
 
 
+def thumbnail(stream: str, position: int) -> Call:
+    """Ask for the thumbnail of a decision."""
+    return Call("GET", f"{_path(stream)}/decisions/{position:d}/thumbnail")
+
+
+def export_log(stream: str, wanted: LogFilter, file_format: str) -> Call:
+    """Ask for a file of the decision log."""
+    query = _query({**_log_filter(wanted), "format": file_format})
+    return Call("GET", f"{_path(stream)}/decisions:export{query}")
+
+
 def purge_log(stream: str, since: datetime | None, until: datetime | None, image_ref: str | None) -> Call:
     """Delete entries of the decision log."""
     query = _query({"since": _moment(since), "until": _moment(until), "image_ref": image_ref})

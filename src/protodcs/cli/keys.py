@@ -32,13 +32,14 @@ def create(
     ),
     role: str = typer.Option(..., help="Role: read, observe or admin. Each includes those before it."),
     days: float | None = typer.Option(None, help="Days until the key expires (default: never)."),
+    images: bool = typer.Option(False, "--images", help="The key may see thumbnails of images (default: it may not)."),
     as_json: bool = _JSON,
 ) -> None:
     """Create a key and print it once. The file contains only its hash."""
     from ..serve.access.keys import create_key
 
     lifetime = None if days is None else _length("days", days, 86400)
-    _tell_new(*create_key(file, tenant, role, lifetime), as_json=as_json)  # type: ignore[arg-type]
+    _tell_new(*create_key(file, tenant, role, lifetime, images), as_json=as_json)  # type: ignore[arg-type]
 
 
 @app.command("list")

@@ -247,6 +247,28 @@ def follow(
             typer.echo(f"{event.data['stream']}  {event.kind}  {shown}")
 
 
+@app.command("export-log")
+@_of_a_stream
+def export_log(
+    stream: "Stream",
+    file: Path = typer.Argument(..., help="File to write: .ndjson or .parquet."),
+    since: datetime | None = _SINCE,
+    until: datetime | None = _UNTIL,
+    outcome: str | None = typer.Option(None, help="Only this outcome: known, unsure or unknown."),
+    as_json: bool = _AS_JSON,
+) -> None:
+    """Write the decision log of a stream to a file, oldest entries first."""
+    from ..protocol import LogFilter
+
+    file_format = file.suffix.removeprefix(".")
+    if file_format not in ("ndjson", "parquet"):
+        raise InputError(f"The name of the file must end with .ndjson or .parquet. Given: {file.name!r}.")
+    wanted = LogFilter(since, until, outcome)  # type: ignore[arg-type]
+    data = stream.export_log(wanted, format=file_format)  # type: ignore[arg-type]
+    replace_file(file, data)
+    tell({"exported": stream.id, "file": str(file), "bytes": len(data)}, as_json)
+
+
 @app.command("purge-log")
 @_of_a_stream
 def purge_log(

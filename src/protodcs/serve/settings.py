@@ -120,6 +120,19 @@ class ServeConfig(Settings):
         description="Maximum number of log entries per stream. None: 1,000,000 with SQLite, 10,000 with Redis.",
     )
     log_bytes: int = Field(2**30, ge=0, description="Maximum size of the log of a stream, thumbnails included. Bytes.")
+    thumbnails: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Store thumbnails of observed images in the log. auto: on with SQLite, off with Redis.",
+    )
+    thumbnail_url: str | None = Field(
+        None,
+        # It may hold a password.
+        repr=False,
+        description="Folder for the thumbnails of a cluster, as an fsspec URL such as s3://bucket/thumbnails.",
+    )
+    forbid_images: bool = Field(
+        False, description="Store no thumbnails, delete those that are stored, and return none."
+    )
 
     # Events.
     heartbeat_seconds: float = Field(
@@ -297,8 +310,19 @@ class ServeConfig(Settings):
         """Whether only this machine can reach the address."""
         return is_loopback(self.host)
 
+    @property
+    def stores_thumbnails(self) -> bool:
+        """Whether the decision log has thumbnails of observed images."""
+        return not self.forbid_images and (self.thumbnails == "on" or (self.thumbnails == "auto" and self.is_single))
+
     @model_validator(mode="after")
     def _fit(self) -> Self:
+        if self.forbid_images and self.thumbnails == "on":
+            raise ConfigError("forbid_images=true and thumbnails=on exclude each other. Remove one of them.")
+        if self.thumbnails == "on" and not self.is_single and self.thumbnail_url is None:
+            raise ConfigError("Redis stores no images. Set thumbnail_url to a folder, such as s3://bucket/thumbnails.")
+        if self.thumbnail_url is not None and self.is_single:
+            raise ConfigError("With SQLite, thumbnails are in its database. Remove thumbnail_url.")
         for name in ("workers", "ingresses", "encoders", "max_encoders"):
             if self.is_single and getattr(self, name) != 1:
                 raise ConfigError(

@@ -64,6 +64,8 @@ def of_request(state: dict[str, Any], rule: Rule | None, caller: Caller | None, 
         "status": status,
         "outcome": _outcome(status),
     }
+    # What the route says of the request, such as the position of an image.
+    entry |= state.get("audit", {})
     # The id of a known key that has expired, was revoked, or came with a wrong secret.
     if state.get("claimed") is not None:
         entry["claimed"] = state["claimed"]

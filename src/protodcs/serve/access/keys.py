@@ -45,11 +45,12 @@ _LOOK = 1.0
 
 
 class Caller(NamedTuple):
-    """Who asks: the tenant, what the key allows, and which key it is."""
+    """Who asks: the tenant, what the key allows, which key it is, and whether it may see images."""
 
     tenant: str
     role: Role
     key: str
+    images: bool = False
 
 
 class Key(BaseModel):
@@ -63,9 +64,15 @@ class Key(BaseModel):
     created: AwareDatetime
     expires: AwareDatetime | None = None
     revoked: AwareDatetime | None = None
+    images: bool = Field(False, description="Whether it may see thumbnails of images.")
     successor: str | None = Field(None, description="The key that it was rotated to.")
     salt: str = Field(pattern="^[0-9a-f]{32}$")
     hash: str = Field(pattern="^[0-9a-f]{64}$")
+
+    @property
+    def caller(self) -> Caller:
+        """Who asks with it."""
+        return Caller(self.tenant, self.role, self.id, self.images)
 
     def ended(self, moment: datetime) -> bool:
         """Whether it has expired or was revoked."""
@@ -146,13 +153,13 @@ class Keys:
         record = self._keys.get(name, self._decoy)
         same = hmac.compare_digest(_hashed(secret, record.salt), bytes.fromhex(record.hash))
         good = same & (not record.ended(_now()))
-        return Caller(record.tenant, record.role, record.id) if good else None
+        return record.caller if good else None
 
     def holder(self, name: str) -> Caller | None:
         """Return who has the key of this id; None if it has expired, was revoked or is not there."""
         self._look()
         record = self._keys.get(name)
-        return None if record is None or record.ended(_now()) else Caller(record.tenant, record.role, record.id)
+        return None if record is None or record.ended(_now()) else record.caller
 
     def claimed(self, key: str) -> str | None:
         """The id in a key that is not good, if a key of this id was ever made."""
@@ -217,7 +224,7 @@ def _unpack(path: Path, content: bytes) -> _File:
 # Changes, by the commands.
 
 
-def _made(tenant: str, role: Role, lifetime: timedelta | None) -> tuple[Key, str]:
+def _made(tenant: str, role: Role, lifetime: timedelta | None, images: bool = False) -> tuple[Key, str]:
     """A new key: what the file holds of it, and the key itself."""
     name, secret = _drawn(_ID_LETTERS, _ID_LENGTH), _drawn(_SECRET_LETTERS, _SECRET_LENGTH)
     salt, moment = secrets.token_hex(16), _now()
@@ -228,6 +235,7 @@ def _made(tenant: str, role: Role, lifetime: timedelta | None) -> tuple[Key, str
             role=role,
             created=moment,
             expires=None if lifetime is None else moment + lifetime,
+            images=images,
             salt=salt,
             hash=_hashed(secret, salt).hex(),
         )
@@ -239,9 +247,11 @@ def _made(tenant: str, role: Role, lifetime: timedelta | None) -> tuple[Key, str
     return record, f"pdcs_{name}_{secret}"
 
 
-def create_key(path: Path, tenant: str, role: Role, lifetime: timedelta | None = None) -> tuple[Key, str]:
+def create_key(
+    path: Path, tenant: str, role: Role, lifetime: timedelta | None = None, images: bool = False
+) -> tuple[Key, str]:
     """A new key, in a new file if there is none yet. The key itself is told here and nowhere else."""
-    record, key = _made(tenant, role, lifetime)
+    record, key = _made(tenant, role, lifetime, images)
     with _changed(path) as keys:
         keys[record.id] = record
     return record, key
@@ -263,7 +273,8 @@ def rotate_key(path: Path, name: str, grace: timedelta) -> tuple[Key, str]:
         moment = _now()
         if old.ended(moment) or old.successor is not None:
             raise InputError(f"the key {name} is {old.condition(moment)} already: rotate its successor or create one")
-        record, key = _made(old.tenant, old.role, None if old.expires is None else old.expires - old.created)
+        lifetime = None if old.expires is None else old.expires - old.created
+        record, key = _made(old.tenant, old.role, lifetime, old.images)
         ends = moment + grace if old.expires is None else min(old.expires, moment + grace)
         keys[name] = old.model_copy(update={"expires": ends, "successor": record.id})
         keys[record.id] = record

@@ -39,6 +39,7 @@ TYPES: dict[str, ProblemType] = {
     "class_not_found": ProblemType(404, "No such class"),
     "cluster_not_found": ProblemType(404, "No such cluster"),
     "sample_not_found": ProblemType(404, "The sample is not stored"),
+    "thumbnail_not_found": ProblemType(404, "No such thumbnail"),
     "model_not_found": ProblemType(404, "No such model"),
     "webhook_not_found": ProblemType(404, "No such webhook"),
     "method_not_allowed": ProblemType(405, "Method not allowed"),

@@ -22,6 +22,7 @@ class Rule(NamedTuple):
         audited: whether the audit log has a line for each request.
         max_body: maximum bytes of a body; None for the limit of the tenant.
         streamed: the body is read piece by piece for as long as it comes, so its size and time have no limit.
+        images: only keys that may see images may use it.
     """
 
     action: str
@@ -30,6 +31,7 @@ class Rule(NamedTuple):
     audited: bool = False
     max_body: int | None = None
     streamed: bool = False
+    images: bool = False
 
     def denial(self, caller: Caller) -> str | None:
         """Return why a caller may not use the route; None if they may."""
@@ -37,6 +39,8 @@ class Rule(NamedTuple):
             return f"Only the tenant {OPERATOR!r} may do this."
         if self.role is not None and ROLES.index(caller.role) < ROLES.index(self.role):
             return f"This needs a key with the role {self.role}. The given key has the role {caller.role}."
+        if self.images and not caller.images:
+            return "This needs a key that may see images. Create one with `protodcs keys create --images`."
         return None
 
 
@@ -48,9 +52,14 @@ def requires(
     audited: bool | None = None,
     max_body: int | None = None,
     streamed: bool = False,
+    images: bool = False,
 ) -> Callable[[Endpoint], Endpoint]:
-    """Declare the rule of a route. By default, the audit log has a line for each request that needs an admin."""
-    rule = Rule(action, role, operator, role == "admin" if audited is None else audited, max_body, streamed)
+    """Declare the rule of a route.
+
+    By default, the audit log has a line for each request that needs an admin or returns images.
+    """
+    audited = role == "admin" or images if audited is None else audited
+    rule = Rule(action, role, operator, audited, max_body, streamed, images)
 
     def declare(endpoint: Endpoint) -> Endpoint:
         endpoint.rule = rule  # type: ignore[attr-defined]

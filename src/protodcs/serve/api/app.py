@@ -4,6 +4,8 @@ Routes translate between HTTP and requests to workers, and nothing else. They ne
 and never respond with 200 before a change is durable. To add a route, add it to the router of its resource.
 """
 
+from typing import TYPE_CHECKING
+
 from fastapi import APIRouter, FastAPI
 
 from ...version import __version__
@@ -41,6 +43,9 @@ from .streams import router as streams
 from .ui import router as ui
 from .webhooks import router as webhook_routes
 from .workers import router as workers
+
+if TYPE_CHECKING:
+    from ..log.thumbnails import ThumbnailMaker
 
 _DESCRIPTION = "Classification of streams of images that adapts to each stream and can answer unknown."
 _V1: tuple[APIRouter, ...] = (
@@ -86,6 +91,7 @@ def application(
         browser_sessions,
         Feeds(config, router, control.list_streams),
         webhooks,
+        None if encoding is None or not config.stores_thumbnails else _thumbnail_maker(),
     )
     for resource in _V1:
         api.include_router(resource, responses=common_problems())
@@ -103,3 +109,10 @@ def application(
     api.add_middleware(AuditMiddleware, log=AuditLog(config.audit))
     api.add_middleware(RequestLogMiddleware, metrics=router.metrics)
     return api
+
+
+def _thumbnail_maker() -> "ThumbnailMaker":
+    # A service without an encoder needs no Pillow.
+    from ..log.thumbnails import ThumbnailMaker
+
+    return ThumbnailMaker()

@@ -24,6 +24,7 @@ from .errors import InternalError
 from .schemas import Change
 
 if TYPE_CHECKING:
+    from ..log.thumbnails import ThumbnailMaker
     from .events.feeds import Feeds
 
 # The code of a problem, by the outcome that a worker replied with, unless the reply names one.
@@ -97,6 +98,7 @@ class Services:
     sessions: Sessions | None
     feeds: "Feeds"
     webhooks: Webhooks | None
+    thumbnails: "ThumbnailMaker | None"
 
 
 class RequestContext:

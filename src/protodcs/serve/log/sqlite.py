@@ -132,6 +132,16 @@ class LogWriter:
         found = self._database.execute(chosen, (wanted.image_ref, low, high, _CHUNK))
         return self._delete(stream, [(key, key) for (key,) in found])
 
+    def delete_thumbnails(self) -> int:
+        """Delete some of the thumbnails. Return how many; 0 if none is left."""
+        execute = self._database.execute
+        rows = execute("SELECT key, length(data) FROM log_thumbnails LIMIT ?", (_CHUNK,)).fetchall()
+        for key, size in rows:
+            execute("DELETE FROM log_thumbnails WHERE key = ?", (key,))
+            execute("UPDATE log SET thumbnail = 0 WHERE key = ?", (key,))
+            execute("UPDATE log_sizes SET bytes = bytes - ? WHERE stream = ?", (size, key >> POSITION_BITS))
+        return len(rows)
+
     def trim(self, limits: LogLimits, now: float) -> bool:
         """Delete entries beyond the limits, at most a few thousand. Return whether more may be left."""
         deleted = self._database.execute("SELECT stream FROM log_deleted LIMIT 1").fetchone()

@@ -384,6 +384,10 @@ class Store(Protocol):
         """Delete entries of the decision log of a stream for good, and return how many. Raises UnknownStreamError."""
         ...
 
+    async def delete_thumbnails(self) -> None:
+        """Delete the thumbnails of all streams for good. The other fields of the decision log stay."""
+        ...
+
     async def trim_log(self, limits: LogLimits) -> None:
         """Delete entries of the decision log that are beyond the limits of their stream."""
         ...

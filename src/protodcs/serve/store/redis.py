@@ -620,6 +620,9 @@ class RedisStore:
             low = entries[-1].position + 1
         return deleted
 
+    async def delete_thumbnails(self) -> None:
+        """Do nothing: Redis stores no images."""
+
     async def trim_log(self, limits: LogLimits) -> None:
         """Delete entries beyond the limits, of streams that have got entries from this worker."""
         if not self._grown:

@@ -536,8 +536,24 @@ class SqliteStore:
 
     async def purge_log(self, stream: str, wanted: Purge) -> int:
         """Delete entries of the decision log, a few thousand in each transaction, and overwrite them on the disk."""
+        return await self._delete_for_good(lambda: self._log.purge(self._known(stream).number, wanted))
+
+    async def delete_thumbnails(self) -> None:
+        """Delete the thumbnails of all streams, and overwrite them on the disk."""
+        await self._delete_for_good(self._log.delete_thumbnails)
+
+    async def _delete_for_good(self, delete: Callable[[], int]) -> int:
+        """Call `delete` until it deletes nothing any more, and return how many rows it deleted."""
+
+        def delete_and_overwrite() -> int:
+            self._database.execute("PRAGMA secure_delete = ON")
+            try:
+                return delete()
+            finally:
+                self._database.execute("PRAGMA secure_delete = OFF")
+
         deleted = 0
-        while count := await self._call(lambda: self._purge(stream, wanted)):
+        while count := await self._call(delete_and_overwrite):
             deleted += count
         if deleted:
             await self._call(self._clear_wal)
@@ -548,14 +564,6 @@ class SqliteStore:
     def _clear_wal(self) -> None:
         """Have the write-ahead log, which still holds what was deleted, copied to the database and emptied."""
         self._wal_has_deleted = True
-
-    def _purge(self, stream: str, wanted: Purge) -> int:
-        known = self._known(stream)
-        self._database.execute("PRAGMA secure_delete = ON")
-        try:
-            return self._log.purge(known.number, wanted)
-        finally:
-            self._database.execute("PRAGMA secure_delete = OFF")
 
     async def trim_log(self, limits: LogLimits) -> None:
         """Delete entries of the decision log beyond the limits, a few thousand in each transaction."""

@@ -115,6 +115,7 @@ def log_entry(record: Record, classes: Sequence[str], image_ref: str | None, thu
         _finite(decision.p_unknown),
         _finite(decision.score),
         decision.reason,
+        has_thumbnail=bool(thumbnail),
         thumbnail=thumbnail,
     )
 

@@ -47,6 +47,7 @@ from ..access import audit
 from ..guard import Event
 from ..log.entries import LogEntry, LogQuery, Purge, Range, described
 from ..log.notices import Notice, NoticeMaker
+from ..log.thumbnail_files import ThumbnailFiles
 from ..messages import Action, Outcome, Reply, Request, internal_error
 from ..settings import ServeConfig, classes_of, cost_limits_of, log_limits
 from ..store.base import AcquiredStream, Batch, Checkpoint, ListedStream, Store, Takeover
@@ -84,6 +85,10 @@ _LOOKUPS = {Action.LOOKUP: Kind.OBSERVE, Action.LOOKUP_CLASS: Kind.ADD_CLASS}
 _ROUND = 1.0
 # How often a worker deletes old entries of the decision log, in seconds.
 _TRIM_SECONDS = 2.0
+# The same for files of thumbnails in a cluster.
+_FILE_TRIM_SECONDS = 600.0
+# Writes of thumbnail files under way, at most. Beyond them, thumbnails are dropped.
+_FILE_TASKS = 100
 # After so many leases a worker that stands in for another sends callers there again.
 _STANDING_IN = 10
 # Number of recent loads whose times a worker remembers.
@@ -207,6 +212,8 @@ class Worker:
         self.on_commit: Callable[[str, int, bool], None] | None = None
         self._limits = Limits.of(config)
         self._log_limits = log_limits(config)
+        self._thumbnail_files = None if config.thumbnail_url is None else ThumbnailFiles(config.thumbnail_url)
+        self._file_tasks: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="state")
         # All slow streams share few threads, so that they leave cores to the other streams.
@@ -385,6 +392,7 @@ class Worker:
         """Serve changes and questions on the stream in memory, in slices. Reply after all changes are durable."""
         replies: list[Reply] = []
         events: list[Event] = []
+        thumbnails: list[LogEntry] = []
         last: _LoadedStream | None = None
         try:
             while len(replies) < len(requests):
@@ -400,7 +408,7 @@ class Worker:
                         # If the slices before are lost, this one must not overtake them.
                         await last.journal.wait_durable()
                     last = loaded
-                    done, acted = await self._work(stream, loaded, requests[len(replies) :])
+                    done, acted = await self._work(stream, loaded, requests[len(replies) :], thumbnails)
                     replies += done
                     events += acted
                 finally:
@@ -411,15 +419,17 @@ class Worker:
             if last is not None:
                 self._drop(stream, last)
             return [Reply(Outcome.LATER, str(problem))] * len(requests)
+        if last is not None and thumbnails and self._thumbnail_files is not None:
+            self._write_thumbnails(stream, last.live.incarnation, thumbnails)
         await self._tell_of_guard(stream, events)
         return replies
 
     async def _work(
-        self, stream: str, loaded: _LoadedStream, requests: list[Request]
+        self, stream: str, loaded: _LoadedStream, requests: list[Request], thumbnails: list[LogEntry]
     ) -> tuple[list[Reply], list[Event]]:
         """Serve the first requests, until the turn ends, and put their records into the journal's queue.
 
-        Returns the replies, and what the guard did.
+        Returns the replies, and what the guard did. Log entries with thumbnails are added to `thumbnails`.
         """
         first = loaded.live.position
         try:
@@ -435,6 +445,7 @@ class Worker:
         if done.records:
             notices = loaded.notice_maker.make(done.log, events)
             self._put(stream, loaded, first, done.records, done.log, loaded.live.roll_backs(), notices)
+            thumbnails += (entry for entry in done.log if entry.thumbnail)
         return done.replies, events
 
     def _steps(self, live: LiveStream, requests: list[Request], until: float) -> _Slice:
@@ -445,6 +456,25 @@ class Worker:
             if time.monotonic() >= until:
                 break
         return done
+
+    def _write_thumbnails(self, stream: str, incarnation: str, entries: list[LogEntry]) -> None:
+        """Write thumbnails to their files in the background. Nobody waits for it, and a failure is logged."""
+        assert self._thumbnail_files is not None
+        if len(self._file_tasks) >= _FILE_TASKS:
+            fields = logs.with_fields(stream=stream, count=len(entries))
+            _log.warning("thumbnails were dropped because their files are written too slowly", extra=fields)
+            return
+        files = [(entry.position, entry.thumbnail) for entry in entries]
+        task = asyncio.create_task(self._thumbnail_files.write(stream, incarnation, files))
+        self._file_tasks.add(task)
+        task.add_done_callback(partial(self._wrote_thumbnails, stream))
+
+    def _wrote_thumbnails(self, stream: str, task: "asyncio.Task[None]") -> None:
+        self._file_tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.warning(
+                "thumbnails were not written", extra=logs.with_fields(stream=stream), exc_info=task.exception()
+            )
 
     async def _tell_of_guard(self, stream: str, events: list[Event]) -> None:
         """Count what the guard of a stream did, log it and write it down; its record is durable."""
@@ -779,13 +809,35 @@ class Worker:
 
     async def _read_thumbnail(self, request: Request) -> Reply:
         """Return the thumbnail of a decision; an empty one if there is none."""
-        thumbnail = await self._store.read_thumbnail(request.stream, int(request.payload))
-        return Reply(Outcome.DONE, answer=thumbnail or b"")
+        position, files = int(request.payload), self._thumbnail_files
+        if files is None:
+            thumbnail = await self._store.read_thumbnail(request.stream, position)
+            return Reply(Outcome.DONE, answer=thumbnail or b"")
+        # A file may outlive its log entry for a while.
+        page = await self._store.read_log(request.stream, LogQuery(after=position - 1, newest_first=False, limit=1))
+        if not (page.entries and page.entries[0].position == position and page.entries[0].has_thumbnail):
+            return Reply(Outcome.DONE)
+        incarnation = (await self._store.describe(request.stream)).incarnation
+        return Reply(Outcome.DONE, answer=await files.read(request.stream, incarnation, position) or b"")
 
     async def _purge_log(self, request: Request) -> Reply:
         """Delete entries of the decision log."""
-        deleted = await self._store.purge_log(request.stream, Purge(**json.loads(request.payload)))
+        wanted = Purge(**json.loads(request.payload))
+        if self._thumbnail_files is not None:
+            await self._purge_files(self._thumbnail_files, request.stream, wanted)
+        deleted = await self._store.purge_log(request.stream, wanted)
         return Reply(Outcome.DONE, facts={"deleted": deleted})
+
+    async def _purge_files(self, files: ThumbnailFiles, stream: str, wanted: Purge) -> None:
+        """Delete the thumbnails of the entries that a purge deletes."""
+        incarnation = (await self._store.describe(stream)).incarnation
+        query, more = LogQuery(wanted.since, wanted.until, newest_first=False, limit=1000), True
+        while more:
+            entries, more = await self._store.read_log(stream, query)
+            chosen = [entry for entry in entries if wanted.image_ref in (None, entry.image_ref)]
+            await files.delete(stream, incarnation, [entry.position for entry in chosen if entry.has_thumbnail])
+            if entries:
+                query = query._replace(after=entries[-1].position)
 
     async def _check_health(self, _: Request) -> Reply:
         """Reply if this worker can serve: it reaches the store and has its lease."""
@@ -812,6 +864,9 @@ class Worker:
             # A snapshot that is still queued is not needed any more.
             loaded.journal.broken = loaded.journal.broken or FencedError(f"the stream {request.stream!r} was deleted")
         await self._store.delete(request.stream, fence)
+        if self._thumbnail_files is not None:
+            with suppress(OSError):
+                await self._thumbnail_files.delete_stream(request.stream)
         self._damaged.pop(request.stream, None)
         return Reply(Outcome.DONE)
 
@@ -1084,12 +1139,29 @@ class Worker:
 
     async def _trim_log(self) -> None:
         """Delete what is too old or too much in the decision log, by time."""
+        images_deleted, files_trimmed = not self._config.forbid_images, time.monotonic()
         while True:
             await asyncio.sleep(_TRIM_SECONDS)
             try:
+                if not images_deleted:
+                    await self._store.delete_thumbnails()
+                    if self._thumbnail_files is not None:
+                        await self._thumbnail_files.delete_all()
+                    images_deleted = True
                 await self._store.trim_log(self._log_limits)
-            except StoreError as problem:
+                if self._thumbnail_files is not None and time.monotonic() - files_trimmed > _FILE_TRIM_SECONDS:
+                    files_trimmed = time.monotonic()
+                    await self._trim_files(self._thumbnail_files)
+            except (StoreError, OSError) as problem:
                 _log.warning("the decision log was not trimmed", extra=logs.with_fields(problem=str(problem)))
+
+    async def _trim_files(self, files: ThumbnailFiles) -> None:
+        """Delete the thumbnails of loaded streams whose log entries were deleted."""
+        for stream, incarnation in [(name, found.live.incarnation) for name, found in self._streams.items()]:
+            with suppress(UnknownStreamError):
+                page = await self._store.read_log(stream, LogQuery(newest_first=False, limit=1))
+                if page.entries:
+                    await files.delete_before(stream, incarnation, page.entries[0].position)
 
     def _forget_results(self) -> None:
         """Forget results that nobody asked for."""

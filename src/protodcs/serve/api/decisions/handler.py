@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ....errors import InputError
+from ...access.problems import ProblemError
 from ...log.entries import LogQuery, Purge
 from ...log.export import EPOCH, ParquetWriter, as_datetime, as_ndjson
 from ...messages import Action
@@ -65,6 +66,16 @@ async def export(context: RequestContext, stream: str, query: LogQuery, format_:
             yield await asyncio.to_thread(writer.finish)
 
     return pieces()
+
+
+async def thumbnail(context: RequestContext, stream: str, position: int) -> bytes:
+    """Return a thumbnail. Raise ProblemError if there is none."""
+    if context.services.config.forbid_images:
+        raise ProblemError("forbidden", "This service stores and returns no images (`forbid_images`).")
+    reply = await context.ask_at_once(stream, Action.READ_THUMBNAIL, b"%d" % position)
+    if not reply.answer:
+        raise ProblemError("thumbnail_not_found", f"There is no thumbnail of a decision at position {position}.")
+    return reply.answer
 
 
 async def purge(context: RequestContext, stream: str, wanted: Purge) -> int:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 
 from ...access.rules import requires
@@ -10,7 +10,7 @@ from ...log.entries import LogQuery, Purge
 from ..context import Context
 from ..openapi import BINARY, problems
 from ..schemas import StreamPath
-from .handler import export, milliseconds, position_after, purge, read_page
+from .handler import export, milliseconds, position_after, purge, read_page, thumbnail
 from .schemas import (
     MAX_PAGE,
     Format,
@@ -20,6 +20,7 @@ from .schemas import (
     NearestFilter,
     OrderOfPage,
     OutcomeFilter,
+    Position,
     Purged,
     Since,
     Until,
@@ -28,6 +29,9 @@ from .schemas import (
 router = APIRouter(tags=["decisions"], responses=problems(404))
 
 _MEDIA_TYPES: dict[Format, str] = {"ndjson": "application/x-ndjson", "parquet": "application/vnd.apache.parquet"}
+_THUMBNAIL: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The thumbnail.", "content": {"image/jpeg": BINARY}}
+}
 _EXPORTED: dict[int | str, dict[str, Any]] = {
     200: {"description": "The file.", "content": dict.fromkeys(_MEDIA_TYPES.values(), BINARY)}
 }
@@ -79,6 +83,15 @@ async def export_decisions(
     """Return all decisions that exist now and match as one file, oldest first. Thumbnails are not part of it."""
     query = LogQuery(milliseconds(since), milliseconds(until), outcome, label, nearest_class)
     return StreamingResponse(await export(context, stream, query, file_format), media_type=_MEDIA_TYPES[file_format])
+
+
+@router.get("/v1/streams/{stream}/decisions/{position}/thumbnail", response_class=Response, responses=_THUMBNAIL)
+@requires("read", "thumbnail", images=True)
+async def read_thumbnail(stream: StreamPath, position: Position, context: Context) -> Response:
+    """Return the thumbnail of a decision. Every request is in the audit log."""
+    context.http.scope["state"]["audit"] = {"position": position}
+    image = await thumbnail(context, stream, position)
+    return Response(image, media_type="image/jpeg", headers={"Cache-Control": "no-store"})
 
 
 @router.delete("/v1/streams/{stream}/decisions")

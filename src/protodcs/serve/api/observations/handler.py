@@ -123,16 +123,33 @@ async def decide_images(
         replies = await router.ask_at_once(lookups)
         return [None if reply.outcome is Outcome.DONE and not reply.repeated else reply for reply in replies]
 
+    async def make_thumbnail(image: bytes) -> bytes:
+        maker = services.thumbnails
+        return b"" if maker is None or action != Action.OBSERVE else await maker.make(image)
+
     async def make_requests() -> list[WorkerRequest | Reply]:
         known = await applied()
         new = [row for row, reply in enumerate(known) if reply is None]
         for row in new:
             await services.limits.check_pixels(http, images[row])
         with traces.span("encode"), router.metrics.encode.time():
-            features = await asyncio.gather(*(encoding.encode(images[row]) for row in new))
-        encoded = dict(zip(new, features, strict=True))
+            features, thumbnails = await asyncio.gather(
+                asyncio.gather(*(encoding.encode(images[row]) for row in new)),
+                asyncio.gather(*(make_thumbnail(images[row]) for row in new)),
+            )
+        found = {row: (feature, small) for row, feature, small in zip(new, features, thumbnails, strict=True)}
         return [
-            reply or WorkerRequest(stream, action, key, encoded[row], digest=digest, row=row, image_ref=refs[row])
+            reply
+            or WorkerRequest(
+                stream,
+                action,
+                key,
+                found[row][0],
+                digest=digest,
+                row=row,
+                image_ref=refs[row],
+                thumbnail=found[row][1],
+            )
             for row, reply in enumerate(known)
         ]
 
