@@ -729,7 +729,7 @@ def test_a_damaged_mat_file_is_refused_or_read(pictures, tmp_path, compressed):
     whole = path.read_bytes()
     rng = random.Random(2)
     refused = 0
-    for _ in range(12):
+    for _ in range(5):
         data = bytearray(whole)
         for _ in range(rng.randint(1, 3)):
             data[rng.randrange(100, 320)] = rng.randrange(256)
@@ -738,7 +738,7 @@ def test_a_damaged_mat_file_is_refused_or_read(pictures, tmp_path, compressed):
             assert np.stack(Svhn(path).read(range(9))).shape == (9, 32, 32, 3)
         except DataError:
             refused += 1
-    assert refused > 3
+    assert refused > 1
 
 
 # Tar files
