@@ -167,7 +167,7 @@ class Client:
         return Stream(self._send, id, {})
 
     def follow(self, stream: str | None = None, *, after: str | None = None) -> Iterator[StreamEvent]:
-        """Yield events as they happen, for ever: decisions, statistics, guard actions and warnings.
+        """Yield events as they happen, without end: decisions, statistics, guard actions and warnings.
 
         After a broken connection it connects again, and goes on after the last event: none is missing or doubled.
 
@@ -550,7 +550,7 @@ class AsyncClient:
         return AsyncStream(self._send, id, {})
 
     async def follow(self, stream: str | None = None, *, after: str | None = None) -> AsyncIterator[StreamEvent]:
-        """Yield events as they happen, for ever, as `Client.follow` does. It uses a connection of its own."""
+        """Yield events as they happen, without end, as `Client.follow` does. It uses a connection of its own."""
         reader = EventReader(after)
         policy: RetryPolicy | None = None
         while True:

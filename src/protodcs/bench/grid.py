@@ -28,7 +28,7 @@ from pydantic import (
 
 from ..core.settings import as_error
 from ..data.streams import protocols
-from ..errors import ConfigError, ProtoDCSError
+from ..errors import ConfigError, ProtoDCSError, did_you_mean
 from ..method import FeatureMethod, ImageMethod
 from ..methods import REGISTER, images
 from . import feature_pack
@@ -148,8 +148,11 @@ class MethodSpec(_Part):
                 return register[self.method]
         module, colon, name = self.method.partition(":")
         if not colon:
-            known = ", ".join([*REGISTER, *images.REGISTER])
-            raise ConfigError(f"there is no method {self.method!r}: choose one of {known}, or write module:Class")
+            known = [*REGISTER, *images.REGISTER]
+            raise ConfigError(
+                f"There is no method {self.method!r}.{did_you_mean(self.method, known)} Choose one of "
+                f"{', '.join(known)}, or write module:Class."
+            )
         try:
             found = getattr(import_module(module), name)
         except (ImportError, AttributeError, ValueError) as problem:
