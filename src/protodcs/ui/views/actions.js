@@ -25,11 +25,16 @@ export function Actions({ status, reload }) {
     reset: "Reset",
   };
   const dialog = DIALOGS[open];
+  const show = (/** @type {string} */ name) => {
+    // What a dialog says about the stream must be up to date.
+    reload();
+    setOpen(name);
+  };
   return h(
     "div",
     { class: "actions", role: "group", "aria-label": "Actions" },
     Object.entries(labels).map(([name, label]) =>
-      h("button", { key: name, type: "button", onClick: () => setOpen(name) }, label),
+      h("button", { key: name, type: "button", onClick: () => show(name) }, label),
     ),
     dialog && h(dialog, { status, onClose: () => setOpen(""), done: reload }),
   );

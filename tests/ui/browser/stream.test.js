@@ -1,0 +1,133 @@
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+import { checkAccessibility, checkWidth, feed, launch, open, Service } from "./harness.js";
+
+/** Unknown to the stream. The encoder knows the word, as CLIP knows most words. */
+const KIND = "sun";
+
+/** @type {Service} */ let service;
+/** @type {import("playwright-core").Browser} */ let browser;
+
+before(async () => {
+  [service, browser] = await Promise.all([Service.start(), launch()]);
+  const config = { review_rate: 0.05 };
+  await service.request("POST", "v1/streams", { id: "camera", classes: "demo", discovery: true, config });
+  await feed("planted", service.url, "", "camera", KIND, 60, 3);
+});
+
+after(async () => {
+  await browser?.close();
+  await service?.stop();
+});
+
+const status = () => service.request("GET", "v1/streams/camera");
+
+test("the overview shows decisions, scores, classes and unknown images, and explains one of them", async () => {
+  const { page, errors, close } = await open(browser, service, "#/streams/camera");
+  await page.getByText("Live").waitFor();
+  await page.getByRole("img", { name: /^Histogram of the scores/ }).waitFor();
+  await page.getByRole("img", { name: /^Known, unsure and unknown decisions/ }).waitFor();
+  const { sequence } = await status();
+  await page.getByText(`Last ${sequence} decisions, one bar`).waitFor();
+  await checkAccessibility(page);
+  await page.getByRole("region", { name: "Recent unknown images" }).getByRole("button").first().click();
+  const dialog = page.getByRole("dialog");
+  await dialog.getByText("Best classes").waitFor();
+  await checkAccessibility(page);
+  await page.keyboard.press("Escape");
+  await dialog.waitFor({ state: "detached" });
+  await page.setViewportSize({ width: 390, height: 800 });
+  await checkWidth(page);
+  assert.deepEqual(errors, []);
+  await close();
+});
+
+test("a planted kind becomes a cluster, is named, and later images of it get the new class", async (context) => {
+  const { share: earlier } = await feed("recognised", service.url, "", "camera", KIND, 30, 99);
+  const { page, errors, close } = await open(browser, service, "#/streams/camera/clusters");
+  const card = page.locator(".clusters > li").first();
+  await card.getByRole("button", { name: "Name" }).waitFor();
+  await checkAccessibility(page);
+  await card.getByRole("button", { name: "Name" }).click();
+  await page.getByLabel("Name", { exact: true }).fill(KIND);
+  await page.getByRole("dialog").getByRole("button", { name: "Save" }).click();
+  await page.getByRole("dialog").waitFor({ state: "detached" });
+  assert.ok((await status()).classes.includes(KIND));
+  const { share } = await feed("recognised", service.url, "", "camera", KIND, 30, 99);
+  context.diagnostic(`share of new images with the name ${KIND}: ${earlier} before, ${share} after`);
+  assert.equal(earlier, 0);
+  assert.ok(share >= 0.7, `only ${share} of the new images get the new class`);
+  assert.deepEqual(errors, []);
+  await close();
+});
+
+test("samples are reviewed with the keyboard, and an answer can be undone", async () => {
+  const queue = async () => (await service.request("GET", "v1/streams/camera/review?limit=30")).items;
+  const before = await queue();
+  const { page, errors, close } = await open(browser, service, "#/streams/camera/review");
+  await page.getByText("Sample 1 of").waitFor();
+  await checkAccessibility(page);
+  await page.keyboard.press("u");
+  await page.getByText("Sample 2 of").waitFor();
+  await page.keyboard.press("z");
+  await page.getByText("Sample 1 of").waitFor();
+  await page.keyboard.press("1");
+  await page.keyboard.press("s");
+  await page.getByText("Sample 3 of").waitFor();
+  await page.keyboard.press("Enter");
+  await page.getByText("1 answer sent.").waitFor();
+  await page.getByText("2 answers sent.").waitFor();
+  const left = (await queue()).map(({ position }) => position);
+  assert.ok(!left.includes(before[0].position), "the answered sample is still in the queue");
+  assert.ok(left.includes(before[1].position), "the skipped sample is gone");
+  assert.deepEqual(errors, []);
+  await close();
+});
+
+test("a stream is rolled back after a preview, and reset only after its name was typed", async () => {
+  const { page, errors, close } = await open(browser, service, "#/streams/camera");
+  const saved = (await status()).sequence;
+  await page.getByRole("button", { name: "Save snapshot" }).click();
+  await page.getByLabel("Name").fill("good");
+  await page.getByRole("dialog").getByRole("button", { name: "Save" }).click();
+  await page.getByRole("dialog").waitFor({ state: "detached" });
+  await feed("demo", service.url, "", "camera", 6, 8);
+  await page.getByRole("button", { name: "Roll back" }).click();
+  await page.getByRole("row", { name: `Samples ${saved + 6} ${saved}` }).waitFor();
+  await checkAccessibility(page);
+  await page.getByRole("dialog").getByRole("button", { name: "Roll back" }).click();
+  await page.getByRole("dialog").waitFor({ state: "detached" });
+  assert.equal((await status()).sequence, saved);
+  await page.getByRole("button", { name: "Reset" }).click();
+  const reset = page.getByRole("dialog").getByRole("button", { name: "Reset" });
+  assert.ok(await reset.isDisabled());
+  await page.getByLabel("Type camera to confirm").fill("camera");
+  await reset.click();
+  await page.getByRole("dialog").waitFor({ state: "detached" });
+  assert.equal((await status()).sequence, 0);
+  assert.deepEqual(errors, []);
+  await close();
+});
+
+test("after the service was killed and started again, the page shows each decision once", async () => {
+  const { page, errors, close } = await open(browser, service, "#/streams/camera");
+  await feed("demo", service.url, "", "camera", 4, 5);
+  await page.getByText("Live").waitFor();
+  await service.kill();
+  await page.getByText(/^Reconnecting/).waitFor();
+  await service.resume();
+  await feed("demo", service.url, "", "camera", 5, 6);
+  await page.getByText("Live").waitFor();
+  const { items } = await service.request("GET", "v1/streams/camera/decisions?limit=1000");
+  await page.getByText(`Last ${items.length} decisions, one bar`).waitFor();
+  const { sequence } = await status();
+  await page.waitForFunction(
+    ([selector, expected]) => document.querySelector(selector)?.firstChild?.textContent === expected,
+    [".tile dd", String(sequence)],
+  );
+  assert.deepEqual(
+    errors.filter((text) => !text.includes("ERR_")),
+    [],
+  );
+  await close();
+});
