@@ -5,16 +5,21 @@ acknowledged is lost, nothing is applied twice, nothing is answered from stale m
 """
 
 import asyncio
+import json
 import random
 from contextlib import suppress
 
 import pytest
 
-from made_service import FEATURES, PROTOTYPES, create, engine_of, feature, settings
+from made_service import FEATURES, PROTOTYPES, create, engine_of, feature, settings, spec_of
 from memory_store import MemoryStore
 from protodcs import StreamDCS
+from protodcs.discovery import DiscoveryConfig
+from protodcs.errors import UnknownClusterError
 from protodcs.serve.messages import Action, Outcome, Reply, Request
 from protodcs.serve.stream.answers import pack_decision
+from protodcs.serve.stream.feedback import Feedback, pack_feedback
+from protodcs.serve.stream.samples import StreamSamples
 from protodcs.serve.workers.router import LateError, Router, WorkerLostError
 from protodcs.serve.workers.worker import Worker
 
@@ -23,6 +28,9 @@ pytestmark = pytest.mark.usefixtures("virtual_time")
 STREAMS = [f"s{number}" for number in range(6)]
 STEPS = 60
 FAULTS = 12
+# Small clusters of anything, so that there are some among few samples.
+CLUSTERS = DiscoveryConfig(min_cluster_size=3, min_similarity=0)
+SPEC = spec_of().model_copy(update={"discovery": CLUSTERS}).pack()
 CONFIG = settings(
     lease_seconds=0.2,
     attempt_seconds=0.2,
@@ -159,6 +167,14 @@ class Cluster:
 def script(chance, stream):
     """What a client asks of its stream, in order."""
     changes = [Action.FREEZE, Action.UNFREEZE, Action.SAVE_SNAPSHOT, Action.ROLLBACK, Action.RESET]
+    changes += [Action.FEEDBACK, Action.EDIT_CLUSTERS, Action.EDIT_CLUSTERS]
+    edits = [
+        {"action": "update"},
+        {"action": "name", "cluster": 0, "name": "canoe"},
+        {"action": "merge", "clusters": [0, 1]},
+        {"action": "split", "cluster": 0},
+        {"action": "dismiss", "cluster": 1},
+    ]
     yield Request(stream, Action.SAVE_SNAPSHOT, "first", b"kept")
     for number in range(STEPS):
         action = chance.choice([Action.OBSERVE] * 10 + [Action.PEEK] * 2 + changes)
@@ -166,6 +182,13 @@ def script(chance, stream):
             yield Request(stream, action, f"key-{number}", feature(number))
         elif action == Action.SAVE_SNAPSHOT:
             yield Request(stream, action, f"key-{number}", b"kept", replace=True)
+        elif action == Action.FEEDBACK:
+            label = chance.choice([None, "1", "2"])
+            yield Request(stream, action, f"key-{number}", pack_feedback(Feedback(label, feature=feature(number))))
+        elif action == Action.EDIT_CLUSTERS:
+            # Clusters exist only after a pass, so it comes most often.
+            edit = chance.choice([*edits[:1] * 3, *edits])
+            yield Request(stream, action, f"key-{number}", json.dumps(edit).encode())
         else:
             yield Request(stream, action, f"key-{number}", b"kept" if action == Action.ROLLBACK else b"")
 
@@ -176,12 +199,33 @@ class Undisturbed:
     def __init__(self):
         self.engine = StreamDCS(PROTOTYPES)
         self.kept = b""
+        self.samples = StreamSamples(PROTOTYPES.unit.shape[1], CLUSTERS, None)
+        self.position = 0
 
     def answer(self, request):
-        """What a stream must answer to this."""
+        """What a stream must answer to this; None if it is an error."""
+        try:
+            answer = self._answer(request)
+        except UnknownClusterError:
+            return None
+        self.position += request.action != Action.PEEK
+        return answer
+
+    def _answer(self, request):
+        number = int(request.key.removeprefix("key-")) if request.key != "first" else -1
         if request.action in (Action.OBSERVE, Action.PEEK):
-            number = int(request.key.removeprefix("key-"))
-            return pack_decision(getattr(self.engine, request.action)(FEATURES[number]))
+            decision = getattr(self.engine, request.action)(FEATURES[number])
+            if request.action == Action.OBSERVE:
+                self.samples.add(self.position, self.engine.latest, decision)
+            return pack_decision(decision)
+        if request.action == Action.EDIT_CLUSTERS:
+            return self.samples.edit(request.payload, self.engine)
+        if request.action == Action.FEEDBACK:
+            label = request.payload[13 + 4 * FEATURES.shape[1] :].decode()
+            self.engine.feedback(FEATURES[number], label or None)
+            return b""
+        if request.action == Action.RESET:
+            self.samples = StreamSamples(PROTOTYPES.unit.shape[1], CLUSTERS, None)
         if request.action == Action.SAVE_SNAPSHOT:
             self.kept = self.engine.snapshot()
         elif request.action == Action.ROLLBACK:
@@ -216,7 +260,7 @@ def test_every_stream_goes_on_as_if_nothing_had_happened(seed):
         for name in cluster.names:
             await cluster.start(name)
         for stream in STREAMS:
-            assert (await cluster.router.ask(create(stream))).outcome is Outcome.DONE
+            assert (await cluster.router.ask(create(stream, SPEC))).outcome is Outcome.DONE
         scripts = [list(script(chance, stream)) for stream in STREAMS]
         faults = asyncio.create_task(cluster.suffer())
         answers = await asyncio.gather(*(client(cluster, requests) for requests in scripts))
@@ -226,14 +270,19 @@ def test_every_stream_goes_on_as_if_nothing_had_happened(seed):
         await cluster.recover()
         for stream, requests, replies in zip(STREAMS, scripts, answers, strict=True):
             reference = Undisturbed()
-            assert {reply.outcome for reply in replies} == {Outcome.DONE}
-            assert [reply.answer for reply in replies] == [reference.answer(request) for request in requests]
+            expected = [reference.answer(request) for request in requests]
+            outcomes = [Outcome.MISSING if answer is None else Outcome.DONE for answer in expected]
+            assert [reply.outcome for reply in replies] == outcomes
+            assert [reply.answer for reply in replies] == [answer or b"" for answer in expected]
             written = [reply for reply in replies if reply.position >= 0]
             assert [reply.position for reply in written] == list(range(len(written)))
             assert sorted(reply.epoch for reply in written) == [reply.epoch for reply in written]
             status = await cluster.router.ask(Request(stream, Action.STATUS, "status"))
+            assert status.outcome is Outcome.DONE, status
             assert (status.facts["position"], status.facts["replayed_differently"]) == (len(written), 0)
-            assert engine_of(cluster.workers[status.facts["worker"]], stream) == reference.engine.snapshot()
+            worker = cluster.workers[status.facts["worker"]]
+            assert engine_of(worker, stream) == reference.engine.snapshot()
+            assert worker._streams[stream].live.samples.pack() == reference.samples.pack()
         assert cluster.store.misfits == []
         assert (cluster.router.waiting, cluster.router._lines) == (0, {})
         await cluster.close()

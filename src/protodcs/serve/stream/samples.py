@@ -164,7 +164,7 @@ class StreamSamples:
             features = np.frombuffer(data, "<f2", count * self._discovery.dimension, at + positions.nbytes)
         except (struct.error, ValueError, StateError, ValidationError) as problem:
             raise StoreError(f"The stored samples of a stream are damaged: {problem}") from None
-        rows = features.reshape(count, -1).copy()
+        rows = features.reshape(count, self._discovery.dimension).copy()
         self._recent = OrderedDict(zip(positions.tolist(), rows, strict=True))
 
 
