@@ -6,22 +6,25 @@
 import argparse
 import asyncio
 import json
+import os
 import random
 import shutil
 import sqlite3
 import tempfile
 import time
 from contextlib import ExitStack, closing
+from datetime import datetime
 from pathlib import Path
 
 import httpx
 import numpy as np
 
 from benchmarks.load import closed_loop
-from benchmarks.local_service import CLASSES, DIMENSION, HOST, STREAMS, create, running
+from benchmarks.local_service import CLASSES, DIMENSION, HOST, STREAMS, create, processor_seconds, running
 from benchmarks.timing import RESULTS, machine
-from protodcs.serve.log.entries import LogEntry, Purge
+from protodcs.serve.log.entries import LogEntry, LogQuery, Purge
 from protodcs.serve.log.export import as_datetime
+from protodcs.serve.log.sqlite import read_page
 from protodcs.serve.store.base import Batch, Checkpoint
 from protodcs.serve.store.sqlite import DATABASE, SqliteStore
 
@@ -122,7 +125,7 @@ def pages(rows, start, dice):
 
 def read_pages(client, rows, start):
     """Return the milliseconds of pages of 100 entries over HTTP, by kind."""
-    times, made = {}, pages(rows, start, random.Random(0))
+    times, others, made = {}, [], pages(rows, start, random.Random(0))
     for _ in range(_PAGES):
         for _ in range(7):
             kind, query = next(made)
@@ -130,17 +133,46 @@ def read_pages(client, rows, start):
             answer = client.get("/v1/streams/s/decisions", params=query)
             times.setdefault(kind, []).append(1000 * (time.perf_counter() - began))
             answer.raise_for_status()
-    return times
+        began = time.perf_counter()
+        client.get("/v1/health").raise_for_status()
+        others.append(1000 * (time.perf_counter() - began))
+    return {**times, "all pages": np.concatenate(list(times.values())), "`GET /v1/health`, for comparison": others}
+
+
+def store_reads(folder, rows, start):
+    """Return the milliseconds of processor time of the same pages inside the store, by kind, without HTTP."""
+    times, made = {}, pages(rows, start, random.Random(0))
+    with closing(sqlite3.connect(folder / DATABASE)) as database:
+        (stream,) = database.execute("SELECT number FROM streams").fetchone()
+        for _ in range(7 * _PAGES):
+            kind, given = next(made)
+            query = LogQuery(
+                since=_milliseconds(given.get("since")),
+                until=_milliseconds(given.get("until")),
+                outcome=given.get("outcome"),
+                label=given.get("label"),
+                nearest_class=given.get("nearest_class"),
+                after=given.get("cursor"),
+                newest_first="order" not in given,
+            )
+            began = time.thread_time()
+            read_page(database, stream, query)
+            times.setdefault(kind, []).append(1000 * (time.thread_time() - began))
+    return {**times, "all pages": np.concatenate(list(times.values()))}
+
+
+def _milliseconds(moment):
+    return None if moment is None else int(1000 * datetime.fromisoformat(moment).timestamp())
 
 
 async def purges(folder, rows, start):
-    """Return the seconds of purges of one image, of a hundredth of the log and of the rest, and how many entries."""
+    """Return the seconds of purges of one image, of a hundredth and of a tenth of the log, and how many entries."""
     store, found = SqliteStore(folder), []
     middle = start + 50 * rows
     for name, wanted in (
         ("one image", Purge(image_ref=f"camera-7/{rows // 3:09d}.jpg")),
         ("1 % of the log, by time", Purge(since=middle, until=middle + rows)),
-        ("everything", Purge()),
+        ("10 % of the log, by time", Purge(until=start + 10 * rows)),
     ):
         began = time.perf_counter()
         deleted = await store.purge_log("s", wanted)
@@ -171,13 +203,19 @@ def large_log(rows, folder):
         httpx.Client(base_url=f"http://{HOST}:{PORTS['with the log']}", timeout=60) as client,
     ):
         times = read_pages(client, rows, start)
+    inside = store_reads(streams, rows, start)
     found = {
         "rows": rows,
         "write_seconds_per_entry": seconds,
         "bytes": size,
         "pages": [
-            {"page": kind, "p50_ms": float(np.quantile(some, 0.5)), "p99_ms": float(np.quantile(some, 0.99))}
-            for kind, some in {**times, "all": np.concatenate(list(times.values()))}.items()
+            {
+                "page": kind,
+                "p50_ms": float(np.quantile(some, 0.5)),
+                "p99_ms": float(np.quantile(some, 0.99)),
+                "store_p99_ms": float(np.quantile(inside[kind], 0.99)) if kind in inside else None,
+            }
+            for kind, some in times.items()
         ],
     }
     print(json.dumps(found), flush=True)
@@ -190,12 +228,12 @@ def cost(seconds, rounds):
     features = chance.normal(size=(64 * BATCH, DIMENSION)).astype("<f4")
     bodies = [features[at : at + BATCH].tobytes() for at in range(0, len(features), BATCH)]
     prototypes = chance.normal(size=(CLASSES, DIMENSION))
-    rows = []
+    rows, processes = [], {}
     with ExitStack() as stack:
         for name, port in PORTS.items():
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             entries_of = "1_000_000" if name == "with the log" else "0"
-            stack.enter_context(running(_SERVICE.replace("ENTRIES", entries_of), folder, port))
+            processes[name] = stack.enter_context(running(_SERVICE.replace("ENTRIES", entries_of), folder, port))
             asyncio.run(create(prototypes, port))
         for samples, connections in ((BATCH, 4), (1, 64)):
 
@@ -203,12 +241,15 @@ def cost(seconds, rounds):
                 body = bodies[chance.integers(len(bodies))][: 4 * DIMENSION * samples]
                 return f"/v1/streams/s{worker % STREAMS}/observe?count={samples}", body, "application/octet-stream"
 
-            rates = {name: [] for name in PORTS}
+            rates, busy = ({name: [] for name in PORTS} for _ in range(2))
             for turn in range(rounds + 1):
                 for name, port in PORTS.items():
+                    before = processor_seconds(processes[name])
                     times, took = asyncio.run(closed_loop(HOST, port, observe, connections, seconds))
                     if turn:
                         rates[name].append(samples * len(times) / took)
+                        used = processor_seconds(processes[name]) - before
+                        busy[name].append(1e6 * used / (samples * len(times)))
             ratios = np.asarray(rates["with the log"]) / np.asarray(rates["without the log"])
             low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
             rows.append(
@@ -216,6 +257,8 @@ def cost(seconds, rounds):
                     "samples": samples,
                     "with_log": float(np.median(rates["with the log"])),
                     "without_log": float(np.median(rates["without the log"])),
+                    "processor_with_log": float(np.median(busy["with the log"])),
+                    "processor_without_log": float(np.median(busy["without the log"])),
                     "ratio": float(middle),
                     "low": float(low),
                     "high": float(high),
@@ -230,27 +273,37 @@ def as_markdown(found):
     log, about = found["log"], found["machine"]
     lines = [
         "# The decision log\n",
-        f"`python -m benchmarks.decision_log --write`, {about['cores']} cores of {about['machine']}, shared with other "
-        "work. Seed 0, synthetic entries and features.\n",
+        f"`python -m benchmarks.decision_log --write`, {about['cores']} cores of {about['machine']}. Seed 0, synthetic "
+        f"entries and features. Other work ran on the machine: load average {found['load']:.0f} when the run began.\n",
         f"A log of {log['rows']:,} entries of one stream in SQLite: 100 classes, 20 % unknown, 0.1 % unsure, an image "
         f"reference of 22 bytes each, no thumbnails. It takes {log['bytes'] / 1e9:.2f} GB on disk, "
         f"{log['bytes'] / log['rows']:.0f} bytes per entry. Pages of 100 entries over HTTP, one request at a time, "
-        f"{_PAGES} of each kind:\n",
-        "| page | p50 ms | p99 ms |\n|---|---|---|",
-        *(f"| {row['page']} | {row['p50_ms']:.1f} | {row['p99_ms']:.1f} |" for row in log["pages"]),
+        f"{_PAGES} of each kind, and the processor time of the same pages inside the store:\n",
+        "| page | p50 ms | p99 ms | processor time in the store, p99 ms |\n|---|---|---|---|",
+        *(
+            f"| {row['page']} | {row['p50_ms']:.1f} | {row['p99_ms']:.1f} | "
+            f"{'' if row['store_p99_ms'] is None else format(row['store_p99_ms'], '.1f')} |"
+            for row in log["pages"]
+        ),
         "\nPurges, which overwrite the entries on disk:\n",
         "| purge | entries | seconds |\n|---|---|---|",
         *(f"| {row['purge']} | {row['entries']:,} | {row['seconds']:.2f} |" for row in log["purges"]),
-        "\nObserved features per second with the log and without it (`log_entries: 0`). Two services of one process "
-        f"each, {CLASSES} classes, {DIMENSION} dimensions, take turns; the load comes from the same machine. Median of "
-        f"{found['rounds']} rounds of {found['seconds']:.0f} s, and the quartiles of their ratios:\n",
-        "| samples per request | with the log | without the log | ratio | low to high |\n|---|---|---|---|---|",
-        *(
-            f"| {row['samples']} | {row['with_log']:,.0f} | {row['without_log']:,.0f} | {row['ratio']:.2f} | "
-            f"{row['low']:.2f} to {row['high']:.2f} |"
-            for row in found["cost"]
-        ),
     ]
+    if found["cost"]:
+        lines += [
+            "\nObserved features per second with the log and without it (`log_entries: 0`). Two services of one "
+            f"process each, {CLASSES} classes, {DIMENSION} dimensions, take turns on this machine, with the load. "
+            f"Median of {found['rounds']} rounds of {found['seconds']:.0f} s, the quartiles of their ratios, and the "
+            "processor time of the service per sample:\n",
+            "| samples per request | with the log | without | ratio | low to high | processor with the log | without |"
+            "\n|---|---|---|---|---|---|---|",
+            *(
+                f"| {row['samples']} | {row['with_log']:,.0f} | {row['without_log']:,.0f} | {row['ratio']:.2f} | "
+                f"{row['low']:.2f} to {row['high']:.2f} | {row['processor_with_log']:.0f} µs | "
+                f"{row['processor_without_log']:.0f} µs |"
+                for row in found["cost"]
+            ),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -268,7 +321,7 @@ if __name__ == "__main__":
         Path(folder).mkdir(parents=True, exist_ok=True)
         fill_log(given.rows, folder)
         raise SystemExit
-    result = {"machine": machine(), "rounds": given.rounds, "seconds": given.seconds}
+    result = {"machine": machine(), "rounds": given.rounds, "seconds": given.seconds, "load": os.getloadavg()[0]}
     result["cost"] = cost(given.seconds, given.rounds)
     result["log"] = large_log(given.rows, folder)
     shutil.rmtree(folder)

@@ -183,6 +183,25 @@ def test_entries_beyond_the_limits_are_deleted_from_the_oldest_on(tmp_path, limi
         check(name, tmp_path / name)
 
 
+@of_every_store
+async def test_trimming_ends_though_entries_keep_coming(store):
+    fence, ended = await begun(store), asyncio.Event()
+
+    async def write():
+        position = 0
+        while not ended.is_set():
+            batch = Batch("s", fence, position, [b"record"], b"", [entry(position)])
+            assert await store.commit([batch]) == [None]
+            position += 1
+            await asyncio.sleep(0)
+
+    writing = asyncio.create_task(write())
+    for _ in range(5):
+        await store.trim_log(LogLimits(1e12, 1, 1 << 30))
+    ended.set()
+    await writing
+
+
 def test_a_page_shows_what_was_decided_and_when():
     async def run():
         async with served() as service:

@@ -48,7 +48,7 @@ _SIZE: Final = f"{_ENTRY_BYTES} + ifnull(length(CAST(image_ref AS BLOB)), 0) + t
 # Entries that one transaction deletes, at most. Observes wait meanwhile.
 _CHUNK: Final = 2000
 # Streams whose oldest entry is looked at in one call of `trim`.
-_STREAMS_AT_ONCE: Final = 50
+_STREAMS_AT_ONCE: Final = 100
 # Most keys are 16 random bytes in hexadecimal. They are stored as bytes.
 _HEXADECIMAL: Final = re.compile("[0-9a-f]{32}")
 
@@ -147,20 +147,20 @@ class LogWriter:
         deleted = self._database.execute("SELECT stream FROM log_deleted LIMIT 1").fetchone()
         if deleted is not None:
             return self._delete_rest(deleted[0])
-        if self._grown:
-            stream = self._grown.pop()
-            if self._trim_stream(stream, limits, now):
-                self._grown.add(stream)
-                return True
+        # Some of those that have grown, and in turn some of all streams, whose entries may be too old.
+        chosen = [self._grown.pop() for _ in range(min(len(self._grown), _STREAMS_AT_ONCE))]
         found = self._database.execute(
             "SELECT stream FROM log_sizes WHERE stream > ? ORDER BY stream LIMIT ?",
             (self._last_trimmed, _STREAMS_AT_ONCE),
         ).fetchall()
         self._last_trimmed = found[-1][0] if len(found) == _STREAMS_AT_ONCE else 0
-        for (stream,) in found:
+        chosen += [stream for (stream,) in found]
+        for at, stream in enumerate(chosen):
             if self._trim_stream(stream, limits, now):
-                self._grown.add(stream)
-        return bool(self._grown)
+                self._grown.update(chosen[at:])
+                return True
+        # Others that have grown wait for the next call: under steady load there are always some.
+        return False
 
     def _trim_stream(self, stream: int, limits: LogLimits, now: float) -> bool:
         """Delete the oldest entries of a stream if it has too many. Return whether more may be left."""

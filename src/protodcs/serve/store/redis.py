@@ -630,15 +630,17 @@ class RedisStore:
         seconds, _ = await self._ask(b"TIME")
         oldest, expiry = int(1000 * (int(seconds) - limits.seconds)), _milliseconds(limits.seconds)
         numbers = (b"%d" % limits.entries, b"%d" % limits.size, b"%d" % oldest, expiry, b"%d" % _LOG_CHUNK)
-        while self._grown:
-            stream = self._grown.pop()
+        # Streams that grow meanwhile wait for the next call: under steady load there are always some.
+        grown, self._grown = self._grown, set()
+        while grown:
+            stream = grown.pop()
             name = _bytes(stream)
             keys = [self._meta + name, self._log + name, self._roll_backs + name]
             try:
                 while await self._run("trim_log", keys, *numbers) == _LOG_CHUNK:
                     pass
             except StoreError:
-                self._grown.add(stream)
+                self._grown |= {stream, *grown}
                 raise
 
     async def _check_exists(self, stream: str) -> None:
