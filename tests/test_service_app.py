@@ -424,7 +424,7 @@ def test_what_is_not_there_is_404():
             ):
                 assert "nobody" in words_of(response, 404)
             assert "'never'" in words_of(await service.post("s/rollback", json={"name": "never"}), 404)
-            for path in ("/", "/v1/streams/s/nonsense", "/v1/streams/a/b/c"):
+            for path in ("/nonsense", "/v1/streams/s/nonsense", "/v1/streams/a/b/c"):
                 words_of(await client.get(path), 404)
             inference_error(await client.get("/v2/streams"), 404)
             wrong = await client.put("/v1/streams/s")
