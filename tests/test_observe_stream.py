@@ -69,6 +69,8 @@ def test_a_row_is_the_same_observe_as_one_without_streaming():
         (row(1, feature=None), "invalid_request"),
         (row(1, image="aGk="), "invalid_request"),
         (row(1, more=1), "invalid_request"),
+        (row(1, image_ref=7), "invalid_request"),
+        (row(1, image_ref="x" * 501), "invalid_request"),
         (row(1, key=""), "invalid_request"),
         (row(1, key=7), "invalid_request"),
         (row(1, key="x" * 1000), "invalid_request"),
@@ -111,8 +113,8 @@ def test_images_and_features_may_take_turns():
         async with served(FakeEncoding()) as service:
             picture = base64.b64encode
             lines = [
-                row(0, feature=None, image=picture(b"0.2 0").decode()),
-                row(1),
+                row(0, feature=None, image=picture(b"0.2 0").decode(), image_ref="first.png"),
+                row(1, image_ref="second.png"),
                 row(2, feature=None, image=picture(b"0.1 2").decode()),
                 row(3, feature=None, image=picture(b"no image").decode()),
                 row(3, key="3"),
@@ -120,6 +122,8 @@ def test_images_and_features_may_take_turns():
             found = answers(await posted(service, *lines))
             assert [one.get("position") for one in found] == [0, 1, 2, None, 3]
             assert found[3]["error"]["code"] == "invalid_image"
+            logged = (await service.client.get("/v1/streams/s/decisions?order=oldest")).json()["items"]
+            assert [entry["image_ref"] for entry in logged] == ["first.png", "second.png", None, None]
             assert engine_of(service.worker) == learned(4)
 
     asyncio.run(run())

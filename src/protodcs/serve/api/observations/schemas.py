@@ -99,7 +99,8 @@ _NDJSON = "application/x-ndjson"
 STREAMED_ROWS: dict[str, Any] = {
     "requestBody": {
         "description": "JSON objects, one per line. `key`: your idempotency key of the row. `feature`: float32 "
-        "numbers, little-endian, in base64. `image`: a file in base64, in place of a feature.",
+        "numbers, little-endian, in base64. `image`: a file in base64, in place of a feature. `image_ref`: your "
+        "reference to the image.",
         "content": {_NDJSON: {"schema": {}}},
     }
 }

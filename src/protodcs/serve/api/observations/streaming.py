@@ -28,7 +28,7 @@ from ...stream.idempotency import digest_of
 from ..context import Services, checked, checked_key
 from ..errors import as_problem
 from ..features import MAX_WIDTH
-from .handler import decide_images
+from .handler import checked_refs, decide_images
 
 MEDIA_TYPE = "application/x-ndjson"
 MAX_GROUP = 256
@@ -37,6 +37,7 @@ _GROUPS = 2
 _MAX_IMAGES = 32
 # The base64 of the longest feature, and room for the other fields.
 _MAX_FEATURE_LINE = 4 * MAX_WIDTH * 4 // 3 + 2**13
+_FIELDS = ("key", "feature", "image", "image_ref")
 # Problems of one row. The rows behind it are served.
 _ROW_STATUSES = (409, 410, 413, 422)
 _STREAM_CODES = ("quota_exceeded",)
@@ -75,6 +76,7 @@ class Row(NamedTuple):
         key: its idempotency key.
         feature: as float32; empty if it has an image or a problem.
         image: the file.
+        image_ref: the caller's reference to the image.
         problem: why it cannot be observed.
     """
 
@@ -82,6 +84,7 @@ class Row(NamedTuple):
     key: str
     feature: bytes = b""
     image: bytes = b""
+    image_ref: str | None = None
     problem: ProblemError | None = None
 
 
@@ -214,19 +217,23 @@ def _row(number: int, line: bytes) -> Row:
     try:
         key = secrets.token_hex(16) if key is None else checked_key(key if isinstance(key, str) else "")
         key.encode()
-        unknown = next((name for name in given if name not in ("key", "feature", "image")), None)
+        unknown = next((name for name in given if name not in _FIELDS), None)
         if unknown is not None:
-            raise InputError(f"{unknown[:100]!r} is not known here: choose from key, feature, image.")
+            raise InputError(f"{unknown[:100]!r} is not known here: choose from {', '.join(_FIELDS)}.")
+        image_ref = given.get("image_ref")
+        if not isinstance(image_ref, str | None):
+            raise InputError("`image_ref` must be text.")
+        checked_refs([image_ref], 1)
         if ("feature" in given) == ("image" in given):
             raise InputError("A row needs either `feature` (float32 numbers) or `image` (a file), in base64.")
         name = "feature" if "feature" in given else "image"
         content = _from_base64(given[name], name)
         if name == "image":
-            return Row(number, key, image=content)
+            return Row(number, key, image=content, image_ref=image_ref)
         if len(content) % 4 or len(content) > 4 * MAX_WIDTH:
             raise InputError(f"A feature of 1 to {MAX_WIDTH} float32 numbers cannot have {len(content)} bytes.")
         # The engine checks the numbers themselves.
-        return Row(number, key, content)
+        return Row(number, key, content, image_ref=image_ref)
     except (ProtoDCSError, UnicodeError) as problem:
         key = key if isinstance(key, str) and key.isprintable() else ""
         return Row(number, key, problem=_as_row_problem(problem))
@@ -288,14 +295,18 @@ async def _outcomes(http: Request, services: Services, stream: str, rows: list[R
 
 async def _observe_features(services: Services, stream: str, rows: list[Row]) -> list[Reply | ProblemError]:
     requests = [
-        WorkerRequest(stream, Action.OBSERVE, row.key, row.feature, digest=digest_of(row.feature)) for row in rows
+        WorkerRequest(
+            stream, Action.OBSERVE, row.key, row.feature, digest=digest_of(row.feature), image_ref=row.image_ref
+        )
+        for row in rows
     ]
     return [_checked(reply) for reply in await services.router.ask_many(requests)]
 
 
 async def _observe_image(http: Request, stream: str, row: Row) -> list[Reply | ProblemError]:
     try:
-        return [*await decide_images(http, stream, Action.OBSERVE, row.key, [row.image], may_repeat=True)]
+        refs = [row.image_ref]
+        return [*await decide_images(http, stream, Action.OBSERVE, row.key, [row.image], True, refs)]
     except (ProblemError, InputError, ImageError) as problem:
         return [_as_row_problem(problem)]
 
