@@ -35,8 +35,6 @@ _LOOK_ANYWAY = 5.0
 # How often the streams of a tenant are listed to find those that changed, on a cluster. Seconds.
 _LIST_SECONDS = 1.0
 _MAX_LISTED = 1000
-# Events that come within this time are sent to a client together. With many clients, each write counts. Seconds.
-_TOGETHER_SECONDS = 0.05
 # Statistics of a stream are sent once in so many seconds, at most.
 STATS_SECONDS = 1.0
 
@@ -200,8 +198,7 @@ class _Feed:
         if due is not None:
             seconds = min(seconds, due)
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.wake.wait()
+            await asyncio.wait_for(self.wake.wait(), seconds)
         if self._stats.due() == 0.0:
             self._hand_out([self._stats.take(public_id(self._stream))])
 
@@ -433,16 +430,11 @@ async def _drained(subscriber: Subscriber) -> AsyncGenerator[bytes, None]:
     """Yield what waits for a client, and nothing once in a while; end if the client is too slow."""
     while True:
         with suppress(TimeoutError):
-            async with asyncio.timeout(STATS_SECONDS):
-                await subscriber.wake.wait()
+            await asyncio.wait_for(subscriber.wake.wait(), STATS_SECONDS)
         slow = subscriber.slow
-        content = subscriber.take()
-        yield content
+        yield subscriber.take()
         if slow:
             return
-        if content:
-            # The first event is sent at once. What follows shortly after it is sent together.
-            await asyncio.sleep(_TOGETHER_SECONDS)
 
 
 def public_id(stream: str) -> str:
