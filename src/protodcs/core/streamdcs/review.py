@@ -7,7 +7,7 @@ import numpy as np
 
 from ...arrays import Floats
 from .constants import MIRROR_RATIO
-from .threshold import quantile
+from .threshold import fit_mixture, quantile
 
 
 def band_width(scores: Floats, threshold: float, slope: float, rate: float) -> float:
@@ -22,18 +22,23 @@ def band_width(scores: Floats, threshold: float, slope: float, rate: float) -> f
     return slope * quantile(np.sort(np.abs(scores - threshold)), rate)
 
 
-def estimated_false_reject(scores: Floats, threshold: float, share: float) -> float:
+def estimated_false_reject(scores: Floats, threshold: float, share: float, two_groups: bool) -> float:
     """Estimate the fraction of known samples below the threshold, without labels.
 
-    Nearly all high scores are known. Mirrored at the median of the known scores, their upper tail shows how many are
+    Nearly all high scores are known. Mirrored at the middle of the known scores, their upper tail shows how many are
     in the lower one, as in `threshold.mirrored_tail`.
 
     Args:
         scores: (n,) the final scores of recent samples.
         threshold: score below which a sample is unknown.
         share: estimated share of unknown samples.
+        two_groups: whether a separate group of unknown samples is detected. A mixture then gives the middle.
     """
-    median = quantile(np.sort(scores), share + 0.5 * (1.0 - share))
-    upper = scores[scores >= median]
-    beyond = median + (median - threshold) / MIRROR_RATIO
-    return 0.5 * float((upper > beyond).mean()) if threshold < median else 0.5
+    if two_groups:
+        middle = fit_mixture(scores, (scores < threshold).astype(np.float64)).mode
+    else:
+        middle = quantile(np.sort(scores), share + 0.5 * (1.0 - share))
+    upper = scores[scores >= middle]
+    if threshold >= middle or not len(upper):
+        return 0.5
+    return 0.5 * float((upper > middle + (middle - threshold) / MIRROR_RATIO).mean())

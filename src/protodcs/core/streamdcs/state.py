@@ -250,7 +250,8 @@ class StreamState:
         rule = self.verification.rule
         if rule is None:
             return None
-        return estimated_false_reject(self.verification.recent_scores(), rule.threshold, rule.share)
+        scores = self.verification.recent_scores()
+        return estimated_false_reject(scores, rule.threshold, rule.share, rule.shows_two_groups)
 
     # Export and restore.
 
