@@ -306,14 +306,18 @@ class Feeds:
         feed = await self._ready(stream)
         assert feed.cursor is not None
         cursor = feed.cursor if after is None else after
-        # From here on nothing is missed: what the feed has not handed out yet comes to the subscriber.
-        while cursor < feed.cursor:
-            frames, more = await self.read(stream, cursor)
-            yield b"".join(frame.of_stream() for frame in frames)
-            cursor = max(cursor, frames[-1].cursor or cursor) if frames else feed.cursor
-            if not more:
+        while True:
+            # A feed that nobody follows ends, also while this client reads older events.
+            newest = feed.cursor
+            if self._feeds.get(stream) is not feed or newest is None:
                 feed = await self._ready(stream)
-                assert feed.cursor is not None
+                continue
+            if cursor >= newest:
+                break
+            frames, _ = await self.read(stream, cursor)
+            yield b"".join(frame.of_stream() for frame in frames)
+            cursor = max(cursor, frames[-1].cursor or cursor) if frames else newest
+        # From here on nothing is missed: what the feed has not handed out yet comes to the subscriber.
         subscriber = Subscriber(cursor)
         feed.subscribers.add(subscriber)
         try:
