@@ -350,6 +350,11 @@ class StreamOracle:
         self.bias = np.zeros(len(self.prototypes))
         if self.verified:
             self.fit_bias()
+        if new:
+            self.known_features, self.unknown_features = [], []
+            self.signals = [signals._replace(has_head=False) for signals in self.signals]
+            if self.rule is not None:
+                self.refit()
 
 
 # Plain functions.

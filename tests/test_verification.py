@@ -213,6 +213,23 @@ def test_classes_can_come_and_go_in_a_running_stream():
     assert rejected < 0.3
 
 
+def test_an_added_class_is_recognised_although_its_samples_looked_unknown():
+    rng = np.random.default_rng(0)
+    concepts = rng.normal(size=(15, 256)) / 16
+    text_cone, image_cone = rng.normal(size=(2, 256)) / 16
+    labels = rng.integers(15, size=1300)
+    texts, images = text_cone + 0.5 * concepts, image_cone + 0.5 * concepts[labels]
+    images += 0.03 * rng.normal(size=images.shape)
+    engine = StreamDCS(texts[:12])
+    engine.observe_many(images[:900])
+    engine.add_class("new", texts[12])
+    later = engine.observe_many(images[900:])
+    given = np.array([decision.label for decision in later])
+    assert (given[labels[900:] == 12] == "new").mean() > 0.9
+    assert not later.known[labels[900:] > 12].any()
+    assert later.known[labels[900:] < 12].mean() > 0.9
+
+
 # Calibration.
 
 

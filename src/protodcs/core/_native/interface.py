@@ -41,6 +41,9 @@ class NativeStep(Protocol):
     def calibrate(self, feature: Feature) -> None:
         """Compute `StreamState.calibrate`."""
 
+    def refit_now(self) -> int:
+        """Compute `Verification.refit`. Return 1 if memory is missing."""
+
     def correct_bias(self) -> None:
         """Compute `ClassBias.correct`, if there is a class bias."""
 

@@ -114,6 +114,10 @@ cdef class StreamStep:
         if failed:
             raise MemoryError
 
+    def refit_now(self):
+        """Compute `Verification.refit`. Return 1 if memory is missing."""
+        return self.refit()
+
     def correct_bias(self):
         """Compute the correction of the logits from the sums of a restored state, to the same bits as a step."""
         if self.has_bias:
@@ -315,12 +319,10 @@ cdef class StreamStep:
     cdef int refit(self) noexcept nogil:
         """Measure scales and, from the first refit on, the rule. Return 1 if memory is missing."""
         cdef int64_t seen = self.progress[SEEN], held = self.history.shape[0], first = 1, n, i, row, signal
-        cdef double *room
-        cdef double *columns
+        cdef double *room, *columns
         cdef Work work
         if seen >= FIRST_REFIT:
-            first = min(LEFT_OUT, seen - LEFT_OUT)
-            first = max(first, seen - held)
+            first = max(min(LEFT_OUT, seen - LEFT_OUT), seen - held)
         n = seen - first
         room = <double *> malloc((SIGNALS + 10) * n * sizeof(double))
         if room == NULL:

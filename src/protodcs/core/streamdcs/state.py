@@ -22,7 +22,8 @@ from .config import StreamDCSConfig
 from .constants import CORRECTED_MARGIN
 from .corrections import NO_CLASS, Corrections, Influence
 from .review import band_width, estimated_false_reject
-from .verification import Rule, Verification
+from .rule import Rule
+from .verification import Verification
 
 # Counters of the engine itself. `unknown` and `skipped` follow from the others and are checked against them.
 _COUNTERS = frozenset({"sequence", "learned", "known", "unknown", "skipped"})
@@ -218,6 +219,10 @@ class StreamState:
         rows = np.concatenate([self.prototypes[kept], added])
         edited = StreamState(Prototypes.of_unit(rows), self.config)
         edited.verification.take_classes(self.verification, kept)
+        if len(added):
+            # Samples of the new classes looked unknown until now, and the head learned to reject them.
+            edited.verification.forget_head()
+            edited._refit()
         if edited.class_bias is not None and self.class_bias is not None:
             edited.class_bias.take_classes(self.class_bias, kept)
             edited._correct(edited.class_bias)
@@ -226,6 +231,15 @@ class StreamState:
         if self.config.review_rate:
             edited.arena[_REVIEW][:] = self.arena[_REVIEW]
         return edited
+
+    def _refit(self) -> None:
+        """Fit the threshold again, to the bits that a step would give it."""
+        if self.verification.rule is None:
+            return
+        if self.native is None:
+            self.verification.refit()
+        elif self.native.refit_now():
+            raise MemoryError
 
     def _correct(self, bias: ClassBias) -> None:
         """Compute the class bias to the bits that a step would give it."""

@@ -2,7 +2,7 @@
 
 The score of a sample is its text score (`class_baseline`), minus a penalty if it is on the unknown side of the linear
 head (`linear_head`). `threshold` decides. Which samples teach the baseline and the head is chosen by their cosines
-alone, so a decision cannot confirm itself. Every few samples `_refit` measures scales, head weight and threshold again.
+alone, so a decision cannot confirm itself. Every few samples `refit` measures scales, head weight and threshold again.
 
 If the scores of the latest samples drop, the images have shifted, or many unknown ones have come at once. The decisions
 then carry a warning. Unknown samples have no class that stands out. If the latest samples have one, it is a shift, and
@@ -42,6 +42,7 @@ from .constants import (
     WINDOW,
 )
 from .linear_head import KNOWN, NO_HEAD, UNKNOWN, HeadWeight, LinearHead, weigh_head
+from .rule import LARGEST, SMALL, Rule, checked_rule
 from .threshold import Groups, find_groups, fit_threshold, lower_than_before, quantile
 
 # The signals of a sample: largest cosine, the same minus the sample's mean cosine, largest z-score of the raw and of
@@ -57,9 +58,6 @@ _LEFT_OUT = 8
 _HEAD_SAMPLES = 8
 # Places in `progress`.
 SEEN, HEAD_FROM, WINDOW_FROM, PROGRESS = range(4)
-_SMALL = 1e-9
-# A z-score is at most 2 / sqrt(1e-10).
-_LARGEST = 1e6
 _ARRAYS = frozenset(
     ("history", "scales", "rule", "head_means", "head_learned", "baseline_moments", "baseline_weights", "baseline_pool")
 )
@@ -80,44 +78,6 @@ class Verdict(NamedTuple):
     p_unknown: float
     known: bool
     reason: str | None
-
-
-class Rule(NamedTuple):
-    """The result of a refit.
-
-    Attributes:
-        looks_unknown, looks_known: cosine scores up to which and above which a sample teaches baseline and head.
-        head_weight, head_middle, head_gap, head_known_side: how the head counts, see `HeadWeight`.
-        threshold: score below which a sample is unknown.
-        slope: slope of the log-odds of being unknown at the threshold.
-        share: estimated share of unknown samples.
-        evidence: 0 to 1, how far two groups of samples are detected.
-        separation: distance between the two groups in standard deviations; 0 if there is one.
-        shifted: 1 if the latest samples score lower than the earlier ones, or did a while ago.
-    """
-
-    looks_unknown: float
-    looks_known: float
-    head_weight: float
-    head_middle: float
-    head_gap: float
-    head_known_side: float
-    threshold: float
-    slope: float
-    share: float
-    evidence: float
-    separation: float
-    shifted: float
-
-    @property
-    def shows_two_groups(self) -> bool:
-        """Whether a separate group of unknown samples is detected."""
-        return self.evidence > 0.5
-
-    @property
-    def head(self) -> HeadWeight:
-        """How the head counts."""
-        return HeadWeight(self.head_weight, self.head_middle, self.head_gap, self.head_known_side)
 
 
 def layout(classes: int, dimension: int, config: StreamDCSConfig) -> Layout:
@@ -184,7 +144,7 @@ class Verification:
         centred = largest - float(cosines.mean())
         # The largest of K Gaussian numbers is about this many deviations above their mean.
         noise = math.sqrt(2.0 * math.log(max(len(cosines), 2))) * float(cosines.std())
-        stand_out = centred / max(noise, _SMALL)
+        stand_out = centred / max(noise, SMALL)
         z_scores = self.baseline.z_scores(cosines) if self.seen else (0.0, 0.0)
         return np.array([largest, centred, *z_scores, self.head.project(feature), stand_out])
 
@@ -253,11 +213,11 @@ class Verification:
         if self.head.learned[UNKNOWN] < _HEAD_SAMPLES:
             self.progress[HEAD_FROM] = count
         if self.just_fitted:
-            self._refit()
+            self.refit()
         elif 3 <= count < FIRST_REFIT:
             self._measure_scales(self.history[1:count])
 
-    def _refit(self) -> None:
+    def refit(self) -> None:
         """Measure scales, share of unknown samples, head weight and threshold again."""
         rows, with_head = self._recent()
         self._measure_scales(rows)
@@ -338,7 +298,7 @@ class Verification:
         count, rows, pool = len(rows), rows[:, :_SCALED], self.baseline.pool
         prior = np.array([pool[POOL_VARIANCE], pool[POOL_CENTRED_VARIANCE], _Z_DEVIATION**2, _Z_DEVIATION**2])
         variance = (count * rows.var(axis=0) + SCALE_PRIOR * prior) / (count + SCALE_PRIOR)
-        self.scales[:] = rows.mean(axis=0), np.maximum(np.sqrt(variance), _SMALL)
+        self.scales[:] = rows.mean(axis=0), np.maximum(np.sqrt(variance), SMALL)
 
     def _weigh_head(self, rows: Floats, cosine_scores: Floats, groups: Groups) -> HeadWeight:
         if not self.config.linear_head:
@@ -355,6 +315,11 @@ class Verification:
         self.head.means[:], self.head.learned[:] = other.head.means, other.head.learned
         self.history[:], self.scales[:], self._rule[:] = other.history, other.scales, other._rule
         self.progress[:] = other.progress
+
+    def forget_head(self) -> None:
+        """Let the head learn again from the next samples; refit afterwards."""
+        self.head.means[:], self.head.learned[:] = 0.0, 0
+        self.progress[HEAD_FROM] = self.seen
 
     def export(self) -> state.Arrays:
         """Return the arrays of a state."""
@@ -384,11 +349,11 @@ class Verification:
         history = required(arrays, "history", np.float64, (held, SIGNALS))
         scales = required(arrays, "scales", np.float64, (2, _SCALED))
         rule = required(arrays, "rule", np.float64, (len(Rule._fields) if seen >= FIRST_REFIT else 0,))
-        self.history[:held] = within(history, "history", -_LARGEST, _LARGEST)
-        self.scales[:] = within(scales, "scales", -_LARGEST, _LARGEST)
-        within(scales[1], "scales", _SMALL, _LARGEST)
+        self.history[:held] = within(history, "history", -LARGEST, LARGEST)
+        self.scales[:] = within(scales, "scales", -LARGEST, LARGEST)
+        within(scales[1], "scales", SMALL, LARGEST)
         if len(rule):
-            self._rule[:] = _checked_rule(rule)
+            self._rule[:] = checked_rule(rule)
         head_from = counter(counters, "head_from", high=seen)
         self.progress[:] = seen, head_from, counter(counters, "window_from", high=max(0, seen - SHIFT_WINDOW))
         self.baseline.restore(arrays)
@@ -405,13 +370,3 @@ class Verification:
             "mixture": {"separation": rule.separation} if rule is not None and rule.shows_two_groups else None,
             "reason": self.reason,
         }
-
-
-def _checked_rule(values: Floats) -> Rule:
-    """Return the rule of a state. Raise StateError if no refit can have made it."""
-    within(values, "rule", -(_LARGEST**2), _LARGEST**2)
-    rule = Rule(*values.tolist())
-    within(np.array([rule.share, rule.evidence, rule.shifted, rule.head_known_side]), "rule", 0.0, 1.0)
-    within(np.array([rule.head_weight, rule.slope, rule.separation]), "rule", 0.0, _LARGEST**2)
-    within(np.array([rule.head_gap]), "rule", _SMALL, _LARGEST)
-    return rule

@@ -1,0 +1,61 @@
+"""The rule that a refit makes: which samples teach the engine, how the head counts, and the threshold."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ...arrays import Floats
+from ..state_checks import within
+from .linear_head import HeadWeight
+
+SMALL = 1e-9
+# A z-score is at most 2 / sqrt(1e-10).
+LARGEST = 1e6
+
+
+class Rule(NamedTuple):
+    """The result of a refit.
+
+    Attributes:
+        looks_unknown, looks_known: cosine scores up to which and above which a sample teaches baseline and head.
+        head_weight, head_middle, head_gap, head_known_side: how the head counts, see `HeadWeight`.
+        threshold: score below which a sample is unknown.
+        slope: slope of the log-odds of being unknown at the threshold.
+        share: estimated share of unknown samples.
+        evidence: 0 to 1, how far two groups of samples are detected.
+        separation: distance between the two groups in standard deviations; 0 if there is one.
+        shifted: 1 if the latest samples score lower than the earlier ones, or did a while ago.
+    """
+
+    looks_unknown: float
+    looks_known: float
+    head_weight: float
+    head_middle: float
+    head_gap: float
+    head_known_side: float
+    threshold: float
+    slope: float
+    share: float
+    evidence: float
+    separation: float
+    shifted: float
+
+    @property
+    def shows_two_groups(self) -> bool:
+        """Whether a separate group of unknown samples is detected."""
+        return self.evidence > 0.5
+
+    @property
+    def head(self) -> HeadWeight:
+        """How the head counts."""
+        return HeadWeight(self.head_weight, self.head_middle, self.head_gap, self.head_known_side)
+
+
+def checked_rule(values: Floats) -> Rule:
+    """Return the rule of a state. Raise StateError if no refit can have made it."""
+    within(values, "rule", -(LARGEST**2), LARGEST**2)
+    rule = Rule(*values.tolist())
+    within(np.array([rule.share, rule.evidence, rule.shifted, rule.head_known_side]), "rule", 0.0, 1.0)
+    within(np.array([rule.head_weight, rule.slope, rule.separation]), "rule", 0.0, LARGEST**2)
+    within(np.array([rule.head_gap]), "rule", SMALL, LARGEST)
+    return rule
