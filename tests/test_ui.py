@@ -91,7 +91,7 @@ def npm_packages():
     if shutil.which("node") is None:
         pytest.skip("node is not installed")
     if not (CHECKS / "node_modules").is_dir():
-        pytest.skip("the checks of the UI are not installed: run npm ci in tests/ui")
+        pytest.skip("the checks of the UI are not installed: run npm install --no-package-lock in tests/ui")
 
 
 def run_node(*command, **environment):
