@@ -26,9 +26,9 @@ from protodcs.bench.comparison import (
     Entry,
     Metric,
     Setting,
+    comparisons,
 )
-from protodcs.bench.comparison import comparisons as contests_of
-from protodcs.bench.grid import Entrant, ImageStream, PackStream
+from protodcs.bench.grid import ImageStream, MethodSpec, PackStream
 from protodcs.bench.rows import FIRST, LATER
 from protodcs.bench.statistics import Estimate, estimate, paired
 from protodcs.bench.summaries import arrowed
@@ -115,7 +115,7 @@ class Stand:
 
     setting: Setting
     stream: ImageStream | PackStream
-    methods: dict[str, Entrant] = field(default_factory=dict)
+    methods: dict[str, MethodSpec] = field(default_factory=dict)
     grids: dict[str, set[str]] = field(default_factory=dict)  # labels by the name of the grid
     comparison: Comparison | None = None
 
@@ -173,7 +173,7 @@ def stands(folder: Path) -> dict[Setting, Stand]:
 def fill(found: Mapping[Setting, Stand], folders: Sequence[Path]) -> None:
     """Put what was run where it belongs; other seeds, streams and methods are left out."""
     read = [row for folder in folders for row in rows.read_folder(folder) if row["seed"] in SEEDS]
-    for comparison in contests_of(read):
+    for comparison in comparisons(read):
         stand = found.get(comparison.setting)
         if stand is None:
             continue

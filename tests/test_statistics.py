@@ -58,7 +58,7 @@ def test_pairing_sees_a_small_difference_that_large_spread_would_hide():
 
 
 def _contest(*entries):
-    (contest,) = contests([row for rows in entries for row in rows])
+    (contest,) = comparisons([row for rows in entries for row in rows])
     return contest
 
 
@@ -108,7 +108,7 @@ def test_one_label_for_two_configurations_is_told_apart_by_what_differs():
 
 
 def test_streams_of_different_encoders_are_never_compared():
-    assert len(contests(rows_of("a", [0.5]) + rows_of("a", [0.5], encoder="mini"))) == 2
+    assert len(comparisons(rows_of("a", [0.5]) + rows_of("a", [0.5], encoder="mini"))) == 2
 
 
 def test_an_unsaid_figure_is_never_best():
@@ -128,4 +128,4 @@ def test_who_is_best_is_said_over_the_seeds_that_all_have():
 def test_two_streams_under_one_name_are_refused():
     changed = [{**row, "manifest": "another"} for row in rows_of("b", [0.5])]
     with pytest.raises(DataError, match="two different streams are called 'dtd, shuffled' at seed 0"):
-        contests(rows_of("a", [0.5]) + changed)
+        comparisons(rows_of("a", [0.5]) + changed)
