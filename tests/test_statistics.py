@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_results import rows_of
-from protodcs.bench.comparison import ACC, AUROC, FPR, contests
+from protodcs.bench.comparison import ACC, AUROC, FPR, comparisons
 from protodcs.bench.rows import POOLED
 from protodcs.bench.statistics import estimate, paired, student_quantile, student_share
 from protodcs.errors import DataError
@@ -125,7 +125,7 @@ def test_who_is_best_is_said_over_the_seeds_that_all_have():
     assert contest.bold(ACC, POOLED) == {"steady"}
 
 
-def test_two_streams_under_one_name_are_refused():
+def test_two_streams_under_one_name_are_rejected():
     changed = [{**row, "manifest": "another"} for row in rows_of("b", [0.5])]
-    with pytest.raises(DataError, match="two different streams are called 'dtd, shuffled' at seed 0"):
+    with pytest.raises(DataError, match="Two different streams have the name 'dtd, shuffled' at seed 0"):
         comparisons(rows_of("a", [0.5]) + changed)

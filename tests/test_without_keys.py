@@ -1,6 +1,7 @@
 """A service without keys: only programs on its own machine are served, wherever it listens."""
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -196,5 +197,7 @@ print("all refused")
 
 @pytest.mark.ray
 def test_a_service_refuses_to_start_beside_a_ray_serve_that_listens_elsewhere():
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", _STARTS], capture_output=True, text=True, timeout=600)
+    environment = {**os.environ, "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
+    command = [sys.executable, "-W", "ignore", "-c", _STARTS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.stdout.endswith("all refused\n"), done.stdout + done.stderr

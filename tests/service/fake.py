@@ -141,6 +141,7 @@ def _entry(journal: list[Entry], epoch: int, key: str, row: int, payload: bytes)
         name: bool(int(digest[-1 - i], 16) % 2) for i, name in enumerate(("known", "trusted", "cached", "evolved"))
     }
     answer: dict[str, Any] = {**numbers, **flags, "label": digest, "index": 0, "sequence": len(journal), "reason": None}
+    answer["unsure"] = False
     return Entry(len(journal), epoch, True, key, row, payload, answer)
 
 
