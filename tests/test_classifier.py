@@ -285,7 +285,7 @@ def test_the_temperature_is_that_of_the_encoder_unless_a_config_is_given(mini):
         OpenSetClassifier.with_encoder(mini, ["cat"], config=StreamDCSConfig(), method="zero_shot")
     with pytest.raises(ConfigError, match="config and history are both given"):
         OpenSetClassifier.with_encoder(mini, ["cat"], config=StreamDCSConfig(), history=1000)
-    with pytest.raises(ConfigError, match="name the classes"):
+    with pytest.raises(ConfigError, match="The classes are missing"):
         OpenSetClassifier.with_encoder(mini, None)
 
 
