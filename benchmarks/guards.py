@@ -74,7 +74,7 @@ def through(stream, features, resets=()):
 
 def fired(events):
     """The guards that fired, in order."""
-    return [event.guard for event in events if event.action != Action.THAW]
+    return [event.guard for event in events if event.action != Action.UNFREEZE]
 
 
 # Attacks.

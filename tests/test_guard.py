@@ -71,7 +71,7 @@ def window(watcher, engine, answer=lambda k, number: said(k), near=lambda number
         event = watcher.watch(sample(k, near(number), number), answer(k, number), engine, number)
         assert event is None or number == WINDOW - 1
     if event is not None:
-        engine.frozen = event.action != Action.THAW
+        engine.frozen = event.action != Action.UNFREEZE
     return event
 
 
@@ -223,17 +223,17 @@ def test_a_guard_that_only_freezes_keeps_no_state():
     assert watcher.good_state is None
 
 
-# Thawing.
+# Unfreezing.
 
 
-def test_a_frozen_stream_thaws_when_it_is_calm_and_waits_twice_as_long_after_each_relapse():
+def test_a_frozen_stream_is_unfrozen_when_it_is_calm_and_waits_twice_as_long_after_each_relapse():
     watcher, engine = guard(freeze_windows=0), Engine()
     for waiting in (1, 2, 4):
         window(watcher, engine)
         accused(watcher, engine)
         events = [window(watcher, engine) for _ in range(waiting)]
         assert [event and (event.guard, event.action) for event in events] == [None] * (waiting - 1) + [
-            ("calm", Action.THAW)
+            ("calm", Action.UNFREEZE)
         ]
     for _ in range(16):
         window(watcher, engine)
@@ -241,7 +241,7 @@ def test_a_frozen_stream_thaws_when_it_is_calm_and_waits_twice_as_long_after_eac
     assert window(watcher, engine).guard == "calm"
 
 
-def test_a_stream_that_stays_another_thaws_by_patience_and_is_taken_as_it_is():
+def test_a_stream_that_stays_another_is_unfrozen_by_patience_and_is_taken_as_it_is():
     watcher, engine = guard(), Engine()
     for _ in range(3):
         window(watcher, engine)
@@ -262,7 +262,7 @@ def test_without_patience_it_stays_frozen_until_it_is_told_otherwise():
     assert watcher.status()["state"] == "watching"
 
 
-def test_what_a_person_froze_is_not_watched_and_not_thawed():
+def test_what_a_person_froze_is_not_watched_and_not_unfrozen():
     watcher, engine = guard(), Engine()
     engine.frozen = True
     assert [accused(watcher, engine) for _ in range(10)] == [None] * 10
@@ -292,7 +292,7 @@ def test_a_guard_goes_on_to_the_bit_from_wherever_it_was_packed(data):
         assert len(set(events.values())) == 1
         event = events[id(one)]
         if event is not None:
-            engine.frozen = event.action != Action.THAW
+            engine.frozen = event.action != Action.UNFREEZE
     assert one.pack() == two.pack()
 
 
@@ -349,11 +349,11 @@ def lived():
     return live, journal, snapshots, events
 
 
-def test_a_stream_freezes_goes_back_and_thaws_while_it_answers_every_sample(lived):
+def test_a_stream_freezes_goes_back_and_is_unfrozen_while_it_answers_every_sample(lived):
     live, journal, _, events = lived
-    assert {event.action for event in events} == {Action.ROLL_BACK, Action.THAW}
+    assert {event.action for event in events} == {Action.ROLL_BACK, Action.UNFREEZE}
     assert live.guard.status()["events"][-1]["position"] == events[-1].position
-    assert sum(live.guard.counts.values()) == sum(event.action != Action.THAW for event in events)
+    assert sum(live.guard.counts.values()) == sum(event.action != Action.UNFREEZE for event in events)
     for data in journal:
         record = Record.unpack(data)
         if record.kind == Kind.OBSERVE:

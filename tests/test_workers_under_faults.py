@@ -82,17 +82,17 @@ class Cluster:
 
     async def call(self, name, requests):
         await asyncio.sleep(0)
-        await self.thawed(name)
+        await self.unfrozen(name)
         if name not in self.workers:
             raise WorkerLostError("dead")
         worker = self.workers[name]
         replies = await worker.handle(requests)
-        await self.thawed(name)
+        await self.unfrozen(name)
         if self.workers.get(name) is not worker:
             raise WorkerLostError("died meanwhile")
         return replies
 
-    async def thawed(self, name):
+    async def unfrozen(self, name):
         while name in self.frozen:
             await asyncio.sleep(0.005)
 

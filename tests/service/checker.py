@@ -97,7 +97,7 @@ def replay(spec: StreamSpec, prototypes: Prototypes, payloads: Iterable[bytes]) 
             engine.reset()
         elif event.action == Action.ROLL_BACK:
             engine = methods.restore(good, spec.encoder, prototypes if leaves_out_prototypes(good) else None)
-        engine.unfreeze() if event.action == Action.THAW else engine.freeze()
+        engine.unfreeze() if event.action == Action.UNFREEZE else engine.freeze()
     return Replay(answers, state_digest(engine, guard), events)
 
 

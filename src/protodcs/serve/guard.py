@@ -41,8 +41,8 @@ _LEAST_SHARE, _MOST_SHARE = 0.15, 0.4
 _CALM_SHARES = (0.1, 0.5)
 # Rejections are compared with those of so many good windows, and not before there are so many.
 _REFERENCE, _LEAST_REFERENCE = 8, 2
-# A guard that fires again before so many good windows have passed thawed too soon: the next time it waits twice as
-# long, up to so many times.
+# If a guard fires again before so many good windows have passed, the stream was unfrozen too soon. The next time the
+# guard waits twice as long, up to so many times.
 _RELAPSE, _MOST_RELAPSES = 16, 10
 # Of fewer accepted samples no share is told.
 _LEAST_ACCEPTED = 20
@@ -104,7 +104,10 @@ class GuardSettings(Settings):
         6, ge=1, le=10_000, description="A good state is kept after so many windows; two are kept. Windows."
     )
     calm_windows: int = Field(
-        2, ge=1, le=10_000, description="A stream thaws after so many windows in a row that look as before. Windows."
+        2,
+        ge=1,
+        le=10_000,
+        description="A stream is unfrozen after so many normal windows in a row. Windows.",
     )
     freeze_windows: int = Field(
         16,
@@ -120,14 +123,14 @@ class Action(StrEnum):
 
     FREEZE = "freeze"
     ROLL_BACK = "roll back"
-    THAW = "thaw"
+    UNFREEZE = "unfreeze"
 
 
 class Event(NamedTuple):
     """One thing that a guard did.
 
     Attributes:
-        guard: which: disagreement, rejection, sameness, mixture, drift, numbers; or calm, patience for a thaw.
+        guard: which: disagreement, rejection, sameness, mixture, drift, numbers; or calm, patience to unfreeze.
         action: what is to be done.
         position: of the record in the stream's journal, whose answer stays as it was given.
         window: how many windows had ended.
@@ -299,7 +302,7 @@ class Guard:
         return [trip for trip in measured if trip.value > trip.threshold]
 
     def _judge_frozen(self, trips: list[_Trip], familiar: float, position: int) -> Event | None:
-        """Go on, go back farther, or thaw."""
+        """Go on, go back farther, or unfreeze."""
         self._held += 1
         wrong = [trip for trip in trips if trip.guard in _OF_STATE]
         if wrong and self._kept and self.settings.action == "roll back":
@@ -314,9 +317,9 @@ class Guard:
         )
         if self._calm >= calm:
             self.frozen = False
-            return self._note(_Trip("calm", self._calm, calm), Action.THAW, position)
+            return self._note(_Trip("calm", self._calm, calm), Action.UNFREEZE, position)
         if 0 < most <= self._held:
-            event = self._note(_Trip("patience", self._held, most), Action.THAW, position)
+            event = self._note(_Trip("patience", self._held, most), Action.UNFREEZE, position)
             self.overruled()
             return event
         return None

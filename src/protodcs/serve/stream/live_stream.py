@@ -389,7 +389,7 @@ class LiveStream:
     def _obey(self, event: Event, good_state: bytes | None) -> None:
         """Do what the guard says."""
         self._events.append(event)
-        if event.action == Action.THAW:
+        if event.action == Action.UNFREEZE:
             self.engine.unfreeze()
             return
         if event.action == Action.ROLL_BACK and self.guard is not None:
