@@ -1117,9 +1117,8 @@ def test_limits_leave_room_for_the_largest_streams_in_use():
 
 
 def command(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "protodcs", "stream", *arguments], capture_output=True, text=True, check=False
-    )
+    given = [sys.executable, "-m", "protodcs", "bench", "manifest", *arguments]
+    return subprocess.run(given, capture_output=True, text=True, check=False)
 
 
 def test_the_command_writes_the_manifest_that_build_gives(tmp_path, data_folder):
