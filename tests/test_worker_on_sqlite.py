@@ -15,13 +15,13 @@ async def worker_on(folder, **changes):
     return worker
 
 
-def test_a_full_disk_is_told_in_words_and_loses_nothing(small_disk):
+def test_a_full_disk_is_reported_and_loses_nothing(small_disk):
     async def run():
         worker = await worker_on(small_disk / "store")
         await done(worker, create())
-        # Room for some records more, whatever the store takes for itself.
+        # Space for some more records, whatever the store needs for itself.
         ballast = small_disk / "ballast"
-        ballast.write_bytes(bytes(shutil.disk_usage(small_disk).free - 100_000))
+        ballast.write_bytes(bytes(shutil.disk_usage(small_disk).free - 400_000))
         reached = 0
         while (reply := await one(worker, observe(reached))).outcome is Outcome.DONE:
             reached += 1

@@ -765,7 +765,8 @@ class Hostile:
             observe = self._request("POST", f"/v1/streams/{quote(stream)}/observe", body, "application/json")
             return Attack("expensive", "observe 256 rows", (observe,))
         method, extremes = rng.choice(list(_EXTREMES.items()))
-        options = {name: rng.choice(limits) for name, limits in rng.sample(extremes, min(rng.choice([1, 2, 8, 20]), len(extremes)))}
+        count = min(rng.choice([1, 2, 8, 20]), len(extremes))
+        options = {name: rng.choice(limits) for name, limits in rng.sample(extremes, count)}
         new = {"id": stream, "prototypes": self._prototypes, "method": method}
         body = json.dumps({**new, "config": options}).encode()
         what = ", ".join(f"{name}={value}" for name, value in options.items())
