@@ -145,8 +145,8 @@ class Cluster:
             await last.close()
 
     async def suffer(self):
-        """One fault after another."""
-        while True:
+        """One fault after another. They end, because a stream that is loaded again and again makes no progress."""
+        while self.faults < 2 * FAULTS:
             await asyncio.sleep(self.chance.uniform(0, 0.04))
             fault = self.chance.choice([self.kill, self.freeze, self.cut_off, self.lose_answers, self.resize])
             await fault(self.chance.choice(self.names))
@@ -250,7 +250,7 @@ async def client(cluster, requests):
     return answers
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))])
 def test_every_stream_goes_on_as_if_nothing_had_happened(seed):
     print("seed", seed)
     chance = random.Random(seed)
