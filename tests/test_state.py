@@ -539,7 +539,8 @@ def refused(data, **beside):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert seconds < 1.0
+    # A state that is checked too late costs minutes. One second can be too little, because memory is traced.
+    assert seconds < 10.0
     assert peak <= 3 * len(data) + 16 * 2**20
     assert len(str(caught.value)) < 2_000
     return True
