@@ -127,8 +127,13 @@ export async function checkAccessibility(page) {
   assert.deepEqual(found, []);
 }
 
-/** Fail if a page is wider than its window. */
+/** Fail if a page stays wider than its window. Charts follow the window after a moment. */
 export async function checkWidth(page) {
-  const [content, view] = await page.evaluate(() => [document.documentElement.scrollWidth, innerWidth]);
+  const widths = () => page.evaluate(() => [document.documentElement.scrollWidth, innerWidth]);
+  let [content, view] = await widths();
+  for (let tries = 0; content > view && tries < 100; tries++) {
+    await new Promise((resolve) => setTimeout(resolve, 100));
+    [content, view] = await widths();
+  }
   assert.ok(content <= view, `the page is ${content} pixels wide in a window of ${view}`);
 }
