@@ -246,30 +246,40 @@ class BodyLimitMiddleware:
             limits.let_go(tenant, body.size)
 
 
-class _Body:
-    """A body as it comes in, unless it is too large or too slow, or there is no room for it."""
+class _IncomingBody:
+    """The body of a request as it comes in. `size` bytes of it count as held by the tenant."""
 
-    def __init__(self, limits: Limits, tenant: str, most: int, seconds: float, receive: Receive):
+    def __init__(self, limits: Limits, tenant: str, receive: Receive):
         self._limits = limits
         self._tenant = tenant
-        self._most = most
-        self._seconds = seconds
         self._receive = receive
-        self._until = asyncio.get_running_loop().time() + seconds
         self._more = True
         self.size = 0
 
-    async def receive(self) -> Message:
-        """Return the next message of a request."""
+    async def _next(self, until: float, late: str) -> tuple[Message, int]:
+        """Return the next message and the size of its piece. Raise ProblemError with `late` if it is too late."""
         try:
             # After the body nothing is late: the next message is the end of the connection.
-            async with asyncio.timeout_at(self._until if self._more else None):
+            async with asyncio.timeout_at(until if self._more else None):
                 message = await self._receive()
         except TimeoutError:
-            detail = f"The body did not arrive within {self._seconds:g} seconds."
-            raise ProblemError("request_timeout", detail) from None
+            raise ProblemError("request_timeout", late) from None
         self._more = self._more and message.get("more_body", False)
-        piece = len(message.get("body", b""))
+        return message, len(message.get("body", b""))
+
+
+class _Body(_IncomingBody):
+    """A body that is held as a whole, unless it is too large or too slow, or there is no memory for it."""
+
+    def __init__(self, limits: Limits, tenant: str, most: int, seconds: float, receive: Receive):
+        super().__init__(limits, tenant, receive)
+        self._most = most
+        self._seconds = seconds
+        self._until = asyncio.get_running_loop().time() + seconds
+
+    async def receive(self) -> Message:
+        """Return the next message of a request."""
+        message, piece = await self._next(self._until, f"The body did not arrive within {self._seconds:g} seconds.")
         if piece:
             before, self.size = self.size, self.size + piece
             self._limits.hold(self._tenant, piece, before)
@@ -278,29 +288,19 @@ class _Body:
         return message
 
 
-class _StreamedBody:
+class _StreamedBody(_IncomingBody):
     """A body that is used piece by piece. Only the newest piece counts as held, and only a long pause is too slow."""
 
     def __init__(self, limits: Limits, tenant: str, idle_seconds: float, receive: Receive):
-        self._limits = limits
-        self._tenant = tenant
+        super().__init__(limits, tenant, receive)
         self._idle_seconds = idle_seconds
-        self._receive = receive
-        self._more = True
-        self.size = 0
 
     async def receive(self) -> Message:
         """Return the next message of a request."""
         self._limits.let_go(self._tenant, self.size)
         self.size = 0
-        try:
-            async with asyncio.timeout(self._idle_seconds if self._more else None):
-                message = await self._receive()
-        except TimeoutError:
-            detail = f"No row arrived within {self._idle_seconds:g} seconds."
-            raise ProblemError("request_timeout", detail) from None
-        self._more = self._more and message.get("more_body", False)
-        piece = len(message.get("body", b""))
+        until = asyncio.get_running_loop().time() + self._idle_seconds
+        message, piece = await self._next(until, f"No row arrived within {self._idle_seconds:g} seconds.")
         if piece:
             self.size = piece
             self._limits.hold(self._tenant, piece, 0)

@@ -88,24 +88,12 @@ class StreamList(BaseModel):
     next_cursor: str | None = Field(description="Send it as `cursor` to get the next page; null on the last page.")
 
 
-class StreamStatus(BaseModel):
+class StreamStatus(ListedStream):
     """A stream and its condition."""
 
-    id: str
     tenant: str | None = Field(description="Null if the service has no keys.")
     method: str
     classes: list[str]
-    created: datetime
-    last_seen: datetime | None = Field(description="Time of the newest change; null before the first.")
-    unknown_rate: float | None = Field(
-        description="Share of unknown samples among the last 100; null before the first."
-    )
-    usual_unknown_rate: float | None = Field(
-        description="Share of unknown samples among all that the stream learned from; null before the first."
-    )
-    guard_reason: str | None = Field(description="The guard that froze the stream; null unless one did.")
-    warning: str | None = Field(description="Reason of the newest decision; null if there is none.")
-    frozen: bool = Field(description="Whether the stream decides without learning.")
     sequence: int = Field(description="Number of samples observed.")
     position: int = Field(description="Number of records in its journal.")
     snapshot_position: int = Field(description="Number of records that the newest snapshot covers.")
