@@ -1,8 +1,9 @@
 """Feeds: read what is new in the streams that somebody follows, once, and hand it to all who follow them.
 
 A feed reads events from the store only, so nobody sees a change that is not durable. In the process of the worker, each
-commit wakes the feed of its stream. On a cluster, feeds look at their streams several times a second. A client that
-reads too slowly is disconnected and resumes from its last id; it never delays a worker or another client.
+commit wakes the feed of its stream. On a cluster, feeds look at their streams several times a second. An event is read
+and encoded once, and events that follow each other closely are sent together. A client that reads too slowly is
+disconnected and resumes from its last id; it never delays a worker or another client.
 """
 
 import asyncio
@@ -10,8 +11,8 @@ import json
 import logging
 import secrets
 import time
-from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -30,6 +31,8 @@ _log = logging.getLogger(__name__)
 _PAGE = 500
 # Events that wait for one client, at most.
 _BUFFER = 2000
+# A feed hands out events once in so many seconds, at most. The first event after a pause is sent at once.
+_BATCH_SECONDS = 0.05
 # In the process of the worker, commits wake the feeds. This is for what they might miss. Seconds.
 _LOOK_ANYWAY = 5.0
 # How often the streams of a tenant are listed to find those that changed, on a cluster. Seconds.
@@ -74,16 +77,26 @@ class Frame(NamedTuple):
     kind: str
     data: str
 
-    def of_stream(self) -> bytes:
+    def of_stream(self) -> str:
         """Return the event for those who follow its stream."""
-        return self._bytes("" if self.cursor is None else f"id: {self.cursor}\n")
+        return self._text("" if self.cursor is None else f"id: {self.cursor}\n")
 
-    def of_tenant(self) -> bytes:
+    def of_tenant(self) -> str:
         """Return the event for those who follow all streams of a tenant. Times are what all streams share."""
-        return self._bytes("" if self.cursor is None else f"id: {self.time}\n")
+        return self._text("" if self.cursor is None else f"id: {self.time}\n")
 
-    def _bytes(self, name: str) -> bytes:
-        return f"{name}event: {self.kind}\ndata: {self.data}\n\n".encode()
+    def _text(self, name: str) -> str:
+        return f"{name}event: {self.kind}\ndata: {self.data}\n\n"
+
+
+def for_stream(frames: Iterable[Frame]) -> bytes:
+    """Return events for those who follow their stream."""
+    return "".join(frame.of_stream() for frame in frames).encode()
+
+
+def for_tenant(frames: Iterable[Frame]) -> bytes:
+    """Return events for those who follow all streams of a tenant."""
+    return "".join(frame.of_tenant() for frame in frames).encode()
 
 
 class Subscriber:
@@ -95,26 +108,39 @@ class Subscriber:
     """
 
     def __init__(self, skip_to: Cursor | None = None):
-        self._waiting: deque[bytes] = deque()
+        self._waiting: list[bytes] = []
+        self._count = 0
         self._skip_to = skip_to
         self.slow = False
         self.wake = asyncio.Event()
 
-    def put(self, cursor: Cursor | None, content: bytes) -> None:
-        """Have an event wait, unless the client knows it already."""
-        if self.slow or (cursor is not None and self._skip_to is not None and cursor <= self._skip_to):
+    def put(self, frames: list[Frame], content: bytes) -> None:
+        """Have events wait, without those that the client knows already.
+
+        Args:
+            frames: the events.
+            content: the same as bytes, which all clients share.
+        """
+        known = self._skip_to
+        if known is not None:
+            new = [frame for frame in frames if frame.cursor is None or frame.cursor > known]
+            if len(new) < len(frames):
+                frames, content = new, for_stream(new)
+        if self.slow or not frames:
             return
-        if len(self._waiting) >= _BUFFER:
+        if self._count + len(frames) > _BUFFER:
             self.slow = True
         else:
             self._waiting.append(content)
+            self._count += len(frames)
         self.wake.set()
 
     def take(self) -> bytes:
         """Return all that waits."""
         self.wake.clear()
-        content = b"".join(self._waiting)
+        content = self._waiting[0] if len(self._waiting) == 1 else b"".join(self._waiting)
         self._waiting.clear()
+        self._count = 0
         return content
 
 
@@ -159,6 +185,7 @@ class _Feed:
         self.subscribers: set[Subscriber] = set()
         self.wake = asyncio.Event()
         self._stats = _Stats()
+        self._handed_out = 0.0
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.task = asyncio.create_task(self._run())
 
@@ -192,13 +219,14 @@ class _Feed:
         return bool(self.subscribers) or self._feeds.has_tenant_subscribers(tenant_of(self._stream))
 
     async def _wait(self) -> None:
-        """Wait until there may be something new."""
+        """Wait until there may be something new, and until the next events may be handed out."""
         seconds = self._feeds.poll_seconds
         due = self._stats.due()
         if due is not None:
             seconds = min(seconds, due)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self.wake.wait(), seconds)
+        await wait_at_most(self.wake, seconds)
+        if self.wake.is_set():
+            await asyncio.sleep(self._handed_out + _BATCH_SECONDS - time.monotonic())
         if self._stats.due() == 0.0:
             self._hand_out([self._stats.take(public_id(self._stream))])
 
@@ -222,16 +250,17 @@ class _Feed:
             self._hand_out(frames)
 
     def _hand_out(self, frames: list[Frame]) -> None:
-        tenant_subscribers = self._feeds.tenant_subscribers(tenant_of(self._stream))
-        for frame in frames:
-            if self.subscribers:
-                content = frame.of_stream()
-                for subscriber in self.subscribers:
-                    subscriber.put(frame.cursor, content)
-            if tenant_subscribers:
-                content = frame.of_tenant()
-                for subscriber in tenant_subscribers:
-                    subscriber.put(None, content)
+        """Have events wait for all who follow the stream."""
+        if not frames:
+            return
+        self._handed_out = time.monotonic()
+        for subscribers, encoded in (
+            (self.subscribers, for_stream),
+            (self._feeds.tenant_subscribers(tenant_of(self._stream)), for_tenant),
+        ):
+            content = encoded(frames) if subscribers else b""
+            for subscriber in subscribers:
+                subscriber.put(frames, content)
 
 
 class _GoneError(ProblemError):
@@ -315,7 +344,7 @@ class Feeds:
             if cursor >= newest:
                 break
             frames, _ = await self.read(stream, cursor)
-            yield b"".join(frame.of_stream() for frame in frames)
+            yield for_stream(frames)
             cursor = max(cursor, frames[-1].cursor or cursor) if frames else newest
         # From here on nothing is missed: what the feed has not handed out yet comes to the subscriber.
         subscriber = Subscriber(cursor)
@@ -370,7 +399,7 @@ class Feeds:
                     break
                 if frames:
                     cursor = frames[-1].cursor
-                    yield b"".join(frame.of_tenant() for frame in frames)
+                    yield for_tenant(frames)
 
     async def _streams(self, tenant: str) -> AsyncIterator[ListedStream]:
         after = None
@@ -433,12 +462,19 @@ _LAST = 1_000_000
 async def _drained(subscriber: Subscriber) -> AsyncGenerator[bytes, None]:
     """Yield what waits for a client, and nothing once in a while; end if the client is too slow."""
     while True:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(subscriber.wake.wait(), STATS_SECONDS)
+        await wait_at_most(subscriber.wake, STATS_SECONDS)
         slow = subscriber.slow
         yield subscriber.take()
         if slow:
             return
+
+
+async def wait_at_most(event: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, but no longer than so many seconds."""
+    # Unlike `asyncio.wait_for`, this starts no task, and there are thousands of calls per second.
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 def public_id(stream: str) -> str:
