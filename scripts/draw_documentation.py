@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from protodcs import StreamDCS, encoders
+from protodcs import StreamDCS, encoders, plot
 from protodcs.demo import KNOWN, DemoStream
 
 ASSETS = Path(__file__).parent.parent / "docs" / "assets"
@@ -29,6 +29,7 @@ def main() -> None:
     cosines = features @ prototypes.T
     draw_steps(stream, cosines, scores, checks[0].threshold, known)
     draw_scores(cosines.max(axis=1), scores, checks[0].threshold, known)
+    draw_charts(encoder)
 
 
 def draw_steps(stream, cosines, scores, threshold, known) -> None:
@@ -75,6 +76,22 @@ def draw_scores(largest, scores, threshold, known) -> None:
             axes.axvline(threshold, color="black", linestyle="--", label="threshold")
         axes.legend(fontsize=8, frameon=False)
     save(figure, "scores.png")
+
+
+def draw_charts(encoder) -> None:
+    """Draw what `docs/how-to/charts.md` draws."""
+    stream = DemoStream(600, unknown=0.5, seed=SEED)
+    engine = StreamDCS(encoder.prototypes(KNOWN), classes=KNOWN)
+    decisions = engine.observe_many(encoder.encode([sample.image for sample in stream]))
+    figure = Figure(figsize=(11, 6), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, matrix = figure.subfigures(1, 2, width_ratios=(1, 1.1))
+    scores, rate = left.subplots(2, 1)
+    plot.score_histogram(engine, axes=scores)
+    plot.unknown_rate(decisions, axes=rate)
+    truth = [sample.kind if sample.label >= 0 else None for sample in stream]
+    plot.confusion_matrix(decisions, truth, axes=matrix.subplots())
+    save(figure, "charts.png")
 
 
 def save(figure: Figure, name: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
-    from . import data, discovery, encoders, errors, methods, metrics
+    from . import data, discovery, encoders, errors, methods, metrics, plot
     from .classifier import OpenSetClassifier
     from .client import AsyncClient, Client
     from .core.decision import Decision, Decisions
@@ -43,7 +43,7 @@ _HOMES = {
     "StreamPool": ".pool",
 }
 
-_PACKAGES = ("data", "discovery", "encoders", "errors", "methods", "metrics")
+_PACKAGES = ("data", "discovery", "encoders", "errors", "methods", "metrics", "plot")
 
 __all__ = [
     "AsyncClient",
@@ -67,6 +67,7 @@ __all__ = [
     "errors",
     "methods",
     "metrics",
+    "plot",
 ]
 
 

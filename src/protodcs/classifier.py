@@ -7,6 +7,7 @@ learn from an image whose decision the caller has not received.
 import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from html import escape
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,11 +17,15 @@ from . import encoders, methods
 from .arrays import Features, Pixels
 from .core import state
 from .core.decision import Decision, Decisions
+from .core.protodcs.engine import ProtoDCS
+from .core.protodcs.explain import ProtoDCSExplanation
 from .core.settings import Settings
+from .core.streamdcs.engine import StreamDCS
+from .core.streamdcs.explain import StreamDCSExplanation
 from .data.image import decode
 from .data.prompts import class_names
 from .encoders import Encoder
-from .errors import ConfigError, ImageError
+from .errors import ConfigError, ImageError, UsageError
 from .method import FeatureMethod
 from .prefetch import Prefetcher
 
@@ -117,6 +122,20 @@ class OpenSetClassifier:
         """Decide on one image (path, bytes, PIL image or array) and learn from it."""
         return self.engine.observe(self.encoder.encode([image])[0])
 
+    def peek(self, image: Any) -> Decision:
+        """Return what the next call with this image would return. Nothing changes."""
+        return self.engine.peek(self.encoder.encode([image])[0])
+
+    def explain(self, image: Any) -> StreamDCSExplanation | ProtoDCSExplanation:
+        """Return how the method would decide on one image, and why. `print` it for sentences. Nothing changes.
+
+        Raises:
+            UsageError: the method has no explanations. StreamDCS and ProtoDCS have them.
+        """
+        if not isinstance(self.engine, StreamDCS | ProtoDCS):
+            raise UsageError(f"the method {self.engine.name!r} has no explanations; 'streamdcs' and 'protodcs' do")
+        return self.engine.explain(self.encoder.encode([image])[0])
+
     def stream(self, images: Iterable[Any]) -> Iterator[Decision]:
         """Yield a decision for each image, in order. The encoder takes `batch_size` images at once.
 
@@ -163,6 +182,10 @@ class OpenSetClassifier:
     def save(self, file: str | os.PathLike[str]) -> None:
         """Save the state; `restored` continues from it."""
         self.engine.save(file)
+
+    def _repr_html_(self) -> str:
+        """Return encoder and statistics, for notebooks."""
+        return f"<p>{escape(repr(self))}</p>{self.engine._repr_html_()}"
 
     def __repr__(self) -> str:
         return f"OpenSetClassifier({self.encoder.name!r}, {self.engine.name!r}, {len(self.classes)} classes)"

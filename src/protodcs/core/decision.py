@@ -86,6 +86,13 @@ class Decision:
         values["scores"] = None if self.scores is None else [float(value) for value in self.scores]
         return values
 
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks, without the scores of every class."""
+        rows = [(name, value) for name, value in self.to_dict().items() if name != "scores"]
+        cells = ((name, f"{value:.4g}" if isinstance(value, float) else str(value)) for name, value in rows)
+        body = "".join(f"<tr><th>{name}</th><td>{escape(cell)}</td></tr>" for name, cell in cells)
+        return f"<table>{body}</table>"
+
 
 def _outcome(known: bool, unsure: bool) -> Outcome:
     if unsure:

@@ -3,6 +3,7 @@
 `ProtoDCS._run` is the whole method. It calls the stages in the order of the paper; each one is a file of its own.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from ...arrays import Feature
 from ...errors import InputError, UsageError
 from ..base import Capabilities, FeatureMethod
 from ..decision import Decision
+from ..distribution import Group, ScoreDistribution
 from ..numerics import gaussian_mixture
 from ..numerics.linalg import products
 from ..numerics.softmax import softmax_rows
@@ -30,7 +32,7 @@ from .prediction import predict
 from .stages import Stages
 from .state import ProtoDCSState
 from .temporary import global_prototypes, temporary_prototypes
-from .verification import fit_mixture, is_known, verify
+from .verification import fit_mixture, is_known, known_limit, verify
 
 
 class ProtoDCS(FeatureMethod):
@@ -164,6 +166,19 @@ class ProtoDCS(FeatureMethod):
             decision = self._conclude(after, stages, True)
             explanation = explain(self.classes, values, (before, after), stages, decision)
             return explanation.nothing_kept() if self.frozen else explanation
+
+    def score_distribution(self) -> ScoreDistribution:
+        """Return the openness of recent samples, the two components of the mixture, and its boundary."""
+        with self._exclusive():
+            memory = self._memory
+            groups: tuple[Group, ...] = ()
+            if memory.fitted:
+                fitted = zip(("known", "unknown"), gaussian_mixture.components(memory.mixture), strict=True)
+                groups = tuple(
+                    Group(name, one.weight, one.mean, math.sqrt(one.variance), math.sqrt(one.variance))
+                    for name, one in fitted
+                )
+            return ScoreDistribution("openness", memory.mixture_window.sorted.copy(), known_limit(memory), groups)
 
     def calibrate(self, features: NDArray[np.floating]) -> bool:
         """Set Theta_c, the threshold until a mixture fits, from unlabelled features (N, d), known and unknown ones.

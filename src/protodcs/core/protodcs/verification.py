@@ -32,6 +32,14 @@ def is_known(state: ProtoDCSState, openness: float, p_unknown: float) -> bool:
     return p_unknown < config.unknown_threshold
 
 
+def known_limit(state: ProtoDCSState) -> float:
+    """Return the openness between known and unknown. At the boundary of a mixture, P(unknown) is one half."""
+    config = state.config
+    if state.fitted and config.target_false_reject is not None:
+        return _tail(state, config.target_false_reject)
+    return state.cold_threshold
+
+
 def refit(state: ProtoDCSState) -> None:
     """Fit the mixture to the window W_g. If it fits, its boundary becomes Theta_c."""
     parameters = fit_mixture(state.config, state.mixture_window.sorted)

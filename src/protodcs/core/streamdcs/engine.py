@@ -15,6 +15,7 @@ from ...errors import InputError, UsageError
 from ..arena import Arena
 from ..base import Capabilities, FeatureMethod
 from ..decision import REASONS, Decision, Decisions
+from ..distribution import ScoreDistribution
 from ..numerics.softmax import softmax_rows
 from ..state import Arrays
 from ..state_checks import Counters
@@ -129,6 +130,11 @@ class StreamDCS(FeatureMethod):
             decision = self._predict(values, True)
             signals = memory.verification.signals(values, memory.cosines)
             return explain(self.classes, memory, signals, decision)
+
+    def score_distribution(self) -> ScoreDistribution:
+        """Return the scores of recent samples, the two groups that they form, and the threshold."""
+        with self._exclusive():
+            return self._memory.verification.distribution()
 
     def calibrate(self, features: NDArray[np.floating]) -> bool:
         """Prepare for a stream from unlabelled features (N, d) like those to come, known and unknown ones mixed.

@@ -20,6 +20,7 @@ from ...errors import StateError
 from .. import state
 from ..arena import Arena, Layout
 from ..decision import FEW_SAMPLES, POSSIBLE_SHIFT
+from ..distribution import Group, ScoreDistribution
 from ..state_checks import Counters, counter, required, within
 from . import class_baseline, linear_head
 from .class_baseline import POOL_CENTRED_VARIANCE, POOL_VARIANCE, ClassBaseline
@@ -37,13 +38,14 @@ from .constants import (
     SCALE_PRIOR,
     SHIFT_WARNING,
     SHIFT_WINDOW,
+    SKEW,
     STAND_OUT_BASE,
     STAND_OUT_RISE,
     WINDOW,
 )
 from .linear_head import KNOWN, NO_HEAD, UNKNOWN, HeadWeight, LinearHead, weigh_head
 from .rule import LARGEST, SMALL, Rule, checked_rule
-from .threshold import Groups, find_groups, fit_threshold, lower_than_before, quantile
+from .threshold import Groups, find_groups, fit_mixture, fit_threshold, lower_than_before, quantile
 
 # The signals of a sample: largest cosine, the same minus the sample's mean cosine, largest z-score of the raw and of
 # the centred cosines, projection on the linear head, and how far the best class stands out from the others.
@@ -238,6 +240,18 @@ class Verification:
             return np.empty(0)
         rows, with_head = self._recent()
         return self._scores(rows, with_head, rule.head)[-self._late :]
+
+    def distribution(self) -> ScoreDistribution:
+        """Return the recent scores with the two groups that they form, if the stream shows two."""
+        rule, scores = self.rule, self.recent_scores()
+        if rule is None or not rule.shows_two_groups:
+            return ScoreDistribution("score", scores, None if rule is None else rule.threshold, ())
+        fitted = fit_mixture(scores, (scores < rule.threshold).astype(np.float64))
+        groups = (
+            Group("known", 1.0 - fitted.share, fitted.mode, SKEW * fitted.width, fitted.width),
+            Group("unknown", fitted.share, fitted.mean, fitted.deviation, fitted.deviation),
+        )
+        return ScoreDistribution("score", scores, rule.threshold, groups)
 
     @property
     def _late(self) -> int:

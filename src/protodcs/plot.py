@@ -1,0 +1,149 @@
+"""Charts of engines and decisions, for notebooks and reports. They need matplotlib: `pip install matplotlib`.
+
+Each function draws on `axes`, or on a new figure if you give none, and returns the axes. No chart uses colour alone to
+tell things apart.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .arrays import Flags, Floats, Integers
+from .core.decision import Decisions
+from .core.distribution import ScoreDistribution
+from .core.protodcs.engine import ProtoDCS
+from .core.streamdcs.engine import StreamDCS
+from .errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Two of Okabe and Ito's colours, which colour-blind readers can tell apart.
+_COLOURS = {"known": "#0072B2", "unknown": "#D55E00"}
+_LINES = {"known": "-", "unknown": "-."}
+_GREY = "#c8c8c8"
+_MOST_BINS = 50
+# With more classes, a confusion matrix has no numbers in its cells, and names only some rows.
+_MOST_NUMBERS, _MOST_NAMES = 24, 40
+
+
+def score_histogram(
+    source: "StreamDCS | ProtoDCS | ScoreDistribution", known: Sequence[bool] | None = None, axes: "Axes | None" = None
+) -> "Axes":
+    """Draw the recent scores of an engine, the groups that it fitted to them, and its threshold.
+
+    Args:
+        source: an engine, or its `score_distribution()`.
+        known: the truth for each value of the distribution, if you know it: one histogram for each kind.
+        axes: where to draw.
+    """
+    shown = source if isinstance(source, ScoreDistribution) else source.score_distribution()
+    values, truth = shown.values, None if known is None else np.asarray(known, dtype=np.bool_)
+    if len(values) < 2:
+        raise UsageError("There are no scores to draw yet. Let the engine observe more samples first.")
+    if truth is not None and truth.shape != values.shape:
+        raise InputError(f"`known` needs one entry for each of the {len(values)} values; given: {truth.shape}")
+    drawn = _axes(axes, (6.4, 3.6))
+    low, high = np.quantile(values, (0.002, 0.998)).tolist()
+    edges = np.linspace(low, high, min(_MOST_BINS, 4 + int(len(values) ** 0.5)) + 1)
+    _bars(drawn, values, truth, edges)
+    places = np.linspace(edges[0], edges[-1], 300)
+    for group in shown.groups:
+        # The area of a histogram is the number of samples times the width of a bin.
+        heights = group.density(places) * len(values) * (edges[1] - edges[0])
+        label = f"fitted {group.name} group, {group.share:.0%}"
+        drawn.plot(places, heights, _LINES[group.name], color=_COLOURS[group.name], label=label)
+    if shown.threshold is not None:
+        drawn.axvline(shown.threshold, color="black", linestyle="--", label=f"threshold {shown.threshold:.3g}")
+    unknown_side = "right" if shown.quantity == "openness" else "left"
+    drawn.set_xlabel(f"{shown.quantity} (unknown: {unknown_side} of the threshold)")
+    drawn.set_ylabel("samples")
+    drawn.legend(frameon=False, fontsize="small")
+    return drawn
+
+
+def _bars(axes: "Axes", values: Floats, known: Flags | None, edges: Floats) -> None:
+    bins = edges.tolist()
+    if known is None:
+        axes.hist(values, bins, color=_GREY, label=f"{len(values):,} recent samples")
+        return
+    axes.hist(values[known], bins, color=_COLOURS["known"], alpha=0.4, label="known samples")
+    axes.hist(values[~known], bins, color=_COLOURS["unknown"], alpha=0.4, hatch="///", label="unknown samples")
+
+
+def unknown_rate(decisions: Decisions, window: int = 100, axes: "Axes | None" = None) -> "Axes":
+    """Draw the share of unknown samples among the last `window` ones, over the stream.
+
+    Grey areas mark decisions with the warning "possible shift".
+    """
+    if not 1 <= window <= len(decisions):
+        raise InputError(f"`window` must be between 1 and the number of decisions, {len(decisions)}; given: {window}")
+    drawn = _axes(axes, (6.4, 3.0))
+    rates = np.convolve(~decisions.known, np.full(window, 1 / window), mode="valid")
+    drawn.plot(decisions.sequence[window - 1 :], rates, color=_COLOURS["unknown"])
+    shifted = np.array([reason == "possible shift" for reason in decisions.reason])
+    if shifted.any():
+        area = drawn.get_xaxis_transform()
+        drawn.fill_between(
+            decisions.sequence, 0, 1, where=shifted, color=_GREY, alpha=0.5, transform=area, label="possible shift"
+        )
+        drawn.legend(frameon=False, fontsize="small")
+    drawn.set_ylim(0, 1)
+    drawn.set_xlabel("sample")
+    drawn.set_ylabel(f"unknown, last {window}")
+    return drawn
+
+
+def confusion_matrix(decisions: Decisions, truth: Sequence[str | None], axes: "Axes | None" = None) -> "Axes":
+    """Draw how often samples of each class got each label. Cells show counts; each row is shaded by its shares.
+
+    Args:
+        decisions: the decisions on some samples.
+        truth: the class of each of them; None for unknown samples.
+        axes: where to draw.
+    """
+    counts = confusion_counts(decisions, truth)
+    names = [*decisions.classes, "unknown"]
+    side = min(12.0, 2.5 + 0.35 * len(names))
+    drawn = _axes(axes, (side, side))
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    drawn.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
+    if len(names) <= _MOST_NUMBERS:
+        for row, column in np.argwhere(counts > 0).tolist():
+            colour = "white" if shares[row, column] > 0.5 else "black"
+            text = f"{counts[row, column]}"
+            drawn.text(column, row, text, ha="center", va="center", color=colour, fontsize="small")
+    step = -(-len(names) // _MOST_NAMES)
+    places = sorted({*range(0, len(names), step), len(names) - 1})
+    drawn.set_xticks(places, [names[place] for place in places], rotation=90, fontsize="small")
+    drawn.set_yticks(places, [names[place] for place in places], fontsize="small")
+    # Unknown samples and answers stand apart from those of the classes.
+    drawn.axhline(len(names) - 1.5, color="black", linewidth=0.8)
+    drawn.axvline(len(names) - 1.5, color="black", linewidth=0.8)
+    drawn.set_xlabel("label of the decision")
+    drawn.set_ylabel("true class")
+    return drawn
+
+
+def confusion_counts(decisions: Decisions, truth: Sequence[str | None]) -> Integers:
+    """Return the counts (K + 1, K + 1) behind `confusion_matrix`; the last row and column are those of "unknown"."""
+    if len(truth) != len(decisions):
+        raise InputError(f"`truth` has {len(truth)} entries, but there are {len(decisions)} decisions")
+    unknown = len(decisions.classes)
+    numbers: dict[str | None, int] = {name: number for number, name in enumerate(decisions.classes)}
+    strange = sorted({str(name) for name in truth if name is not None and name not in numbers})
+    if strange:
+        raise InputError(f"`truth` has names of no class: {', '.join(strange[:5])}. Use None for unknown samples.")
+    rows = np.array([numbers.get(name, unknown) for name in truth], dtype=np.int64)
+    cells = rows * (unknown + 1) + np.where(decisions.known, decisions.index, unknown)
+    return np.bincount(cells, minlength=(unknown + 1) ** 2).reshape(unknown + 1, unknown + 1)
+
+
+def _axes(axes: "Axes | None", size: tuple[float, float]) -> "Axes":
+    if axes is not None:
+        return axes
+    from matplotlib import pyplot
+
+    _, drawn = pyplot.subplots(figsize=size, layout="constrained")
+    return drawn
