@@ -405,9 +405,10 @@ class FeatureMethod(ABC):
             self._busy.release()
 
     def _checked(self, feature: Any) -> Feature:
-        # A fast path for the usual input, which needs no copy.
-        usual = type(feature) is np.ndarray and feature.dtype is _FLOAT32 and feature.shape == self._feature.shape
-        if usual and feature.flags.carray and to_unit(feature, self._feature):
-            return self._feature
+        # A fast path for the usual input, which needs no copy. It may be read-only.
+        if type(feature) is np.ndarray and feature.dtype is _FLOAT32 and feature.shape == self._feature.shape:
+            flags = feature.flags
+            if flags.c_contiguous and flags.aligned and to_unit(feature, self._feature):
+                return self._feature
         check_feature(feature, self._feature)
         return self._feature

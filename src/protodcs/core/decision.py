@@ -73,7 +73,7 @@ class Decision:
     @property
     def outcome(self) -> Outcome:
         """The decision as a word."""
-        return _outcome(self.known, self.unsure)
+        return outcome_name(self.known, self.unsure)
 
     def without_learning(self) -> Self:
         """Return the decision as it is if the engine learns nothing from the sample."""
@@ -94,7 +94,8 @@ class Decision:
         return f"<table>{body}</table>"
 
 
-def _outcome(known: bool, unsure: bool) -> Outcome:
+def outcome_name(known: bool, unsure: bool) -> Outcome:
+    """Return the name of an outcome."""
     if unsure:
         return "unsure"
     return "known" if known else "unknown"
@@ -214,7 +215,7 @@ class Decisions:
     @property
     def outcome(self) -> list[Outcome]:
         """Return the outcome of each sample."""
-        return [_outcome(known, unsure) for known, unsure in zip(self.known, self.unsure, strict=True)]
+        return [outcome_name(known, unsure) for known, unsure in zip(self.known, self.unsure, strict=True)]
 
     @property
     def label(self) -> list[str | None]:

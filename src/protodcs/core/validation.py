@@ -124,7 +124,7 @@ def _working_type(array: NDArray[Any], what: str) -> np.dtype[Any]:
 
 
 def _contiguous(array: NDArray[Any], working: np.dtype[Any]) -> NDArray[Any]:
-    """Return the array in this type, contiguous, aligned and writeable, as the compiled functions need it."""
+    """Return the array in this type, contiguous and aligned, as the compiled functions need it."""
     with np.errstate(invalid="ignore"):  # Converting a signalling NaN would warn; `to_unit` rejects it.
         values = np.ascontiguousarray(array, dtype=working)
-    return values if values.flags.behaved else values.copy()
+    return values if values.flags.aligned else values.copy()

@@ -49,6 +49,8 @@ _SIZE: Final = f"{_ENTRY_BYTES} + ifnull(length(CAST(image_ref AS BLOB)), 0) + t
 _CHUNK: Final = 2000
 # Streams whose oldest entry is looked at in one call of `trim`.
 _STREAMS_AT_ONCE: Final = 100
+# Rows that one statement inserts.
+_ROWS_AT_ONCE: Final = 64
 # Most keys are 16 random bytes in hexadecimal. They are stored as bytes.
 _HEXADECIMAL: Final = re.compile("[0-9a-f]{32}")
 
@@ -93,7 +95,7 @@ class LogWriter:
                 )
                 for entry in entries
             ]
-            executemany("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            insert_rows(self._database, "log", rows)
             thumbnails = [(base + entry.position, entry.thumbnail) for entry in entries if entry.thumbnail]
             if thumbnails:
                 executemany("INSERT INTO log_thumbnails VALUES (?, ?)", thumbnails)
@@ -212,6 +214,19 @@ class LogWriter:
             "UPDATE log_sizes SET entries = entries - ?, bytes = bytes - ? WHERE stream = ?", (entries, size, stream)
         )
         return entries
+
+
+def insert_rows(database: sqlite3.Connection, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Insert rows into a table, many with each statement.
+
+    Python's sqlite3 module releases the interpreter lock during a statement. With one statement per row, the threads of
+    the service would pass the lock to each other for every row.
+    """
+    for first in range(0, len(rows), _ROWS_AT_ONCE):
+        chunk = rows[first : first + _ROWS_AT_ONCE]
+        row = f"({', '.join('?' * len(chunk[0]))})"
+        values = [value for one in chunk for value in one]
+        database.execute(f"INSERT INTO {table} VALUES {', '.join([row] * len(chunk))}", values)
 
 
 def read_page(database: sqlite3.Connection, stream: int, query: LogQuery) -> LogPage:

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
-from itertools import count
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -26,7 +25,7 @@ from ..log.entries import LogLimits, LogPage, LogQuery, Purge
 from ..log.notices import Notice
 from ..log.notices_sqlite import SCHEMA as _NOTICES
 from ..log.notices_sqlite import NoticeTable
-from ..log.sqlite import POSITION_BITS, LogWriter
+from ..log.sqlite import POSITION_BITS, LogWriter, insert_rows
 from ..settings import tenant_of
 from .base import (
     AcquiredStream,
@@ -346,8 +345,8 @@ class SqliteStore:
     def _append(self, known: _Stream, batch: Batch) -> FencedError | None:
         if batch.position != known.finish:
             return self._repeated(known, batch)
-        rows, size = zip(count(known.key(batch.position)), batch.records), sum(map(len, batch.records))
-        self._database.executemany("INSERT INTO records VALUES (?, ?)", rows)
+        rows, size = list(enumerate(batch.records, known.key(batch.position))), sum(map(len, batch.records))
+        insert_rows(self._database, "records", rows)
         self._database.execute(
             "UPDATE streams SET finish = finish + ?, journal_bytes = journal_bytes + ?, summary = ? WHERE number = ?",
             (len(batch.records), size, batch.summary, known.number),

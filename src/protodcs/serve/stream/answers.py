@@ -3,14 +3,15 @@
 A packed decision unpacks to the same bits.
 """
 
-import json
 import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from ...core.decision import REASONS, Decision
+from pydantic_core import to_json
+
+from ...core.decision import REASONS, Decision, outcome_name
 from ...errors import StoreError
 from ..log.entries import LogEntry
 from .records import Record
@@ -22,6 +23,8 @@ KNOWN, TRUSTED, CACHED, EVOLVED, UNSURE = 1, 2, 4, 8, 128
 _REASON_BIT, _REASON_MASK = 4, 7
 # Where the openness stands: behind flags, index, sequence and p_unknown.
 _OPENNESS = struct.Struct("<21xd")
+# Flags, index, p_unknown and score.
+_LOGGED = struct.Struct("<BI8xd16xd")
 
 _FIELDS = ("outcome", *(field.name for field in fields(Decision) if field.name != "scores"))
 
@@ -98,23 +101,24 @@ def decisions_as_json(decisions: Iterable[tuple[bytes, int, int, bool]]) -> byte
         {**described(answer), "position": position, "epoch": epoch, "repeated": repeated}
         for answer, position, epoch, repeated in decisions
     ]
-    return json.dumps({"decisions": found}).encode()
+    return to_json({"decisions": found})
 
 
 def log_entry(record: Record, classes: Sequence[str], image_ref: str | None, thumbnail: bytes) -> LogEntry:
     """Return the log entry of an observe; `classes` are those of the engine that decided."""
-    decision = unpack_decision(record.answer)
+    flags, index, p_unknown, score = _LOGGED.unpack_from(record.answer)
+    known = bool(flags & KNOWN)
     return LogEntry(
         record.position,
         record.time,
         record.key,
         image_ref,
-        decision.outcome,
-        decision.known,
-        classes[decision.index],
-        _finite(decision.p_unknown),
-        _finite(decision.score),
-        decision.reason,
+        outcome_name(known, bool(flags & UNSURE)),
+        known,
+        classes[index],
+        _finite(p_unknown),
+        _finite(score),
+        reason_of(record.answer),
         has_thumbnail=bool(thumbnail),
         thumbnail=thumbnail,
     )

