@@ -904,6 +904,7 @@ def test_bad_annotations_are_refused(tmp_path, line):
         ("svhn-test", "svhn/test_32x32.mat", write_svhn, Svhn),
         ("tiny-imagenet-val", "tiny-imagenet-200/val", write_tiny_imagenet, TinyImageNetVal),
         ("dtd10-64", "dtd10-64", write_folder, Folder),
+        ("dtd", "dtd/images", write_folder, Folder),
         ("cifar10-c/fog/3", "CIFAR-10-C", write_cifar_c, CifarC),
         ("cifar100-c/fog/3", "CIFAR-100-C", write_cifar_c, CifarC),
         ("tiny-imagenet-c/fog/3", "Tiny-ImageNet-C/fog/3", write_folder, Folder),
@@ -914,7 +915,7 @@ def test_known_sets_are_found_in_their_published_layout(pictures, tmp_path, monk
     monkeypatch.delenv("PROTODCS_DATA", raising=False)
     with pytest.raises(DataError, match=f"dataset {name} is not set.*PROTODCS_DATA"):
         open_source(name)
-    with pytest.raises(DataError, match=f"dataset {name} is missing: .* Download it from .* Put it there"):
+    with pytest.raises(DataError, match=f"dataset {name} is missing: .* Download it .* (Put it there as|It becomes) "):
         open_source(name, tmp_path)
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     write(tmp_path / file, *pictures)
@@ -976,10 +977,12 @@ def test_files_of_unknown_kinds_are_refused(tmp_path):
 
 
 def test_every_name_says_where_its_set_comes_from(tmp_path):
-    assert len(names()) == 9
+    assert len(names()) == 10
     for name in names():
         concrete = name.replace("<corruption>", "fog").replace("<severity>", "1")
-        with pytest.raises(DataError, match="Download it from the "):
+        with pytest.raises(
+            DataError, match=r"Download it from the |Download it with `protodcs fetch [\w-]+`: .* MB, from https?://"
+        ):
             open_source(concrete, tmp_path)
 
 

@@ -12,6 +12,7 @@ from . import (
     evaluate,
     export,
     features,
+    fetch,
     keys,
     report,
     review,
@@ -43,6 +44,7 @@ app.command("discover")(discover.discover)
 app.command("evaluate")(evaluate.evaluate)
 app.command("export")(export.export)
 app.command("features")(features.features)
+app.command("fetch")(fetch.fetch)
 app.command("report")(report.report)
 app.command("review")(review.review)
 app.command("serve")(serve.serve)

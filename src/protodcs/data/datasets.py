@@ -1,7 +1,6 @@
-"""The sets that are known by name, and the kinds of files that are known by sight. Nothing is ever downloaded.
+"""The datasets that have a name, and the kinds of files that are recognised. Nothing is downloaded here.
 
-One row of `SETS` says where a set may lie below the data folder, who reads it there, and, for whom it is missing,
-where it comes from.
+A row of `SETS` lists the paths of a dataset below the data folder, the reader of each, and where it comes from.
 """
 
 import os
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DataError, did_you_mean
+from .origins import ORIGINS
 from .source import ImageSource
 
 VARIABLE = "PROTODCS_DATA"
@@ -18,7 +18,7 @@ PATTERN = "<corruption>/<severity>"
 
 @dataclass(frozen=True)
 class Place:
-    """A file or folder, relative to the data folder, and the reader of what lies there."""
+    """A file or folder, relative to the data folder, and its reader."""
 
     path: str
     reader: Callable[[Path, str], ImageSource]
@@ -26,12 +26,13 @@ class Place:
 
 @dataclass(frozen=True)
 class KnownSet:
-    """A set that is known by name; with `corrupted`, a family that is named with corruption and severity."""
+    """A dataset with a name. If it is `corrupted`, corruption and severity follow the name."""
 
     name: str
     places: tuple[Place, ...]
-    origin: str
     corrupted: bool = False
+    # Where to get it, if `ORIGINS` does not list it.
+    origin: str = ""
 
 
 def _parquet(path: Path, name: str) -> ImageSource:
@@ -88,12 +89,10 @@ SETS: tuple[KnownSet, ...] = (
     KnownSet(
         "cifar10-test",
         (Place("cifar10_test.parquet", _parquet), Place("cifar-10-batches-py", _cifar)),
-        "the CIFAR page of Alex Krizhevsky, University of Toronto: the archive 'CIFAR-10 python version', unpacked",
     ),
     KnownSet(
         "cifar100-test",
         (Place("cifar100_test.parquet", _parquet), Place("cifar-100-python", _cifar)),
-        "the CIFAR page of Alex Krizhevsky, University of Toronto: the archive 'CIFAR-100 python version', unpacked",
     ),
     KnownSet(
         "svhn-test",
@@ -103,42 +102,42 @@ SETS: tuple[KnownSet, ...] = (
             Place("SVHN/test_32x32.mat", _svhn),
             Place("test_32x32.mat", _svhn),
         ),
-        "the Street View House Numbers page of Stanford University: format 2, cropped digits, test_32x32.mat",
     ),
     KnownSet(
         "tiny-imagenet-val",
         (Place("tiny_imagenet_val.parquet", _parquet), Place("tiny-imagenet-200/val", _tiny_imagenet)),
-        "the Tiny ImageNet challenge of Stanford's course CS231n: tiny-imagenet-200.zip, unpacked",
     ),
     KnownSet(
         "dtd10-64",
         (Place("dtd10_64.parquet", _parquet), Place("dtd10-64", _folder)),
-        "the Describable Textures Dataset page of the Visual Geometry Group, Oxford: the first ten classes, "
+        origin="the Describable Textures Dataset page of the Visual Geometry Group, Oxford: the first ten classes, "
         "centre-cropped and scaled to 64 x 64, one folder a class",
+    ),
+    KnownSet(
+        "dtd",
+        (Place("dtd/images", _folder),),
     ),
     KnownSet(
         "cifar10-c",
         (Place("CIFAR-10-C", _cifar_c), Place("cifar-10-c", _cifar_c)),
-        "the robustness project of Dan Hendrycks and Thomas Dietterich, on Zenodo: CIFAR-10-C, unpacked",
         corrupted=True,
     ),
     KnownSet(
         "cifar100-c",
         (Place("CIFAR-100-C", _cifar_c), Place("cifar-100-c", _cifar_c)),
-        "the robustness project of Dan Hendrycks and Thomas Dietterich, on Zenodo: CIFAR-100-C, unpacked",
         corrupted=True,
     ),
     KnownSet(
         "tiny-imagenet-c",
         (Place("Tiny-ImageNet-C", _folder_of_severity), Place("tiny-imagenet-c", _folder_of_severity)),
-        "the robustness project of Dan Hendrycks and Thomas Dietterich, on Zenodo: Tiny-ImageNet-C, unpacked",
+        origin="the robustness project of Dan Hendrycks and Thomas Dietterich, on Zenodo: Tiny-ImageNet-C, unpacked",
         corrupted=True,
     ),
     KnownSet(
         "imagenet-c",
         (Place("ImageNet-C", _folder_of_severity), Place("imagenet-c", _folder_of_severity)),
-        "the robustness project of Dan Hendrycks and Thomas Dietterich, on Zenodo: ImageNet-C, its parts unpacked "
-        "into one folder",
+        origin="the robustness project of Dan Hendrycks and Thomas Dietterich, on Zenodo: ImageNet-C, its parts "
+        "unpacked into one folder",
         corrupted=True,
     ),
 )
@@ -197,16 +196,24 @@ def _open_known(row: KnownSet, name: str, root: str | os.PathLike[str] | None) -
     if folder is None:
         raise DataError(
             f"The folder of the dataset {name} is not set. Set {VARIABLE} to the folder that contains "
-            f"{row.places[-1].path}, or pass root=... The dataset comes from {row.origin}."
+            f"{row.places[-1].path}, or pass root=... {_how_to_get(row)}"
         )
     for place in row.places:
         path = Path(folder).absolute() / place.path
         if path.exists():
             return place.reader(path, name)
     looked = ", ".join(place.path for place in row.places)
-    raise DataError(
-        f"The dataset {name} is missing: {os.fspath(folder)} has none of {looked}. Download it from {row.origin}. Put "
-        f"it there as {row.places[-1].path}."
+    raise DataError(f"The dataset {name} is missing: {os.fspath(folder)} has none of {looked}. {_how_to_get(row)}")
+
+
+def _how_to_get(row: KnownSet) -> str:
+    """Return where a dataset comes from, how large it is, and the command that downloads it."""
+    origin = ORIGINS.get(row.name)
+    if origin is None:
+        return f"Download it from {row.origin}. Put it there as {row.places[-1].path}."
+    return (
+        f"Download it with `protodcs fetch {row.name}`: {origin.about}, {origin.megabytes}, from {origin.url}. "
+        f"It becomes {origin.path}."
     )
 
 
