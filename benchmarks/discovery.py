@@ -36,6 +36,8 @@ KNOWN_CLASSES = 100
 KNOWN = 100_000
 # A class is discovered if a cluster of this size has this share of its samples.
 LEAST_SIZE, LEAST_PURITY = 10, 0.6
+# Known samples that `Discovery` sees beside rejected ones.
+NOTED = 1000
 
 
 def unit(rows):
@@ -71,15 +73,17 @@ class Pack:
         return unit(self._content["imagenet_x"][chosen]), numbers[chosen]
 
     def rejected(self, name, seed):
-        """Unknown samples of a set mixed with falsely rejected known ones, in random order."""
+        """Unknown samples of a set mixed with falsely rejected known ones, in random order; other known samples."""
         rng = np.random.default_rng(seed)
         features, labels = self.unknown(name)
         others, numbers = self.known()
-        chosen = rng.permutation(len(others))[: round(len(features) * FALSE_REJECTS / (1 - FALSE_REJECTS))]
+        chosen, accepted = np.split(
+            rng.permutation(len(others)), [round(len(features) * FALSE_REJECTS / (1 - FALSE_REJECTS))]
+        )
         features = np.concatenate([features, others[chosen]])
         labels = np.concatenate([labels, KNOWN + numbers[chosen]])
         order = rng.permutation(len(features))
-        return features[order], labels[order]
+        return features[order], labels[order], others[accepted]
 
 
 # Quality of clusters.
@@ -132,9 +136,16 @@ def reduced(features, count=64):
     return unit(rows @ vectors[:, ::-1][:, :count]).astype(np.float64)
 
 
-def with_discovery(features, classes):
-    """The clusters of `Discovery`."""
+def with_discovery(features, classes, known):
+    """The clusters of `Discovery`, which also sees known samples."""
+    return without_known(features, classes, known[:NOTED])
+
+
+def without_known(features, classes, known=()):
+    """The clusters of `Discovery` if it sees only rejected samples."""
     found = Discovery(features.shape[1], DiscoveryConfig(capacity=CAPACITY, interval=0))
+    for feature in known:
+        found.note_known(feature)
     found.add_many(features)
     found.update()
     groups = np.full(len(features), -1)
@@ -143,7 +154,7 @@ def with_discovery(features, classes):
     return groups
 
 
-def with_evoc(features, classes):
+def with_evoc(features, *_):
     """EVoC, the finest layer; None if it is not installed."""
     try:
         from evoc import EVoC
@@ -154,7 +165,7 @@ def with_evoc(features, classes):
     return np.asarray(model.cluster_layers_[0])
 
 
-def with_dbstream(features, classes):
+def with_dbstream(features, *_):
     """DBSTREAM of river; None if it is not installed."""
     try:
         from river.cluster import DBSTREAM
@@ -167,16 +178,17 @@ def with_dbstream(features, classes):
     return np.array([model.predict_one(row) for row in rows])
 
 
-def with_default_hdbscan(features, classes):
+def with_default_hdbscan(features, *_):
     """HDBSCAN with its default way to select clusters."""
     return cluster.HDBSCAN(min_cluster_size=5, min_samples=2, copy=True).fit_predict(reduced(features))
 
 
 METHODS = {
     "Discovery": with_discovery,
+    "Discovery, rejected samples only": lambda x, k, _: without_known(x, k),
     "HDBSCAN, default selection": with_default_hdbscan,
-    "k-means, true k": lambda x, k: cluster.KMeans(k, n_init=1, random_state=0).fit_predict(centred(x)),
-    "BIRCH, threshold 0.5, true k": lambda x, k: cluster.Birch(threshold=0.5, n_clusters=k).fit_predict(reduced(x)),
+    "k-means, true k": lambda x, k, _: cluster.KMeans(k, n_init=1, random_state=0).fit_predict(centred(x)),
+    "BIRCH, threshold 0.5, true k": lambda x, k, _: cluster.Birch(threshold=0.5, n_clusters=k).fit_predict(reduced(x)),
     "EVoC": with_evoc,
     "DBSTREAM": with_dbstream,
 }
@@ -188,8 +200,9 @@ def clusterings(pack, names, seeds):
         for method, find in METHODS.items():
             figures, seconds = [], []
             for seed in seeds:
-                features, labels = (part[-CAPACITY:] for part in pack.rejected(name, seed))
-                taken, groups = timed(find, features, len(np.unique(labels[labels < KNOWN])))
+                features, labels, known = pack.rejected(name, seed)
+                features, labels = features[-CAPACITY:], labels[-CAPACITY:]
+                taken, groups = timed(find, features, len(np.unique(labels[labels < KNOWN])), known)
                 if groups is not None:
                     figures.append(quality(groups, labels))
                     seconds.append(taken)
@@ -210,9 +223,10 @@ def until_discovery(pack, names, seeds):
     for name in names:
         waits, count = [], []
         for seed in seeds:
-            features, labels = pack.rejected(name, seed)
+            features, labels, known = pack.rejected(name, seed)
             found, seen, passes = Discovery(features.shape[1]), {}, 0
             for i, feature in enumerate(features):
+                found.note_known(known[i % len(known)])
                 found.add(feature)
                 if found.stats()["passes"] > passes or i == len(features) - 1:
                     passes = found.stats()["passes"]
@@ -253,7 +267,7 @@ def naming(pack, name, seed):
     engine = StreamDCS(pack.texts[chosen], [str(KNOWN + number) for number in chosen])
     first = engine.observe_many(features[:half])
     found = Discovery(features.shape[1], DiscoveryConfig(interval=0))
-    found.add_many(features[:half][~first.known], np.flatnonzero(~first.known))
+    note_or_add(found, features[:half], first.known)
     found.update()
     plain = StreamDCS.restore(engine.snapshot())
     added = {}
@@ -265,9 +279,8 @@ def naming(pack, name, seed):
             added[one.id] = label
     new = list(added.values())
     decisions = plain.observe_many(features[half:])
-    joined = found.add_many(features[half:][~decisions.known])
-    named = np.full(len(features) - half, -1)
-    named[~decisions.known] = [added.get(number, -1) for number in joined]
+    joined = note_or_add(found, features[half:], decisions.known)
+    named = np.array([added.get(number, -1) for number in joined])
     is_new = np.isin(labels[half:], new)
     return {
         "added": len(new),
@@ -276,6 +289,14 @@ def naming(pack, name, seed):
         "by cluster": 100 * (named == labels[half:])[is_new].mean(),
         "wrong": 100 * (named >= 0)[~is_new & (labels[half:] < KNOWN)].mean(),
     }
+
+
+def note_or_add(found, features, known):
+    """Show a stream to a discovery. Return the cluster of each sample; None for known ones."""
+    joined = []
+    for i, feature in enumerate(features):
+        joined.append(found.note_known(feature) if known[i] else found.add(feature, i))
+    return joined
 
 
 def judged(decisions, labels, added):

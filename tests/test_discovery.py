@@ -7,7 +7,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from conftest import unit
-from protodcs import StreamDCS
+from protodcs import StreamDCS, encoders
+from protodcs.demo import draw
+from protodcs.demo.kinds import KNOWN
 from protodcs.discovery import Changes, Discovery, DiscoveryConfig, Vocabulary
 from protodcs.discovery.matching import match
 from protodcs.discovery.reservoir import UNASSIGNED
@@ -120,6 +122,48 @@ def test_one_kind_of_unknown_samples_is_found_among_false_rejects(data_folder):
     labels = np.repeat([1, 0], (len(one), len(others)))
     assert discovery.clusters()
     assert purity(discovery, labels) >= 0.9
+
+
+def test_two_frequent_kinds_are_found_beside_known_samples(data_folder):
+    pack = load_file(data_folder / "clip_vitb32_features.safetensors")
+    images, numbers = pack["ucf101_val_x"].astype(np.float32), pack["ucf101_val_y"]
+    even, counts = np.unique(numbers[numbers % 2 == 0], return_counts=True)
+    frequent = even[np.argsort(-counts, kind="stable")][:20]
+    false_rejects, known = pack["imagenet_x"][:4].astype(np.float32), pack["imagenet_x"][4:204].astype(np.float32)
+    for pair in frequent.reshape(10, 2):
+        labels = np.concatenate([numbers[np.isin(numbers, pair)], np.full(4, 999)])
+        discovery = Discovery(512, BY_HAND)
+        for feature in known:
+            discovery.note_known(feature)
+        discovery.add_many(np.concatenate([images[np.isin(numbers, pair)], false_rejects]))
+        discovery.update()
+        assert discovery.clusters()
+        assert purity(discovery, labels) >= 0.8
+        assert discovery.stats()["assigned"] >= 0.5 * len(labels)
+
+
+def test_two_frequent_kinds_of_a_demo_stream_are_found():
+    encoder = encoders.load("demo")
+    rng = np.random.default_rng(2)
+    drawn = ["ghost"] * 15 + ["hammer"] * 15 + ["car", "key", "moon"]
+    features = encoder.encode_pixels([draw(kind, rng) for kind in drawn])
+    discovery = Discovery(128, BY_HAND)
+    for feature in encoder.encode_pixels([draw(kind, np.random.default_rng(i)) for kind in KNOWN for i in range(3)]):
+        discovery.note_known(feature)
+    discovery.add_many(features)
+    discovery.update()
+    assert {drawn[cluster.keys[0]] for cluster in discovery.clusters()} == {"ghost", "hammer"}
+    assert purity(discovery, np.unique(drawn, return_inverse=True)[1]) >= 0.8
+
+
+def test_one_group_that_stands_alone_is_found():
+    features, _ = samples(kinds(1), each=15)
+    discovery = Discovery(WIDTH, BY_HAND)
+    for feature in samples(kinds(12, seed=5))[0]:
+        discovery.note_known(feature)
+    discovery.add_many(features)
+    discovery.update()
+    assert [cluster.size for cluster in discovery.clusters()] == [15]
 
 
 # The stream.
@@ -399,6 +443,8 @@ def test_a_restored_discovery_continues_bit_exact(tmp_path):
     features, _ = samples(kinds(12), each=60)
     discovery = Discovery(WIDTH, DiscoveryConfig(capacity=300, interval=100), encoder="a")
     for end in (0, 30, 130, 350, 500):
+        for feature in samples(kinds(4, seed=end))[0]:
+            discovery.note_known(feature)
         discovery.add_many(features[discovery.stats()["added"] : end])
         clusters = discovery.clusters()
         if len(clusters) > 4:
@@ -443,6 +489,8 @@ def test_damaged_snapshots_are_rejected():
         ("samples", lambda a: a + [0, 10**6, 0]),
         ("mean", lambda a: a[:1]),
         ("mean", lambda a: a + 9),
+        ("known_mean", lambda a: a[:1]),
+        ("known_mean", lambda a: a + 9),
         ("cluster_numbers", lambda a: a[:-1]),
         ("cluster_numbers", lambda a: a * 0),
         ("cluster_centres", lambda a: a[:, :-1]),

@@ -21,15 +21,25 @@ if TYPE_CHECKING:
 _FIELDS = ("sample", "cluster", "place", "size", "similarity", "suggestion", "margin")
 _CLUSTERS_ON_SHEET, _IMAGES_ON_SHEET = 16, 8
 _MAX_SAMPLES = 50_000
+# Known images of a file of decisions that are encoded: their mean is the point of comparison.
+_KNOWN_SAMPLES = 100
 
 Row = dict[str, Any]
 
 
 class _Unknown(NamedTuple):
-    """The features to cluster, the name of each, and the image files by name, if there are any."""
+    """The samples to cluster.
+
+    Attributes:
+        names: the name of each.
+        features: (n, d), the features to cluster.
+        known: (m, d), the features of known images, if there are any.
+        files: image files by name, if there are any.
+    """
 
     names: list[str]
     features: "Features"
+    known: "Features"
     files: Mapping[str, Path]
 
 
@@ -56,6 +66,8 @@ def discover(
         capacity=max(20, len(unknown.names)), interval=0, min_cluster_size=min_cluster_size, max_cluster_size=50_000
     )
     found = Discovery(unknown.features.shape[1], config)
+    for feature in unknown.known:
+        found.note_known(feature)
     found.add_many(unknown.features)
     found.update()
     clusters = found.clusters()
@@ -80,13 +92,16 @@ def _unknown(source: Path, classes: str | None, model: str, images: Path | None,
     if source.is_dir() and classes is not None:
         decided = decide_folder(source, classes, model, quiet)
         assert decided.features is not None
+        features = decided.features
         rejected = [place for place, sample in enumerate(decided.samples) if sample.label is None]
-        return _Unknown([decided.samples[place].file for place in rejected], decided.features[rejected], decided.files)
+        known = [place for place, sample in enumerate(decided.samples) if sample.label is not None]
+        names = [decided.samples[place].file for place in rejected]
+        return _Unknown(names, features[rejected], features[known], decided.files)
     from ..encoders import load
 
     if source.is_dir():
         encoded, files = encode_folder(source, load(model), quiet)
-        return _Unknown([*encoded.names], encoded.features, files)
+        return _Unknown([*encoded.names], encoded.features, encoded.features[:0], files)
     if source.suffix == ".npy":
         return _stored_features(source)
     if source.suffix not in ENDINGS:
@@ -95,11 +110,14 @@ def _unknown(source: Path, classes: str | None, model: str, images: Path | None,
         )
     decided = read_decisions(source, images)
     rejected_files = {s.file: decided.files[s.file] for s in decided.samples if s.label is None}
-    encoded = encode(rejected_files, load(model), quiet)
+    known_files = {s.file: decided.files[s.file] for s in decided.samples if s.label is not None}
+    encoder = load(model)
+    encoded = encode(rejected_files, encoder, quiet)
     if rejected_files and not encoded.names:
         first = next(iter(rejected_files.values()))
         raise DataError(f"none of the {len(rejected_files)} images can be read, such as {first}. Set --images.")
-    return _Unknown([*encoded.names], encoded.features, rejected_files)
+    accepted = encode(dict([*known_files.items()][:_KNOWN_SAMPLES]), encoder, quiet)
+    return _Unknown([*encoded.names], encoded.features, accepted.features, rejected_files)
 
 
 def _stored_features(file: Path) -> _Unknown:
@@ -111,7 +129,8 @@ def _stored_features(file: Path) -> _Unknown:
         raise DataError(f"{file} is not a file of numpy: {problem}") from None
     if features.ndim != 2 or features.dtype.kind != "f":
         raise DataError(f"{file} must have an array of floats (n, d); it has {features.dtype} {features.shape}.")
-    return _Unknown([str(number) for number in range(len(features))], features.astype(np.float32), {})
+    rows = features.astype(np.float32)
+    return _Unknown([str(number) for number in range(len(rows))], rows, rows[:0], {})
 
 
 def _vocabulary(names: str, model: str) -> "Vocabulary":

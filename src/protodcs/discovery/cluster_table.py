@@ -68,7 +68,7 @@ class ClusterTable:
     """All clusters by id, and those that were dismissed.
 
     Attributes:
-        mean: mean (d,) of the stored features at the last pass; directions start from it.
+        mean: the mean (d,) that the last pass subtracted; directions start from it.
         entries: the clusters.
         dismissed: centre and smallest cosine of each dismissed cluster, the oldest first.
     """

@@ -1,8 +1,10 @@
 """Find groups of similar features: centre, reduce by PCA, run HDBSCAN, drop chance groups.
 
 Pure functions of their arguments. CLIP features lie in a narrow cone, so similarities are cosines after subtracting
-the mean of all features. HDBSCAN returns the leaves of its hierarchy: these are small and pure. Too small clusters can
-be merged; too large ones are of no use.
+a mean feature. HDBSCAN returns the leaves of its hierarchy: these are small and pure. Too small clusters can be
+merged; too large ones are of no use.
+
+HDBSCAN finds a group only beside another one. If it finds none, average linkage looks for groups instead.
 """
 
 import numpy as np
@@ -29,7 +31,10 @@ def find_groups(rows: Features, config: DiscoveryConfig) -> Integers:
     if len(rows) < 2 * config.min_cluster_size:
         return np.full(len(rows), UNASSIGNED)
     labels = _hdbscan(_principal_components(rows, config.components), config.min_cluster_size)
-    return _without_chance_groups(rows, labels, config.min_similarity)
+    groups = _without_chance_groups(rows, labels, config.min_similarity)
+    if (groups == UNASSIGNED).all() and len(rows) <= _ALL_PAIRS:
+        return _average_linkage(rows, config)
+    return groups
 
 
 def similarity(members: Features) -> float:
@@ -92,6 +97,20 @@ def _hdbscan(rows: Floats, min_cluster_size: int) -> Integers:
     )
     labels: Integers = model.fit_predict(rows).astype(np.int64)
     return labels
+
+
+def _average_linkage(rows: Features, config: DiscoveryConfig) -> Integers:
+    """Join the most similar groups as long as the mean cosine between their members is large enough."""
+    from sklearn.cluster import AgglomerativeClustering
+
+    model = AgglomerativeClustering(
+        n_clusters=None, metric="precomputed", linkage="average", distance_threshold=1.0 - config.min_similarity
+    )
+    labels: Integers = model.fit_predict(1.0 - rows @ rows.T).astype(np.int64)
+    sizes = np.bincount(labels)
+    # Number the groups that are large enough from 0.
+    numbers = np.where(sizes >= config.min_cluster_size, np.cumsum(sizes >= config.min_cluster_size) - 1, UNASSIGNED)
+    return _without_chance_groups(rows, numbers[labels], config.min_similarity)
 
 
 def _without_chance_groups(rows: Features, labels: Integers, least: float) -> Integers:

@@ -12,6 +12,9 @@ from ..core.settings import Settings
 MIN_SAMPLES: Final = 2
 # Share of the members of a cluster that are farther from its centre than its radius.
 BEYOND_RADIUS: Final = 0.1
+# Number of known samples from which on their mean is the one to subtract, and largest number that it remembers.
+MIN_KNOWN: Final = 20
+MAX_KNOWN: Final = 1000
 # Number of samples until the first clustering pass.
 FIRST_PASS: Final = 50
 # Largest number of dismissed clusters. After that, the oldest is forgotten.

@@ -19,7 +19,7 @@ from ..core.validation import check_encoder, check_feature, check_features, chec
 from ..errors import ConfigError, InputError, UnknownClusterError, UsageError
 from . import clustering
 from .cluster_table import DISMISSED, MAX_NAME, Cluster, ClusterTable, Entry, is_name
-from .config import FIRST_PASS, DiscoveryConfig
+from .config import FIRST_PASS, MAX_KNOWN, MIN_KNOWN, DiscoveryConfig
 from .matching import Changes, match
 from .naming import Suggestion, Vocabulary
 from .prototypes import new_prototype
@@ -59,7 +59,8 @@ class Discovery:
         self._feature = np.empty(dimension, dtype=np.float32)
         self._reservoir = Reservoir(dimension, self.config.capacity)
         self._table = ClusterTable(dimension)
-        self._added = self._ignored = self._passes = self._next_id = 0
+        self._known_mean = np.zeros(dimension)
+        self._added = self._ignored = self._known = self._passes = self._next_id = 0
         # The value of `_added` and the number of stored samples at the last pass.
         self._last_pass = self._last_size = 0
         self._busy = threading.Lock()
@@ -93,6 +94,17 @@ class Discovery:
                 raise InputError(f"there are {len(rows)} features and {len(keys)} keys: give one key for each")
             numbers = range(self._added, self._added + len(rows)) if keys is None else [_checked_key(k) for k in keys]
             return [self._add(row, key) for row, key in zip(rows, numbers, strict=True)]
+
+    def note_known(self, feature: NDArray[np.floating]) -> None:
+        """Take the feature (d,) of a sample that the engine accepted into the mean that passes subtract.
+
+        The feature is not stored. Without known samples, passes subtract the mean of the stored ones. That hides what
+        these have in common, so if they are of one or two kinds, passes find few clusters or none.
+        """
+        with self._exclusive():
+            check_feature(feature, self._feature)
+            self._known += 1
+            self._known_mean += (self._feature - self._known_mean) / min(self._known, MAX_KNOWN)
 
     def update(self) -> Changes:
         """Run a clustering pass now, and return what it changed."""
@@ -208,6 +220,7 @@ class Discovery:
                 "clusters": len(np.unique(self._reservoir.clusters[self._reservoir.clusters != UNASSIGNED])),
                 "dismissed_clusters": len(self._table.dismissed),
                 "dismissed_samples": self._ignored,
+                "known": self._known,
                 "passes": self._passes,
                 "since_pass": self._added - self._last_pass,
             }
@@ -218,12 +231,13 @@ class Discovery:
             counters = {
                 "added": self._added,
                 "ignored": self._ignored,
+                "known": self._known,
                 "passes": self._passes,
                 "next_id": self._next_id,
                 "last_pass": self._last_pass,
                 "last_size": self._last_size,
             }
-            return pack(Contents(self.config, self.encoder, counters, self._reservoir, self._table))
+            return pack(Contents(self.config, self.encoder, counters, self._known_mean, self._reservoir, self._table))
 
     @classmethod
     def restore(cls, data: bytes, encoder: str | None = None) -> Self:
@@ -236,6 +250,7 @@ class Discovery:
         contents = unpack(data, encoder)
         discovery = cls(len(contents.table.mean), contents.config, contents.encoder)
         discovery._reservoir, discovery._table = contents.reservoir, contents.table
+        discovery._known_mean = contents.known_mean
         for name, value in contents.counters.items():
             setattr(discovery, f"_{name}", value)
         return discovery
@@ -280,7 +295,9 @@ class Discovery:
     def _update(self) -> Changes:
         expired = self._expire()
         reservoir, table = self._reservoir, self._table
-        if reservoir.size:
+        if self._known >= MIN_KNOWN:
+            table.mean = self._known_mean.copy()
+        elif reservoir.size:
             table.mean = reservoir.features().mean(axis=0, dtype=np.float64)
         edited = np.array([number for number, entry in table.entries.items() if entry.edited], dtype=np.int64)
         free = ~np.isin(reservoir.clusters, edited)

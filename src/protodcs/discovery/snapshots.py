@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from ..arrays import Floats
 from ..core import state
 from ..core.state_checks import check_same_encoder, counter, required, within
 from ..errors import ConfigError, StateError
@@ -45,6 +46,7 @@ class Contents:
     config: DiscoveryConfig
     encoder: str | None
     counters: dict[str, int]
+    known_mean: Floats
     reservoir: Reservoir
     table: ClusterTable
 
@@ -64,6 +66,7 @@ def pack(contents: Contents) -> bytes:
         "features": reservoir.half_features,
         "samples": reservoir.numbers,
         "mean": table.mean,
+        "known_mean": contents.known_mean,
         "cluster_numbers": np.array(
             [(number, entry.last_joined, entry.edited) for number, entry in table.entries.items()], dtype=np.int64
         ).reshape(-1, 3),
@@ -89,8 +92,9 @@ def unpack(data: bytes, encoder: str | None) -> Contents:
         raise StateError("the state's array 'mean' has fewer than two values")
     table = _table(arrays, within(mean, "mean", -1.01, 1.01).copy(), counters)
     _set_names(table, header.names)
+    known_mean = within(required(arrays, "known_mean", np.float64, mean.shape), "known_mean", -1.01, 1.01).copy()
     reservoir = _reservoir(arrays, config, counters, table)
-    return Contents(config, header.encoder or encoder, counters, reservoir, table)
+    return Contents(config, header.encoder or encoder, counters, known_mean, reservoir, table)
 
 
 def _counters(given: dict[str, int], config: DiscoveryConfig) -> dict[str, int]:
@@ -98,6 +102,7 @@ def _counters(given: dict[str, int], config: DiscoveryConfig) -> dict[str, int]:
     limits = {
         "added": added,
         "ignored": added,
+        "known": _MAX_COUNT,
         "passes": _MAX_COUNT,
         "next_id": _MAX_COUNT,
         "last_pass": added,

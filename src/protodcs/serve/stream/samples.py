@@ -60,7 +60,9 @@ class StreamSamples:
         self._recent[position] = feature.astype(np.float16)
         if len(self._recent) > RECENT:
             self._recent.popitem(last=False)
-        if not decision.known:
+        if decision.known:
+            self._discovery.note_known(feature)
+        else:
             self._discovery.add(feature, key=position)
 
     def feature(self, position: int) -> Feature:
