@@ -115,7 +115,7 @@ def test_requests_that_fail_or_go_away_leave_nothing_behind(tmp_path, seed):
         assert busy == set(nothing)
         assert rig.held() == nothing
         # Lines of requests whose callers went away last until their calls end.
-        while rig.service.router._lines:
+        while rig.service.router._stream_queues:
             await asyncio.sleep(0.1)
         await rig.service.client.aclose()
         await rig.service.worker.close()

@@ -81,11 +81,11 @@ def request(key, stream="s"):
 
 
 def left_nothing(router):
-    """Whether no request and no line of it is left in a router."""
-    lanes = router._lanes.values()
+    """Whether no request and no queue is left in a router."""
+    pending = router._worker_queues.values()
     return (
-        (router.waiting, router._waiting_of, router._lines) == (0, {}, {})
-        and not any(lane.groups or lane.calls or lane.soon for lane in lanes)
+        (router.waiting, router._waiting_of, router._stream_queues) == (0, {}, {})
+        and not any(queue.groups or queue.calls or queue.scheduled for queue in pending)
         and not router._tasks
     )
 
@@ -94,7 +94,7 @@ async def settled(router):
     """Wait until a router has nothing more to do."""
     end = time.monotonic() + 5
     while not left_nothing(router):
-        assert time.monotonic() < end, (router.waiting, router._lines, router._lanes)
+        assert time.monotonic() < end, (router.waiting, router._stream_queues, router._worker_queues)
         await asyncio.sleep(0.005)
 
 
@@ -370,7 +370,7 @@ def test_more_requests_than_may_wait_are_refused_whole_and_nothing_is_done():
                 await router.ask_many([request(f"no {number}", stream) for number in range(3)])
             with pytest.raises(OverloadedError):
                 await router.ask_when_made(stream, make, 3)
-        assert (router.waiting, list(router._lines), made) == (3, ["s"], [])
+        assert (router.waiting, list(router._stream_queues), made) == (3, ["s"], [])
         waiting.append(asyncio.create_task(router.ask_many([request(3), request(4)])))
         await asyncio.sleep(0)
         with pytest.raises(OverloadedError):
@@ -427,7 +427,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("step", ["_target", "_answers"])
+@pytest.mark.parametrize("step", ["_target", "_wait_for_replies"])
 def test_a_failure_between_entering_and_answering_holds_no_slot(way, step, monkeypatch):
     async def run():
         workers = Workers()
@@ -450,7 +450,7 @@ def test_a_failure_between_entering_and_answering_holds_no_slot(way, step, monke
     asyncio.run(run())
 
 
-def test_a_failure_while_marking_a_request_leaves_no_line(monkeypatch):
+def test_a_failure_while_marking_a_request_leaves_no_queue(monkeypatch):
     async def run():
         router = Workers().router()
         with monkeypatch.context() as patch:
@@ -793,7 +793,7 @@ def test_whoever_holds_the_stream_is_asked_wherever_it_belongs():
     asyncio.run(run())
 
 
-def test_a_ring_that_changes_moves_the_lines(monkeypatch):
+def test_a_ring_that_changes_moves_the_queues(monkeypatch):
     monkeypatch.setattr(router_module, "_REFRESH", 0.0)
 
     async def run():

@@ -284,7 +284,7 @@ def test_every_stream_goes_on_as_if_nothing_had_happened(seed):
             assert engine_of(worker, stream) == reference.engine.snapshot()
             assert worker._streams[stream].live.samples.pack() == reference.samples.pack()
         assert cluster.store.misfits == []
-        assert (cluster.router.waiting, cluster.router._lines) == (0, {})
+        assert (cluster.router.waiting, cluster.router._stream_queues) == (0, {})
         await cluster.close()
 
     asyncio.run(run())

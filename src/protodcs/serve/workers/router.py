@@ -1,11 +1,11 @@
-"""Finds the worker of a stream, and asks again, here or elsewhere, until there is an answer or the time is up.
+"""Find the worker of a stream, and ask it, or another one, until there is an answer or the time is over.
 
-Requests on one stream stand in line: the next ones leave when the ones before are answered, all together, so their
-order is kept whatever fails on the way. Requests to one worker share calls. A request that was sent twice is applied
-once, because it carries a key; the router may therefore repeat whatever it is not sure of.
+Each stream has a queue. Its next requests are sent together after the ones before were answered, so their order is kept
+whatever fails. Requests to one worker share calls. A request that was sent twice is applied once, because it has an
+idempotency key. The router may therefore repeat whatever it is not sure of.
 
 A worker that failed gets no requests until it passes a health check, so it costs each stream at most one timeout. If it
-fails again and again though its lease lives, the router asks another worker to take its streams over.
+fails repeatedly although its lease is valid, the router asks another worker to take over its streams.
 """
 
 import asyncio
@@ -27,15 +27,15 @@ from .ring import Ring
 _log = logging.getLogger(__name__)
 
 Call = Callable[[str, list[Request]], Awaitable[list[Reply]]]
-View = Callable[[], Awaitable[list[str]]]
+ListWorkers = Callable[[], Awaitable[list[str]]]
 
-# Calls under way to one worker, and requests in each, at most.
-_CALLS, _TOGETHER = 2, 256
-# Pause before the same thing is asked again, in seconds.
+# Calls in progress to one worker, and requests in each, at most.
+_MAX_CALLS, _MAX_REQUESTS = 2, 256
+# Pause before a request is sent again, in seconds.
 _PAUSE = 0.05
-# The same, if the worker is still at work on it.
+# The same, if the worker is still working on it.
 _BUSY_PAUSE = 0.1
-# How often the list of workers is looked up when nothing is wrong, in seconds.
+# How often the list of workers is read if nothing fails, in seconds.
 _REFRESH = 2.0
 # Pauses between the health checks of a worker that failed double from `lease_seconds / 10` to this, in seconds.
 _MAX_BACK_OFF = 60.0
@@ -56,41 +56,55 @@ class LateError(ProtoDCSError, TimeoutError):
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    """One request on its way; without one while its content is in the making."""
+    """A place in a queue. The request is None until it is ready."""
 
     request: Request | None
     future: "asyncio.Future[Reply]"
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
-    """The requests on one stream, in order; `away` while the first of them are asked, `trouble` what was last heard.
+class _StreamQueue:
+    """The requests on one stream, in order.
 
-    `name` is what the router finds it by: the stream, or an object of its own for questions outside of the order.
+    Attributes:
+        stream: its id.
+        name: what the router finds the queue by: the stream, or another object for questions outside of the order.
+        items: the requests that have no reply yet.
+        in_flight: whether the first of them were sent.
+        target: the worker that holds the stream, if it is not the first of the ring.
+        stand_in: whether another worker than the first of the ring is asked.
+        take_from: the worker to take the stream from; empty: none.
+        problem: of the last call, for the log.
     """
 
     stream: str
     name: object
     items: deque[_Item] = field(default_factory=deque)
-    away: bool = False
+    in_flight: bool = False
     target: str | None = None
     stand_in: bool = False
     take_from: str = ""
-    trouble: str = ""
+    problem: str = ""
 
 
 @dataclass(slots=True, eq=False)
-class _Lane:
-    """What waits to be asked of one worker."""
+class _WorkerQueue:
+    """The requests that wait for a call to one worker.
 
-    groups: deque[tuple[_Line, list[_Item]]] = field(default_factory=deque)
+    Attributes:
+        groups: of requests, with the queue of their stream.
+        calls: number of calls in progress.
+        scheduled: whether a call begins in the next turn of the event loop.
+    """
+
+    groups: deque[tuple[_StreamQueue, list[_Item]]] = field(default_factory=deque)
     calls: int = 0
-    soon: bool = False
+    scheduled: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class _Health:
-    """What the router knows of a worker that did not serve.
+    """What the router knows of a worker that failed.
 
     Attributes:
         failures: failed calls and health checks since the last call that it served. The pauses grow with them.
@@ -113,24 +127,24 @@ class _Health:
 
 
 class Router:
-    """Asks workers.
+    """Sends requests to workers.
 
     Args:
-        call: asks one worker; raises WorkerLostError where it cannot.
-        view: the names of the present workers.
+        call: sends requests to one worker. It raises WorkerLostError if it cannot reach it.
+        list_workers: returns the names of the present workers.
         config: the settings of the service.
     """
 
-    def __init__(self, call: Call, view: View, config: ServeConfig):
+    def __init__(self, call: Call, list_workers: ListWorkers, config: ServeConfig):
         self._call = call
-        self._view = view
+        self._list_workers = list_workers
         self._config = config
         self._ring: Ring | None = None
-        self._looked = 0.0
-        self._looking: asyncio.Task[None] | None = None
+        self._refreshed = 0.0
+        self._refreshing: asyncio.Task[None] | None = None
         self._health: dict[str, _Health] = {}
-        self._lines: dict[object, _Line] = {}
-        self._lanes: dict[str, _Lane] = {}
+        self._stream_queues: dict[object, _StreamQueue] = {}
+        self._worker_queues: dict[str, _WorkerQueue] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.waiting = 0
         # By tenant, so that none fills all of the places.
@@ -140,29 +154,29 @@ class Router:
         self.metrics.suspect_workers.set_function(lambda: sum(health.suspect for health in self._health.values()))
 
     async def ask(self, request: Request) -> Reply:
-        """The final answer to one request."""
+        """Return the final reply to one request."""
         (reply,) = await self.ask_many([request])
         return reply
 
     async def ask_many(self, requests: list[Request]) -> list[Reply]:
-        """The final answers to requests on one stream, in their order."""
+        """Return the final replies to requests on one stream, in their order."""
         marked = [traces.marked(request) for request in requests]
-        return await self._ask(self._line(requests[0].stream), marked)
+        return await self._ask(self._queue_of(requests[0].stream), marked)
 
     async def ask_at_once(self, requests: list[Request]) -> list[Reply]:
         """Return the final replies to questions on one stream; they do not wait for requests that came before them."""
         marked = [traces.marked(request) for request in requests]
-        return await self._ask(self._new_line(requests[0].stream, object()), marked)
+        return await self._ask(self._new_queue(requests[0].stream, object()), marked)
 
     async def ask_when_made(
         self, stream: str, make: Callable[[], Awaitable[Sequence[Request | Reply]]], count: int
     ) -> list[Reply]:
-        """Return the final replies to `count` requests that `make` has yet to make; their place in line is taken now.
+        """Return the final replies to `count` requests that `make` returns later. Their places are taken now.
 
         `make` returns a reply in place of a request that needs none.
         """
-        line = self._line(stream)
-        with self._entered(line, [None] * count) as items:
+        queue = self._queue_of(stream)
+        with self._places(queue, [None] * count) as items:
             try:
                 async with asyncio.timeout(self._config.request_seconds):
                     for item, made in zip(items, await make(), strict=True):
@@ -173,44 +187,44 @@ class Router:
             except TimeoutError:
                 self.metrics.gave_up("late")
                 raise LateError("the images were not encoded in time: nothing was applied") from None
-            self._pump(line)
-            return await self._answers(line, items)
+            self._send_next(queue)
+            return await self._wait_for_replies(queue, items)
 
-    async def _ask(self, line: _Line, requests: list[Request]) -> list[Reply]:
-        with self._entered(line, requests) as items:
-            self._pump(line)
-            return await self._answers(line, items)
+    async def _ask(self, queue: _StreamQueue, requests: list[Request]) -> list[Reply]:
+        with self._places(queue, requests) as items:
+            self._send_next(queue)
+            return await self._wait_for_replies(queue, items)
 
-    # Lines.
+    # Queues of streams.
 
-    def _line(self, stream: str) -> _Line:
-        return self._lines.get(stream) or self._new_line(stream, stream)
+    def _queue_of(self, stream: str) -> _StreamQueue:
+        return self._stream_queues.get(stream) or self._new_queue(stream, stream)
 
-    def _new_line(self, stream: str, name: object) -> _Line:
-        line = self._lines[name] = _Line(stream, name)
-        return line
+    def _new_queue(self, stream: str, name: object) -> _StreamQueue:
+        queue = self._stream_queues[name] = _StreamQueue(stream, name)
+        return queue
 
     @contextmanager
-    def _entered(self, line: _Line, requests: Sequence[Request | None]) -> Iterator[list[_Item]]:
-        """Hold places in line for all of the requests, whatever happens meanwhile."""
+    def _places(self, queue: _StreamQueue, requests: Sequence[Request | None]) -> Iterator[list[_Item]]:
+        """Hold places in a queue for requests, and give them up at the end."""
         items: list[_Item] = []
         try:
-            items = self._enter(line, requests)
+            items = self._take_places(queue, requests)
             yield items
         finally:
-            self._leave(line, items)
+            self._give_up_places(queue, items)
 
-    def _enter(self, line: _Line, requests: Sequence[Request | None]) -> list[_Item]:
-        """Take places in line for all of the requests, or for none."""
-        if self._ring is None or time.monotonic() - self._looked > _REFRESH:
-            self._look()
+    def _take_places(self, queue: _StreamQueue, requests: Sequence[Request | None]) -> list[_Item]:
+        """Take places in a queue for all of the requests, or for none."""
+        if self._ring is None or time.monotonic() - self._refreshed > _REFRESH:
+            self._refresh_workers()
         if self.waiting + len(requests) > self._config.max_queued_requests:
             self.metrics.gave_up("overloaded")
             raise OverloadedError(
                 f"{self.waiting} requests are in progress, the limit is {self._config.max_queued_requests}; "
                 f"given: {len(requests)} more. Retry later."
             )
-        tenant = tenant_of(line.stream)
+        tenant = tenant_of(queue.stream)
         if tenant and self._waiting_of[tenant] + len(requests) > tenant_queue_limit(self._config):
             raise OverloadedError(
                 f"{self._waiting_of[tenant]} requests of this tenant are in progress, the limit is "
@@ -218,150 +232,152 @@ class Router:
             )
         loop = asyncio.get_running_loop()
         items = [_Item(request, loop.create_future()) for request in requests]
-        line.items.extend(items)
+        queue.items.extend(items)
         self.waiting += len(items)
         self._waiting_of[tenant] += len(items)
         return items
 
-    def _leave(self, line: _Line, items: list[_Item]) -> None:
+    def _give_up_places(self, queue: _StreamQueue, items: list[_Item]) -> None:
         for item in items:
             item.future.cancel()
         self.waiting -= len(items)
-        tenant = tenant_of(line.stream)
+        tenant = tenant_of(queue.stream)
         self._waiting_of[tenant] -= len(items)
         if not self._waiting_of[tenant]:
             del self._waiting_of[tenant]
-        self._pump(line)
+        self._send_next(queue)
 
-    async def _answers(self, line: _Line, items: list[_Item]) -> list[Reply]:
+    async def _wait_for_replies(self, queue: _StreamQueue, items: list[_Item]) -> list[Reply]:
         try:
             with traces.span("route"), self.metrics.answer.time():
                 async with asyncio.timeout(self._config.request_seconds):
                     return [await item.future for item in items]
         except TimeoutError:
             self.metrics.gave_up("late")
-            # It may name addresses and files, which are nothing for a caller.
-            _log.warning("no answer in time", extra=logs.with_fields(stream=line.stream, last=line.trouble))
+            # The problem may name addresses and files, which the caller must not see.
+            _log.warning("no answer in time", extra=logs.with_fields(stream=queue.stream, last=queue.problem))
             raise LateError(
                 f"no answer within {self._config.request_seconds:g} seconds: whether it was applied is not known; "
                 "ask again with the same key"
             ) from None
 
-    def _pump(self, line: _Line) -> None:
-        """Send the first requests of a line, if none of it is away."""
-        while line.items and line.items[0].future.done():
-            line.items.popleft()
-        if line.away:
+    def _send_next(self, queue: _StreamQueue) -> None:
+        """Send the first requests of a queue, if none is in flight."""
+        while queue.items and queue.items[0].future.done():
+            queue.items.popleft()
+        if queue.in_flight:
             return
-        if not line.items:
-            # Who was answered late may hold a line that is over, while another one has begun.
-            if self._lines.get(line.name) is line:
-                del self._lines[line.name]
+        if not queue.items:
+            # Somebody who was answered late may still hold a queue that was deleted and created again.
+            if self._stream_queues.get(queue.name) is queue:
+                del self._stream_queues[queue.name]
             return
         if self._ring is None:
             return
         group: list[_Item] = []
-        for item in line.items:
+        for item in queue.items:
             if item.future.done():
                 continue
-            if item.request is None or len(group) == _TOGETHER:
+            if item.request is None or len(group) == _MAX_REQUESTS:
                 break
             group.append(item)
         if group:
-            worker = self._target(line)
-            line.away = True
-            lane = self._lanes.setdefault(worker, _Lane())
-            lane.groups.append((line, group))
-            self._kick(worker, lane)
+            worker = self._target(queue)
+            queue.in_flight = True
+            pending = self._worker_queues.setdefault(worker, _WorkerQueue())
+            pending.groups.append((queue, group))
+            self._schedule_call(worker, pending)
 
-    def _target(self, line: _Line) -> str:
-        """Whom to ask: the one who is known to hold the stream, else the first around the ring that is not suspect."""
+    def _target(self, queue: _StreamQueue) -> str:
+        """Return the worker that is known to hold the stream, or else the first around the ring that is not suspect."""
         assert self._ring is not None
-        line.take_from = ""
-        if line.target is not None:
-            if not self._is_suspect(line.target):
-                return line.target
-            if self._health[line.target].failures_in_a_row >= self._config.takeover_failures:
-                line.take_from = line.target
-        around = self._ring.order(line.stream)
+        queue.take_from = ""
+        if queue.target is not None:
+            if not self._is_suspect(queue.target):
+                return queue.target
+            if self._health[queue.target].failures_in_a_row >= self._config.takeover_failures:
+                queue.take_from = queue.target
+        around = self._ring.order(queue.stream)
         found = next((worker for worker in around if not self._is_suspect(worker)), around[0])
-        line.stand_in = found != around[0]
+        queue.stand_in = found != around[0]
         return found
 
-    def _settle(self, worker: str, line: _Line, group: list[_Item], replies: list[Reply]) -> None:
-        """Hand out what is final; the rest stays in line and is asked again."""
-        line.away = False
-        trouble: Reply | None = None
+    def _take_replies(self, worker: str, queue: _StreamQueue, group: list[_Item], replies: list[Reply]) -> None:
+        """Set the final replies. The other requests stay in the queue and are sent again."""
+        queue.in_flight = False
+        problem: Reply | None = None
         for item, reply in zip(group, replies, strict=True):
             if reply.outcome.final:
                 if not item.future.done():
                     item.future.set_result(reply)
-            elif trouble is None:
-                trouble = reply
-        if trouble is None:
-            line.trouble = ""
-            self._pump(line)
+            elif problem is None:
+                problem = reply
+        if problem is None:
+            queue.problem = ""
+            self._send_next(queue)
             return
-        self.metrics.asked_again(trouble.outcome.value)
-        line.trouble = f"{worker}: {trouble.outcome.value}: {trouble.message}"
+        self.metrics.asked_again(problem.outcome.value)
+        queue.problem = f"{worker}: {problem.outcome.value}: {problem.message}"
         pause = _PAUSE
-        if trouble.outcome is Outcome.BUSY:
+        if problem.outcome is Outcome.BUSY:
             pause = _BUSY_PAUSE
-        elif trouble.outcome is Outcome.HELD:
+        elif problem.outcome is Outcome.HELD:
             # Only the worker that holds the stream, by the store, can serve it, wherever the stream belongs.
-            line.target, line.stand_in = trouble.message, True
-            if self._is_suspect(line.target):
-                self._health[line.target].wanted.set()
-        elif trouble.outcome is Outcome.MOVED:
-            first = None if self._ring is None else self._ring.first(line.stream)
+            queue.target, queue.stand_in = problem.message, True
+            if self._is_suspect(queue.target):
+                self._health[queue.target].wanted.set()
+        elif problem.outcome is Outcome.MOVED:
+            first = None if self._ring is None else self._ring.first(queue.stream)
             # The worker may know of a change before this router does.
-            line.target = trouble.message if trouble.message not in ("", worker, first) else None
-            line.stand_in = line.target is not None
+            queue.target = problem.message if problem.message not in ("", worker, first) else None
+            queue.stand_in = queue.target is not None
             # The next one may be the same worker, for example one that drains and stands in for `first`.
-            if first in (worker, None) or line.target is not None or self._target(line) == worker:
-                self._look()
+            if first in (worker, None) or queue.target is not None or self._target(queue) == worker:
+                self._refresh_workers()
             else:
                 pause = 0.0
-        elif self._is_suspect(worker) or line.target == worker:
-            line.target = None
-        line.away = True
-        asyncio.get_running_loop().call_later(pause, self._again, line)
+        elif self._is_suspect(worker) or queue.target == worker:
+            queue.target = None
+        queue.in_flight = True
+        asyncio.get_running_loop().call_later(pause, self._retry, queue)
 
-    def _again(self, line: _Line) -> None:
-        line.away = False
-        self._pump(line)
+    def _retry(self, queue: _StreamQueue) -> None:
+        queue.in_flight = False
+        self._send_next(queue)
 
-    # Lanes.
+    # Calls to workers.
 
-    def _kick(self, worker: str, lane: _Lane) -> None:
-        """Ask soon: what comes within the same turn of the event loop goes together."""
-        if not lane.soon and lane.groups and lane.calls < _CALLS:
-            lane.soon = True
-            asyncio.get_running_loop().call_soon(self._depart, worker, lane)
+    def _schedule_call(self, worker: str, pending: _WorkerQueue) -> None:
+        """Call a worker in the next turn of the event loop, so that requests of the same turn share the call."""
+        if not pending.scheduled and pending.groups and pending.calls < _MAX_CALLS:
+            pending.scheduled = True
+            asyncio.get_running_loop().call_soon(self._start_call, worker, pending)
 
-    def _depart(self, worker: str, lane: _Lane) -> None:
-        lane.soon = False
-        groups: list[tuple[_Line, list[_Item]]] = []
-        room = _TOGETHER
-        while lane.groups and len(lane.groups[0][1]) <= room:
-            groups.append(lane.groups.popleft())
+    def _start_call(self, worker: str, pending: _WorkerQueue) -> None:
+        pending.scheduled = False
+        groups: list[tuple[_StreamQueue, list[_Item]]] = []
+        room = _MAX_REQUESTS
+        while pending.groups and len(pending.groups[0][1]) <= room:
+            groups.append(pending.groups.popleft())
             room -= len(groups[-1][1])
         if groups:
-            lane.calls += 1
+            pending.calls += 1
             # In a context of its own: Ray cancels what was called on behalf of a request when its caller leaves, and
             # this call is made for others too.
-            task = asyncio.create_task(self._travel(worker, lane, groups), context=Context())
+            task = asyncio.create_task(self._call_with(worker, pending, groups), context=Context())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        self._kick(worker, lane)
+        self._schedule_call(worker, pending)
 
-    async def _travel(self, worker: str, lane: _Lane, groups: list[tuple[_Line, list[_Item]]]) -> None:
-        """One call to one worker."""
+    async def _call_with(
+        self, worker: str, pending: _WorkerQueue, groups: list[tuple[_StreamQueue, list[_Item]]]
+    ) -> None:
+        """Call a worker with some groups of requests."""
         requests = [
-            item.request._replace(stand_in=line.stand_in, take_from=line.take_from)
-            if (line.stand_in or line.take_from) and item.request is not None
+            item.request._replace(stand_in=queue.stand_in, take_from=queue.take_from)
+            if (queue.stand_in or queue.take_from) and item.request is not None
             else item.request
-            for line, group in groups
+            for queue, group in groups
             for item in group
         ]
         try:
@@ -378,17 +394,17 @@ class Router:
             self.metrics.call_failed("lost" if isinstance(problem, WorkerLostError) else "silent")
             replies = [Reply(Outcome.LATER, f"{worker}: {problem or 'no answer in time'}")] * len(requests)
         except Exception as problem:
-            # Whatever it is, the lines must go on.
+            # Whatever it is, the queues must go on.
             _log.exception("a call to %s failed", worker)
             self.metrics.call_failed("error")
             replies = [internal_error(problem)] * len(requests)
         finally:
-            lane.calls -= 1
+            pending.calls -= 1
         at = 0
-        for line, group in groups:
-            self._settle(worker, line, group, replies[at : at + len(group)])
+        for queue, group in groups:
+            self._take_replies(worker, queue, group, replies[at : at + len(group)])
             at += len(group)
-        self._kick(worker, lane)
+        self._schedule_call(worker, pending)
 
     # The health of workers.
 
@@ -396,20 +412,20 @@ class Router:
         return worker in self._health and self._health[worker].suspect
 
     def _suspect(self, worker: str) -> None:
-        """Send nothing to a worker until it is healthy, and send back to their lines what waits for it."""
+        """Send nothing to a worker until it is healthy, and send elsewhere what waits for it."""
         health = self._health.setdefault(worker, _Health())
-        # Calls that were under way together count as one failure.
+        # Calls that were in progress together count as one failure.
         if not health.suspect:
             health.wanted.clear()
             health.fail()
         self._check_health(worker)
-        self._look()
-        lane = self._lanes.get(worker)
-        while lane is not None and lane.groups:
-            line, _ = lane.groups.popleft()
-            line.away = False
-            line.target = None
-            asyncio.get_running_loop().call_soon(self._pump, line)
+        self._refresh_workers()
+        pending = self._worker_queues.get(worker)
+        while pending is not None and pending.groups:
+            queue, _ = pending.groups.popleft()
+            queue.in_flight = False
+            queue.target = None
+            asyncio.get_running_loop().call_soon(self._send_next, queue)
 
     def _forget_failures(self, worker: str) -> None:
         health = self._health.pop(worker, None)
@@ -421,13 +437,13 @@ class Router:
             self._check_suspects()
 
     def _check_suspects(self) -> None:
-        """Check all suspects soon: a worker recovered, and what made them fail may be over."""
+        """Check all suspects soon: a worker recovered, and the cause of their failures may be gone."""
         for health in self._health.values():
             if health.suspect:
                 health.wanted.set()
 
     def _check_health(self, worker: str) -> None:
-        """Check a worker in the background until it is healthy, unless that is under way."""
+        """Check a worker in the background until it is healthy, unless that is in progress."""
         health = self._health.setdefault(worker, _Health())
         if health.checks is None or health.checks.done():
             health.checks = asyncio.create_task(self._checks(worker, health), context=Context())
@@ -471,30 +487,30 @@ class Router:
 
     # Who the workers are.
 
-    def _look(self) -> None:
-        """Look up the workers in the background, once at a time."""
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._see(), context=Context())
+    def _refresh_workers(self) -> None:
+        """Read the list of workers in the background, unless that is in progress."""
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self._read_workers(), context=Context())
 
-    async def _see(self) -> None:
-        workers = await self._viewed()
-        self._looked = time.monotonic()
+    async def _read_workers(self) -> None:
+        workers = await self._wait_for_workers()
+        self._refreshed = time.monotonic()
         if self._ring is None or set(self._ring.workers) != set(workers):
             first = self._ring is None
             self._ring = Ring(workers)
             for gone in set(self._health) - set(workers):
                 self._forget_failures(gone)
-            for line in list(self._lines.values()):
-                line.target = None
+            for queue in list(self._stream_queues.values()):
+                queue.target = None
                 if first:
-                    self._pump(line)
+                    self._send_next(queue)
 
-    async def _viewed(self) -> list[str]:
-        """The workers, as soon as there are any."""
+    async def _wait_for_workers(self) -> list[str]:
+        """Return the workers as soon as there are any."""
         while True:
             with suppress(WorkerLostError, TimeoutError):
                 async with asyncio.timeout(self._config.attempt_seconds):
-                    workers = await self._view()
+                    workers = await self._list_workers()
                 if workers:
                     return workers
             await asyncio.sleep(_PAUSE)
