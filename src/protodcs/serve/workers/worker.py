@@ -1,13 +1,12 @@
-"""The one process that may change a stream: it holds streams loaded, writes down every change, and answers after that.
+"""A worker: it holds streams in memory, writes every change to the journal, and replies when the change is durable.
 
-The engine runs ahead of the journal and the answer behind it: many requests share one round trip to the store. When a
-write fails, what is in memory is thrown away and the stream is loaded again from the store. A worker must never answer
-for a change that is not durable, and never trust its memory once its lease may have run out.
+The engine computes ahead of the journal, so that many requests share one round trip to the store. If a write fails, the
+stream in memory is discarded and loaded again from the store. A worker never replies to a change that is not durable,
+and never uses its memory after its lease may have ended.
 """
 
 import asyncio
 import itertools
-import json
 import logging
 import secrets
 import struct
@@ -45,11 +44,10 @@ from ...errors import (
 from .. import guard
 from ..access import audit
 from ..guard import Event
-from ..log.entries import LogEntry, LogQuery, Purge, Range, described
+from ..log.entries import LogEntry, Range
 from ..log.notices import Notice, NoticeMaker
-from ..log.thumbnail_files import ThumbnailFiles
 from ..messages import Action, Outcome, Reply, Request, internal_error
-from ..settings import ServeConfig, classes_of, cost_limits_of, log_limits
+from ..settings import ServeConfig, classes_of, cost_limits_of
 from ..store.base import AcquiredStream, Batch, Checkpoint, ListedStream, Store, Takeover
 from ..stream.answers import log_entry
 from ..stream.cost import check_cost, estimate, has_estimate
@@ -60,6 +58,7 @@ from ..stream.shared import unpack_prototypes
 from ..telemetry import logs, traces
 from ..telemetry.metrics import WorkerMetrics
 from .adaptation import Adaptation
+from .decision_log import DecisionLog
 from .group_commit import GroupCommit, Journal
 from .quotas import QuotaError, Quotas
 from .ring import Ring
@@ -81,14 +80,8 @@ _GROWING = (Kind.OBSERVE, Kind.ADD_CLASS, Kind.FEEDBACK)
 _LONG = (Kind.RESTORE, Kind.EDIT_CLUSTERS)
 # Was this change applied before? Asked before a costly step.
 _LOOKUPS = {Action.LOOKUP: Kind.OBSERVE, Action.LOOKUP_CLASS: Kind.ADD_CLASS}
-# How often a worker looks which streams should be written or sleep, in seconds.
+# How often a worker looks which streams need a snapshot or should be unloaded, in seconds.
 _ROUND = 1.0
-# How often a worker deletes old entries of the decision log, in seconds.
-_TRIM_SECONDS = 2.0
-# The same for files of thumbnails in a cluster.
-_FILE_TRIM_SECONDS = 600.0
-# Writes of thumbnail files under way, at most. Beyond them, thumbnails are dropped.
-_FILE_TASKS = 100
 # After so many leases a worker that stands in for another sends callers there again.
 _STANDING_IN = 10
 # Number of recent loads whose times a worker remembers.
@@ -211,9 +204,7 @@ class Worker:
         # are notices.
         self.on_commit: Callable[[str, int, bool], None] | None = None
         self._limits = Limits.of(config)
-        self._log_limits = log_limits(config)
-        self._thumbnail_files = None if config.thumbnail_url is None else ThumbnailFiles(config.thumbnail_url)
-        self._file_tasks: set[asyncio.Task[None]] = set()
+        self._decision_log = DecisionLog(store, config)
         self._tasks: list[asyncio.Task[None]] = []
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="state")
         # All slow streams share few threads, so that they leave cores to the other streams.
@@ -226,18 +217,19 @@ class Worker:
         self.loads = 0
         self._load_times: deque[float] = deque(maxlen=_LOAD_TIMES)
 
-    # Life and death.
+    # Start and stop.
 
     async def start(self) -> None:
         """Take over the lease from an earlier incarnation, and begin to work."""
         await self._renew(takes_over=True)
         await self._read_members()
         self._lease = asyncio.create_task(self._keep_lease())
-        works = (self._commits.run(), self._look_after(), self._quotas.run(), self._trim_log())
+        trimming = self._decision_log.trim_forever(self._incarnations)
+        works = (self._commits.run(), self._maintain(), self._quotas.run(), trimming)
         self._tasks = [self._lease, *(asyncio.create_task(work) for work in works)]
 
     async def drain(self, refusal: Reply) -> None:
-        """Answer every further request with `refusal`, put all streams to sleep, and resign."""
+        """Reply to every further request with `refusal`, unload all streams, and give up the lease."""
         self._refusal = refusal
         while self._streams or self._busy:
             for stream in list(self._streams):
@@ -380,7 +372,7 @@ class Worker:
             rest = requests[len(replies) :]
             special = _SPECIAL.get(rest[0].action)
             if special is not None:
-                replies.append(await self._in_words(special(self, rest[0])))
+                replies.append(await self._as_reply(special(self, rest[0])))
             else:
                 run = next((at for at, request in enumerate(rest) if request.action in _SPECIAL), len(rest))
                 replies += await self._run(stream, rest[:run])
@@ -419,9 +411,9 @@ class Worker:
             if last is not None:
                 self._drop(stream, last)
             return [Reply(Outcome.LATER, str(problem))] * len(requests)
-        if last is not None and thumbnails and self._thumbnail_files is not None:
-            self._write_thumbnails(stream, last.live.incarnation, thumbnails)
-        await self._tell_of_guard(stream, events)
+        if last is not None:
+            self._decision_log.write_thumbnails(stream, last.live.incarnation, thumbnails)
+        await self._report_guard(stream, events)
         return replies
 
     async def _work(
@@ -457,27 +449,8 @@ class Worker:
                 break
         return done
 
-    def _write_thumbnails(self, stream: str, incarnation: str, entries: list[LogEntry]) -> None:
-        """Write thumbnails to their files in the background. Nobody waits for it, and a failure is logged."""
-        assert self._thumbnail_files is not None
-        if len(self._file_tasks) >= _FILE_TASKS:
-            fields = logs.with_fields(stream=stream, count=len(entries))
-            _log.warning("thumbnails were dropped because their files are written too slowly", extra=fields)
-            return
-        files = [(entry.position, entry.thumbnail) for entry in entries]
-        task = asyncio.create_task(self._thumbnail_files.write(stream, incarnation, files))
-        self._file_tasks.add(task)
-        task.add_done_callback(partial(self._wrote_thumbnails, stream))
-
-    def _wrote_thumbnails(self, stream: str, task: "asyncio.Task[None]") -> None:
-        self._file_tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            _log.warning(
-                "thumbnails were not written", extra=logs.with_fields(stream=stream), exc_info=task.exception()
-            )
-
-    async def _tell_of_guard(self, stream: str, events: list[Event]) -> None:
-        """Count what the guard of a stream did, log it and write it down; its record is durable."""
+    async def _report_guard(self, stream: str, events: list[Event]) -> None:
+        """Count and log what the guard of a stream did. Its record is durable."""
         for event in events:
             self.counted.guarded(event.guard)
             _log.warning("a guard acted", extra=logs.with_fields(stream=stream, **event._asdict()))
@@ -509,7 +482,7 @@ class Worker:
             record = live.change(kind, request.key, request.payload, self._now(), digest, request.row)
             if kind is Kind.OBSERVE:
                 done.steps.append((time.perf_counter() - start, record.answer))
-                if self._log_limits.entries:
+                if self._decision_log.is_on:
                     done.log.append(log_entry(record, live.engine.classes, request.image_ref, request.thumbnail))
         except ProtoDCSError as problem:
             return _error_reply(problem)
@@ -598,7 +571,7 @@ class Worker:
         }
         return Reply(Outcome.DONE, facts=facts)
 
-    async def _in_words(self, answer: Any) -> Reply:
+    async def _as_reply(self, answer: Any) -> Reply:
         try:
             return await answer
         except ProtoDCSError as problem:
@@ -773,72 +746,6 @@ class Worker:
         found = await self._store.describe(request.stream)
         return Reply(Outcome.DONE, answer=found.spec, facts={"incarnation": found.incarnation})
 
-    async def _read_log(self, request: Request) -> Reply:
-        """Return a page of the decision log, without loading the stream."""
-        query = LogQuery(**json.loads(request.payload))
-        page = await self._store.read_log(request.stream, query)
-        facts = {"entries": [described(entry) for entry in page.entries], "more": page.more}
-        return Reply(Outcome.DONE, facts=facts)
-
-    async def _read_events(self, request: Request) -> Reply:
-        """Return decisions and notices in the order of their positions, without loading the stream."""
-        query = json.loads(request.payload)
-        if query.get("newest"):
-            return await self._newest_event(request.stream)
-        after, since = query["after"], query["since"]
-        # The notices first: each has its decision in the page that is read after it.
-        notices = await self._store.read_notices(request.stream, None if after is None else tuple(after), since)
-        position = None if after is None else after[0]
-        wanted = LogQuery(since=since, after=position, newest_first=False, limit=query["limit"])
-        page = await self._store.read_log(request.stream, wanted)
-        events = [((entry.position, 0), "decision", described(entry)) for entry in page.entries]
-        last = page.entries[-1].position if page.more else None
-        events += [
-            ((notice.position, notice.number), notice.kind, notice.described())
-            for notice in notices
-            if last is None or notice.position <= last
-        ]
-        return Reply(Outcome.DONE, facts={"events": sorted(events, key=lambda event: event[0]), "more": page.more})
-
-    async def _newest_event(self, stream: str) -> Reply:
-        notices = await self._store.read_notices(stream, None)
-        page = await self._store.read_log(stream, LogQuery(limit=1))
-        places = [(entry.position, 0) for entry in page.entries]
-        places += [(notice.position, notice.number) for notice in notices[-1:]]
-        return Reply(Outcome.DONE, facts={"newest": max(places, default=(-1, 0))})
-
-    async def _read_thumbnail(self, request: Request) -> Reply:
-        """Return the thumbnail of a decision; an empty one if there is none."""
-        position, files = int(request.payload), self._thumbnail_files
-        if files is None:
-            thumbnail = await self._store.read_thumbnail(request.stream, position)
-            return Reply(Outcome.DONE, answer=thumbnail or b"")
-        # A file may outlive its log entry for a while.
-        page = await self._store.read_log(request.stream, LogQuery(after=position - 1, newest_first=False, limit=1))
-        if not (page.entries and page.entries[0].position == position and page.entries[0].has_thumbnail):
-            return Reply(Outcome.DONE)
-        incarnation = (await self._store.describe(request.stream)).incarnation
-        return Reply(Outcome.DONE, answer=await files.read(request.stream, incarnation, position) or b"")
-
-    async def _purge_log(self, request: Request) -> Reply:
-        """Delete entries of the decision log."""
-        wanted = Purge(**json.loads(request.payload))
-        if self._thumbnail_files is not None:
-            await self._purge_files(self._thumbnail_files, request.stream, wanted)
-        deleted = await self._store.purge_log(request.stream, wanted)
-        return Reply(Outcome.DONE, facts={"deleted": deleted})
-
-    async def _purge_files(self, files: ThumbnailFiles, stream: str, wanted: Purge) -> None:
-        """Delete the thumbnails of the entries that a purge deletes."""
-        incarnation = (await self._store.describe(stream)).incarnation
-        query, more = LogQuery(wanted.since, wanted.until, newest_first=False, limit=1000), True
-        while more:
-            entries, more = await self._store.read_log(stream, query)
-            chosen = [entry for entry in entries if wanted.image_ref in (None, entry.image_ref)]
-            await files.delete(stream, incarnation, [entry.position for entry in chosen if entry.has_thumbnail])
-            if entries:
-                query = query._replace(after=entries[-1].position)
-
     async def _check_health(self, _: Request) -> Reply:
         """Reply if this worker can serve: it reaches the store and has its lease."""
         await self._renew()
@@ -864,9 +771,7 @@ class Worker:
             # A snapshot that is still queued is not needed any more.
             loaded.journal.broken = loaded.journal.broken or FencedError(f"the stream {request.stream!r} was deleted")
         await self._store.delete(request.stream, fence)
-        if self._thumbnail_files is not None:
-            with suppress(OSError):
-                await self._thumbnail_files.delete_stream(request.stream)
+        await self._decision_log.delete_stream(request.stream)
         self._damaged.pop(request.stream, None)
         return Reply(Outcome.DONE)
 
@@ -933,7 +838,7 @@ class Worker:
         self._queue_snapshot(stream, loaded)
         return True
 
-    # Waking, writing whole, sleeping.
+    # Load, snapshot, unload.
 
     async def _loaded(self, stream: str, stand_in: bool, take_from: str = "") -> _LoadedStream:
         """Return the stream in memory; load it if this worker may, and take it from the worker `take_from`."""
@@ -1075,7 +980,7 @@ class Worker:
         return loaded.live
 
     def _make_room(self) -> None:
-        """Put those streams to sleep that were not used for longest, if too many are loaded."""
+        """Unload the streams that were not used for longest, if too many are loaded."""
         too_many = len(self._streams) - self._config.max_loaded_streams
         for stream in list(itertools.islice(self._streams, max(0, too_many))):
             self._begin_unload(stream)
@@ -1122,12 +1027,12 @@ class Worker:
         self.counted.slept()
 
     def _drop(self, stream: str, loaded: _LoadedStream) -> None:
-        """Throw away what is in memory."""
+        """Discard the stream in memory."""
         if self._streams.get(stream) is loaded:
             del self._streams[stream]
 
-    async def _look_after(self) -> None:
-        """Write and put to sleep, by time."""
+    async def _maintain(self) -> None:
+        """Write snapshots and unload streams, by time."""
         while True:
             await asyncio.sleep(_ROUND)
             # Streams that were still loading when there were too many.
@@ -1135,33 +1040,7 @@ class Worker:
             self._forget_results()
             now = time.monotonic()
             for stream, loaded in list(self._streams.items()):
-                self._look_at(stream, loaded, now)
-
-    async def _trim_log(self) -> None:
-        """Delete what is too old or too much in the decision log, by time."""
-        images_deleted, files_trimmed = not self._config.forbid_images, time.monotonic()
-        while True:
-            await asyncio.sleep(_TRIM_SECONDS)
-            try:
-                if not images_deleted:
-                    await self._store.delete_thumbnails()
-                    if self._thumbnail_files is not None:
-                        await self._thumbnail_files.delete_all()
-                    images_deleted = True
-                await self._store.trim_log(self._log_limits)
-                if self._thumbnail_files is not None and time.monotonic() - files_trimmed > _FILE_TRIM_SECONDS:
-                    files_trimmed = time.monotonic()
-                    await self._trim_files(self._thumbnail_files)
-            except (StoreError, OSError) as problem:
-                _log.warning("the decision log was not trimmed", extra=logs.with_fields(problem=str(problem)))
-
-    async def _trim_files(self, files: ThumbnailFiles) -> None:
-        """Delete the thumbnails of loaded streams whose log entries were deleted."""
-        for stream, incarnation in [(name, found.live.incarnation) for name, found in self._streams.items()]:
-            with suppress(UnknownStreamError):
-                page = await self._store.read_log(stream, LogQuery(newest_first=False, limit=1))
-                if page.entries:
-                    await files.delete_before(stream, incarnation, page.entries[0].position)
+                self._maintain_stream(stream, loaded, now)
 
     def _forget_results(self) -> None:
         """Forget results that nobody asked for."""
@@ -1173,7 +1052,11 @@ class Worker:
             if not works:
                 del self._unfinished[stream]
 
-    def _look_at(self, stream: str, loaded: _LoadedStream, now: float) -> None:
+    def _incarnations(self) -> list[tuple[str, str]]:
+        """Return the loaded streams and their incarnations."""
+        return [(stream, loaded.live.incarnation) for stream, loaded in self._streams.items()]
+
+    def _maintain_stream(self, stream: str, loaded: _LoadedStream, now: float) -> None:
         if loaded.journal.broken is not None:
             self._drop(stream, loaded)
         elif loaded.in_use.locked():
@@ -1406,9 +1289,9 @@ _SPECIAL: dict[str, Callable[[Worker, Request], Any]] = {
     Action.IMPORT: Worker._import,
     Action.DELETE: Worker._delete,
     Action.DESCRIBE: Worker._describe,
-    Action.READ_LOG: Worker._read_log,
-    Action.READ_EVENTS: Worker._read_events,
-    Action.READ_THUMBNAIL: Worker._read_thumbnail,
-    Action.PURGE_LOG: Worker._purge_log,
+    Action.READ_LOG: lambda worker, request: worker._decision_log.read(request),
+    Action.READ_EVENTS: lambda worker, request: worker._decision_log.read_events(request),
+    Action.READ_THUMBNAIL: lambda worker, request: worker._decision_log.read_thumbnail(request),
+    Action.PURGE_LOG: lambda worker, request: worker._decision_log.purge(request),
     Action.CHECK_HEALTH: Worker._check_health,
 }
