@@ -1,12 +1,14 @@
-"""Traces by OpenTelemetry: spans for a request, its encoding, its way, and the batch and commit it shared with others.
+"""Traces by OpenTelemetry: spans of a request, its encoding, its routing, and the batch and commit that it shares.
 
-Only the API is needed, and by default it does nothing. Who wants traces names a function in the setting `tracing`,
-which sets up an SDK in each process. A span never holds what a caller sent.
+Only the API is needed, and by default it does nothing. The setting `tracing` names a function that sets up an SDK in
+each process. A span never contains what a caller sent.
 """
 
 import importlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -45,9 +47,13 @@ def request_span(headers: Mapping[str, str], **about: str) -> Iterator[Span]:
 
 def _is_recorded() -> bool:
     """Whether an SDK is set up. Spans of the API alone do nothing, and still take time."""
-    return not (
-        isinstance(_tracer, trace.ProxyTracer) and isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
-    )
+    return not isinstance(_tracer, trace.ProxyTracer) or _is_sdk_set_up(int(time.monotonic()))
+
+
+@lru_cache(maxsize=1)
+def _is_sdk_set_up(_: int) -> bool:
+    """Look for an SDK once a second: the look takes longer than other parts of a request."""
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
 def span(name: str) -> AbstractContextManager[Span]:
