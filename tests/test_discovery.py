@@ -266,6 +266,28 @@ def test_a_pass_without_new_samples_changes_nothing():
     assert [(cluster.id, cluster.keys.tolist()) for cluster in discovery.clusters()] == before
 
 
+def test_a_pass_with_given_groups_is_the_pass_that_found_them():
+    features, _ = samples(kinds(12), each=30)
+    first, second = Discovery(WIDTH, BY_HAND), Discovery(WIDTH, BY_HAND)
+    for discovery in (first, second):
+        discovery.add_many(features[:200])
+    groups = first.find_groups()
+    before = first.snapshot()
+    assert first.update() == second.update(groups)
+    assert before != first.snapshot() == second.snapshot()
+    largest = first.clusters()[0].id
+    for discovery in (first, second):
+        discovery.name(largest, "bicycle")
+        discovery.add_many(features[200:])
+    groups = first.find_groups()
+    assert first.update() == second.update(groups)
+    assert first.snapshot() == second.snapshot()
+    for wrong in (groups[:-1], groups - 1, groups.astype(float), [[1]]):
+        with pytest.raises(InputError, match="integers from -1"):
+            second.update(wrong)
+    assert first.snapshot() == second.snapshot()
+
+
 def test_a_pass_reports_what_merged_split_appeared_and_disappeared():
     before = np.array([5] * 10 + [6] * 4 + [7] * 12 + [8] * 6 + [UNASSIGNED] * 6)
     groups = np.array([0] * 14 + [1] * 7 + [2] * 5 + [UNASSIGNED] * 6 + [3] * 6)

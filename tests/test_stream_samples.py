@@ -8,7 +8,7 @@ import pytest
 
 from conftest import unit
 from made_service import LIMITS, PROTOTYPES
-from protodcs.discovery import DiscoveryConfig
+from protodcs.discovery import DiscoveryConfig, clustering
 from protodcs.errors import InputError, StoreError, UnknownClusterError, UnknownSampleError, UsageError
 from protodcs.serve.store.base import AcquiredStream, Fence
 from protodcs.serve.stream.answers import unpack_decision
@@ -86,6 +86,36 @@ def test_a_stream_is_the_same_from_its_journal_and_from_any_snapshot():
         assert same(live, restored), cut
 
 
+def test_loading_a_stream_repeats_no_clustering_pass(monkeypatch):
+    passes = []
+    find_groups = clustering.find_groups
+    monkeypatch.setattr(clustering, "find_groups", lambda *given: passes.append(1) or find_groups(*given))
+    live, journal = loaded(), []
+    for number, feature in enumerate(FEATURES):
+        journal.append(live.change(Kind.OBSERVE, str(number), feature.tobytes(), NOW).pack())
+        if number >= 100 and number % 10 == 0:
+            journal.append(edit(live, action="update").pack())
+    assert len(passes) == 14
+    replayed = loaded(tail=journal)
+    assert len(passes) == 14
+    assert replayed.different == 0
+    assert replayed.clusters()["clusters"]
+    assert same(live, replayed)
+    assert same(live, loaded(live.snapshot(), live.position))
+
+
+def test_groups_that_another_processor_found_are_replayed_as_they_are(monkeypatch):
+    live, journal = loaded(), []
+    for number, feature in enumerate(FEATURES):
+        journal.append(live.change(Kind.OBSERVE, str(number), feature.tobytes(), NOW).pack())
+    with monkeypatch.context() as patched:
+        patched.setattr(clustering, "find_groups", lambda rows, _: np.arange(len(rows)) // 7)
+        journal.append(edit(live, action="update").pack())
+    replayed = loaded(tail=journal)
+    assert replayed.different == 0
+    assert same(live, replayed)
+
+
 def clustered():
     live = loaded()
     for number, feature in enumerate(FEATURES):
@@ -125,7 +155,7 @@ def test_a_wrong_edit_changes_nothing(said, error):
 
 
 def test_a_replayed_edit_of_a_cluster_that_is_missing_is_counted_and_ignored():
-    """A clustering pass on another type of processor may find other clusters."""
+    """If a decision came out otherwise, the clusters may differ."""
     live = clustered()
     record = edit(live, action="name", cluster=live.clusters()["clusters"][0]["id"], name="canoe")
     other = loaded()

@@ -219,7 +219,7 @@ class Undisturbed:
                 self.samples.add(self.position, self.engine.latest, decision)
             return pack_decision(decision)
         if request.action == Action.EDIT_CLUSTERS:
-            return self.samples.edit(request.payload, self.engine)
+            return self.samples.edit(self.samples.with_groups(request.payload), self.engine)
         if request.action == Action.FEEDBACK:
             label = request.payload[13 + 4 * FEATURES.shape[1] :].decode()
             self.engine.feedback(FEATURES[number], label or None)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..arrays import Features, Floats, Integers
-from .clustering import directions
+from .clustering import directions, products
 from .config import MAX_DISMISSED
 from .reservoir import UNASSIGNED
 
@@ -91,10 +91,12 @@ class ClusterTable:
         """Return the nearest cluster (n,) of each feature (n, d); UNASSIGNED if it is outside of its radius."""
         if not len(self._ids):
             return np.full(len(features), UNASSIGNED)
-        cosines = directions(features, self.mean) @ self._directions.T
-        best = cosines.argmax(axis=1)
-        inside = cosines[np.arange(len(features)), best] >= self._min_cosines[best]
-        return np.where(inside, self._ids[best], UNASSIGNED)
+        found = np.empty(len(features), dtype=np.int64)
+        for i, row in enumerate(directions(features, self.mean)):
+            cosines = products(self._directions, row)
+            best = cosines.argmax()
+            found[i] = self._ids[best] if cosines[best] >= self._min_cosines[best] else UNASSIGNED
+        return found
 
     def dismiss(self, cluster: int) -> None:
         """Move a cluster to the dismissed ones."""

@@ -5,11 +5,15 @@ a mean feature. HDBSCAN returns the leaves of its hierarchy: these are small and
 merged; too large ones are of no use.
 
 HDBSCAN finds a group only beside another one. If it finds none, average linkage looks for groups instead.
+
+`find_groups` may give other groups on another type of processor. All other functions give equal results everywhere:
+they use neither BLAS nor LAPACK.
 """
 
 import numpy as np
 
 from ..arrays import Features, Floats, Integers
+from ..core.vectors import cosines
 from .config import BEYOND_RADIUS, MIN_SAMPLES, DiscoveryConfig
 from .reservoir import UNASSIGNED
 
@@ -24,6 +28,14 @@ def directions(features: Features, mean: Floats) -> Features:
     moved = features - mean.astype(np.float32)
     lengths = np.linalg.norm(moved, axis=-1, keepdims=True)
     return np.where(lengths < _NO_DIRECTION, 0.0, moved / np.maximum(lengths, _NO_DIRECTION)).astype(np.float32)
+
+
+def products(rows: Features, vector: Features) -> Floats:
+    """Return the scalar product (n,) of each row (n, d) with a vector (d,), equal on every processor."""
+    out = np.empty(len(rows))
+    if len(rows):
+        cosines(rows, np.ones(len(rows)), vector, out)
+    return out
 
 
 def find_groups(rows: Features, config: DiscoveryConfig) -> Integers:
@@ -53,18 +65,20 @@ def centre_and_radius(features: Features, mean: Floats) -> tuple[Features, float
     if count == 1:
         return centre, 1.0
     others = directions(((total - features) / (count - 1)).astype(np.float32), mean)
-    cosines = np.einsum("nd,nd->n", directions(features, mean), others)
-    return centre, float(np.quantile(cosines.astype(np.float64), BEYOND_RADIUS))
+    similar = (directions(features, mean) * others).sum(axis=1, dtype=np.float64)
+    return centre, float(np.quantile(similar, BEYOND_RADIUS))
 
 
 def halves(rows: Features) -> Integers:
-    """Return 0 or 1 for each direction (n, d): two-means, started along the first principal component."""
-    side = _principal_components(rows, 1)[:, 0] > 0
+    """Return 0 or 1 for each direction (n, d): two-means, started from two rows that differ much."""
+    first = rows[products(rows, rows.mean(axis=0)).argmin()]
+    second = rows[products(rows, first).argmin()]
+    side = products(rows, second - first) > 0
     for _ in range(100):
         if side.all() or not side.any():
             side = np.arange(len(rows)) >= len(rows) // 2
             break
-        nearer = rows @ (rows[side].mean(axis=0) - rows[~side].mean(axis=0))
+        nearer = products(rows, rows[side].mean(axis=0) - rows[~side].mean(axis=0))
         middle = (nearer[side].mean() + nearer[~side].mean()) / 2
         if ((nearer > middle) == side).all():
             break
@@ -73,13 +87,11 @@ def halves(rows: Features) -> Integers:
 
 
 def _principal_components(rows: Features, count: int) -> Floats:
-    """Return the rows in their first `count` principal components, as unit rows if there are several."""
+    """Return the rows in their first `count` principal components, as unit rows."""
     wide = rows.astype(np.float64)
     wide -= wide.mean(axis=0)
     _, vectors = np.linalg.eigh(wide.T @ wide)
     reduced: Floats = wide @ vectors[:, ::-1][:, :count]
-    if count == 1:
-        return reduced
     return reduced / np.maximum(np.linalg.norm(reduced, axis=1, keepdims=True), _NO_DIRECTION)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import Features, Integers
+from ..arrays import Features, Flags, Floats, Integers
 from ..core.state import read, write
 from ..core.validation import check_encoder, check_feature, check_features, check_prototype, described, unit_rows
 from ..errors import ConfigError, InputError, UnknownClusterError, UsageError
@@ -106,10 +106,23 @@ class Discovery:
             self._known += 1
             self._known_mean += (self._feature - self._known_mean) / min(self._known, MAX_KNOWN)
 
-    def update(self) -> Changes:
-        """Run a clustering pass now, and return what it changed."""
+    def update(self, groups: Integers | None = None) -> Changes:
+        """Run a clustering pass now, and return what it changed.
+
+        Args:
+            groups: what `find_groups` returned; None: find the groups now.
+        """
         with self._exclusive():
-            return self._update()
+            return self._update(groups)
+
+    def find_groups(self) -> Integers:
+        """Return the groups that a clustering pass finds now, as numbers for `update`; nothing changes.
+
+        This is the only part of a pass that takes long, and the only one that may differ between types of processors.
+        If you repeat the calls of a discovery elsewhere, give the stored groups to `update`.
+        """
+        with self._exclusive():
+            return self._find_groups()
 
     # Clusters.
 
@@ -292,17 +305,18 @@ class Discovery:
         wait = min(self.config.interval, max(FIRST_PASS, self._last_size))
         return self.config.interval > 0 and self._added - self._last_pass >= wait
 
-    def _update(self) -> Changes:
+    def _find_groups(self) -> Integers:
+        kept = ~np.isin(self._reservoir.clusters, self._expired())
+        rows = self._reservoir.features(kept & ~self._edited())
+        return clustering.find_groups(clustering.directions(rows, self._mean(kept)), self.config)
+
+    def _update(self, groups: Integers | None = None) -> Changes:
+        groups = self._find_groups() if groups is None else self._checked_groups(groups)
         expired = self._expire()
         reservoir, table = self._reservoir, self._table
-        if self._known >= MIN_KNOWN:
-            table.mean = self._known_mean.copy()
-        elif reservoir.size:
-            table.mean = reservoir.features().mean(axis=0, dtype=np.float64)
-        edited = np.array([number for number, entry in table.entries.items() if entry.edited], dtype=np.int64)
-        free = ~np.isin(reservoir.clusters, edited)
+        table.mean = self._mean(np.ones(reservoir.size, dtype=np.bool_))
+        free = ~self._edited()
         before = reservoir.clusters[free]
-        groups = clustering.find_groups(clustering.directions(reservoir.features(free), table.mean), self.config)
         after, changes = match(groups, before, self._next_id)
         self._next_id += len(changes.created) + len(changes.split)
         reservoir.clusters[free] = after
@@ -313,14 +327,38 @@ class Discovery:
         changes.expired[:0] = expired
         return changes
 
-    def _expire(self) -> list[int]:
-        """Remove clusters that no sample has joined for long, and those without members. Return their ids."""
+    def _checked_groups(self, groups: Any) -> Integers:
+        numbers = np.asarray(groups)
+        wanted = int((~np.isin(self._reservoir.clusters, self._expired()) & ~self._edited()).sum())
+        if numbers.shape != (wanted,) or (wanted and (numbers.dtype.kind != "i" or numbers.min() < UNASSIGNED)):
+            raise InputError(f"`groups` must be {wanted} integers from -1; given: {described(groups)}")
+        return numbers.astype(np.int64)
+
+    def _edited(self) -> Flags:
+        """Return which stored samples belong to a cluster that a person edited."""
+        edited = [number for number, entry in self._table.entries.items() if entry.edited]
+        return np.isin(self._reservoir.clusters, edited)
+
+    def _mean(self, rows: Flags) -> Floats:
+        """Return the mean (d,) to subtract from features: that of known samples, or of the stored ones in `rows`."""
+        if self._known >= MIN_KNOWN:
+            return self._known_mean.copy()
+        if not rows.any():
+            return self._table.mean
+        return self._reservoir.features(rows).mean(axis=0, dtype=np.float64)
+
+    def _expired(self) -> list[int]:
+        """Return the clusters that no sample has joined for long, and those without members."""
         oldest = self._added - self.config.expire_after
-        expired = [
+        return [
             number
             for number, entry in self._table.entries.items()
             if entry.last_joined < oldest or not self._members(number).any()
         ]
+
+    def _expire(self) -> list[int]:
+        """Remove expired clusters. Return their ids."""
+        expired = self._expired()
         if expired:
             self._reservoir.remove(np.isin(self._reservoir.clusters, expired))
             for number in expired:
@@ -364,7 +402,8 @@ class Discovery:
         entry, members = self._table.entries[number], self._members(number)
         features = self._reservoir.features(members)
         rows = clustering.directions(features, self._table.mean)
-        typical = np.argsort(-(rows @ clustering.directions(entry.centre, self._table.mean)), kind="stable")
+        likeness = clustering.products(rows, clustering.directions(entry.centre, self._table.mean))
+        typical = np.argsort(-likeness, kind="stable")
         centre = features.mean(axis=0, dtype=np.float64)
         return Cluster(
             id=number,
@@ -377,7 +416,7 @@ class Discovery:
             edited=entry.edited,
         )
 
-    def _members(self, number: int) -> NDArray[np.bool_]:
+    def _members(self, number: int) -> Flags:
         return self._reservoir.clusters == number
 
     def _known_id(self, number: int) -> int:

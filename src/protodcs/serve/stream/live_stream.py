@@ -249,10 +249,12 @@ class LiveStream:
         """
         if not 0 < len(key.encode()) <= LONGEST_KEY:
             raise InputError(f"a key must have 1 to {LONGEST_KEY} bytes; given: {len(key.encode())}")
+        digest = digest_of(payload) if digest is None else digest
+        if kind is Kind.EDIT_CLUSTERS:
+            payload = self._stored_samples().with_groups(payload)
         answer = _CHANGES[kind](self, payload)
         # A store whose clock was set back must not make an older key look younger than a newer one.
         time = max(int(1000 * now), self._applied.time)
-        digest = digest_of(payload) if digest is None else digest
         record = Record(kind, self.position, self.epoch, time, key, payload, answer, digest, row)
         self._add(record)
         return record
@@ -264,7 +266,7 @@ class LiveStream:
         try:
             answer: bytes | None = _CHANGES[record.kind](self, record.payload)
         except (InputError, UsageError):
-            # On another type of processor a clustering pass may find other clusters.
+            # If a decision came out otherwise, other samples are stored, and their clusters may differ.
             if record.kind is not Kind.EDIT_CLUSTERS:
                 raise
             answer = None
