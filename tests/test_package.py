@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,9 @@ from typer.testing import CliRunner
 
 import protodcs
 from conftest import random_stream
-from protodcs import Decisions, ProtoDCS, ProtoDCSConfig, StreamDCS
+from protodcs import Decisions, ProtoDCS, ProtoDCSConfig, StreamDCS, StreamDCSConfig
 from protodcs.cli import app
+from protodcs.cli.state import MEANINGS, _flat
 from protodcs.core.streamdcs import constants
 
 ROOT = Path(__file__).parent.parent
@@ -249,20 +251,40 @@ def test_decisions_become_a_data_frame():
 @pytest.fixture
 def state_file(tmp_path):
     prototypes, features, _ = random_stream(samples=220)
-    engine = StreamDCS(prototypes, classes=[f"class {k}" for k in range(7)], encoder="test-encoder")
+    engine = StreamDCS(prototypes, classes=[f"class {k} [new]" for k in range(7)], encoder="test-encoder")
     engine.observe_many(features)
     engine.save(tmp_path / "engine.state")
     return tmp_path / "engine.state"
 
 
-def test_state_show_prints_a_state_for_a_person(state_file):
-    result = CliRunner().invoke(app, ["state", "show", str(state_file)], env={"COLUMNS": "120"})
+def test_state_show_explains_numbers_and_settings(state_file):
+    result = CliRunner().invoke(app, ["state", "show", str(state_file)], env={"COLUMNS": "160"})
     assert result.exit_code == 0
-    for words in ("streamdcs", "test-encoder", "class 0", "sequence", "220", "head weight", "reason", "linear_head"):
+    for words in ("streamdcs", "test-encoder", "class 0 [new]", "220", "samples observed", "all with their defaults"):
         assert words in result.stdout
 
 
-def test_state_show_prints_a_state_for_a_program(state_file):
+def test_state_show_lists_changed_settings_first_with_their_defaults(tmp_path):
+    engine = StreamDCS(np.eye(3, 8), config=StreamDCSConfig(temperature=0.02, history=64))
+    engine.save(tmp_path / "engine.state")
+    result = CliRunner().invoke(app, ["state", "show", str(tmp_path / "engine.state")], env={"COLUMNS": "160"})
+    settings = result.stdout.partition("Settings, 2 of 8 changed")[2]
+    rows = [[cell.strip() for cell in line.split("│")[1:4]] for line in settings.splitlines() if line.startswith("│")]
+    assert rows[:2] == [["temperature", "0.02", "0.01"], ["history", "64", "2048"]]
+    assert all(default == "" for _, _, default in rows[2:])
+
+
+@pytest.mark.parametrize("method", [StreamDCS, ProtoDCS])
+def test_every_number_of_both_methods_has_a_meaning(method):
+    prototypes, features, _ = random_stream(samples=220)
+    engine = method(prototypes)
+    for rows in ([], features):
+        if len(rows):
+            engine.observe_many(rows)
+        assert {*_flat(engine.stats())} - {"method", "classes", "frozen"} <= {*MEANINGS}
+
+
+def test_state_show_prints_json_for_scripts(state_file):
     result = CliRunner().invoke(app, ["state", "show", str(state_file), "--json"])
     report = json.loads(result.stdout)
     assert report["stats"]["sequence"] == 220
@@ -288,6 +310,9 @@ def test_state_show_refuses_a_damaged_file_in_words(state_file):
         (["classify", "missing", "--classes", "demo"], "There is no folder 'missing'"),
         (["state", "show", "{csv}"], "This is not a state file"),
         (["streams", "lst"], "Did you mean 'list'?"),
+        (["clasify"], "Did you mean 'classify'?"),
+        (["state", "shw"], "Did you mean 'show'?"),
+        (["classify", "--clases", "demo"], "Possible options: --classes"),
         (["export", "demmo", "out"], "Unknown encoder 'demmo'. Did you mean 'demo'?"),
     ],
 )
@@ -298,6 +323,28 @@ def test_a_typical_mistake_gets_a_message_that_helps(arguments, message, tmp_pat
     result = CliRunner().invoke(app, [argument.format(**places) for argument in arguments])
     assert result.exit_code in (1, 2)
     assert message in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands_options_and_datasets(shell):
+    def completed(line):
+        environment = {"_PROTODCS_COMPLETE": f"complete_{shell}", "COMP_WORDS": line, "_TYPER_COMPLETE_ARGS": line}
+        environment |= {"COMP_CWORD": str(len(line.split()) - 1), "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+        command = [sys.executable, "-m", "protodcs"]
+        return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True).stdout
+
+    assert "classify" in completed("protodcs cla")
+    assert "--target-false-reject" in completed("protodcs classify --tar")
+    assert "cifar100-c" in completed("protodcs fetch cifar100")
+    script = subprocess.run(
+        [sys.executable, "-m", "protodcs"],
+        env=os.environ | {"_PROTODCS_COMPLETE": f"source_{shell}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=script, text=True, check=True)
 
 
 def test_classify_takes_files_a_limit_a_target_and_writes_parquet(tmp_path):

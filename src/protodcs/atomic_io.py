@@ -5,7 +5,6 @@ The errors are the operating system's; callers say in their own words what could
 
 import errno
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ _LOCK = "lock"
 @contextmanager
 def _draft_of(target: Path) -> Iterator[Path]:
     """A file beside `target` to write to, which then takes its place in one step; after a failure nothing is left."""
-    draft = target.parent / f".{target.name}.{secrets.token_hex(8)}.tmp"
+    draft = target.parent / f".{target.name}.{os.urandom(8).hex()}.tmp"
     try:
         yield draft
         draft.replace(target)

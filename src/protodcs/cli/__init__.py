@@ -27,7 +27,6 @@ app = typer.Typer(
     name="protodcs",
     help="Open-set test-time adaptation for CLIP-style classifiers.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_show_locals=False,
     # Importing rich would take half of the time of `--help`.
     rich_markup_mode=None,

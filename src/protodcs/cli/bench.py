@@ -67,9 +67,8 @@ def run(
         for done in execute(plan, cells, (on_ray if ray else on_this_machine)(jobs)):
             if isinstance(done, Failure):
                 failures.append(done)
-                bar.console.print(
-                    f"[red]failed[/red] {done.cell.task.method_spec.title}: {done.words}", highlight=False
-                )
+                text = f"failed: {done.cell.task.method_spec.title}: {done.words}"
+                bar.console.print(text, style="red", highlight=False, markup=False)
             else:
                 bar.update(
                     task, advance=done.samples, description=f"{done.task.method_spec.title}, {done.task.stream.name}"

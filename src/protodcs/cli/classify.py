@@ -13,7 +13,7 @@ import typer
 
 from ..atomic_io import replace_file
 from ..errors import InputError
-from .screen import console, explained, given_classes, new_table, printable, progress
+from .screen import console, explained, given_classes, new_table, printable, progress, warn_of_boxes
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -198,12 +198,14 @@ def _draw(rows: Sequence[Row], files: Mapping[str, Path], sheet: Path) -> None:
     from ..data import decode
     from ..data.contact_sheet import Picture, contact_sheet, save_sheets
 
+    missing: set[str] = set()
+
     def drawn(chosen: Sequence[Row], title: str) -> "Image.Image":
         pictures = [
             Picture(decode(files[row["file"]]), row["file"], f"{row['p_unknown']:.2f}, near {row['nearest_class']}")
             for row in chosen
         ]
-        return contact_sheet(pictures, f"{title}; below each: p_unknown and the nearest class")
+        return contact_sheet(pictures, f"{title}; below each: p_unknown and the nearest class", missing=missing)
 
     decided = [row for row in rows if row["error"] is None]
     unknown = sorted((row for row in decided if not row["known"]), key=lambda row: (row["score"], row["file"]))
@@ -215,6 +217,7 @@ def _draw(rows: Sequence[Row], files: Mapping[str, Path], sheet: Path) -> None:
     if borderline := rest[:_BORDERLINE]:
         sheets.append(drawn(borderline, f"{len(borderline)} borderline images, known and unknown"))
     save_sheets(sheets, sheet)
+    warn_of_boxes(missing)
 
 
 def _print(report: Mapping[str, Any]) -> None:
@@ -223,9 +226,9 @@ def _print(report: Mapping[str, Any]) -> None:
     table.add_column("images", justify="right")
     for name, count in report["classes"].items():
         table.add_row(name, str(count))
-    table.add_row("[bold]unknown", str(report["unknown"]))
+    table.add_row("unknown", str(report["unknown"]), style="bold")
     if report["unreadable"]:
-        table.add_row("[red]could not be read", str(report["unreadable"]))
+        table.add_row("could not be read", str(report["unreadable"]), style="red")
     console().print(table)
     for key in ("result", "state", "sheet"):
         if key in report:

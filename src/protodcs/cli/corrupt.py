@@ -1,8 +1,6 @@
 """`protodcs corrupt`: write corrupted copies of a set, such as SVHN-C, which exist only as private archives."""
 
 import json
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 from pathlib import Path
 
 import typer
@@ -29,6 +27,10 @@ def corrupt(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object for scripts."),
 ) -> None:
     """Write every image of a dataset with every corruption and severity. Each run gives the same pixels."""
+    # They would make every other command start later.
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from multiprocessing import get_context
+
     from ..data import open_source
     from ..data.corrupted_export import CorruptedExport
 

@@ -12,7 +12,7 @@ import typer
 from ..atomic_io import replace_file
 from ..errors import DataError, InputError
 from .decided import ENDINGS, decide_folder, encode, encode_folder, read_decisions
-from .screen import console, explained, given_classes, new_table
+from .screen import console, explained, given_classes, new_table, warn_of_boxes
 
 if TYPE_CHECKING:
     from ..arrays import Features
@@ -204,7 +204,9 @@ def _sheet(clusters: Sequence["Cluster"], unknown: _Unknown, rows: Sequence[Row]
             first = pictures[-_IMAGES_ON_SHEET]
             pictures[-_IMAGES_ON_SHEET] = Picture(first.image, first.title, f"{title}, {suggested[cluster.id]}?")
     title = f"{min(len(clusters), _CLUSTERS_ON_SHEET)} of {len(clusters)} clusters, one in each row"
-    save_sheets([contact_sheet(pictures, title, columns=_IMAGES_ON_SHEET)], out / "clusters.png")
+    missing: set[str] = set()
+    save_sheets([contact_sheet(pictures, title, columns=_IMAGES_ON_SHEET, missing=missing)], out / "clusters.png")
+    warn_of_boxes(missing)
     return [out / "clusters.png"]
 
 

@@ -9,9 +9,17 @@ from ..errors import DataError, InputError, did_you_mean
 from .screen import console, explained, new_table, progress
 
 
+def _names_starting_with(incomplete: str) -> list[str]:
+    from ..data.origins import ORIGINS
+
+    return [name for name in ORIGINS if name.startswith(incomplete)]
+
+
 @explained
 def fetch(
-    names: list[str] | None = typer.Argument(None, help="Datasets to download. Without names, list them."),
+    names: list[str] | None = typer.Argument(
+        None, help="Datasets to download. Without names, list them.", autocompletion=_names_starting_with
+    ),
     folder: Path | None = typer.Option(None, help="Data folder (default: the one that PROTODCS_DATA names)."),
 ) -> None:
     """Download public datasets from their official addresses, check their hashes and unpack them.

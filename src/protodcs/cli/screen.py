@@ -21,7 +21,8 @@ def console() -> "Console":
     """Return the console for results. Nothing of rich is imported before, so that `--help` is quick."""
     from rich.console import Console
 
-    return Console()
+    # Without markup: a class or file may be called "cup [large]".
+    return Console(markup=False)
 
 
 def explained(command: Callable[..., None]) -> Callable[..., None]:
@@ -88,6 +89,17 @@ def new_table(*columns: str, **options: Any) -> "Table":
     from rich.table import Table
 
     return Table(*columns, title_justify="left", **options)
+
+
+def warn_of_boxes(missing: set[str]) -> None:
+    """Print a warning if a picture has boxes in place of characters that no installed font has."""
+    if missing:
+        shown = " ".join(sorted(missing)[:10])
+        typer.echo(
+            f"warning: no font on this machine has {shown}: they are boxes on the sheet. Install a font for them, such "
+            "as one of the Noto fonts.",
+            err=True,
+        )
 
 
 def printable(file: str) -> str:

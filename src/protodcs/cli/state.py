@@ -12,6 +12,50 @@ from .screen import console, new_table
 if TYPE_CHECKING:
     from rich.table import Table
 
+# What the numbers of `engine.stats()` mean.
+MEANINGS = {
+    "sequence": "samples observed",
+    "learned": "samples learned from; a frozen engine learns from none",
+    "known": "of these, decided as known",
+    "unknown": "of these, decided as unknown",
+    # StreamDCS
+    "share_unknown": "estimated share of unknown samples among recent ones",
+    "threshold": "score below which a sample is unknown",
+    "two_groups": "0 to 1: how clearly the scores form a known and an unknown group",
+    "head_weight": "weight of the linear head in the score; 0: it is not used",
+    "mixture": "two groups of samples; -: they are not detected",
+    "mixture.separation": "distance between the two groups in standard deviations",
+    "reason": "why decisions are less certain than they look; -: no warning",
+    "target_false_reject": "fraction of known samples that may be rejected",
+    "false_reject": "estimated fraction of known samples that are rejected",
+    "corrections": "corrections by `feedback`",
+    "class_bias_slope": "how strongly a shift of the images changes the logits",
+    "class_bias_max": "largest correction of a logit",
+    # ProtoDCS
+    "trusted": "samples that passed the first check",
+    "cached": "samples that changed a class queue",
+    "passed": "samples that passed the gate of evolution",
+    "evolved": "samples that changed the text prototypes",
+    "open_classes": "classes with cached features",
+    "cached_features": "features in all class queues",
+    "waiting": "features that wait for a place in a queue",
+    "openness_median": "median openness of recent samples",
+    "cache_gate": "openness below which a sample is cached",
+    "trust_gate": "openness below which a sample is trusted",
+    "evolution_threshold": "uncertainty below which a sample may change the text prototypes",
+    "cold_threshold": "openness between known and unknown until a mixture fits",
+    "fits": "mixtures that were fitted",
+    "failed_fits": "windows of samples that no mixture fits",
+    "mixture.known.weight": "share of the known component",
+    "mixture.known.mean": "its mean openness",
+    "mixture.known.variance": "its variance",
+    "mixture.unknown.weight": "share of the unknown component",
+    "mixture.unknown.mean": "its mean openness",
+    "mixture.unknown.variance": "its variance",
+    "text_drift_mean": "mean distance of the text prototypes from their start, one minus cosine",
+    "text_drift_max": "largest such distance",
+}
+
 app = typer.Typer(help="Inspect state files.", no_args_is_help=True)
 
 
@@ -61,43 +105,61 @@ def _print(report: dict[str, Any]) -> None:
     names = report["classes"]
     shown = ", ".join(names[:8]) + (f", ... ({len(names) - 8} more)" if len(names) > 8 else "")
     about = {
-        "method": report["method"] + (" (frozen)" if report["frozen"] else ""),
+        "method": report["method"] + (" (frozen: it learns nothing)" if report["frozen"] else ""),
         "written by": f"protodcs {report['package']}, schema {report['schema_version']}, backend {report['backend']}",
         "size": f"{report['bytes']:,} bytes",
         "classes": f"{len(names)}: {shown}",
         "dimension": str(report["dimension"]),
         "encoder": report["encoder"] or "not recorded",
-        "prototypes": f"left out: {report['prototypes']}" if report["prototypes"] else "held",
+        "prototypes": f"left out: {report['prototypes']}" if report["prototypes"] else "in the file",
         "content hash": report["content_hash"],
     }
-    console().print(_table(f"State {report['file']}", about))
-    stats = {k: v for k, v in report["stats"].items() if k not in ("method", "classes", "frozen")}
-    mixture = stats.pop("mixture", None)
-    if mixture:
-        for side in ("known", "unknown"):
-            # StreamDCS has only the distance between the two.
-            if (part := mixture.get(side)) is None:
-                continue
-            stats[f"mixture, {side}"] = (
-                f"weight {part['weight']:.3f}, mean {part['mean']:.4f}, variance {part['variance']:.2e}"
-            )
-        stats["mixture, separation"] = mixture["separation"]
-    for key in [key for key, value in stats.items() if isinstance(value, dict)]:
-        stats |= {f"{key}, {part}": value for part, value in stats.pop(key).items()}
-    console().print(_table("What happened", {key.replace("_", " "): _number(value) for key, value in stats.items()}))
-    console().print(_table("Configuration", {key: str(value) for key, value in report["config"].items()}))
+    table = new_table(title=f"State {report['file']}", show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for key, value in about.items():
+        table.add_row(key, value)
+    console().print(table)
+    console().print(_learned(report["stats"]))
+    console().print(_settings(report["method"], report["config"]))
+
+
+def _learned(stats: dict[str, Any]) -> "Table":
+    """Return what was learned, each number with its meaning."""
+    table = new_table(title="Learned so far")
+    table.add_column("number", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("meaning")
+    for name, value in _flat(stats).items():
+        if name not in ("method", "classes", "frozen"):
+            table.add_row(name, _number(value), MEANINGS.get(name, ""))
+    return table
+
+
+def _flat(stats: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """Return the statistics without nested dictionaries: the names of their entries are joined by a full stop."""
+    flat: dict[str, Any] = {}
+    for name, value in stats.items():
+        flat |= _flat(value, f"{before}{name}.") if isinstance(value, dict) else {before + name: value}
+    return flat
+
+
+def _settings(method: str, config: dict[str, Any]) -> "Table":
+    """Return the settings with their meanings, those that differ from the defaults first."""
+    from .. import methods
+
+    kind = methods.REGISTER[method].config_type
+    fields, defaults = kind.model_fields, kind().model_dump(mode="json")
+    changed = [name for name in fields if config[name] != defaults[name]]
+    title = f"Settings, {len(changed)} of {len(config)} changed" if changed else "Settings, all with their defaults"
+    table = new_table("setting", "value", "default", "meaning", title=title)
+    for name in [*changed, *(name for name in fields if name not in changed)]:
+        default = str(defaults[name]) if name in changed else ""
+        table.add_row(name, str(config[name]), default, fields[name].description, style="bold" if default else "")
+    return table
 
 
 def _number(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.5g}" if isinstance(value, float) else str(value)
-
-
-def _table(title: str, rows: dict[str, str]) -> "Table":
-    table = new_table(title=title, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for key, value in rows.items():
-        table.add_row(key, value)
-    return table

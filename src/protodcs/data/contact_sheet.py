@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
 from ..arrays import Pixels
 from ..errors import InputError
+from .fonts import TextPainter
 
 _PAPER, _INK, _PALE = (255, 255, 255), (20, 20, 20), (110, 110, 110)
 _GAP, _LINE = 10, 15
@@ -22,21 +23,30 @@ class Picture:
     remark: str = ""
 
 
-def contact_sheet(pictures: Sequence[Picture], title: str, columns: int = 8, side: int = 128) -> Image.Image:
-    """Return a page of pictures in rows, each fitted into a square of `side` pixels."""
-    font = ImageFont.load_default(size=11)
+def contact_sheet(
+    pictures: Sequence[Picture], title: str, columns: int = 8, side: int = 128, missing: set[str] | None = None
+) -> Image.Image:
+    """Return a page of pictures in rows, each fitted into a square of `side` pixels.
+
+    Args:
+        pictures: the pictures with their texts.
+        title: the text at the top.
+        columns: number of pictures in a row.
+        side: size of the squares in pixels.
+        missing: gets the characters that no font of this machine has. They are drawn as boxes.
+    """
+    heading, small = TextPainter(14, missing), TextPainter(11, missing)
     columns = max(1, min(columns, len(pictures)))
     rows = -(-len(pictures) // columns)
     cell, height = side + _GAP, side + 2 * _LINE + _GAP
     page = Image.new("RGB", (max(columns * cell + _GAP, 420), rows * height + 4 * _GAP), _PAPER)
-    pen = ImageDraw.Draw(page)
-    pen.text((_GAP, _GAP), title, fill=_INK, font=ImageFont.load_default(size=14))
+    heading.draw(page, (_GAP, _GAP), title, _INK, page.width)
     for number, picture in enumerate(pictures):
         left, top = _GAP + number % columns * cell, 4 * _GAP + number // columns * height
-        small = _fitted(picture.image, side)
-        page.paste(small, (left + (side - small.width) // 2, top + (side - small.height) // 2))
-        pen.text((left, top + side + 1), _cut(picture.title, side, font), fill=_INK, font=font)
-        pen.text((left, top + side + _LINE), _cut(picture.remark, side, font), fill=_PALE, font=font)
+        fitted = _fitted(picture.image, side)
+        page.paste(fitted, (left + (side - fitted.width) // 2, top + (side - fitted.height) // 2))
+        small.draw(page, (left, top + side + 1), picture.title, _INK, side)
+        small.draw(page, (left, top + side + _LINE), picture.remark, _PALE, side)
     return page
 
 
@@ -64,11 +74,3 @@ def _fitted(image: Pixels, side: int) -> Image.Image:
     # Small images are shown by their own pixels, large ones are averaged.
     how = Image.Resampling.NEAREST if factor >= 1 else Image.Resampling.LANCZOS
     return Image.fromarray(image).resize((max(1, round(width * factor)), max(1, round(height * factor))), how)
-
-
-def _cut(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
-    if font.getlength(text) <= width:
-        return text
-    while text and font.getlength(text + "...") > width:
-        text = text[:-1]
-    return text + "..."
