@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from protodcs import OpenSetClassifier, encoders
 from protodcs.cli import app
 from protodcs.demo import KNOWN, DemoStream
 from protodcs.errors import InputError
@@ -167,6 +168,60 @@ def test_the_sdk_of_label_studio_accepts_setup_and_tasks():
         assert setup.validate_prediction(prediction)
         prediction["result"][0]["value"]["choices"] = ["zebra"]
         assert not setup.validate_prediction(prediction)
+
+
+# Labels and states.
+
+
+@pytest.fixture(scope="module")
+def classified(folder, tmp_path_factory):
+    """The result of `protodcs classify`, with the state beside it."""
+    out = tmp_path_factory.mktemp("classified") / "decisions.csv"
+    run("classify", folder, "--classes", CLASSES, "--model", "demo", "--out", out)
+    return out
+
+
+def peeked(state, folder, names):
+    """The labels that an engine with this state gives to images."""
+    classifier = OpenSetClassifier.restored(encoders.load("demo"), state)
+    return [classifier.peek(folder / name).label for name in names]
+
+
+def test_labels_of_a_review_correct_a_state(folder, classified, tmp_path):
+    labels, state, corrected = tmp_path / "labels.csv", classified.with_suffix(".csv.state"), tmp_path / "b.state"
+    run(
+        "review", classified, "--images", folder, "--classes", CLASSES, "--out", labels, answers="cat\nu\ndog\nkey\nq\n"
+    )
+    names = [row["file"] for row in rows_of(labels)]
+    before = peeked(state, folder, names)
+    options = ("--images", folder, "--model", "demo", "--json")
+    report = json.loads(run("state", "correct", state, labels, "--out", corrected, *options).splitlines()[-1])
+    after = peeked(corrected, folder, names)
+    assert after == ["cat", None, "key"]
+    assert before == peeked(state, folder, names)
+    assert report["corrections"] == 3
+    assert report["changed_decisions"] == sum(one != other for one, other in zip(before, after, strict=True)) >= 1
+    run("state", "correct", corrected, labels, *options)
+    assert peeked(corrected, folder, names) == after
+
+
+def test_a_state_takes_no_labels_that_do_not_fit(folder, classified, tmp_path):
+    state, labels = classified.with_suffix(".csv.state"), tmp_path / "labels.csv"
+    options = ("--images", folder, "--model", "demo")
+    content = state.read_bytes()
+    for text, problem in (
+        ("file,label\n000.png,zebra\n", "no class of the state: zebra"),
+        ("file,label\nmissing.png,cat\n", "None of the 1 images can be read"),
+        ("file,label\n", "has no labels"),
+        ("name\n000.png\n", "must have the columns"),
+    ):
+        labels.write_text(text)
+        assert problem in run("state", "correct", state, labels, *options, code=1)
+    labels.write_text("file,label\n000.png,cat\nmissing.png,cat\n")
+    assert "missing.png" in run(
+        "state", "correct", state, labels, "--images", folder, "--model", "demo", "--out", labels
+    )
+    assert state.read_bytes() == content
 
 
 # FiftyOne.

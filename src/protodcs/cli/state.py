@@ -1,13 +1,14 @@
-"""`protodcs state`: look into a state file without writing a program."""
+"""`protodcs state`: look into a state file, or correct it, without writing a program."""
 
+import csv
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..errors import ProtoDCSError
-from .screen import console, new_table
+from ..errors import DataError, InputError, ProtoDCSError, UsageError
+from .screen import console, explained, new_table, printable, tell
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -56,12 +57,12 @@ MEANINGS = {
     "text_drift_max": "largest such distance",
 }
 
-app = typer.Typer(help="Inspect state files.", no_args_is_help=True)
+app = typer.Typer(help="Inspect and correct state files.", no_args_is_help=True)
 
 
 @app.callback()
 def main() -> None:
-    """Inspect state files."""
+    """Inspect and correct state files."""
 
 
 @app.command()
@@ -79,6 +80,58 @@ def show(
         typer.echo(json.dumps(report))
     else:
         _print(report)
+
+
+@app.command()
+@explained
+def correct(
+    file: Path = typer.Argument(..., help="State file, as written by `engine.save` or `protodcs classify`."),
+    labels: Path = typer.Argument(..., help="Labels that `protodcs review` wrote: CSV with the columns file, label."),
+    images: Path | None = typer.Option(None, help="Folder of the images (default: that of the labels)."),
+    model: str = typer.Option("openai/clip-vit-base-patch16", help="Encoder that the state belongs to."),
+    out: Path | None = typer.Option(None, help="Write the corrected state to this file (default: replace FILE)."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object for scripts."),
+) -> None:
+    """Apply labels to a state file: decisions on these images and on similar ones change.
+
+    An empty label means unknown. Images that cannot be read are left out and listed.
+    """
+    from ..classifier import OpenSetClassifier
+    from ..core.streamdcs.engine import StreamDCS
+    from ..encoders import load
+    from .decided import encode
+
+    given = _labels(labels)
+    encoder = load(model)
+    engine = OpenSetClassifier.restored(encoder, file).engine
+    if not isinstance(engine, StreamDCS):
+        raise UsageError(f"The method {engine.name!r} takes no corrections. The state must be of 'streamdcs'.")
+    if missing := sorted({label for label in given.values() if label is not None} - {*engine.classes}):
+        raise InputError(f"{labels} has labels that are no class of the state: {', '.join(missing[:10])}.")
+    folder = labels.parent if images is None else images
+    encoded = encode({name: folder / name for name in given}, encoder, quiet=as_json)
+    if not encoded.names:
+        raise DataError(f"None of the {len(given)} images can be read, such as {folder / next(iter(given))}.")
+    before = [engine.peek(feature).label for feature in encoded.features]
+    for name, feature in zip(encoded.names, encoded.features, strict=True):
+        engine.feedback(feature, given[name])
+    after = [engine.peek(feature).label for feature in encoded.features]
+    engine.save(file if out is None else out)
+    changed = sum(one != other for one, other in zip(before, after, strict=True))
+    report = {"corrections": len(after), "changed_decisions": changed, "state": str(file if out is None else out)}
+    tell(report | {"unreadable": [printable(name) for name in encoded.errors]}, as_json)
+
+
+def _labels(file: Path) -> dict[str, str | None]:
+    """Read the label of each file; None if it is unknown."""
+    with file.open(newline="", encoding="utf-8") as lines:
+        rows = csv.DictReader(lines)
+        if not {"file", "label"} <= {*(rows.fieldnames or ())}:
+            raise DataError(f"{file} must have the columns `file` and `label`. `protodcs review` writes such files.")
+        found = {row["file"]: row["label"] or None for row in rows}
+    if not found:
+        raise DataError(f"{file} has no labels.")
+    return found
 
 
 def _report(file: Path) -> dict[str, Any]:
