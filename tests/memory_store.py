@@ -70,6 +70,7 @@ class MemoryStore:
         self._takeovers: dict[str, float] = {}
         self._taken: dict[str, dict[str, int]] = {}
         self.shared: dict[str, bytes] = {}
+        self.all_notices: list[tuple[str, Notice]] = []
         self.stored_documents: dict[str, dict[str, bytes]] = {}
         # An epoch above those of all streams that were deleted.
         self.past = 0
@@ -196,6 +197,7 @@ class MemoryStore:
         found.journal += records
         found.summary = batch.summary
         found.notices += batch.notices
+        self.all_notices += ((batch.stream, notice) for notice in batch.notices)
         found.log += [entry._replace(has_thumbnail=bool(entry.thumbnail)) for entry in batch.log]
         found.roll_backs += batch.roll_backs
         return True
@@ -320,14 +322,11 @@ class MemoryStore:
         return [notice for notice in found.notices if notice[:2] > (after or (-1, 0)) and notice.time >= (since or 0)]
 
     async def read_tenant_notices(self, tenant: str, after: int, limit: int) -> list[tuple[int, str, Notice]]:
-        found = [(stream, notice) for stream, one in self.content.items() for notice in one.notices]
-        places = enumerate(sorted(found, key=lambda one: one[1].time), 1)
-        return [(at, stream, notice) for at, (stream, notice) in places if at > after and tenant_of(stream) == tenant][
-            :limit
-        ]
+        found = enumerate(self.all_notices, 1)
+        return [(at, stream, one) for at, (stream, one) in found if at > after and tenant_of(stream) == tenant][:limit]
 
-    async def newest_notice(self) -> int:
-        return sum(len(one.notices) for one in self.content.values())
+    async def newest_notice(self, tenant: str) -> int:
+        return len(self.all_notices)
 
     async def read_log(self, stream: str, query: LogQuery) -> LogPage:
         found = self._logged(stream)

@@ -385,3 +385,34 @@ async def test_notices_are_written_with_their_records_or_not_at_all(store):
     await store.put_shared(BLOB, b"blob")
     assert await store.create("s", b"spec", BLOB)
     assert await store.read_notices("s", None) == []
+
+
+@of_every_store
+async def test_notices_of_a_tenant_are_in_the_order_in_which_they_became_durable(store):
+    ends = {}
+    for stream in ("acme/s", "acme/t", "rival/s", "none"):
+        await store.create(stream, b"spec", BLOB)
+        ends[stream] = (await store.acquire(stream, "one", "1")).fence
+
+    async def commit(stream, position):
+        batch = Batch(stream, ends[stream], position, [b"record"], notices=[notice(position), notice(position, 2)])
+        assert await store.commit([batch]) == [None]
+        # The answer was lost, and the batch is sent again.
+        assert await store.commit([batch]) == [None]
+
+    assert await store.read_tenant_notices("acme", 0, 100) == []
+    for stream, position in (("acme/t", 0), ("acme/s", 0), ("rival/s", 0), ("none", 0), ("acme/t", 1)):
+        await commit(stream, position)
+    found = await store.read_tenant_notices("acme", 0, 100)
+    assert [(stream, *one[:2]) for _, stream, one in found] == [
+        ("acme/t", 0, 1), ("acme/t", 0, 2), ("acme/s", 0, 1), ("acme/s", 0, 2), ("acme/t", 1, 1), ("acme/t", 1, 2),
+    ]  # fmt: skip
+    assert found[0][2] == notice(0)
+    ids = [number for number, *_ in found]
+    assert ids == sorted(set(ids))
+    assert await store.read_tenant_notices("acme", ids[1], 2) == found[2:4]
+    newest = await store.newest_notice("acme")
+    assert await store.read_tenant_notices("acme", newest, 100) == []
+    await commit("acme/s", 1)
+    later = await store.read_tenant_notices("acme", newest, 100)
+    assert [one.position for _, _, one in later] == [1, 1]

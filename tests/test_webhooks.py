@@ -17,9 +17,9 @@ from protodcs.serve.store.base import Batch
 from protodcs.serve.store.sqlite import SqliteStore
 from protodcs.serve.workers import webhooks as module
 from protodcs.serve.workers.webhooks import SIGNATURE, Webhooks, resolve, sign, verify
-from store_contract import BLOB
+from store_contract import BLOB, redis_store
 from test_access import Guarded
-from test_service_app import Service, words_of
+from test_service_app import words_of
 from webhook_receiver import receiving
 
 
@@ -259,12 +259,156 @@ def test_routes_create_list_and_delete_webhooks(tmp_path, receiver):
     asyncio.run(run())
 
 
-def test_a_cluster_has_no_webhooks():
-    async def run():
-        service = Service()
-        api = application(service.router._config, service.router, service, None)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://127.0.0.1") as client:
-            assert "cluster" in words_of(await client.get("/v1/webhooks"), 422)
-        await service.client.aclose()
+# On a cluster, several workers share a Redis.
 
-    asyncio.run(run())
+WORKERS = ["worker-0", "worker-1", "worker-2"]
+
+
+class Cluster:
+    """Workers that deliver webhooks, and a stream whose notices they find in Redis."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.workers = {}
+        self.end = 0
+
+    async def open(self):
+        self.store = await redis_store(self.folder)
+        await self.store.set_members(WORKERS)
+        await self.store.put_shared(BLOB, b"blob")
+        await self.store.create("acme/s", b"spec", BLOB)
+        self.fence = (await self.store.acquire("acme/s", "one", "1")).fence
+        for name in WORKERS:
+            await self.start(name)
+
+    async def start(self, name):
+        config = ServeConfig(
+            store="redis://unused", webhook_private_targets=True, webhook_attempts=100, lease_seconds=0.3
+        )
+        store = await redis_store(self.folder)
+        webhooks = self.workers[name] = Webhooks(store, config, name)
+        webhooks.store = store
+        await webhooks.start()
+
+    async def kill(self, name):
+        """End a worker that gives nothing back."""
+        webhooks = self.workers.pop(name)
+        tasks = [webhooks._sharing, *(delivery.task for delivery in webhooks._deliveries.values())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await webhooks.store.close()
+
+    async def notice(self, count=1):
+        for _ in range(count):
+            made = Notice(self.end, 1, 1000, "warning", json.dumps({"warning": "possible_shift"}))
+            assert await self.store.commit([Batch("acme/s", self.fence, self.end, [b"record"], notices=[made])]) == [
+                None
+            ]
+            self.end += 1
+
+    async def deliverers(self):
+        """The workers that deliver something, as soon as there is one for each webhook."""
+        count = len(await self.store.documents("webhook"))
+        while True:
+            found = [name for name, webhooks in self.workers.items() for _ in webhooks._deliveries]
+            if len(found) == count:
+                return found
+            await asyncio.sleep(0.01)
+
+    async def close(self):
+        for webhooks in self.workers.values():
+            await webhooks.close()
+            await webhooks.store.close()
+        await self.store.close()
+
+
+@pytest.fixture
+def on_cluster(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_LOOK_ON_CLUSTER", 0.02)
+
+    def run(work):
+        async def inside():
+            cluster = Cluster(tmp_path)
+            await cluster.open()
+            try:
+                await work(cluster)
+            finally:
+                await cluster.close()
+
+        asyncio.run(asyncio.wait_for(inside(), 300))
+
+    return run
+
+
+def positions(receiver):
+    return [json.loads(body)["position"] for *_, body in receiver.deliveries]
+
+
+def test_one_worker_of_a_cluster_delivers_a_webhook_that_another_one_created(on_cluster, receiver):
+    async def work(cluster):
+        await cluster.notice()
+        webhook = await cluster.workers["worker-1"].create("acme", receiver.url, ALL, None)
+        await cluster.notice(20)
+        await received(receiver, 20)
+        # Several leases later it is still one worker, and nothing is sent twice.
+        (deliverer,) = await cluster.deliverers()
+        await asyncio.sleep(1)
+        assert await cluster.deliverers() == [deliverer]
+        await cluster.notice(5)
+        await received(receiver, 25)
+        assert positions(receiver) == list(range(1, 26))
+        other = next(name for name in WORKERS if name != deliverer)
+        assert await cluster.workers[other].of_tenant("acme") == [webhook]
+        await cluster.workers[other].delete(webhook)
+        while cluster.workers[deliverer]._deliveries:
+            await asyncio.sleep(0.01)
+        for kind in ("webhook", "webhook-cursor", "dead-letter"):
+            assert await cluster.store.documents(kind) == {}
+
+    on_cluster(work)
+
+
+@pytest.mark.parametrize("how", ["kill", "close"])
+def test_another_worker_goes_on_with_the_webhooks_of_one_that_stopped(on_cluster, receiver, how):
+    async def work(cluster):
+        await cluster.workers["worker-0"].create("acme", receiver.url, ALL, None)
+        for _ in range(4):
+            (deliverer,) = await cluster.deliverers()
+            before = cluster.end
+            # The receiver rejects one of them for a while, so that the worker stops in the middle.
+            receiver.statuses = [200] * 3 + [503] * 5
+            await cluster.notice(10)
+            await received(receiver, len(receiver.deliveries) + 5)
+            if how == "kill":
+                await cluster.kill(deliverer)
+            else:
+                webhooks = cluster.workers.pop(deliverer)
+                await webhooks.close()
+                await webhooks.store.close()
+            while cluster.end - 1 not in positions(receiver):
+                await asyncio.sleep(0.01)
+            assert set(positions(receiver)) >= set(range(before, cluster.end))
+            await cluster.start(deliverer)
+        # Each first arrives after all before it. Some came twice, because their confirmation was lost.
+        assert list(dict.fromkeys(positions(receiver))) == list(range(cluster.end))
+
+    on_cluster(work)
+
+
+def test_a_worker_that_cannot_renew_its_lease_sends_nothing(on_cluster, receiver):
+    async def work(cluster):
+        await cluster.workers["worker-0"].create("acme", receiver.url, ALL, None)
+        (deliverer,) = await cluster.deliverers()
+        stuck = cluster.workers[deliverer]
+        # It hangs at its store, and another worker takes the lease.
+        stuck._sharing.cancel()
+        while not any(one._deliveries for name, one in cluster.workers.items() if name != deliverer):
+            await asyncio.sleep(0.01)
+        await cluster.notice(10)
+        await received(receiver, 10)
+        stuck.wake()
+        await asyncio.sleep(0.5)
+        assert positions(receiver) == list(range(10))
+
+    on_cluster(work)

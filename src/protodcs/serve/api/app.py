@@ -18,7 +18,7 @@ from ..access.sessions import Sessions
 from ..settings import ServeConfig
 from ..telemetry.readiness import Readiness
 from ..workers.router import Router
-from ..workers.webhooks import Webhooks
+from ..workers.webhooks import WebhookControl
 from . import docs_page
 from .audit_middleware import AuditMiddleware
 from .class_names import ClassNameEncoder
@@ -73,9 +73,9 @@ def application(
     router: Router,
     control: Control,
     encoding: Encoding | None,
-    webhooks: Webhooks | None = None,
+    webhooks: WebhookControl,
 ) -> FastAPI:
-    """Return the application over a router and a runtime, with an encoder and webhooks if there are any."""
+    """Return the application over a router and a runtime, with an encoder if there is one."""
     api = FastAPI(title="ProtoDCS", version=__version__, description=_DESCRIPTION, openapi_url=None)
     limits = Limits(config, control.count_streams)
     keys = None if config.keys is None else Keys.open(config.keys)

@@ -18,7 +18,7 @@ from ..store.base import ListedStream
 from ..stream.records import LONGEST_KEY
 from ..telemetry.readiness import Readiness
 from ..workers.router import Router
-from ..workers.webhooks import Webhooks
+from ..workers.webhooks import WebhookControl
 from .class_names import ClassNameEncoder
 from .errors import InternalError
 from .schemas import Change
@@ -97,7 +97,7 @@ class Services:
     readiness: Readiness
     sessions: Sessions | None
     feeds: "Feeds"
-    webhooks: Webhooks | None
+    webhooks: WebhookControl
     thumbnails: "ThumbnailMaker | None"
 
 

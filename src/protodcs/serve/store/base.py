@@ -376,6 +376,17 @@ class Store(Protocol):
         """
         ...
 
+    async def read_tenant_notices(self, tenant: str, after: int, limit: int) -> list[tuple[int, str, Notice]]:
+        """Return notices of a tenant whose ids are above `after`: id, stream and content, in the order of ids.
+
+        Ids grow in the order in which the notices became durable.
+        """
+        ...
+
+    async def newest_notice(self, tenant: str) -> int:
+        """Return an id that no notice of a tenant exceeds, and that every later one will exceed."""
+        ...
+
     async def read_thumbnail(self, stream: str, position: int) -> bytes | None:
         """Return the thumbnail of a decision; None if there is none. Raises UnknownStreamError."""
         ...

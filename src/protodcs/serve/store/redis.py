@@ -128,6 +128,11 @@ _EXEC: Final = _command(b"EXEC")
 # A call of `append` up to its first log entry: number of parts, script, five keys, fence, position, tenant, summary,
 # roll-backs and number of log entries.
 _APPEND: Final = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n5\r\n" + 11 * b"$%d\r\n%b\r\n"
+# Notices that are stored for the webhooks of a tenant, at least; and for how long after the newest one.
+_TENANT_NOTICES: Final = 10_000
+_TENANT_NOTICE_MILLISECONDS: Final = 30 * 24 * 3_600_000
+# Redis names entries of a tenant's notices by milliseconds and a number among those of one millisecond.
+_NUMBER_BITS: Final = 20
 # Log entries that are read or deleted in one round trip.
 _LOG_CHUNK: Final = 1000
 
@@ -252,7 +257,7 @@ class RedisStore:
         self._documents = start + b"documents:"
         self._members, self._taken, self._takeover = start + b"members", start + b"taken:", start + b"takeover:"
         self._log, self._roll_backs = start + b"log:", start + b"roll-backs:"
-        self._notices = start + b"notices:"
+        self._notices, self._tenant_notices = start + b"notices:", start + b"tenant-notices:"
         # Streams that have got log entries since they were last trimmed.
         self._grown: set[str] = set()
 
@@ -427,8 +432,9 @@ class RedisStore:
                 return 1
             packed = [part for notice in write.notices for part in (_notice_id(notice), _packed_notice(notice))]
             script, notices = self._scripts["notice"].digest, self._notices + name
-            most = b"%d" % MAX_NOTICES
-            request += _command(b"EVALSHA", script, b"3", meta, journal, notices, fence, most, *packed)
+            limits = (b"%d" % MAX_NOTICES, b"%d" % _TENANT_NOTICES, b"%d" % _TENANT_NOTICE_MILLISECONDS)
+            notice_keys = (meta, journal, notices, self._tenant_notices + tenant)
+            request += _command(b"EVALSHA", script, b"4", *notice_keys, fence, *limits, name, *packed)
             return 2
         digest, ready = self._scripts["checkpoint"].digest, self._ready + name
         request += _command(b"SET", ready, write.snapshot)
@@ -598,6 +604,21 @@ class RedisStore:
         found = await self._ask(b"XRANGE", self._notices + _bytes(stream), first, b"+")
         notices = [_unpacked_notice(name, fields[1]) for name, fields in found]
         return [notice for notice in notices if notice.time >= (since or 0)]
+
+    async def read_tenant_notices(self, tenant: str, after: int, limit: int) -> list[tuple[int, str, Notice]]:
+        """Return notices of a tenant whose ids are above `after`: id, stream and content, in the order of ids."""
+        first = b"(%d-%d" % (after >> _NUMBER_BITS, after & ((1 << _NUMBER_BITS) - 1))
+        key = self._tenant_notices + _bytes(tenant)
+        found = await self._ask(b"XRANGE", key, first, b"+", b"COUNT", b"%d" % limit)
+        return [
+            (_tenant_notice_id(name), _text(stream), _unpacked_notice(place, data))
+            for name, (_, stream, _, place, _, data) in found
+        ]
+
+    async def newest_notice(self, tenant: str) -> int:
+        """Return the id of the newest notice of a tenant; 0 if there is none."""
+        found = await self._ask(b"XREVRANGE", self._tenant_notices + _bytes(tenant), b"+", b"-", b"COUNT", b"1")
+        return _tenant_notice_id(found[0][0]) if found else 0
 
     async def read_thumbnail(self, stream: str, position: int) -> bytes | None:
         """Return None: Redis stores no images."""
@@ -803,6 +824,12 @@ def _packed_notice(notice: Notice) -> bytes:
 def _unpacked_notice(name: bytes, data: bytes) -> Notice:
     position, number = map(int, name.split(b"-"))
     return Notice(position - 1, number, *json.loads(data))
+
+
+def _tenant_notice_id(name: bytes) -> int:
+    """Return the id of an entry among a tenant's notices as one number."""
+    milliseconds, number = map(int, name.split(b"-"))
+    return (milliseconds << _NUMBER_BITS) + number
 
 
 def _log_id(position: int) -> bytes:

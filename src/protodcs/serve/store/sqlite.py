@@ -523,8 +523,8 @@ class SqliteStore:
         names = {number: self._one("SELECT id FROM streams WHERE number = ?", number) for _, number, _ in found}
         return [(place, _text(names[number]), notice) for place, number, notice in found]
 
-    async def newest_notice(self) -> int:
-        """Return the id of the newest notice."""
+    async def newest_notice(self, tenant: str) -> int:
+        """Return the id of the newest notice. All tenants share the ids."""
         return await self._call(self._notices.newest)
 
     async def read_thumbnail(self, stream: str, position: int) -> bytes | None:

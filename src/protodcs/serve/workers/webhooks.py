@@ -4,6 +4,9 @@ Each webhook has a durable place among the notices, which the store keeps in the
 notice is sent again until the receiver confirms it, or goes to the dead letters after some attempts; only then comes
 the next one. So a receiver gets every notice at least once and in order, also if the service dies at any moment.
 
+Each webhook has one deliverer: the worker that holds its lease. If that worker stops, another one takes the lease, goes
+on at the stored place, and sends what was under way a second time.
+
 Tenants choose the addresses, so a delivery must never reach this machine or a private network: the address is resolved
 once, checked, and connected to. Redirects are not followed.
 """
@@ -19,14 +22,17 @@ import secrets
 import socket
 import ssl
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import SplitResult, urlsplit
 
-from ...errors import ConfigError, InputError, ProtoDCSError, StoreError
+from ...errors import InputError, ProtoDCSError, StoreError
 from ...version import __version__
-from ..log.notices import Notice
 from ..settings import ServeConfig
+from ..store.base import Store
 from ..telemetry import logs
+from .ring import Ring
 
 _log = logging.getLogger(__name__)
 
@@ -38,38 +44,14 @@ _KIND, _CURSOR, _DEAD = "webhook", "webhook-cursor", "dead-letter"
 _PAGE = 100
 # Commits wake the deliveries. This is for what they might miss. Seconds.
 _LOOK_ANYWAY = 5.0
+# On a cluster, other workers commit too. Seconds between two looks for new notices.
+_LOOK_ON_CLUSTER = 1.0
+# A lease is renewed so many times before it ends.
+_LOOKS_PER_LEASE = 3
 # Pauses between attempts double from the first to the last, in seconds.
 _FIRST_PAUSE, _LAST_PAUSE = 1.0, 300.0
 _TIMEOUT = 10.0
 _MAX_URL = 2000
-
-
-class NoticeStore(Protocol):
-    """What webhooks need of a store. Only that of a service in one process has it."""
-
-    async def add_document(self, kind: str, name: str, data: bytes) -> bytes:
-        """Store a document unless there is one of this name."""
-        ...
-
-    async def put_document(self, kind: str, name: str, data: bytes) -> None:
-        """Store a document in place of any other of this name."""
-        ...
-
-    async def documents(self, kind: str) -> dict[str, bytes]:
-        """Return all documents of a kind, by name."""
-        ...
-
-    async def delete_document(self, kind: str, name: str) -> bool:
-        """Delete a document. Return whether there was one."""
-        ...
-
-    async def read_tenant_notices(self, tenant: str, after: int, limit: int) -> list[tuple[int, str, Notice]]:
-        """Return notices of a tenant whose ids are above `after`."""
-        ...
-
-    async def newest_notice(self) -> int:
-        """Return the id of the newest notice."""
-        ...
 
 
 class Webhook(NamedTuple):
@@ -107,121 +89,218 @@ class _RejectedError(ProtoDCSError):
     """A delivery that the receiver did not confirm."""
 
 
+class WebhookControl(Protocol):
+    """What routes need of webhooks."""
+
+    async def create(self, tenant: str, url: str, events: list[str], streams: list[str] | None) -> Webhook:
+        """Create a webhook for all notices from now on. Raise InputError if its address may not be used."""
+        ...
+
+    async def of_tenant(self, tenant: str) -> list[Webhook]:
+        """Return the webhooks of a tenant, oldest first."""
+        ...
+
+    async def delete(self, webhook: Webhook) -> None:
+        """Delete a webhook with its dead letters."""
+        ...
+
+    async def dead_letters(self, webhook: Webhook) -> list[dict[str, Any]]:
+        """Return the deliveries that were given up, oldest first."""
+        ...
+
+
+class _Delivery:
+    """A webhook whose lease this worker holds.
+
+    Attributes:
+        wake: set if there may be new notices.
+        lease_end: when the lease ends, by the monotonic clock. Nothing is sent after that.
+        task: sends the notices.
+    """
+
+    def __init__(self, lease_end: float):
+        self.wake = asyncio.Event()
+        self.lease_end = lease_end
+        self.task: asyncio.Task[None] | None = None
+
+    def check_lease(self) -> None:
+        """Raise StoreError if the lease may be another worker's by now."""
+        if time.monotonic() >= self.lease_end:
+            raise StoreError("the lease of a webhook was not renewed in time")
+
+
 class Webhooks:
-    """All webhooks of a service in one process.
+    """The webhooks of all tenants, and deliveries of those whose lease this worker holds.
 
     Args:
         store: where webhooks, their places and dead letters are stored.
         config: the settings of the service.
+        worker: the name of the worker.
     """
 
-    def __init__(self, store: NoticeStore, config: ServeConfig):
+    def __init__(self, store: Store, config: ServeConfig, worker: str = "worker-0"):
         self._store = store
+        self._worker = worker
+        self._incarnation = secrets.token_hex(8)
         self._attempts = config.webhook_attempts
         self._allow_private = config.webhook_private_targets
-        self._webhooks: dict[str, Webhook] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._wakes: dict[str, asyncio.Event] = {}
+        self._lease_seconds = config.lease_seconds
+        # In the process of the only worker, commits wake the deliveries.
+        self._poll_seconds = _LOOK_ANYWAY if config.is_single else _LOOK_ON_CLUSTER
+        # Webhooks that exist, and since when this worker knows them.
+        self._known: dict[str, float] = {}
+        self._deliveries: dict[str, _Delivery] = {}
+        self._sharing: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
 
     async def start(self) -> None:
         """Go on with the deliveries."""
-        for data in (await self._store.documents(_KIND)).values():
-            self._begin(Webhook(**json.loads(data)))
+        self._sharing = asyncio.create_task(self._share_forever())
 
     async def close(self) -> None:
-        """Stop the deliveries. What was not confirmed is sent again after the next start."""
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        """Stop the deliveries. What was not confirmed is sent again, by another worker or after the next start."""
+        if self._sharing is not None:
+            self._sharing.cancel()
+            await asyncio.gather(self._sharing, return_exceptions=True)
+        held = list(self._deliveries)
+        await asyncio.gather(*map(self._stop, held))
+        with suppress(StoreError):
+            for document in held:
+                await self._store.resign(_lease(document), self._incarnation)
 
     def wake(self) -> None:
         """Have all webhooks look for new notices."""
-        for wake in self._wakes.values():
-            wake.set()
+        for delivery in self._deliveries.values():
+            delivery.wake.set()
 
     # What routes need.
 
     async def create(self, tenant: str, url: str, events: list[str], streams: list[str] | None) -> Webhook:
         """Create a webhook for all notices from now on. Raise InputError if its address may not be used."""
-        if sum(webhook.tenant == tenant for webhook in self._webhooks.values()) >= MAX_WEBHOOKS:
+        if len(await self.of_tenant(tenant)) >= MAX_WEBHOOKS:
             raise InputError(f"There are {MAX_WEBHOOKS} webhooks, which is the limit. Delete one first.")
         await asyncio.to_thread(resolve, url, self._allow_private)
         webhook = Webhook(
             secrets.token_hex(8), tenant, url, events, streams, f"whsec_{secrets.token_urlsafe(32)}", time.time()
         )
-        newest = await self._store.newest_notice()
+        newest = await self._store.newest_notice(tenant)
         await self._store.put_document(_CURSOR, webhook.document, b"%d" % newest)
         await self._store.put_document(_KIND, webhook.document, json.dumps(webhook._asdict()).encode())
-        self._begin(webhook)
+        self._changed.set()
         return webhook
 
-    def of_tenant(self, tenant: str) -> list[Webhook]:
+    async def of_tenant(self, tenant: str) -> list[Webhook]:
         """Return the webhooks of a tenant, oldest first."""
-        found = [webhook for webhook in self._webhooks.values() if webhook.tenant == tenant]
+        found = [webhook for webhook in await self._stored() if webhook.tenant == tenant]
         return sorted(found, key=lambda webhook: webhook.created)
 
-    def find(self, tenant: str, name: str) -> Webhook | None:
-        """Return a webhook of a tenant; None if there is none of this id."""
-        return self._webhooks.get(f"{tenant}/{name}")
-
     async def delete(self, webhook: Webhook) -> None:
-        """Delete a webhook with its dead letters."""
-        document = webhook.document
-        self._webhooks.pop(document, None)
-        self._wakes.pop(document, None)
-        task = self._tasks.pop(document, None)
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        await self._store.delete_document(_KIND, document)
-        await self._store.delete_document(_CURSOR, document)
-        for name in await self._dead_names(webhook):
-            await self._store.delete_document(_DEAD, name)
+        """Delete a webhook with its dead letters. Its deliverer, if it is another worker, stops within seconds."""
+        await self._store.delete_document(_KIND, webhook.document)
+        await self._forget(webhook.document)
 
     async def dead_letters(self, webhook: Webhook) -> list[dict[str, Any]]:
         """Return the deliveries that were given up, oldest first."""
         stored = await self._store.documents(_DEAD)
-        return [json.loads(stored[name]) for name in await self._dead_names(webhook)]
+        return [json.loads(stored[name]) for name in _dead_names(webhook.document, stored)]
+
+    async def _stored(self) -> list[Webhook]:
+        return [Webhook(**json.loads(data)) for data in (await self._store.documents(_KIND)).values()]
+
+    # Leases.
+
+    async def _share_forever(self) -> None:
+        """Hold the leases of some webhooks, so that each has one worker that delivers."""
+        while True:
+            self._changed.clear()
+            try:
+                await self._share()
+            except StoreError as problem:
+                _log.warning("the webhooks cannot be read", extra=logs.with_fields(problem=str(problem)))
+            except Exception:
+                _log.exception("the webhooks cannot be shared")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), self._lease_seconds / _LOOKS_PER_LEASE)
+
+    async def _share(self) -> None:
+        webhooks = {webhook.document: webhook for webhook in await self._stored()}
+        now = time.monotonic()
+        self._known = {document: self._known.get(document, now) for document in webhooks}
+        for document in self._deliveries.keys() - webhooks.keys():
+            await self._forget(document)
+        members = Ring([*(await self._store.members() or []), self._worker])
+        for document, webhook in webhooks.items():
+            # The others leave the worker that the ring names first enough time to take the lease.
+            waited = now - self._known[document] >= self._lease_seconds
+            if document in self._deliveries or waited or members.first(document) == self._worker:
+                await self._take(webhook)
+
+    async def _take(self, webhook: Webhook) -> None:
+        """Take or renew the lease of a webhook, and deliver its notices if that succeeds."""
+        document, asked = webhook.document, time.monotonic()
+        lease = await self._store.renew(_lease(document), self._incarnation, self._lease_seconds)
+        if lease.holder not in (None, self._incarnation):
+            await self._stop(document)
+            return
+        lease_end = asked + self._lease_seconds
+        delivery = self._deliveries.get(document)
+        if delivery is None:
+            delivery = self._deliveries[document] = _Delivery(lease_end)
+            delivery.task = asyncio.create_task(self._deliver_all(webhook, delivery))
+        delivery.lease_end = lease_end
+
+    async def _stop(self, document: str) -> None:
+        delivery = self._deliveries.pop(document, None)
+        if delivery is not None and delivery.task is not None:
+            delivery.task.cancel()
+            await asyncio.gather(delivery.task, return_exceptions=True)
+
+    async def _forget(self, document: str) -> None:
+        """Stop the deliveries of a webhook that was deleted, and delete what is left of it."""
+        await self._stop(document)
+        await self._store.delete_document(_CURSOR, document)
+        for name in _dead_names(document, await self._store.documents(_DEAD)):
+            await self._store.delete_document(_DEAD, name)
 
     # Deliveries.
 
-    def _begin(self, webhook: Webhook) -> None:
-        self._webhooks[webhook.document] = webhook
-        self._wakes[webhook.document] = asyncio.Event()
-        self._tasks[webhook.document] = asyncio.create_task(self._deliver_all(webhook))
-
-    async def _deliver_all(self, webhook: Webhook) -> None:
+    async def _deliver_all(self, webhook: Webhook, delivery: _Delivery) -> None:
         """Send notices, one after the other, for ever."""
-        wake = self._wakes[webhook.document]
         while True:
-            wake.clear()
+            delivery.wake.clear()
             try:
-                await self._deliver_new(webhook)
+                await self._deliver_new(webhook, delivery)
             except StoreError as problem:
                 _log.warning("a webhook cannot read its notices", extra=logs.with_fields(problem=str(problem)))
             except Exception:
                 _log.exception("a webhook failed")
-            try:
-                await asyncio.wait_for(wake.wait(), _LOOK_ANYWAY)
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                await asyncio.wait_for(delivery.wake.wait(), self._poll_seconds)
 
-    async def _deliver_new(self, webhook: Webhook) -> None:
-        cursor = int((await self._store.documents(_CURSOR)).get(webhook.document, b"0"))
+    async def _deliver_new(self, webhook: Webhook, delivery: _Delivery) -> None:
+        delivery.check_lease()
+        # Read again each time: after the lease was lost, another worker may have sent some.
+        cursors = await self._store.documents(_CURSOR)
+        if webhook.document not in cursors:
+            # It was deleted.
+            return
+        cursor = int(cursors[webhook.document])
         while page := await self._store.read_tenant_notices(webhook.tenant, cursor, _PAGE):
             for number, stream, notice in page:
                 name = stream.rpartition("/")[2]
                 content = notice.described()
                 if webhook.wants(name, content.get("warning", "guard")):
                     body = {"id": f"{webhook.id}.{number}", "event": notice.kind, "stream": name, **content}
-                    await self._deliver(webhook, number, body)
+                    await self._deliver(webhook, delivery, number, body)
                 cursor = number
+                delivery.check_lease()
                 await self._store.put_document(_CURSOR, webhook.document, b"%d" % cursor)
 
-    async def _deliver(self, webhook: Webhook, number: int, body: dict[str, Any]) -> None:
+    async def _deliver(self, webhook: Webhook, delivery: _Delivery, number: int, body: dict[str, Any]) -> None:
         """Send one notice until it is confirmed, or store it as a dead letter."""
         pause = _FIRST_PAUSE
         for attempt in range(1, self._attempts + 1):
+            delivery.check_lease()
             try:
                 await asyncio.to_thread(self._send, webhook, body)
                 return
@@ -233,7 +312,7 @@ class Webhooks:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LAST_PAUSE)
         letter = {"delivery": body, "error": problem, "attempts": self._attempts, "time": int(1000 * time.time())}
-        names = await self._dead_names(webhook)
+        names = _dead_names(webhook.document, await self._store.documents(_DEAD))
         await self._store.put_document(_DEAD, f"{webhook.document}/{number:016d}", json.dumps(letter).encode())
         for name in names[: len(names) + 1 - MAX_DEAD_LETTERS]:
             await self._store.delete_document(_DEAD, name)
@@ -257,9 +336,15 @@ class Webhooks:
         if not 200 <= status < 300:
             raise _RejectedError(f"The receiver answered with status {status}.")
 
-    async def _dead_names(self, webhook: Webhook) -> list[str]:
-        prefix = f"{webhook.document}/"
-        return [name for name in await self._store.documents(_DEAD) if name.startswith(prefix)]
+
+def _dead_names(document: str, stored: Iterable[str]) -> list[str]:
+    """Return those of some names that belong to the dead letters of a webhook."""
+    return [name for name in stored if name.startswith(f"{document}/")]
+
+
+def _lease(document: str) -> str:
+    """Return the name of the lease of a webhook. No worker has such a name."""
+    return f"webhook/{document}"
 
 
 class Target(NamedTuple):
@@ -366,10 +451,3 @@ def verify(secret: str, body: bytes, signature: str, max_age: float = 300.0) -> 
         return False
     same = hmac.compare_digest(sign(secret, body, moment), signature)
     return same and abs(time.time() - moment) <= max_age
-
-
-def check_cluster_has_none(webhooks: "Webhooks | None") -> "Webhooks":
-    """Return the webhooks. Raise ConfigError on a cluster, which has none."""
-    if webhooks is None:
-        raise ConfigError("A cluster has no webhooks. Follow `GET /v1/events` instead.")
-    return webhooks

@@ -8,7 +8,7 @@ from pydantic import AwareDatetime, BaseModel, Field
 
 from ...access.problems import ProblemError
 from ...access.rules import requires
-from ...workers.webhooks import Webhook, Webhooks, check_cluster_has_none
+from ...workers.webhooks import Webhook
 from ..context import Context, RequestContext
 from ..json_parsing import JsonRoute
 from ..openapi import LOCATION, problems
@@ -74,7 +74,7 @@ class DeadLetters(BaseModel):
 @requires("admin", "create webhook", max_body=2**18)
 async def create(body: NewWebhook, context: Context) -> CreatedWebhook:
     """Create a webhook. It gets all notices from now on."""
-    webhooks = _webhooks(context)
+    webhooks = context.services.webhooks
     made = await webhooks.create(context.tenant, body.url, list(dict.fromkeys(body.events)), body.streams)
     context.response.headers["Location"] = f"/v1/webhooks/{made.id}"
     return CreatedWebhook(**_status(made).model_dump(), secret=made.secret)
@@ -84,40 +84,38 @@ async def create(body: NewWebhook, context: Context) -> CreatedWebhook:
 @requires("admin", "list webhooks", audited=False)
 async def list_(context: Context) -> WebhookList:
     """Return the caller's webhooks."""
-    return WebhookList(webhooks=[_status(webhook) for webhook in _webhooks(context).of_tenant(context.tenant)])
+    return WebhookList(
+        webhooks=[_status(webhook) for webhook in await context.services.webhooks.of_tenant(context.tenant)]
+    )
 
 
 @router.get("/v1/webhooks/{webhook}", responses=problems(404))
 @requires("admin", "list webhooks", audited=False)
 async def status(webhook: WebhookPath, context: Context) -> WebhookStatus:
     """Return a webhook."""
-    return _status(_found(context, webhook))
+    return _status(await _found(context, webhook))
 
 
 @router.delete("/v1/webhooks/{webhook}", status_code=204, responses=problems(404))
 @requires("admin", "delete webhook")
 async def delete(webhook: WebhookPath, context: Context) -> None:
     """Delete a webhook with its dead letters."""
-    await _webhooks(context).delete(_found(context, webhook))
+    await context.services.webhooks.delete(await _found(context, webhook))
 
 
 @router.get("/v1/webhooks/{webhook}/dead-letters", responses=problems(404))
 @requires("admin", "list webhooks", audited=False)
 async def dead_letters(webhook: WebhookPath, context: Context) -> DeadLetters:
     """Return deliveries that were given up after all attempts: the newest 100."""
-    found = await _webhooks(context).dead_letters(_found(context, webhook))
+    found = await context.services.webhooks.dead_letters(await _found(context, webhook))
     return DeadLetters(items=[DeadLetter(**letter) for letter in found])
 
 
-def _webhooks(context: RequestContext) -> Webhooks:
-    return check_cluster_has_none(context.services.webhooks)
-
-
-def _found(context: RequestContext, name: str) -> Webhook:
-    webhook = _webhooks(context).find(context.tenant, name)
-    if webhook is None:
-        raise ProblemError("webhook_not_found", f"There is no webhook {name[:100]!r}.")
-    return webhook
+async def _found(context: RequestContext, name: str) -> Webhook:
+    for webhook in await context.services.webhooks.of_tenant(context.tenant):
+        if webhook.id == name:
+            return webhook
+    raise ProblemError("webhook_not_found", f"There is no webhook {name[:100]!r}.")
 
 
 def _status(webhook: Webhook) -> WebhookStatus:

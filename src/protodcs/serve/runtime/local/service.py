@@ -67,7 +67,7 @@ class LocalService:
         store: where its streams are.
         config: the settings of the service.
         encoder: None if the service accepts features only.
-        webhooks: None if nobody may create any.
+        webhooks: the webhooks of all tenants.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class LocalService:
         store: Store,
         config: ServeConfig,
         encoder: encoders.Encoder | None,
-        webhooks: Webhooks | None = None,
+        webhooks: Webhooks,
     ):
         self._worker = worker
         self._store = store
@@ -92,7 +92,7 @@ class LocalService:
 
     def _committed(self, stream: str, position: int, noticed: bool) -> None:
         self._feeds.committed(stream, position)
-        if noticed and self.webhooks is not None:
+        if noticed:
             self.webhooks.wake()
 
     async def _call(self, _: str, requests: list[Request]) -> list[Reply]:
@@ -216,12 +216,11 @@ async def _serve(config: ServeConfig, listener: socket.socket, ready: Callable[[
     # Before the encoder, which may take long to load: that the folder is in use should be known at once.
     store = SqliteStore(config.store.removeprefix("sqlite:"))
     worker = Worker(_WORKER, store, config)
-    webhooks: Webhooks | None = None
+    webhooks = Webhooks(store, config)
     try:
         encoder = None
         if config.encoder is not None:
             encoder = encoders.load(config.encoder, device=config.device, batch_size=config.batch_size)
-        webhooks = Webhooks(store, config)
         service = LocalService(worker, store, config, encoder, webhooks)
         await worker.start()
         await webhooks.start()
@@ -229,8 +228,7 @@ async def _serve(config: ServeConfig, listener: socket.socket, ready: Callable[[
             service.listen_for_prometheus(config.host, config.metrics_port)
         await _serve_http(config, service.api, listener, ready, worker, store)
     finally:
-        if webhooks is not None:
-            await webhooks.close()
+        await webhooks.close()
         await worker.close()
 
 

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError, TaskCancelledError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ....errors import ConfigError, StoreError
+from ....errors import ConfigError, InputError, StoreError
 from ...messages import STOPPING, Outcome, Reply, Request
 from ...settings import ServeConfig
 from ...store import Store, open_store
@@ -28,6 +28,7 @@ from ...telemetry import logs, traces
 from ...telemetry.gathering import PERIOD, Gathering, gather_forever
 from ...telemetry.metrics import Families, families
 from ...workers.router import WorkerLostError
+from ...workers.webhooks import Webhook, Webhooks
 from ...workers.worker import Worker
 from ..startup import freeze_startup_objects
 
@@ -52,6 +53,7 @@ class WorkerActor:
         self._name = name
         self._config = ServeConfig(**settings)
         self._starting: asyncio.Task[Worker] | None = None
+        self._webhooks: Webhooks | None = None
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
         begin(self._config, name)
@@ -67,6 +69,10 @@ class WorkerActor:
         store = await open_store(self._config)
         worker = Worker(self._name, store, self._config)
         await worker.start()
+        webhooks = Webhooks(store, self._config, self._name)
+        worker.on_commit = lambda _stream, _position, noticed: webhooks.wake() if noticed else None
+        await webhooks.start()
+        self._webhooks = webhooks
         return worker
 
     async def handle(self, requests: list[Request]) -> list[Reply]:
@@ -89,6 +95,8 @@ class WorkerActor:
     async def drain(self, removed: bool) -> None:
         """Put all streams to sleep and let the store go."""
         worker = await self._worker()
+        if self._webhooks is not None:
+            await self._webhooks.close()
         await worker.drain(_REMOVED if removed else STOPPING)
 
     async def list_streams(self, tenant: str, after: str | None, limit: int) -> list[ListedStream]:
@@ -102,6 +110,11 @@ class WorkerActor:
     async def session_secret(self) -> bytes:
         """Return the secret that signs the sessions of browsers."""
         return await (await self._worker()).session_secret()
+
+    async def webhooks(self, method: str, *values: Any) -> Any:
+        """Call a method of `WebhookControl`."""
+        await self._worker()
+        return await getattr(self._webhooks, method)(*values)
 
 
 class Controller:
@@ -406,22 +419,27 @@ class Calls:
 
     async def list_streams(self, tenant: str, after: str | None, limit: int) -> list[ListedStream]:
         """Return streams of a tenant after an id, in the order of their ids."""
-        found: list[ListedStream] = await self._of_any_worker("list_streams", tenant, after, limit)
+        found: list[ListedStream] = await self.of_any_worker("list_streams", tenant, after, limit)
         return found
 
     async def count_streams(self, tenant: str) -> int:
         """Return how many streams a tenant has."""
-        return int(await self._of_any_worker("count_streams", tenant))
+        return int(await self.of_any_worker("count_streams", tenant))
 
     async def session_secret(self) -> bytes:
         """Return the secret that signs the sessions of browsers."""
-        return bytes(await self._of_any_worker("session_secret"))
+        return bytes(await self.of_any_worker("session_secret"))
 
-    async def _of_any_worker(self, question: str, *values: Any) -> Any:
+    async def of_any_worker(self, question: str, *values: Any) -> Any:
+        """Call a method of the first worker that answers. Raise InputError if the values are wrong."""
         for worker in await self.workers():
             try:
                 return await getattr(self._find(worker), question).remote(*values)
-            except (RayActorError, RayTaskError, ValueError):
+            except RayTaskError as problem:
+                cause = cause_of(problem)
+                if isinstance(cause, InputError):
+                    raise cause from None
+            except (RayActorError, ValueError):
                 continue
         raise WorkerLostError("no worker answers")
 
@@ -439,3 +457,32 @@ class Calls:
         if name not in self._actors:
             self._actors[name] = _actor(name)
         return self._actors[name]
+
+
+class RemoteWebhooks:
+    """The webhooks, from a process that speaks HTTP. Any worker can read and change them."""
+
+    def __init__(self, calls: Calls):
+        self._calls = calls
+
+    async def create(self, tenant: str, url: str, events: list[str], streams: list[str] | None) -> Webhook:
+        """Create a webhook for all notices from now on. Raise InputError if its address may not be used."""
+        made: Webhook = await self._ask("create", tenant, url, events, streams)
+        return made
+
+    async def of_tenant(self, tenant: str) -> list[Webhook]:
+        """Return the webhooks of a tenant, oldest first."""
+        found: list[Webhook] = await self._ask("of_tenant", tenant)
+        return found
+
+    async def delete(self, webhook: Webhook) -> None:
+        """Delete a webhook with its dead letters."""
+        await self._ask("delete", webhook)
+
+    async def dead_letters(self, webhook: Webhook) -> list[dict[str, Any]]:
+        """Return the deliveries that were given up, oldest first."""
+        found: list[dict[str, Any]] = await self._ask("dead_letters", webhook)
+        return found
+
+    async def _ask(self, method: str, *values: Any) -> Any:
+        return await self._calls.of_any_worker("webhooks", method, *values)

@@ -18,7 +18,7 @@ from ...encoder.micro_batcher import MicroBatcher
 from ...settings import ServeConfig, check_cluster
 from ...workers.router import Router, WorkerLostError
 from ..startup import freeze_startup_objects
-from .cluster import Calls, begin, cause_of, drain, end, process_name, start_controller
+from .cluster import Calls, RemoteWebhooks, begin, cause_of, drain, end, process_name, start_controller
 from .encoder import EncoderReplica
 from .listening import Listener, check_keys, listeners
 
@@ -85,7 +85,7 @@ def build(config: ServeConfig) -> Any:
             application_name = serve.get_replica_context().app_name
             encoding = _Encoding(serve.get_deployment_handle(_ENCODER, application_name), config)
             router.metrics.queued_images.set_function(encoding.queued)
-        api = application(config, router, calls, encoding)
+        api = application(config, router, calls, encoding, RemoteWebhooks(calls))
         api.add_middleware(_NamedOnce)
         freeze_startup_objects()
         return api
