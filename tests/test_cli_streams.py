@@ -1,5 +1,6 @@
 """`protodcs streams` against the real application over real HTTP."""
 
+import base64
 import json
 
 import numpy as np
@@ -25,8 +26,8 @@ def run(service, monkeypatch):
     """Run a command against the service: what it printed."""
     monkeypatch.setenv("PROTODCS_URL", service[0])
 
-    def running(*words, code=0):
-        result = CliRunner().invoke(app, ["streams", *map(str, words)], env={"COLUMNS": "200"})
+    def running(*words, code=0, command="streams", stdin=None):
+        result = CliRunner().invoke(app, [command, *map(str, words)], input=stdin, env={"COLUMNS": "200"})
         assert result.exit_code == code, result.output
         return result.stdout if code == 0 else result.stderr
 
@@ -163,3 +164,48 @@ def test_the_service_tells_of_its_health_and_workers(run):
     assert json.loads(run("health", "--json"))["ready"]
     assert run("workers").split() == ["worker-0"]
     assert run("workers", "--count", "2").split() == ["worker-0", "worker-1"]
+
+
+def test_rows_come_from_a_file_or_from_standard_input(run, rows, service, tmp_path):
+    run("create", "r", "--prototypes", rows)
+    packed = [base64.b64encode(feature.astype("<f4").tobytes()).decode() for feature in FEATURES[:60]]
+    lines = [json.dumps({"feature": row}) for row in packed[:40]]
+    lines += [json.dumps({"feature": FEATURES[40].astype(float).tolist()}), ""]
+    lines += [json.dumps({"image": base64.b64encode(png(41)).decode()})]
+    (tmp_path / "rows.ndjson").write_text("\n".join(lines))
+    found = [json.loads(line) for line in run("observe", "r", tmp_path / "rows.ndjson", "--json").splitlines()]
+    assert [line["position"] for line in found] == list(range(42))
+    assert found[41]["file"].endswith("rows.ndjson[41]")
+    rest = "".join(json.dumps({"feature": row}) + "\n" for row in packed[42:])
+    found = [json.loads(line) for line in run("observe", "r", "-", "--json", stdin=rest).splitlines()]
+    assert [line["position"] for line in found] == list(range(42, 60))
+    assert [line["file"] for line in found[:2]] == ["-[0]", "-[1]"]
+    assert engine_of(service[1].worker, "r") == learned(60)
+    for wrong in ("nonsense", "[1, 2]", "{}", '{"feature": "?"}', '{"image": 3}'):
+        assert "Row 0 of -" in run("observe", "r", "-", stdin=wrong, code=1)
+
+
+def test_events_are_printed_as_they_happen(run, rows, tmp_path):
+    run("create", "f", "--prototypes", rows)
+    np.save(tmp_path / "some.npy", FEATURES[:5])
+    run("observe", "f", tmp_path / "some.npy")
+    found = [json.loads(line) for line in run("follow", "f", "--after", "1", "--count", "3", "--json").splitlines()]
+    assert [(line["event"], line["id"], line["stream"]) for line in found] == [
+        ("decision", "2", "f"), ("decision", "3", "f"), ("decision", "4", "f"),
+    ]  # fmt: skip
+    assert run("follow", "f", "--after", "3", "--count", "1").startswith("f  decision  position 4")
+    assert "'nobody'" in run("follow", "nobody", "--count", "1", code=1)
+
+
+def test_webhooks_are_created_listed_and_deleted(run):
+    created = json.loads(run("create", "http://8.8.8.8/hook", "--event", "guard", "--json", command="webhooks"))
+    secret = created.pop("secret")
+    assert json.loads(run("list", command="webhooks")) == created
+    assert (created["events"], created["streams"]) == (["guard"], None)
+    assert run("dead-letters", created["id"], command="webhooks") == ""
+    run("delete", created["id"], command="webhooks")
+    printed = run("list", command="webhooks")
+    assert printed == ""
+    assert secret not in printed
+    assert "no webhook" in run("delete", created["id"], command="webhooks", code=1)
+    assert "private" in run("create", "http://127.0.0.1/", command="webhooks", code=1)

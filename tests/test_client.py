@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from functools import partial
 
 import httpx
@@ -26,6 +27,7 @@ from protodcs.errors import ImageError, InputError, ProtoDCSError, ServiceError
 from protodcs.protocol import LogFilter
 from redis_server import free_port
 from served_over_http import Faulty, Impatient, serving
+from service.proxy import Proxy
 from test_service_app import FakeEncoding, served
 
 FAULTS_BEFORE = [Faulty.refuse, Faulty.overload, Faulty.stand_before]
@@ -509,6 +511,74 @@ def test_a_stream_keeps_its_order_whatever_happens_to_answers(fault):
         assert engine_of(service.worker) == learned(60)
 
 
+@contextmanager
+def unsteady(action):
+    """A service behind a proxy that cuts connections until five requests of a kind came, as `serving` yields it."""
+    done = threading.Event()
+
+    def cut():
+        while len(sent(faulty, action)) < 5 and not done.wait(0.05):
+            proxy.cut()
+
+    with serving() as (url, service, faulty):
+        target = httpx.URL(url)
+        with Proxy(free_port(), (target.host, target.port)) as proxy:
+            # Answers take long enough to be cut in the middle.
+            proxy.delay = 0.005
+            thread = threading.Thread(target=cut, daemon=True)
+            thread.start()
+            try:
+                yield f"http://127.0.0.1:{proxy.port}", service, faulty
+            finally:
+                done.set()
+                thread.join()
+
+
+def test_rows_without_an_answer_are_sent_again_after_a_broken_connection():
+    with unsteady("observe:stream") as (url, service, faulty), patient(url) as client:
+        seen = client.stream("s").observe_stream(np.array_split(FEATURES[:150], 10), ahead=10)
+        assert numbers(seen) == [(number, number) for number in range(150)]
+        assert engine_of(service.worker) == learned(150)
+        entries = list(client.stream("s").log(order="oldest"))
+        assert len({entry.key for entry in entries}) == len(entries) == 150
+        # Without a cut, two requests would carry all rows.
+        assert len(sent(faulty, "observe:stream")) > 2
+
+
+def test_rows_without_an_answer_are_sent_again_with_asyncio():
+    async def run(url):
+        async with AsyncClient(url, give_up=300) as client:
+            rows = np.array_split(FEATURES[:150], 10)
+            return [one async for one in client.stream("s").observe_stream(rows, ahead=10)]
+
+    with unsteady("observe:stream") as (url, service, faulty):
+        assert numbers(asyncio.run(run(url))) == [(number, number) for number in range(150)]
+        assert engine_of(service.worker) == learned(150)
+        assert len(sent(faulty, "observe:stream")) > 2
+
+
+def test_a_row_that_the_service_rejects_is_an_error_after_the_decisions_before_it(plain, stream, monkeypatch):
+    # The service checks what the client does not.
+    monkeypatch.setattr(protocol, "_checked", lambda x: np.asarray(x, dtype="<f4"))
+    rows = FEATURES[:5].copy()
+    rows[3, 0] = np.nan
+    seen = []
+    with pytest.raises(ServiceError) as caught:
+        seen.extend(stream.observe_stream([rows]))
+    assert caught.value.status == 422
+    assert numbers(seen) == [(0, 0), (1, 1), (2, 2)]
+
+    async def run():
+        async with AsyncClient(plain[0]) as client:
+            found = client.stream(stream.id).observe_stream([rows])
+            # One row behind the rejected one was observed.
+            assert [(await anext(found)).position for _ in range(3)] == [4, 5, 6]
+            with pytest.raises(ServiceError):
+                await anext(found)
+
+    asyncio.run(run())
+
+
 def test_an_error_comes_at_its_place_after_all_before_it(plain, stream):
     def items(problem):
         yield from FEATURES[:10]
@@ -743,6 +813,53 @@ def test_an_asynchronous_stream_takes_any_iterator_and_errors_come_at_their_plac
         assert len(asyncio.all_tasks()) <= 1 + len(service.router._tasks) + 8
 
     with_client(run)
+
+
+def test_the_asynchronous_client_follows_a_stream_over_broken_connections():
+    async def run(url):
+        async with AsyncClient(url, give_up=300) as client:
+            found = []
+            async for event in client.follow("s", after="4"):
+                if event.kind == "decision":
+                    found.append((event.id, event.data["position"]))
+                if len(found) == 45:
+                    break
+            return found
+
+    with unsteady("events") as (url, _, faulty), patient(url) as client:
+        client.stream("s").observe(FEATURES[:10])
+
+        def observe():
+            for feature in FEATURES[10:50]:
+                client.stream("s").observe(feature)
+
+        thread = threading.Thread(target=observe, daemon=True)
+        thread.start()
+        assert asyncio.run(run(url)) == [(str(position), position) for position in range(5, 50)]
+        thread.join()
+        assert len(sent(faulty, "events")) > 1
+
+
+def test_both_clients_create_list_and_delete_webhooks(client):
+    async def run():
+        async with AsyncClient(str(client._http.base_url)) as other:
+            made = await other.create_webhook("http://8.8.8.8/other", streams=["s"])
+            secret = made.pop("secret")
+            assert secret.startswith("whsec_")
+            assert await other.webhooks() == client.webhooks() == [first, made]
+            assert (made["events"], made["streams"]) == (["guard", "possible_shift", "unknown_burst"], ["s"])
+            assert await other.dead_letters(made["id"]) == []
+            await other.delete_webhook(made["id"])
+            assert await other.webhooks() == [first]
+
+    first = client.create_webhook("http://8.8.8.8/", events=["guard"])
+    assert first.pop("secret").startswith("whsec_")
+    asyncio.run(run())
+    assert client.dead_letters(first["id"]) == []
+    client.delete_webhook(first["id"])
+    assert client.webhooks() == []
+    with pytest.raises(ServiceError, match="no webhook"):
+        client.dead_letters(first["id"])
 
 
 def test_a_service_that_is_away_is_given_up_in_words_with_asyncio():

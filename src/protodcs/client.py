@@ -31,6 +31,7 @@ from .protocol import (
     NoResponse,
     Observed,
     Payload,
+    PendingRows,
     Response,
     RetryPolicy,
     StreamEvent,
@@ -111,7 +112,7 @@ class Client:
             like: another stream, to be created as that one was; then nothing else.
         """
         answer = self._send(protocol.create(id, classes, prototypes, method, config, guard, like))
-        return Stream(self._send, id, protocol.facts(answer))
+        return Stream(self._send, self._send_rows, id, protocol.facts(answer))
 
     def create_many(self, streams: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Create up to 1,000 streams in one request.
@@ -164,7 +165,7 @@ class Client:
 
     def stream(self, id: str) -> "Stream":  # noqa: A002 - as the service calls it
         """A stream that is there already; nothing is asked before it is used."""
-        return Stream(self._send, id, {})
+        return Stream(self._send, self._send_rows, id, {})
 
     def follow(self, stream: str | None = None, *, after: str | None = None) -> Iterator[StreamEvent]:
         """Yield events as they happen, without end: decisions, statistics, guard actions and warnings.
@@ -232,6 +233,32 @@ class Client:
                 return heard
             time.sleep(policy.pause_after(heard))
 
+    def _send_rows(self, rows: PendingRows) -> Iterator[Observed]:
+        """Yield the decisions on rows. After a broken connection, send those again that have no answer."""
+        policy: RetryPolicy | None = None
+        while len(rows):
+            call = rows.call()
+            policy = policy or RetryPolicy(call, self._give_up)
+            heard: Response | NoResponse = NoResponse("the response ended before all rows had an answer")
+            try:
+                with self._http.stream(call.method, call.path, content=call.body, headers=call.headers) as response:
+                    if response.status_code != 200:
+                        response.read()
+                        heard = _response(response)
+                    else:
+                        for line in response.iter_lines():
+                            answer = rows.read(line)
+                            if isinstance(answer, Response):
+                                heard = answer
+                                break
+                            policy = None
+                            yield answer
+            except httpx.TransportError as problem:
+                heard = _no_response(problem, self._http.base_url)
+            if len(rows):
+                policy = policy or RetryPolicy(call, self._give_up)
+                time.sleep(policy.pause_after(heard))
+
     def _try(self, call: Call) -> Response | NoResponse:
         try:
             return _response(self._http.request(call.method, call.path, content=call.body, headers=call.headers))
@@ -247,8 +274,15 @@ class Stream:
         created: what the service said to `create`: its classes, settings and encoder; empty after `Client.stream`.
     """
 
-    def __init__(self, send: Callable[[Call], Response], id: str, created: Mapping[str, Any]):  # noqa: A002
+    def __init__(
+        self,
+        send: Callable[[Call], Response],
+        send_rows: Callable[[PendingRows], Iterator[Observed]],
+        id: str,  # noqa: A002 - as the service calls it
+        created: Mapping[str, Any],
+    ):
         self._send = send
+        self._send_rows = send_rows
         self.id = id
         self.created = created
 
@@ -303,8 +337,9 @@ class Stream:
         """The decisions on many features or images, as they come, in order: one request is under way at a time.
 
         A background thread reads `items` up to `ahead` of them beyond the request that is under way. Features that have
-        gathered meanwhile travel together. An error of an item, or of `items` itself, is raised in order, after
-        the decisions on all before it. Closing the iterator, or dropping it, stops the thread.
+        gathered meanwhile travel together, each under a key of its own. After a broken connection, those that have no
+        answer yet are sent again, and each is applied once. An error of an item, or of `items` itself, is raised in
+        order, after the decisions on all before it. Closing the iterator, or dropping it, stops the thread.
         """
         _check_ahead(ahead)
         line: deque[Payload | Failure] = deque()
@@ -318,7 +353,10 @@ class Stream:
                 if not line:
                     return
                 payload = protocol.next_payload(line)
-                yield from self._decisions(protocol.observe(self.id, payload, protocol.new_key()), payload)
+                if payload.rows > 1:
+                    yield from self._send_rows(PendingRows(self.id, payload))
+                else:
+                    yield from self._decisions(protocol.observe(self.id, payload, protocol.new_key()), payload)
 
     def explain(self, x: Any) -> dict[str, Any]:
         """What each stage would do with one feature or image, and why; nothing changes."""
@@ -494,7 +532,7 @@ class AsyncClient:
     ) -> "AsyncStream":
         """Create a stream, as `Client.create` does."""
         answer = await self._send(protocol.create(id, classes, prototypes, method, config, guard, like))
-        return AsyncStream(self._send, id, protocol.facts(answer))
+        return AsyncStream(self._send, self._send_rows, id, protocol.facts(answer))
 
     async def create_many(self, streams: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Create up to 1,000 streams in one request.
@@ -547,7 +585,7 @@ class AsyncClient:
 
     def stream(self, id: str) -> "AsyncStream":  # noqa: A002 - as the service calls it
         """A stream that is there already; nothing is asked before it is used."""
-        return AsyncStream(self._send, id, {})
+        return AsyncStream(self._send, self._send_rows, id, {})
 
     async def follow(self, stream: str | None = None, *, after: str | None = None) -> AsyncIterator[StreamEvent]:
         """Yield events as they happen, without end, as `Client.follow` does. It uses a connection of its own."""
@@ -605,6 +643,44 @@ class AsyncClient:
                 return heard
             await asyncio.sleep(policy.pause_after(heard))
 
+    async def _send_rows(self, rows: PendingRows) -> AsyncIterator[Observed]:
+        """Yield the decisions on rows. After a broken connection, send those again that have no answer."""
+        policy: RetryPolicy | None = None
+        while len(rows):
+            call = rows.call()
+            heard: Response | NoResponse = NoResponse("the response ended before all rows had an answer")
+            found: list[Observed] = []
+            rejected: ServiceError | None = None
+            async with self._turns:
+                policy = policy or RetryPolicy(call, self._give_up)
+                try:
+                    async with self._http.stream(
+                        call.method, call.path, content=call.body, headers=call.headers
+                    ) as response:
+                        if response.status_code != 200:
+                            await response.aread()
+                            heard = _response(response)
+                        else:
+                            async for line in response.aiter_lines():
+                                answer = rows.read(line)
+                                if isinstance(answer, Response):
+                                    heard = answer
+                                    break
+                                found.append(answer)
+                except httpx.TransportError as problem:
+                    heard = _no_response(problem, self._http.base_url)
+                except ServiceError as problem:
+                    rejected = problem
+            # Not before: the caller may take long, and others wait for the turn.
+            for one in found:
+                policy = None
+                yield one
+            if rejected is not None:
+                raise rejected
+            if len(rows):
+                policy = policy or RetryPolicy(call, self._give_up)
+                await asyncio.sleep(policy.pause_after(heard))
+
     async def _try(self, call: Call) -> Response | NoResponse:
         try:
             return _response(await self._http.request(call.method, call.path, content=call.body, headers=call.headers))
@@ -622,8 +698,15 @@ class AsyncStream:
         created: what the service said to `create`: its classes, settings and encoder; empty after `AsyncClient.stream`.
     """
 
-    def __init__(self, send: Callable[[Call], Awaitable[Response]], id: str, created: Mapping[str, Any]):  # noqa: A002
+    def __init__(
+        self,
+        send: Callable[[Call], Awaitable[Response]],
+        send_rows: Callable[[PendingRows], AsyncIterator[Observed]],
+        id: str,  # noqa: A002 - as the service calls it
+        created: Mapping[str, Any],
+    ):
         self._send = send
+        self._send_rows = send_rows
         self.id = id
         self.created = created
 
@@ -689,8 +772,12 @@ class AsyncStream:
                 if not line:
                     return
                 payload = protocol.next_payload(line)
-                for seen in await self._decisions(protocol.observe(self.id, payload, protocol.new_key()), payload):
-                    yield seen
+                if payload.rows > 1:
+                    async for seen in self._send_rows(PendingRows(self.id, payload)):
+                        yield seen
+                else:
+                    for seen in await self._decisions(protocol.observe(self.id, payload, protocol.new_key()), payload):
+                        yield seen
         finally:
             reading.cancel()
             with suppress(asyncio.CancelledError):

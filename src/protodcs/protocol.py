@@ -4,6 +4,7 @@ Everything here is a plain function of its input: connections and waiting belong
 for threads and for asyncio. A request that is sent again must never get another key: the key is why it is applied once.
 """
 
+import base64
 import json
 import os
 import random
@@ -33,6 +34,9 @@ Image: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | Pi
 
 # Features in one request, at most: enough that the way there costs nothing, few enough that nobody waits behind them.
 _ROWS = 1024
+# Rows in one request of `observe_stream`, at most. The client reads the answers after it has sent all of them, so they
+# must fit into the buffers on the way.
+MAX_STREAM_ROWS = 128
 _FEATURES = "application/octet-stream"
 # Bytes of all image references in an address, at most: gateways accept about 16 kB of headers.
 _REF_BYTES = 6000
@@ -382,6 +386,48 @@ def observe(stream: str, payload: Payload, key: str) -> Call:
     )
 
 
+class PendingRows:
+    """Rows that are sent over one connection after another until each has its answer.
+
+    Args:
+        stream: the id of the stream.
+        payload: features, at most `MAX_STREAM_ROWS`.
+    """
+
+    def __init__(self, stream: str, payload: Payload):
+        self._path = _path(stream) + "/observe:stream"
+        size = 4 * payload.width
+        features = [payload.body[start : start + size] for start in range(0, len(payload.body), size)]
+        self._rows = deque((new_key(), base64.b64encode(feature).decode()) for feature in features)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def call(self) -> Call:
+        """Return the request for all rows that have no answer, from the first one on, with the same keys as before."""
+        lines = [f'{{"key":"{key}","feature":"{feature}"}}\n' for key, feature in self._rows]
+        return Call("POST", self._path, {"content-type": "application/x-ndjson"}, "".join(lines).encode())
+
+    def read(self, line: str) -> Observed | Response:
+        """Return the decision on the first row, or the error that ended the request before it.
+
+        Raises:
+            ServiceError: the service rejected the row, or this is no answer to it.
+        """
+        whole = Response(200, {}, line.encode())
+        said: dict[str, Any] = _read(whole, dict)
+        problem = said.get("error")
+        if problem is not None and "row" not in said:
+            return Response(_read(whole, lambda _: int(problem["status"])), {}, json.dumps(problem).encode())
+        if not self._rows or said.get("key") != self._rows[0][0]:
+            raise ServiceError(f"This is no answer to the row that was sent: {_excerpt(whole)}.", whole.status)
+        self._rows.popleft()
+        if problem is not None:
+            raise _read(whole, lambda _: ServiceError(problem["detail"], problem["status"], problem.get("code")))
+        observed: Observed = _read(whole, _observed)
+        return observed
+
+
 def peek(stream: str, payload: Payload) -> Call:
     """What an observe would answer."""
     return Call("POST", _path(stream) + "/peek" + _count(payload), {"content-type": payload.kind}, payload.body)
@@ -510,8 +556,12 @@ def next_payload(line: deque[Payload | Failure]) -> Payload:
     first = line.popleft()
     if isinstance(first, Failure):
         raise first.error
+    if first.rows > MAX_STREAM_ROWS:
+        size = 4 * first.width * MAX_STREAM_ROWS
+        line.appendleft(first._replace(body=first.body[size:], rows=first.rows - MAX_STREAM_ROWS))
+        return first._replace(body=first.body[:size], rows=MAX_STREAM_ROWS)
     together = [first]
-    free = _ROWS - first.rows
+    free = MAX_STREAM_ROWS - first.rows
     while line and isinstance(line[0], Payload) and _like(first, line[0]) and line[0].rows <= free:
         payload = line.popleft()
         assert isinstance(payload, Payload)

@@ -1,11 +1,14 @@
 """`protodcs streams`: create, look at, feed and roll back the streams of a running service."""
 
+import base64
 import inspect
 import itertools
 import json
 import os
+import sys
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from functools import wraps
 from pathlib import Path
@@ -32,6 +35,8 @@ _KEY_FILE = typer.Option(None, help="File that contains only the API key (or set
 _SINCE = typer.Option(None, help="Only decisions from this local time on, such as 2030-01-31T12:00:00.")
 _UNTIL = typer.Option(None, help="Only decisions before this local time.")
 _AS_JSON = typer.Option(False, "--json", help="Print JSON for scripts.")
+# Items that are read while a request is under way.
+_AHEAD = 64
 # Seconds to try for: somebody sits before the screen.
 _GIVE_UP = 15.0
 
@@ -161,10 +166,18 @@ def show(stream: "Stream", as_json: bool = _AS_JSON) -> None:
 @_of_a_stream
 def observe(
     stream: "Stream",
-    files: list[Path] = typer.Argument(..., help="Images, and .npy files of features (d,) or (N, d)."),
+    files: list[Path] = typer.Argument(
+        ...,
+        help="Images, .npy files of features (d,) or (N, d), and .ndjson files of rows; - for rows on standard input.",
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object for each decision, a line each."),
 ) -> None:
-    """Decide on images or features, in order, and learn from them."""
+    """Decide on images or features, in order, and learn from them.
+
+    A row is a JSON object on a line of its own with `feature`: a list of numbers, or float32 numbers in base64; or with
+    `image`: a file in base64. Rows are sent as they arrive. After a broken connection, rows without an answer are sent
+    again, and each is applied once.
+    """
     for name, seen in _observed(stream, files):
         _tell_decision({"file": name}, seen, as_json)
 
@@ -451,8 +464,8 @@ def _tell(done: str, what: str, where: "Written", as_json: bool) -> None:
 
 
 def _observed(stream: "Stream", files: list[Path]) -> Iterator[tuple[str, "Observed"]]:
-    """Yield the decisions on files with a name for each; rows of an array are numbered."""
-    names: list[str] = []
+    """Yield the decisions on files with a name for each; rows of a file are numbered."""
+    names: deque[str] = deque()
 
     def items() -> Iterator[Any]:
         for file in files:
@@ -460,12 +473,36 @@ def _observed(stream: "Stream", files: list[Path]) -> Iterator[tuple[str, "Obser
                 rows = _array(file)
                 names.extend([str(file)] if rows.ndim == 1 else [f"{file}[{row}]" for row in range(len(rows))])
                 yield rows
+            elif file.suffix == ".ndjson" or str(file) == "-":
+                for number, row in _ndjson(file):
+                    names.append(f"{file}[{number}]")
+                    yield row
             else:
                 names.append(str(file))
                 yield file
 
-    for number, seen in enumerate(stream.observe_stream(items())):
-        yield names[number], seen
+    for seen in stream.observe_stream(items(), ahead=_AHEAD):
+        yield names.popleft(), seen
+
+
+def _ndjson(file: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the feature or image of each row of a file, or of standard input."""
+    import numpy as np
+
+    with nullcontext(sys.stdin) if str(file) == "-" else file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(line for line in lines if line.strip()):
+            try:
+                row = json.loads(line)
+                if "image" in row:
+                    yield number, base64.b64decode(row["image"], validate=True)
+                elif isinstance(row["feature"], str):
+                    yield number, np.frombuffer(base64.b64decode(row["feature"], validate=True), "<f4")
+                else:
+                    yield number, np.array(row["feature"], dtype=np.float32)
+            except (ValueError, TypeError, LookupError):
+                raise InputError(
+                    f"Row {number} of {file} is no JSON object with a `feature` or an `image`: {line[:100]!r}."
+                ) from None
 
 
 def _array(file: Path) -> Any:
