@@ -862,7 +862,7 @@ def test_what_a_guard_does_is_a_line_though_nobody_asked_for_it(tmp_path):
                 assert said["position"] < 128
             line = service.lines()[-1]
             assert (line["tenant"], line["stream"], line["key"], line["request_id"]) == ("acme", "s", None, None)
-            assert (line["guard"], line["outcome"]) == ("sameness", "done")
+            assert (line["guard"], line["outcome"]) == ("duplicates", "done")
             assert line["value"] > line["threshold"]
             said = (await service.ask("acme read", "GET", "/v1/streams/s")).json()["guard"]
             assert said["state"] != "watching"

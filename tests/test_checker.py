@@ -417,13 +417,12 @@ def test_the_replay_is_what_the_service_computes_with_guard_and_snapshots():
     rows, features, _ = random_stream(classes=12, width=32, samples=700, seed=1)
     prototypes = Prototypes(rows)
     settings = {"window": 32, "keep_windows": 1, "freeze_windows": 2}
-    names = [name for name in ("duplicate_threshold", "sameness") if name in GuardSettings.model_fields]
     spec = StreamSpec(
         method="streamdcs",
         config=StreamDCSConfig().model_dump(),
         classes=[str(number) for number in range(12)],
         prototypes=prototypes.fingerprint,
-        guard=GuardSettings(**settings, **{names[0]: 0.926}),
+        guard=GuardSettings(**settings, duplicate_threshold=0.926),
     )
     live, start = LiveStream(AcquiredStream(Fence(1), spec.pack(), None, 0, []), prototypes, LIMITS), 0
     payloads = [feature.astype("<f4").tobytes() for feature in features]

@@ -60,8 +60,8 @@ SETTINGS = {
         "window": 32,
         "keep_windows": 1,
         "freeze_windows": 2,
-        "calm_windows": 1,
-        "sameness": 0.926,
+        "recovery_windows": 1,
+        "duplicate_threshold": 0.926,
     },
 }
 

@@ -205,11 +205,11 @@ def test_a_quiet_stream_has_heartbeats():
 def test_guard_actions_and_warnings_are_events_also_for_those_who_were_away():
     async def work(client):
         # Many times the same sample: the guard rolls back.
-        await created(client, "g", guard={"window": 32, "sameness": 0.9})
+        await created(client, "g", guard={"window": 32, "duplicate_threshold": 0.9})
         async with following(client, "/v1/streams/g/events") as events:
             await observed(client, *[0] * 40, stream="g")
             name, _, live = await events.next("guard")
-            assert (live["guard"], live["action"], name) == ("sameness", "roll_back", f"{live['position']}.1")
+            assert (live["guard"], live["action"], name) == ("duplicates", "roll_back", f"{live['position']}.1")
         async with following(client, "/v1/streams/g/events", params={"after": "0"}) as events:
             names = []
             while not names or names[-1] != name:

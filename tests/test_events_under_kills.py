@@ -123,7 +123,7 @@ def test_a_webhook_gets_each_notice_in_order(tmp_path):
         Client(service.base_url, give_up=300.0) as client,
     ):
         # The same sample again and again: the guard acts after each window.
-        guard = {"window": 32, "sameness": 0.9, "calm_windows": 1, "freeze_windows": 1}
+        guard = {"window": 32, "duplicate_threshold": 0.9, "recovery_windows": 1, "freeze_windows": 1}
         stream = client.create("s", prototypes=ROWS, guard=guard)
         client.create_webhook(receiver.url, events=["guard"])
         with ThreadPoolExecutor(1) as threads:

@@ -26,7 +26,7 @@ from script_modules import load_file
 WINDOW = 32
 CLASSES, WIDTH = 4, 16
 ENTRY = Prototypes(np.eye(CLASSES, WIDTH, dtype=np.float32))
-SMALL = {"window": WINDOW, "keep_windows": 1, "calm_windows": 1, "freeze_windows": 4}
+SMALL = {"window": WINDOW, "keep_windows": 1, "recovery_windows": 1, "freeze_windows": 4}
 SPARE = CLASSES  # the first of the directions that no class has
 
 
@@ -156,7 +156,7 @@ def test_a_burst_of_strangers_that_look_strange_to_the_shadow_too_does_not_fire(
 def test_a_flood_of_near_duplicates_fires():
     watcher, engine = guard(), Engine()
     events = [watcher.watch(sample(0, 0.5), said(0), engine, number) for number in range(WINDOW)]
-    assert (events[-1].guard, set(events[:-1])) == ("sameness", {None})
+    assert (events[-1].guard, set(events[:-1])) == ("duplicates", {None})
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_the_older_of_two_kept_states_is_gone_back_to_and_the_beginning_where_no
 
 
 def test_a_state_gone_back_to_that_is_no_better_is_given_up_for_the_beginning():
-    watcher, engine = guard(calm_windows=3), Engine()
+    watcher, engine = guard(recovery_windows=3), Engine()
     for _ in range(3):
         window(watcher, engine)
     assert accused(watcher, engine).action == Action.ROLL_BACK
@@ -233,25 +233,25 @@ def test_a_frozen_stream_is_unfrozen_when_it_is_calm_and_waits_twice_as_long_aft
         accused(watcher, engine)
         events = [window(watcher, engine) for _ in range(waiting)]
         assert [event and (event.guard, event.action) for event in events] == [None] * (waiting - 1) + [
-            ("calm", Action.UNFREEZE)
+            ("recovered", Action.UNFREEZE)
         ]
     for _ in range(16):
         window(watcher, engine)
     accused(watcher, engine)
-    assert window(watcher, engine).guard == "calm"
+    assert window(watcher, engine).guard == "recovered"
 
 
-def test_a_stream_that_stays_another_is_unfrozen_by_patience_and_is_taken_as_it_is():
+def test_a_stream_that_stays_another_is_unfrozen_by_the_timeout_and_is_taken_as_it_is():
     watcher, engine = guard(), Engine()
     for _ in range(3):
         window(watcher, engine)
     accused(watcher, engine)
     events = [window(watcher, engine, near=lambda number: 0.2) for _ in range(4)]
-    assert [event and event.guard for event in events] == [None, None, None, "patience"]
+    assert [event and event.guard for event in events] == [None, None, None, "timeout"]
     assert not watcher.frozen
 
 
-def test_without_patience_it_stays_frozen_until_it_is_told_otherwise():
+def test_without_a_timeout_it_stays_frozen_until_it_is_told_otherwise():
     watcher, engine = guard(freeze_windows=0), Engine()
     for _ in range(3):
         window(watcher, engine)

@@ -319,8 +319,8 @@ def test_a_stream_is_guarded_as_the_service_is_set_or_as_it_is_created():
         async with served(guard={"window": 64}) as service:
             assert (await service.create()).json()["guard"]["window"] == 64
             assert (await service.client.get("/v1/streams/s")).json()["guard"]["state"] == "watching"
-            other = await service.create(id="other", guard={"sameness": 0.9})
-            assert (other.json()["guard"]["window"], other.json()["guard"]["sameness"]) == (64, 0.9)
+            other = await service.create(id="other", guard={"duplicate_threshold": 0.9})
+            assert (other.json()["guard"]["window"], other.json()["guard"]["duplicate_threshold"]) == (64, 0.9)
             await service.create(id="bold", guard={"enabled": False})
             assert (await service.client.get("/v1/streams/bold")).json()["guard"] == {"state": "off"}
             assert "window" in words_of(await service.create(id="wrong", guard={"window": 1}), 422)

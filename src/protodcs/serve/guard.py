@@ -1,8 +1,9 @@
-"""The guard rails of one stream: a frozen zero-shot shadow beside the engine, and what to do when the two part.
+"""The guard of one stream: compare the engine with a frozen baseline, and stop its learning if they differ too much.
 
-A pure state machine: no clock, no store, no randomness. It watches what the engine answers, window by window, and says
-when to stop learning or to go back; whoever holds the engine does so. It must never change an answer that was given,
-and never raise: the same samples always make it say the same.
+The baseline is the zero-shot classifier with the prototypes that the stream was created with. After each window of
+samples the guard checks the decisions and the engine. It returns an event if the engine must be frozen, rolled back or
+unfrozen; the caller does it. A guard is a pure state machine: it uses no clock, store or randomness. It must never
+change a decision, and never raise. Equal samples give equal events.
 """
 
 import json
@@ -27,99 +28,105 @@ from ..method import FeatureMethod
 
 VERSION = 1
 _HEAD = struct.Struct("<BI")
-# What is counted, by the names of the attributes.
+# The attributes that `pack` stores as numbers.
 _NUMBERS = (
     ("frozen", "windows", "_held", "_calm", "_since_kept", "_good", "_relapses")
     + ("_seen", "_accepted", "_differing", "_contradiction")
 )  # fmt: skip
 
-# What a sample looks like to the shadow is told by the quarter of recent samples that it falls in.
+# The guard compares the samples that look most known to the baseline, and those that look most unknown: the lowest and
+# the highest quarter of openness in the reference windows.
 _QUARTER = 0.25
-# A quarter that holds less of the window, or more than this, holds samples of another stream: nothing can be compared.
+# Rejections are compared only if the share of the window in a quarter is between these. Otherwise the samples are of
+# another kind than those of the reference.
 _LEAST_SHARE, _MOST_SHARE = 0.15, 0.4
-# A stream looks as before while the most familiar quarter holds such a share of it.
+# A window counts towards recovery if its share of samples that look most known is between these.
 _CALM_SHARES = (0.1, 0.5)
-# Rejections are compared with those of so many good windows, and not before there are so many.
+# Number of good windows in the reference, and the smallest number for a comparison.
 _REFERENCE, _LEAST_REFERENCE = 8, 2
-# If a guard fires again before so many good windows have passed, the stream was unfrozen too soon. The next time the
-# guard waits twice as long, up to so many times.
+# If a guard fires again within this many good windows, the stream was unfrozen too early. The guard then waits twice as
+# long, and doubles the wait at most this many times.
 _RELAPSE, _MOST_RELAPSES = 16, 10
-# Of fewer accepted samples no share is told.
+# Smallest number of accepted samples for a mean over them.
 _LEAST_ACCEPTED = 20
-# So many states are kept, and the older one is gone back to: what a poison did before it was seen is in the newer.
+# Number of saved states. A roll-back takes the older one, because the newer one may contain the problem already.
 _KEPT = 2
-# Of so many events the words are kept; all are counted.
+# Number of events in the status. Older ones are only counted.
 _EVENTS = 16
 
 
 class GuardSettings(Settings):
-    """When a stream's guard fires, and what happens then. A stream keeps the settings that it was created with.
+    """When the guard of a stream fires, and what happens then. A stream keeps the settings it was created with.
 
     >>> GuardSettings().window
     128
     """
 
-    enabled: bool = Field(True, description="Watch the stream at all.")
-    window: int = Field(128, ge=32, le=100_000, description="A stream is judged after so many samples. Samples.")
+    enabled: bool = Field(True, description="Whether the stream has a guard.")
+    window: int = Field(
+        128, ge=32, le=100_000, description="Number of samples after which the guard checks the stream. Samples."
+    )
     action: Literal["roll back", "freeze"] = Field(
         "roll back",
-        description="What a guard does: go back to a good state and freeze, or freeze the state as it is.",
+        description="What happens if the guard fires: restore an earlier good state and freeze it, or freeze the "
+        "present state.",
     )
     disagreement: float = Field(
         0.05,
         gt=0,
         le=1,
-        description="Fires above this: the probability that the shadow gave its own class less that which it gave the "
-        "answer, mean over accepted samples. Share of accepted samples.",
+        description="Fires above this. Measure: the probability that the frozen baseline gives its best class, minus "
+        "the one it gives the answered class, mean over accepted samples. Probability.",
     )
     rejection: float = Field(
         0.7,
         gt=0,
         le=1,
-        description="Fires above this: how much more of the samples that look familiar to the shadow are rejected than "
-        "before, or how much less of those that look strange. Share of such samples.",
+        description="Fires above this. Measure: the increase of rejections among the samples that look most known to "
+        "the frozen baseline, or the decrease among those that look most unknown. Share of these samples.",
     )
-    sameness: float = Field(
+    duplicate_threshold: float = Field(
         0.95,
         gt=0,
         le=1,
-        description="Fires above this: the length of the mean of a window's unit features, 1 where all are the same. "
-        "1 switches it off.",
+        description="Fires above this. Measure: the similarity of the samples in a window, as the length of their mean "
+        "unit feature. It is 1 if all samples are the same. 1 switches this guard off.",
     )
     mixture_separation: float = Field(
         15.0,
         gt=0,
         le=1e6,
-        description="ProtoDCS: fires above this distance between the two components of the mixture, as when one has "
-        "shrunk to a point. Standard deviations.",
+        description="ProtoDCS: fires above this distance between the two components of the mixture. It is large if one "
+        "of them has collapsed. Standard deviations.",
     )
     text_drift: float = Field(
         0.05,
         gt=0,
         le=2,
-        description="Fires above this: one minus the cosine of a text prototype with where it began, the largest of "
-        "all classes.",
+        description="Fires above this. Measure: one minus the cosine of a text prototype with its initial value, the "
+        "largest of all classes.",
     )
     keep_windows: int = Field(
-        6, ge=1, le=10_000, description="A good state is kept after so many windows; two are kept. Windows."
+        6, ge=1, le=10_000, description="Number of good windows between two saved states. Two states are kept. Windows."
     )
-    calm_windows: int = Field(
+    recovery_windows: int = Field(
         2,
         ge=1,
         le=10_000,
-        description="A stream is unfrozen after so many normal windows in a row. Windows.",
+        description="Number of good windows in a row after which a frozen stream learns again. Windows.",
     )
     freeze_windows: int = Field(
         16,
         ge=0,
         le=1_000_000,
-        description="And at the latest after so many, taking what comes then as usual. 0: not before it is told to. "
-        "Both double when a guard fires again within 16 good windows. Windows.",
+        description="Largest number of windows that a stream stays frozen. Its samples are then the new reference. "
+        "0: until somebody calls unfreeze. This and recovery_windows double if the guard fires again within 16 good "
+        "windows. Windows.",
     )
 
 
 class Action(StrEnum):
-    """What the holder of the engine has to do."""
+    """What the caller has to do with the engine."""
 
     FREEZE = "freeze"
     ROLL_BACK = "roll back"
@@ -127,14 +134,15 @@ class Action(StrEnum):
 
 
 class Event(NamedTuple):
-    """One thing that a guard did.
+    """An action of a guard.
 
     Attributes:
-        guard: which: disagreement, rejection, sameness, mixture, drift, numbers; or calm, patience to unfreeze.
-        action: what is to be done.
-        position: of the record in the stream's journal, whose answer stays as it was given.
-        window: how many windows had ended.
-        value, threshold: what was measured, and what it may be.
+        guard: the check that fired: disagreement, rejection, duplicates, mixture, drift or numbers. For an unfreeze:
+            recovered or timeout.
+        action: what the caller has to do.
+        position: position of the last observed sample in the journal. Its decision stays as it was given.
+        window: number of windows that had ended.
+        value, threshold: the measure, and the largest value that does not fire.
     """
 
     guard: str
@@ -146,32 +154,32 @@ class Event(NamedTuple):
 
 
 class _Trip(NamedTuple):
-    """A guard that fires: its name, what it measured and what it allows."""
+    """A check that fires: its name, its measure and its threshold."""
 
     guard: str
     value: float
     threshold: float
 
 
-# These look at what the engine has become; the others at what comes in.
-NAMES = ("numbers", "disagreement", "mixture", "drift", "sameness", "rejection", "calm", "patience")
+NAMES = ("numbers", "disagreement", "mixture", "drift", "duplicates", "rejection", "recovered", "timeout")
+# The checks of the engine. The other ones check the samples.
 _OF_STATE = ("numbers", "disagreement", "mixture", "drift")
 
 
 class Guard:
-    """Watches one stream.
+    """Checks one stream, window by window.
 
     Args:
-        settings: those the stream was created with.
-        prototypes: the initial prototypes of the stream's classes: all that the shadow knows.
-        whole: keep good states with their prototypes, since these are the stream's own.
-        temperature: of the shadow's probabilities.
+        settings: the settings that the stream was created with.
+        prototypes: the initial prototypes of the stream, which the frozen baseline uses.
+        temperature: softmax temperature of the baseline's probabilities.
+        whole: save good states with their prototypes, because no other stream shares them.
 
     Attributes:
-        frozen: whether it was the guard that stopped the engine from learning.
-        windows: how many windows were judged.
-        counts: how often each guard fired.
-        events: the last few events.
+        frozen: whether the guard has frozen the engine.
+        windows: number of windows checked.
+        counts: how often each check fired.
+        events: the latest events.
     """
 
     def __init__(self, settings: GuardSettings, prototypes: Prototypes, temperature: float, whole: bool = False):
@@ -192,14 +200,14 @@ class Guard:
         self.begin()
 
     def begin(self) -> None:
-        """Forget the stream: it begins again, or goes on from another state."""
+        """Start again, because the stream was reset or continues from another state."""
         self._kept: list[bytes] = []
         self._kept_at: list[int] = []
         self._good, self._relapses = _RELAPSE, 0
         self.overruled()
 
     def overruled(self) -> None:
-        """Take what comes from now on as usual: somebody froze or unfroze the stream by hand."""
+        """Start a new reference, because somebody froze or unfroze the stream by hand."""
         self.frozen, self._held, self._calm, self._since_kept = False, 0, 0, 0
         self._reference_openness = np.zeros((0, self.settings.window))
         self._reference_rejected = np.zeros((0, self.settings.window), dtype=np.bool_)
@@ -207,16 +215,16 @@ class Guard:
 
     @property
     def good_state(self) -> bytes | None:
-        """The engine's state to go back to; None for that of a new stream."""
+        """The saved state that a roll-back restores; None: the state of a new stream."""
         return self._kept[0] if self._kept else None
 
     @property
     def good_position(self) -> int:
-        """How many records of the journal led to the good state; 0 for that of a new stream."""
+        """Number of journal records behind the good state; 0 for that of a new stream."""
         return self._kept_at[0] if self._kept else 0
 
     def status(self) -> dict[str, Any]:
-        """How the stream fares, JSON-ready."""
+        """Return the state of the guard, JSON-ready."""
         return {
             "state": "frozen" if self.frozen else "watching",
             "windows": self.windows,
@@ -225,16 +233,20 @@ class Guard:
             "events": [{**event._asdict(), "action": str(event.action)} for event in self.events],
         }
 
-    # Sample by sample.
+    # After each sample.
 
     def watch(self, feature: Feature, decision: Decision, engine: FeatureMethod, position: int) -> Event | None:
-        """Take note of a unit feature (d,) and of what the engine, which has just observed it, made of it."""
+        """Record a unit feature (d,) and the decision of the engine, which has just observed it.
+
+        Returns:
+            An event if the caller has to act; usually None.
+        """
         if engine.frozen and not self.frozen:
             return None
         openness = self._look(feature, decision, engine)
         if not _sane(decision.p_unknown, decision.score, decision.openness, openness):
             if self.frozen:
-                # The state that was gone back to is no better: begin anew.
+                # The restored state has the same problem: discard it and start again.
                 self._kept, self._kept_at = [], []
             return self._fire(_Trip("numbers", 1.0, 0.0), position)
         if self._seen < self.settings.window:
@@ -243,7 +255,7 @@ class Guard:
         return self._judge(engine, position)
 
     def _look(self, feature: Feature, decision: Decision, engine: FeatureMethod) -> float:
-        """Let the shadow look at a sample, and count; returns its openness."""
+        """Compare a decision with the baseline and count it. Return the openness by the baseline."""
         cosines = engine.initial_cosines()
         if cosines is None:
             cosines, entry = self._cosines, self._prototypes
@@ -262,23 +274,24 @@ class Guard:
                 self._contradiction -= confidence(cosines, best, self._temperature) * math.expm1(-lead)
         return openness
 
-    # Window by window.
+    # After each window.
 
     def _judge(self, engine: FeatureMethod, position: int) -> Event | None:
+        """Check the window that has ended."""
         numbers = engine.stats()
-        familiar, more, fewer = self._compared()
+        looks_known, more, fewer = self._compared()
         trips = self._trips(numbers, max(more, fewer))
         self._last = {
             "rejected": float(self._rejected.mean()),
             "differing": self._differing / max(self._accepted, 1),
             "disagreement": self._disagreement,
             "rejection": max(more, fewer),
-            "sameness": self._sameness,
+            "duplicates": self._similarity,
             "text_drift": _number(numbers.get("text_drift_max")),
             "reason": numbers.get("reason"),
         }
         if self.frozen:
-            return self._judge_frozen(trips, familiar, position)
+            return self._judge_frozen(trips, looks_known, position)
         if trips:
             return self._fire(trips[0], position)
         self._remember(engine, position)
@@ -286,9 +299,9 @@ class Guard:
         return None
 
     def _trips(self, numbers: dict[str, Any], rejection: float) -> list[_Trip]:
-        """The guards that fire, those that look at the engine first."""
+        """Return the checks that fire, those of the engine first."""
         settings, mixture = self.settings, numbers.get("mixture") or {}
-        # StreamDCS reports no components: it bounds their widths, so its distance may be large in a good stream.
+        # StreamDCS reports no components. It bounds their widths, so their distance may be large in a good stream.
         separation = _number(mixture.get("separation")) if "unknown" in mixture else 0.0
         shown = [value for value in (*numbers.values(), *mixture.values()) if isinstance(value, float)]
         measured = (
@@ -296,62 +309,65 @@ class Guard:
             _Trip("disagreement", self._disagreement, settings.disagreement),
             _Trip("mixture", separation, settings.mixture_separation),
             _Trip("drift", _number(numbers.get("text_drift_max")), settings.text_drift),
-            _Trip("sameness", self._sameness, settings.sameness),
+            _Trip("duplicates", self._similarity, settings.duplicate_threshold),
             _Trip("rejection", rejection, settings.rejection),
         )
         return [trip for trip in measured if trip.value > trip.threshold]
 
-    def _judge_frozen(self, trips: list[_Trip], familiar: float, position: int) -> Event | None:
-        """Go on, go back farther, or unfreeze."""
+    def _judge_frozen(self, trips: list[_Trip], looks_known: float, position: int) -> Event | None:
+        """Stay frozen, roll back farther, or unfreeze."""
         self._held += 1
         wrong = [trip for trip in trips if trip.guard in _OF_STATE]
         if wrong and self._kept and self.settings.action == "roll back":
-            # The state that was gone back to is no better: begin anew.
+            # The restored state has the same problem: discard it and start again.
             self._kept = []
             return self._fire(wrong[0], position)
         low, high = _CALM_SHARES
-        self._calm = self._calm + 1 if not trips and low <= familiar <= high else 0
+        self._calm = self._calm + 1 if not trips and low <= looks_known <= high else 0
         self._new_window()
         calm, most = (
-            windows << self._relapses for windows in (self.settings.calm_windows, self.settings.freeze_windows)
+            windows << self._relapses for windows in (self.settings.recovery_windows, self.settings.freeze_windows)
         )
         if self._calm >= calm:
             self.frozen = False
-            return self._note(_Trip("calm", self._calm, calm), Action.UNFREEZE, position)
+            return self._note(_Trip("recovered", self._calm, calm), Action.UNFREEZE, position)
         if 0 < most <= self._held:
-            event = self._note(_Trip("patience", self._held, most), Action.UNFREEZE, position)
+            event = self._note(_Trip("timeout", self._held, most), Action.UNFREEZE, position)
             self.overruled()
             return event
         return None
 
     def _compared(self) -> tuple[float, float, float]:
-        """How rejections stand beside those of the reference, both as the shadow sees the samples.
+        """Compare the rejections of the window with those of the reference, for samples with the same openness.
 
-        Returns the share of the window in the reference's most familiar quarter, how much more of those samples are
-        rejected than before, and how much less of those in the strangest quarter; 0 where nothing can be compared.
+        Returns:
+            The share of samples that look most known, the increase of rejections among them, and the decrease among
+            those that look most unknown. Both are 0 if there are too few samples to compare.
         """
         if len(self._reference_openness) < _LEAST_REFERENCE:
             return _QUARTER, 0.0, 0.0
         before, rejected = self._reference_openness.ravel(), self._reference_rejected.ravel()
         low, high = np.quantile(before, (_QUARTER, 1.0 - _QUARTER))
-        familiar, strange = self._openness <= low, self._openness >= high
+        known, unknown = self._openness <= low, self._openness >= high
         more = fewer = 0.0
-        if familiar.mean() >= _LEAST_SHARE:
-            more = float(self._rejected[familiar].mean() - rejected[before <= low].mean())
-        if _LEAST_SHARE <= strange.mean() <= _MOST_SHARE:
-            fewer = float(rejected[before >= high].mean() - self._rejected[strange].mean())
-        return float(familiar.mean()), more, fewer
+        if known.mean() >= _LEAST_SHARE:
+            more = float(self._rejected[known].mean() - rejected[before <= low].mean())
+        if _LEAST_SHARE <= unknown.mean() <= _MOST_SHARE:
+            fewer = float(rejected[before >= high].mean() - self._rejected[unknown].mean())
+        return float(known.mean()), more, fewer
 
     @property
     def _disagreement(self) -> float:
+        """The mean loss of the baseline over the accepted samples of the window."""
         return self._contradiction / self._accepted if self._accepted >= _LEAST_ACCEPTED else 0.0
 
     @property
-    def _sameness(self) -> float:
+    def _similarity(self) -> float:
+        """The length of the mean feature of the window."""
         return min(1.0, math.sqrt(float(self._sum @ self._sum)) / max(self._seen, 1))
 
     def _remember(self, engine: FeatureMethod, position: int) -> None:
-        """Take a good window into the reference, and sometimes the state at its end."""
+        """Add a good window to the reference, and save the state if it is time."""
         self._reference_openness = np.vstack([self._reference_openness, self._openness])[-_REFERENCE:]
         self._reference_rejected = np.vstack([self._reference_rejected, self._rejected])[-_REFERENCE:]
         self._since_kept += 1
@@ -382,11 +398,11 @@ class Guard:
         self.events = [*self.events, event][-_EVENTS:]
         return event
 
-    # At rest.
+    # Stored guards.
 
     def pack(self) -> bytes:
-        """All of it but the settings, as bytes."""
-        told = {
+        """Return everything except for the settings, as bytes."""
+        values = {
             **{name: getattr(self, name) for name in _NUMBERS},
             "counts": self.counts,
             "events": self.events,
@@ -395,7 +411,7 @@ class Guard:
             "kept": [len(state) for state in self._kept],
             "kept_at": self._kept_at,
         }
-        head = json.dumps(told).encode()
+        head = json.dumps(values).encode()
         seen = self._seen
         arrays = (self._sum, self._openness[:seen], self._reference_openness)
         flags = (self._rejected[:seen], self._reference_rejected)
@@ -403,24 +419,26 @@ class Guard:
         return b"".join(parts)
 
     def resume(self, data: bytes) -> None:
-        """Go on from what `pack` gave; anything else is refused."""
+        """Continue from what `pack` returned. Raise StoreError for anything else."""
         try:
             self._resume(data)
         except (struct.error, ValueError, KeyError, TypeError):
-            raise StoreError("what a stream's guard knew cannot be read: it is damaged") from None
+            raise StoreError("The stored guard of a stream is damaged.") from None
 
     def _resume(self, data: bytes) -> None:
         version, length = _HEAD.unpack_from(data)
         if version != VERSION:
-            raise StoreError(f"a guard of version {version}, this protodcs reads {VERSION}: upgrade protodcs")
+            raise StoreError(
+                f"The stored guard has version {version}, this protodcs reads {VERSION}: upgrade protodcs."
+            )
         at = _HEAD.size + length
-        told = json.loads(data[_HEAD.size : at])
+        values = json.loads(data[_HEAD.size : at])
         for name in _NUMBERS:
-            setattr(self, name, told[name])
-        self.counts, self._last = Counter(told["counts"]), told["last"]
-        self.events = [Event(guard, Action(action), *numbers) for guard, action, *numbers in told["events"]]
-        seen, rows, window = told["_seen"], told["reference"], self.settings.window
-        sizes = [8 * len(self._sum), 8 * seen, 8 * rows * window, seen, rows * window, *told["kept"]]
+            setattr(self, name, values[name])
+        self.counts, self._last = Counter(values["counts"]), values["last"]
+        self.events = [Event(guard, Action(action), *numbers) for guard, action, *numbers in values["events"]]
+        seen, rows, window = values["_seen"], values["reference"], self.settings.window
+        sizes = [8 * len(self._sum), 8 * seen, 8 * rows * window, seen, rows * window, *values["kept"]]
         if seen >= window or at + sum(sizes) != len(data):
             raise ValueError
         parts = []
@@ -432,14 +450,14 @@ class Guard:
         self._reference_openness = np.frombuffer(parts[2]).reshape(rows, window)
         self._rejected[:seen] = np.frombuffer(parts[3], dtype=np.bool_)
         self._reference_rejected = np.frombuffer(parts[4], dtype=np.bool_).reshape(rows, window)
-        self._kept, self._kept_at = parts[5:], told["kept_at"]
+        self._kept, self._kept_at = parts[5:], values["kept_at"]
 
 
 def _sane(probability: float, *others: float) -> bool:
-    """Whether a probability is one, and all other numbers are finite."""
+    """Return whether a probability is between 0 and 1, and all other numbers are finite."""
     return 0.0 <= probability <= 1.0 and all(map(math.isfinite, others))
 
 
 def _number(value: Any) -> float:
-    """A number for monitoring, 0 where a method has none or one that is not finite."""
+    """Return a number for monitoring; 0 if the method has none, or one that is not finite."""
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0

@@ -27,7 +27,7 @@ export const RATE_RISE = 0.15;
 const GUARDS = {
   disagreement: "Decisions differ from the frozen baseline",
   rejection: "Images that look familiar are rejected",
-  sameness: "All images look alike",
+  duplicates: "All images look alike",
   mixture: "The score groups collapsed",
   drift: "Prototypes drifted",
   numbers: "Scores are not finite",
