@@ -222,8 +222,12 @@ def test_people_review_and_correct_a_stream_over_http():
                 assert observed.status_code == 200, observed.text
             found = (await service.client.get("/v1/streams/s/clusters")).json()
             first, second, *_ = [cluster["id"] for cluster in found["clusters"]]
+            assert not any("cluster" in decision for decision in observed.json()["decisions"])
             named = await service.post(f"s/clusters/{first}:name", json={"name": "canoe"})
             assert named.json()["cluster"] == first
+            typical = [FEATURES[cluster["positions"][0]].tolist() for cluster in found["clusters"][:2]]
+            joined = (await service.post("s/observe", json={"features": typical})).json()["decisions"]
+            assert [(seen["cluster"], seen["cluster_name"]) for seen in joined] == [(first, "canoe"), (second, None)]
             merged = await service.post("s/clusters:merge", json={"clusters": [first, second]})
             assert merged.json()["cluster"] == first
             split = (await service.post(f"s/clusters/{first}:split", json={})).json()["cluster"]
@@ -232,7 +236,7 @@ def test_people_review_and_correct_a_stream_over_http():
             assert (await service.post(f"s/clusters/{first}:name", json={"name": "x"})).status_code == 404
             queue = (await service.client.get("/v1/streams/s/review?limit=5")).json()["items"]
             assert len(queue) == 5
-            position = queue[0]["position"]
+            position = next(item["position"] for item in queue if item["position"] < len(FEATURES))
             for body, status in (
                 ({"position": position, "label": "1"}, 200),
                 ({"position": 10**6, "label": "1"}, 404),

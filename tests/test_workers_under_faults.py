@@ -214,10 +214,10 @@ class Undisturbed:
     def _answer(self, request):
         number = int(request.key.removeprefix("key-")) if request.key != "first" else -1
         if request.action in (Action.OBSERVE, Action.PEEK):
-            decision = getattr(self.engine, request.action)(FEATURES[number])
+            decision, joined = getattr(self.engine, request.action)(FEATURES[number]), None
             if request.action == Action.OBSERVE:
-                self.samples.add(self.position, self.engine.latest, decision)
-            return pack_decision(decision)
+                joined = self.samples.add(self.position, self.engine.latest, decision)
+            return pack_decision(decision, joined)
         if request.action == Action.EDIT_CLUSTERS:
             return self.samples.edit(self.samples.with_groups(request.payload), self.engine)
         if request.action == Action.FEEDBACK:

@@ -57,12 +57,16 @@ class Observed(NamedTuple):
         position: the place of the sample in the journal of its stream; -1 for a peek.
         epoch: of the worker that wrote it there; -1 for a peek.
         repeated: the service had answered this request before, and said the same again.
+        cluster: the cluster of unknown samples that the sample joined; None if there is none.
+        cluster_name: the name that a person gave to this cluster; None if it has none.
     """
 
     decision: Decision
     position: int
     epoch: int
     repeated: bool
+    cluster: int | None = None
+    cluster_name: str | None = None
 
 
 class StreamEvent(NamedTuple):
@@ -694,7 +698,8 @@ def names(answer: Response, of: str) -> list[str]:
 
 def _observed(said: Mapping[str, Any]) -> Observed:
     decision = Decision(scores=None, **{name: said[name] for name in _FIELDS})
-    return Observed(decision, said["position"], said["epoch"], said["repeated"])
+    joined = said.get("cluster"), said.get("cluster_name")
+    return Observed(decision, said["position"], said["epoch"], said["repeated"], *joined)
 
 
 def _read(answer: Response, reader: Callable[[Any], Any]) -> Any:

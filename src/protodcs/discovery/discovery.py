@@ -155,6 +155,11 @@ class Discovery:
             entry = self._table.entries[self._known_id(cluster)]
             entry.name, entry.edited = name, True
 
+    def name_of(self, cluster: int) -> str | None:
+        """Return the name of a cluster; None if it has none."""
+        with self._exclusive():
+            return self._table.entries[self._known_id(cluster)].name
+
     def merge(self, first: int, second: int) -> None:
         """Move the members of the cluster `second` to the cluster `first`. Later passes keep them together.
 

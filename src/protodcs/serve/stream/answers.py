@@ -7,7 +7,7 @@ import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic_core import to_json
 
@@ -16,11 +16,13 @@ from ...errors import StoreError
 from ..log.entries import LogEntry
 from .records import Record
 
-# Flags, index, sequence and the six numbers of a decision; its label follows.
+# Flags, index, sequence and the six numbers of a decision. The label of a known sample follows, or the cluster that an
+# unknown one joined: its number and its name.
 _DECISION = struct.Struct("<BIQdddddd")
 KNOWN, TRUSTED, CACHED, EVOLVED, UNSURE = 1, 2, 4, 8, 128
 # The three bits between the first four flags and the last hold the place of the reason in REASONS, from 1; 0 is none.
 _REASON_BIT, _REASON_MASK = 4, 7
+_CLUSTER = struct.Struct("<Q")
 # Where the openness stands: behind flags, index, sequence and p_unknown.
 _OPENNESS = struct.Struct("<21xd")
 # Flags, index, p_unknown and score.
@@ -29,7 +31,14 @@ _LOGGED = struct.Struct("<BI8xd16xd")
 _FIELDS = ("outcome", *(field.name for field in fields(Decision) if field.name != "scores"))
 
 
-def pack_decision(decision: Decision) -> bytes:
+class JoinedCluster(NamedTuple):
+    """The cluster of unknown samples that a sample joined; `name` is None if it has none."""
+
+    id: int
+    name: str | None
+
+
+def pack_decision(decision: Decision, joined: JoinedCluster | None = None) -> bytes:
     """Return a decision as bytes, without the scores of every class."""
     flags = KNOWN * decision.known + TRUSTED * decision.trusted + CACHED * decision.cached + EVOLVED * decision.evolved
     flags += UNSURE * decision.unsure
@@ -46,6 +55,8 @@ def pack_decision(decision: Decision) -> bytes:
         decision.aleatoric,
         decision.epistemic,
     )
+    if joined is not None:
+        return numbers + _CLUSTER.pack(joined.id) + (joined.name or "").encode()
     return numbers + (decision.label or "").encode()
 
 
@@ -92,7 +103,11 @@ def described(answer: bytes) -> dict[str, Any]:
     """Return a packed decision as a response shows it, JSON-ready."""
     # Not `to_dict`, which is several times slower.
     decision = unpack_decision(answer)
-    return {name: getattr(decision, name) for name in _FIELDS}
+    response = {name: getattr(decision, name) for name in _FIELDS}
+    if not decision.known and len(answer) >= _DECISION.size + _CLUSTER.size:
+        (response["cluster"],) = _CLUSTER.unpack_from(answer, _DECISION.size)
+        response["cluster_name"] = answer[_DECISION.size + _CLUSTER.size :].decode() or None
+    return response
 
 
 def decisions_as_json(decisions: Iterable[tuple[bytes, int, int, bool]]) -> bytes:

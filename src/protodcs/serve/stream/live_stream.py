@@ -379,14 +379,14 @@ class LiveStream:
     # The changes, by kind: each returns the answer.
 
     def _observe(self, payload: bytes) -> bytes:
-        decision = self.engine.observe(_feature(payload))
+        decision, joined = self.engine.observe(_feature(payload)), None
         if self.samples is not None:
-            self.samples.add(self.position, self.engine.latest, decision)
+            joined = self.samples.add(self.position, self.engine.latest, decision)
         if self.guard is not None:
             event = self.guard.watch(self.engine.latest, decision, self.engine, self.position)
             if event is not None:
                 self._obey(event, self.guard.good_state)
-        return pack_decision(decision)
+        return pack_decision(decision, joined)
 
     def _obey(self, event: Event, good_state: bytes | None) -> None:
         """Do what the guard says."""

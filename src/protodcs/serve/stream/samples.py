@@ -19,6 +19,7 @@ from ...core.streamdcs.engine import StreamDCS
 from ...discovery import Discovery, DiscoveryConfig
 from ...errors import ConfigError, InputError, StateError, StoreError, UnknownSampleError, UsageError
 from ...method import FeatureMethod
+from .answers import JoinedCluster
 
 # Number of recent samples whose features are stored.
 RECENT = 1000
@@ -55,15 +56,16 @@ class StreamSamples:
         # By position, oldest first.
         self._recent: OrderedDict[int, NDArray[np.float16]] = OrderedDict()
 
-    def add(self, position: int, feature: Feature, decision: Decision) -> None:
-        """Store a sample after its decision."""
+    def add(self, position: int, feature: Feature, decision: Decision) -> JoinedCluster | None:
+        """Store a sample after its decision. Return the cluster that it joined, if any."""
         self._recent[position] = feature.astype(np.float16)
         if len(self._recent) > RECENT:
             self._recent.popitem(last=False)
         if decision.known:
             self._discovery.note_known(feature)
-        else:
-            self._discovery.add(feature, key=position)
+            return None
+        joined = self._discovery.add(feature, key=position)
+        return None if joined is None else JoinedCluster(joined, self._discovery.name_of(joined))
 
     def feature(self, position: int) -> Feature:
         """Return the feature of the sample at a position. Raise UnknownSampleError if it is not stored any more."""

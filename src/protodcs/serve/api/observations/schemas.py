@@ -42,6 +42,10 @@ class Decision(BaseModel):
     sequence: int
     reason: str | None = Field(None, description="Why the decision is less certain than it looks.")
     unsure: bool = Field(False, description="Whether a person should look at it, by the `review_rate` of the stream.")
+    cluster: int | None = Field(
+        None, description="Id of the cluster that an observed unknown sample joined. It is left out if there is none."
+    )
+    cluster_name: str | None = Field(None, description="Name that a person gave to this cluster, if any.")
     position: int = Field(description="Position in the journal of the stream; -1 if nothing was written.")
     epoch: int = Field(description="Epoch of the worker that wrote it; -1 if nothing was written.")
     repeated: bool = Field(description="Whether the sample was observed by an earlier request with the same key.")
