@@ -45,9 +45,9 @@ class Record:
         epoch: of the worker that wrote it.
         time: when, in milliseconds since 1970 by the store's clock; it never decreases along a journal.
         key: the idempotency key of the request; never empty.
-        payload: a feature as float32, little-endian; a state for RESTORE; a name for KEEP, DELETE_SNAPSHOT and
-            REMOVE_CLASS; a prototype as float32 followed by a name for ADD_CLASS; a JSON object for EDIT_CLUSTERS, with
-            the result of a clustering pass; what `pack_feedback` returns for FEEDBACK; else empty.
+        payload: a feature as float32, little-endian; a state for RESTORE; a name for SAVE_SNAPSHOT, DELETE_SNAPSHOT
+            and REMOVE_CLASS; a prototype as float32 followed by a name for ADD_CLASS; a JSON object for EDIT_CLUSTERS,
+            with the result of a clustering pass; what `pack_feedback` returns for FEEDBACK; else empty.
         answer: the response, as `answers` packs it.
         digest: of the whole content of the request.
         row: which row of the request this is, from 0.
