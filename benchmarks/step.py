@@ -1,9 +1,9 @@
-"""What one step costs: `python -m benchmarks step`.
+"""The cost of one step: `python -m benchmarks step`.
 
-For each number of classes a real CLIP stream is observed once from its start by both methods, block by block. After
-each block, in the same run and on the same thread, the bare `prototypes @ feature` does the same samples. The second
-half of the stream is the steady state; samples that open a class there are counted apart. The slow oracle of the tests
-has a pass of its own.
+For each number of classes, both methods observe a real CLIP stream from its start, block by block. After each block,
+the bare `prototypes @ feature` scores the same samples on the same thread. The second half of the stream is the steady
+state. Samples that put a first feature into the queue of a class are counted separately there. The slow oracle of the
+tests runs in a pass of its own.
 """
 
 from benchmarks.timing import ROOT, clip_stream, load, one_thread, table, timed
@@ -130,12 +130,13 @@ def by_path(own, paths, steady):
 
 def as_markdown(rows):
     lines = [
-        "Real CLIP ViT-B/32 features (the feature pack of the test data, stream order of seed 0, split `all`, "
-        "d = 512), one thread; observe and bare scoring take turns in blocks of one run. Steady state is the "
-        'second half of the stream. "Ratio" is total time over total time of `prototypes @ feature`, without the '
-        "samples that put a first feature into a class's queue; beside it the median and quartiles over blocks. With "
-        "those samples, and over the whole stream from its first sample, it stands in the next columns. The oracle is "
-        "the slow reference of the tests (torch autograd), median over median on the same samples, in its own pass.",
+        "Real CLIP ViT-B/32 features (feature pack of the test data, stream order of seed 0, split `all`, d = 512), "
+        "on one thread. In one run, observe and bare scoring take turns in blocks of samples. The steady state is the "
+        'second half of the stream. "Ratio" is the total time of observe over the total time of '
+        "`prototypes @ feature`, without samples that put a first feature into the queue of a class. The next columns "
+        "have the median and quartiles over blocks, the ratio with those samples, and the ratio over the whole stream. "
+        "The oracle is the slow reference of the tests (torch autograd), median over median on the same samples, in a "
+        "pass of its own.",
         "",
     ]
     head = (
@@ -166,12 +167,14 @@ def as_markdown(rows):
     )
     lines += [
         "",
-        "What limits the rest, by the [parts of a step](stages.md). `protodcs`: a trusted sample moves every text row, "
-        "with a division for each element, in the time of three scorings or more; a queue change compares and adds up "
-        "the text rows and shifts the alignment of each, which is kept to its ninth decimal as two float32 numbers an "
-        "element: 20 bytes are read or written where a scoring reads 4. From about 200 classes on, text, alignment and "
-        "visual prototypes no longer fit side by side into the second cache of a core (2 MB here), and each pass waits "
-        "for the third. `streamdcs`: the 512 remembered rows are as many as five hundred classes. What Python itself "
-        "takes, 5 to 15 us a sample, is most of it at 10 classes and hardly shows at 1000.",
+        "What limits the rest, by the [parts of a step](stages.md):",
+        "",
+        "- `protodcs`: a trusted sample moves every text row, with a division for each element. A change of a queue "
+        "compares and sums the text rows, and moves the alignment of each. The alignment is stored as two float32 "
+        "numbers per element: 20 bytes are read or written where a scoring reads 4. From about 200 classes on, text, "
+        "alignment and visual prototypes do not fit together into the second cache of a core.",
+        "- `streamdcs`: the mean is above the median, because the threshold is fitted again every 32 samples. The "
+        "class bias reads a row of K numbers for each class that it corrects. With few classes, most of the median is "
+        "the call from Python and the checks of the input.",
     ]
     return "\n".join(lines) + "\n"
