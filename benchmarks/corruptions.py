@@ -170,10 +170,13 @@ def as_markdown(result):
         lines.append(f"| {row['corruption']} | {' | '.join(cells)} |")
     lines += [
         "",
-        "The PSNR of five corruptions does not fall with every severity, because of their constants: glass_blur",
-        "smooths less at severity 4 than at 3 but exchanges twice; frost takes less of the image, and so less light,",
-        "from 3 on; elastic_transform moves the corners less and less; spatter is water up to 3 and mud from 4 on;",
-        "saturate takes colour away at 1 and 2 and adds it from 3 on.",
+        "The PSNR of five corruptions does not fall with every severity, because of their constants:",
+        "",
+        "- `glass_blur` smooths less at severity 4 than at 3, but exchanges pixels twice.",
+        "- `frost` takes less of the image, and so less light, from 3 on.",
+        "- `elastic_transform` moves the corners less and less.",
+        "- `spatter` is water up to 3, and mud from 4 on.",
+        "- `saturate` takes colour away at 1 and 2, and adds it from 3 on.",
         "",
         "A drawn picture, 64x64, with the constants of `tiny-imagenet`; the columns are the severities 1 to 5:",
         "",

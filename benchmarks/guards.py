@@ -223,10 +223,10 @@ def attack_lines(rows):
         "## Streams that try to poison",
         "",
         f"Judge split, {', '.join(ATTACKED)}, seeds {', '.join(map(str, SEEDS))} (`reckless`: "
-        f"{SEEDS[0]}): a third of the stream, "
-        f"{attacks.LENGTH:,} samples of the attack, a third of the stream. Accuracy is that of the best class on known "
-        "samples behind the attack, in points less that of the frozen shadow on the same samples: mean, and the worst "
-        "stream. False rejects are shares of known samples before the attack, and behind it without and with guards.",
+        f"{SEEDS[0]}). Each stream is a third of its samples, "
+        f"{attacks.LENGTH:,} samples of the attack, and another third. Accuracy is that of the best class on known "
+        "samples after the attack, minus that of the frozen baseline, in points: mean, and the worst stream. "
+        "False rejects are shares of known samples before the attack, and after it without and with guards.",
         "",
     ]
     body = []
