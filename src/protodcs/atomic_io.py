@@ -1,6 +1,6 @@
-"""Files that are there whole or not at all, whatever happens meanwhile, and folders that one process holds.
+"""Atomic file replacement, and locks on folders.
 
-The errors are the operating system's; callers say in their own words what could not be written.
+All functions raise the errors of the operating system. Callers add which of their files could not be written.
 """
 
 import errno
@@ -14,7 +14,7 @@ _LOCK = "lock"
 
 @contextmanager
 def _draft_of(target: Path) -> Iterator[Path]:
-    """A file beside `target` to write to, which then takes its place in one step; after a failure nothing is left."""
+    """Yield a temporary file beside `target`. It replaces `target` in one step, and is deleted after a failure."""
     draft = target.parent / f".{target.name}.{os.urandom(8).hex()}.tmp"
     try:
         yield draft
@@ -26,9 +26,9 @@ def _draft_of(target: Path) -> Iterator[Path]:
 
 
 def replace_file(target: Path, data: bytes, mode: int = 0o666) -> None:
-    """Replace `target` by `data` in one step: after a crash the old file or the new one is there, never a torn one.
+    """Replace `target` by `data` in one step. After a crash, either the old or the new file is there, complete.
 
-    `mode` says who may read and write it, less what the process's mask takes away; at no moment may anyone else.
+    `mode` has the permissions of the new file, before the process's umask. They also hold while it is written.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     with _draft_of(target) as draft, os.fdopen(os.open(draft, flags, mode), "wb") as file:
@@ -38,14 +38,8 @@ def replace_file(target: Path, data: bytes, mode: int = 0o666) -> None:
     sync_folder(target.parent)
 
 
-def put_file(target: Path, data: bytes) -> None:
-    """As `replace_file`, but not waiting for the disk: proof against a killed process, not against a power cut."""
-    with _draft_of(target) as draft:
-        draft.write_bytes(data)
-
-
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder safe: a power cut may else forget a rename though the content is on the disk."""
+    """Make renames in a folder durable. Otherwise a power cut can undo a rename, even if the content is on the disk."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -56,8 +50,8 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Wait until nobody else is inside this function for the same folder: for a file that is read, changed, written."""
+def locked(folder: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a folder, while a file in it is read, changed and written."""
     import fcntl
 
     handle = os.open(folder, os.O_RDONLY)
@@ -68,13 +62,13 @@ def alone_in(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def hold_folder(folder: Path) -> int:
-    """A handle that holds a folder, made if it is not there, until it is closed or the process ends, however it ends.
+def lock_folder(folder: Path) -> int:
+    """Lock a folder, which is created if needed. The lock ends when the returned handle is closed or the process ends.
 
     Raises:
-        BlockingIOError: another handle holds it; its `strerror` says whose.
+        BlockingIOError: the folder is locked. Its `strerror` names the process.
     """
-    import fcntl  # Not on every system, where the rest of this file is of use all the same.
+    import fcntl  # Some systems do not have it. They can use the rest of this module.
 
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)

@@ -14,7 +14,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from .atomic_io import alone_in
+from .atomic_io import locked
 from .data.origins import Origin
 from .errors import DataError
 
@@ -40,7 +40,7 @@ def fetch(origin: Origin, folder: Path, advance: Callable[[int], None] = lambda 
     """
     folder.mkdir(parents=True, exist_ok=True)
     # Two programs would write to the same partial file.
-    with alone_in(folder):
+    with locked(folder):
         target = folder / origin.path
         if target.exists():
             return False

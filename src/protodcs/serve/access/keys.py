@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from ...atomic_io import alone_in, replace_file
+from ...atomic_io import locked, replace_file
 from ...errors import ConfigError, InputError
 from ..settings import Tenant
 
@@ -297,7 +297,7 @@ def _found(path: Path, keys: dict[str, Key], name: str) -> Key:
 def _changed(path: Path) -> Iterator[dict[str, Key]]:
     """The keys of a file, to be changed and written back, while no other command does the same."""
     path = path.resolve()
-    with alone_in(path.parent):
+    with locked(path.parent):
         keys = {key.id: key for key in list_keys(path)} if path.exists() else {}
         yield keys
         content = _File(keys=list(keys.values())).model_dump_json(indent=1, exclude_none=True)

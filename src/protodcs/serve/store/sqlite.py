@@ -18,7 +18,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-from ...atomic_io import hold_folder, sync_folder
+from ...atomic_io import lock_folder, sync_folder
 from ...errors import FencedError, HeldError, InputError, StoreError, UnknownStreamError, UsageError
 from ..log import sqlite as log_tables
 from ..log.entries import LogLimits, LogPage, LogQuery, Purge
@@ -813,7 +813,7 @@ def _number(database: sqlite3.Connection, stream: str) -> int:
 
 def _hold(folder: Path) -> int:
     try:
-        return hold_folder(folder)
+        return lock_folder(folder)
     except BlockingIOError as problem:
         raise StoreError(
             f"the store in {str(folder)!r} is {problem.strerror}: close it there, or choose another folder"
