@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -113,17 +114,19 @@ def test_watching_a_camera_goes_on_after_the_camera_was_restarted(tmp_path):
         Image.fromarray(sample.image).save(tmp_path / f"{place:03d}.jpg", quality=90)
     port = free_port()
 
+    @contextmanager
     def camera():
         script = str(Path(__file__).parent / "rtsp_camera.py")
-        process = subprocess.Popen(
-            ["/usr/bin/python3", script, str(tmp_path), str(port)], stdout=subprocess.PIPE, text=True, env={}
-        )
-        assert process.stdout.readline() == "ready\n"
-        return process
+        command = ["/usr/bin/python3", script, str(tmp_path), str(port)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={}) as process:
+            try:
+                assert process.stdout.readline() == "ready\n"
+                yield
+            finally:
+                process.kill()
 
     command = [sys.executable, "-W", "ignore", "-m", "protodcs", "watch", f"rtsp://127.0.0.1:{port}/camera"]
     command += ["--classes", "demo", "--model", "demo", "--rate", "5", "--no-browser", "--port", str(free_port())]
-    first = camera()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         service = process.stdout.readline().partition("/ui/")[0]
         with Client(service) as client:
@@ -133,13 +136,10 @@ def test_watching_a_camera_goes_on_after_the_camera_was_restarted(tmp_path):
                     assert process.poll() is None
                     time.sleep(0.1)
 
-            wait_for(20)
-            first.kill()
-            first.wait()
+            with camera():
+                wait_for(20)
             seen = client.stream("watch").status()["sequence"]
-            second = camera()
-            wait_for(seen + 20)
+            with camera():
+                wait_for(seen + 20)
         process.send_signal(signal.SIGINT)
         assert process.wait() == 0
-    second.kill()
-    second.wait()
