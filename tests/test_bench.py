@@ -153,6 +153,14 @@ def test_what_is_no_method_is_refused(tmp_path, monkeypatch, method, told):
         grid.load(written(tmp_path, methods=[{"method": method}]))
 
 
+def test_missing_files_get_a_message_that_says_what_to_do(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"No such file or directory\. Check the path\."):
+        grid.load(tmp_path / "missing.yaml")
+    monkeypatch.setenv("PROTODCS_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=r"The feature pack is missing: .* set PROTODCS_DATA"):
+        feature_pack.fingerprint()
+
+
 # Streams of CLIP features.
 
 

@@ -114,7 +114,7 @@ def test_the_key_comes_from_a_file_or_the_environment(run, service, tmp_path, mo
 
 def test_a_key_that_is_missing_is_told_in_the_words_of_the_command_line(run, service):
     service[2].plan = [Faulty.want_a_key]
-    assert "set PROTODCS_KEY, or give --key-file" in run("list", code=1)
+    assert "Set PROTODCS_KEY, or give --key-file." in run("list", code=1)
 
 
 def test_mistakes_are_told_in_a_line(run, rows, tmp_path):
@@ -140,7 +140,9 @@ def test_mistakes_are_told_in_a_line(run, rows, tmp_path):
 
 def test_a_service_that_is_away_is_told_in_a_line(run, monkeypatch):
     monkeypatch.setattr("protodcs.cli.streams._GIVE_UP", 0.2)
-    assert "ConnectError" in run("list", "--url", f"http://127.0.0.1:{free_port()}", code=1)
+    url = f"http://127.0.0.1:{free_port()}"
+    message = f"error: No service answers at {url}. Start one with `protodcs serve`, or give another --url.\n"
+    assert run("list", "--url", url, code=1) == message
 
 
 def test_streams_are_created_from_a_file_listed_peeked_at_and_explained(run, rows, tmp_path):

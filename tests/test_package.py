@@ -309,6 +309,10 @@ def test_state_show_refuses_a_damaged_file_in_words(state_file):
         (["evaluate", "{csv}"], "is not a folder"),
         (["classify", "missing", "--classes", "demo"], "There is no folder 'missing'"),
         (["state", "show", "{csv}"], "This is not a state file"),
+        (["state", "show", "{csv}"], "rows.csv.state."),
+        (["classify", "{folder}/..", "--classes", "demo,", "--model", "demo"], "There is only one class, 'demo'."),
+        (["classify", "{folder}/..", "--classes", "demo", "--target-false-reject", "5"], "such as 0.05 for 5 %"),
+        (["classify", "{folder}/..", "--classes", "demo", "--model", "demo"], "None of the 1 images can be read."),
         (["streams", "lst"], "Did you mean 'list'?"),
         (["clasify"], "Did you mean 'classify'?"),
         (["state", "shw"], "Did you mean 'show'?"),
@@ -316,9 +320,12 @@ def test_state_show_refuses_a_damaged_file_in_words(state_file):
         (["export", "demmo", "out"], "Unknown encoder 'demmo'. Did you mean 'demo'?"),
     ],
 )
-def test_a_typical_mistake_gets_a_message_that_helps(arguments, message, tmp_path):
+def test_a_typical_mistake_gets_a_message_that_helps(arguments, message, tmp_path, monkeypatch):
     (tmp_path / "rows.csv").write_text("file,known\n" + "a.png,True\n" * 100)
+    (tmp_path / "rows.csv.state").touch()
+    (tmp_path / "text.png").write_text("not an image")
     (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
     places = {"csv": tmp_path / "rows.csv", "folder": tmp_path / "folder"}
     result = CliRunner().invoke(app, [argument.format(**places) for argument in arguments])
     assert result.exit_code in (1, 2)

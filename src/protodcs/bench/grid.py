@@ -1,6 +1,6 @@
-"""What a benchmark is made of, as data: methods x streams x seeds, read from YAML and checked whole.
+"""A benchmark as data: methods x streams x seeds, read from YAML.
 
-Nothing here reads an image or runs a method; a mistake in a grid is told before any work begins.
+Nothing here reads an image or runs a method, so a mistake in a grid is reported before any work begins.
 """
 
 import hashlib
@@ -156,7 +156,9 @@ class MethodSpec(_Part):
         try:
             found = getattr(import_module(module), name)
         except (ImportError, AttributeError, ValueError) as problem:
-            raise ConfigError(f"the method {self.method!r} cannot be imported: {problem}") from None
+            raise ConfigError(
+                f"The method {self.method!r} cannot be imported: {problem}. Set PYTHONPATH to the folder of its module."
+            ) from None
         if not (isinstance(found, type) and issubclass(found, FeatureMethod | ImageMethod)):
             raise ConfigError(f"{self.method!r} is neither a FeatureMethod nor an ImageMethod")
         return found
@@ -242,12 +244,14 @@ def load(file: str | Path, encoder: str | None = None) -> Grid:
     """The grid of a YAML file; `encoder` replaces that of every stream of images."""
     try:
         content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"the grid {str(file)!r} cannot be read: {problem}") from None
+    except OSError as problem:
+        raise ConfigError(f"Cannot read the grid {str(file)!r}: {problem.strerror}. Check the path.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file} is not a text file in UTF-8.") from None
     except yaml.YAMLError as problem:
         raise ConfigError(f"{file} is not YAML: {' '.join(str(problem).split())}") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"{file} is not a grid: name, streams and methods are wanted")
+        raise ConfigError(f"{file} is not a grid. A grid has the keys name, streams and methods.")
     if encoder is not None:
         listed = content.get("streams")
         for stream in listed if isinstance(listed, list) else []:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..atomic_io import replace_file
-from ..errors import InputError
+from ..errors import DataError, InputError
 from .screen import console, explained, given_classes, new_table, printable, progress, warn_of_boxes
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def classify(
     ),
     method: str = typer.Option("streamdcs", help="Method: streamdcs, protodcs, or another registered one."),
     target_false_reject: float | None = typer.Option(
-        None, min=0, max=1, help="Fraction of known images that may be rejected (default: that of the method, 0.05)."
+        None, help="Fraction of known images that may be rejected, below 0.5 (default: that of the method, 0.05)."
     ),
     templates: str | None = typer.Option(None, help="Prompt templates: a list such as imagenet, or a text file."),
     limit: int | None = typer.Option(None, min=1, help="Largest number of images, spread evenly (default: all)."),
@@ -66,6 +66,10 @@ def classify(
     files = _limited(_files(images), limit)
     names = given_classes(classes)
     out = _result(out, form)
+    if target_false_reject is not None and not 0 < target_false_reject < 0.5:
+        raise InputError(
+            f"--target-false-reject must be between 0 and 0.5, such as 0.05 for 5 %; given: {target_false_reject:g}"
+        )
     encoder = encoders.load(model, device=device, batch_size=batch_size, templates=templates)
     options: dict[str, Any] = {} if target_false_reject is None else {"target_false_reject": target_false_reject}
     classifier = OpenSetClassifier.with_encoder(encoder, names, method=method, **options)
@@ -74,6 +78,11 @@ def classify(
     with progress(as_json) as bar:
         task = bar.add_task("images", total=len(files))
         encoded = encode_files(encoder, files, store, lambda count: bar.advance(task, count))
+    if not encoded.names:
+        store.unlink(missing_ok=True)
+        raise DataError(
+            f"None of the {len(files)} images can be read. The first: {next(iter(encoded.errors.values()))}"
+        )
     decisions = classifier.engine.observe_many(encoded.features, two_pass=True)
     rows = _rows(files, encoded, decisions)
     classifier.save(state)
@@ -88,6 +97,10 @@ def classify(
         typer.echo(json.dumps(report))
     else:
         _print(report)
+    if encoded.errors:
+        typer.echo(
+            f"warning: {len(encoded.errors)} images cannot be read. The column `error` of {out} says why.", err=True
+        )
     if len(decisions) < _FEW:
         typer.echo(
             f"warning: only {len(decisions)} images: with fewer than {_FEW}, more known images are rejected", err=True

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..errors import ProtoDCSError
+from ..errors import InputError, ProtoDCSError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,8 +46,8 @@ def explained(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def _leave(words: str, code: int) -> None:
-    typer.echo(f"error: {words}", err=True)
+def _leave(message: str, code: int) -> None:
+    typer.echo(f"error: {message}", err=True)
     raise typer.Exit(code) from None
 
 
@@ -61,7 +61,7 @@ def tell(report: Mapping[str, Any], as_json: bool) -> None:
 
 
 def progress(quiet: bool) -> "Progress":
-    """Return a progress bar on the error stream, with the time that is left."""
+    """Return a progress bar on the error stream, with the time that is left. Without a terminal it shows nothing."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -72,6 +72,7 @@ def progress(quiet: bool) -> "Progress":
         TimeRemainingColumn,
     )
 
+    errors = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -79,8 +80,8 @@ def progress(quiet: bool) -> "Progress":
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=quiet,
+        console=errors,
+        disable=quiet or not errors.is_terminal,
     )
 
 
@@ -112,7 +113,13 @@ def given_classes(classes: str) -> tuple[str, ...]:
     """Return the class names of an option: names separated by commas, a list of the package, or a file."""
     from ..data.prompts import class_names
 
-    return class_names(_items(classes) if "," in classes else classes)
+    names = class_names(_items(classes) if "," in classes else classes)
+    if len(names) == 1:
+        raise InputError(
+            f"There is only one class, {names[0]!r}. Give at least two: also name other things that your images show, "
+            f"such as '{names[0]}, dog, chair'."
+        )
+    return names
 
 
 def given_corruptions(corruptions: str) -> list[str | None]:

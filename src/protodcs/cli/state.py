@@ -74,7 +74,9 @@ def show(
     try:
         report = _report(file)
     except ProtoDCSError as problem:
-        typer.echo(f"error: {problem}", err=True)
+        state = file.with_name(file.name + ".state")
+        hint = f" The state of {file} is in {state}." if state.is_file() else ""
+        typer.echo(f"error: {problem}{hint}", err=True)
         raise typer.Exit(1) from None
     if as_json:
         typer.echo(json.dumps(report))

@@ -413,9 +413,13 @@ def _client(url: str, key_file: Path | None) -> Iterator["Client"]:
         with Client(url, key or None, give_up=_GIVE_UP) as client:
             yield client
     except ServiceError as problem:
-        if problem.status != 401:
-            raise
-        raise ServiceError("the service wants a good key: set PROTODCS_KEY, or give --key-file", 401) from None
+        if problem.status == 401:
+            raise ServiceError("The service needs a valid key. Set PROTODCS_KEY, or give --key-file.", 401) from None
+        if "Connection refused" in str(problem):
+            raise ServiceError(
+                f"No service answers at {url}. Start one with `protodcs serve`, or give another --url."
+            ) from None
+        raise
 
 
 def _tell_names(what: str, names: list[str], as_json: bool) -> None:
@@ -439,16 +443,16 @@ def _tell_decision(of: dict[str, Any], seen: "Observed", as_json: bool) -> None:
 
 
 def _readable(status: dict[str, Any]) -> dict[str, Any]:
-    """Return the most important facts first, with rounded numbers."""
+    """Return the most important facts first, with rounded numbers. Facts that are not known yet are left out."""
     guard = status.pop("guard", {})
     events = guard.pop("events", [])
     first = {name: status.pop(name) for name in _FIRST if name in status}
     status["classes"] = len(status.get("classes", []))
     status |= status.pop("stats", {})
     guarded = {f"guard {name}": value for name, value in guard.items()}
-    last = {"guard's last act": events[-1]} if events else {}
+    last = {"guard's last event": events[-1]} if events else {}
     every = {**first, **guarded, **last, **status}
-    return {name: _short(value) for name, value in every.items()}
+    return {name: _short(value) for name, value in every.items() if value is not None}
 
 
 def _short(value: Any) -> Any:

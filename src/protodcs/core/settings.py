@@ -28,6 +28,9 @@ def as_error(problem: ValidationError) -> ConfigError:
     lines = []
     for error in problem.errors():
         option, message = ".".join(str(part) for part in error["loc"]), error["msg"].removeprefix("Value error, ")
-        given = without_passwords(str(error["input"]))[:80]
-        lines.append(f"{option}: {message} (given: {given!r})" if option else message)
+        line = f"{option}: {message}" if option else message
+        # A whole table of options would hide the message.
+        if option and not isinstance(error["input"], dict):
+            line += f" (given: {without_passwords(str(error['input']))[:80]!r})"
+        lines.append(line)
     return ConfigError("; ".join(lines[:5]) + (f"; and {len(lines) - 5} more" if len(lines) > 5 else ""))

@@ -75,7 +75,9 @@ def unpack(data: bytes, trusted: bool = False, *, header_type: type[BaseModel] =
     `header_type` has default values for `format` and `schema_version`; other formats and versions are a StateError.
     """
     if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise StateError(f"A state must be bytes, as snapshot() returns them; given: {type(data).__name__}.")
+        raise StateError(
+            f"A state must be bytes, as snapshot() returns them; given: {type(data).__name__}. Use load() for a file."
+        )
     data = bytes(data)
     if not trusted:
         _verify_hash(data)
@@ -132,8 +134,8 @@ def _hash_span(data: bytes) -> tuple[int, int]:
     length = int.from_bytes(data[:8], "little")
     if length > len(data) - 8:
         raise StateError(
-            f"This is not a state file, or it is truncated: its header should have {length} bytes, and the file has "
-            f"{len(data)}. State files are written by `save` and by `protodcs classify` (.state)."
+            "This is not a state file, or it is truncated. State files are written by `save` and by `protodcs "
+            "classify` (.state)."
         )
     found = list(_HASH.finditer(data, 8, 8 + length))
     if len(found) != 1:

@@ -65,8 +65,9 @@ def _text(which: str | Path, kind: str) -> str:
     except FileNotFoundError:
         what = "class names" if kind == "names" else "templates"
         raise DataError(
-            f"There is no file and no list of {what} {str(which)!r}.{did_you_mean(str(which), _shipped(kind))} Give a "
-            f"text file, several {what}, or one of these lists: {', '.join(_shipped(kind))}."
+            f"There is no file and no list of {what} {str(which)!r}.{did_you_mean(str(which), _shipped(kind))} Give at "
+            f"least two {what} (separated by commas in commands), a text file, or one of these lists: "
+            f"{', '.join(_shipped(kind))}."
         ) from None
     except (OSError, UnicodeDecodeError) as problem:
         raise DataError(f"The file {str(which)!r} cannot be read: {problem}") from None
