@@ -1,25 +1,103 @@
 """The documentation: its examples run, its pictures are shown, and its words are those of other projects."""
 
+import ast
 import importlib.util
+import json
+import os
 import re
+import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+import typer
+import yaml
+
+from protodcs.bench import grid
+from protodcs.cli import app
+from protodcs.serve.settings import ServeConfig
+from redis_server import free_port
 
 ROOT = Path(__file__).parent.parent
-FENCE = re.compile(r"^```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
+FENCE = re.compile(r"^( *)```(.*)\n((?:.*\n)*?)\1```$", re.MULTILINE)
+TITLE = re.compile(r'title="([^"]*)"')
+SNIPPET = re.compile(r'^--8<-- "(.*)"$', re.MULTILINE)
+# Pages whose shell commands run, in order.
+RUN_IN_SHELL = ("start/quickstart.md", "tutorials/write-a-method.md", "tutorials/first-service.md")
 # Packages whose wording is not finished. Shorten this list; never add to it.
 UNFINISHED = ("src/protodcs/serve",)
 
 
-def blocks(page, kind):
-    return [text for head, text in FENCE.findall(page.read_text()) if head == kind]
+class Block(NamedTuple):
+    """A code block: its language, whether tests run it, its title and its text."""
+
+    language: str
+    tested: bool
+    title: str
+    text: str
+
+
+def all_blocks(page):
+    for indent, head, text in FENCE.findall(page.read_text()):
+        language = re.search(r"[a-z]+", head)
+        title = TITLE.search(head)
+        shown = SNIPPET.sub(lambda match: (ROOT / match[1]).read_text(), textwrap.dedent(text) if indent else text)
+        yield Block(language[0] if language else "", ".notest" not in head, title[1] if title else "", shown)
+
+
+def blocks(page, *languages):
+    return [block.text for block in all_blocks(page) if block.language in languages and block.tested]
+
+
+def all_pages():
+    """Return the pages that people write. Hand-made pages of results are among them."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def pages_with_examples():
-    return [page for page in sorted((ROOT / "docs").rglob("*.md")) if blocks(page, "python")]
+    pages = [page for page in all_pages() if blocks(page, "python")]
+    return [page for page in pages if page.name != "first-service.md"]
+
+
+def commands(page):
+    """Yield the `protodcs` commands of a page, in fenced and indented blocks, each as a list of words."""
+    prose = FENCE.sub("", page.read_text())
+    indented = re.findall(r"^ {4,}.*$", prose, re.MULTILINE)
+    shown = [block.text for block in all_blocks(page) if block.language in ("sh", "bash")]
+    for text in ["\n".join(indented), *shown]:
+        for line in text.replace("\\\n", " ").splitlines():
+            for command in re.split(r"&&|\|", line):
+                words = (
+                    shlex.split(command, comments=True) if "protodcs" in command and "'protodcs" not in command else []
+                )
+                while words and "=" in words[0]:
+                    words = words[1:]
+                if words and words[0] == "protodcs":
+                    yield words[1:]
+
+
+@pytest.fixture
+def in_shell(tmp_path):
+    """Return a function that runs the shell commands of a page and returns what they print."""
+    program = tmp_path / "bin" / "protodcs"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m protodcs "$@"\n')
+    program.chmod(0o755)
+    path = f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    def run(page, **environment):
+        text = "".join(blocks(page, "sh"))
+        lines = [line for line in text.splitlines() if not line.startswith(("pip install", "protodcs serve"))]
+        command = ["bash", "-euo", "pipefail", "-c", "\n".join(lines)]
+        settings = {**os.environ, "PATH": path, "COLUMNS": "100", **environment}
+        done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -34,29 +112,96 @@ def wording():
 @pytest.mark.parametrize("page", pages_with_examples(), ids=lambda page: page.stem)
 def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    scope = {}
+    scope = {"__name__": "__main__"}
     for block in blocks(page, "python"):
         exec(compile(block, str(page), "exec"), scope)
     printed = capsys.readouterr().out
     assert printed
-    for shown in blocks(page, "text") if page.stem == "new-class" else ():
+    for shown in blocks(page, "text") if page.stem in ("new-class", "index", "README", "write-a-method") else ():
         assert shown in printed
 
 
-@pytest.mark.long
-def test_the_first_service_runs(tmp_path, monkeypatch):
+def test_blocks_that_do_not_run_say_why_and_are_valid_python():
+    skipped = [block for page in all_pages() for block in all_blocks(page) if not block.tested]
+    assert [block.text for block in skipped if not block.title.startswith("Not tested: ")] == []
+    for block in skipped:
+        if block.language == "python":
+            ast.parse(block.text)
+
+
+def test_every_block_has_a_language_that_is_checked():
+    checked = {"python", "sh", "bash", "text", "yaml", "json"}
+    found = {block.language for page in all_pages() for block in all_blocks(page)}
+    assert found <= checked
+
+
+@pytest.mark.parametrize("page", [page for page in all_pages() if list(commands(page))], ids=lambda page: page.stem)
+def test_the_commands_of_a_page_exist_with_their_options(page):
+    for words in commands(page):
+        command, name = typer.main.get_command(app), "protodcs"
+        context = command.make_context(name, ["--help"], resilient_parsing=True)
+        while words and hasattr(command, "get_command"):
+            found = command.get_command(context, words[0])
+            if found is None:
+                break
+            command, name, words = found, words[0], words[1:]
+        # Raises an error for an unknown command or option, and for a missing argument.
+        command.make_context(name, [word for word in words if word != "..."], resilient_parsing=name == "protodcs")
+
+
+def test_the_grids_and_settings_of_the_documentation_are_valid():
+    grids = services = 0
+    for page in all_pages():
+        for text in blocks(page, "yaml"):
+            content = yaml.safe_load(text)
+            if "methods" in content:
+                grid.Grid.model_validate(
+                    content | {"methods": [m for m in content["methods"] if ":" not in m["method"]]}
+                )
+                grids += 1
+            else:
+                assert set(content) <= set(ServeConfig.model_fields)
+                services += 1
+        for text in blocks(page, "json"):
+            json.loads(text if text.startswith("{") else f"{{{text}}}")
+    assert grids
+    assert services
+
+
+@pytest.mark.parametrize("page", RUN_IN_SHELL[:2])
+def test_the_shell_commands_of_a_page_run(page, in_shell, tmp_path):
+    for block in all_blocks(ROOT / "docs" / page):
+        if block.title.endswith(".py"):
+            (tmp_path / block.title).write_text(block.text)
+        if block.language == "yaml":
+            (tmp_path / "mine.yaml").write_text(block.text)
+    printed = in_shell(ROOT / "docs" / page)
+    if page.endswith("quickstart.md"):
+        first, _, rows = blocks(ROOT / "docs" / page, "text")
+        assert first in printed
+        assert set(rows.splitlines()) <= set((tmp_path / "decisions.csv").read_text().splitlines())
+        assert "102 of 120" in printed
+    else:
+        assert "| streamdcs | **83.25" in printed
+
+
+def test_the_first_service_runs(tmp_path, in_shell, capsys):
     import httpx
 
-    page = ROOT / "docs" / "tutorials" / "first-service.md"
-    (block,) = blocks(page, " { .python .service }")
-    command = [sys.executable, "-m", "protodcs", "serve", "--encoder", "demo", "--port", "8765"]
+    page, url = ROOT / "docs" / RUN_IN_SHELL[2], f"http://127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "protodcs", "serve", "--encoder", "demo", "--port", url.rpartition(":")[2]]
     with subprocess.Popen(command, cwd=tmp_path) as service:
         try:
             with httpx.Client(transport=httpx.HTTPTransport(retries=20), timeout=120) as client:
-                assert client.get("http://127.0.0.1:8765/v1/ready").json() == {"ready": True}
-            exec(compile(block.replace(":8000", ":8765"), str(page), "exec"), {})
+                assert client.get(f"{url}/v1/ready").json() == {"ready": True}
+            printed = in_shell(page, PROTODCS_URL=url)
+            for block in blocks(page, "python"):
+                exec(compile(block.replace("http://127.0.0.1:8000", url), str(page), "exec"), {})
         finally:
             service.terminate()
+    commands_print, example_prints = blocks(page, "text")
+    assert commands_print in printed
+    assert capsys.readouterr().out == example_prints
 
 
 def test_every_picture_is_shown_on_a_page():
