@@ -227,7 +227,9 @@ def test_a_state_takes_no_labels_that_do_not_fit(folder, classified, tmp_path):
 # FiftyOne.
 
 
+# Needs a MongoDB: FiftyOne starts the one it was installed with, or uses FIFTYONE_DATABASE_URI. Its own code warns.
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_labels_come_back_from_fiftyone(tmp_path):
     fiftyone = pytest.importorskip("fiftyone")
     from protodcs.integrations import fiftyone as exchange

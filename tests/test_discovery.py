@@ -5,14 +5,17 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from sklearn.cluster import HDBSCAN
+from sklearn.decomposition import PCA
+from sklearn.metrics import adjusted_rand_score
 
 from conftest import unit
 from protodcs import StreamDCS, encoders
 from protodcs.demo import draw
 from protodcs.demo.kinds import KNOWN
-from protodcs.discovery import Changes, Discovery, DiscoveryConfig, Vocabulary
+from protodcs.discovery import Changes, Discovery, DiscoveryConfig, Vocabulary, clustering
 from protodcs.discovery.matching import match
-from protodcs.discovery.reservoir import UNASSIGNED
+from protodcs.discovery.reservoir import UNASSIGNED, Reservoir
 from protodcs.errors import ConfigError, InputError, StateError, UsageError
 
 WIDTH = 64
@@ -166,6 +169,33 @@ def test_one_group_that_stands_alone_is_found():
     assert [cluster.size for cluster in discovery.clusters()] == [15]
 
 
+def test_groups_are_those_of_hdbscan_with_all_distances(textures, flowers):
+    for features, _ in (textures, flowers):
+        discovery = Discovery(512, BY_HAND)
+        discovery.add_many(features)
+        rows = clustering.directions(unit(features).astype(np.float16).astype(np.float32), features.mean(axis=0))
+        model = HDBSCAN(min_cluster_size=5, min_samples=2, cluster_selection_method="leaf", copy=True)
+        labels = model.fit_predict(unit(PCA(64, svd_solver="full").fit_transform(rows)))
+        for group in range(labels.max() + 1):
+            if clustering.similarity(rows[labels == group]) < discovery.config.min_similarity:
+                labels[labels == group] = UNASSIGNED
+        assert adjusted_rand_score(labels, discovery.find_groups()) > 0.99
+
+
+def test_groups_without_a_near_neighbour_in_another_one_are_found():
+    features, labels = samples(kinds(30), each=45, noise=0.02)
+    discovery = found(features)
+    assert purity(discovery, labels) == 1.0
+    assert {labels[cluster.keys[0]] for cluster in discovery.clusters()} == set(range(30))
+
+
+def test_equal_samples_form_a_cluster():
+    features, labels = samples(kinds(4), each=40, noise=0.0)
+    discovery = found(features)
+    assert purity(discovery, labels) == 1.0
+    assert discovery.stats()["assigned"] == 160
+
+
 # The stream.
 
 
@@ -220,6 +250,35 @@ def test_frequent_samples_leave_room_for_rare_ones():
     held = np.concatenate([cluster.keys for cluster in discovery.clusters()])
     assert discovery.stats()["stored"] == 140
     assert len(held[held >= 0]) >= 30
+
+
+def row_to_replace(storage, max_cluster_size):
+    """Search the row that the next sample replaces, by definition."""
+    alone = storage.clusters == UNASSIGNED
+    ids, sizes = np.unique(storage.clusters[~alone], return_counts=True)
+    rows = np.arange(storage.size)
+    if len(sizes) and sizes.max() > max_cluster_size:
+        rows = np.flatnonzero(storage.clusters == ids[sizes.argmax()])
+    elif 2 * alone.sum() > storage.capacity:
+        rows = np.flatnonzero(alone)
+    return rows[storage.positions[rows].argmin()]
+
+
+def test_a_full_storage_replaces_the_oldest_of_the_largest_cluster_of_the_unassigned_or_of_all():
+    rng, feature = np.random.default_rng(0), np.ones(2, np.float32)
+    for assigned in (0.1, 0.5, 0.9):
+        storage, replaced = Reservoir(2, 50), 0
+        for position in range(1000):
+            if position % 101 == 100:
+                rows = rng.random(storage.size) < 0.3
+                storage.assign(rows, rng.integers(-1, 6, rows.sum()))
+            if position % 301 == 300:
+                storage.remove(rng.random(storage.size) < 0.1)
+            cluster = int(rng.integers(6)) if rng.random() < assigned else UNASSIGNED
+            expected = row_to_replace(storage, 12) if storage.size == 50 else storage.size
+            assert storage.add(feature, position, position, cluster, 12) == expected
+            replaced += expected < 50
+        assert replaced > 900
 
 
 def test_a_cluster_that_no_sample_joins_expires():

@@ -196,14 +196,17 @@ def _sheet(clusters: Sequence["Cluster"], unknown: _Unknown, rows: Sequence[Row]
     pictures = []
     for cluster in clusters[:_CLUSTERS_ON_SHEET]:
         shown = [unknown.names[key] for key in cluster.keys[:_IMAGES_ON_SHEET].tolist()]
-        title = f"cluster {cluster.id}: {cluster.size}"
-        pictures += [Picture(decode(unknown.files[name]), name, title) for name in shown]
+        name = suggested[cluster.id]
+        remarks = [f"cluster {cluster.id}: {cluster.size} images", f"{name}?" if name else ""]
+        remarks += [""] * (len(shown) - 2)
+        pictures += [
+            Picture(decode(unknown.files[file]), file, remark) for file, remark in zip(shown, remarks, strict=True)
+        ]
         # An empty place for each missing image, so that every cluster has its own row.
         pictures += [Picture(_blank(), "") for _ in range(_IMAGES_ON_SHEET - len(shown))]
-        if suggested[cluster.id]:
-            first = pictures[-_IMAGES_ON_SHEET]
-            pictures[-_IMAGES_ON_SHEET] = Picture(first.image, first.title, f"{title}, {suggested[cluster.id]}?")
-    title = f"{min(len(clusters), _CLUSTERS_ON_SHEET)} of {len(clusters)} clusters, one in each row"
+    title = (
+        f"{min(len(clusters), _CLUSTERS_ON_SHEET)} of {len(clusters)} clusters, one in each row, typical images first"
+    )
     missing: set[str] = set()
     save_sheets([contact_sheet(pictures, title, columns=_IMAGES_ON_SHEET, missing=missing)], out / "clusters.png")
     warn_of_boxes(missing)

@@ -172,7 +172,7 @@ class Discovery:
             entry = self._table.entries[first]
             entry.edited, entry.last_joined = True, max(entry.last_joined, removed.last_joined)
             entry.name = entry.name or removed.name
-            self._reservoir.clusters[self._reservoir.clusters == second] = first
+            self._reservoir.assign(self._members(second), first)
             self._measure([first])
 
     def split(self, cluster: int) -> int:
@@ -184,7 +184,7 @@ class Discovery:
             rows = clustering.directions(self._reservoir.features()[members], self._table.mean)
             moved = members[clustering.halves(rows) == 1]
             new = self._new_id()
-            self._reservoir.clusters[moved] = new
+            self._reservoir.assign(moved, new)
             entry = self._table.entries[cluster]
             entry.edited = True
             self._table.entries[new] = Entry(entry.centre, entry.min_cosine, entry.last_joined, edited=True)
@@ -324,7 +324,7 @@ class Discovery:
         before = reservoir.clusters[free]
         after, changes = match(groups, before, self._next_id)
         self._next_id += len(changes.created) + len(changes.split)
-        reservoir.clusters[free] = after
+        reservoir.assign(free, after)
         self._rebuild_entries()
         self._assign_the_rest()
         self._passes += 1
@@ -397,7 +397,7 @@ class Discovery:
         """Let samples without a cluster join the nearest one, if they are within its radius."""
         reservoir = self._reservoir
         alone = reservoir.clusters == UNASSIGNED
-        reservoir.clusters[alone] = self._table.nearest(reservoir.features(alone))
+        reservoir.assign(alone, self._table.nearest(reservoir.features(alone)))
         dismissed = reservoir.clusters == DISMISSED
         if dismissed.any():
             self._ignored += int(dismissed.sum())

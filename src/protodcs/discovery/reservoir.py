@@ -3,6 +3,7 @@
 Features are stored as float16: 2,000 CLIP features of 512 dimensions take 2 MB.
 """
 
+from collections import OrderedDict, deque
 from typing import Self
 
 import numpy as np
@@ -28,6 +29,8 @@ class Reservoir:
         self._features = np.empty((min(_FIRST_ROWS, capacity), dimension), dtype=np.float16)
         # One row per sample: key, position, cluster.
         self._numbers = np.empty((len(self._features), 3), dtype=np.int64)
+        # Needed only if the storage is full. None: make it when it is needed.
+        self._ages: _Ages | None = None
 
     @classmethod
     def of(cls, features: NDArray[np.float16], numbers: Integers, capacity: int) -> Self:
@@ -59,8 +62,13 @@ class Reservoir:
 
     @property
     def clusters(self) -> Integers:
-        """The cluster of each stored sample (n,), UNASSIGNED if it has none. Write to it to assign samples."""
+        """The cluster of each stored sample (n,), UNASSIGNED if it has none. Call `assign` to change it."""
         return self.numbers[:, 2]
+
+    def assign(self, rows: Flags | Integers, clusters: Integers | int) -> None:
+        """Set the clusters of the samples `rows`: flags (n,) or numbers of rows."""
+        self.clusters[rows] = clusters
+        self._ages = None
 
     def features(self, rows: Flags | None = None) -> Features:
         """Return the stored features (n, d), or some of them, as float32."""
@@ -70,11 +78,14 @@ class Reservoir:
     def add(self, feature: Features, key: int, position: int, cluster: int, max_cluster_size: int) -> int:
         """Store a unit feature (d,) and return its row. If the storage is full, replace a sample."""
         if self.size == self.capacity:
-            row = self._replaceable(max_cluster_size)
+            if self._ages is None:
+                self._ages = _Ages(self.clusters, self.positions, max_cluster_size)
+            row = self._ages.replace(cluster)
         else:
             row = self.size
             self._grow()
             self.size += 1
+            self._ages = None
         self._features[row] = feature
         self._numbers[row] = key, position, cluster
         return row
@@ -85,6 +96,7 @@ class Reservoir:
         self._features[: len(kept)] = self.half_features[kept]
         self._numbers[: len(kept)] = self.numbers[kept]
         self.size = len(kept)
+        self._ages = None
 
     def _grow(self) -> None:
         if self.size < len(self._features):
@@ -95,17 +107,51 @@ class Reservoir:
         features[: self.size], numbers[: self.size] = self._features, self._numbers
         self._features, self._numbers = features, numbers
 
-    def _replaceable(self, max_cluster_size: int) -> int:
-        """Return the row to replace: the oldest of the largest cluster, of those without a cluster, or of all.
 
-        The first if that cluster is too large; the second if they take up more than half of the storage.
+class _Ages:
+    """The rows of a full storage by age, so that each new sample finds the one to replace without a search."""
+
+    def __init__(self, clusters: Integers, positions: Integers, max_cluster_size: int):
+        self._max_cluster_size = max_cluster_size
+        self._clusters = clusters.tolist()
+        # All rows, and those of each cluster, the oldest first.
+        self._all: OrderedDict[int, None] = OrderedDict()
+        self._by_cluster: dict[int, deque[int]] = {}
+        self._too_large: set[int] = set()
+        for row in positions.argsort(kind="stable").tolist():
+            self._insert(row, self._clusters[row])
+
+    def replace(self, cluster: int) -> int:
+        """Return the row that a new sample of a cluster replaces.
+
+        It is the oldest of the largest cluster, of those without a cluster, or of all. The first if that cluster is too
+        large; the second if they take up more than half of the storage.
         """
-        alone = self.clusters == UNASSIGNED
-        ids, sizes = np.unique(self.clusters[~alone], return_counts=True)
-        if len(sizes) and sizes.max() > max_cluster_size:
-            candidates = np.flatnonzero(self.clusters == ids[sizes.argmax()])
-        elif 2 * int(alone.sum()) > self.capacity:
-            candidates = np.flatnonzero(alone)
+        alone = self._by_cluster.get(UNASSIGNED)
+        if self._too_large:
+            row = self._by_cluster[min(self._too_large, key=lambda one: (-len(self._by_cluster[one]), one))][0]
+        elif alone and 2 * len(alone) > len(self._all):
+            row = alone[0]
         else:
-            candidates = np.arange(self.size)
-        return int(candidates[self.positions[candidates].argmin()])
+            row = next(iter(self._all))
+        self._remove_oldest(self._clusters[row])
+        self._insert(row, cluster)
+        return row
+
+    def _insert(self, row: int, cluster: int) -> None:
+        self._all[row] = None
+        self._clusters[row] = cluster
+        self._by_cluster.setdefault(cluster, deque()).append(row)
+        self._note_size(cluster)
+
+    def _remove_oldest(self, cluster: int) -> None:
+        del self._all[self._by_cluster[cluster].popleft()]
+        self._note_size(cluster)
+
+    def _note_size(self, cluster: int) -> None:
+        if cluster == UNASSIGNED:
+            return
+        if len(self._by_cluster[cluster]) > self._max_cluster_size:
+            self._too_large.add(cluster)
+        else:
+            self._too_large.discard(cluster)
