@@ -10,6 +10,8 @@ from protodcs.demo.comparison import zero_shot_threshold
 
 SHARES = (0.02, 0.1, 0.5)
 STREAMS = {"without a shift": {"shifts": ("clean",)}, "with shifts": {"shifts": SHIFTS, "shift_length": 100}}
+# Sizes of folders that are decided in two passes, as by `protodcs evaluate`, and their shares of unknown images.
+FOLDERS, FOLDER_SHARES = (400, 1600), (0.0, 0.1, 0.3)
 FIGURES = ("AUROC", "known images rejected", "unknown images found", "nearest class right")
 
 
@@ -38,6 +40,42 @@ def figures(labels, decisions):
     )
 
 
+def folder_figures(encoder, features, labels):
+    """Return false reject, unknown recall, and the lower side of the known scores over the upper side."""
+    engine = methods.create("streamdcs", encoder.prototypes(KNOWN), KNOWN, temperature=1 / encoder.logit_scale)
+    decisions = engine.observe_many(features, two_pass=True)
+    low, middle, high = np.quantile(decisions.score[labels >= 0], (0.05, 0.5, 0.95))
+    ratio = (middle - low) / (high - middle)
+    return metrics.false_reject(labels, decisions.known), metrics.unknown_recall(labels, decisions.known), ratio
+
+
+def folder_rows(encoder, share, streams):
+    """Yield a row for each size of a folder. `streams` are the features and labels of some streams."""
+    for images in FOLDERS:
+        values = np.array(
+            [
+                folder_figures(encoder, features[start : start + images], labels[start : start + images])
+                for features, labels in streams
+                for start in range(0, len(labels), images)
+            ]
+        )
+        (rejected, found, ratio), every = values.mean(axis=0), values[:, 0]
+        found = f"{found:.1%}" if share else "-"
+        rejected = f"{rejected:.1%} ({every.min():.1%} to {every.max():.1%})"
+        yield f"| {share:.0%} | {images} | {len(values)} | {rejected} | {found} | {ratio:.2f} |"
+
+
+def print_folders(encoder):
+    """Print the table of folders: means, and the least and the largest fraction of rejected images."""
+    print("\nFolders:\n\n| unknown | images | folders | known rejected | unknown found | lower over upper side |")
+    print("|---|---|---|---|---|---|")
+    for share in FOLDER_SHARES:
+        streams = [DemoStream(max(FOLDERS), unknown=share, seed=seed) for seed in range(4)]
+        encoded = [(encoder.encode(sample.image for sample in stream), stream.labels) for stream in streams]
+        for row in folder_rows(encoder, share, encoded):
+            print(row, flush=True)
+
+
 def main():
     """Print one table for each kind of stream: means over the seeds, and the least and the largest value."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -63,6 +101,7 @@ def main():
                     )
                 ]
                 print(f"| {share:.0%} | {name} | {' | '.join(cells)} |", flush=True)
+    print_folders(encoder)
 
 
 if __name__ == "__main__":

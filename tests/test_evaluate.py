@@ -105,6 +105,12 @@ def test_evaluate_takes_subfolders_as_classes_and_prints_a_table(folder):
     assert report["unknown_recall"]["value"] is None
 
 
+def test_evaluate_says_if_the_target_is_missed(folder):
+    met, missed = (evaluate(folder, "--classes", "cifar10", "--target-false-reject", target) for target in (0.05, 0.49))
+    assert "than the target" not in met.stdout
+    assert "Fewer known images are rejected than the target of 49 %" in missed.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

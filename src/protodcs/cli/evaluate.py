@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
@@ -34,6 +34,9 @@ def evaluate(
         "openai/clip-vit-base-patch16", help="Encoder: model id, folder, open_clip:..., onnx:..., demo, mini."
     ),
     method: str = typer.Option("streamdcs", help="Method: streamdcs, protodcs, or another registered one."),
+    target_false_reject: float | None = typer.Option(
+        None, min=0, max=1, help="Fraction of known images that may be rejected (default: that of the method, 0.05)."
+    ),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     batch_size: int = typer.Option(32, min=1, help="Images that are encoded at once."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object for scripts."),
@@ -47,7 +50,8 @@ def evaluate(
 
     labelled = _labelled(folder, None if classes is None else given_classes(classes), None if known_only else unknown)
     encoder = encoders.load(model, device=device, batch_size=batch_size)
-    classifier = OpenSetClassifier.with_encoder(encoder, labelled.classes, method=method)
+    options: dict[str, Any] = {} if target_false_reject is None else {"target_false_reject": target_false_reject}
+    classifier = OpenSetClassifier.with_encoder(encoder, labelled.classes, method=method, **options)
     with progress(as_json) as bar:
         task = bar.add_task("images", total=len(labelled.files))
         encoded = encode_files(encoder, labelled.files, advance=lambda count: bar.advance(task, count))
@@ -60,6 +64,7 @@ def evaluate(
         typer.echo(json.dumps({**_as_json(found), "unreadable": len(encoded.errors)}))
     else:
         _print(found)
+        _print_target(found, getattr(classifier.engine.config, "target_false_reject", None))
 
 
 class _Labelled(NamedTuple):
@@ -117,3 +122,13 @@ def _print(found: "Evaluation") -> None:
             interval = f"{100 * figure.low:.1f} to {100 * figure.high:.1f}"
             table.add_row(title, f"{100 * figure.value:.1f}", interval, f"{figure.count} of {figure.total}")
     console().print(table)
+
+
+def _print_target(found: "Evaluation", target: float | None) -> None:
+    """Say so if the interval of the false rejects does not contain the target."""
+    rejected = found.false_reject
+    if target is not None and not rejected.low <= target <= rejected.high:
+        typer.echo(
+            f"{'More' if rejected.value > target else 'Fewer'} known images are rejected than the target of "
+            f"{100 * target:g} %. Measure other values of --target-false-reject."
+        )
