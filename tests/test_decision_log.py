@@ -371,6 +371,8 @@ def test_an_observed_image_has_a_thumbnail_unless_the_settings_say_no(settings, 
                 assert answer.status_code == 200, answer.text
             (item,) = (await service.client.get("/v1/streams/s/decisions")).json()["items"]
             assert item["has_thumbnail"] == stored
+            session = (await service.client.get("/v1/session")).json()
+            assert session["images"] == ("forbid_images" not in settings)
             answer = await service.client.get("/v1/streams/s/decisions/0/thumbnail")
             if stored:
                 assert answer.headers["content-type"] == "image/jpeg"
@@ -468,6 +470,9 @@ def test_images_need_a_key_for_images_and_every_look_is_in_the_audit_log(tmp_pat
             image = png(100)
             image["headers"] |= admin
             assert (await service.client.post("/v1/streams/s/observe", **image)).status_code == 200
+            for headers, images in ((admin, False), (reader, True)):
+                session = await service.client.get("/v1/session", headers=headers)
+                assert session.json()["images"] is images
             path = "/v1/streams/s/decisions/0/thumbnail"
             assert "--images" in words_of(await service.client.get(path, headers=admin), 403)
             assert (await service.client.get(path, headers=reader)).status_code == 200

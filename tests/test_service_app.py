@@ -446,6 +446,7 @@ def test_a_snapshot_shows_what_a_roll_back_would_restore():
             path = "/v1/streams/s/snapshots/"
             shown = (await service.client.get(path + quote("a/b", safe=""))).json()
             assert (shown["name"], shown["sequence"], shown["frozen"]) == ("a/b", 4, False)
+            assert shown["position"] == 4
             assert shown["classes"] == before["classes"]
             assert (await service.client.get("/v1/streams/s")).json()["sequence"] == 5
             words_of(await service.client.get(path + "none"), 404)

@@ -164,7 +164,13 @@ def test_without_keys_everyone_on_the_machine_is_an_admin():
         async with served() as service:
             for method in ("GET", "POST"):
                 response = await service.client.request(method, "/v1/session")
-                assert response.json() == {"tenant": None, "role": "admin", "key_id": None, "expires": None}
+                assert response.json() == {
+                    "tenant": None,
+                    "role": "admin",
+                    "images": True,
+                    "key_id": None,
+                    "expires": None,
+                }
                 assert "set-cookie" not in response.headers
             assert (await service.client.delete("/v1/session")).status_code == 204
 

@@ -64,7 +64,8 @@ def keys(folder):
 
     file = Path(folder) / "keys.json"
     wanted = {"admin": ("acme", "admin"), "reader": ("acme", "read"), "rival": ("rival", "admin")}
-    return {"file": str(file), **{name: create_key(file, *about)[1] for name, about in wanted.items()}}
+    viewer = create_key(file, "acme", "read", images=True)[1]
+    return {"file": str(file), "viewer": viewer, **{name: create_key(file, *about)[1] for name, about in wanted.items()}}
 
 
 def main(action, *given):

@@ -5,7 +5,8 @@ import { seconds } from "./logic/format.js";
 /** @typedef {import("./logic/problems.js").Row} Row */
 
 /** @typedef {"read" | "observe" | "admin"} Role */
-/** @typedef {{tenant: string | null, role: Role, key_id: string | null, expires: string | number | null}} Session */
+/** @typedef {{tenant: string | null, role: Role, images: boolean, key_id: string | null,
+ *   expires: string | number | null}} Session `images`: whether thumbnails may be seen */
 
 /**
  * The status of a stream.

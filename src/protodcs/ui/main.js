@@ -1,6 +1,7 @@
 /** Start the UI: session, theme, and the view of the address. */
 
 import { get, onSessionEnd, request } from "./api.js";
+import { ImagesAllowed } from "./components/picture.js";
 import { Failure, Loading } from "./components/states.js";
 import { usePlace } from "./navigation.js";
 import { useCallback, useEffect, useState } from "./vendor/hooks.js";
@@ -60,12 +61,16 @@ function App() {
     return h("main", null, error ? h(Failure, { error }) : h(Loading, { what: "ProtoDCS" }));
   }
   return h(
-    "div",
-    { class: "page" },
-    h(Header, { session, signOut }),
-    place.stream === null
-      ? h(Streams, { session })
-      : h(StreamView, { key: place.stream, id: place.stream, tab: place.tab, session }),
+    ImagesAllowed.Provider,
+    { value: session.images },
+    h(
+      "div",
+      { class: "page" },
+      h(Header, { session, signOut }),
+      place.stream === null
+        ? h(Streams, { session })
+        : h(StreamView, { key: place.stream, id: place.stream, tab: place.tab, session }),
+    ),
   );
 }
 

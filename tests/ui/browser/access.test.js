@@ -54,6 +54,28 @@ test("a read-only key sees no actions", async () => {
   await close();
 });
 
+test("only a key for images shows thumbnails", async () => {
+  await feed("demo", service.url, service.keys.admin, "camera-1", 40, 8);
+  for (const [key, images] of /** @type {[string, boolean][]} */ ([
+    [service.keys.reader, false],
+    [service.keys.viewer, true],
+  ])) {
+    const { page, errors, close } = await open(browser, service);
+    await signIn(page, key);
+    await page.getByRole("link", { name: "camera-1" }).click();
+    const unknown = page.getByRole("region", { name: "Recent unknown images" });
+    await unknown.getByRole("button").first().waitFor();
+    if (images) {
+      await page.waitForFunction(() => document.querySelector(".thumbnails img")?.naturalWidth > 0);
+    }
+    assert.equal((await unknown.getByRole("img").count()) > 0, images);
+    assert.equal((await unknown.getByText("Images are hidden").count()) > 0, !images);
+    assert.deepEqual(unexpected(errors), []);
+    assert.ok(!errors.some((text) => text.includes("403")), "the page asked for an image that it may not see");
+    await close();
+  }
+});
+
 test("a stream of another tenant is not shown and cannot be reached", async () => {
   const { page, close } = await open(browser, service);
   await signIn(page, service.keys.rival);

@@ -47,6 +47,7 @@ test("a planted kind becomes a cluster, is named, and later images of it get the
   const { page, errors, close } = await open(browser, service, "#/streams/camera/clusters");
   const card = page.locator(".clusters > li").first();
   await card.getByRole("button", { name: "Name" }).waitFor();
+  assert.equal(await page.locator(".clusters .no-image").count(), 0, "a sample of a cluster has no image");
   await checkAccessibility(page);
   await card.getByRole("button", { name: "Name" }).click();
   await page.getByLabel("Name", { exact: true }).fill(KIND);
@@ -91,6 +92,8 @@ test("a stream is rolled back after a preview, and reset only after its name was
   await page.getByLabel("Name").fill("good");
   await page.getByRole("dialog").getByRole("button", { name: "Save" }).click();
   await page.getByRole("dialog").waitFor({ state: "detached" });
+  await page.getByRole("img", { name: /Snapshot good\./ }).waitFor();
+  await page.getByRole("region", { name: "Snapshots" }).getByText(`${saved} samples`).waitFor();
   await feed("demo", service.url, "", "camera", 6, 8);
   await page.getByRole("button", { name: "Roll back" }).click();
   await page.getByRole("row", { name: `Samples ${saved + 6} ${saved}` }).waitFor();

@@ -57,6 +57,9 @@ test("the time of a position is that of its decision or the next one, if it is i
   assert.equal(history.timeAt(11), 1012);
   assert.equal(history.timeAt(9), null);
   assert.equal(history.timeAt(13), null);
+  assert.equal(history.timeBefore(10), null);
+  assert.equal(history.timeBefore(12), 1010);
+  assert.equal(history.timeBefore(20), 1012);
 });
 
 test("class counts leave unknown samples out", () => {

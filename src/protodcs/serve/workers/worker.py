@@ -702,7 +702,8 @@ class Worker:
         loaded = await self._loaded(request.stream, request.stand_in)
         live = loaded.live
         state = await self._saved_state(request, live.spec, live.engine.dimension)
-        return Reply(Outcome.DONE, facts=await self._in_thread(partial(live.describe_state, state.state)))
+        facts = await self._in_thread(partial(live.describe_state, state.state))
+        return Reply(Outcome.DONE, facts={**facts, "position": state.position})
 
     async def _roll_back(self, request: Request) -> Reply:
         """Restore a saved snapshot; the journal goes on, so every acknowledged observe stays in it."""

@@ -136,7 +136,10 @@ export function outcomeBars({ time }) {
             /** @type {[number, number]} */ ([0, Math.max(1, 1.08 * most)]),
         },
       },
-      axes: [time ? { ...axis, space: 90, values: clocks } : axis, { ...axis, size: 44 }],
+      axes: [
+        { ...axis, size: 30, ...(time ? { space: 90, values: clocks } : {}) },
+        { ...axis, size: 44 },
+      ],
       series: [
         {},
         series(colors.known),

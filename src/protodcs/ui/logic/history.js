@@ -75,17 +75,28 @@ export class History {
   /** Return the time of the decision at a position, or of the next one. @param {number} position */
   timeAt(position) {
     const { decisions } = this;
+    const place = this.placeOf(position);
+    return place === 0 && (decisions[0]?.position ?? position) > position ? null : (decisions[place]?.time ?? null);
+  }
+
+  /** Return the time of the last decision before a position. @param {number} position */
+  timeBefore(position) {
+    return this.decisions[this.placeOf(position) - 1]?.time ?? null;
+  }
+
+  /** Return how many decisions come before a position. @param {number} position */
+  placeOf(position) {
     let low = 0;
-    let high = decisions.length;
+    let high = this.decisions.length;
     while (low < high) {
       const middle = (low + high) >> 1;
-      if (/** @type {Decision} */ (decisions[middle]).position < position) {
+      if (/** @type {Decision} */ (this.decisions[middle]).position < position) {
         low = middle + 1;
       } else {
         high = middle;
       }
     }
-    return low === 0 && (decisions[0]?.position ?? position) > position ? null : (decisions[low]?.time ?? null);
+    return low;
   }
 }
 

@@ -2,12 +2,12 @@
 
 import { get, may, post, streamPath } from "../api.js";
 import { Confirm } from "../components/dialog.js";
-import { Picture } from "../components/picture.js";
+import { ImagesAllowed, ImagesHint, Picture } from "../components/picture.js";
 import { Empty, Failure, Loading, Pill } from "../components/states.js";
 import { count, decimal, quantity } from "../logic/format.js";
 import { asDecision } from "../logic/history.js";
 import { usePolling } from "../polling.js";
-import { useState } from "../vendor/hooks.js";
+import { useContext, useState } from "../vendor/hooks.js";
 import { h } from "../vendor/preact.js";
 
 /** @typedef {import("../api.js").StreamStatus} StreamStatus */
@@ -60,6 +60,7 @@ export function Clusters({ status, session, reloadStatus }) {
         { class: "hint" },
         `${quantity(stored, "unknown image")} stored, ${quantity(clusters.length, "cluster")}.`,
       ),
+      h(ImagesHint, {}),
       edits &&
         selected.length > 1 &&
         h(
@@ -103,12 +104,15 @@ function toggled(before, id) {
  * @param {AbortSignal} signal
  */
 async function load(id, signal) {
-  const [found, log] = await Promise.all([
+  // Rejected samples close to the threshold are unsure.
+  const [found, ...logs] = await Promise.all([
     /** @type {Promise<{clusters: Cluster[], stored: number}>} */ (get(streamPath(id, "/clusters"), signal)),
     get(streamPath(id, "/decisions?outcome=unknown&limit=1000"), signal),
+    get(streamPath(id, "/decisions?outcome=unsure&limit=1000"), signal),
   ]);
+  const items = logs.flatMap((log) => log.items);
   /** @type {Map<number, Decision>} */
-  const samples = new Map(log.items.map((/** @type {any} */ item) => [item.position, asDecision(item)]));
+  const samples = new Map(items.map((item) => [item.position, asDecision(item)]));
   return { ...found, samples };
 }
 
@@ -118,6 +122,7 @@ async function load(id, signal) {
  */
 function ClusterCard({ id, cluster, samples, edits, names, merging, toggle, ask }) {
   const title = cluster.name ?? `Cluster ${cluster.id}`;
+  const images = useContext(ImagesAllowed);
   return h(
     "li",
     { class: "panel full", "aria-label": title },
@@ -144,20 +149,21 @@ function ClusterCard({ id, cluster, samples, edits, names, merging, toggle, ask 
           h("button", { type: "button", onClick: () => ask("dismiss") }, "Dismiss"),
         ),
     ),
-    h(
-      "ul",
-      { class: "thumbnails" },
-      cluster.positions
-        .slice(0, SHOWN)
-        .map((position) =>
-          h(
-            "li",
-            { key: position },
-            h(Picture, { id, position, exists: samples.get(position)?.hasThumbnail ?? false }),
+    images &&
+      h(
+        "ul",
+        { class: "thumbnails" },
+        cluster.positions
+          .slice(0, SHOWN)
+          .map((position) =>
+            h(
+              "li",
+              { key: position },
+              h(Picture, { id, position, exists: samples.get(position)?.hasThumbnail ?? false }),
+            ),
           ),
-        ),
-    ),
-    cluster.size > SHOWN && h("p", { class: "hint" }, `and ${count(cluster.size - SHOWN)} more`),
+      ),
+    images && cluster.size > SHOWN && h("p", { class: "hint" }, `and ${count(cluster.size - SHOWN)} more`),
   );
 }
 

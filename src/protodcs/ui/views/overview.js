@@ -2,20 +2,21 @@
 
 import { get, streamPath } from "../api.js";
 import { Chart, outcomeBars, themeColors } from "../components/charts.js";
-import { Picture } from "../components/picture.js";
-import { clock, count, decimal, percent } from "../logic/format.js";
+import { ImagesHint, Picture } from "../components/picture.js";
+import { clock, count, decimal, percent, quantity } from "../logic/format.js";
 import { densities, fitGroups, histogram } from "../logic/groups.js";
 import { classCounts } from "../logic/history.js";
 import { guardText } from "../logic/problems.js";
 import { timeline } from "../logic/timeline.js";
 import { usePolling } from "../polling.js";
-import { useMemo, useState } from "../vendor/hooks.js";
+import { useMemo, useRef, useState } from "../vendor/hooks.js";
 import { h } from "../vendor/preact.js";
 import { ExplainDialog } from "./explain.js";
 
 /** @typedef {import("../api.js").StreamStatus} StreamStatus */
 /** @typedef {import("../logic/history.js").Decision} Decision */
 /** @typedef {import("../logic/history.js").History} History */
+/** @typedef {{name: string, position: number | null, sequence: number | null}} Snapshot null if it cannot be read */
 
 const RECENT = 500;
 const BINS = 48;
@@ -23,6 +24,9 @@ const CLASSES = 12;
 const UNKNOWN = 12;
 const LEAST = 30;
 const SNAPSHOT_PERIOD = 10;
+/** So many of the newest snapshots are shown. */
+const SNAPSHOTS = 10;
+const LABEL = 24;
 
 const TIMELINE = outcomeBars({ time: true });
 const SCORES = outcomeBars({ time: false });
@@ -34,6 +38,7 @@ export function Overview({ status, history, version }) {
   const [explained, setExplained] = useState(/** @type {Decision | null} */ (null));
   const recent = useMemo(() => history.newest(RECENT), [history, version]);
   const groups = useMemo(() => fittedGroups(recent, status), [recent, status]);
+  const snapshots = useSnapshots(status);
   return h(
     "div",
     null,
@@ -41,12 +46,12 @@ export function Overview({ status, history, version }) {
     h(
       "div",
       { class: "panels" },
-      h(Timeline, { status, history, version }),
+      h(Timeline, { status, history, version, snapshots: snapshots ?? [] }),
       h(Scores, { status, recent, groups }),
       h(ClassShares, { recent }),
       h(Unknowns, { id: status.id, history, version, explain: setExplained }),
       h(Guards, { status, history }),
-      h(Snapshots, { id: status.id, position: status.position }),
+      h(Snapshots, { snapshots, history }),
     ),
     explained && h(ExplainDialog, { id: status.id, decision: explained, onClose: () => setExplained(null) }),
   );
@@ -131,27 +136,47 @@ const OUTCOMES = [
   ["is-unknown", "unknown"],
 ];
 
+/** @type {[string, string]} */
+const GUARD_LINE = ["line is-danger", "guard action"];
+/** @type {[string, string]} */
+const SNAPSHOT_LINE = ["line dashed is-text", "snapshot"];
+
 /**
- * @param {{status: StreamStatus, history: History, version: number}} props
+ * @param {{status: StreamStatus, history: History, version: number, snapshots: Snapshot[]}} props
  */
-function Timeline({ status, history, version }) {
+function Timeline({ status, history, version, snapshots }) {
   const counts = useMemo(() => timeline(history.decisions), [history, version]);
   const data = useMemo(() => stacked(counts.times, counts), [counts]);
   const marks = useMemo(() => {
     const colors = themeColors();
-    return (status.guard.events ?? []).flatMap(({ guard, action, position }) => {
-      const at = history.timeAt(position);
-      return at === null ? [] : [{ at, color: colors.danger, label: `${action} (${guard})` }];
-    });
-  }, [status.guard.events, history, version]);
+    const actions = (status.guard.events ?? []).map(({ guard, action, position }) => ({
+      at: history.timeAt(position),
+      color: colors.danger,
+      label: `${action} (${guard})`,
+      dashed: false,
+    }));
+    const saved = snapshots.map(({ name, position }) => ({
+      at: position === null ? null : history.timeBefore(position),
+      color: colors.text,
+      label: name.length > LABEL ? `${name.slice(0, LABEL)}…` : name,
+      dashed: true,
+    }));
+    return [...actions, ...saved].flatMap(({ at, ...mark }) => (at === null ? [] : [{ at, ...mark }]));
+  }, [status.guard.events, snapshots, history, version]);
   const decisions = history.decisions.length;
+  const legend = [
+    ...OUTCOMES,
+    ...(marks.some(({ dashed }) => !dashed) ? [GUARD_LINE] : []),
+    ...(marks.some(({ dashed }) => dashed) ? [SNAPSHOT_LINE] : []),
+  ];
+  const marked = marks.map(({ dashed, label }) => `${dashed ? "Snapshot" : "Guard action"} ${label}.`).join(" ");
   return h(
     Panel,
-    { title: "Decisions over time", full: true, aside: h(Legend, { entries: OUTCOMES }) },
+    { title: "Decisions over time", full: true, aside: h(Legend, { entries: legend }) },
     decisions === 0
       ? h("p", { class: "empty" }, "No decisions yet. They appear here as samples arrive.")
       : h(Chart, {
-          summary: `Known, unsure and unknown decisions per ${counts.step} seconds, for the last ${decisions} decisions.`,
+          summary: `Known, unsure and unknown decisions per ${counts.step} seconds, for the last ${decisions} decisions. ${marked}`,
           data,
           marks,
           options: TIMELINE,
@@ -266,7 +291,7 @@ function Unknowns({ id, history, version, explain }) {
   );
   return h(
     Panel,
-    { title: "Recent unknown images", full: true },
+    { title: "Recent unknown images", full: true, aside: h(ImagesHint, {}) },
     unknown.length === 0
       ? h("p", { class: "empty" }, "No unknown images yet.")
       : h(
@@ -334,23 +359,66 @@ function Guards({ status, history }) {
   );
 }
 
-/** @param {{id: string, position: number}} props */
-function Snapshots({ id, position }) {
+/**
+ * Return the newest saved snapshots, oldest first; null while they are loaded.
+ * @param {StreamStatus} status
+ */
+function useSnapshots({ id, incarnation }) {
+  const before = useRef({ incarnation, snapshots: /** @type {Snapshot[]} */ ([]) });
   const { data } = usePolling(
-    (signal) => /** @type {Promise<{snapshots: string[]}>} */ (get(streamPath(id, "/snapshots"), signal)),
+    async (signal) => {
+      const { snapshots } = await get(streamPath(id, "/snapshots"), signal);
+      /** @type {string[]} */
+      const names = snapshots.slice(-SNAPSHOTS);
+      const known = before.current.incarnation === incarnation ? before.current.snapshots : [];
+      const same = names.join("\n") === known.map(({ name }) => name).join("\n");
+      // A snapshot that replaces another one becomes the newest. So if the order is the same, the others are too.
+      const described = await Promise.all(
+        names.map((name, place) => {
+          const one = same && place < names.length - 1 ? known[place] : undefined;
+          return one?.position == null ? describe(id, name, signal) : one;
+        }),
+      );
+      before.current = { incarnation, snapshots: described };
+      return described;
+    },
     SNAPSHOT_PERIOD,
-    [id, position === 0],
+    [id, incarnation],
   );
-  const names = data?.snapshots ?? [];
+  return data;
+}
+
+/**
+ * @param {string} id
+ * @param {string} name
+ * @param {AbortSignal} signal
+ * @returns {Promise<Snapshot>}
+ */
+async function describe(id, name, signal) {
+  const found = await get(streamPath(id, `/snapshots/${encodeURIComponent(name)}`), signal).catch(() => null);
+  return { name, position: found?.position ?? null, sequence: found?.sequence ?? null };
+}
+
+/** @param {{snapshots: Snapshot[] | null, history: History}} props */
+function Snapshots({ snapshots, history }) {
   return h(
     Panel,
     { title: "Snapshots" },
-    names.length === 0
-      ? h("p", { class: "empty" }, data === null ? "Loading…" : "No snapshot was saved.")
+    snapshots === null || snapshots.length === 0
+      ? h("p", { class: "empty" }, snapshots === null ? "Loading…" : "No snapshot was saved.")
       : h(
           "ul",
           { class: "list" },
-          names.toReversed().map((name) => h("li", { key: name }, name)),
+          snapshots.toReversed().map(({ name, position, sequence }) => {
+            const time = position === null ? null : history.timeBefore(position);
+            return h(
+              "li",
+              { key: name },
+              h("strong", null, name),
+              sequence !== null && h("span", { class: "aside" }, quantity(sequence, "sample")),
+              time !== null && h("time", null, clock(time)),
+            );
+          }),
         ),
   );
 }

@@ -1,7 +1,7 @@
 /** Review: samples that the stream is least sure about, one after the other, answered with the keyboard. */
 
 import { get, may, post, streamPath } from "../api.js";
-import { Picture } from "../components/picture.js";
+import { ImagesHint, Picture } from "../components/picture.js";
 import { Empty, Failure, Loading, Pill } from "../components/states.js";
 import { percent, quantity } from "../logic/format.js";
 import { asDecision } from "../logic/history.js";
@@ -159,6 +159,7 @@ export function Review({ status, session }) {
         "div",
         { class: "sample" },
         h(Picture, { id, position: decision.position, exists: decision.hasThumbnail }),
+        h(ImagesHint, {}),
         h(
           "p",
           null,

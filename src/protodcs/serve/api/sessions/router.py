@@ -21,6 +21,7 @@ class SessionStatus(BaseModel):
 
     tenant: str | None = Field(description="Null if the service has no keys.")
     role: Role
+    images: bool = Field(description="Whether the caller may see thumbnails of images.")
     key_id: str | None = Field(description="Id of the access key; null if the service has no keys.")
     expires: AwareDatetime | None = Field(description="When the session ends; null if there is no session.")
 
@@ -67,6 +68,8 @@ async def _with_cookie(context: RequestContext) -> SessionStatus:
 def _status(context: RequestContext, session: Session | None) -> SessionStatus:
     caller = context.caller
     expires = None if session is None else datetime.fromtimestamp(session.expires, UTC)
+    images = not context.services.config.forbid_images
     if caller is None:
-        return SessionStatus(tenant=None, role="admin", key_id=None, expires=None)
-    return SessionStatus(tenant=caller.tenant, role=caller.role, key_id=caller.key, expires=expires)
+        return SessionStatus(tenant=None, role="admin", images=images, key_id=None, expires=None)
+    images = images and caller.images
+    return SessionStatus(tenant=caller.tenant, role=caller.role, images=images, key_id=caller.key, expires=expires)

@@ -44,6 +44,7 @@ class SnapshotStatus(BaseModel):
     classes: list[str]
     frozen: bool = Field(description="Whether the stream decided without learning.")
     sequence: int = Field(description="Number of samples observed.")
+    position: int = Field(description="Number of records in the journal of the stream when it was saved.")
     stats: dict[str, Any] = Field(description="Numbers of the method.")
 
 
