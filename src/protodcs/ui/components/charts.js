@@ -1,6 +1,7 @@
 /** Charts over uPlot: they are drawn on a canvas, and describe themselves to screen readers. */
 
 import { clock } from "../logic/format.js";
+import { STEPS } from "../logic/timeline.js";
 import { useEffect, useRef } from "../vendor/hooks.js";
 import { h } from "../vendor/preact.js";
 import uPlot from "../vendor/uplot.js";
@@ -137,7 +138,7 @@ export function outcomeBars({ time }) {
         },
       },
       axes: [
-        { ...axis, size: 30, ...(time ? { space: 90, values: clocks } : {}) },
+        { ...axis, size: 30, ...(time ? { space: 90, values: clocks, incrs: STEPS } : {}) },
         { ...axis, size: 44 },
       ],
       series: [

@@ -3,7 +3,7 @@
 /** @typedef {import("./history.js").Decision} Decision */
 
 /** Lengths of an interval in seconds. */
-const STEPS = [1, 2, 5, 10, 30, 60, 300, 600, 1800, 3600, 21600, 86400];
+export const STEPS = [1, 2, 5, 10, 30, 60, 300, 600, 1800, 3600, 21600, 86400];
 const MOST = 120;
 
 /**
