@@ -64,8 +64,8 @@ def keys(folder):
 
     file = Path(folder) / "keys.json"
     wanted = {"admin": ("acme", "admin"), "reader": ("acme", "read"), "rival": ("rival", "admin")}
-    viewer = create_key(file, "acme", "read", images=True)[1]
-    return {"file": str(file), "viewer": viewer, **{name: create_key(file, *about)[1] for name, about in wanted.items()}}
+    made = {name: create_key(file, *about)[1] for name, about in wanted.items()}
+    return {"file": str(file), **made, "viewer": create_key(file, "acme", "read", images=True)[1]}
 
 
 def main(action, *given):
