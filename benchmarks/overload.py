@@ -47,8 +47,8 @@ def most_expensive(config, prototypes):
     """Return the most expensive stream that a service accepts: (prototypes, options).
 
     Each sample enters the cache, and each change of the cache compares all classes that have cached samples. Of the
-    settings that were tried these take the longest: about 7 ms a step once each class has samples, a third of the
-    estimate that the limits are compared with.
+    settings that were tried these take the longest: about a third of the estimate that the limits are
+    compared with, once each class has samples.
     """
     from protodcs import ProtoDCSConfig
     from protodcs.errors import ConfigError

@@ -163,7 +163,7 @@ def test_a_port_that_is_taken_is_one_line(tmp_path):
 )
 def test_a_missing_file_is_one_line_and_no_library_is_loaded(tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
-    program = [sys.executable, "-W", "ignore", "-c", WITHOUT_LIBRARIES, "serve", *options]
+    program = [sys.executable, "-W", "ignore", "-c", WITHOUT_LIBRARIES, "serve", "--port", str(free_port()), *options]
     done = subprocess.run(program, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
