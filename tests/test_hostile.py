@@ -1,8 +1,9 @@
-"""The service among those who mean it harm: thousands of bodies and connections, with honest streams beside them."""
+"""Thousands of hostile requests and connections, with honest streams beside them."""
 
 import asyncio
 import os
 import time
+from contextlib import ExitStack
 from functools import partial
 
 import pytest
@@ -17,20 +18,22 @@ from service.siege import Attackers, Honest, besiege, prepare
 BODY_SECONDS = 5.0
 
 
-@pytest.mark.ray
+@pytest.mark.parametrize("runtime", ["local", pytest.param("cluster", marks=pytest.mark.ray)])
 @pytest.mark.long
-def test_5000_attacks_kill_nothing_and_disturb_no_honest_stream(tmp_path, data_folder):
+def test_5000_attacks_end_no_process_and_disturb_no_honest_stream(tmp_path, data_folder, runtime):
     seed = int(os.environ.get("PROTODCS_HOSTILE_SEED", time.time()))
     count = int(os.environ.get("PROTODCS_HOSTILE_COUNT", 5000))
-    print(f"PROTODCS_HOSTILE_SEED={seed}")
+    print(f"PROTODCS_HOSTILE_SEED={seed}, {runtime}")
     keys = tmp_path / "keys.json"
     mallory, acme = (create_key(keys, tenant, "admin")[1] for tenant in ("mallory", "acme"))
     rows, features, _ = random_stream(samples=2000, seed=11)
-    with RedisServer(tmp_path) as redis:
+    with ExitStack() as stack:
+        where = {"store": f"sqlite:{tmp_path}/store"}
+        if runtime == "cluster":
+            where = {"store": stack.enter_context(RedisServer(tmp_path)).url, "workers": 2}
         service = Service(
             tmp_path,
-            store=redis.url,
-            workers=2,
+            **where,
             encoder="mini",
             keys=str(keys),
             audit=str(tmp_path / "audit.jsonl"),
@@ -39,14 +42,14 @@ def test_5000_attacks_kill_nothing_and_disturb_no_honest_stream(tmp_path, data_f
         )
         # Ray's own 15 is hardly above the priority of the attackers, and below that of anything else on the machine.
         service.environment["RAY_worker_niceness"] = "0"
-        with service:
-            caller = {"authorization": f"Bearer {mallory}"}
-            prepare(service.base_url, rows, caller)
-            key = f"authorization: Bearer {mallory}".encode()
-            hostile = partial(Hostile, seed, data_folder, rows, features, BODY_SECONDS, (key,))
-            attackers = Attackers(hostile, count, rounds=5, quiet=300)
-            honest = Honest(rows, features, 3, {"authorization": f"Bearer {acme}"})
-            siege = asyncio.run(besiege(service.base_url, service.pid, attackers, honest))
+        stack.enter_context(service)
+        caller = {"authorization": f"Bearer {mallory}"}
+        prepare(service.base_url, rows, caller)
+        key = f"authorization: Bearer {mallory}".encode()
+        hostile = partial(Hostile, seed, data_folder, rows, features, BODY_SECONDS, (key,))
+        attackers = Attackers(hostile, count, rounds=5, quiet=300)
+        honest = Honest(rows, features, 3, {"authorization": f"Bearer {acme}"})
+        siege = asyncio.run(besiege(service.base_url, service.pid, attackers, honest))
     print(siege)
     assert not siege.faults, "\n".join(siege.faults[:50])
     assert len(siege.outcomes) == count

@@ -155,7 +155,7 @@ def test_a_wrong_edit_changes_nothing(said, error):
 
 
 def test_a_replayed_edit_of_a_cluster_that_is_missing_is_counted_and_ignored():
-    """If a decision came out otherwise, the clusters may differ."""
+    """If a decision differs on replay, the clusters may differ."""
     live = clustered()
     record = edit(live, action="name", cluster=live.clusters()["clusters"][0]["id"], name="canoe")
     other = loaded()

@@ -32,9 +32,9 @@ from protodcs.serve.telemetry import gathering, logs, readiness, traces
 from protodcs.serve.telemetry.gathering import Gathering
 from protodcs.serve.telemetry.metrics import EncoderMetrics, IngressMetrics, families
 from protodcs.serve.telemetry.readiness import Readiness
-from protodcs.serve.workers import adaptation as adaptation_module
-from protodcs.serve.workers.adaptation import Adaptation
+from protodcs.serve.workers import stream_statistics as statistics_module
 from protodcs.serve.workers.router import WorkerLostError
+from protodcs.serve.workers.stream_statistics import StreamStatistics
 from protodcs.serve.workers.worker import Worker
 from test_service_app import BYTES, PNG, FakeEncoding, served
 
@@ -301,12 +301,12 @@ class Stub:
             self.engine.freeze()
 
 
-def test_the_fares_of_streams_are_summarised_over_them():
+def test_the_numbers_of_streams_are_summarised():
     paper = {"a": Stub(50, method="protodcs"), "b": Stub(100, method="protodcs")}
     streams = {**paper, "c": Stub(200, frozen=True)}
-    adaptation = Adaptation()
-    adaptation.look(streams, budget=60.0)
-    report = list(adaptation.families())
+    statistics = StreamStatistics()
+    statistics.update(streams, budget=60.0)
+    report = list(statistics.families())
     weight = streams["c"].engine.stats()["head_weight"]
     assert value(report, "protodcs_streams_head_weight", stat="max") == pytest.approx(weight)
     assert value(report, "protodcs_streams_possibly_shifted") == 0
@@ -320,8 +320,8 @@ def test_the_fares_of_streams_are_summarised_over_them():
     assert value(report, "protodcs_streams_trusted_ratio", stat="min") == pytest.approx(min(rates))
     assert value(report, "protodcs_streams_frozen") == 1
     del streams["c"]
-    adaptation.look(streams, budget=60.0)
-    assert value(list(adaptation.families()), "protodcs_streams_frozen") == 0
+    statistics.update(streams, budget=60.0)
+    assert value(list(statistics.families()), "protodcs_streams_frozen") == 0
 
 
 def test_streams_that_possibly_shifted_are_counted():
@@ -329,15 +329,15 @@ def test_streams_that_possibly_shifted_are_counted():
     stats = shifted.engine.stats()
     assert "reason" in stats
     shifted.engine = type("Engine", (), {"stats": lambda _: {**stats, "reason": "possible shift"}})()
-    adaptation = Adaptation()
-    adaptation.look({"a": shifted, "b": Stub(200)}, budget=60.0)
-    assert value(list(adaptation.families()), "protodcs_streams_possibly_shifted") == 1
+    statistics = StreamStatistics()
+    statistics.update({"a": shifted, "b": Stub(200)}, budget=60.0)
+    assert value(list(statistics.families()), "protodcs_streams_possibly_shifted") == 1
 
 
-def test_a_look_without_time_goes_on_where_it_ended_and_all_streams_get_their_turn(monkeypatch):
+def test_an_update_without_time_continues_where_the_last_one_ended_and_all_streams_get_their_turn(monkeypatch):
     looked = []
     # A look at one stream takes longer than the budget.
-    monkeypatch.setattr(adaptation_module.time, "perf_counter", lambda: 0.002 * len(looked))
+    monkeypatch.setattr(statistics_module.time, "perf_counter", lambda: 0.002 * len(looked))
 
     class Slow(Stub):
         def __init__(self, name):
@@ -346,20 +346,20 @@ def test_a_look_without_time_goes_on_where_it_ended_and_all_streams_get_their_tu
             self.engine = type("Engine", (), {"stats": lambda _: (looked.append(name), stats)[1]})()
 
     streams = {name: Slow(name) for name in "abcde"}
-    adaptation = Adaptation()
+    statistics = StreamStatistics()
     for _ in range(5):
-        adaptation.look(streams, budget=0.001)
+        statistics.update(streams, budget=0.001)
     assert looked == list("abcde")
-    adaptation.look(streams, budget=0.001)
+    statistics.update(streams, budget=0.001)
     assert looked == list("abcdea")
 
 
-def test_an_engine_in_disorder_does_not_keep_the_others_from_being_looked_at():
+def test_a_damaged_engine_does_not_hide_the_numbers_of_the_others():
     broken = Stub(50)
     broken.engine = None
-    adaptation = Adaptation()
-    adaptation.look({"a": broken, "b": Stub(50, frozen=True)}, budget=60.0)
-    assert value(list(adaptation.families()), "protodcs_streams_frozen") == 1
+    statistics = StreamStatistics()
+    statistics.update({"a": broken, "b": Stub(50, frozen=True)}, budget=60.0)
+    assert value(list(statistics.families()), "protodcs_streams_frozen") == 1
 
 
 # Requests.

@@ -137,7 +137,7 @@ class LiveStream:
     Attributes:
         position: where its next record goes.
         covered: how many records its newest snapshot covers.
-        different: how many answers came out otherwise when the journal was replayed: on another type of processor
+        different: how many decisions differed when the journal was replayed: on another type of processor
             they may, in the last digits.
         guard: watches the engine; None where the stream has none.
         samples: features that are stored for people to work with; None if the stream stores none.
@@ -266,7 +266,7 @@ class LiveStream:
         try:
             answer: bytes | None = _CHANGES[record.kind](self, record.payload)
         except (InputError, UsageError):
-            # If a decision came out otherwise, other samples are stored, and their clusters may differ.
+            # If a decision differed, other samples are stored, and their clusters may differ.
             if record.kind is not Kind.EDIT_CLUSTERS:
                 raise
             answer = None

@@ -57,11 +57,11 @@ from ..stream.records import DIGEST_BYTES, Kind, Record
 from ..stream.shared import unpack_prototypes
 from ..telemetry import logs, traces
 from ..telemetry.metrics import WorkerMetrics
-from .adaptation import Adaptation
 from .decision_log import DecisionLog
 from .group_commit import GroupCommit, Journal
 from .quotas import QuotaError, Quotas
 from .ring import Ring
+from .stream_statistics import StreamStatistics
 
 _log = logging.getLogger(__name__)
 
@@ -182,7 +182,7 @@ class Worker:
         self._store = store
         self._config = config
         self.counted = WorkerMetrics(guards=guard.NAMES)
-        self._adaptation = Adaptation()
+        self._statistics = StreamStatistics()
         self._audit = audit.AuditLog(config.audit)
         self._commits = GroupCommit(store, config.store_connect_timeout, self.counted)
         self._quotas = Quotas(store, config)
@@ -303,8 +303,10 @@ class Worker:
             "protodcs_worker_unsnapshotted_records_max": max(behind, default=0),
         }
         # Nobody may look at an engine that works in a thread.
-        self._adaptation.look({name: found.live for name, found in self._streams.items() if not found.in_use.locked()})
-        return self.counted.families(gauges, self._adaptation.families())
+        self._statistics.update(
+            {name: found.live for name, found in self._streams.items() if not found.in_use.locked()}
+        )
+        return self.counted.families(gauges, self._statistics.families())
 
     # Requests.
 

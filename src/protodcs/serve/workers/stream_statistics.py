@@ -1,7 +1,7 @@
 """Statistics over all loaded streams.
 
-A look at thousands of streams would hold up requests, so it has a budget: it goes on where the last one ended, and what
-it has no time for keeps the numbers of the time before. It reads engines and changes nothing.
+Reading thousands of streams at once would delay requests. So each update has a time budget, and continues where the
+last one ended. Streams that it does not reach keep their earlier numbers. Engines are read, never changed.
 """
 
 import logging
@@ -18,13 +18,13 @@ from ..telemetry import logs
 
 _log = logging.getLogger(__name__)
 
-# Seconds that one look may take from requests.
+# Maximum time of an update, in seconds.
 _BUDGET = 0.005
 _STATISTICS = {"min": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9, "max": 1.0}
 
 
-class Fare(NamedTuple):
-    """One stream; None where its method has no such number, or not yet."""
+class Statistics(NamedTuple):
+    """Numbers of one stream. None: its method has no such number, or not yet."""
 
     openness: float | None
     unknown: float | None
@@ -37,11 +37,11 @@ class Fare(NamedTuple):
     different: int
 
 
-def fare_of(live: LiveStream) -> Fare:
-    """How one stream fares."""
+def statistics_of(live: LiveStream) -> Statistics:
+    """Return the numbers of one stream."""
     stats = live.engine.stats()
     learned = stats.get("learned", 0)
-    return Fare(
+    return Statistics(
         openness=stats.get("openness_median"),
         unknown=stats.get("share_unknown", stats.get("unknown", 0) / learned if learned else None),
         trusted=stats["trusted"] / learned if learned and "trusted" in stats else None,
@@ -54,51 +54,51 @@ def fare_of(live: LiveStream) -> Fare:
     )
 
 
-class Adaptation:
-    """The fares of all streams of one worker."""
+class StreamStatistics:
+    """The numbers of all streams of one worker."""
 
     def __init__(self) -> None:
-        self._fares: dict[str, Fare] = {}
+        self._streams: dict[str, Statistics] = {}
 
-    def look(self, streams: Mapping[str, LiveStream], budget: float = _BUDGET) -> None:
-        """Look at streams for so many seconds: at the new ones first, then at those not looked at for longest."""
-        kept = {stream: fare for stream, fare in self._fares.items() if stream in streams}
+    def update(self, streams: Mapping[str, LiveStream], budget: float = _BUDGET) -> None:
+        """Read streams for at most `budget` seconds: new ones first, then those that were read the longest ago."""
+        kept = {stream: found for stream, found in self._streams.items() if stream in streams}
         order = [*(stream for stream in streams if stream not in kept), *kept]
         end = time.perf_counter() + budget
         for stream in order:
             if time.perf_counter() > end:
                 break
-            # Whoever was looked at goes to the end.
+            # A stream that was read goes to the end.
             kept.pop(stream, None)
             try:
-                kept[stream] = fare_of(streams[stream])
+                kept[stream] = statistics_of(streams[stream])
             except Exception:
-                # An engine in disorder is its own trouble: the others have numbers all the same.
-                _log.exception("a stream could not be looked at", extra=logs.with_fields(stream=stream))
-        self._fares = kept
+                # A damaged engine must not hide the numbers of the others.
+                _log.exception("the statistics of a stream could not be read", extra=logs.with_fields(stream=stream))
+        self._streams = kept
 
     def families(self) -> Iterator[Metric]:
-        """The numbers, as families of Prometheus."""
-        fares = list(self._fares.values())
-        for name, words, field in _OVER_STREAMS:
-            yield _quantiles(f"protodcs_streams_{name}", words, [getattr(fare, field) for fare in fares])
+        """Return the numbers as metrics of Prometheus."""
+        streams = list(self._streams.values())
+        for name, description, field in _OVER_STREAMS:
+            yield _quantiles(f"protodcs_streams_{name}", description, [getattr(found, field) for found in streams])
         yield GaugeMetricFamily(
-            "protodcs_streams_frozen", "Streams that do not learn.", value=sum(fare.frozen for fare in fares)
+            "protodcs_streams_frozen", "Streams that do not learn.", value=sum(found.frozen for found in streams)
         )
         yield GaugeMetricFamily(
             "protodcs_streams_possibly_shifted",
             "Streams whose latest samples score lower than earlier ones, so that known images are probably rejected.",
-            value=sum(fare.shifted for fare in fares),
+            value=sum(found.shifted for found in streams),
         )
         yield GaugeMetricFamily(
             "protodcs_streams_with_mixture",
             "Streams that show two groups of samples, known and unknown ones.",
-            value=sum(fare.mixture is not None for fare in fares),
+            value=sum(found.mixture is not None for found in streams),
         )
         yield GaugeMetricFamily(
             "protodcs_streams_replayed_differently",
-            "Streams with an answer that came out otherwise when their journal was replayed.",
-            value=sum(fare.different > 0 for fare in fares),
+            "Streams with a decision that differed when their journal was replayed.",
+            value=sum(found.different > 0 for found in streams),
         )
 
 
@@ -112,9 +112,9 @@ _OVER_STREAMS = (
 )
 
 
-def _quantiles(name: str, words: str, values: list[Any]) -> Metric:
-    """Quantiles over those streams that have the number; no sample if none has."""
-    family = GaugeMetricFamily(name, words, labels=["stat"])
+def _quantiles(name: str, description: str, values: list[Any]) -> Metric:
+    """Return quantiles over the streams that have the number; empty if none has."""
+    family = GaugeMetricFamily(name, description, labels=["stat"])
     there = [value for value in values if value is not None]
     if there:
         for statistic, value in zip(_STATISTICS, np.quantile(there, list(_STATISTICS.values())), strict=True):
