@@ -84,9 +84,9 @@ def agreement(prototypes, features):
 
 def as_markdown(rows):
     lines = [
-        "The thousand ImageNet prototypes of the CLIP feature pack, cut off or widened with distractors, under the "
-        f"stream `big`; {WARM} samples first, then {TIMED} turns of one sample and one bare `prototypes @ feature`, "
-        f"one thread. Above 10,000 classes a step works on the {CANDIDATES:,} most similar ones.",
+        "The prototypes are the thousand of ImageNet in the CLIP feature pack, cut off or widened with distractors. "
+        f"The stream is `big`. After {WARM} samples, {TIMED} turns of one sample and one bare `prototypes @ feature` "
+        f"are timed, on one thread. Above 10,000 classes a step works on the {CANDIDATES:,} most similar ones.",
         "",
         "![Cost against the number of classes](classes.png)",
         "",
@@ -109,9 +109,9 @@ def as_markdown(rows):
         if "same_decision" in row:
             lines += [
                 "",
-                f"At {row['classes']:,} classes, over the first {row['samples']:,} samples, {row['same_decision']:.2%} "
-                f"of the decisions (class, known or not) with {CANDIDATES:,} candidates are those of the exact step; "
-                f"openness differs by at most {row['largest_openness_error']:.1e}, P(unknown) by at most "
+                f"At {row['classes']:,} classes, a step with {CANDIDATES:,} candidates decides like the exact step in "
+                f"{row['same_decision']:.2%} of the first {row['samples']:,} samples (class, known or not). "
+                f"Openness differs by at most {row['largest_openness_error']:.1e}, P(unknown) by at most "
                 f"{row['largest_p_unknown_error']:.1e}.",
             ]
     return "\n".join(lines) + "\n"

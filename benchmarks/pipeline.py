@@ -194,8 +194,9 @@ def row(case: Case, method: str, times: dict[str, np.ndarray], about: dict[str, 
 
 def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
-        "Images per second of `OpenSetClassifier.stream`, with adaptation, over those of the bare encoder on the same "
-        "images, in turns of one run on images that are new in each round; half of them are of no known class. Ratios "
+        "The figures are images per second of `OpenSetClassifier.stream`, with adaptation, over those of the bare "
+        "encoder on the same images. Both take turns in one run, with new images in each round. Half of the images are "
+        "of no known class. Ratios "
         "are medians over the rounds, with quartiles. Without overlap is the same work in one thread, each batch "
         "encoded and then decided on. The encoder of the size of ViT-B/16 has random weights: only its speed is real. "
         "Others is how many cores other processes kept busy meanwhile (median): what overlaps needs a free core.",

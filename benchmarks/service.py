@@ -481,10 +481,12 @@ def keep(rows):
 
 
 _ORDER = ("features", "images", "many streams", "learned streams", "steady", "expensive")
-_ABOUT = """Four workers, 50 streams, 64 connections with one request under way each, Redis with `appendfsync always`;
-the load comes from the same machine. *features*: observe with CLIP features (100 classes, 512 dimensions), beside an
-app of Ray Serve with one deployment hop that only echoes the same body. *images*: observe with PNG images and the mini
-encoder, beside an app that only encodes them. Median of the rounds, which take turns."""
+_ABOUT = """Four workers, 50 streams, 64 connections with one request in progress each, Redis with `appendfsync always`.
+The load comes from the same machine. Figures are medians of the rounds, which take turns.
+
+- *features*: observe with CLIP features (100 classes, 512 dimensions), beside an app of Ray Serve with one deployment
+  hop that only echoes the same body.
+- *images*: observe with PNG images and the mini encoder, beside an app that only encodes them."""
 
 
 if __name__ == "__main__":

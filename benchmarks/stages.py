@@ -103,8 +103,9 @@ def rare(engine):
 
 def as_markdown(rows):
     lines = [
-        "Real CLIP ViT-B/32 features, d = 512, one thread, after half of the stream or 2,000 samples; each part over "
-        "the bare `prototypes @ feature` in turns, median and quartiles. A refit happens once in 100 samples "
+        "Real CLIP ViT-B/32 features, d = 512, one thread, after half of the stream or 2,000 samples. Each part and "
+        "the bare `prototypes @ feature` take turns. Ratios are medians, with quartiles. A refit happens once in 100 "
+        "samples "
         "(`protodcs`) or in 32 (`streamdcs`); snapshot and restore on request.",
         "",
     ]

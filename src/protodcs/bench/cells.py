@@ -87,7 +87,7 @@ class Cell:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Every setting of the method, resolved."""
+        """Return every setting of the method."""
         return self.task.method_spec.config(self.temperature).model_dump()
 
 

@@ -218,7 +218,7 @@ class Grid(_Part):
         return self
 
     def tasks(self) -> Iterator["Task"]:
-        """Every cell that is to be run; the cheap order for a reader: all methods of one stream, seed after seed."""
+        """Yield every cell: all methods of a stream and a seed, then those of the next seed."""
         for stream in self.streams:
             for protocol in stream.protocols:
                 for seed in self.seeds:

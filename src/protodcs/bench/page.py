@@ -1,6 +1,6 @@
 """One self-contained HTML page: style inside, pictures inside, nothing fetched from anywhere.
 
-It knows how things look, not what they mean. Every text passes through `html.escape` on its way in.
+It handles layout only. `html.escape` is applied to every text.
 """
 
 import base64

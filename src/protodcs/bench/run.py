@@ -113,7 +113,7 @@ Workers = Callable[[Plan, Sequence[Cell]], Iterator[Cell | Failure]]
 
 
 def execute(plan: Plan, cells: Sequence[Cell], workers: Workers) -> Iterator[Cell | Failure]:
-    """Run cells; yields each when its result is kept, in any order. A worker that dies is replaced."""
+    """Run cells, and yield each one after its result is saved, in any order. A worker that dies is replaced."""
     left, deaths = {cell.id: cell for cell in cells}, 0
     while left:
         try:

@@ -59,7 +59,7 @@ def labels(values: Any) -> Classes:
 
 
 def predictions(values: Any) -> Classes:
-    """The best class of each sample, also where the sample was rejected."""
+    """Return the best class of each sample, also of rejected samples."""
     array = _integers(values, "predicted")
     if len(array) and array.min() < 0:
         raise InputError(

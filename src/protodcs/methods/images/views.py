@@ -1,6 +1,6 @@
 """Random views of images: crops of random area and aspect, scaled back to one size, mirrored half of the time.
 
-All chance comes from the generator that is given: the same generator, images and count give the same views. The
+The given generator is the only source of randomness: the same generator, images and count give the same views. The
 images themselves are never changed.
 """
 

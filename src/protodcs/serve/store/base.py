@@ -12,8 +12,8 @@ The rules that every store keeps:
 - What a stream has learned is its snapshot and the records behind it. A journal is cut only behind a snapshot that is
   durable itself, in the same step.
 - A commit that is repeated because its answer was lost is done once.
-- Ids of streams, and names of workers, blobs and saved snapshots, are any strings, empty ones and halves of surrogate
-  pairs among them.
+- Ids of streams and names of workers, blobs and saved snapshots may be any strings, including empty ones and halves of
+  surrogate pairs.
 """
 
 import math

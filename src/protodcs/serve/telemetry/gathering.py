@@ -1,7 +1,7 @@
-"""The numbers of all processes on one page, for Prometheus to fetch at one address.
+"""Collect the metrics of all processes on one page, so that Prometheus scrapes one address.
 
 A scrape through Ray Serve would reach a random replica. So all processes push their metrics here, and those that have
-stopped pushing are left out. It must never block the controller it lives in: it answers from memory, in a thread.
+stopped pushing are left out. It must never block its controller, so it answers from memory, in a thread.
 """
 
 import asyncio

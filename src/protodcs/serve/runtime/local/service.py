@@ -185,7 +185,7 @@ class _HeaderTimeout(HttpToolsProtocol):
         self._limit()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the time."""
+        """Stop the timer of the connection."""
         self._stop_timer()
         super().connection_lost(exc)
 
