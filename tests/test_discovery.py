@@ -1,6 +1,7 @@
 """Discovery: clusters of rejected features, stable ids, edits, names, prototypes and snapshots."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -180,6 +181,30 @@ def test_groups_are_those_of_hdbscan_with_all_distances(textures, flowers):
             if clustering.similarity(rows[labels == group]) < discovery.config.min_similarity:
                 labels[labels == group] = UNASSIGNED
         assert adjusted_rand_score(labels, discovery.find_groups()) > 0.99
+
+
+@pytest.mark.long
+def test_evoc_finds_pure_clusters_and_the_same_ones_each_time(flowers):
+    pytest.importorskip("evoc")
+    features, labels = flowers
+    discovery, again = (found(features, DiscoveryConfig(interval=0, algorithm="evoc")) for _ in range(2))
+    assert purity(discovery, labels) > 0.8
+    assert len(discovery.clusters()) > 20
+    assert discovery.snapshot() == again.snapshot()
+
+
+def test_evoc_leaves_few_samples_to_hdbscan():
+    features, _ = samples(kinds(4))
+    assert (
+        found(features, DiscoveryConfig(interval=0, algorithm="evoc")).find_groups().tolist()
+        == found(features).find_groups().tolist()
+    )
+
+
+def test_a_missing_evoc_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "evoc", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install evoc"):
+        found(samples(kinds(12))[0], DiscoveryConfig(interval=0, algorithm="evoc"))
 
 
 def test_groups_without_a_near_neighbour_in_another_one_are_found():

@@ -26,6 +26,8 @@ _ALL_PAIRS = 4000
 # HDBSCAN gets the distances to this many nearest neighbours only, which is much faster with many samples. Its leaves
 # consist of short distances: on the `tune` split, the groups are the same as with all distances.
 _NEIGHBOURS = 30
+# EVoC compares each sample with 15 neighbours, so a few samples look like one group.
+_LEAST_FOR_EVOC = 100
 # Distances in the graph are at least this, as a distance of 0 means no edge.
 _LEAST_DISTANCE = 1e-6
 
@@ -49,7 +51,10 @@ def find_groups(rows: Features, config: DiscoveryConfig) -> Integers:
     """Return the group (n,) of each direction (n, d), from 0; UNASSIGNED if it is in none."""
     if len(rows) < 2 * config.min_cluster_size:
         return np.full(len(rows), UNASSIGNED)
-    labels = _hdbscan(_principal_components(rows, config.components), config.min_cluster_size)
+    if config.algorithm == "evoc" and len(rows) >= _LEAST_FOR_EVOC:
+        labels = _evoc(rows, config.min_cluster_size)
+    else:
+        labels = _hdbscan(_principal_components(rows, config.components), config.min_cluster_size)
     groups = _without_chance_groups(rows, labels, config.min_similarity)
     if (groups == UNASSIGNED).all() and len(rows) <= _ALL_PAIRS:
         return _average_linkage(rows, config)
@@ -117,6 +122,17 @@ def _hdbscan(rows: Floats, min_cluster_size: int) -> Integers:
     )
     labels: Integers = model.fit_predict(_neighbour_graph(rows)).astype(np.int64)
     return labels
+
+
+def _evoc(rows: Features, min_cluster_size: int) -> Integers:
+    try:
+        from evoc import EVoC  # type: ignore[import-not-found]
+    except ImportError:
+        raise ModuleNotFoundError("the algorithm 'evoc' needs EVoC: pip install evoc") from None
+    model = EVoC(base_min_cluster_size=min_cluster_size, random_state=0)
+    model.fit(rows)
+    # The first layer has the smallest clusters.
+    return np.asarray(model.cluster_layers_[0], dtype=np.int64)
 
 
 def _neighbour_graph(rows: Floats) -> Any:

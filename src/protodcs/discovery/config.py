@@ -1,6 +1,6 @@
 """The settings of a discovery, and the constants that were tuned."""
 
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import Field
 
@@ -43,7 +43,12 @@ class DiscoveryConfig(Settings):
         le=50_000,
         description="If the storage is full, a cluster with more samples than this gives up its oldest one.",
     )
-    components: int = Field(64, ge=2, le=1024, description="Dimensions that PCA leaves before clustering.")
+    algorithm: Literal["hdbscan", "evoc"] = Field(
+        "hdbscan",
+        description="Clustering algorithm. EVoC finds more classes. It needs `pip install evoc` and at least 100 "
+        "samples. HDBSCAN clusters fewer ones.",
+    )
+    components: int = Field(64, ge=2, le=1024, description="Dimensions that PCA leaves before HDBSCAN.")
     min_similarity: float = Field(
         0.35,
         ge=0,
