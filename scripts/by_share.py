@@ -1,9 +1,10 @@
 """Print figures by the share of unknown samples: `python scripts/by_share.py RESULTS [--cells]`.
 
-RESULTS is a folder that `protodcs bench run` has filled with one of `grids/streamdcs-shares*.yaml`. A cell is one
-stream with one number of classes at one share. Its figures are means over seeds. AUROC is the difference to the best
-zero-shot score of the cell, chosen once by its mean over seeds. With `--cells` a second table shows every cell, with
-the 95 % interval of the difference over seeds.
+RESULTS is a folder that `protodcs bench run` has filled with one of `grids/streamdcs-shares*.yaml`, or with
+`grids/streamdcs-orders-tune.yaml`. Then each order of the samples has its own rows. A cell is one stream with one
+number of classes at one share. Its figures are means over seeds. AUROC is the difference to the best zero-shot score of
+the cell, chosen once by its mean over seeds. With `--cells` a second table shows every cell, with the 95 % interval of
+the difference over seeds.
 """
 
 import argparse
@@ -46,10 +47,12 @@ class Cell(NamedTuple):
 
 
 def by_share(cells: Mapping[tuple[str, str, Fraction], Cell]) -> dict[tuple[str, Fraction], Figures]:
-    """Return the figures of each method, by its label and the share of unknown samples."""
+    """Return the figures of each method, by its label with the order of the samples, and the share of unknown ones."""
     gathered = defaultdict(list)
-    for (label, _, share), found in cells.items():
-        gathered[label, share].append((found.gain.mean, found.rejected, found.found))
+    for (label, cell, share), found in cells.items():
+        order = re.search("bursts|sorted", cell)
+        place = f"{label}, {order[0]}" if order else label
+        gathered[place, share].append((found.gain.mean, found.rejected, found.found))
     return {place: _figures(np.array(figures)) for place, figures in gathered.items()}
 
 

@@ -57,3 +57,10 @@ def test_the_table_of_cells_has_the_interval_of_the_paired_difference(script):
     line = script.cell_table(script.by_cell(rows)).splitlines()[2]
     # The streams differ between seeds, but the difference does not.
     assert line == "| ours | dtd (judge) | 50% | 85.0 | 87.0 | +2.0 ± 0.0 | 4.0 | 60 |"
+
+
+def test_each_order_has_its_own_rows(script):
+    streams = ("dtd (tune, 1/2 unknown)", "dtd (tune, 1/2 unknown, bursts)", "dtd (tune, 1/2 unknown, sorted)")
+    rows = [row(label, stream, 0.8) for label in ("zero-shot, max", "ours") for stream in streams]
+    found = script.by_share(script.by_cell(rows))
+    assert set(found) == {(label, Fraction(1, 2)) for label in ("ours", "ours, bursts", "ours, sorted")}
