@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from xml.etree import ElementTree
 
 import numpy as np
@@ -61,6 +62,13 @@ def test_discover_takes_a_file_of_features(tmp_path):
     output = run("discover", tmp_path / "features.npy", "--out", tmp_path / "out")
     assert "60 of 60 samples in 3 clusters" in output
     assert {row["cluster"] for row in rows_of(tmp_path / "out" / "clusters.csv")} == {"0", "1", "2"}
+
+
+def test_discover_shows_each_suggestion_with_its_margin(folder, tmp_path):
+    options = ("--vocabulary", "hammer,clock,spider", "--model", "demo", "--out", tmp_path)
+    output = run("discover", folder, *options)
+    row = rows_of(tmp_path / "clusters.csv")[0]
+    assert re.search(rf"{row['suggestion']}\W+{float(row['margin']):.2f}\b", output)
 
 
 def write_decisions(file, count=30):

@@ -221,10 +221,12 @@ def _blank() -> Any:
 
 def _print(report: Mapping[str, Any], clusters: Sequence["Cluster"], rows: Sequence[Row]) -> None:
     title = f"{report['in_clusters']} of {report['samples']} samples in {report['clusters']} clusters"
-    table = new_table("cluster", "images", "similarity", "suggestion", title=title)
-    suggested = {row["cluster"]: row["suggestion"] for row in rows}
+    table = new_table("cluster", "images", "similarity", "suggestion", "margin", title=title)
+    first = {row["cluster"]: row for row in rows}
     for cluster in clusters[:_CLUSTERS_ON_SHEET]:
-        table.add_row(str(cluster.id), str(cluster.size), f"{cluster.similarity:.2f}", suggested[cluster.id] or "")
+        name, margin = first[cluster.id]["suggestion"], first[cluster.id]["margin"]
+        suggestion = ("", "") if name is None else (name, f"{margin:.2f}")
+        table.add_row(str(cluster.id), str(cluster.size), f"{cluster.similarity:.2f}", *suggestion)
     console().print(table)
     for file in report["results"]:
         console().print(file, soft_wrap=True)
