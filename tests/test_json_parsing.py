@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import threading
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from starlette.exceptions import HTTPException
 from made_service import FEATURES, feature
 from protodcs.serve.api import json_parsing
 from protodcs.serve.api.json_parsing import LARGE, MAX_NUMBERS, MAX_PARTS, parse_json
+from protodcs.serve.api.observations import handler
 from test_service_app import AS_JSON, decisions_of, served, words_of
 
 ROW = FEATURES[0].astype(float).tolist()
@@ -53,6 +55,24 @@ def test_other_requests_are_served_while_a_large_body_is_parsed(monkeypatch):
             assert len(decisions_of(await large)) == ROWS_OF_LARGE
 
     asyncio.run(run())
+
+
+def test_the_rows_of_a_large_body_are_checked_in_the_thread_that_parsed_it(monkeypatch):
+    threads = []
+
+    def check(row):
+        threads.append(threading.current_thread())
+        return row
+
+    async def run():
+        async with served() as service:
+            monkeypatch.setattr(handler, "ROW", SimpleNamespace(validate_python=check))
+            body = json.dumps({"features": [ROW] * ROWS_OF_LARGE}).encode()
+            decisions_of(await service.observe(body, AS_JSON, path="s/peek"))
+
+    asyncio.run(run())
+    assert len(threads) == ROWS_OF_LARGE
+    assert threading.main_thread() not in threads
 
 
 def test_a_new_stream_with_many_prototypes_is_parsed_beside_other_requests(monkeypatch):

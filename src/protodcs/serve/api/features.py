@@ -1,5 +1,8 @@
 """Read features from request bodies: float32 numbers as bytes, or rows of JSON numbers."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -8,6 +11,7 @@ from ...errors import InputError
 MAX_ROWS = 4096
 # More numbers than the features of any encoder have. The time and memory of an engine grow with them.
 MAX_WIDTH = 16_384
+_BAD_ROWS = "Rows must have the same length and hold finite numbers."
 # Shorter features have no direction.
 _MIN_NORM = 1e-6
 
@@ -23,14 +27,24 @@ def from_bytes(body: bytes, count: str) -> list[bytes]:
     return split_rows(rows)
 
 
-def from_rows(rows: list[list[float]]) -> list[bytes]:
-    """Return the features of rows of numbers."""
-    if len(rows) > MAX_ROWS or not 0 < len(rows[0]) <= MAX_WIDTH:
+def from_rows(rows: list[Any], check_row: Callable[[Any], list[float]]) -> list[bytes]:
+    """Return the features of rows of numbers.
+
+    Args:
+        rows: the rows, unchecked.
+        check_row: returns a row if it is a list of numbers, and raises an error otherwise.
+    """
+    first = rows[0]
+    if len(rows) > MAX_ROWS or (isinstance(first, list) and not 0 < len(first) <= MAX_WIDTH):
         raise InputError(
             f"Features must be 1 to {MAX_ROWS} rows of 1 to {MAX_WIDTH} numbers; given: {len(rows)} rows, the first of "
-            f"{len(rows[0])} numbers."
+            f"{len(first)} numbers."
         )
-    return split_rows(as_float32(rows))
+    # Row by row: between two of them, other threads get their turn.
+    arrays = [as_float32([check_row(row)]) for row in rows]
+    if len({array.shape for array in arrays}) > 1:
+        raise InputError(_BAD_ROWS)
+    return split_rows(np.concatenate(arrays))
 
 
 def as_float32(rows: list[list[float]]) -> NDArray[np.float32]:
@@ -39,7 +53,7 @@ def as_float32(rows: list[list[float]]) -> NDArray[np.float32]:
         with np.errstate(over="ignore"):
             return np.asarray(rows, dtype=np.float32)
     except (ValueError, OverflowError):
-        raise InputError("Rows must have the same length and hold finite numbers.") from None
+        raise InputError(_BAD_ROWS) from None
 
 
 def split_rows(rows: NDArray[np.float32]) -> list[bytes]:

@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -22,20 +22,30 @@ MAX_PARTS = 100_000
 # Numbers of a large body: more than 4096 features of 512 numbers.
 MAX_NUMBERS = 2_500_000
 
+T = TypeVar("T")
+
 # One thread, so that large bodies wait for each other and not for the processor.
 _THREAD = ThreadPoolExecutor(1, thread_name_prefix="json")
 
 
-async def parse_json(body: bytes) -> Any:
-    """Return the value of a JSON body, as `json.loads` does.
+def _same(value: Any) -> Any:
+    return value
+
+
+async def parse_json(body: bytes, convert: Callable[[Any], T] = _same) -> T:
+    """Return the value of a JSON body, as `json.loads` does, after a conversion.
+
+    Args:
+        body: the body.
+        convert: called with the value, for a large body in the thread that parsed it.
 
     Raises:
         HTTPException: a large body holds too many lists, objects and strings, or too many numbers.
         ValueError, RecursionError: as `json.loads` does.
     """
     if len(body) <= LARGE:
-        return json.loads(body)
-    return await asyncio.get_running_loop().run_in_executor(_THREAD, _parse_large, body)
+        return convert(json.loads(body))
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, lambda: convert(_parse_large(body)))
 
 
 def _parse_large(body: bytes) -> Any:

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 from fastapi import Path
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from .features import MAX_WIDTH
+
 _MAX_CLASS_NAME = 1000
 _STREAM_ID = r"^[^/\\\x00-\x1f\x7f]{1,200}$"
 
@@ -37,7 +39,7 @@ ClassName = Annotated[Text, Field(max_length=_MAX_CLASS_NAME)]
 ClassNames = Annotated[list[ClassName], Field(fail_fast=True)]
 SnapshotName = Annotated[Text, Field(min_length=1, max_length=200)]
 Options = Annotated[dict[str, Any], Field(max_length=200), AfterValidator(_check_text)]
-Row = Annotated[list[float], Field(fail_fast=True)]
+Row = Annotated[list[float], Field(fail_fast=True, max_length=MAX_WIDTH)]
 Rows = Annotated[list[Row], Field(fail_fast=True)]
 
 StreamPath = Annotated[str, Path(min_length=1, description="Id of the stream.")]

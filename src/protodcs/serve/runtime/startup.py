@@ -1,13 +1,20 @@
 """What every process of the service does when it is ready."""
 
 import gc
+import sys
+
+# A thread that computes in Python lets another one run after so many seconds. Python's default is 0.005.
+_SWITCH_SECONDS = 0.001
 
 
-def freeze_startup_objects() -> None:
-    """Leave all present objects out of garbage collection. Call this once, when the process is ready.
+def avoid_pauses() -> None:
+    """Avoid two causes of pauses in which requests wait. Call this once, when the process is ready.
 
-    The modules of the HTTP process alone hold about 190,000, and they stay until the process ends. A full collection
-    would visit them all, for about 145 ms, and requests would wait.
+    All present objects are left out of garbage collection. The modules of the HTTP process alone hold about 190,000,
+    and they stay until the process ends. A full collection would visit them all, for about 145 ms.
+
+    The event loop gets its turn sooner while another thread parses a large body.
     """
     gc.collect()
     gc.freeze()
+    sys.setswitchinterval(_SWITCH_SECONDS)

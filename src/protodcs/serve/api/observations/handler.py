@@ -4,6 +4,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Sequence
+from typing import Any
 
 from fastapi import Request
 from pydantic import ValidationError
@@ -19,7 +20,8 @@ from ...stream.idempotency import digest_of
 from ...telemetry import traces
 from ..context import Services, checked, checked_key
 from ..features import from_bytes, from_rows
-from .schemas import Features
+from ..json_parsing import parse_json
+from .schemas import ROW, Features
 
 _MAX_IMAGES = 256
 
@@ -169,14 +171,20 @@ async def _files(http: Request) -> list[bytes]:
 async def _from_json(http: Request) -> tuple[list[bytes], list[str | None] | None]:
     """Return features and image references of a body like {"features": [[0.1, 0.2], [0.3, 0.4]]}."""
     try:
-        body = await http.json()
+        return await parse_json(await http.body(), _features_of)
     except json.JSONDecodeError as problem:
         raise ProblemError("invalid_json", f"The body is not valid JSON: {problem.msg}.") from None
+    except InputError:
+        raise
     except (ValueError, RecursionError):
         raise ProblemError("invalid_json", "The body is not valid JSON.") from None
+
+
+def _features_of(body: Any) -> tuple[list[bytes], list[str | None] | None]:
+    """Return features and image references of a parsed body. This may run in a thread."""
     try:
         given = Features.model_validate(body)
-        return from_rows(given.features), given.image_refs
+        return from_rows(given.features, ROW.validate_python), given.image_refs
     except ValidationError:
         raise InputError(
             'A JSON body must be {"features": [[number, ...], ...]}, with rows of one length. It may also have '

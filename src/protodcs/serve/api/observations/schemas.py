@@ -2,22 +2,27 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema
 
 from ....core.decision import Outcome
 from ...log.entries import MAX_IMAGE_REF
 from ...stream.records import LONGEST_KEY
 from ..features import MAX_ROWS
 from ..openapi import BINARY
-from ..schemas import Rows, Text
+from ..schemas import Row, Text
+
+ROW: TypeAdapter[list[float]] = TypeAdapter(Row, config=ConfigDict(strict=True))
+_ROWS = {"type": "array", "items": ROW.json_schema(), "minItems": 1, "maxItems": MAX_ROWS}
 
 
 class Features(BaseModel):
-    """Features as JSON."""
+    """Features as JSON. Validate each of the rows with `ROW`: validating all at once would block other threads."""
 
     model_config = ConfigDict(strict=True)
 
-    features: Rows = Field(min_length=1, description="Rows of one length: the dimension of the stream's features.")
+    features: Annotated[list[Any], WithJsonSchema(_ROWS)] = Field(
+        min_length=1, description="Rows of one length: the dimension of the stream's features."
+    )
     image_refs: Annotated[list[Text | None], Field(fail_fast=True)] | None = Field(
         None, description="Your reference to the image of each row, for the decision log."
     )

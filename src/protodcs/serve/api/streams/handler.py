@@ -20,7 +20,7 @@ from ...stream.samples import check_capacity
 from ...stream.shared import pack_prototypes
 from ..context import RequestContext, checked
 from ..errors import as_response
-from ..features import MAX_WIDTH, as_float32
+from ..features import as_float32
 from ..schemas import Problem
 from .schemas import BatchResult, CreatedStream, NewStream
 
@@ -160,6 +160,4 @@ def _class_names(which: list[str] | str) -> tuple[str, ...]:
 def _prototypes(rows: list[list[float]]) -> Prototypes:
     if len({len(row) for row in rows}) != 1:
         raise InputError("Prototypes must be rows of one length, at least one.")
-    if len(rows[0]) > MAX_WIDTH:
-        raise InputError(f"A prototype may have {MAX_WIDTH} numbers; given: {len(rows[0])}.")
     return Prototypes(as_float32(rows))

@@ -34,7 +34,7 @@ from ...workers.router import Router
 from ...workers.webhooks import Webhooks
 from ...workers.worker import Worker
 from ..preflight import bind
-from ..startup import freeze_startup_objects
+from ..startup import avoid_pauses
 
 _WORKER = "worker-0"
 # Requests that are still open after the streams were unloaded, such as slow uploads, end after so many seconds.
@@ -263,7 +263,7 @@ async def _serve_http(
     )
     logging.getLogger("uvicorn").handlers = logging.getLogger("protodcs").handlers
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    freeze_startup_objects()
+    avoid_pauses()
     while not (server.started or serving.done()):
         await asyncio.sleep(0.001)
     ready(_address(config))

@@ -30,7 +30,7 @@ from ...telemetry.metrics import Families, families
 from ...workers.router import WorkerLostError
 from ...workers.webhooks import Webhook, Webhooks
 from ...workers.worker import Worker
-from ..startup import freeze_startup_objects
+from ..startup import avoid_pauses
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class WorkerActor:
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
         begin(self._config, name)
-        freeze_startup_objects()
+        avoid_pauses()
 
     async def _worker(self) -> Worker:
         """The worker, started by whoever asks first: also after Ray has restarted the process."""

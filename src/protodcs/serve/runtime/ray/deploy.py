@@ -17,7 +17,7 @@ from ...api.app import application
 from ...encoder.micro_batcher import MicroBatcher
 from ...settings import ServeConfig, check_cluster
 from ...workers.router import Router, WorkerLostError
-from ..startup import freeze_startup_objects
+from ..startup import avoid_pauses
 from .cluster import Calls, RemoteWebhooks, begin, cause_of, drain, end, process_name, start_controller
 from .encoder import EncoderReplica
 from .listening import Listener, check_keys, listeners
@@ -87,7 +87,7 @@ def build(config: ServeConfig) -> Any:
             router.metrics.queued_images.set_function(encoding.queued)
         api = application(config, router, calls, encoding, RemoteWebhooks(calls))
         api.add_middleware(_NamedOnce)
-        freeze_startup_objects()
+        avoid_pauses()
         return api
 
     ingress = serve.deployment(serve.ingress(routes)()).options(

@@ -9,7 +9,7 @@ from .... import encoders
 from ...encoder.encoding import SharedEncoder
 from ...settings import ServeConfig
 from ...telemetry.metrics import EncoderMetrics
-from ..startup import freeze_startup_objects
+from ..startup import avoid_pauses
 from .cluster import begin, process_name
 
 
@@ -25,7 +25,7 @@ class EncoderReplica:
         begin(config, process_name("encoder"), self._counted.registry)
         self.encode.set_max_batch_size(config.batch_size)
         self.encode.set_batch_wait_timeout_s(config.batch_wait)
-        freeze_startup_objects()
+        avoid_pauses()
 
     @serve.batch(max_batch_size=32, batch_wait_timeout_s=0.005)  # type: ignore[untyped-decorator]
     async def encode(self, groups: list[list[bytes]]) -> list[list[bytes | str]]:
