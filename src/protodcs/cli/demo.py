@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..arrays import Pixels
-    from ..client import Client
+    from ..client import Stream
     from ..demo import DemoStream
 
 _NEEDED = {"PIL": "pillow", "onnxruntime": "onnxruntime", "matplotlib": "matplotlib"}
@@ -54,7 +54,8 @@ def demo(
         live.check_installed(_NEEDED_BY_UI, "demo")
         options: dict[str, Any] = {"unknown": unknown, "burst": burst, "shifts": _SHIFTS}
         rounds = (DemoStream(images, seed=seed + more, **options) for more in count())
-        live.serve_with_ui(_feeding(rounds, rate), _STREAM, port, browser, encoder="demo", discovery=True)
+        stream = {"classes": "demo", "config": {"review_rate": _REVIEW_RATE}}
+        live.serve_with_ui(_feeding(rounds, rate), _STREAM, stream, port, browser, encoder="demo", discovery=True)
         return
     from ..demo import picture
     from ..demo import terminal as live_view
@@ -67,10 +68,9 @@ def demo(
 
 
 def _feeding(rounds: "Iterator[DemoStream]", rate: float) -> live.Feed:
-    """Return what sends the images of all rounds to a new stream."""
+    """Return what sends the images of all rounds to a stream."""
 
-    def feed(client: "Client", stopped: threading.Event) -> None:
-        stream = client.create(_STREAM, classes="demo", config={"review_rate": _REVIEW_RATE})
+    def feed(stream: "Stream", stopped: threading.Event) -> None:
         for sample in live.paced((sample for samples in rounds for sample in samples), rate, stopped):
             stream.observe(_png(sample.image))
 

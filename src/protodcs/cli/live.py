@@ -13,10 +13,10 @@ import typer
 from ..errors import ProtoDCSError, UsageError
 
 if TYPE_CHECKING:
-    from ..client import Client
+    from ..client import Stream
 
-# Sends images until there are no more, or until the event is set.
-Feed = Callable[["Client", threading.Event], None]
+# Sends images to a stream until there are no more, or until the event is set.
+Feed = Callable[["Stream", threading.Event], None]
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -29,12 +29,15 @@ def check_installed(modules: dict[str, str], extra: str) -> None:
         raise UsageError(f"this needs {', '.join(missing)}: run pip install 'protodcs[{extra}]'")
 
 
-def serve_with_ui(feed: Feed, stream: str, port: int | None, browser: bool, **settings: Any) -> None:
-    """Serve on this machine until Ctrl-C, open the page of a stream, and send it images meanwhile.
+def serve_with_ui(
+    feed: Feed, stream: str, options: dict[str, Any], port: int | None, browser: bool, **settings: Any
+) -> None:
+    """Serve on this machine until Ctrl-C, create a stream, open its page, and send it images meanwhile.
 
     Args:
         feed: sends the images.
-        stream: the stream whose page opens.
+        stream: id of the stream.
+        options: what `Client.create` gets for it, such as `classes`.
         port: port to listen on; None takes 8000, or a free one if that is in use.
         browser: open a browser; otherwise only print the address.
         settings: of the service, such as `encoder` and `store`. Without a store, everything is deleted at the end.
@@ -47,12 +50,26 @@ def serve_with_ui(feed: Feed, stream: str, port: int | None, browser: bool, **se
         temporary = {"store": f"sqlite:{folder}/streams", "audit": f"{folder}/audit.jsonl"}
         config = ServeConfig(host=HOST, port=port or _free_port(), log_format="off", **{**temporary, **settings})
 
+        def work(address: str) -> None:
+            from ..client import Client
+
+            try:
+                with Client(address) as client:
+                    try:
+                        # First, because the page would find no stream and look again seconds later.
+                        observed = client.create(stream, **options)
+                    finally:
+                        _show(f"{address}/ui/#/streams/{stream}", browser)
+                    feed(observed, stopped)
+            except ProtoDCSError as problem:
+                if not stopped.is_set():
+                    typer.echo(f"error: {problem}", err=True)
+                return
+            if not stopped.is_set():
+                typer.echo("The source has ended. The service goes on until Ctrl-C.")
+
         def ready(address: str) -> None:
-            page = f"{address}/ui/#/streams/{stream}"
-            typer.echo(f"{page}\nCtrl-C stops it.")
-            threading.Thread(target=_feed, args=(feed, address, stopped), daemon=True).start()
-            if browser:
-                threading.Thread(target=webbrowser.open, args=(page,), daemon=True).start()
+            threading.Thread(target=work, args=(address,), daemon=True).start()
 
         try:
             service.serve(config, ready)
@@ -60,18 +77,10 @@ def serve_with_ui(feed: Feed, stream: str, port: int | None, browser: bool, **se
             stopped.set()
 
 
-def _feed(feed: Feed, address: str, stopped: threading.Event) -> None:
-    from ..client import Client
-
-    try:
-        with Client(address) as client:
-            feed(client, stopped)
-    except ProtoDCSError as problem:
-        if not stopped.is_set():
-            typer.echo(f"error: {problem}", err=True)
-        return
-    if not stopped.is_set():
-        typer.echo("The source has ended. The service goes on until Ctrl-C.")
+def _show(page: str, browser: bool) -> None:
+    typer.echo(f"{page}\nCtrl-C stops it.")
+    if browser:
+        threading.Thread(target=webbrowser.open, args=(page,), daemon=True).start()
 
 
 def paced(images: Iterable[Any], rate: float, stopped: threading.Event) -> Iterable[Any]:

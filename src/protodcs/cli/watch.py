@@ -10,7 +10,7 @@ from . import live
 from .screen import explained, given_classes
 
 if TYPE_CHECKING:
-    from ..client import Client
+    from ..client import Stream
 
 _NEEDED = {"av": "av", "PIL": "pillow", "fastapi": "fastapi", "uvicorn": "uvicorn", "httpx": "httpx"}
 
@@ -37,8 +37,7 @@ def watch(
     stopping = threading.Event()
     frames = read_frames(source, rate, stopping)
 
-    def feed(client: "Client", stopped: threading.Event) -> None:
-        observed = client.create(stream, classes=names)
+    def feed(observed: "Stream", stopped: threading.Event) -> None:
         try:
             for frame in frames:
                 try:
@@ -54,4 +53,4 @@ def watch(
             stopping.set()
 
     settings = {} if store is None else {"store": f"sqlite:{store}"}
-    live.serve_with_ui(feed, stream, port, browser, encoder=model, discovery=True, **settings)
+    live.serve_with_ui(feed, stream, {"classes": names}, port, browser, encoder=model, discovery=True, **settings)
