@@ -110,7 +110,7 @@ def as_markdown(rows):
             lines += [
                 "",
                 f"At {row['classes']:,} classes, a step with {CANDIDATES:,} candidates decides like the exact step in "
-                f"{row['same_decision']:.2%} of the first {row['samples']:,} samples (class, known or not). "
+                f"{row['same_decision']:.2%} of the first {row['samples']:,} samples. "
                 f"Openness differs by at most {row['largest_openness_error']:.1e}, P(unknown) by at most "
                 f"{row['largest_p_unknown_error']:.1e}.",
             ]

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from made_service import feature
 from protodcs.cli import app
 from protodcs.errors import ConfigError, EncoderError, InputError, StoreError, without_passwords
-from protodcs.serve.runtime.ray.cluster import KEEPER, Calls
+from protodcs.serve.runtime.ray.cluster import CONTROLLER, Calls
 from protodcs.serve.runtime.ray.deploy import _answered
 from protodcs.serve.settings import ServeConfig
 from protodcs.serve.store import open_store
@@ -58,7 +58,7 @@ class Handle:
 
 def calls_that_raise(problem):
     calls = Calls()
-    calls._actors |= {KEEPER: Handle(problem), "worker-0": Handle(problem)}
+    calls._actors |= {CONTROLLER: Handle(problem), "worker-0": Handle(problem)}
     return calls
 
 

@@ -312,7 +312,7 @@ def test_state_show_refuses_a_damaged_file_in_words(state_file):
         (["state", "show", "{csv}"], "rows.csv.state."),
         (["classify", "{folder}/..", "--classes", "demo,", "--model", "demo"], "There is only one class, 'demo'."),
         (["classify", "{folder}/..", "--classes", "demo", "--target-false-reject", "5"], "such as 0.05 for 5 %"),
-        (["classify", "{folder}/..", "--classes", "demo", "--model", "demo"], "None of the 1 images can be read."),
+        (["classify", "{folder}/..", "--classes", "demo", "--model", "demo"], "No image can be read (1 given)."),
         (["streams", "lst"], "Did you mean 'list'?"),
         (["clasify"], "Did you mean 'classify'?"),
         (["state", "shw"], "Did you mean 'show'?"),

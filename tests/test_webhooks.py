@@ -58,7 +58,7 @@ class Stored:
         batch = Batch(stream, self.fences[stream], position, [b"record"], notices=[made])
         assert await self.store.commit([batch]) == [None]
         self.ends[stream] += 1
-        self.webhooks.wake()
+        self.webhooks.notify()
 
 
 @asynccontextmanager
@@ -407,7 +407,7 @@ def test_a_worker_that_cannot_renew_its_lease_sends_nothing(on_cluster, receiver
             await asyncio.sleep(0.01)
         await cluster.notice(10)
         await received(receiver, 10)
-        stuck.wake()
+        stuck.notify()
         await asyncio.sleep(0.5)
         assert positions(receiver) == list(range(10))
 

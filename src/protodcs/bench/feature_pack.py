@@ -64,8 +64,9 @@ def _content(folder: str) -> tuple[dict[str, NDArray[np.float16]], str]:
         return load_file(file), hashlib.sha256(file.read_bytes()).hexdigest()
     except FileNotFoundError:
         raise DataError(
-            f"The feature pack is missing: {folder} has no {FILE}. If you have the file, set PROTODCS_DATA to its "
-            "folder. It is not public, so use streams of your own images otherwise: `known: FOLDER` in the grid."
+            f"The feature pack is missing: {file.parent.absolute()} has no {FILE}. If you have the file, set "
+            "PROTODCS_DATA to its folder. It is not public, so use streams of your own images otherwise: "
+            "`known: FOLDER` in the grid."
         ) from None
     except (OSError, SafetensorError) as problem:
         raise DataError(f"{file} cannot be read: {problem}. Copy it again.") from None

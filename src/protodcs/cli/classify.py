@@ -81,7 +81,7 @@ def classify(
     if not encoded.names:
         store.unlink(missing_ok=True)
         raise DataError(
-            f"None of the {len(files)} images can be read. The first: {next(iter(encoded.errors.values()))}"
+            f"No image can be read ({len(files)} given). The first error: {next(iter(encoded.errors.values()))}"
         )
     decisions = classifier.engine.observe_many(encoded.features, two_pass=True)
     rows = _rows(files, encoded, decisions)
@@ -99,7 +99,9 @@ def classify(
         _print(report)
     if encoded.errors:
         typer.echo(
-            f"warning: {len(encoded.errors)} images cannot be read. The column `error` of {out} says why.", err=True
+            f"warning: {len(encoded.errors)} of {len(files)} images cannot be read. "
+            f"The column `error` of {out} says why.",
+            err=True,
         )
     if len(decisions) < _FEW:
         typer.echo(

@@ -34,6 +34,8 @@ def show(comparison: Comparison, console: Console) -> None:
             if is_last or time.monotonic() - drawn > _FRAME_SECONDS:
                 live.update(view(comparison, step), refresh=True)
                 drawn = time.monotonic()
+    if not console.is_terminal:
+        console.print()
 
 
 def view(comparison: Comparison, step: Step) -> Group:

@@ -142,7 +142,7 @@ Write = Batch | Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What a store knows of a stream without waking it.
+    """What a store knows of a stream without loading it.
 
     Attributes:
         spec: what the stream was created with.

@@ -292,7 +292,7 @@ class RedisStore:
         """Prepare a new connection, and see which Redis it reached: after a fail-over it is another one."""
         await connection.on_connect()
         await connection.send_command("INFO", "server")
-        # A user who may not ask is told so here, and serves without this check.
+        # A user without this permission gets an error here, and the service works without the check.
         with suppress(ResponseError):
             found = re.search(rb"run_id:(\w+)", await connection.read_response())
             if found is not None:
@@ -804,7 +804,7 @@ class RedisStore:
         return answer
 
     def _trouble(self, error: RedisError) -> StoreError:
-        """What redis-py reports, in words."""
+        """Return an error of redis-py as a `StoreError`."""
         code = _code(error)
         if code in _TROUBLE:
             return StoreError(f"{self._place} {_TROUBLE[code]}")

@@ -156,7 +156,7 @@ class SqliteStore:
         self._closed = False
         self.failure: Future[StoreError] = Future()
         self._jobs: list[_Job] = []
-        self._wake = threading.Condition()
+        self._condition = threading.Condition()
         self._lock = _hold(self.folder)
         try:
             self._database = _open(self.folder)
@@ -639,9 +639,9 @@ class SqliteStore:
 
     async def close(self) -> None:
         """Close the database, and let other processes use the folder."""
-        with self._wake:
+        with self._condition:
             self._closed = True
-            self._wake.notify()
+            self._condition.notify()
         await asyncio.to_thread(self._end)
 
     def _end(self) -> None:
@@ -654,11 +654,11 @@ class SqliteStore:
     async def _call(self, work: Callable[[], T]) -> T:
         """Return the result of a piece of work, when the transaction that it was part of is durable."""
         result: Future[T] = Future()
-        with self._wake:
+        with self._condition:
             if self._closed:
                 raise StoreError(f"{self._place} is closed: open it again")
             self._jobs.append(_Job(work, result))
-            self._wake.notify()
+            self._condition.notify()
         return await asyncio.wrap_future(result)
 
     def _run(self) -> None:
@@ -673,9 +673,9 @@ class SqliteStore:
 
     def _waiting(self) -> list[_Job]:
         """Wait for calls, and return all that wait; none if the store was closed."""
-        with self._wake:
+        with self._condition:
             while not (self._jobs or self._closed):
-                self._wake.wait()
+                self._condition.wait()
             jobs, self._jobs = self._jobs, []
             return jobs
 

@@ -29,7 +29,7 @@ PERIOD = 1.0
 _SHOWN = 10.0
 # How often the totals of the store are read, in seconds.
 _TOTALS_PERIOD = 10.0
-_KEEPER = "controller"
+_CONTROLLER = "controller"
 _TOTALS = {
     "streams": "Streams in the store, of all tenants.",
     "bytes": "Bytes that streams use in the store, as quotas count them.",
@@ -133,4 +133,4 @@ class Gathering:
         with self._lock:
             self._reports = {name: report for name, report in self._reports.items() if report[0] >= oldest}
             reports = {name: report for name, (_, report) in self._reports.items()}
-        return {_KEEPER: families(self._own), **reports}
+        return {_CONTROLLER: families(self._own), **reports}

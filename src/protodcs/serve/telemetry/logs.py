@@ -30,7 +30,7 @@ def start(kind: Literal["json", "text", "off"], level: str, process: str) -> Non
         handler = logging.StreamHandler(sys.stdout)
         handler.setFormatter(_AsJson(process) if kind == "json" else _AsText(process))
     log.handlers = [handler]
-    # It has a line, in words of its own, for whatever is wrong with a form; the caller is told.
+    # It logs a line for each invalid form. The response tells the caller already.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
@@ -71,7 +71,7 @@ class _AsJson(logging.Formatter):
 
 class _AsText(_AsJson):
     def format(self, record: logging.LogRecord) -> str:
-        """The same fields for a person to read."""
+        """Return the same fields as a readable line."""
         line = self.line(record)
         error = line.pop("error", None)
         first = " ".join(str(line.pop(name)) for name in ("time", "level", "process", "event"))

@@ -176,7 +176,7 @@ class WorkerMetrics:
         self._load = _Tally("protodcs_worker_load_seconds", "Time to load a stream, in seconds.", _LOAD)
         for tally in (self._step, self._openness, self._commit, self._group, self._load):
             registry.register(tally)
-        self._slept = Counter("protodcs_worker_unloads", "Streams that were unloaded.", registry=registry)
+        self._unloads = Counter("protodcs_worker_unloads", "Streams that were unloaded.", registry=registry)
         self._fenced = Counter(
             "protodcs_worker_fenced_writes",
             "Writes refused by the store because another worker took over.",
@@ -232,9 +232,9 @@ class WorkerMetrics:
         """A stream was loaded."""
         self._load.observe(seconds)
 
-    def slept(self) -> None:
-        """A stream was put to sleep."""
-        self._slept.inc()
+    def unloaded(self) -> None:
+        """Count an unloaded stream."""
+        self._unloads.inc()
 
     def guarded(self, kind: str) -> None:
         """A guard rail fired."""

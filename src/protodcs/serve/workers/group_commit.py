@@ -95,13 +95,13 @@ class GroupCommit:
 
     Args:
         store: where they go.
-        patience: for how many seconds a write is retried if the store cannot be reached, from when it was put.
+        retry_seconds: how long a write is retried if the store cannot be reached, counted from when it was queued.
         metrics: where groups are counted.
     """
 
-    def __init__(self, store: Store, patience: float, metrics: WorkerMetrics):
+    def __init__(self, store: Store, retry_seconds: float, metrics: WorkerMetrics):
         self._store = store
-        self._patience = patience
+        self._retry_seconds = retry_seconds
         self._metrics = metrics
         self._batches: deque[_Entry] = deque()
         self._snapshots: deque[_Unbuilt] = deque()
@@ -147,7 +147,7 @@ class GroupCommit:
         return len(self._batches) + len(self._snapshots)
 
     async def run(self) -> None:
-        """Send groups for ever."""
+        """Send groups until it is cancelled."""
         await asyncio.gather(self._send_batches(), self._send_snapshots())
 
     async def _send_batches(self) -> None:
@@ -193,7 +193,7 @@ class GroupCommit:
         try:
             spans = [entry.span for entry in sound if entry.span]
             with traces.shared_span("commit", spans, writes=len(sound)):
-                until = sound[-1].queued + self._patience
+                until = sound[-1].queued + self._retry_seconds
                 outcomes = await self._persist([entry.write for entry in sound], until)
         except StoreError as problem:
             outcomes = [problem] * len(sound)

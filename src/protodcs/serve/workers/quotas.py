@@ -33,7 +33,7 @@ class Quotas:
         self._full: set[str] = set()
 
     async def run(self) -> None:
-        """Read the usage for ever."""
+        """Read the usage again and again, until it is cancelled."""
         while True:
             start = time.monotonic()
             try:

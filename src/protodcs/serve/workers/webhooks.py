@@ -42,7 +42,7 @@ SIGNATURE: Final = "X-ProtoDCS-Signature"
 _KIND, _CURSOR, _DEAD = "webhook", "webhook-cursor", "dead-letter"
 # Notices that are read at once.
 _PAGE = 100
-# Commits wake the deliveries. This is for what they might miss. Seconds.
+# Commits notify the deliveries. This is for what they might miss. Seconds.
 _LOOK_ANYWAY = 5.0
 # On a cluster, other workers commit too. Seconds between two looks for new notices.
 _LOOK_ON_CLUSTER = 1.0
@@ -113,13 +113,13 @@ class _Delivery:
     """A webhook whose lease this worker holds.
 
     Attributes:
-        wake: set if there may be new notices.
+        signal: set if there may be new notices.
         lease_end: when the lease ends, by the monotonic clock. Nothing is sent after that.
         task: sends the notices.
     """
 
     def __init__(self, lease_end: float):
-        self.wake = asyncio.Event()
+        self.signal = asyncio.Event()
         self.lease_end = lease_end
         self.task: asyncio.Task[None] | None = None
 
@@ -145,7 +145,7 @@ class Webhooks:
         self._attempts = config.webhook_attempts
         self._allow_private = config.webhook_private_targets
         self._lease_seconds = config.lease_seconds
-        # In the process of the only worker, commits wake the deliveries.
+        # In the process of the only worker, commits notify the deliveries.
         self._poll_seconds = _LOOK_ANYWAY if config.is_single else _LOOK_ON_CLUSTER
         # Webhooks that exist, and since when this worker knows them.
         self._known: dict[str, float] = {}
@@ -168,10 +168,10 @@ class Webhooks:
             for document in held:
                 await self._store.resign(_lease(document), self._incarnation)
 
-    def wake(self) -> None:
+    def notify(self) -> None:
         """Have all webhooks look for new notices."""
         for delivery in self._deliveries.values():
-            delivery.wake.set()
+            delivery.signal.set()
 
     # What routes need.
 
@@ -265,9 +265,9 @@ class Webhooks:
     # Deliveries.
 
     async def _deliver_all(self, webhook: Webhook, delivery: _Delivery) -> None:
-        """Send notices, one after the other, for ever."""
+        """Send notices, one after the other, until it is cancelled."""
         while True:
-            delivery.wake.clear()
+            delivery.signal.clear()
             try:
                 await self._deliver_new(webhook, delivery)
             except StoreError as problem:
@@ -275,7 +275,7 @@ class Webhooks:
             except Exception:
                 _log.exception("a webhook failed")
             with suppress(TimeoutError):
-                await asyncio.wait_for(delivery.wake.wait(), self._poll_seconds)
+                await asyncio.wait_for(delivery.signal.wait(), self._poll_seconds)
 
     async def _deliver_new(self, webhook: Webhook, delivery: _Delivery) -> None:
         delivery.check_lease()

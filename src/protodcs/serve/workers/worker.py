@@ -507,7 +507,7 @@ class Worker:
             try:
                 await turn
             finally:
-                # Even if it is cancelled: the end of this turn wakes the next one that waits.
+                # Even if it is cancelled: the end of this turn starts the next one that waits.
                 self._turn()
 
     def _turn(self) -> float:
@@ -845,7 +845,7 @@ class Worker:
 
     async def _loaded(self, stream: str, stand_in: bool, take_from: str = "") -> _LoadedStream:
         """Return the stream in memory; load it if this worker may, and take it from the worker `take_from`."""
-        # Once, and not again after a load: a worker that cannot renew its lease would load for ever.
+        # Once, and not again after a load: a worker that cannot renew its lease would load without end.
         self._check_lease()
         while True:
             loaded = self._streams.get(stream)
@@ -1027,7 +1027,7 @@ class Worker:
             await loaded.journal.settle_snapshot()
         await loaded.journal.wait_durable()
         await self._store.release(stream, loaded.live.fence)
-        self.counted.slept()
+        self.counted.unloaded()
 
     def _drop(self, stream: str, loaded: _LoadedStream) -> None:
         """Discard the stream in memory."""

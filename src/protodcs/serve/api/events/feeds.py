@@ -1,7 +1,7 @@
 """Feeds: read what is new in the streams that somebody follows, once, and hand it to all who follow them.
 
 A feed reads events from the store only, so nobody sees a change that is not durable. In the process of the worker, each
-commit wakes the feed of its stream. On a cluster, feeds look at their streams several times a second. An event is read
+commit notifies the feed of its stream. On a cluster, feeds poll their streams several times a second. An event is read
 and encoded once, and events that follow each other closely are sent together. A client that reads too slowly is
 disconnected and resumes from its last id; it never delays a worker or another client.
 """
@@ -33,7 +33,7 @@ _PAGE = 500
 _BUFFER = 2000
 # A feed hands out events once in so many seconds, at most. The first event after a pause is sent at once.
 _BATCH_SECONDS = 0.05
-# In the process of the worker, commits wake the feeds. This is for what they might miss. Seconds.
+# In the process of the worker, commits notify the feeds. This is for what they might miss. Seconds.
 _LOOK_ANYWAY = 5.0
 # How often the streams of a tenant are listed to find those that changed, on a cluster. Seconds.
 _LIST_SECONDS = 1.0
@@ -104,7 +104,7 @@ class Subscriber:
 
     Attributes:
         slow: it did not read fast enough. It gets what waits, and nothing more.
-        wake: set when something waits.
+        signal: set when something waits.
     """
 
     def __init__(self, skip_to: Cursor | None = None):
@@ -112,7 +112,7 @@ class Subscriber:
         self._count = 0
         self._skip_to = skip_to
         self.slow = False
-        self.wake = asyncio.Event()
+        self.signal = asyncio.Event()
 
     def put(self, frames: list[Frame], content: bytes) -> None:
         """Have events wait, without those that the client knows already.
@@ -133,11 +133,11 @@ class Subscriber:
         else:
             self._waiting.append(content)
             self._count += len(frames)
-        self.wake.set()
+        self.signal.set()
 
     def take(self) -> bytes:
         """Return all that waits."""
-        self.wake.clear()
+        self.signal.clear()
         content = self._waiting[0] if len(self._waiting) == 1 else b"".join(self._waiting)
         self._waiting.clear()
         self._count = 0
@@ -183,7 +183,7 @@ class _Feed:
         self._since = since
         self.cursor = cursor
         self.subscribers: set[Subscriber] = set()
-        self.wake = asyncio.Event()
+        self.signal = asyncio.Event()
         self._stats = _Stats()
         self._handed_out = 0.0
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -212,7 +212,7 @@ class _Feed:
             for subscriber in self.subscribers:
                 # They ask again, and are told why this is over.
                 subscriber.slow = True
-                subscriber.wake.set()
+                subscriber.signal.set()
 
     @property
     def _followed(self) -> bool:
@@ -224,8 +224,8 @@ class _Feed:
         due = self._stats.due()
         if due is not None:
             seconds = min(seconds, due)
-        await wait_at_most(self.wake, seconds)
-        if self.wake.is_set():
+        await wait_at_most(self.signal, seconds)
+        if self.signal.is_set():
             await asyncio.sleep(self._handed_out + _BATCH_SECONDS - time.monotonic())
         if self._stats.due() == 0.0:
             self._hand_out([self._stats.take(public_id(self._stream))])
@@ -238,7 +238,7 @@ class _Feed:
         more = True
         while more:
             # Before the read: what is committed meanwhile needs another look.
-            self.wake.clear()
+            self.signal.clear()
             frames, more = await self._feeds.read(self._stream, self.cursor, since=self._since)
             for frame in frames:
                 assert frame.cursor is not None
@@ -279,7 +279,7 @@ class Feeds:
     def __init__(self, config: ServeConfig, router: Router, list_streams: ListStreams):
         self._router = router
         self._list_streams = list_streams
-        self._is_woken = config.is_single
+        self._is_notified = config.is_single
         self.poll_seconds = _LOOK_ANYWAY if config.is_single else config.event_poll_seconds
         self._feeds: dict[str, _Feed] = {}
         self._tenants: dict[str, set[Subscriber]] = {}
@@ -298,13 +298,13 @@ class Feeds:
         """Forget a client."""
         self._clients[tenant] -= 1
 
-    # Wake-ups.
+    # Notifications.
 
     def committed(self, stream: str, position: int) -> None:
         """Note that records from a position on are durable. The worker in this process calls this."""
         feed = self._feeds.get(stream)
         if feed is not None:
-            feed.wake.set()
+            feed.signal.set()
         elif tenant_of(stream) in self._tenants:
             self._feeds[stream] = _Feed(self, stream, Cursor(position - 1, _LAST))
 
@@ -365,7 +365,7 @@ class Feeds:
         """
         subscriber = Subscriber()
         self._tenants.setdefault(tenant, set()).add(subscriber)
-        if not self._is_woken and tenant not in self._listing:
+        if not self._is_notified and tenant not in self._listing:
             self._listing[tenant] = asyncio.create_task(self._watch(tenant))
         try:
             yield b""
@@ -409,7 +409,7 @@ class Feeds:
             after = page[-1].id
 
     async def _watch(self, tenant: str) -> None:
-        """Wake the feeds of streams whose summary has changed. Only a cluster needs this."""
+        """Notify the feeds of streams whose summary has changed. Only a cluster needs this."""
         known: dict[str, bytes] | None = None
         since = int(1000 * time.time())
         while True:
@@ -421,7 +421,7 @@ class Feeds:
             for stream, summary in found.items():
                 if known is not None and known.get(stream) != summary:
                     if stream in self._feeds:
-                        self._feeds[stream].wake.set()
+                        self._feeds[stream].signal.set()
                     else:
                         self._feeds[stream] = _Feed(self, stream, None, since)
             known = found
@@ -462,7 +462,7 @@ _LAST = 1_000_000
 async def _drained(subscriber: Subscriber) -> AsyncGenerator[bytes, None]:
     """Yield what waits for a client, and nothing once in a while; end if the client is too slow."""
     while True:
-        await wait_at_most(subscriber.wake, STATS_SECONDS)
+        await wait_at_most(subscriber.signal, STATS_SECONDS)
         slow = subscriber.slow
         yield subscriber.take()
         if slow:

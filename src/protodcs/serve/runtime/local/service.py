@@ -93,7 +93,7 @@ class LocalService:
     def _committed(self, stream: str, position: int, noticed: bool) -> None:
         self._feeds.committed(stream, position)
         if noticed:
-            self.webhooks.wake()
+            self.webhooks.notify()
 
     async def _call(self, _: str, requests: list[Request]) -> list[Reply]:
         return await self._worker.handle(requests)

@@ -35,7 +35,7 @@ from ..startup import avoid_pauses
 _log = logging.getLogger(__name__)
 
 NAMESPACE = "protodcs"
-KEEPER = "controller"
+CONTROLLER = "controller"
 _OWNER = re.compile(r"worker-(\d+)")
 # Requests that one worker may have under way: the router sends few calls, each with many of them.
 _CALLS = 1000
@@ -70,7 +70,7 @@ class WorkerActor:
         worker = Worker(self._name, store, self._config)
         await worker.start()
         webhooks = Webhooks(store, self._config, self._name)
-        worker.on_commit = lambda _stream, _position, noticed: webhooks.wake() if noticed else None
+        worker.on_commit = lambda _stream, _position, noticed: webhooks.notify() if noticed else None
         await webhooks.start()
         self._webhooks = webhooks
         return worker
@@ -93,7 +93,7 @@ class WorkerActor:
         return worker.facts(), [*worker.metrics(), *families(self._process)]
 
     async def drain(self, removed: bool) -> None:
-        """Put all streams to sleep and let the store go."""
+        """Unload all streams and close the store."""
         worker = await self._worker()
         if self._webhooks is not None:
             await self._webhooks.close()
@@ -128,7 +128,7 @@ class Controller:
         self._unfinished = _is_restarted()
         config = self._config = ServeConfig(**settings)
         self._store: Store | None = None
-        begin(config, KEEPER)
+        begin(config, CONTROLLER)
         self._gathering = Gathering(config.lease_seconds, config.encoder is not None)
         # Ray makes an actor of coroutines within its event loop.
         loop = asyncio.get_running_loop()
@@ -142,7 +142,7 @@ class Controller:
         return self._names
 
     async def resize(self, count: int) -> list[str]:
-        """Have so many workers; comes back when those that are gone have put their streams to sleep.
+        """Set the number of workers. Return after removed workers have unloaded their streams.
 
         Raises:
             StoreError: the list of workers cannot be read or written.
@@ -249,7 +249,7 @@ class Controller:
             await self._gathering.read_totals(await self._opened_store())
 
     async def drain(self) -> None:
-        """Stop all workers; what they hold goes to sleep."""
+        """Stop all workers, and unload their streams."""
         async with self._changing:
             stops = [_actor(name).drain.remote(False) for name in self._names]
             await asyncio.gather(*stops, return_exceptions=True)
@@ -282,7 +282,7 @@ def _bring(process: str, registry: CollectorRegistry) -> None:
     while True:
         time.sleep(PERIOD)
         try:
-            _actor(KEEPER).report.remote(process, families(registry))
+            _actor(CONTROLLER).report.remote(process, families(registry))
         except Exception as problem:
             # The controller may be on its way back; requests are served without it.
             _log.debug("the controller was not told", extra=logs.with_fields(problem=type(problem).__name__))
@@ -332,7 +332,7 @@ def _actor(name: str) -> Any:
 def start_controller(config: ServeConfig) -> Any:
     """The controller of this cluster, with as many workers as the settings say."""
     options: dict[str, Any] = {
-        "name": KEEPER,
+        "name": CONTROLLER,
         "namespace": NAMESPACE,
         "lifetime": "detached",
         "max_restarts": -1,
@@ -364,8 +364,8 @@ def cause_of(problem: RayTaskError) -> Exception:
 
 
 def drain(controller: Any, seconds: float) -> None:
-    """Have all workers refuse new work and put their streams to sleep."""
-    # What was acknowledged is durable without it; waking just takes longer.
+    """Let all workers reject new requests and unload their streams."""
+    # Acknowledged changes are durable without it. Loading takes longer then.
     with suppress(GetTimeoutError, RayActorError):
         ray.get(controller.drain.remote(), timeout=seconds)
 
@@ -445,11 +445,11 @@ class Calls:
 
     async def _of_controller(self, question: str, *values: Any) -> Any:
         try:
-            return await getattr(self._find(KEEPER), question).remote(*values)
+            return await getattr(self._find(CONTROLLER), question).remote(*values)
         except RayTaskError as problem:
             raise cause_of(problem) from None
         except (RayActorError, ValueError) as problem:
-            self._actors.pop(KEEPER, None)
+            self._actors.pop(CONTROLLER, None)
             _log.warning("the controller is not there", exc_info=problem)
             raise WorkerLostError("the controller of the workers is not there: ask again later") from None
 

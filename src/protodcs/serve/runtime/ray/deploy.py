@@ -28,7 +28,7 @@ _ENCODER = "Encoder"
 _CALLS_EACH = 2
 # Requests have lines of our own; what else Ray Serve has to say comes as JSON too, and not for each of them.
 _LOGGING = {"encoding": "JSON", "enable_access_log": False}
-# Requests under way in one process; the router says in words when too many wait.
+# Requests in progress in one process. The router rejects requests before this limit is reached.
 _ONGOING = 100_000
 
 
@@ -197,7 +197,7 @@ class Service:
         return f"{scheme}://{self.config.host}:{self.config.port}"
 
     def stop(self) -> None:
-        """Refuse new work in words, put all streams to sleep, and end."""
+        """Reject new requests, unload all streams, and stop."""
         drain(self.controller, self.config.drain_seconds)
         serve.shutdown()
         end(self.controller)

@@ -20,7 +20,7 @@ from ...settings import ServeConfig, is_loopback
 _TITLES = ("ray::ProxyActor", "ray::HAProxyManager", "ray::ServeReplica")
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 # Time for an answer of one socket, and of one machine. Seconds.
-_TIMEOUT, _PATIENCE = 5.0, 60.0
+_TIMEOUT, _TOTAL_TIMEOUT = 5.0, 60.0
 
 
 class Listener(NamedTuple):
@@ -41,7 +41,7 @@ def listeners() -> list[Listener]:
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     placed = [look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True)) for node in nodes]
     looking = [task.remote() for task in placed]
-    done, _ = ray.wait(looking, num_returns=len(looking), timeout=_PATIENCE)
+    done, _ = ray.wait(looking, num_returns=len(looking), timeout=_TOTAL_TIMEOUT)
     return sorted({found for machine in ray.get(done) for found in machine})
 
 
