@@ -913,7 +913,7 @@ def test_bad_annotations_are_refused(tmp_path, line):
 )
 def test_known_sets_are_found_in_their_published_layout(pictures, tmp_path, monkeypatch, name, file, write, reader):
     monkeypatch.delenv("PROTODCS_DATA", raising=False)
-    with pytest.raises(DataError, match=f"dataset {name} is not set.*PROTODCS_DATA"):
+    with pytest.raises(DataError, match=f"dataset {name} is missing, because PROTODCS_DATA is not set"):
         open_source(name)
     with pytest.raises(DataError, match=f"dataset {name} is missing: .* Download it .* (Put it there as|It becomes) "):
         open_source(name, tmp_path)

@@ -78,7 +78,7 @@ class Entry:
         return {row["seed"]: _number(row[key]) for row in self.rows if row["segment"] == segment}
 
     def estimate(self, key: str, segment: str) -> Estimate:
-        """Its mean over seeds."""
+        """Return the mean over seeds."""
         return estimate(list(self.values(key, segment).values()))
 
     def _seconds(self) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""The tables of what was run here: overviews, one table for each stream, corruptions, differences, and the two CSVs.
+"""Make the tables of a run: overviews, one table per stream, corruptions, differences, and the two CSV files.
 
 It only arranges what `comparison` says; what is best, and whether that may be said, is decided there.
 """

@@ -195,8 +195,8 @@ def _open_known(row: KnownSet, name: str, root: str | os.PathLike[str] | None) -
     folder = root if root is not None else os.environ.get(VARIABLE)
     if folder is None:
         raise DataError(
-            f"The folder of the dataset {name} is not set. Set {VARIABLE} to the folder that contains "
-            f"{row.places[-1].path}, or pass root=... {_how_to_get(row)}"
+            f"The dataset {name} is missing, because {VARIABLE} is not set. Set it to your folder of datasets. "
+            f"{_how_to_get(row)}"
         )
     for place in row.places:
         path = Path(folder).absolute() / place.path

@@ -94,7 +94,7 @@ class ETA(TowerMethod):
         return next(value for most, value in _REDUNDANCY if len(self.classes) <= most)
 
     def stats(self) -> dict[str, Any]:
-        """Numbers for monitoring, JSON-ready; `kept` counts samples."""
+        """Return numbers for monitoring, ready for JSON. `kept` counts samples."""
         return {**super().stats(), "kept": self._kept}
 
 

@@ -1,4 +1,4 @@
-"""What a list of streams shows of each one. A stream writes it with every record, so that no list has to load it."""
+"""The summary of a stream in lists of streams. A stream writes it with every record, so that no list has to load it."""
 
 import math
 import struct

@@ -7,7 +7,7 @@ construction, Polya's urn: image j of a class, from 0, joins slot t with probabi
 
     (c + number of the class's images already in t) / (slots * c + j),      c = a/b the concentration,
 
-which gives the very distribution of counts that Dirichlet proportions followed by multinomial sampling give. Times b
+which gives the same distribution of counts as Dirichlet proportions followed by multinomial sampling. Times b
 every weight is a whole number: one draw below slots * a + j * b, of which the first slots * a values open any slot
 alike and every further b values copy the slot of one earlier image.
 

@@ -309,7 +309,7 @@ class Feeds:
             self._feeds[stream] = _Feed(self, stream, Cursor(position - 1, _LAST))
 
     def ended(self, stream: str, feed: _Feed) -> None:
-        """Forget a feed."""
+        """Remove a feed."""
         if self._feeds.get(stream) is feed:
             del self._feeds[stream]
 
