@@ -183,8 +183,22 @@ def test_rows_come_from_a_file_or_from_standard_input(run, rows, service, tmp_pa
     assert [line["position"] for line in found] == list(range(42, 60))
     assert [line["file"] for line in found[:2]] == ["-[0]", "-[1]"]
     assert engine_of(service[1].worker, "r") == learned(60)
-    for wrong in ("nonsense", "[1, 2]", "{}", '{"feature": "?"}', '{"image": 3}'):
+    for wrong in ("nonsense", "[1, 2]", "{}", '{"feature": "?"}', '{"image": 3}', '{"feature": [1.0], "key": 3}'):
         assert "Row 0 of -" in run("observe", "r", "-", stdin=wrong, code=1)
+
+
+def test_rows_with_keys_are_applied_once_and_have_their_image_references(run, rows, service):
+    run("create", "k", "--prototypes", rows)
+    packed = [base64.b64encode(feature.astype("<f4").tobytes()).decode() for feature in FEATURES[:9]]
+    sent = [{"feature": row, "key": f'frame "{n}"', "image_ref": f"{n}.jpg"} for n, row in enumerate(packed)]
+    sent.append({"image": base64.b64encode(png(9)).decode(), "key": "frame 9", "image_ref": "9.jpg"})
+    lines = "".join(json.dumps(row) + "\n" for row in sent)
+    for repeated in (False, True):
+        found = [json.loads(line) for line in run("observe", "k", "-", "--json", stdin=lines).splitlines()]
+        assert [(line["position"], line["repeated"]) for line in found] == [(n, repeated) for n in range(10)]
+    assert engine_of(service[1].worker, "k") == learned(10)
+    logged = [json.loads(line) for line in run("log", "k", "--json").splitlines()]
+    assert [line["image_ref"] for line in logged] == [f"{n}.jpg" for n in reversed(range(10))]
 
 
 def test_events_are_printed_as_they_happen(run, rows, tmp_path):

@@ -24,7 +24,7 @@ from protodcs import AsyncClient, Client, Decision, Observed, StreamDCS, protoco
 from protodcs import client as client_module
 from protodcs.data import decode
 from protodcs.errors import ImageError, InputError, ProtoDCSError, ServiceError
-from protodcs.protocol import LogFilter
+from protodcs.protocol import LogFilter, Row
 from redis_server import free_port
 from served_over_http import Faulty, Impatient, serving
 from service.proxy import Proxy
@@ -543,6 +543,26 @@ def test_rows_without_an_answer_are_sent_again_after_a_broken_connection():
         assert len({entry.key for entry in entries}) == len(entries) == 150
         # Without a cut, two requests would carry all rows.
         assert len(sent(faulty, "observe:stream")) > 2
+
+
+def test_rows_may_have_keys_and_image_references(plain, stream):
+    rows = [Row(feature, f"frame-{n}", f"{n}.jpg") for n, feature in enumerate(FEATURES[:20])]
+    rows[7] = Row(png(7), "frame-7", "7.jpg")
+    assert numbers(stream.observe_stream(rows, ahead=10)) == [(n, n) for n in range(20)]
+    assert [entry.image_ref for entry in stream.log(order="oldest")] == [f"{n}.jpg" for n in range(20)]
+
+    async def run():
+        async with AsyncClient(plain[0]) as client:
+            return [one async for one in client.stream(stream.id).observe_stream(rows)]
+
+    assert [(one.position, one.repeated) for one in asyncio.run(run())] == [(n, True) for n in range(20)]
+    # Rows with and without a key take turns, and each has what belongs to it.
+    mixed = [Row(FEATURES[20], "last"), FEATURES[21], Row(FEATURES[22], image_ref="22.jpg")]
+    assert numbers(stream.observe_stream(mixed)) == [(n, n) for n in range(20, 23)]
+    assert [entry.image_ref for entry in stream.log(limit=3)] == ["22.jpg", None, None]
+    assert engine_of(plain[1].worker, stream.id) == learned(23)
+    with pytest.raises(InputError, match="one feature or one image"):
+        list(stream.observe_stream([Row(FEATURES[:2])]))
 
 
 def test_rows_without_an_answer_are_sent_again_with_asyncio():

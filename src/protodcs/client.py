@@ -340,6 +340,10 @@ class Stream:
         gathered meanwhile travel together, each under a key of its own. After a broken connection, those that have no
         answer yet are sent again, and each is applied once. An error of an item, or of `items` itself, is raised in
         order, after the decisions on all before it. Closing the iterator, or dropping it, stops the thread.
+
+        Args:
+            items: features, images, or `Row` for one of them with its own key and image reference.
+            ahead: how many items to read ahead.
         """
         _check_ahead(ahead)
         line: deque[Payload | Failure] = deque()
@@ -356,7 +360,7 @@ class Stream:
                 if payload.rows > 1:
                     yield from self._send_rows(PendingRows(self.id, payload))
                 else:
-                    yield from self._decisions(protocol.observe(self.id, payload, protocol.new_key()), payload)
+                    yield from self._decisions(protocol.observe(self.id, payload, protocol.key_of(payload)), payload)
 
     def explain(self, x: Any) -> dict[str, Any]:
         """What each stage would do with one feature or image, and why; nothing changes."""
@@ -776,7 +780,9 @@ class AsyncStream:
                     async for seen in self._send_rows(PendingRows(self.id, payload)):
                         yield seen
                 else:
-                    for seen in await self._decisions(protocol.observe(self.id, payload, protocol.new_key()), payload):
+                    for seen in await self._decisions(
+                        protocol.observe(self.id, payload, protocol.key_of(payload)), payload
+                    ):
                         yield seen
         finally:
             reading.cancel()
@@ -959,5 +965,6 @@ async def _read(items: Iterable[Any] | AsyncIterable[Any], source: "asyncio.Queu
 
 
 async def _put(item: Any, source: "asyncio.Queue[Payload | Failure | None]") -> None:
-    for payload in (await _payloads_of(item))[0]:
+    in_thread = not isinstance(item, np.ndarray)
+    for payload in await asyncio.to_thread(protocol.item_payloads, item) if in_thread else protocol.item_payloads(item):
         await source.put(payload)

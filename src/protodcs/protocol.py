@@ -171,7 +171,7 @@ class NoResponse(NamedTuple):
 class Payload(NamedTuple):
     """What one observe or peek carries: an image, or as many features as it says, of `width` numbers.
 
-    `image_refs` has a reference for each row, or is empty.
+    `image_refs` has a reference for each row, or is empty, and `keys` an idempotency key for each row.
     """
 
     kind: str
@@ -179,6 +179,21 @@ class Payload(NamedTuple):
     rows: int = 1
     width: int = 0
     image_refs: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+
+
+class Row(NamedTuple):
+    """A sample of `observe_stream` with what belongs to it.
+
+    Attributes:
+        x: one feature or one image.
+        key: its idempotency key. The service applies samples with the same key once. None: the client makes one.
+        image_ref: your reference to the image, for the decision log.
+    """
+
+    x: Any
+    key: str | None = None
+    image_ref: str | None = None
 
 
 class Failure(NamedTuple):
@@ -402,14 +417,19 @@ class PendingRows:
         self._path = _path(stream) + "/observe:stream"
         size = 4 * payload.width
         features = [payload.body[start : start + size] for start in range(0, len(payload.body), size)]
-        self._rows = deque((new_key(), base64.b64encode(feature).decode()) for feature in features)
+        given = payload.keys or [new_key() for _ in features]
+        refs = payload.image_refs or [None] * len(features)
+        self._rows = deque(
+            (key, {"key": key, "feature": base64.b64encode(feature).decode()} | ({"image_ref": ref} if ref else {}))
+            for key, feature, ref in zip(given, features, refs, strict=True)
+        )
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def call(self) -> Call:
         """Return the request for all rows that have no answer, from the first one on, with the same keys as before."""
-        lines = [f'{{"key":"{key}","feature":"{feature}"}}\n' for key, feature in self._rows]
+        lines = [json.dumps(row, separators=(",", ":")) + "\n" for _, row in self._rows]
         return Call("POST", self._path, {"content-type": "application/x-ndjson"}, "".join(lines).encode())
 
     def read(self, line: str) -> Observed | Response:
@@ -550,9 +570,20 @@ def queued(items: Iterable[Any]) -> Iterator[Payload | Failure]:
     """The payloads of many things, in order. An error comes as the last one, in its place."""
     try:
         for item in items:
-            yield from payloads_of(item)[0]
+            yield from item_payloads(item)
     except Exception as problem:
         yield Failure(problem)
+
+
+def item_payloads(item: Any) -> list[Payload]:
+    """Return what an item of `observe_stream` carries."""
+    if not isinstance(item, Row):
+        return payloads_of(item)[0]
+    payloads, many = payloads_of(item.x)
+    if many:
+        raise InputError("A row has one feature or one image. Give several rows for several samples.")
+    refs = () if item.image_ref is None else (item.image_ref,)
+    return [payloads[0]._replace(image_refs=refs, keys=() if item.key is None else tuple(keys(item.key, 1)))]
 
 
 def next_payload(line: deque[Payload | Failure]) -> Payload:
@@ -571,12 +602,23 @@ def next_payload(line: deque[Payload | Failure]) -> Payload:
         assert isinstance(payload, Payload)
         together.append(payload)
         free -= payload.rows
-    body = b"".join(payload.body for payload in together)
-    return first._replace(body=body, rows=sum(payload.rows for payload in together))
+    return first._replace(
+        body=b"".join(payload.body for payload in together),
+        rows=sum(payload.rows for payload in together),
+        image_refs=tuple(ref for payload in together for ref in payload.image_refs),
+        keys=tuple(key for payload in together for key in payload.keys),
+    )
 
 
 def _like(one: Payload, other: Payload) -> bool:
-    return one.kind == other.kind == _FEATURES and one.width == other.width
+    """Return whether two payloads can travel together: features of one length, with or without keys and references."""
+    same = one.kind == other.kind == _FEATURES and one.width == other.width
+    return same and bool(one.keys) == bool(other.keys) and bool(one.image_refs) == bool(other.image_refs)
+
+
+def key_of(payload: Payload) -> str:
+    """Return the key that was given for a payload of one row, or a new one."""
+    return payload.keys[0] if payload.keys else new_key()
 
 
 def _is_image(x: Any) -> bool:

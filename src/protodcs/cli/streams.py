@@ -175,8 +175,9 @@ def observe(
     """Decide on images or features, in order, and learn from them.
 
     A row is a JSON object on a line of its own with `feature`: a list of numbers, or float32 numbers in base64; or with
-    `image`: a file in base64. Rows are sent as they arrive. After a broken connection, rows without an answer are sent
-    again, and each is applied once.
+    `image`: a file in base64. It may have an `image_ref`, and an idempotency `key`: rows with the same key are applied
+    once, also in a later run. Rows are sent as they arrive. After a broken connection, rows without an answer are sent
+    again.
     """
     for name, seen in _observed(stream, files):
         _tell_decision({"file": name}, seen, as_json)
@@ -490,23 +491,29 @@ def _observed(stream: "Stream", files: list[Path]) -> Iterator[tuple[str, "Obser
 
 
 def _ndjson(file: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the number and the feature or image of each row of a file, or of standard input."""
+    """Yield the number of each row of a file, or of standard input, and the row."""
     import numpy as np
+
+    from ..protocol import Row
 
     with nullcontext(sys.stdin) if str(file) == "-" else file.open(encoding="utf-8") as lines:
         for number, line in enumerate(line for line in lines if line.strip()):
             try:
                 row = json.loads(line)
                 if "image" in row:
-                    yield number, base64.b64decode(row["image"], validate=True)
+                    x: Any = base64.b64decode(row["image"], validate=True)
                 elif isinstance(row["feature"], str):
-                    yield number, np.frombuffer(base64.b64decode(row["feature"], validate=True), "<f4")
+                    x = np.frombuffer(base64.b64decode(row["feature"], validate=True), "<f4")
                 else:
-                    yield number, np.array(row["feature"], dtype=np.float32)
+                    x = np.array(row["feature"], dtype=np.float32)
+                texts = [row.get(name) for name in ("key", "image_ref")]
+                if any(text is not None and not isinstance(text, str) for text in texts):
+                    raise TypeError
             except (ValueError, TypeError, LookupError):
                 raise InputError(
                     f"Row {number} of {file} is no JSON object with a `feature` or an `image`: {line[:100]!r}."
                 ) from None
+            yield number, Row(x, *texts)
 
 
 def _array(file: Path) -> Any:
