@@ -185,7 +185,7 @@ def test_groups_are_those_of_hdbscan_with_all_distances(textures, flowers):
 
 @pytest.mark.long
 def test_evoc_finds_pure_clusters_and_the_same_ones_each_time(flowers):
-    pytest.importorskip("evoc")
+    pytest.importorskip("evoc", reason="EVoC is not installed")
     features, labels = flowers
     discovery, again = (found(features, DiscoveryConfig(interval=0, algorithm="evoc")) for _ in range(2))
     assert purity(discovery, labels) > 0.8
@@ -203,7 +203,7 @@ def test_evoc_leaves_few_samples_to_hdbscan():
 
 def test_a_missing_evoc_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "evoc", None)
-    with pytest.raises(ModuleNotFoundError, match="pip install evoc"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'protodcs\[evoc\]'"):
         found(samples(kinds(12))[0], DiscoveryConfig(interval=0, algorithm="evoc"))
 
 

@@ -126,9 +126,9 @@ def _hdbscan(rows: Floats, min_cluster_size: int) -> Integers:
 
 def _evoc(rows: Features, min_cluster_size: int) -> Integers:
     try:
-        from evoc import EVoC  # type: ignore[import-not-found]
+        from evoc import EVoC
     except ImportError:
-        raise ModuleNotFoundError("the algorithm 'evoc' needs EVoC: pip install evoc") from None
+        raise ModuleNotFoundError("the algorithm 'evoc' needs EVoC: pip install 'protodcs[evoc]'") from None
     model = EVoC(base_min_cluster_size=min_cluster_size, random_state=0)
     model.fit(rows)
     # The first layer has the smallest clusters.

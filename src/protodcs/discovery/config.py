@@ -45,7 +45,7 @@ class DiscoveryConfig(Settings):
     )
     algorithm: Literal["hdbscan", "evoc"] = Field(
         "hdbscan",
-        description="Clustering algorithm. EVoC finds more classes. It needs `pip install evoc` and at least 100 "
+        description="Clustering algorithm. EVoC finds more classes. It needs the extra `evoc` and at least 100 "
         "samples. HDBSCAN clusters fewer ones.",
     )
     components: int = Field(64, ge=2, le=1024, description="Dimensions that PCA leaves before HDBSCAN.")
