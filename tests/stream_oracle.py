@@ -25,8 +25,6 @@ BIAS_MOST = 1.25
 BIAS_CONFIDENCE_HORIZON = 1000
 
 LEAST_VARIANCE = 1e-10
-Z_DEVIATION = 0.6
-LEFT_OUT = 8
 TINY = 1e-9
 
 Products = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -143,7 +141,7 @@ class StreamOracle:
     def measure(self, feature: np.ndarray, cosines: np.ndarray) -> Signals:
         centred = cosines - cosines.mean()
         raw_z, centred_z = self.largest_z(cosines, centred)
-        ready = len(self.unknown_features) >= c.HEAD_FIRST[0] and len(self.known_features) >= c.HEAD_FIRST[1]
+        ready = self.unknown_features and len(self.known_features) >= c.HEAD_FIRST
         projection = self.project(feature) if ready else 0.0
         noise = math.sqrt(2 * math.log(max(len(cosines), 2))) * cosines.std()
         return Signals(
@@ -229,7 +227,7 @@ class StreamOracle:
             elif score > self.rule.looks_known:
                 self.known_features.append(feature)
         self.samples.append(Sample(cosines, cosines - cosines.mean(), weight))
-        self.signals.append(signals._replace(has_head=len(self.unknown_features) >= LEFT_OUT))
+        self.signals.append(signals._replace(has_head=len(self.unknown_features) >= c.HEAD_FIRST))
         self.averages.append(cosines.mean())
         pool_mean = fading([1.0] * len(self.averages), c.BASELINE_HORIZON) @ np.array(self.averages)
         self.pool_squares.append(((cosines - pool_mean) ** 2).mean())
@@ -243,7 +241,7 @@ class StreamOracle:
     def measure_scales(self, rows: list[Signals]) -> None:
         values, count = np.array(rows)[:, :4], len(rows)
         pool = fading([1.0] * len(self.samples), c.BASELINE_HORIZON)
-        prior = [pool @ np.array(self.pool_squares), pool @ np.array(self.centred_squares), *[Z_DEVIATION**2] * 2]
+        prior = [pool @ np.array(self.pool_squares), pool @ np.array(self.centred_squares), *[c.Z_DEVIATION**2] * 2]
         variance = (((values - values.mean(axis=0)) ** 2).sum(axis=0) + c.SCALE_PRIOR * np.array(prior)) / (
             count + c.SCALE_PRIOR
         )
@@ -251,7 +249,7 @@ class StreamOracle:
 
     def refit(self) -> None:
         seen = len(self.signals)
-        rows = self.signals[max(min(LEFT_OUT, seen - LEFT_OUT), seen - self.config.history) :]
+        rows = self.signals[max(min(c.LEFT_OUT, seen - c.LEFT_OUT), seen - self.config.history) :]
         self.measure_scales(rows)
         self.rule = self.fit_rule(rows)
         recently = self.window_from > 0 and seen - self.window_from <= c.SHIFT_WARNING
@@ -288,7 +286,7 @@ class StreamOracle:
 
     def weigh_head(self, rows: list[Signals], by_cosines: np.ndarray, share: float, evidence: float) -> Head:
         judged = [row for _, row in sorted(zip(by_cosines, rows, strict=True)) if row.has_head]
-        lowest = int(max(c.HEAD_TAIL, 0.6 * share) * len(judged))
+        lowest = int(max(c.HEAD_TAIL, c.HEAD_SHARE * share) * len(judged))
         if lowest < c.HEAD_LEAST:
             return NO_HEAD
         low, high = judged[:lowest], judged[int((share + 0.5 * (1.0 - share)) * len(judged)) :]

@@ -27,7 +27,8 @@ cdef:
     double GAIN_FEW_LEAST = c.GAIN_FEW[0], GAIN_FEW_ENOUGH = c.GAIN_FEW[1]
     double GAIN_ALL_LEAST = c.GAIN_ALL[0], GAIN_ALL_ENOUGH = c.GAIN_ALL[1]
     double CAUTION = c.CAUTION, CAUTIOUS_SCORES = c.CAUTIOUS_SCORES
-    double HEAD_TAIL = c.HEAD_TAIL, HEAD_AUROC_LEAST = c.HEAD_AUROC[0], HEAD_AUROC_FULL = c.HEAD_AUROC[1]
+    double HEAD_TAIL = c.HEAD_TAIL, HEAD_SHARE = c.HEAD_SHARE
+    double HEAD_AUROC_LEAST = c.HEAD_AUROC[0], HEAD_AUROC_FULL = c.HEAD_AUROC[1]
     double SHIFT_QUANTILE = c.SHIFT_QUANTILE, SHIFT_DEVIATIONS = c.SHIFT_DEVIATIONS
     int64_t WINDOW = c.WINDOW, HEAD_LEAST = c.HEAD_LEAST, SHIFT_WINDOW = c.SHIFT_WINDOW
 
@@ -153,7 +154,7 @@ cdef HeadWeight weigh_head(
     """
     cdef double share = groups.share
     cdef HeadWeight head
-    cdef int64_t lowest = <int64_t> (at_least(HEAD_TAIL, 0.6 * share) * n)
+    cdef int64_t lowest = <int64_t> (at_least(HEAD_TAIL, HEAD_SHARE * share) * n)
     cdef int64_t first = <int64_t> ((share + 0.5 * (1.0 - share)) * n), lows = 0, highs = 0, low_ties, high_ties, i
     cdef double low_cut, high_cut, text_low = 0.0, text_high = 0.0, area, low_mean, high_mean, distance
     head.weight, head.middle, head.gap, head.known_side = 0.0, 0.0, 1.0, 0.0

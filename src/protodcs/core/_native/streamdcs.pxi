@@ -165,7 +165,7 @@ cdef class StreamStep:
                                        self.pool[POOL_MEAN], self.pool[POOL_VARIANCE])
             signals[CENTRED_Z] = largest_z(cosines, k, average, &self.moments[2, 0], &self.weights[0], BASELINE_PRIOR,
                                            0.0, self.pool[POOL_CENTRED_VARIANCE])
-        if self.head_learned[UNKNOWN] >= HEAD_FIRST[UNKNOWN] and self.head_learned[KNOWN] >= HEAD_FIRST[KNOWN]:
+        if self.head_learned[UNKNOWN] and self.head_learned[KNOWN] >= HEAD_FIRST:
             signals[HEAD] = project(&self.wide[0], &self.head_means[UNKNOWN, 0], &self.head_means[KNOWN, 0],
                                     self.dimension)
         signals[STAND_OUT] = signals[CENTRED] / at_least(self.noise * deviation, SMALL)
@@ -221,7 +221,7 @@ cdef class StreamStep:
             self.history[seen % self.history.shape[0], i] = signals[i]
         seen += 1
         self.progress[SEEN] = seen
-        if self.head_learned[UNKNOWN] < HEAD_SAMPLES:
+        if self.head_learned[UNKNOWN] < HEAD_FIRST:
             self.progress[HEAD_FROM] = seen
         if seen < 3 or (seen > FIRST_REFIT and seen % REFIT_PERIOD):
             return 0

@@ -30,10 +30,10 @@ cdef:
     double BIAS_FLOOR = c.BIAS_FLOOR, BIAS_MAX = c.BIAS_MAX, BIAS_MIN_LIKENESS = c.BIAS_MIN_LIKENESS
     double BIAS_CONFIDENCE_HORIZON = c.BIAS_CONFIDENCE_HORIZON, BIAS_REBUILD = c.BIAS_REBUILD
     double[2] HORIZONS = [c.UNKNOWN_HORIZON, c.KNOWN_HORIZON]
-    int64_t[2] HEAD_FIRST = c.HEAD_FIRST
     int64_t FIRST_CLASSES = c.FIRST_CLASSES, FIRST_REFIT = c.FIRST_REFIT, REFIT_PERIOD = c.REFIT_PERIOD
-    int64_t LEAST_WINDOW = c.LEAST_WINDOW, SHIFT_WARNING = c.SHIFT_WARNING, LEFT_OUT = 8, HEAD_SAMPLES = 8
-    double Z_VARIANCE = 0.6 * 0.6
+    int64_t LEAST_WINDOW = c.LEAST_WINDOW, SHIFT_WARNING = c.SHIFT_WARNING
+    int64_t LEFT_OUT = c.LEFT_OUT, HEAD_FIRST = c.HEAD_FIRST
+    double Z_VARIANCE = c.Z_DEVIATION * c.Z_DEVIATION
 
 # Places in the arrays, as in the files of their names: signals, `pool`, `rule`, `progress`, `samples`, and those of the
 # class bias.

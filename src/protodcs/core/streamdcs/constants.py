@@ -1,12 +1,25 @@
 """The tuned constants of StreamDCS, all in one place.
 
-docs/explanation/how-a-decision-is-made.md has the measurement behind each of them.
+docs/explanation/how-a-decision-is-made.md has the measurement behind each of them. A value that several names share, or
+that is a fixed multiple of another one, is written as an expression and is not counted as a constant.
 """
+
+# Windows and horizons, in samples.
+SHORT_WINDOW = 64  # Smallest number of recent scores that a threshold or a shift is measured on.
+LONG_HORIZON = 1000  # Samples after which means forget.
+FIRST_REFIT, REFIT_PERIOD = SHORT_WINDOW // 4, SHORT_WINDOW // 2
+LEFT_OUT = FIRST_REFIT // 2  # First samples that scales and threshold leave out, because they had no baseline yet.
+LEAST_WINDOW, WINDOW = SHORT_WINDOW, 16 * SHORT_WINDOW  # Recent scores behind the threshold: at least, and at most.
+CAUTIOUS_SCORES = 2 * SHORT_WINDOW  # With fewer the mirrored tail may assume fewer unknown samples, in proportion.
+SHIFT_WINDOW = SHORT_WINDOW  # Recent samples that are compared with the earlier ones.
+SHIFT_WARNING = 3 * SHORT_WINDOW  # Samples after a shift for which decisions carry a warning.
+UNKNOWN_HORIZON, KNOWN_HORIZON = 4 * SHORT_WINDOW, LONG_HORIZON  # Samples behind the two mean features of the head.
+BASELINE_HORIZON = 2.0 * LONG_HORIZON  # Samples after which baselines forget.
+BIAS_CONFIDENCE_HORIZON = float(LONG_HORIZON)  # Samples that the mean confidence of the class bias remembers.
 
 # Class baseline.
 BASELINE_PRIOR = 60.0  # Samples that the baseline of all classes counts for in the baseline of one class.
 REST_WEIGHT = (0.03, 0.6)  # Weight in the baseline of a sample that does not look unknown: least, most.
-BASELINE_HORIZON = 2000.0  # Samples after which baselines forget.
 CENTRED_WEIGHT = 0.6  # Weight of the centred cosines in the text score; the raw cosines have the rest.
 
 # Which samples look unknown, by their cosines alone.
@@ -16,42 +29,40 @@ LEAST_SHARE, MOST_SHARE = 0.04, 0.6  # Bounds of the fraction of samples that lo
 MOST_HIDDEN = 0.15  # Largest share of unknown samples that is assumed without two groups.
 
 # Linear head.
-UNKNOWN_HORIZON, KNOWN_HORIZON = 256, 1000  # Samples behind the two mean features.
-HEAD_FIRST = (3, 8)  # Unknown-looking and known-looking samples that it needs.
-HEAD_TAIL, HEAD_LEAST = 0.05, 6  # Fraction and smallest number of samples that test it.
+HEAD_FIRST = 8  # Samples of each kind from which projections on it count.
+HEAD_TAIL, HEAD_SHARE = 0.05, 0.6  # Fraction of samples that test it: least, and per estimated unknown one.
+HEAD_LEAST = 6  # Smallest number of samples that test it.
 HEAD_AUROC = (0.84, 0.92)  # AUROC minus one standard error from which it counts, and counts in full.
 
 # Threshold.
 SKEW = 1.1  # The lower side of the known scores is wider than the upper side by this factor.
 MIRROR_RATIO = 1.2  # The same if the lower side is estimated from the upper one.
-GAIN_FEW, GAIN_ALL = (4.0, 9.0), (9.0, 22.0)  # Nats that a second group must gain: few scores, and a full window.
+GAIN_FEW = (4.0, 9.0)  # Nats that a second group must gain with few scores, and to count in full.
+GAIN_ALL = (GAIN_FEW[1], 22.0)  # The same with a full window.
 LEAST_SEPARATION = 1.8  # Distance between the two groups, in standard deviations.
-WINDOW, LEAST_WINDOW = 1024, 64  # Recent scores behind the threshold: at most, and at least.
-FIRST_REFIT, REFIT_PERIOD = 16, 32  # Samples.
 CAUTION = 8.0  # With n scores the mirrored tail is longer by this / n.
-CAUTIOUS_SCORES = 128  # With fewer scores the mirrored tail may assume fewer unknown samples, in proportion.
-SCALE_PRIOR = 4.0  # Samples that the prior deviation of a signal counts for.
+SCALE_PRIOR, Z_DEVIATION = 4.0, 0.6  # Samples that the prior deviation of a signal counts for, and that of a z-score.
 
 # The first samples, before any threshold is fitted.
 FIRST_CUT, FIRST_CLASSES = 0.75, 5  # Fraction of what noise reaches; classes that this test needs.
 
 # Shift.
-SHIFT_WINDOW = 64  # Recent samples that are compared with the earlier ones.
-SHIFT_QUANTILE = 0.25  # A shift moves more of them below this quantile of the earlier scores than chance does,
+SHIFT_QUANTILE = 0.25  # A shift moves more samples below this quantile of the earlier scores than chance does,
 SHIFT_DEVIATIONS = 4.0  # by this many standard deviations.
-SHIFT_WARNING = 192  # Samples after a shift for which decisions carry a warning.
 
 # Class bias.
 BIAS_SURE = 0.1  # Learn from samples with P(unknown) below this.
-BIAS_HORIZON, BIAS_PRIOR = 50.0, 10.0  # Samples that a class remembers, and at which its weight is one half.
+BIAS_HORIZON = 50.0  # Samples that a class remembers.
+BIAS_PRIOR = BIAS_HORIZON / 5.0  # Samples at which the weight of a class is one half.
 BIAS_FLOOR, BIAS_MAX = 0.1, 1.25  # The correction is scaled by beta squared minus the first, at most by the second.
-BIAS_MIN_LIKENESS = 1e-6  # Mean square of the centred cosines between prototypes that have a geometry to follow.
-BIAS_CONFIDENCE_HORIZON = 1000.0  # Samples that the mean confidence remembers.
-BIAS_REBUILD = 1000  # Samples after which running sums are computed again, because rounding errors accumulate.
 
 # Corrections.
 CORRECTED_CLASS = 0.04  # What a correction adds to the cosine of its class at similarity one.
 CORRECTED_SCORE = 4.0  # What it adds to the score, or takes from it.
 CORRECTED_MARGIN = 1.0  # Least distance of a near-duplicate from the threshold, in scores.
 NEAR_DUPLICATE = 0.9  # Cosine after centring from which the correction decides.
+
+# Not tuned: tolerances and upkeep.
+BIAS_MIN_LIKENESS = 1e-6  # Mean square of the centred cosines between prototypes that have a geometry to follow.
+BIAS_REBUILD = 1000  # Samples after which running sums are computed again, because rounding errors accumulate.
 SAME_SAMPLE = 0.999  # Cosine before centring from which a correction replaces an earlier one.

@@ -15,7 +15,7 @@ from ...arrays import Feature, Floats
 from .. import state
 from ..arena import Arena, Layout
 from ..state_checks import required, within
-from .constants import HEAD_AUROC, HEAD_FIRST, HEAD_LEAST, HEAD_TAIL, KNOWN_HORIZON, UNKNOWN_HORIZON
+from .constants import HEAD_AUROC, HEAD_FIRST, HEAD_LEAST, HEAD_SHARE, HEAD_TAIL, KNOWN_HORIZON, UNKNOWN_HORIZON
 from .threshold import ramp
 
 # Rows of `means`.
@@ -64,8 +64,8 @@ class LinearHead:
 
     @property
     def ready(self) -> bool:
-        """Whether there are enough samples of both kinds."""
-        return bool(self.learned[UNKNOWN] >= HEAD_FIRST[UNKNOWN] and self.learned[KNOWN] >= HEAD_FIRST[KNOWN])
+        """Whether there is a direction to project on."""
+        return bool(self.learned[UNKNOWN] and self.learned[KNOWN] >= HEAD_FIRST)
 
     def project(self, feature: Feature) -> float:
         """Return how far a feature (d,) lies on the known side; zero until the head is ready."""
@@ -98,7 +98,7 @@ def weigh_head(
         share: estimated share of unknown samples.
         known_side: see `HeadWeight`.
     """
-    lowest = int(max(HEAD_TAIL, 0.6 * share) * len(order))
+    lowest = int(max(HEAD_TAIL, HEAD_SHARE * share) * len(order))
     if lowest < HEAD_LEAST:
         return NO_HEAD
     low, high = order[:lowest], order[int((share + 0.5 * (1.0 - share)) * len(order)) :]

@@ -30,8 +30,10 @@ from .constants import (
     FIRST_CLASSES,
     FIRST_CUT,
     FIRST_REFIT,
+    HEAD_FIRST,
     LEAST_SHARE,
     LEAST_WINDOW,
+    LEFT_OUT,
     MOST_SHARE,
     REFIT_PERIOD,
     REST_WEIGHT,
@@ -42,6 +44,7 @@ from .constants import (
     STAND_OUT_BASE,
     STAND_OUT_RISE,
     WINDOW,
+    Z_DEVIATION,
 )
 from .linear_head import KNOWN, NO_HEAD, UNKNOWN, HeadWeight, LinearHead, weigh_head
 from .rule import LARGEST, SMALL, Rule, checked_rule
@@ -52,12 +55,6 @@ from .threshold import Groups, find_groups, fit_mixture, fit_threshold, lower_th
 _MAX, _CENTRED_MAX, _RAW_Z, _CENTRED_Z, _HEAD, _STAND_OUT, SIGNALS = range(7)
 # The signals that are scaled by their spread.
 _SCALED = 4
-# Prior deviation of a z-score.
-_Z_DEVIATION = 0.6
-# Samples at the start of a stream that scales and threshold leave out, because they had no baseline yet.
-_LEFT_OUT = 8
-# Unknown-looking samples after which the projections on the linear head count.
-_HEAD_SAMPLES = 8
 # Places in `progress`.
 SEEN, HEAD_FROM, WINDOW_FROM, PROGRESS = range(4)
 _ARRAYS = frozenset(
@@ -212,7 +209,7 @@ class Verification:
         self.baseline.learn(cosines, weight, count)
         self.history[self.seen % len(self.history)] = signals
         self.progress[SEEN] = count
-        if self.head.learned[UNKNOWN] < _HEAD_SAMPLES:
+        if self.head.learned[UNKNOWN] < HEAD_FIRST:
             self.progress[HEAD_FROM] = count
         if self.just_fitted:
             self.refit()
@@ -304,13 +301,13 @@ class Verification:
     def _recent(self) -> tuple[Floats, NDArray[np.bool_]]:
         """Return the signals of recent samples in order of arrival, and which of them have a head signal."""
         held = min(self.seen, len(self.history))
-        numbers = np.arange(max(self.seen - held, min(_LEFT_OUT, self.seen - _LEFT_OUT)), self.seen)
+        numbers = np.arange(max(self.seen - held, min(LEFT_OUT, self.seen - LEFT_OUT)), self.seen)
         return self.history[numbers % len(self.history)], numbers >= self.head_from
 
     def _measure_scales(self, rows: Floats) -> None:
         """Measure mean and deviation of the first four signals; a prior keeps few samples from a tiny deviation."""
         count, rows, pool = len(rows), rows[:, :_SCALED], self.baseline.pool
-        prior = np.array([pool[POOL_VARIANCE], pool[POOL_CENTRED_VARIANCE], _Z_DEVIATION**2, _Z_DEVIATION**2])
+        prior = np.array([pool[POOL_VARIANCE], pool[POOL_CENTRED_VARIANCE], Z_DEVIATION**2, Z_DEVIATION**2])
         variance = (count * rows.var(axis=0) + SCALE_PRIOR * prior) / (count + SCALE_PRIOR)
         self.scales[:] = rows.mean(axis=0), np.maximum(np.sqrt(variance), SMALL)
 
