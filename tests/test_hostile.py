@@ -11,9 +11,9 @@ import pytest
 from conftest import random_stream
 from protodcs.serve.access.keys import create_key
 from redis_server import RedisServer
+from service.attack_run import Attackers, Honest, attack_service, prepare
 from service.hostile import Hostile
 from service.rig import Service
-from service.siege import Attackers, Honest, besiege, prepare
 
 BODY_SECONDS = 5.0
 
@@ -49,7 +49,7 @@ def test_5000_attacks_end_no_process_and_disturb_no_honest_stream(tmp_path, data
         hostile = partial(Hostile, seed, data_folder, rows, features, BODY_SECONDS, (key,))
         attackers = Attackers(hostile, count, rounds=5, quiet=300)
         honest = Honest(rows, features, 3, {"authorization": f"Bearer {acme}"})
-        siege = asyncio.run(besiege(service.base_url, service.pid, attackers, honest))
-    print(siege)
-    assert not siege.faults, "\n".join(siege.faults[:50])
-    assert len(siege.outcomes) == count
+        report = asyncio.run(attack_service(service.base_url, service.pid, attackers, honest))
+    print(report)
+    assert not report.faults, "\n".join(report.faults[:50])
+    assert len(report.outcomes) == count

@@ -17,9 +17,9 @@ import pytest
 from conftest import random_stream
 from protodcs import OpenSetClassifier
 from protodcs.serve.access.keys import create_key, revoke_key, rotate_key
+from service.attack_run import Attackers, Honest, attack_service, prepare
 from service.hostile import Hostile
 from service.rig import Service
-from service.siege import Attackers, Honest, besiege, prepare
 
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
@@ -52,7 +52,7 @@ def test_images_are_decided_as_in_this_process_and_survive_attacks_a_stop_and_a_
         assert broken.status_code == 422, broken.text
         assert client.get("/v1/streams/camera 7").json()["sequence"] == 12
         check_errors(client, operator)
-        assert not besieged(service, data_folder, mine)
+        assert not faults_of_attacks(service, data_folder, mine)
     with service, httpx.Client(base_url=service.base_url, headers=mine, timeout=60) as client:
         with ThreadPoolExecutor(1) as beside:
             flood = beside.submit(asyncio.run, flooded(service.base_url, other))
@@ -86,17 +86,17 @@ def check_errors(client, operator):
         assert not [part for part in ("Traceback", ".py") if part in detail], detail
 
 
-def besieged(service, data_folder, headers):
+def faults_of_attacks(service, data_folder, headers):
     """What goes wrong while the service is attacked; there are many more attacks in test_hostile.py."""
     rows, features, _ = random_stream(samples=1000, seed=11)
     prepare(service.base_url, rows, headers)
     keys = tuple(f"{name}: {value}".encode() for name, value in headers.items())
     attackers = Attackers(partial(Hostile, SEED, data_folder, rows, features, BODY_SECONDS, keys), ATTACKS)
     honest = Honest(rows, features, 2, headers)
-    siege = asyncio.run(besiege(service.base_url, service.pid, attackers, honest))
-    print(siege)
-    assert len(siege.outcomes) == ATTACKS
-    return siege.faults
+    report = asyncio.run(attack_service(service.base_url, service.pid, attackers, honest))
+    print(report)
+    assert len(report.outcomes) == ATTACKS
+    return report.faults
 
 
 async def flooded(address, headers, connections=20, each=8):

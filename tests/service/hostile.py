@@ -1,8 +1,8 @@
-"""Requests that mean harm, down to the bytes on the wire; the same ones for the same seed.
+"""Hostile requests as bytes on the wire, the same ones for the same seed.
 
-Images, JSON, forms, packed bodies, slow senders, broken HTTP, odd paths and headers, states that lie, inferences, text
-that cannot be encoded, the most expensive settings, and floods of imports.
-They only say what is sent and which answers would be right; who sends them and judges is `siege`.
+Images, JSON, forms, compressed bodies, slow senders, broken HTTP, odd paths and headers, forged states, inferences,
+text that cannot be encoded, the most expensive settings, and floods of imports. Each attack names the statuses that are
+right. `attack_run` sends the attacks and compares.
 """
 
 import gzip
@@ -32,13 +32,13 @@ class Attack:
     """One connection of an attacker.
 
     Attributes:
-        family: what kind of attack it is, in a word.
-        what: which one, in words.
+        family: kind of the attack, in one word.
+        what: description of this attack.
         parts: bytes to send, and between them pauses in seconds.
-        wanted: the statuses that are right; None: any that is no error of the service.
-        broken: this is no HTTP, or hardly: that the connection is closed, or that nothing ever comes, is right as well.
-        half: say after the last byte that no more will come, and go on listening.
-        leaves: go away without waiting for an answer.
+        wanted: the statuses that are right; None: all below 500.
+        broken: the bytes are not valid HTTP. A closed connection or no response is right, too.
+        half: after the last byte, close the sending side and keep reading.
+        leaves: close the connection without waiting for a response.
     """
 
     family: str
@@ -51,7 +51,7 @@ class Attack:
 
     @property
     def slow(self) -> bool:
-        """Whether it takes its time."""
+        """Whether it pauses while it sends."""
         return any(isinstance(part, float) for part in self.parts)
 
 
@@ -59,11 +59,11 @@ class Hostile:
     """Makes attacks on a service that has the streams IMAGES, of an encoder, and NUMBERS, of features.
 
     Args:
-        seed: of everything.
-        folder: the test data, for real images to be spoilt.
+        seed: seed of all random choices.
+        folder: the test data, for real images that are then damaged.
         rows, features: prototypes and features of NUMBERS.
         body_seconds: how long the service waits for a body.
-        headers: sent along, such as a key.
+        headers: further headers of each request, such as a key.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Hostile:
         self._large_state = engine.snapshot()
 
     def attacks(self, count: int) -> Iterator[Attack]:
-        """So many attacks; each family has its share."""
+        """Yield `count` attacks. Each family has its share."""
         families: list[tuple[Callable[[], Attack], int]] = [
             (self._image, 22),
             (self._json, 18),
@@ -109,7 +109,7 @@ class Hostile:
             (self._import, 6),
         ]
         makers = [maker for maker, share in families for _ in range(share)]
-        # Each family at least once, however few they are.
+        # Each family at least once.
         first = [maker for maker, _ in families]
         for number in range(count):
             yield (first[number] if number < len(first) else self._rng.choice(makers))()

@@ -1,10 +1,11 @@
-"""A service under attack: who answered each attack and how, whether its processes lived, and what memory they took.
+"""Attack a running service while honest streams use it, and report what happened.
 
-Beside the attackers honest streams go on, and each answer they get is held against an engine in this process. It tells
-what it saw; which of it is a fault is for `Siege.faults` to say.
+The report has the response to each attack, the processes that ended, their memory, and the latency of honest requests.
+Each response to an honest stream is compared with an engine in this process. `AttackReport.faults` lists everything
+that is wrong.
 
-The attackers run in a process of their own at the lowest priority: real ones run on other machines. Rounds of attacks
-take turns with quiet ones, so that other work on the machine affects the latencies of both.
+The attackers run in their own process at the lowest priority, because real attackers run on other machines. Rounds of
+attacks alternate with quiet rounds, so that other work on the machine affects the latencies of both.
 """
 
 import asyncio
@@ -29,55 +30,55 @@ from protodcs import StreamDCS
 
 from .hostile import IMAGES, NUMBERS, Attack, Hostile
 
-# Attacks under way at once; those that only wait cost nothing.
+# Attacks in progress at once. Slow attacks mostly wait, so more of them run at once.
 _AT_ONCE, _SLOW_AT_ONCE = 8, 64
-# Seconds after which nobody will answer any more, and for what is no HTTP.
-_PATIENCE, _LITTLE_PATIENCE = 60.0, 9.0
-_LOOK = 0.25
-# What a process may have grown by meanwhile and in the end, in MiB. The largest image that is let in, and its batch,
-# take some hundreds for a moment; what stays is what allocators keep and what streams have learned.
+# Maximum wait for a response, and for a response to broken HTTP. Seconds.
+_RESPONSE_SECONDS, _BROKEN_HTTP_SECONDS = 60.0, 9.0
+# Time between two looks at the memory of the processes. Seconds.
+_PERIOD = 0.25
+# Maximum growth of a process during the attacks and after them, in MiB. The largest allowed image and its batch take
+# some hundreds for a moment. Allocators keep some of it, and streams have learned.
 MOST_GROWTH, LASTING_GROWTH = 800, 500
-# What the service says, and nobody before it.
-_OURS = ("application/json", "application/problem+json", "application/octet-stream")
+# Content types of the service. The proxy before it sends others.
+_SERVICE_TYPES = ("application/json", "application/problem+json", "application/octet-stream")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of an attack.
+    """The outcome of an attack.
 
     Attributes:
-        status: of the answer; None where there was none.
-        by: who gave it: "service", "proxy" (Ray's, before it), or "nobody".
-        words: of the answer, the first of them.
-        seconds: from the first byte to the end.
+        attack: the attack.
+        status: status of the response; None if there was none.
+        sender: sender of the response: "service", "proxy" (Ray's, before the service), or "nobody".
+        text: beginning of the response's text.
+        seconds: time from the first byte sent to the end.
     """
 
     attack: Attack
     status: int | None
-    by: str
-    words: str
+    sender: str
+    text: str
     seconds: float
 
     @property
     def fault(self) -> str | None:
-        """Why this should not be."""
-        attack, told = (
-            self.attack,
-            f"{self.attack.family}: {self.attack.what}: {self.status} by {self.by}: {self.words}",
-        )
+        """A description of a wrong response; None if the response is right."""
+        attack = self.attack
+        description = f"{attack.family}: {attack.what}: {self.status} by {self.sender}: {self.text}"
         if self.status is None:
-            return None if attack.leaves or attack.broken else told
+            return None if attack.leaves or attack.broken else description
         if self.status >= 500:
-            return told
-        if self.by == "proxy":
-            return None if attack.broken else told
+            return description
+        if self.sender == "proxy":
+            return None if attack.broken else description
         right = attack.wanted is None or self.status in attack.wanted
-        return None if right else f"{told}; wanted: {sorted(attack.wanted or [])}"
+        return None if right else f"{description}; wanted: {sorted(attack.wanted or [])}"
 
 
 @dataclass
 class Round:
-    """Seconds that each honest request took: without attackers, and then beside them."""
+    """Seconds that each honest request took, without attackers and during attacks."""
 
     quiet: list[float] = field(default_factory=list)
     attacked: list[float] = field(default_factory=list)
@@ -93,17 +94,17 @@ def _p99(seconds: list[float]) -> float:
 
 
 @dataclass
-class Siege:
-    """All that was seen.
+class AttackReport:
+    """Everything that happened.
 
     Attributes:
-        outcomes: of all attacks.
+        outcomes: the outcome of each attack.
         rounds: the latencies of honest requests.
-        leaked: requests that the service still counts as waiting when all were answered.
+        leaked: requests that the service still counts as waiting after all responses.
         attacked: whether attackers are at work now.
-        wrong: what honest streams were told wrongly.
-        before, after: processes of the service by pid, with their names.
-        memory: by name: resident MiB before, at most, and after.
+        wrong: wrong responses to honest streams.
+        before, after: processes of the service: {pid: name}.
+        memory: resident MiB of each process before the attacks, at most, and after them.
     """
 
     outcomes: list[Outcome] = field(default_factory=list)
@@ -117,8 +118,8 @@ class Siege:
 
     @property
     def faults(self) -> list[str]:
-        """Everything that should not be."""
-        said = [fault for outcome in self.outcomes if (fault := outcome.fault) is not None]
+        """All faults: wrong responses, processes that ended or grew too much, and leaked slots."""
+        responses = [fault for outcome in self.outcomes if (fault := outcome.fault) is not None]
         died = [f"{name} ({pid}) is gone" for pid, name in self.before.items() if pid not in self.after]
         grown = [
             f"{name}: {before:.0f} MiB before, {most:.0f} at most, {after:.0f} after"
@@ -126,18 +127,18 @@ class Siege:
             if most - before > MOST_GROWTH or after - before > LASTING_GROWTH
         ]
         leaked = [f"{self.leaked} requests still hold a slot"] if self.leaked else []
-        return [*died, *grown, *leaked, *self.wrong, *said]
+        return [*died, *grown, *leaked, *self.wrong, *responses]
 
     def __str__(self) -> str:
         every = Round(
             [took for one in self.rounds for took in one.quiet], [took for one in self.rounds for took in one.attacked]
         )
-        lines = [f"{len(self.outcomes)} attacks, {len(every.attacked)} honest requests beside them"]
+        lines = [f"{len(self.outcomes)} attacks, {len(every.attacked)} honest requests during them"]
         for family, group in _grouped(self.outcomes).items():
-            counted = Counter(f"{one.status or one.words} {one.by}" for one in group)
+            counted = Counter(f"{one.status or one.text} {one.sender}" for one in group)
             lines.append(f"  {family}: " + ", ".join(f"{what} x {times}" for what, times in counted.most_common()))
-        proxy = Counter((one.status, one.words[:70]) for one in self.outcomes if one.by == "proxy")
-        lines += [f"  by the proxy itself: {status} {words!r} x {times}" for (status, words), times in proxy.items()]
+        proxy = Counter((one.status, one.text[:70]) for one in self.outcomes if one.sender == "proxy")
+        lines += [f"  by the proxy: {status} {text!r} x {times}" for (status, text), times in proxy.items()]
         if all(one.quiet and one.attacked for one in self.rounds):
             median, most = 1000 * statistics.median(every.attacked), 1000 * max(every.attacked)
             lines.append(f"  an honest request took {median:.0f} ms (median), {most:.0f} ms (most)")
@@ -156,18 +157,15 @@ def _grouped(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
     return groups
 
 
-# Who takes part.
-
-
 @dataclass(frozen=True)
 class Attackers:
-    """Who attacks.
+    """Settings of the attackers.
 
     Attributes:
-        hostile: makes what is sent. It is called in the process of the attackers.
-        count: how many attacks there are.
-        rounds: into how many rounds they are split.
-        quiet: how many honest requests are sent before each round.
+        hostile: returns the maker of attacks. It is called in the process of the attackers.
+        count: number of attacks.
+        rounds: number of rounds that the attacks are split into.
+        quiet: number of honest requests before each round.
     """
 
     hostile: Callable[[], Hostile]
@@ -178,7 +176,7 @@ class Attackers:
 
 @dataclass(frozen=True)
 class Honest:
-    """Streams beside the attackers: their prototypes and features, how many, and the headers of their requests."""
+    """Honest streams: their prototypes and features, their number, and the headers of their requests."""
 
     rows: np.ndarray
     features: np.ndarray
@@ -190,11 +188,11 @@ class Honest:
 
 
 async def send(host: str, port: int, attack: Attack) -> Outcome:
-    """Make one attack, and see what comes of it."""
+    """Make one attack and return its outcome."""
     start = time.monotonic()
     reader, writer = await asyncio.open_connection(host, port)
-    # From the start: an answer may come while much is still to be sent, and the connection be closed behind it.
-    heard = asyncio.create_task(_hear(reader))
+    # Read from the start: the service may respond and close the connection before everything is sent.
+    reading = asyncio.create_task(_read_all(reader))
     try:
         with suppress(ConnectionError):
             for part in attack.parts:
@@ -207,86 +205,87 @@ async def send(host: str, port: int, attack: Attack) -> Outcome:
                 writer.write_eof()
         if attack.leaves:
             return Outcome(attack, None, "nobody", "left", time.monotonic() - start)
-        async with asyncio.timeout(_LITTLE_PATIENCE if attack.broken else _PATIENCE):
-            answer = await heard
-        return Outcome(attack, *_read(answer), time.monotonic() - start)
+        async with asyncio.timeout(_BROKEN_HTTP_SECONDS if attack.broken else _RESPONSE_SECONDS):
+            response = await reading
+        return Outcome(attack, *_parse_response(response), time.monotonic() - start)
     except TimeoutError:
         return Outcome(attack, None, "nobody", "silent", time.monotonic() - start)
     finally:
-        heard.cancel()
+        reading.cancel()
         writer.transport.abort()
 
 
-async def _hear(reader: asyncio.StreamReader) -> bytes:
-    """All that comes until the connection is closed."""
-    heard = bytearray()
+async def _read_all(reader: asyncio.StreamReader) -> bytes:
+    """Read until the connection is closed."""
+    received = bytearray()
     with suppress(ConnectionError):
         while data := await reader.read(65_536):
-            heard += data
-    return bytes(heard)
+            received += data
+    return bytes(received)
 
 
-def _read(answer: bytes) -> tuple[int | None, str, str]:
-    """Status, speaker and first words of an answer; of several the last."""
-    head, _, body = answer[max(0, answer.rfind(b"HTTP/1.")) :].partition(b"\r\n\r\n")
+def _parse_response(data: bytes) -> tuple[int | None, str, str]:
+    """Return status, sender and first words of the last response in the data."""
+    head, _, body = data[max(0, data.rfind(b"HTTP/1.")) :].partition(b"\r\n\r\n")
     if not head:
         return None, "nobody", "closed"
     status = int(head.split(b" ", 2)[1])
     kind = next((line for line in head.lower().split(b"\r\n") if line.startswith(b"content-type:")), b"").decode()
-    ours = any(known in kind for known in _OURS) or status == 204
-    words = body[:200].decode("utf-8", "replace")
+    ours = any(known in kind for known in _SERVICE_TYPES) or status == 204
+    text = body[:200].decode("utf-8", "replace")
     if ours and "json" in kind:
         with suppress(ValueError):
-            said = json.loads(body, parse_constant=_no_constant)
-            words = str(said.get("detail", ""))[:200]
-    return status, "service" if ours else "proxy", words
+            text = str(json.loads(body, parse_constant=_reject_constant).get("detail", ""))[:200]
+    return status, "service" if ours else "proxy", text
 
 
-def _no_constant(name: str) -> float:
-    raise AssertionError(f"an answer holds {name}, which is no JSON")
+def _reject_constant(name: str) -> float:
+    raise AssertionError(f"a response contains {name}, which is not JSON")
 
 
 # Honest streams.
 
 
-async def _go_on(client: httpx.AsyncClient, place: int, honest: Honest, siege: Siege, over: asyncio.Event) -> None:
-    """Observe features one after another until the attacks are over; each answer must be the engine's, to the bit."""
-    stream, engine, features = f"honest {place}", StreamDCS(honest.rows), np.roll(honest.features, 7 * place, axis=0)
-    number = 0
+async def _observe_until(
+    over: asyncio.Event, client: httpx.AsyncClient, number: int, honest: Honest, report: AttackReport
+) -> None:
+    """Observe features one after another until the attacks are over. Each response must equal the engine's decision."""
+    stream, engine, features = f"honest {number}", StreamDCS(honest.rows), np.roll(honest.features, 7 * number, axis=0)
+    position = 0
     while not over.is_set():
-        feature = features[number % len(features)]
+        feature = features[position % len(features)]
         start = time.monotonic()
-        answer = await client.post(f"/v1/streams/{stream}/observe", content=feature.astype("<f4").tobytes())
-        round_ = siege.rounds[-1]
-        (round_.attacked if siege.attacked else round_.quiet).append(time.monotonic() - start)
+        response = await client.post(f"/v1/streams/{stream}/observe", content=feature.astype("<f4").tobytes())
+        round_ = report.rounds[-1]
+        (round_.attacked if report.attacked else round_.quiet).append(time.monotonic() - start)
         expected = engine.observe(feature).to_dict()
         del expected["scores"]
-        expected["position"] = number
-        said = answer.json().get("decisions", [{}])[0] if answer.status_code == 200 else {}
-        if {name: said.get(name) for name in expected} != expected:
-            siege.wrong.append(
-                f"{stream}, sample {number}: {answer.status_code}: {answer.text[:300]}; wanted: {expected}"
+        expected["position"] = position
+        given = response.json().get("decisions", [{}])[0] if response.status_code == 200 else {}
+        if {name: given.get(name) for name in expected} != expected:
+            report.wrong.append(
+                f"{stream}, sample {position}: {response.status_code}: {response.text[:300]}; wanted: {expected}"
             )
             return
-        number += 1
+        position += 1
         await asyncio.sleep(0.02)
     state = (await client.get(f"/v1/streams/{stream}/state")).content
     if state != engine.snapshot():
-        siege.wrong.append(f"{stream}: its state after {number} samples is not that of the engine")
+        report.wrong.append(f"{stream}: its state after {position} samples differs from the engine's")
 
 
 # Processes.
 
 
 class _Watch:
-    """The processes of a service when it begins, and the memory they take, looked at all the time."""
+    """Watches the memory of the processes that a service has at the start."""
 
     def __init__(self, root: int):
         self._root = psutil.Process(root)
         self.first = self.processes()
         self.most: dict[str, float] = {}
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> "_Watch":
         self._thread.start()
@@ -296,13 +295,13 @@ class _Watch:
         self._over.set()
         self._thread.join()
 
-    def _look(self) -> None:
-        while not self._over.wait(_LOOK):
+    def _watch(self) -> None:
+        while not self._over.wait(_PERIOD):
             for name, size in self.memory().items():
                 self.most[name] = max(size, self.most.get(name, 0.0))
 
     def processes(self) -> dict[int, str]:
-        """Return the processes that matter, by pid: the service itself and, on Ray, its actors and Ray's own."""
+        """Return {pid: name} of the service and, on Ray, of its actors and of Ray itself."""
         found = {self._root.pid: self._root.name()}
         for process in self._root.children(recursive=True):
             with suppress(psutil.NoSuchProcess):
@@ -312,9 +311,9 @@ class _Watch:
         return found
 
     def memory(self) -> dict[str, float]:
-        """Resident MiB of each of the first processes."""
+        """Return resident MiB of each process that the service had at the start."""
         found: dict[str, float] = {}
-        # To list all processes takes so long that honest requests of this process would wait.
+        # Listing all processes takes so long that honest requests of this process would wait.
         for pid, name in self.first.items():
             with suppress(psutil.NoSuchProcess):
                 found[f"{name} {pid}"] = psutil.Process(pid).memory_info().rss / 2**20
@@ -329,61 +328,62 @@ def prepare(base_url: str, rows: np.ndarray, headers: dict[str, str]) -> None:
             assert made.status_code == 201, made.text
 
 
-async def besiege(base_url: str, root: int, attackers: Attackers, honest: Honest) -> Siege:
-    """Attack a service while honest streams go on.
+async def attack_service(base_url: str, root: int, attackers: Attackers, honest: Honest) -> AttackReport:
+    """Attack a service while honest streams use it.
 
     Args:
-        base_url: of the service.
-        root: the process that started all others.
-        attackers: who attacks.
-        honest: who goes on.
+        base_url: address of the service.
+        root: pid of the process that started all others.
+        attackers: settings of the attackers.
+        honest: the honest streams.
     """
-    siege, over = Siege(), asyncio.Event()
+    report, over = AttackReport(), asyncio.Event()
     with _attacking(base_url, attackers) as attack, _Watch(root) as watch:
         async with httpx.AsyncClient(base_url=base_url, timeout=120, headers=honest.headers, trust_env=False) as client:
             for number in range(honest.streams):
                 new = {"id": f"honest {number}", "prototypes": honest.rows.tolist(), "guard": {"enabled": False}}
                 (await client.post("/v1/streams", json=new)).raise_for_status()
-            siege.before, before = watch.first, watch.memory()
-            siege.rounds.append(Round())
+            report.before, before = watch.first, watch.memory()
+            report.rounds.append(Round())
             tasks = [
-                asyncio.create_task(_go_on(client, number, honest, siege, over)) for number in range(honest.streams)
+                asyncio.create_task(_observe_until(over, client, number, honest, report))
+                for number in range(honest.streams)
             ]
             for _ in range(attackers.rounds):
-                while len(siege.rounds[-1].quiet) < attackers.quiet and not any(task.done() for task in tasks):
-                    await asyncio.sleep(_LOOK)
-                siege.attacked = True
-                siege.outcomes += await asyncio.to_thread(attack)
-                siege.rounds.append(Round())
-                siege.attacked = False
-            siege.rounds.pop()
+                while len(report.rounds[-1].quiet) < attackers.quiet and not any(task.done() for task in tasks):
+                    await asyncio.sleep(_PERIOD)
+                report.attacked = True
+                report.outcomes += await asyncio.to_thread(attack)
+                report.rounds.append(Round())
+                report.attacked = False
+            report.rounds.pop()
             over.set()
             await asyncio.gather(*tasks)
-            # What was in the making when the last attacker left.
+            # The service may still work on the last attacks.
             await asyncio.sleep(2.0)
-            siege.leaked = (await client.get("/v1/health")).json()["waiting"]
-        siege.after, after = watch.processes(), watch.memory()
-    siege.memory = {name: (size, watch.most.get(name, size), after.get(name, 0.0)) for name, size in before.items()}
-    return siege
+            report.leaked = (await client.get("/v1/health")).json()["waiting"]
+        report.after, after = watch.processes(), watch.memory()
+    report.memory = {name: (size, watch.most.get(name, size), after.get(name, 0.0)) for name, size in before.items()}
+    return report
 
 
 @contextmanager
 def _attacking(base_url: str, attackers: Attackers) -> Iterator[Callable[[], list[Outcome]]]:
-    """Start the process of the attackers. Gives a function that lets them attack for one round."""
+    """Start the process of the attackers, and yield a function that lets them attack for one round."""
     context = multiprocessing.get_context("spawn")
-    mine, other = context.Pipe()
+    pipe, other = context.Pipe()
     process = context.Process(target=_attack_in_rounds, args=(other, base_url, attackers), daemon=True)
     process.start()
     other.close()
 
     def attack() -> list[Outcome]:
-        mine.send("attack")
-        outcomes: list[Outcome] = mine.recv()
+        pipe.send("attack")
+        outcomes: list[Outcome] = pipe.recv()
         return outcomes
 
     try:
-        # It has made what it needs.
-        mine.recv()
+        # Wait until it is ready.
+        pipe.recv()
         yield attack
     finally:
         process.kill()
@@ -403,14 +403,14 @@ def _attack_in_rounds(pipe: Connection, base_url: str, attackers: Attackers) -> 
 
 
 async def _attack(host: str, port: int, attacks: Iterable[Attack]) -> list[Outcome]:
-    """Make all attacks, a few at once."""
+    """Make all attacks, some of them at once."""
     turns = {False: asyncio.Semaphore(_AT_ONCE), True: asyncio.Semaphore(_SLOW_AT_ONCE)}
     outcomes: list[Outcome] = []
 
     async def one(attack: Attack, turn: asyncio.Semaphore) -> None:
         try:
             outcome = await send(host, port, attack)
-            # What was sent may have megabytes, and nobody needs it any more.
+            # The bytes of an attack may take megabytes, and are not needed any more.
             outcomes.append(replace(outcome, attack=replace(attack, parts=())))
         finally:
             turn.release()
