@@ -50,8 +50,8 @@ def load(name: str, options: Options) -> Encoder:
         raise
     except Exception as problem:  # a model folder can be wrong in any way; each library layer has its own errors
         raise EncoderError(
-            f"{name!r} cannot be loaded with transformers: {_first_line(problem)}. A hub name, or a folder with "
-            "config.json, the weights, preprocessor_config.json and the tokenizer, is wanted"
+            f"{name!r} cannot be loaded with transformers: {_first_line(problem)}. Check the name and your connection. "
+            "Or give a folder with config.json, the weights, preprocessor_config.json and the tokenizer."
         ) from problem
     _check_weights(name, report)
     preprocessing = Preprocessing.from_transformers({**_PROCESSORS[config.model_type], **settings})
