@@ -62,7 +62,7 @@ CORRECTED_SCORE = 4.0  # What it adds to the score, or takes from it.
 CORRECTED_MARGIN = 1.0  # Least distance of a near-duplicate from the threshold, in scores.
 NEAR_DUPLICATE = 0.9  # Cosine after centring from which the correction decides.
 
-# Not tuned: tolerances and upkeep.
+# Not tuned: tolerances and maintenance.
 BIAS_MIN_LIKENESS = 1e-6  # Mean square of the centred cosines between prototypes that have a geometry to follow.
 BIAS_REBUILD = 1000  # Samples after which running sums are computed again, because rounding errors accumulate.
 SAME_SAMPLE = 0.999  # Cosine before centring from which a correction replaces an earlier one.
