@@ -453,14 +453,14 @@ def as_markdown(rows):
 def unloaded(row):
     """A table of streams that were visited, most of them unloaded."""
     kind = f"that saw {row['samples']:,} samples each" if "samples" in row else "that are new"
-    visits = f"{row['visits']:,} visits at random, {row['loaded']:,} loaded in the end"
+    visits = f"{row['visits']:,} visits at random, {row['loaded']:,} loaded at the end"
     cells = {
         "visits per second": f"{row['visits_per_second']:.0f}",
         "visit p50 ms": f"{row['p50']:.1f}",
         "p99 ms": f"{row['p99']:.1f}",
         "loaded": f"{row['loaded']:,}",
-        "loads p50 ms": f"{row['load']['p50']:.1f}",
-        "loads p99 ms": f"{row['load']['p99']:.1f}",
+        "load p50 ms": f"{row['load']['p50']:.1f}",
+        "load p99 ms": f"{row['load']['p99']:.1f}",
         "bytes each": f"{row['bytes_each']:,.0f}",
     }
     if "created_per_second" in row:
