@@ -180,6 +180,25 @@ def test_all_streams_of_a_caller_have_one_event_stream():
     run(work)
 
 
+def test_who_follows_all_streams_misses_nothing_while_another_client_joins_one(monkeypatch):
+    async def work(client):
+        newest = feeds.Feeds.newest
+
+        async def late(self, stream):
+            # What becomes durable now is neither new to the feed nor old to those who follow all streams.
+            monkeypatch.setattr(feeds.Feeds, "newest", newest)
+            await observed(client, 0)
+            return await newest(self, stream)
+
+        async with following(client, "/v1/events") as events:
+            monkeypatch.setattr(feeds.Feeds, "newest", late)
+            async with following(client):
+                await observed(client, 1)
+                assert [data["position"] for *_, data in await events.decisions(2)] == [0, 1]
+
+    run(work)
+
+
 def test_statistics_count_the_decisions_of_a_second_at_most():
     async def work(client):
         async with following(client) as events:

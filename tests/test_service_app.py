@@ -1304,7 +1304,7 @@ def test_expensive_settings_are_422_with_the_estimate_the_limit_and_the_fix():
         async with served() as service:
             config = {"mixture_window": 100_000, "mixture_period": 1}
             words = words_of(await service.create(id="dear", method="protodcs", config=config), 422)
-            assert "ms for a step on average; the limit `max_mean_step_cost` is 8" in words
+            assert "ms for a step on average; the limit `max_mean_step_cost` is 10" in words
             assert "`mixture_window`=100000, `mixture_iterations`=100, `mixture_period`=1" in words
             assert "Choose less expensive values, or ask the operator to raise the limit." in words
             assert ids_of(await service.client.get("/v1/streams")) == ["s"]

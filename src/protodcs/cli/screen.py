@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Mapping
-from functools import cache, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-@cache
 def console() -> "Console":
-    """Return the console for results. Nothing of rich is imported before, so that `--help` is quick."""
+    """Return a console for results, as wide as the terminal is now.
+
+    Nothing of rich is imported before, so that `--help` is quick.
+    """
     from rich.console import Console
 
     # Without markup: a class or file may be called "cup [large]".

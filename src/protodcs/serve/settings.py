@@ -212,7 +212,7 @@ class ServeConfig(Settings):
         "`attempt_seconds`.",
     )
     max_mean_step_cost: float = Field(
-        8.0,
+        10.0,
         gt=0,
         description="Maximum mean time of a stream's steps, estimated. Milliseconds of one core. StreamDCS with 10,000 "
         "classes of 512 dimensions needs 5.",

@@ -181,6 +181,10 @@ class _Feed:
         self._feeds = feeds
         self._stream = stream
         self._since = since
+        # Where the feed began, as long as it has handed out nothing.
+        self._start: Cursor | None = None
+        # The first commit that the feed heard of before it had a cursor.
+        self._first_commit: int | None = None
         self.cursor = cursor
         self.subscribers: set[Subscriber] = set()
         self.signal = asyncio.Event()
@@ -230,11 +234,28 @@ class _Feed:
         if self._stats.due() == 0.0:
             self._hand_out([self._stats.take(public_id(self._stream))])
 
+    def committed(self, position: int) -> None:
+        """Note that records from a position on are durable."""
+        # The feed may have begun behind them. Those who follow all streams would then miss them.
+        if self.cursor is None:
+            self._first_commit = position if self._first_commit is None else self._first_commit
+        elif self.cursor == self._start and position <= self.cursor.position:
+            self._begin(position)
+        self.signal.set()
+
+    def _begin(self, position: int) -> None:
+        self.cursor, self._start = Cursor(position - 1, _LAST), None
+
     async def _look(self) -> None:
         """Read what is new, and hand it out."""
-        if self.cursor is None and self._since is None:
-            self.cursor = await self._feeds.newest(self._stream)
-            return
+        newest = None
+        if self.cursor is None:
+            newest = await self._feeds.newest(self._stream)
+            if self._since is None:
+                self.cursor = self._start = newest
+                if self._first_commit is not None and self._first_commit <= newest.position:
+                    self._begin(self._first_commit)
+                return
         more = True
         while more:
             # Before the read: what is committed meanwhile needs another look.
@@ -246,8 +267,9 @@ class _Feed:
                     self._stats.add(frame.cursor.position, json.loads(frame.data)["outcome"])
             if frames:
                 self.cursor = frames[-1].cursor
-            self._since = None if self.cursor is not None else self._since
             self._hand_out(frames)
+        self.cursor = self.cursor or newest
+        self._since = None
 
     def _hand_out(self, frames: list[Frame]) -> None:
         """Have events wait for all who follow the stream."""
@@ -283,6 +305,8 @@ class Feeds:
         self.poll_seconds = _LOOK_ANYWAY if config.is_single else config.event_poll_seconds
         self._feeds: dict[str, _Feed] = {}
         self._tenants: dict[str, set[Subscriber]] = {}
+        # When the first of those who follow all streams of a tenant came, in milliseconds since 1970.
+        self._followed_since: dict[str, int] = {}
         self._listing: dict[str, asyncio.Task[None]] = {}
         self._clients: Counter[str] = Counter()
         self._max_clients = config.max_event_clients
@@ -304,7 +328,7 @@ class Feeds:
         """Note that records from a position on are durable. The worker in this process calls this."""
         feed = self._feeds.get(stream)
         if feed is not None:
-            feed.signal.set()
+            feed.committed(position)
         elif tenant_of(stream) in self._tenants:
             self._feeds[stream] = _Feed(self, stream, Cursor(position - 1, _LAST))
 
@@ -365,6 +389,7 @@ class Feeds:
         """
         subscriber = Subscriber()
         self._tenants.setdefault(tenant, set()).add(subscriber)
+        self._followed_since.setdefault(tenant, int(1000 * time.time()))
         if not self._is_notified and tenant not in self._listing:
             self._listing[tenant] = asyncio.create_task(self._watch(tenant))
         try:
@@ -378,6 +403,7 @@ class Feeds:
             self._tenants[tenant].discard(subscriber)
             if not self._tenants[tenant]:
                 del self._tenants[tenant]
+                del self._followed_since[tenant]
                 if tenant in self._listing:
                     self._listing.pop(tenant).cancel()
 
@@ -385,7 +411,9 @@ class Feeds:
         """Return the feed of a stream that has found its place. Raise ProblemError if it cannot be read."""
         feed = self._feeds.get(stream)
         if feed is None:
-            feed = self._feeds[stream] = _Feed(self, stream, None)
+            # On a cluster, those who follow all streams get what this feed would otherwise begin behind.
+            since = None if self._is_notified else self._followed_since.get(tenant_of(stream))
+            feed = self._feeds[stream] = _Feed(self, stream, None, since)
         await asyncio.shield(feed.ready)
         return feed
 

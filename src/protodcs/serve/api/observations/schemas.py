@@ -12,7 +12,7 @@ from ..openapi import BINARY
 from ..schemas import Row, Text
 
 ROW: TypeAdapter[list[float]] = TypeAdapter(Row, config=ConfigDict(strict=True))
-_ROWS = {"type": "array", "items": ROW.json_schema(), "minItems": 1, "maxItems": MAX_ROWS}
+_ROWS = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}, "minItems": 1}
 
 
 class Features(BaseModel):
