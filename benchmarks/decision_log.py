@@ -274,7 +274,7 @@ def as_markdown(found):
     lines = [
         "# The decision log\n",
         f"`python -m benchmarks.decision_log --write`, {about['cores']} cores of {about['machine']}. Seed 0, synthetic "
-        f"entries and features. Other work ran on the machine: load average {found['load']:.0f} when the run began.\n",
+        f"entries and features. Load average before the run: {found['load']:.1f}.\n",
         f"A log of {log['rows']:,} entries of one stream in SQLite: 100 classes, 20 % unknown, 0.1 % unsure, an image "
         f"reference of 22 bytes each, no thumbnails. It takes {log['bytes'] / 1e9:.2f} GB on disk, "
         f"{log['bytes'] / log['rows']:.0f} bytes per entry. Pages of 100 entries over HTTP, one request at a time, "

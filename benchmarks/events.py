@@ -129,15 +129,14 @@ def main():
     with tempfile.TemporaryDirectory() as folder, running(_SERVICE, folder, PORT) as process:
         found = asyncio.run(measure(process, chosen.clients, chosen.rate, chosen.seconds))
     about = machine()
-    shared = " Other programs used the same cores meanwhile." if load > about["cores"] / 2 else ""
     memories = " / ".join(f"{one:.0f}" for one in found["memory"])
     text = f"""# Events
 
 `python -m benchmarks.events --write`, {about["cores"]} cores of {about["machine"]},
-Python {about["versions"]["python"]}. Load average before the run: {load:.1f}.{shared}
+Python {about["versions"]["python"]}. Load average before the run: {load:.1f}.
 
-{found["clients"]} clients follow one stream of the service in one process with server-sent events, while a sender
-observes {chosen.rate:g} features per second for {chosen.seconds:g} seconds: {found["events"]:,} events for each client.
+{found["clients"]} clients follow one stream of the service in one process with server-sent events. A sender observes
+{chosen.rate:g} features per second for {chosen.seconds:g} seconds, so each client gets {found["events"]:,} events.
 Random features (seed 0), {CLASSES} classes, {DIMENSION} dimensions, StreamDCS with its default settings. Service,
 sender and clients share the machine. The delay of an event is the time from its decision until a client has read it,
 the wait for the disk included. A wrong event is lost, doubled or out of order. Memory: of the service, at the start,

@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import base64
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -84,6 +85,7 @@ def main():
     parser.add_argument("--rows", type=int, default=10_240, help="Rows in each round (default: 10,240).")
     parser.add_argument("--write", action="store_true", help="Write docs/results/streaming.md.")
     chosen = parser.parse_args()
+    load = os.getloadavg()[0]
     random = np.random.default_rng(0)
     prototypes = random.normal(size=(CLASSES, DIMENSION)).astype(np.float32)
     near = prototypes[random.integers(CLASSES, size=chosen.rows)]
@@ -96,15 +98,17 @@ def main():
             body = list(chunks(features, f"round-{number}"))
             rates.append((bare_rate(engine, features), asyncio.run(streamed_rate("s", body, chosen.rows))))
             print(f"bare engine {rates[-1][0]:,.0f} rows/s, streamed {rates[-1][1]:,.0f} rows/s", flush=True)
+    about = machine()
     ratios = sorted(streamed / bare for bare, streamed in rates)
     bare, streamed = (statistics.median(column) for column in zip(*rates, strict=True))
     text = f"""# Streamed observe
 
-`python -m benchmarks.streaming --write`, {machine()}.
+`python -m benchmarks.streaming --write`, {about["cores"]} cores of {about["machine"]}, Python
+{about["versions"]["python"]}, compiled step. Load average before the run: {load:.1f}.
 
-Features are random (seed 0): a prototype plus noise. {CLASSES} classes, {DIMENSION} dimensions, StreamDCS with its
-default settings, {chosen.rows:,} rows in each of {chosen.rounds} rounds, sent as NDJSON in batches of {BATCH} over one
-connection to the service in one process. The bare engine runs `observe_many` on the same batches in the process of the
+Features are random (seed 0): a prototype plus noise. Setting: {CLASSES} classes, {DIMENSION} dimensions, StreamDCS with
+its default settings, the service in one process. Each of {chosen.rounds} rounds sends {chosen.rows:,} rows as NDJSON in
+batches of {BATCH} over one connection. The bare engine runs `observe_many` on the same batches in the process of the
 sender. Each answer comes after its row is durable in SQLite (`synchronous=FULL`). Median of the rounds.
 
 | bare engine: rows per second | streamed: rows per second | ratio | low to high |
