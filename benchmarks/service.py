@@ -458,7 +458,7 @@ def unloaded(row):
         "visits per second": f"{row['visits_per_second']:.0f}",
         "visit p50 ms": f"{row['p50']:.1f}",
         "p99 ms": f"{row['p99']:.1f}",
-        "loaded": f"{row['loaded']:,}",
+        "loads": f"{row['loads']:,}",
         "load p50 ms": f"{row['load']['p50']:.1f}",
         "load p99 ms": f"{row['load']['p99']:.1f}",
         "bytes each": f"{row['bytes_each']:,.0f}",
