@@ -277,8 +277,9 @@ def as_markdown(found):
         f"entries and features. Load average before the run: {found['load']:.1f}.\n",
         f"A log of {log['rows']:,} entries of one stream in SQLite: 100 classes, 20 % unknown, 0.1 % unsure, an image "
         f"reference of 22 bytes each, no thumbnails. It takes {log['bytes'] / 1e9:.2f} GB on disk, "
-        f"{log['bytes'] / log['rows']:.0f} bytes per entry. Pages of 100 entries over HTTP, one request at a time, "
-        f"{_PAGES} of each kind, and the processor time of the same pages inside the store:\n",
+        f"{log['bytes'] / log['rows']:.0f} bytes per entry. The store wrote the first entries, and "
+        "SQLite copied them to get the others. Pages of 100 entries are read over HTTP, one request at a time, "
+        f"{_PAGES} of each kind. The last column is the processor time of the same pages inside the store:\n",
         "| page | p50 ms | p99 ms | processor time in the store, p99 ms |\n|---|---|---|---|",
         *(
             f"| {row['page']} | {row['p50_ms']:.1f} | {row['p99_ms']:.1f} | "
@@ -293,8 +294,8 @@ def as_markdown(found):
         lines += [
             "\nObserved features per second with the log and without it (`log_entries: 0`). Two services of one "
             f"process each, {CLASSES} classes, {DIMENSION} dimensions, take turns on this machine, with the load. "
-            f"Median of {found['rounds']} rounds of {found['seconds']:.0f} s, the quartiles of their ratios, and the "
-            "processor time of the service per sample:\n",
+            f"Medians of {found['rounds']} rounds of {found['seconds']:.0f} s. *Low to high*: the quartiles of "
+            "the ratios. *Processor*: the processor time of the service per sample.\n",
             "| samples per request | with the log | without | ratio | low to high | processor with the log | without |"
             "\n|---|---|---|---|---|---|---|",
             *(
