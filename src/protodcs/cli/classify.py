@@ -13,7 +13,7 @@ import typer
 
 from ..atomic_io import replace_file
 from ..errors import DataError, InputError
-from .screen import console, explained, given_classes, new_table, printable, progress, warn_of_boxes
+from .screen import console, explained, given_classes, new_table, printable, progress, target_options, warn_of_boxes
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -66,12 +66,8 @@ def classify(
     files = _limited(_files(images), limit)
     names = given_classes(classes)
     out = _result(out, form)
-    if target_false_reject is not None and not 0 < target_false_reject < 0.5:
-        raise InputError(
-            f"--target-false-reject must be between 0 and 0.5, such as 0.05 for 5 %; given: {target_false_reject:g}"
-        )
+    options: dict[str, Any] = {**target_options(target_false_reject)}
     encoder = encoders.load(model, device=device, batch_size=batch_size, templates=templates)
-    options: dict[str, Any] = {} if target_false_reject is None else {"target_false_reject": target_false_reject}
     classifier = OpenSetClassifier.with_encoder(encoder, names, method=method, **options)
     out.parent.mkdir(parents=True, exist_ok=True)
     store, state = (out.with_suffix(out.suffix + ending) for ending in (".features", ".state"))

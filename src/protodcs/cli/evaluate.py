@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from ..errors import DataError
-from .screen import console, explained, given_classes, new_table, printable, progress
+from .screen import console, explained, given_classes, new_table, printable, progress, target_options
 
 if TYPE_CHECKING:
     from ..metrics import Evaluation
@@ -49,8 +49,8 @@ def evaluate(
     from ..encoders.files import encode_files
 
     labelled = _labelled(folder, None if classes is None else given_classes(classes), None if known_only else unknown)
+    options: dict[str, Any] = {**target_options(target_false_reject)}
     encoder = encoders.load(model, device=device, batch_size=batch_size)
-    options: dict[str, Any] = {} if target_false_reject is None else {"target_false_reject": target_false_reject}
     classifier = OpenSetClassifier.with_encoder(encoder, labelled.classes, method=method, **options)
     with progress(as_json) as bar:
         task = bar.add_task("images", total=len(labelled.files))

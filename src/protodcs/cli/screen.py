@@ -111,6 +111,15 @@ def printable(file: str) -> str:
     return "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in readable)
 
 
+def target_options(target: float | None) -> dict[str, float]:
+    """Return the options of a method for --target-false-reject. Raise InputError if the target is out of range."""
+    if target is None:
+        return {}
+    if not 0 < target < 0.5:
+        raise InputError(f"--target-false-reject must be between 0 and 0.5, such as 0.05 for 5 %; given: {target:g}")
+    return {"target_false_reject": target}
+
+
 def given_classes(classes: str) -> tuple[str, ...]:
     """Return the class names of an option: names separated by commas, a list of the package, or a file."""
     from ..data.prompts import class_names

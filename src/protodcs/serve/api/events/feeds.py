@@ -439,7 +439,7 @@ class Feeds:
     async def _watch(self, tenant: str) -> None:
         """Notify the feeds of streams whose summary has changed. Only a cluster needs this."""
         known: dict[str, bytes] | None = None
-        since = int(1000 * time.time())
+        since = self._followed_since[tenant]
         while True:
             try:
                 found = {listed.id: listed.summary async for listed in self._streams(tenant)}
