@@ -14,6 +14,7 @@ import pytest
 
 from haproxy_gateway import CONFIGURATION, Gateway
 from protodcs import Client
+from protodcs.errors import ServiceError
 from protodcs.serve.access.keys import create_key
 from service.rig import Service
 
@@ -67,6 +68,12 @@ def test_a_stream_works_through_the_gateway(gateway, service):
 def test_plain_http_is_rejected(gateway):
     with pytest.raises(httpx.TransportError):
         httpx.get(f"http://127.0.0.1:{gateway.port}/v1/health")
+
+
+def test_the_client_does_not_retry_if_it_does_not_trust_the_certificate(gateway, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("the client retried"))
+    with Client(gateway.base_url) as client, pytest.raises(ServiceError, match="not trusted: self-signed certificate"):
+        client.health()
 
 
 def test_headers_that_never_end_get_408(gateway):
@@ -206,12 +213,18 @@ def test_without_the_service_the_gateway_responds_503_as_a_problem_document(tmp_
         assert answer.json()["code"] == "unavailable"
 
 
-def test_each_request_is_one_json_line_without_the_key(gateway, service):
+def test_each_request_and_each_failed_handshake_is_one_json_line_without_the_key(gateway, service):
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{gateway.base_url}/v1/health")
+    httpx.get(f"http://127.0.0.1:{gateway.metrics_port}/metrics")
     with gateway.client(headers=gateway.headers) as client:
         client.get('/v1/streams/"\\x')
         client.get("/v1/streams", headers={"X-Request-Id": "last"})
-    lines = [json.loads(line) for line in gateway.log().splitlines() if line.startswith("{")]
-    (last,) = [line for line in lines if line["request_id"] == "last"]
+    gateway.wait_for_log('"request_id":"last"')
+    written = gateway.log().splitlines()
+    lines = [json.loads(line) for line in written if not line.startswith(("[", "Proxy"))]
+    (last,) = [line for line in lines if line.get("request_id") == "last"]
+    assert [line["error"] for line in lines if "error" in line] == ["SSL handshake failure"]
     assert (last["method"], last["path"], last["code"]) == ("GET", "/v1/streams", 200)
     assert service.tokens["calm"] not in gateway.log()
 
@@ -223,6 +236,8 @@ def test_the_gateway_has_metrics_of_its_own(gateway):
 
 def test_haproxy_accepts_the_configuration_with_its_defaults(gateway, tmp_path):
     environment = {"GATEWAY_CERTIFICATE": str(tmp_path / "gateway.pem"), "PATH": "/usr/sbin:/usr/bin"}
-    done = subprocess.run(["haproxy", "-c", "-f", str(CONFIGURATION)], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "WARNING" not in done.stderr
+    check = ["haproxy", "-c", "-f", str(CONFIGURATION)]
+    for user in ({}, {"GATEWAY_USER": "haproxy"}):
+        done = subprocess.run(check, env={**environment, **user}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "WARNING" not in done.stderr

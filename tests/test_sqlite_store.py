@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import sqlite3
+import stat
 import subprocess
 import sys
 import time
@@ -57,6 +58,13 @@ def test_a_second_process_gets_an_error_that_names_the_first(tmp_path):
     assert f"StoreError: the store in {str(tmp_path)!r} is in use by process {os.getpid()}:" in second.stderr
     run(store.close())
     run(SqliteStore(tmp_path).close())
+
+
+def test_only_the_owner_can_read_a_store_and_its_copy(tmp_path):
+    run(SqliteStore(tmp_path / "streams").close())
+    back_up(tmp_path / "streams", tmp_path / "copy")
+    for name in ("streams", "copy"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o700
 
 
 def test_a_closed_store_says_so_and_can_be_closed_again(tmp_path):

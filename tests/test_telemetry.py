@@ -667,10 +667,12 @@ def test_the_dashboard_has_panels_that_do_not_overlap_and_questions_that_have_na
 def test_every_alert_says_what_is_wrong_and_where_to_read_what_to_do():
     headings = re.findall(r"^#+ (\w+)$", (ROOT / "docs" / "how-to" / "operate.md").read_text(), re.MULTILINE)
     assert {rule["alert"] for rule in RULES} <= set(headings)
+    described = (ROOT / "docs" / "how-to" / "monitor.md").read_text()
     for rule in RULES:
         section = f"/how-to/operate/#{rule['alert'].lower()}"
         assert rule["annotations"]["runbook_url"] == "{{ $externalLabels.docs_url }}" + section
         assert rule["annotations"]["summary"]
+        assert f"| [{rule['alert']}](operate.md#{rule['alert'].lower()}) | " in described
         assert rule["labels"]["severity"] in ("critical", "warning")
 
 

@@ -63,14 +63,16 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def lock_folder(folder: Path) -> int:
-    """Lock a folder, which is created if needed. The lock ends when the returned handle is closed or the process ends.
+    """Lock a folder. The lock ends when the returned handle is closed or the process ends.
+
+    If there is no such folder, it is created, and only its owner can read it.
 
     Raises:
         BlockingIOError: the folder is locked. Its `strerror` names the process.
     """
     import fcntl  # Some systems do not have it. They can use the rest of this module.
 
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:

@@ -7,6 +7,7 @@ because the service keeps the order in which requests arrive.
 
 import asyncio
 import math
+import ssl
 import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -933,9 +934,19 @@ def _response(response: httpx.Response) -> Response:
 
 
 def _no_response(problem: httpx.TransportError, url: httpx.URL) -> NoResponse:
-    words = f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
     # Without a password that may stand before it.
-    return NoResponse(f"{url.scheme}://{url.netloc.decode()}: {words}")
+    address = f"{url.scheme}://{url.netloc.decode()}"
+    cause: BaseException | None = problem
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            # Retries don't help.
+            raise ServiceError(
+                f"The certificate of {address} is not trusted: {cause.verify_message}. If it is yours, set "
+                "SSL_CERT_FILE to the PEM file of its authority."
+            ) from problem
+        cause = cause.__cause__ or cause.__context__
+    words = f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
+    return NoResponse(f"{address}: {words}")
 
 
 def _check_ahead(ahead: int) -> None:

@@ -746,7 +746,7 @@ def back_up(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> N
     if copy.exists():
         raise InputError(f"{str(copy)!r} exists already. Name a new folder.")
     draft = copy.with_name(f".{copy.name}.{secrets.token_hex(8)}.tmp")
-    draft.mkdir(parents=True)
+    draft.mkdir(mode=0o700, parents=True)
     try:
         with (
             closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as original,
