@@ -83,15 +83,29 @@ def test_an_arena_takes_over_the_bytes_of_another_whatever_it_held_before():
     arena = Arena(layout)
     arena["counts"][:] = 1, 2, 3
     arena["history"][:10] = -0.0
-    data = b"".join(arena.content())
+    data = b"".join(arena.packed())
     assert len(data) < arena.nbytes / 3
     other = Arena(layout)
     for array in other.values():
         array[...] = 9
-    other.take_bytes(memoryview(data))
+    other.unpack(memoryview(data))
     assert [mine.tobytes() for mine in other.values()] == [theirs.tobytes() for theirs in arena.values()]
 
 
-def test_bytes_that_are_longer_than_an_arena_are_an_error():
-    with pytest.raises(ValueError, match="do not fit"):
-        Arena({"counts": (np.int64, (8,))}).take_bytes(memoryview(bytes(65)))
+def test_zeros_between_arrays_are_left_out():
+    arena = Arena({"rows": (np.float64, (100, 8)), "history": (np.float64, (1000,))})
+    arena["rows"][[3, 50]] = 1.5
+    arena["history"][-1] = -0.0
+    bits, lines = arena.packed()
+    assert len(bits) == arena.bitmap_bytes
+    assert lines.nbytes == 3 * 64
+
+
+def test_bytes_behind_the_content_are_ignored_and_missing_ones_are_an_error():
+    arena = filled()
+    data = b"".join(arena.packed())
+    other = Arena(LAYOUT)
+    other.unpack(memoryview(data + b"more"))
+    assert [mine.tobytes() for mine in other.values()] == [theirs.tobytes() for theirs in arena.values()]
+    with pytest.raises(ValueError, match="smaller than requested"):
+        other.unpack(memoryview(data[:-1]))

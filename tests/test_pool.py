@@ -216,12 +216,27 @@ def test_an_engine_that_was_kept_after_its_with_cannot_change_another_stream(tmp
         assert pool.stats("b")["sequence"] == 1
 
 
+def test_a_stream_that_is_stored_again_after_one_sample_writes_only_what_changed(tmp_path, clip_stream):
+    rows, features, _ = clip_stream("dtd")
+    with open_pool(tmp_path / "pool", rows) as pool:
+        with pool.engine("a") as engine:
+            engine.observe_many(features[:200])
+        log = tmp_path / "pool" / "streams.sqlite-wal"
+        before = log.stat().st_size
+        pool.unload("a")
+        first = log.stat().st_size
+        for feature in features[200:210]:
+            pool.observe("a", feature)
+            pool.unload("a")
+        assert (log.stat().st_size - first) / 10 < 0.7 * (first - before)
+
+
 def test_a_state_of_another_arrangement_is_an_error(tmp_path):
     rows, features, _ = random_stream(samples=2)
     with open_pool(tmp_path / "pool", rows) as pool:
         pool.observe("a", features[0])
         pool.unload("a")
-        pool._states._layout += 1
+        pool._states._arena_headers = [b"another", b"arrangement"]
         with pytest.raises(StateError, match="arranges states differently"):
             pool.observe("a", features[1])
 

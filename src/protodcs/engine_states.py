@@ -1,7 +1,8 @@
 """EngineStates: how a `StreamPool` turns engines into bytes and back.
 
 A state begins with its checksum and the length of its JSON header. If an arena holds everything that the engine has
-learned, its content follows as it is. Otherwise the exported arrays follow one after another. The bytes are trusted:
+learned, its content follows without the zeros. Otherwise the exported arrays follow one after another. Zeros fill the
+last page, so that most states keep their size and SQLite writes only the pages that changed. The bytes are trusted:
 apart from their checksum, they are checked no further than the method needs to rebuild the engine.
 """
 
@@ -19,8 +20,10 @@ from .core.base import FeatureMethod
 from .core.prototypes import Prototypes
 from .core.validation import class_names
 from .errors import StateError
+from .stream_store import PAGE_BYTES
 
 _PREFIX = struct.Struct("<II")
+_CHECKSUM_BYTES = 4
 # Engines that are kept for the next streams to load.
 _MOST_SPARE = 16
 
@@ -46,9 +49,13 @@ class EngineStates:
         self.method, self.prototypes, self.encoder = method, prototypes, encoder
         self.classes, self.config = first.classes, first.config
         arena = first._arena()
-        self._nothing_learned = None if arena is None else b"".join(arena.content())
-        # Bytes of an arena mean nothing to a version that arranges its arrays differently.
-        self._layout = None if arena is None else zlib.crc32(repr(arena.layout).encode())
+        self._nothing_learned = None if arena is None else b"".join(arena.packed())
+        # Packed bytes mean nothing to a version that arranges the arrays of an arena differently.
+        layout = None if arena is None else zlib.crc32(repr(arena.layout).encode())
+        self._arena_headers = [
+            json.dumps({"schema": state.SCHEMA, "frozen": frozen, "packed": layout}).encode()
+            for frozen in (False, True)
+        ]
         self._spare: list[FeatureMethod] = []
 
     def new(self) -> FeatureMethod:
@@ -62,14 +69,18 @@ class EngineStates:
         if self._keeps_arena(engine) and len(self._spare) < _MOST_SPARE:
             self._spare.append(engine)
 
-    def encode(self, engine: FeatureMethod) -> bytes:
+    def encode(self, engine: FeatureMethod) -> bytearray:
         """Return the state of an engine. The prototypes are left out unless its classes were edited."""
         with engine._exclusive():
-            parts = self._arena_parts(engine) if self._keeps_arena(engine) else self._array_parts(engine)
-            checksum = 0
-            for part in parts:
-                checksum = zlib.crc32(part, checksum)
-            return b"".join([_PREFIX.pack(checksum, len(parts[0])), *parts])
+            arena = engine._arena() if self._keeps_arena(engine) else None
+            if arena is None:
+                header, parts = self._array_parts(engine)
+            else:
+                header, parts = self._arena_headers[engine.frozen], arena.packed()
+            length = _PREFIX.size + len(header) + sum(part.nbytes for part in parts)
+            data = bytearray().join((_PREFIX.pack(0, len(header)), header, *parts, bytes(-length % PAGE_BYTES)))
+        _PREFIX.pack_into(data, 0, zlib.crc32(memoryview(data)[_CHECKSUM_BYTES:]), len(header))
+        return data
 
     def decode(self, data: bytes) -> FeatureMethod:
         """Return the engine that a state was encoded from.
@@ -79,29 +90,24 @@ class EngineStates:
         """
         try:
             checksum, length = _PREFIX.unpack_from(data)
-            content = memoryview(data)[_PREFIX.size :]
-            if zlib.crc32(content) != checksum:
+            whole = memoryview(data)
+            if zlib.crc32(whole[_CHECKSUM_BYTES:]) != checksum:
                 raise StateError("its checksum is wrong")
-            header = json.loads(bytes(content[:length]))
+            text, content = bytes(whole[_PREFIX.size : _PREFIX.size + length]), whole[_PREFIX.size + length :]
+            if text in self._arena_headers:
+                return self._with_content(content, frozen=text == self._arena_headers[True])
+            header = json.loads(text)
             if header["schema"] != state.SCHEMA:
                 raise StateError(f"it has schema {header['schema']}, and this version reads {state.SCHEMA}")
-            if "arrays" in header:
-                return self._with_arrays(content[length:], header)
-            if header["layout"] != self._layout:
+            if "arrays" not in header:
                 raise StateError("it was stored by a version that arranges states differently")
-            return self._with_content(content[length:], header["frozen"])
+            return self._with_arrays(content, header)
         except (ValueError, KeyError, TypeError, struct.error) as problem:
             raise StateError(str(problem)) from None
 
     def _keeps_arena(self, engine: FeatureMethod) -> bool:
         """Whether the content of its arena is all that differs from a new engine."""
         return engine._prototypes is self.prototypes and engine._arena() is not None
-
-    def _arena_parts(self, engine: FeatureMethod) -> list[bytes | memoryview]:
-        arena = engine._arena()
-        assert arena is not None
-        header = {"schema": state.SCHEMA, "frozen": engine.frozen, "layout": self._layout}
-        return [json.dumps(header).encode(), *arena.content()]
 
     def _with_content(self, content: memoryview, frozen: bool) -> FeatureMethod:
         """Return an engine with this content of its arena."""
@@ -111,11 +117,11 @@ class EngineStates:
             engine = self.method(self.prototypes, self.classes, self.config, self.encoder)
         arena = engine._arena()
         assert arena is not None
-        arena.take_bytes(content)
+        arena.unpack(content)
         engine.frozen = frozen
         return engine
 
-    def _array_parts(self, engine: FeatureMethod) -> list[bytes | memoryview]:
+    def _array_parts(self, engine: FeatureMethod) -> tuple[bytes, Sequence[memoryview]]:
         counters, arrays = engine._memory.export()
         edited = engine._prototypes is not self.prototypes
         if not edited:
@@ -127,7 +133,7 @@ class EngineStates:
             "counters": counters,
             "arrays": [(name, array.dtype.str, array.shape) for name, array in arrays.items()],
         }
-        return [json.dumps(header).encode(), *(array.tobytes() for array in arrays.values())]
+        return json.dumps(header).encode(), [np.ascontiguousarray(array).data for array in arrays.values()]
 
     def _with_arrays(self, content: memoryview, header: dict[str, Any]) -> FeatureMethod:
         """Return an engine from the arrays that it exported."""

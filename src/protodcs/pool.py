@@ -100,10 +100,15 @@ class StreamPool:
 
     def observe(self, stream: str, feature: NDArray[np.floating]) -> Decision:
         """Decide on one feature (d,) of a stream and learn from it. A stream begins with its first feature."""
-        with self._using(stream) as loaded:
+        # Written out instead of `with self._using(stream)`, which takes longer.
+        loaded = self._acquire(_checked_id(stream))
+        try:
+            self._load(stream, loaded)
             # Whatever happens in `observe`, the stored state may be out of date from here on.
             loaded.changed = True
             return _engine(loaded).observe(feature)
+        finally:
+            self._release(stream, loaded)
 
     def peek(self, stream: str, feature: NDArray[np.floating]) -> Decision:
         """Return what `observe` would return next. Nothing changes, and no stream begins."""
@@ -198,9 +203,7 @@ class StreamPool:
     def _using(self, stream: str) -> Iterator[_LoadedStream]:
         """Lock a stream and load it."""
         with self._locked(_checked_id(stream)) as loaded:
-            if loaded.engine is None:
-                self._make_room()
-                self._load(stream, loaded)
+            self._load(stream, loaded)
             yield loaded
 
     @contextmanager
@@ -210,11 +213,7 @@ class StreamPool:
         try:
             yield loaded
         finally:
-            # A stream that could not be loaded, or whose engine was interrupted, continues from its stored state.
-            if loaded.engine is None or not loaded.engine._consistent:
-                self._drop(stream, loaded)
-            loaded.thread = 0
-            loaded.lock.release()
+            self._release(stream, loaded)
 
     def _acquire(self, stream: str) -> _LoadedStream:
         """Return the entry of a stream with its lock held."""
@@ -236,6 +235,14 @@ class StreamPool:
                 return loaded
             loaded.lock.release()  # Another thread unloaded it meanwhile.
 
+    def _release(self, stream: str, loaded: _LoadedStream) -> None:
+        """Release the lock of a stream."""
+        # A stream that could not be loaded, or whose engine was interrupted, continues from its stored state.
+        if loaded.engine is None or not loaded.engine._consistent:
+            self._drop(stream, loaded)
+        loaded.thread = 0
+        loaded.lock.release()
+
     def _make_room(self) -> None:
         """Unload the streams that were not used for longest, except those in use."""
         while len(self._streams) > self.max_loaded:
@@ -249,6 +256,10 @@ class StreamPool:
                 idle[1].lock.release()
 
     def _load(self, stream: str, loaded: _LoadedStream) -> None:
+        """Load a stream unless it is loaded."""
+        if loaded.engine is not None:
+            return
+        self._make_room()
         data = self._opened.read(stream)
         loaded.stored = data is not None
         loaded.engine = self._states.new() if data is None else self._decoded(stream, data)

@@ -14,10 +14,10 @@ from typing import Any
 from .errors import StateError, UsageError
 
 _FILE = "streams.sqlite"
-# Reads and writes of whole states are larger than SQLite's default pages of 4 kB.
-_PAGE_BYTES = 16_384
+# If a state keeps its size, SQLite writes only the pages that changed. With larger pages it would write more.
+PAGE_BYTES = 4096
 # SQLite waits for the disk once per so many pages of its log, about 64 MB.
-_PAGES_PER_SYNC = 4_000
+_PAGES_PER_SYNC = 16_000
 
 
 class StreamStore:
@@ -37,7 +37,7 @@ class StreamStore:
             raise StateError(f"Cannot open {self.path}: {problem}.") from problem
         try:
             for statement in (
-                f"PRAGMA page_size = {_PAGE_BYTES}",
+                f"PRAGMA page_size = {PAGE_BYTES}",
                 # The lock of the first statement stays until the connection is closed or the process ends.
                 "PRAGMA locking_mode = EXCLUSIVE",
                 "PRAGMA journal_mode = WAL",
@@ -69,7 +69,7 @@ class StreamStore:
         found = self._run("SELECT state FROM streams WHERE id = ?", stream).fetchone()
         return None if found is None else bytes(found[0])
 
-    def write(self, stream: str, data: bytes) -> None:
+    def write(self, stream: str, data: bytes | bytearray) -> None:
         """Store the state of a stream."""
         try:
             self._run(

@@ -1,6 +1,6 @@
-"""Arena: the arrays of a state as named views of three flat buffers, so that a copy of a state is a copy of memory.
+"""Arena: the arrays of a state as named views of one block of memory, so that a copy of a state is a copy of memory.
 
-An arena has one buffer each for int64, float32 and float64. Every array begins at a multiple of 64 bytes, as vector
+The block has one buffer each for int64, float32 and float64. Every array begins at a multiple of 64 bytes, as vector
 instructions like it. An arena never moves or resizes its arrays: a state of another size gets an arena of its own.
 """
 
@@ -16,8 +16,8 @@ Layout = Mapping[str, tuple[type, tuple[int, ...]]]
 
 _TYPES = (np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.float64))
 _ALIGNMENT = 64
-# Zeros at the end of an arena are looked for in blocks of so many numbers.
-_BLOCK = 1024
+# As many bytes as the alignment, which numpy copies at once.
+_LINE = np.dtype((np.void, _ALIGNMENT))
 
 
 class Arena(Mapping[str, NDArray[Any]]):
@@ -35,7 +35,7 @@ class Arena(Mapping[str, NDArray[Any]]):
     [0, 7]
     """
 
-    __slots__ = ("_arrays", "buffers", "layout")
+    __slots__ = ("_arrays", "_memory", "buffers", "layout")
 
     def __init__(self, layout: Layout):
         self.layout = layout
@@ -45,8 +45,16 @@ class Arena(Mapping[str, NDArray[Any]]):
             if dtype not in sizes:
                 raise TypeError(f"An arena holds float32, float64 and int64; given: {dtype}.")
             sizes[dtype] += _padded(math.prod(shape), dtype)
-        self.buffers = tuple(_aligned(size, dtype) for dtype, size in sizes.items())
+        self._memory = _aligned(sum(size * dtype.itemsize for dtype, size in sizes.items()))
+        self.buffers = self._buffers(sizes)
         self._arrays = self._views()
+
+    def _buffers(self, sizes: Mapping[np.dtype[Any], int]) -> tuple[NDArray[Any], ...]:
+        buffers, place = [], 0
+        for dtype, size in sizes.items():
+            buffers.append(self._memory[place : place + size * dtype.itemsize].view(dtype))
+            place += size * dtype.itemsize
+        return tuple(buffers)
 
     def _views(self) -> dict[str, NDArray[Any]]:
         free = dict(zip(_TYPES, self.buffers, strict=True))
@@ -74,54 +82,52 @@ class Arena(Mapping[str, NDArray[Any]]):
 
     def copy_from(self, other: "Arena") -> None:
         """Take over the content of an arena of the same layout."""
-        for own, others in zip(self.buffers, other.buffers, strict=True):
-            np.copyto(own, others)
+        np.copyto(self._memory, other._memory)
 
-    def content(self) -> list[memoryview]:
-        """Return views of the content without most of the zeros at its end. Joined, they are what `take_bytes` takes.
+    def packed(self) -> tuple[memoryview, memoryview]:
+        """Return the content without its zeros: one bit per 64 bytes, set if any of them is not zero, and these bytes.
 
-        An array that fills slowly should be the last one of a layout.
+        An array that fills slowly should be the last one of a layout. All others then keep their places.
         """
-        *full, last = self.buffers
-        # As integers, because a negative zero is not nothing.
-        words, end = last.view(np.int64), len(last)
-        while end and not words[max(0, end - _BLOCK) : end].any():
-            end = max(0, end - _BLOCK)
-        return [*(buffer.data.cast("B") for buffer in full if len(buffer)), words[:end].data.cast("B")]
+        # As integers, because a negative zero is not nothing. Eight comparisons make one integer again.
+        used = (self._memory.view(np.int64) != 0).view(np.int64) != 0
+        return np.packbits(used).data, self._memory.view(_LINE)[used].data
 
-    def take_bytes(self, data: memoryview) -> None:
-        """Take over what `content` returned, joined, for an arena of the same layout.
+    def unpack(self, data: memoryview) -> None:
+        """Take over what `packed` returned, joined, for an arena of the same layout. Further bytes are ignored.
 
         Raises:
-            ValueError: the data is longer than the arena.
+            ValueError: the data is too short.
         """
-        if len(data) > self.nbytes:
-            raise ValueError(f"{len(data)} bytes do not fit into an arena of {self.nbytes}")
-        stored = np.frombuffer(data, np.uint8)
-        for buffer in self.buffers:
-            own = buffer.view(np.uint8)
-            part, stored = stored[: len(own)], stored[len(own) :]
-            own[: len(part)] = part
-            own[len(part) :] = 0
+        lines = self._memory.view(_LINE)
+        length = self.bitmap_bytes
+        used = np.unpackbits(np.frombuffer(data, np.uint8, length), count=len(lines)).view(np.bool_)
+        stored = np.frombuffer(data, _LINE, np.count_nonzero(used), length)
+        self._memory.fill(0)
+        lines[used] = stored
+
+    @property
+    def bitmap_bytes(self) -> int:
+        """The number of bytes of the bits that `packed` returns."""
+        return -(-self.nbytes // (8 * _ALIGNMENT))
 
     @property
     def nbytes(self) -> int:
         """The number of bytes in the buffers."""
-        return sum(buffer.nbytes for buffer in self.buffers)
+        return self._memory.nbytes
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self.copy()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The default would store every view as an array of its own.
-        return _restored, (dict(self.layout), self.buffers)
+        return _restored, (dict(self.layout), self._memory)
 
 
-def _restored(layout: Layout, buffers: tuple[NDArray[Any], ...]) -> Arena:
+def _restored(layout: Layout, memory: NDArray[np.uint8]) -> Arena:
     """Return the arena that was pickled."""
     arena = Arena(layout)
-    for own, stored in zip(arena.buffers, buffers, strict=True):
-        np.copyto(own, stored)
+    np.copyto(arena._memory, memory)
     return arena
 
 
@@ -131,8 +137,8 @@ def _padded(size: int, dtype: np.dtype[Any]) -> int:
     return -(-size // unit) * unit
 
 
-def _aligned(size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _aligned(size: int) -> NDArray[np.uint8]:
     """Return zeros (size,) that begin at a multiple of the alignment."""
-    raw = np.zeros(size * dtype.itemsize + _ALIGNMENT, dtype=np.uint8)
+    raw = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + size * dtype.itemsize].view(dtype)
+    return raw[start : start + size]
