@@ -31,7 +31,7 @@ class Cluster(BaseModel):
     positions: list[int] = Field(description="Positions of its samples in the journal, the most typical first.")
 
 
-class Clusters(BaseModel):
+class ClusterList(BaseModel):
     """The clusters of a stream, the largest first."""
 
     clusters: list[Cluster]
@@ -65,13 +65,13 @@ class Merge(Body):
 
 @router.get("/v1/streams/{stream}/clusters")
 @requires("read", "clusters")
-async def list_clusters(stream: StreamPath, context: Context) -> Clusters:
+async def list_clusters(stream: StreamPath, context: Context) -> ClusterList:
     """Return all clusters. If enough samples were rejected since the last clustering pass, run one first."""
     reply = await context.ask(stream, Action.LIST_CLUSTERS)
     if (reply.facts or {})["due"]:
         await _edit(stream, context, action="update")
         reply = await context.ask(stream, Action.LIST_CLUSTERS)
-    return Clusters.model_validate(reply.facts)
+    return ClusterList.model_validate(reply.facts)
 
 
 @router.post("/v1/streams/{stream}/clusters/{cluster}:name")

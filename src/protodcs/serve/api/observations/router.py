@@ -16,7 +16,7 @@ from ..json_parsing import JsonRoute
 from ..openapi import problems
 from ..schemas import StreamPath
 from .handler import decide
-from .schemas import SAMPLES, STREAMED_ANSWERS, STREAMED_ROWS, Decisions, Explanation
+from .schemas import SAMPLES, STREAMED_ANSWERS, STREAMED_ROWS, DecisionList, Explanation
 from .streaming import LineResponse, observe_rows
 
 Position = Annotated[int, Path(ge=0, lt=2**62, description="Position of the decision in the journal.")]
@@ -24,14 +24,14 @@ Position = Annotated[int, Path(ge=0, lt=2**62, description="Position of the deci
 router = APIRouter(tags=["observations"], route_class=JsonRoute, responses=problems(404, 409, 410))
 
 
-@router.post("/v1/streams/{stream}/observe", response_model=Decisions, openapi_extra=SAMPLES)
+@router.post("/v1/streams/{stream}/observe", response_model=DecisionList, openapi_extra=SAMPLES)
 @requires("observe", "observe")
 async def observe(stream: StreamPath, http: Request) -> Response:
     """Decide on features or images, and learn from them."""
     return _decisions(await decide(http, stream, Action.OBSERVE))
 
 
-@router.post("/v1/streams/{stream}/peek", response_model=Decisions, openapi_extra=SAMPLES)
+@router.post("/v1/streams/{stream}/peek", response_model=DecisionList, openapi_extra=SAMPLES)
 @requires("observe", "peek")
 async def peek(stream: StreamPath, http: Request) -> Response:
     """Return what observe would return. Nothing changes."""

@@ -15,8 +15,9 @@ ROW: TypeAdapter[list[float]] = TypeAdapter(Row, config=ConfigDict(strict=True))
 _ROWS = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}, "minItems": 1}
 
 
+# Validate each of the rows with `ROW`: validating all at once would block other threads.
 class Features(BaseModel):
-    """Features as JSON. Validate each of the rows with `ROW`: validating all at once would block other threads."""
+    """Features as JSON."""
 
     model_config = ConfigDict(strict=True)
 
@@ -56,7 +57,7 @@ class Decision(BaseModel):
     repeated: bool = Field(description="Whether the sample was observed by an earlier request with the same key.")
 
 
-class Decisions(BaseModel):
+class DecisionList(BaseModel):
     """One decision per sample, in order."""
 
     decisions: list[Decision]
