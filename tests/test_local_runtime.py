@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
 import pytest
@@ -158,17 +159,38 @@ def test_a_port_that_is_taken_is_one_line(tmp_path):
         (["--encoder", "nosuch"], "Unknown encoder 'nosuch'. Use demo, mini"),
         (["--encoder", "mini:missing"], "missing/mini.safetensors is missing. Set PROTODCS_DATA"),
         (["--encoder", "onnx:missing"], "There is no folder 'missing'"),
+        (["--encoder", "/missing/folder"], "There is no folder '/missing/folder'"),
+        (["--encoder", "some/model"], "'some/model' is not in the cache, and Hugging Face cannot be reached"),
         (["--keys", "missing.json"], "missing.json cannot be read"),
     ],
 )
 def test_a_missing_file_is_one_line_and_no_library_is_loaded(tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     program = [sys.executable, "-W", "ignore", "-c", WITHOUT_LIBRARIES, "serve", "--port", str(free_port()), *options]
     done = subprocess.run(program, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert message in line
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_hugging_face_does_not_have_is_one_line(monkeypatch):
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(404)
+            self.send_header("X-Error-Code", "RepoNotFound")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Hub) as hub:
+        threading.Thread(target=hub.serve_forever).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
+        line = failed("--encoder", "some/model", "--port", str(free_port()))
+        hub.shutdown()
+    assert "Hugging Face has no model 'some/model'" in line
 
 
 def test_a_cluster_without_its_redis_is_one_line_before_ray_is_loaded(tmp_path):

@@ -30,6 +30,8 @@ _PACKAGES: dict[str, tuple[str, ...]] = {
     "open_clip": ("torch", "open_clip"),
     "onnx": ("onnxruntime",),
 }
+# Time for Hugging Face to answer. Seconds.
+_HUB_SECONDS = 5.0
 
 
 def load(
@@ -69,7 +71,7 @@ def load(
 def check(name: str) -> None:
     """Raise EncoderError if an encoder is unknown, or if a file or package that it needs is missing.
 
-    This loads nothing, so it takes milliseconds. A model id of a hub is not looked up.
+    This loads nothing. A model id is looked up in the cache of Hugging Face, and on the hub if it is not there.
     """
     _check_name(name)
     beginning, _, rest = name.partition(":")
@@ -87,6 +89,31 @@ def check(name: str) -> None:
             raise EncoderError(f"{folder / 'mini.safetensors'} is missing. Set {VARIABLE}, or use mini:FOLDER.")
     elif beginning == "onnx" and not Path(rest).is_dir():
         raise EncoderError(f"There is no folder {rest!r}. Use onnx:FOLDER with the folder of an exported encoder.")
+    elif beginning not in _BACK_ENDS and not Path(name).is_dir():
+        _check_model_id(name)
+
+
+def _check_model_id(name: str) -> None:
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+            HfApi().model_info(name, timeout=_HUB_SECONDS)
+    except HFValidationError:
+        raise EncoderError(f"There is no folder {name!r}. Use a folder, or a model id of Hugging Face.") from None
+    except RepositoryNotFoundError:
+        raise EncoderError(
+            f"Hugging Face has no model {name!r} that you may read. Check the name, or log in with `hf auth login`."
+        ) from None
+    except HfHubHTTPError:
+        # The hub has a problem. Loading the model retries, and says more.
+        return
+    except Exception as problem:  # Which library makes the request, and so its errors, depends on the version.
+        raise EncoderError(
+            f"The model {name!r} is not in the cache, and Hugging Face cannot be reached: {problem}. Check your "
+            "connection, or use a folder with the model."
+        ) from None
 
 
 def _check_name(name: str) -> None:
