@@ -5,6 +5,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,14 +83,19 @@ def serve(
 
 def _serve_on_ray(settings: "ServeConfig", address: str, ready: Callable[[str], None]) -> None:
     stopped = threading.Event()
-    with connected(address, "start without --cluster", num_cpus=max(_LEAST_CPUS, os.cpu_count() or 1)):
+    cpus = max(_LEAST_CPUS, os.cpu_count() or 1)
+    with ExitStack() as quiet, connected(address, "start without --cluster", num_cpus=cpus):
         from ..serve.runtime.ray.deploy import Service
 
+        # Ray's own handler prints a stack.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         service = Service(settings)
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, lambda *_: stopped.set())
         ready(service.address)
         stopped.wait()
+        # Ray prints that the last call to its controller failed, because that call ends the controller.
+        quiet.enter_context(redirect_stdout(StringIO()))
         service.stop()
 
 
