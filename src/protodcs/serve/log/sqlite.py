@@ -75,40 +75,45 @@ class LogWriter:
         """Forget what the last transaction wrote, because it was rolled back."""
         self._classes.clear()
 
-    def append(self, stream: int, entries: Sequence[LogEntry], roll_backs: Sequence[Range]) -> None:
-        """Add entries to the log of a stream, and mark earlier ones as rolled back."""
-        execute, executemany = self._database.execute, self._database.executemany
-        if entries:
-            base, class_number = stream << POSITION_BITS, self._class_number
-            rows = [
-                (
-                    base + entry.position,
-                    entry.time,
-                    _packed_key(entry.key),
-                    entry.image_ref,
-                    entry.outcome_code,
-                    class_number(entry.nearest_class),
-                    entry.p_unknown,
-                    entry.score,
-                    None if entry.reason is None else REASONS.index(entry.reason),
-                    len(entry.thumbnail),
+    def append(self, added: "Sequence[tuple[int, Sequence[LogEntry], Sequence[Range]]]") -> None:
+        """Add entries to the logs of streams, and mark earlier ones as rolled back."""
+        rows: list[tuple[Any, ...]] = []
+        sizes: dict[int, list[int]] = {}
+        thumbnails = []
+        for stream, entries, _ in added:
+            base = stream << POSITION_BITS
+            for entry in entries:
+                key, thumbnail = base + entry.position, entry.thumbnail
+                rows.append(
+                    (
+                        key,
+                        entry.time,
+                        _packed_key(entry.key),
+                        entry.image_ref,
+                        entry.outcome_code,
+                        self._class_number(entry.nearest_class),
+                        entry.p_unknown,
+                        entry.score,
+                        None if entry.reason is None else REASONS.index(entry.reason),
+                        len(thumbnail),
+                    )
                 )
-                for entry in entries
-            ]
-            insert_rows(self._database, "log", rows)
-            thumbnails = [(base + entry.position, entry.thumbnail) for entry in entries if entry.thumbnail]
-            if thumbnails:
-                executemany("INSERT INTO log_thumbnails VALUES (?, ?)", thumbnails)
-            size = sum(_ENTRY_BYTES + len((row[3] or "").encode()) + row[9] for row in rows)
-            execute(
-                "INSERT INTO log_sizes VALUES (?1, ?2, ?3) "
-                "ON CONFLICT DO UPDATE SET entries = entries + ?2, bytes = bytes + ?3",
-                (stream, len(rows), size),
-            )
-            self._grown.add(stream)
-        if roll_backs:
-            marks = [(stream, first, last) for first, last in roll_backs]
-            executemany("INSERT OR IGNORE INTO log_roll_backs VALUES (?, ?, ?)", marks)
+                size = sizes.setdefault(stream, [0, 0])
+                size[0] += 1
+                size[1] += _ENTRY_BYTES + len((entry.image_ref or "").encode()) + len(thumbnail)
+                if thumbnail:
+                    thumbnails.append((key, thumbnail))
+        insert_rows(self._database, "log", rows)
+        insert_rows(self._database, "log_thumbnails", thumbnails)
+        execute_with_rows(
+            self._database,
+            "INSERT INTO log_sizes VALUES {rows} "
+            "ON CONFLICT DO UPDATE SET entries = entries + excluded.entries, bytes = bytes + excluded.bytes",
+            [(stream, *size) for stream, size in sizes.items()],
+        )
+        self._grown.update(sizes)
+        marks = [(stream, first, last) for stream, _, roll_backs in added for first, last in roll_backs]
+        self._database.executemany("INSERT OR IGNORE INTO log_roll_backs VALUES (?, ?, ?)", marks)
 
     def _class_number(self, name: str) -> int:
         number = self._classes.get(name)
@@ -217,7 +222,12 @@ class LogWriter:
 
 
 def insert_rows(database: sqlite3.Connection, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Insert rows into a table, many with each statement.
+    """Insert rows into a table, many with each statement."""
+    execute_with_rows(database, f"INSERT INTO {table} VALUES {{rows}}", rows)
+
+
+def execute_with_rows(database: sqlite3.Connection, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Execute a statement for rows of values, many at a time. They take the place of `{rows}` behind VALUES.
 
     Python's sqlite3 module releases the interpreter lock during a statement. With one statement per row, the threads of
     the service would pass the lock to each other for every row.
@@ -226,7 +236,7 @@ def insert_rows(database: sqlite3.Connection, table: str, rows: Sequence[tuple[A
         chunk = rows[first : first + _ROWS_AT_ONCE]
         row = f"({', '.join('?' * len(chunk[0]))})"
         values = [value for one in chunk for value in one]
-        database.execute(f"INSERT INTO {table} VALUES {', '.join([row] * len(chunk))}", values)
+        database.execute(statement.format(rows=", ".join([row] * len(chunk))), values)
 
 
 def read_page(database: sqlite3.Connection, stream: int, query: LogQuery) -> LogPage:

@@ -25,7 +25,7 @@ from ..log.entries import LogLimits, LogPage, LogQuery, Purge
 from ..log.notices import Notice
 from ..log.notices_sqlite import SCHEMA as _NOTICES
 from ..log.notices_sqlite import NoticeTable
-from ..log.sqlite import POSITION_BITS, LogWriter, insert_rows
+from ..log.sqlite import POSITION_BITS, LogWriter, execute_with_rows, insert_rows
 from ..settings import tenant_of
 from .base import (
     AcquiredStream,
@@ -45,6 +45,10 @@ T = TypeVar("T")
 
 DATABASE: Final = "streams.db"
 _LAYOUT: Final = 3
+# Prepared statements in memory. Those with many rows of values differ by the number of rows.
+_STATEMENTS: Final = 512
+# Rows of streams in memory, at most.
+_MAX_ROWS: Final = 10_000
 # Specs, snapshots and records are apart from `streams`, so that an append changes few pages.
 _SCHEMA: Final = f"""
 {log_tables.SCHEMA}
@@ -122,6 +126,19 @@ class _Stream(NamedTuple):
         """Return the key of the record at a position: a journal is one range of one B-tree."""
         return (self.number << POSITION_BITS) + position
 
+    def with_batch(self, batch: Batch) -> "_Stream":
+        """Return the row after a batch was appended."""
+        size = sum(map(len, batch.records))
+        return self._replace(finish=self.finish + len(batch.records), journal_bytes=self.journal_bytes + size)
+
+
+class _Append(NamedTuple):
+    """Records that are appended to a stream, and its row before and after."""
+
+    before: _Stream
+    batch: Batch
+    after: _Stream
+
 
 class _Job(NamedTuple):
     """A call that waits for its turn."""
@@ -153,6 +170,8 @@ class SqliteStore:
         # The bytes that each tenant uses, and what the open transaction adds to them.
         self._usage: Counter[bytes] = Counter()
         self._added: Counter[bytes] = Counter()
+        # Rows of `streams` that were appended to, as they are in the database.
+        self._rows: dict[str, _Stream] = {}
         self._closed = False
         self.failure: Future[StoreError] = Future()
         self._jobs: list[_Job] = []
@@ -238,6 +257,7 @@ class SqliteStore:
         return await self._call(lambda: self._acquire(stream, worker, incarnation))
 
     def _acquire(self, stream: str, worker: str, incarnation: str) -> AcquiredStream:
+        self._rows.pop(stream, None)
         known = self._known(stream)
         holder = self._holder(stream)
         if holder is not None and holder != worker:
@@ -333,29 +353,53 @@ class SqliteStore:
     async def commit(self, writes: Sequence[Write]) -> list[FencedError | StoreError | None]:
         """Make writes durable. After a StoreError, none of them was applied."""
         writes = list(writes)
-        return await self._call(lambda: [self._write(write) for write in writes])
+        return await self._call(lambda: self._commit(writes))
 
-    def _write(self, write: Write) -> FencedError | None:
-        try:
-            known = self._fenced(write.stream, write.fence.epoch)
-        except FencedError as problem:
-            return problem
-        return self._append(known, write) if isinstance(write, Batch) else self._checkpoint(known, write)
+    def _commit(self, writes: list[Write]) -> list[FencedError | StoreError | None]:
+        outcomes: list[FencedError | StoreError | None] = []
+        appends: list[_Append] = []
+        for write in writes:
+            outcome: FencedError | None = None
+            try:
+                known = self._fenced(write.stream, write.fence.epoch)
+                if isinstance(write, Batch) and write.position == known.finish:
+                    appends.append(_Append(known, write, known.with_batch(write)))
+                    self._rows[write.stream] = appends[-1].after
+                else:
+                    # This reads what was appended before.
+                    self._append(appends)
+                    appends = []
+                    outcome = (
+                        self._repeated(known, write) if isinstance(write, Batch) else self._checkpoint(known, write)
+                    )
+            except FencedError as problem:
+                outcome = problem
+            outcomes.append(outcome)
+        self._append(appends)
+        if len(self._rows) > _MAX_ROWS:
+            self._rows.clear()
+        return outcomes
 
-    def _append(self, known: _Stream, batch: Batch) -> FencedError | None:
-        if batch.position != known.finish:
-            return self._repeated(known, batch)
-        rows, size = list(enumerate(batch.records, known.key(batch.position))), sum(map(len, batch.records))
-        insert_rows(self._database, "records", rows)
-        self._database.execute(
-            "UPDATE streams SET finish = finish + ?, journal_bytes = journal_bytes + ?, summary = ? WHERE number = ?",
-            (len(batch.records), size, batch.summary, known.number),
+    def _append(self, appends: "list[_Append]") -> None:
+        """Append batches of records. Those of all streams share few statements."""
+        insert_rows(
+            self._database,
+            "records",
+            [row for before, batch, _ in appends for row in enumerate(batch.records, before.key(batch.position))],
         )
-        self._added[known.tenant] += size
-        self._log.append(known.number, batch.log, batch.roll_backs)
-        if batch.notices:
-            self._notices.append(known.number, _bytes(tenant_of(batch.stream)), batch.notices)
-        return None
+        # A stream may have several batches. The last one counts.
+        ends = {after.number: (after.finish, after.journal_bytes, batch.summary) for _, batch, after in appends}
+        execute_with_rows(
+            self._database,
+            "UPDATE streams SET finish = column2, journal_bytes = column3, summary = column4 FROM (VALUES {rows}) "
+            "WHERE number = column1",
+            [(number, *end) for number, end in ends.items()],
+        )
+        self._log.append([(before.number, batch.log, batch.roll_backs) for before, batch, _ in appends])
+        for before, batch, after in appends:
+            self._added[before.tenant] += after.journal_bytes - before.journal_bytes
+            if batch.notices:
+                self._notices.append(before.number, _bytes(tenant_of(batch.stream)), batch.notices)
 
     def _repeated(self, known: _Stream, batch: Batch) -> FencedError | None:
         """Return None if this epoch wrote all of the batch before. Records behind a snapshot are not compared."""
@@ -611,7 +655,8 @@ class SqliteStore:
 
     def _fenced(self, stream: str, epoch: int) -> _Stream:
         """Return a stream if this epoch may write to it. Raise FencedError otherwise."""
-        known = self._find(stream)
+        # Whoever asks for it may change the row in the database.
+        known = self._rows.pop(stream, None) or self._find(stream)
         if known is None:
             raise FencedError(f"stream {stream!r} does not exist any more: nothing was written for epoch {epoch}")
         if epoch != known.epoch:
@@ -714,6 +759,7 @@ class SqliteStore:
             with suppress(sqlite3.Error):
                 self._database.execute("ROLLBACK")
             self._log.forget()
+            self._rows.clear()
             if _is_io_error(problem):
                 # After a failed sync nobody knows what is on the disk. Opening the database again finds it out.
                 self.failure.set_result(StoreError(f"{self._place} failed: {problem}; check the disk, and start again"))
@@ -761,7 +807,9 @@ def back_up(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> N
 
 
 def _open(folder: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(folder / DATABASE, isolation_level=None, check_same_thread=False)
+    database = sqlite3.connect(
+        folder / DATABASE, isolation_level=None, check_same_thread=False, cached_statements=_STATEMENTS
+    )
     try:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
