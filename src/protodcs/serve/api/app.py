@@ -76,7 +76,14 @@ def application(
     webhooks: WebhookControl,
 ) -> FastAPI:
     """Return the application over a router and a runtime, with an encoder if there is one."""
-    api = FastAPI(title="ProtoDCS", version=__version__, description=_DESCRIPTION, openapi_url=None)
+    api = FastAPI(
+        title="ProtoDCS",
+        version=__version__,
+        description=_DESCRIPTION,
+        openapi_url=None,
+        # The service has its own spans and metrics. FastAPI's would repeat them, and contain what callers send.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
     limits = Limits(config, control.count_streams)
     keys = None if config.keys is None else Keys.open(config.keys)
     browser_sessions = None if keys is None else Sessions(keys, config, control.session_secret)
