@@ -72,8 +72,9 @@ class Workers:
     async def view(self):
         return list(self.names)
 
-    def router(self, **changes):
-        return Router(self.call, self.view, settings(**{"attempt_seconds": 0.1, "lease_seconds": 0.2, **changes}))
+    def router(self, shares_calls=True, **changes):
+        config = settings(**{"attempt_seconds": 0.1, "lease_seconds": 0.2, **changes})
+        return Router(self.call, self.view, config, shares_calls)
 
 
 def request(key, stream="s"):
@@ -301,6 +302,27 @@ def test_one_stream_does_not_wait_for_another():
 
 
 # Shared calls.
+
+
+def test_without_shared_calls_no_stream_waits_for_any_number_of_others():
+    async def run():
+        workers, event = Workers(), asyncio.Event()
+
+        async def fate(_, requests):
+            if requests[0].stream != "free":
+                await event.wait()
+
+        workers.fate = fate
+        router = workers.router(attempt_seconds=60, shares_calls=False)
+        waiting = [asyncio.create_task(router.ask(request(1, f"s{number}"))) for number in range(20)]
+        await asyncio.sleep(0)
+        reply = await asyncio.wait_for(router.ask(request(1, "free")), 5)
+        assert (reply.outcome, any(task.done() for task in waiting)) == (Outcome.DONE, False)
+        event.set()
+        await asyncio.gather(*waiting)
+        await settled(router)
+
+    asyncio.run(run())
 
 
 def test_requests_share_calls_of_at_most_256():

@@ -33,6 +33,7 @@ from protodcs.errors import StoreError
 from protodcs.serve.messages import Action, Outcome, Reply, Request
 from protodcs.serve.stream import live_stream as live_stream_module
 from protodcs.serve.stream.answers import pack_decision
+from protodcs.serve.stream.cost import Estimate, Part
 from protodcs.serve.stream.idempotency import digest_of
 from protodcs.serve.stream.live_stream import LiveStream, pack_class
 from protodcs.serve.stream.records import Kind, Record
@@ -1262,6 +1263,41 @@ def test_a_call_does_not_wait_for_a_slow_stream(slow_stream):
             replies = await handled(worker, [requests[0], requests[2]])
             assert [(reply.position, reply.repeated) for reply in replies] == [(1, False), (2, False)]
             assert engine_of(worker) == learned(3)
+
+    asyncio.run(run())
+
+
+def test_a_call_does_not_wait_for_a_stream_that_is_loaded_if_another_has_its_reply(monkeypatch):
+    monkeypatch.setattr(worker_module, "_ALONE_WAIT", 3600.0)
+
+    async def run():
+        async with started(streams=["s", "t"]) as worker:
+            await done(worker, observe(0, "t"))
+            event, load = asyncio.Event(), worker._load
+
+            async def load_slowly(held, prototypes):
+                await event.wait()
+                return await load(held, prototypes)
+
+            worker._load = load_slowly
+            replies = await asyncio.wait_for(worker.handle([observe(0), observe(1, "t")]), 60)
+            assert [reply.outcome for reply in replies] == [Outcome.BUSY, Outcome.DONE]
+            event.set()
+            # Alone, it is worth the wait.
+            assert [reply.outcome for reply in await worker.handle([observe(0)])] == [Outcome.DONE]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("slowest", "mean", "slow"), [(90, 1, False), (90, 5, True), (110, 1, True)])
+def test_a_stream_is_computed_in_a_thread_if_some_steps_or_all_take_long(slowest, mean, slow, monkeypatch):
+    cost = Estimate((Part((), memory=0, snapshot=0, slowest=slowest * 1e6, mean=mean * 1e6),))
+    monkeypatch.setattr(worker_module, "estimate", lambda *_: cost)
+
+    async def run():
+        async with started() as worker:
+            await done(worker, observe(0))
+            assert worker._streams["s"].slow is slow
 
     asyncio.run(run())
 

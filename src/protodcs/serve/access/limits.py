@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -28,6 +29,9 @@ _COUNT_SECONDS = 5.0
 # Retry-After of a problem that only the deletion of a stream solves. Seconds.
 _LONG = 60
 
+# Checks the headers of images: the checksums of a large one take longer than others should wait. It is one thread, so
+# that many images do not take the interpreter lock from the event loop in turn.
+_IMAGE_THREAD = ThreadPoolExecutor(1, thread_name_prefix="image headers")
 # Returns the number of streams of a tenant.
 CountStreams = Callable[[str], Awaitable[int]]
 
@@ -179,8 +183,7 @@ class Limits:
     async def check_pixels(self, http: HTTPConnection, image: bytes) -> None:
         """Raise ProblemError if an image has too many pixels, by its header."""
         most = self.of(http.scope["state"]["caller"]).pixels
-        # In a thread: the checksums of a large image take longer than others should wait.
-        pixels = await asyncio.to_thread(_pixels, image)
+        pixels = await asyncio.get_running_loop().run_in_executor(_IMAGE_THREAD, _pixels, image)
         if pixels > most:
             detail = f"An image may have {most} pixels; given: {pixels}. Scale it down first."
             raise ProblemError("image_too_large", detail)

@@ -133,12 +133,15 @@ class Router:
         call: sends requests to one worker. It raises WorkerLostError if it cannot reach it.
         list_workers: returns the names of the present workers.
         config: the settings of the service.
+        shares_calls: whether requests on different streams share calls, because a call is expensive. Otherwise no
+            stream waits for another.
     """
 
-    def __init__(self, call: Call, list_workers: ListWorkers, config: ServeConfig):
+    def __init__(self, call: Call, list_workers: ListWorkers, config: ServeConfig, shares_calls: bool = True):
         self._call = call
         self._list_workers = list_workers
         self._config = config
+        self._shares_calls = shares_calls
         self._ring: Ring | None = None
         self._refreshed = 0.0
         self._refreshing: asyncio.Task[None] | None = None
@@ -349,25 +352,33 @@ class Router:
 
     def _schedule_call(self, worker: str, pending: _WorkerQueue) -> None:
         """Call a worker in the next turn of the event loop, so that requests of the same turn share the call."""
-        if not pending.scheduled and pending.groups and pending.calls < _MAX_CALLS:
+        has_room = not self._shares_calls or pending.calls < _MAX_CALLS
+        if not pending.scheduled and pending.groups and has_room:
             pending.scheduled = True
             asyncio.get_running_loop().call_soon(self._start_call, worker, pending)
 
     def _start_call(self, worker: str, pending: _WorkerQueue) -> None:
         pending.scheduled = False
+        if not self._shares_calls:
+            while pending.groups:
+                self._call_in_task(worker, pending, [pending.groups.popleft()])
+            return
         groups: list[tuple[_StreamQueue, list[_Item]]] = []
         room = _MAX_REQUESTS
         while pending.groups and len(pending.groups[0][1]) <= room:
             groups.append(pending.groups.popleft())
             room -= len(groups[-1][1])
         if groups:
-            pending.calls += 1
-            # In a context of its own: Ray cancels what was called on behalf of a request when its caller leaves, and
-            # this call is made for others too.
-            task = asyncio.create_task(self._call_with(worker, pending, groups), context=Context())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._call_in_task(worker, pending, groups)
         self._schedule_call(worker, pending)
+
+    def _call_in_task(self, worker: str, pending: _WorkerQueue, groups: list[tuple[_StreamQueue, list[_Item]]]) -> None:
+        pending.calls += 1
+        # In a context of its own: Ray cancels what was called on behalf of a request when its caller leaves, and this
+        # call is made for others too.
+        task = asyncio.create_task(self._call_with(worker, pending, groups), context=Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _call_with(
         self, worker: str, pending: _WorkerQueue, groups: list[tuple[_StreamQueue, list[_Item]]]

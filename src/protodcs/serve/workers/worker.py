@@ -87,14 +87,15 @@ _STANDING_IN = 10
 # Number of recent loads whose times a worker remembers.
 _LOAD_TIMES = 1000
 # A worker computes for so long before other tasks of its event loop get a turn, in seconds.
-_SLICE = 0.01
-# A stream whose slowest step may take longer is computed in a thread. Milliseconds, estimated.
-_SLOW_STEP = 100.0
+_SLICE = 0.003
+# A stream whose slowest step, or a step on average, may take longer is computed in a thread. Milliseconds, estimated.
+_SLOW_STEP, _SLOW_MEAN_STEP = 100.0, 2.0
 # So is what reads more bytes.
 _LARGE = 4 * 2**20
 _THREADS = 2
-# So long a call waits for a stream that is loaded, and for one with slow steps, in seconds. Others share the call.
-_LOAD_WAIT, _SLOW_WAIT = 0.5, 0.02
+# So long a call waits for streams that are being loaded or have slow steps, in seconds: if other streams share the call
+# and have their replies, and if none does.
+_SHARED_WAIT, _ALONE_WAIT = 0.02, 0.5
 # A result that nobody asked for is kept for so long, in seconds.
 _RESULT_SECONDS = 60.0
 
@@ -345,12 +346,9 @@ class Worker:
         ready = [work for stream, work in works.items() if stream in self._streams and not self._streams[stream].slow]
         if ready:
             await asyncio.wait(ready)
-        loading = [work for stream, work in works.items() if stream not in self._streams]
-        if loading:
-            await asyncio.wait(loading, timeout=_LOAD_WAIT)
-        slow = [work for work in works.values() if not work.done()]
-        if slow:
-            await asyncio.wait(slow, timeout=_SLOW_WAIT)
+        others = [work for work in works.values() if not work.done()]
+        if others:
+            await asyncio.wait(others, timeout=_SHARED_WAIT if ready else _ALONE_WAIT)
 
     def _result(self, work: "asyncio.Task[list[Reply]]", requests: list[Request]) -> list[Reply]:
         if not work.done():
@@ -1172,7 +1170,7 @@ def _is_slow(live: LiveStream) -> bool:
     if not has_estimate(engine.config):
         return False
     cost = estimate(engine.config, len(engine.classes), engine.dimension, live.spec.guard)
-    return cost.slowest_step > _SLOW_STEP
+    return cost.slowest_step > _SLOW_STEP or cost.mean_step > _SLOW_MEAN_STEP
 
 
 def _replay(live: LiveStream, records: list[bytes], at: int, until: float) -> int:

@@ -80,7 +80,7 @@ class LocalService:
     ):
         self._worker = worker
         self._store = store
-        self._router = Router(self._call, self.workers, config)
+        self._router = Router(self._call, self.workers, config, shares_calls=False)
         self._encoder = None if encoder is None else _LocalEncoder(encoder, config)
         if self._encoder is not None:
             self._router.metrics.queued_images.set_function(self._encoder.queued)
