@@ -1,6 +1,6 @@
 """FeatureMethod: the contract of all methods that work on features.
 
-A method is a pure state machine. It stores everything it has learned in a `Memory` and implements
+A method is a pure state machine. It stores everything it has learned in a memory and implements
 `_advance(memory, feature)`. This class builds all public calls on that one function: input checks, freezing, class
 edits and snapshots. It must never use a clock, randomness or the network.
 """
@@ -11,8 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from html import escape
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from ..arrays import Feature
 from ..errors import ConfigError, UsageError
 from . import state
 from .arena import Arena
-from .decision import Decision, Decisions
+from .decision import Decision, Decisions, html_table
 from .numerics.softmax import softmax_rows
 from .prototypes import Prototypes
 from .shuffling import content_order
@@ -51,20 +50,6 @@ class Capabilities:
     rotation_invariant: bool
     editable_classes: bool
     cost: Literal["scoring", "prototypes", "backbone"]
-
-
-class Memory(Protocol):
-    """Everything that a method has learned."""
-
-    sequence: int
-
-    def fork(self) -> Self:
-        """Return a copy that may be changed. It is valid until the original changes."""
-        ...
-
-    def export(self) -> tuple[Counters, state.Arrays]:
-        """Return numbers and arrays from which the memory can be restored bit-exact."""
-        ...
 
 
 class FeatureMethod(ABC):
@@ -117,7 +102,11 @@ class FeatureMethod(ABC):
 
     @abstractmethod
     def _new_memory(self, initial: Feature) -> Any:
-        """Return an empty memory for the unit prototypes `initial` (K, d). Other engines may share that array."""
+        """Return an empty memory for the unit prototypes `initial` (K, d). Other engines may share that array.
+
+        A memory has the number of samples, `sequence`. Its `fork()` returns a copy that may be changed, valid until
+        the original changes. Its `export()` returns the numbers and arrays that `_restored_memory` takes.
+        """
 
     @abstractmethod
     def _restored_memory(self, counters: Counters, arrays: state.Arrays) -> Any:
@@ -156,11 +145,7 @@ class FeatureMethod(ABC):
 
     def _repr_html_(self) -> str:
         """Return the statistics as a table, for notebooks."""
-        cells = {
-            name: f"{value:.4g}" if isinstance(value, float) else str(value) for name, value in self.stats().items()
-        }
-        rows = (f"<tr><th>{escape(name)}</th><td>{escape(cell)}</td></tr>" for name, cell in cells.items())
-        return f"<table>{''.join(rows)}</table>"
+        return html_table(self.stats())
 
     # Public calls.
 

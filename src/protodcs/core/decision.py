@@ -88,10 +88,14 @@ class Decision:
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks, without the scores of every class."""
-        rows = [(name, value) for name, value in self.to_dict().items() if name != "scores"]
-        cells = ((name, f"{value:.4g}" if isinstance(value, float) else str(value)) for name, value in rows)
-        body = "".join(f"<tr><th>{name}</th><td>{escape(cell)}</td></tr>" for name, cell in cells)
-        return f"<table>{body}</table>"
+        return html_table({name: value for name, value in self.to_dict().items() if name != "scores"})
+
+
+def html_table(values: Mapping[str, Any]) -> str:
+    """Return names and values as a table, for notebooks."""
+    cells = ((name, f"{value:.4g}" if isinstance(value, float) else str(value)) for name, value in values.items())
+    body = "".join(f"<tr><th>{escape(name)}</th><td>{escape(cell)}</td></tr>" for name, cell in cells)
+    return f"<table>{body}</table>"
 
 
 def outcome_name(known: bool, unsure: bool) -> Outcome:
