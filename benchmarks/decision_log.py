@@ -234,7 +234,7 @@ def cost(seconds, rounds):
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             entries_of = "1_000_000" if name == "with the log" else "0"
             processes[name] = stack.enter_context(running(_SERVICE.replace("ENTRIES", entries_of), folder, port))
-            asyncio.run(create(prototypes, port))
+            asyncio.run(create({"prototypes": prototypes.tolist()}, port))
         for samples, connections in ((BATCH, 4), (1, 64)):
 
             def observe(worker, samples=samples):

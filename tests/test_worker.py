@@ -202,6 +202,8 @@ def test_the_status_says_where_the_stream_stands():
         async with started(snapshot_records=4) as worker:
             await done(worker, *(observe(number) for number in range(3)))
             await done(worker, observe(3), ask(Action.FREEZE, "f"), observe(4))
+            # The snapshot is written beside other requests.
+            await turns()
             facts = (await one(worker, ask(Action.STATUS))).facts
             assert (facts["position"], facts["snapshot_position"], facts["epoch"]) == (6, 6, 1)
             assert (facts["worker"], facts["frozen"], facts["replayed_differently"]) == ("worker-0", True, 0)

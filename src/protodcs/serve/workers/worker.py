@@ -88,6 +88,8 @@ _STANDING_IN = 10
 _LOAD_TIMES = 1000
 # A worker computes for so long before other tasks of its event loop get a turn, in seconds.
 _SLICE = 0.003
+# So many tasks that wait for their turn start in the next one. Those for which there is no time left wait again.
+_STARTS = 16
 # A stream whose slowest step, or a step on average, may take longer is computed in a thread. Milliseconds, estimated.
 _SLOW_STEP, _SLOW_MEAN_STEP = 100.0, 2.0
 # So is what reads more bytes.
@@ -322,8 +324,11 @@ class Worker:
         groups: dict[str, list[int]] = {}
         for place, request in enumerate(requests):
             groups.setdefault(request.stream, []).append(place)
-        replies: list[Reply] = [_LATER] * len(requests)
         spans = [request.trace for request in requests if request.trace]
+        if len(groups) == 1 and self._is_ready(requests[0].stream):
+            with traces.shared_span("worker", spans, requests=len(requests), streams=1):
+                return await self._serve_alone(requests)
+        replies: list[Reply] = [_LATER] * len(requests)
         with traces.shared_span("worker", spans, requests=len(requests), streams=len(groups)):
             asked = {stream: [requests[place] for place in places] for stream, places in groups.items()}
             works = {stream: self._work_on(some) for stream, some in asked.items()}
@@ -341,9 +346,20 @@ class Worker:
             return found[0]
         return asyncio.create_task(self._serve(stream, requests))
 
+    def _is_ready(self, stream: str) -> bool:
+        """Whether a stream is loaded and its steps are short."""
+        return stream in self._streams and not self._streams[stream].slow and stream not in self._unfinished
+
+    async def _serve_alone(self, requests: list[Request]) -> list[Reply]:
+        """Serve requests on one stream that is ready, without a task for it."""
+        try:
+            return await self._serve(requests[0].stream, requests)
+        except Exception as problem:
+            return self._failed(problem, requests)
+
     async def _wait_for(self, works: "dict[str, asyncio.Task[list[Reply]]]") -> None:
         """Wait for the work on some streams, but only shortly for those that take long: others need the replies."""
-        ready = [work for stream, work in works.items() if stream in self._streams and not self._streams[stream].slow]
+        ready = [work for stream, work in works.items() if self._is_ready(stream)]
         if ready:
             await asyncio.wait(ready)
         others = [work for work in works.values() if not work.done()]
@@ -358,6 +374,9 @@ class Worker:
         problem = work.exception()
         if problem is None:
             return work.result()
+        return self._failed(problem, requests)
+
+    def _failed(self, problem: BaseException, requests: list[Request]) -> list[Reply]:
         _log.error("a request failed", exc_info=problem)
         return [internal_error(problem)] * len(requests)
 
@@ -498,15 +517,17 @@ class Worker:
     # Long work.
 
     async def _wait_turn(self) -> None:
-        """Wait, behind those who wait already, if this turn of the event loop has computed for long enough."""
-        if self._waiting or time.monotonic() >= self._turn():
+        """Wait, behind those who wait already, until a turn of the event loop has time left to compute."""
+        must_wait = bool(self._waiting)
+        while must_wait or time.monotonic() >= self._turn():
             turn = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
             try:
                 await turn
             finally:
-                # Even if it is cancelled: the end of this turn starts the next one that waits.
+                # Even if it is cancelled: the end of this turn starts the next ones that wait.
                 self._turn()
+            must_wait = False
 
     def _turn(self) -> float:
         """Return when to stop computing in this turn of the event loop."""
@@ -518,11 +539,12 @@ class Worker:
 
     def _end_turn(self) -> None:
         self._turn_ends = None
-        while self._waiting:
+        started = 0
+        while self._waiting and started < _STARTS:
             turn = self._waiting.popleft()
             if not turn.done():
                 turn.set_result(None)
-                return
+                started += 1
 
     async def _compute(self, loaded: _LoadedStream, work: Callable[[], T], long: bool = False) -> T:
         """Work on a stream that nobody else uses: in a thread if the work, or any step of the stream, can take long."""
