@@ -1222,6 +1222,26 @@ def test_a_long_run_lets_other_streams_and_the_lease_have_their_turn(monkeypatch
     asyncio.run(run())
 
 
+def test_a_short_run_does_not_wait_for_many_long_ones(monkeypatch, virtual_time):
+    async def run():
+        long_ones = [f"s{number}" for number in range(20)]
+        async with started(streams=[*long_ones, "t"]) as worker:
+            await done(worker, *(observe(0, stream) for stream in [*long_ones, "t"]))
+            steps = slow_steps(monkeypatch, virtual_time, 0.1)
+            runs = [
+                asyncio.create_task(handled(worker, [observe(number, stream) for number in range(1, 20)]))
+                for stream in long_ones
+            ]
+            await turns(40)
+            before = len(steps)
+            await done(worker, observe(1, "t"))
+            assert len(steps) - before < 10
+            for replies in await asyncio.gather(*runs):
+                assert [reply.position for reply in replies] == list(range(1, 20))
+
+    asyncio.run(run())
+
+
 def test_runs_of_many_streams_in_one_call_let_the_lease_have_its_turn(monkeypatch, virtual_time):
     async def run():
         streams = [f"s{number}" for number in range(100)]

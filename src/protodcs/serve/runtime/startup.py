@@ -4,7 +4,7 @@ import gc
 import sys
 
 # A thread that computes in Python lets another one run after so many seconds. Python's default is 0.005.
-_SWITCH_SECONDS = 0.001
+_SWITCH_SECONDS = 0.0002
 
 
 def avoid_pauses() -> None:

@@ -6,6 +6,7 @@ and never uses its memory after its lease may have ended.
 """
 
 import asyncio
+import heapq
 import itertools
 import logging
 import secrets
@@ -87,8 +88,8 @@ _STANDING_IN = 10
 # Number of recent loads whose times a worker remembers.
 _LOAD_TIMES = 1000
 # A worker computes for so long before other tasks of its event loop get a turn, in seconds.
-_SLICE = 0.003
-# So many tasks that wait for their turn start in the next one. Those for which there is no time left wait again.
+_SLICE = 0.001
+# So many tasks with new work start in the next turn. Those for which there is no time left wait again.
 _STARTS = 16
 # A stream whose slowest step, or a step on average, may take longer is computed in a thread. Milliseconds, estimated.
 _SLOW_STEP, _SLOW_MEAN_STEP = 100.0, 2.0
@@ -102,6 +103,7 @@ _SHARED_WAIT, _ALONE_WAIT = 0.02, 0.5
 _RESULT_SECONDS = 60.0
 
 T = TypeVar("T")
+_Waiting = list[tuple[int, "asyncio.Future[None]"]]
 _Signature = tuple[tuple[str, str, int, bytes], ...]
 
 
@@ -216,7 +218,10 @@ class Worker:
         self._unfinished: dict[str, dict[_Signature, tuple[asyncio.Task[list[Reply]], float]]] = {}
         # When this turn of the event loop has computed for long enough; None before it computes.
         self._turn_ends: float | None = None
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        # Those who wait for a turn, by their place: with new work, and with work that goes on.
+        self._waiting: _Waiting = []
+        self._going_on: _Waiting = []
+        self._places = itertools.count()
         self.loads = 0
         self._load_times: deque[float] = deque(maxlen=_LOAD_TIMES)
 
@@ -407,7 +412,7 @@ class Worker:
         last: _LoadedStream | None = None
         try:
             while len(replies) < len(requests):
-                await self._wait_turn()
+                await self._wait_turn(goes_on=last is not None)
                 # Again for each slice: the stream may have been unloaded, deleted or lost in the meantime.
                 try:
                     loaded = await self._acquire(stream, requests[0].stand_in)
@@ -516,17 +521,26 @@ class Worker:
 
     # Long work.
 
-    async def _wait_turn(self) -> None:
-        """Wait, behind those who wait already, until a turn of the event loop has time left to compute."""
-        must_wait = bool(self._waiting)
+    async def _wait_turn(self, goes_on: bool = False) -> None:
+        """Wait until a turn of the event loop has time left to compute.
+
+        Args:
+            goes_on: this is no new work: it has computed in an earlier turn. It waits apart from new work, so that
+                short work does not wait for long work.
+        """
+        waiting = self._going_on if goes_on else self._waiting
+        must_wait, place = bool(waiting), next(self._places)
         while must_wait or time.monotonic() >= self._turn():
             turn = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
+            heapq.heappush(waiting, (place, turn))
             try:
                 await turn
             finally:
                 # Even if it is cancelled: the end of this turn starts the next ones that wait.
                 self._turn()
+            if goes_on:
+                # Even if new work took all of the time, or it would never end.
+                return
             must_wait = False
 
     def _turn(self) -> float:
@@ -539,12 +553,8 @@ class Worker:
 
     def _end_turn(self) -> None:
         self._turn_ends = None
-        started = 0
-        while self._waiting and started < _STARTS:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                started += 1
+        _start(self._waiting, _STARTS)
+        _start(self._going_on, 1)
 
     async def _compute(self, loaded: _LoadedStream, work: Callable[[], T], long: bool = False) -> T:
         """Work on a stream that nobody else uses: in a thread if the work, or any step of the stream, can take long."""
@@ -995,7 +1005,7 @@ class Worker:
         loaded = _LoadedStream(await self._in_thread(restore) if large else restore())
         at = 0
         while at < len(held.tail):
-            await self._wait_turn()
+            await self._wait_turn(goes_on=at > 0)
             at = await self._compute(loaded, partial(_replay, loaded.live, held.tail, at, self._turn()))
         # The worker that wrote the records has reported these.
         loaded.live.events()
@@ -1193,6 +1203,15 @@ def _is_slow(live: LiveStream) -> bool:
         return False
     cost = estimate(engine.config, len(engine.classes), engine.dimension, live.spec.guard)
     return cost.slowest_step > _SLOW_STEP or cost.mean_step > _SLOW_MEAN_STEP
+
+
+def _start(waiting: _Waiting, most: int) -> None:
+    """Start those who waited longest."""
+    while waiting and most:
+        _, turn = heapq.heappop(waiting)
+        if not turn.done():
+            turn.set_result(None)
+            most -= 1
 
 
 def _replay(live: LiveStream, records: list[bytes], at: int, until: float) -> int:
