@@ -12,11 +12,10 @@ import time
 
 from benchmarks.timing import RESULTS, ROOT, machine
 
-MODULES = ("step", "stages", "classes", "pipeline", "streams", "guards", "discovery")
+MODULES = ("step", "classes", "pipeline", "streams", "guards", "discovery")
 HISTORY = ROOT / "benchmarks" / "history.jsonl"
 TITLES = {
     "step": "What one step costs",
-    "stages": "Where the time of a step goes",
     "classes": "How the cost grows with the number of classes",
     "pipeline": "From images to decisions",
     "streams": "Many streams on one machine",
