@@ -25,6 +25,9 @@ from protodcs.core import state
 
 IMAGES, NUMBERS = "images", "numbers"
 REFUSED = frozenset(range(400, 500))
+_FOR_GATEWAY = frozenset(
+    ["an odd request id", "a time limit of the proxy", "a session of the proxy", "a model of the proxy"]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,8 @@ class Attack:
         broken: the bytes are not valid HTTP. A closed connection or no response is right, too.
         half: after the last byte, close the sending side and keep reading.
         leaves: close the connection without waiting for a response.
+        for_gateway: Ray's proxy answers 500 if the header is not UTF-8 or no number. The gateway before it replaces or
+            deletes the header.
     """
 
     family: str
@@ -48,6 +53,7 @@ class Attack:
     broken: bool = False
     half: bool = False
     leaves: bool = False
+    for_gateway: bool = False
 
     @property
     def slow(self) -> bool:
@@ -536,7 +542,7 @@ class Hostile:
         )
         body = self._feature() if path.endswith(("observe", "peek", "explain")) else b""
         sent = self._request(method, path, body, b"", *choices[what])
-        return Attack("header", what, (sent,), broken=len(sent) > 64_000)
+        return Attack("header", what, (sent,), broken=len(sent) > 64_000, for_gateway=what in _FOR_GATEWAY)
 
     # States that lie.
 
