@@ -330,9 +330,13 @@ class Worker:
         for place, request in enumerate(requests):
             groups.setdefault(request.stream, []).append(place)
         spans = [request.trace for request in requests if request.trace]
-        if len(groups) == 1 and self._is_ready(requests[0].stream):
+        # Without a task for it. If the caller gives up, such a run can be cancelled safely: it works in no thread.
+        if len(groups) == 1 and self._is_ready(requests[0].stream) and not any(r.action in _SPECIAL for r in requests):
             with traces.shared_span("worker", spans, requests=len(requests), streams=1):
-                return await self._serve_alone(requests)
+                try:
+                    return await self._serve(requests[0].stream, requests)
+                except Exception as problem:
+                    return self._failed(problem, requests)
         replies: list[Reply] = [_LATER] * len(requests)
         with traces.shared_span("worker", spans, requests=len(requests), streams=len(groups)):
             asked = {stream: [requests[place] for place in places] for stream, places in groups.items()}
@@ -354,13 +358,6 @@ class Worker:
     def _is_ready(self, stream: str) -> bool:
         """Whether a stream is loaded and its steps are short."""
         return stream in self._streams and not self._streams[stream].slow and stream not in self._unfinished
-
-    async def _serve_alone(self, requests: list[Request]) -> list[Reply]:
-        """Serve requests on one stream that is ready, without a task for it."""
-        try:
-            return await self._serve(requests[0].stream, requests)
-        except Exception as problem:
-            return self._failed(problem, requests)
 
     async def _wait_for(self, works: "dict[str, asyncio.Task[list[Reply]]]") -> None:
         """Wait for the work on some streams, but only shortly for those that take long: others need the replies."""
