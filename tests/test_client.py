@@ -513,18 +513,21 @@ def test_a_stream_keeps_its_order_whatever_happens_to_answers(fault):
 
 @contextmanager
 def unsteady(action):
-    """A service behind a proxy that cuts connections until five requests of a kind came, as `serving` yields it."""
+    """A service behind a proxy that cuts the first four requests of a kind, as `serving` yields it."""
     done = threading.Event()
 
     def cut():
-        while len(sent(faulty, action)) < 5 and not done.wait(0.05):
-            proxy.cut()
+        cuts = 0
+        while cuts < 4 and not done.wait(0.001):
+            if len(sent(faulty, action)) > cuts:
+                proxy.cut()
+                cuts += 1
 
     with serving() as (url, service, faulty):
         target = httpx.URL(url)
         with Proxy(free_port(), (target.host, target.port)) as proxy:
-            # Answers take long enough to be cut in the middle.
-            proxy.delay = 0.005
+            # Answers take long enough to be cut before their end.
+            proxy.delay = 0.02
             thread = threading.Thread(target=cut, daemon=True)
             thread.start()
             try:
