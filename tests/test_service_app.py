@@ -1317,6 +1317,8 @@ def test_a_damaged_stream_is_409_until_it_is_rolled_back():
         async with served(snapshot_records=1, quarantine_failures=1) as service:
             decisions_of(await service.observe(feature(0)))
             assert (await service.post("s/snapshots", json={"name": "good"})).status_code == 201
+            # Or a later snapshot would replace the damaged one.
+            await service.worker._streams["s"].journal.settle_snapshot()
             service.worker._streams.clear()
             service.store.content["s"].snapshot = b"\x04garbage"
             words_of(await service.observe(feature(1)), 500)
@@ -1328,6 +1330,7 @@ def test_a_damaged_stream_is_409_until_it_is_rolled_back():
             assert (await service.post("s/rollback", json={"name": "good"})).json()["position"] == 2
             decisions_of(await service.observe(feature(1)))
             assert engine_of(service.worker) == learned(2)
+            await service.worker._streams["s"].journal.settle_snapshot()
             service.worker._streams.clear()
             service.store.content["s"].snapshot = b""
             words_of(await service.client.get("/v1/streams/s"), 500)
