@@ -93,7 +93,7 @@ async def create(first, port=SERVICE_PORT):
     connection.close()
 
 
-def bodies_of(kind, chance):
+def bodies_of(kind, chance=None):
     """Return the bodies of observes, and what a stream for them is created with."""
     if kind == "features":
         bodies = [row.astype("<f4").tobytes() for row in chance.normal(size=(256, DIMENSION))]

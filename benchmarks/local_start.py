@@ -17,15 +17,11 @@ import httpx
 import numpy as np
 from PIL import Image
 
+from benchmarks.local_service import processor_seconds
+
 PORT = 8476
 URL = f"http://127.0.0.1:{PORT}"
 CLASSES = ["anchor", "bell", "cup", "fish", "house", "key", "leaf", "moon", "star", "tree"]
-
-
-def processor_seconds(process):
-    """Return the processor time that a process has used."""
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def descendants(process):

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from benchmarks.load import Connection, closed_loop
+from benchmarks.local_service import bodies_of
 from benchmarks.overload import TENANTS, expensive, lines_of
 from benchmarks.timing import RESULTS, ROOT, clip_stream, machine, table
 
@@ -234,19 +235,8 @@ _BYTES = "application/octet-stream"
 
 def image_tasks(streams):
     """Observes with images, and the same images to the app that only encodes."""
-    import io
-
-    from PIL import Image
-
-    from protodcs.data import open_source
-
-    source = open_source("cifar10-test")
-    asyncio.run(create(streams, {"classes": "cifar10"}))
-    bodies = []
-    for pixels in source.read(range(500)):
-        file = io.BytesIO()
-        Image.fromarray(pixels).save(file, "PNG")
-        bodies.append(file.getvalue())
+    bodies, classes = bodies_of("images")
+    asyncio.run(create(streams, classes))
     turn = iter(range(10**9))
 
     def observe(worker):

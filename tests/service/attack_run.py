@@ -68,7 +68,7 @@ class Outcome:
         description = f"{attack.family}: {attack.what}: {self.status} by {self.sender}: {self.text}"
         if self.status is None:
             return None if attack.leaves or attack.broken else description
-        if self.sender == "proxy" and attack.for_gateway:
+        if self.sender == "proxy" and self.status == 500 and attack.for_gateway:
             return None
         if self.status >= 500:
             return description
