@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from made_service import FEATURES, PROTOTYPES, ask, create, done, engine_of, observe, one, spec_of, started
+from memory_store import MemoryStore
 from protodcs import ProtoDCSConfig, StreamDCS, StreamDCSConfig, methods
 from protodcs.core.prototypes import Prototypes
 from protodcs.errors import ConfigError
@@ -194,9 +195,10 @@ def test_an_expensive_stream_is_not_created():
 
 def test_limits_hold_for_a_stream_that_is_created_like_another_one():
     async def run():
-        async with started(streams=(), max_mean_step_cost=1000.0) as worker:
+        store = MemoryStore()
+        async with started(store, streams=(), max_mean_step_cost=1000.0) as worker:
             await done(worker, create(spec=spec_of(**EXPENSIVE).pack()))
-            worker._config = worker._config.model_copy(update={"max_mean_step_cost": 1.0})
+        async with started(store, streams=(), max_mean_step_cost=1.0) as worker:
             assert rejected(await one(worker, Request("t", Action.CREATE_LIKE, "k", b"s")))
             # One that exists goes on, though the limit is lower now.
             await done(worker, observe(0))
@@ -217,10 +219,12 @@ def test_an_imported_state_cannot_bring_expensive_settings():
 
 def test_a_roll_back_cannot_bring_expensive_settings():
     async def run():
-        async with started(max_mean_step_cost=1000.0) as worker:
+        store = MemoryStore()
+        async with started(store, max_mean_step_cost=1000.0) as worker:
             await done(worker, ask(Action.IMPORT, "a", expensive_state()), ask(Action.SAVE_SNAPSHOT, "b", b"dear"))
             await done(worker, ask(Action.RESET, "c"))
-            worker._config = worker._config.model_copy(update={"max_mean_step_cost": 1.0})
+        async with started(store, streams=(), max_mean_step_cost=1.0) as worker:
+            await done(worker, ask(Action.STATUS))
             before = engine_of(worker)
             assert rejected(await one(worker, ask(Action.ROLLBACK, "d", b"dear")))
             assert engine_of(worker) == before

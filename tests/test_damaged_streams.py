@@ -32,7 +32,7 @@ def test_a_stream_that_is_damaged_in_redis_is_quarantined_and_restored(tmp_path,
                 worker, *(observe(number) for number in range(3)), ask(Action.SAVE_SNAPSHOT, "k", b"good"), observe(3)
             )
             await done(worker, observe(4), observe(5))
-            worker._streams.clear()
+            worker._streams.loaded.clear()
             client = redis.Redis(port=server.port)
             assert client.exists("protodcs:snapshot:s")
             assert client.llen("protodcs:journal:s") == 3
@@ -49,7 +49,7 @@ def test_a_stream_that_is_damaged_in_redis_is_quarantined_and_restored(tmp_path,
                 assert reply.position == 8
                 assert engine_of(successor) == learned(4)
                 break_data(client)
-                successor._streams.clear()
+                successor._streams.loaded.clear()
                 await done(successor, await delete(successor))
                 assert list(client.scan_iter("*:s")) == []
 

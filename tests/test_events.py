@@ -73,7 +73,7 @@ async def following(client, path="/v1/streams/s/events", **more):
 async def listening(service, **headers):
     """A service behind real HTTP in this event loop, with a stream "s", and a client."""
     committed = service.api.state.services.feeds.committed
-    service.worker.on_commit = lambda stream, position, noticed: committed(stream, position)
+    service.worker.on_commit(lambda stream, position, noticed: committed(stream, position))
     await service.worker.start()
     server = uvicorn.Server(uvicorn.Config(service.api, port=0, log_level="critical", ws="none", lifespan="off"))
     serving = asyncio.create_task(server.serve())

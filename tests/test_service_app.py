@@ -744,7 +744,7 @@ def test_an_error_inside_the_engine_is_500_in_words(monkeypatch):
             def broken(*_):
                 raise ZeroDivisionError("a bug")
 
-            monkeypatch.setattr(service.worker._streams["s"].live.engine, "_advance", broken)
+            monkeypatch.setattr(service.worker._streams.loaded["s"].live.engine, "_advance", broken)
             assert "An error inside the service" in words_of(await service.observe(feature(1)), 500)
             decisions_of(await service.observe(feature(1)))
             assert engine_of(service.worker) == learned(2)
@@ -915,7 +915,7 @@ def test_classes_are_added_and_removed_and_stay_so_after_an_unload():
             engine.add_class("owl", FEATURES[5])
             assert (await client.delete("/v1/streams/s/classes/1")).status_code == 200
             engine.remove_class("1")
-            service.worker._begin_unload("s")
+            service.worker._streams.begin_unload("s")
             await service.observe(feature(1))
             engine.observe(FEATURES[1])
             assert engine_of(service.worker) == engine.snapshot()
@@ -939,7 +939,7 @@ def test_a_state_goes_out_and_into_another_stream():
             await service.create(id="t")
             assert (await client.put("/v1/streams/t/state", content=state)).status_code == 200
             for stream in ("s", "t"):
-                service.worker._begin_unload(stream)
+                service.worker._streams.begin_unload(stream)
                 await service.observe(feature(5), path=f"{stream}/observe")
                 assert engine_of(service.worker, stream) == learned(6)
             for wrong in (b"", b"no state", state[:-1], StreamDCS(np.eye(3, 4)).snapshot()):
@@ -1152,7 +1152,7 @@ def test_a_status_has_the_classes_and_times_of_a_stream():
             assert seen["created"] == new["created"]
             assert datetime.fromisoformat(seen["last_seen"])
             assert seen["unknown_rate"] == float(not said["known"])
-            service.worker._begin_unload("s")
+            service.worker._streams.begin_unload("s")
             again = (await service.client.get("/v1/streams/s")).json()
             assert {**again, "epoch": 1, "snapshot_position": 0} == {**seen, "snapshot_position": 0}
 
@@ -1318,8 +1318,8 @@ def test_a_damaged_stream_is_409_until_it_is_rolled_back():
             decisions_of(await service.observe(feature(0)))
             assert (await service.post("s/snapshots", json={"name": "good"})).status_code == 201
             # Or a later snapshot would replace the damaged one.
-            await service.worker._streams["s"].journal.settle_snapshot()
-            service.worker._streams.clear()
+            await service.worker._streams.loaded["s"].journal.settle_snapshot()
+            service.worker._streams.loaded.clear()
             service.store.content["s"].snapshot = b"\x04garbage"
             words_of(await service.observe(feature(1)), 500)
             for response in (await service.observe(feature(1)), await service.client.get("/v1/streams/s")):
@@ -1330,8 +1330,8 @@ def test_a_damaged_stream_is_409_until_it_is_rolled_back():
             assert (await service.post("s/rollback", json={"name": "good"})).json()["position"] == 2
             decisions_of(await service.observe(feature(1)))
             assert engine_of(service.worker) == learned(2)
-            await service.worker._streams["s"].journal.settle_snapshot()
-            service.worker._streams.clear()
+            await service.worker._streams.loaded["s"].journal.settle_snapshot()
+            service.worker._streams.loaded.clear()
             service.store.content["s"].snapshot = b""
             words_of(await service.client.get("/v1/streams/s"), 500)
             assert (await service.client.delete("/v1/streams/s")).status_code == 204

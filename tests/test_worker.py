@@ -37,6 +37,7 @@ from protodcs.serve.stream.cost import Estimate, Part
 from protodcs.serve.stream.idempotency import digest_of
 from protodcs.serve.stream.live_stream import LiveStream, pack_class
 from protodcs.serve.stream.records import Kind, Record
+from protodcs.serve.workers import loaded_stream, loaded_streams
 from protodcs.serve.workers import worker as worker_module
 from protodcs.serve.workers.ring import Ring
 from protodcs.serve.workers.worker import Worker
@@ -225,7 +226,7 @@ def test_a_fenced_worker_drops_its_memory_and_the_next_request_goes_on_to_the_bi
                 fenced = await one(worker, observe(20))
                 assert fenced.outcome is Outcome.LATER
                 assert "epoch" in fenced.message
-                assert "s" not in worker._streams
+                assert "s" not in worker._streams.loaded
                 assert (await done(worker, observe(20)))[0].position == 20
                 assert engine_of(worker) == learned(21)
         assert store.misfits == []
@@ -319,7 +320,7 @@ def test_an_error_inside_the_engine_is_told_and_the_stream_goes_on_from_the_stor
         store = MemoryStore()
         async with started(store) as worker:
             await done(worker, *(observe(number) for number in range(3)))
-            engine = worker._streams["s"].live.engine
+            engine = worker._streams.loaded["s"].live.engine
             advance = engine._advance
 
             def torn(memory, row, scores):
@@ -397,11 +398,11 @@ def test_a_paused_worker_whose_lease_ran_out_does_not_answer_from_stale_memory(r
         store = MemoryStore()
         async with started(store, "one", lease_seconds=1.0) as first, started(store, "two", streams=()) as second:
             await done(first, *(observe(number) for number in range(5)))
-            first._lease.cancel()
+            first._renewals.cancel()
             await asyncio.sleep(1.1)
             await done(second, *(observe(number) for number in range(5, 40)))
             if renewed_first:
-                await first._renew()
+                await first._lease.renew()
             for question in (ask(Action.PEEK, payload=feature(40)), ask(Action.STATUS)):
                 reply = await one(first, question)
                 assert (reply.outcome, reply.message) == (Outcome.HELD, "two")
@@ -436,8 +437,8 @@ def test_streams_are_handed_over_when_the_workers_change():
                 worker.arrange(both)
             theirs = [stream for stream in streams if ring.first(stream) == "two"]
             assert 0 < len(theirs) < 20
-            assert set(first._streams) == set(streams) - set(theirs)
-            await until(lambda: not first._busy)
+            assert set(first._streams.loaded) == set(streams) - set(theirs)
+            await until(lambda: not first._streams.busy)
             for stream in theirs:
                 moved = await one(first, observe(5, stream))
                 assert (moved.outcome, moved.message) == (Outcome.MOVED, "two")
@@ -453,7 +454,7 @@ def test_streams_are_handed_over_when_the_workers_change():
 
 def test_one_who_stands_in_gives_the_stream_back_after_a_while(monkeypatch):
     looks_often(monkeypatch)
-    monkeypatch.setattr(worker_module, "_STANDING_IN", 1)
+    monkeypatch.setattr(loaded_streams, "_STANDING_IN", 1)
 
     async def run():
         store = MemoryStore()
@@ -488,7 +489,7 @@ def test_an_unused_stream_goes_to_sleep_and_wakes_to_the_bit(monkeypatch):
         async with started(store, streams=["s", "t"], unload_seconds=0.1, unload_records=3) as worker:
             await done(worker, *(observe(number) for number in range(5)))
             await done(worker, *(observe(number, "t") for number in range(3)))
-            await until(lambda: not worker._streams and not worker._busy)
+            await until(lambda: not worker._streams.loaded and not worker._streams.busy)
             assert [store.content[stream].holder for stream in "st"] == [None, None]
             # The one with few records behind its snapshot sleeps without a new one.
             assert [(store.content[stream].start, len(journal_of(store, stream))) for stream in "st"] == [
@@ -511,11 +512,11 @@ def test_streams_beyond_the_limit_are_unloaded_and_load_bit_exact():
             for number in range(10):
                 for stream in streams:
                     await done(worker, observe(number, stream))
-                    assert len(worker._streams) <= 2
+                    assert len(worker._streams.loaded) <= 2
                     assert engine_of(worker, stream) == learned(number + 1)
             await done(worker, observe(0, "s0"), observe(0, "s1"))
-            await until(lambda: not worker._busy)
-            assert sorted(worker._streams) == ["s0", "s1"]
+            await until(lambda: not worker._streams.busy)
+            assert sorted(worker._streams.loaded) == ["s0", "s1"]
 
     asyncio.run(run())
 
@@ -588,7 +589,7 @@ def test_a_stream_that_cannot_be_written_whole_does_not_hold_up_the_others(monke
             def broken():
                 raise ZeroDivisionError("a bug")
 
-            monkeypatch.setattr(worker._streams["bad"].live, "snapshot", broken)
+            monkeypatch.setattr(worker._streams.loaded["bad"].live, "snapshot", broken)
             await until(lambda: store.content["good"].start == 1)
             await done(worker, observe(1, "bad"))
             assert engine_of(worker, "bad") == learned(2)
@@ -612,10 +613,10 @@ def test_prototypes_that_no_stream_in_memory_uses_are_let_go():
     async def run():
         async with started() as worker:
             await done(worker, observe(0))
-            assert len(worker._shared) == 1
+            assert len(worker._streams._shared) == 1
             await done(worker, await delete(worker))
             await turns()
-            assert len(worker._shared) == 0
+            assert len(worker._streams._shared) == 0
 
     asyncio.run(run())
 
@@ -659,7 +660,7 @@ def test_a_request_that_waits_while_its_worker_drains_does_not_wake_the_stream_a
             first = asyncio.create_task(handled(worker, [observe(1)]))
             await turns()
             worker.arrange(["worker-0"])
-            worker._begin_unload("s")
+            worker._streams.begin_unload("s")
             waits = [asyncio.create_task(handled(worker, [observe(2)])) for _ in range(3)]
             await turns()
             drain = asyncio.create_task(worker.drain(STOPPED))
@@ -668,7 +669,7 @@ def test_a_request_that_waits_while_its_worker_drains_does_not_wake_the_stream_a
             await drain
             assert (await first)[0].outcome is Outcome.DONE
             assert [await wait for wait in waits] == [[STOPPED]] * 3
-            assert (store.content["s"].holder, worker._streams, worker._busy) == (None, {}, {})
+            assert (store.content["s"].holder, worker._streams.loaded, worker._streams.busy) == (None, {}, {})
 
     asyncio.run(run())
 
@@ -696,7 +697,7 @@ def test_a_worker_can_be_closed_in_the_midst_of_its_work():
         await worker.start()
         await done(worker, create(), observe(0))
         store.gate = asyncio.Event()
-        worker._begin_unload("s")
+        worker._streams.begin_unload("s")
         await turns()
         async with asyncio.timeout(5):
             await worker.close()
@@ -1097,7 +1098,7 @@ def test_a_key_expires_by_the_clock_of_the_store():
         async with started(store, **changes) as worker:
             await done(worker, observe(0))
             store.clock_offset = 1000.0
-            await worker._renew()
+            await worker._lease.renew()
             await done(worker, observe(1))
             (reply,) = await done(worker, observe(0))
             assert not reply.repeated
@@ -1118,7 +1119,7 @@ def test_a_worker_whose_lease_was_lost_discards_its_streams_before_it_answers():
             store.leases.pop("worker-0")
             await done(other, observe(1)._replace(stand_in=True))
             await other.drain(Reply(Outcome.CLOSED, "over"))
-            await worker._renew()
+            await worker._lease.renew()
             status = await one(worker, ask(Action.STATUS))
             assert status.facts["position"] == 2
 
@@ -1130,12 +1131,12 @@ def test_a_worker_that_was_replaced_serves_nothing_until_its_successor_is_gone()
         store = MemoryStore()
         async with started(store) as worker, started(store, streams=()) as successor:
             with pytest.raises(StoreError, match="another process has the lease"):
-                await worker._renew()
+                await worker._lease.renew()
             reply = await one(worker, ask(Action.STATUS))
             assert reply.outcome is Outcome.LATER
             await done(successor, observe(0))
             await successor.drain(Reply(Outcome.CLOSED, "over"))
-            await worker._renew()
+            await worker._lease.renew()
             await done(worker, observe(1))
             assert engine_of(worker) == learned(2)
 
@@ -1164,19 +1165,19 @@ def test_a_stream_whose_lease_was_lost_while_it_was_loaded_is_loaded_again():
         store = MemoryStore()
         async with started(store) as worker, started(store, name="worker-1", streams=()) as other:
             await done(worker, observe(0))
-            worker._streams.clear()
-            load = worker._load
+            worker._streams.loaded.clear()
+            load = worker._streams._load
 
             async def load_slowly(held, prototypes):
                 live = await load(held, prototypes)
-                worker._load = load
+                worker._streams._load = load
                 store.leases.pop("worker-0")
                 await done(other, observe(1)._replace(stand_in=True))
                 await other.drain(Reply(Outcome.CLOSED, "over"))
-                await worker._renew()
+                await worker._lease.renew()
                 return live
 
-            worker._load = load_slowly
+            worker._streams._load = load_slowly
             first, second = [await one(worker, ask(Action.STATUS)) for _ in range(2)]
             assert first.outcome is Outcome.LATER
             assert second.facts["position"] == 2
@@ -1266,7 +1267,7 @@ def slow_stream(monkeypatch):
         return await run(worker, stream, requests)
 
     monkeypatch.setattr(Worker, "_run", run_slowly)
-    monkeypatch.setattr(worker_module, "_is_slow", lambda live: True)
+    monkeypatch.setattr(loaded_stream, "_is_slow", lambda live: True)
     return release
 
 
@@ -1295,13 +1296,13 @@ def test_a_call_does_not_wait_for_a_stream_that_is_loaded_if_another_has_its_rep
     async def run():
         async with started(streams=["s", "t"]) as worker:
             await done(worker, observe(0, "t"))
-            event, load = asyncio.Event(), worker._load
+            event, load = asyncio.Event(), worker._streams._load
 
             async def load_slowly(held, prototypes):
                 await event.wait()
                 return await load(held, prototypes)
 
-            worker._load = load_slowly
+            worker._streams._load = load_slowly
             replies = await asyncio.wait_for(worker.handle([observe(0), observe(1, "t")]), 60)
             assert [reply.outcome for reply in replies] == [Outcome.BUSY, Outcome.DONE]
             event.set()
@@ -1314,12 +1315,12 @@ def test_a_call_does_not_wait_for_a_stream_that_is_loaded_if_another_has_its_rep
 @pytest.mark.parametrize(("slowest", "mean", "slow"), [(90, 1, False), (90, 5, True), (110, 1, True)])
 def test_a_stream_is_computed_in_a_thread_if_some_steps_or_all_take_long(slowest, mean, slow, monkeypatch):
     cost = Estimate((Part((), memory=0, snapshot=0, slowest=slowest * 1e6, mean=mean * 1e6),))
-    monkeypatch.setattr(worker_module, "estimate", lambda *_: cost)
+    monkeypatch.setattr(loaded_stream, "estimate", lambda *_: cost)
 
     async def run():
         async with started() as worker:
             await done(worker, observe(0))
-            assert worker._streams["s"].slow is slow
+            assert worker._streams.loaded["s"].slow is slow
 
     asyncio.run(run())
 
@@ -1362,9 +1363,9 @@ def test_a_stream_that_is_unloaded_or_lost_in_the_middle_of_a_run_is_learned_onc
             steps = slow_steps(monkeypatch, virtual_time, 0.1)
             long = asyncio.create_task(handled(worker, [observe(number) for number in range(1, 60)]))
             await until(lambda: len(steps) > 5)
-            worker._begin_unload("s")
+            worker._streams.begin_unload("s")
             await until(lambda: len(steps) > 20)
-            worker._streams.clear()
+            worker._streams.loaded.clear()
             replies = await long
             assert [reply.outcome for reply in replies] == [Outcome.DONE] * 59
             assert [reply.position for reply in replies] == list(range(1, 60))
@@ -1387,8 +1388,8 @@ def test_a_slice_does_not_overtake_rows_that_were_lost(monkeypatch, virtual_time
             steps = slow_steps(monkeypatch, virtual_time, 0.1)
             long = asyncio.create_task(handled(worker, [observe(number) for number in range(1, 60)]))
             await until(lambda: len(steps) > 5)
-            worker._discard()
-            await until(lambda: len(worker._streams) == 1)
+            worker._streams.discard()
+            await until(lambda: len(worker._streams.loaded) == 1)
             store.gate.set()
             assert {reply.outcome for reply in await long} == {Outcome.LATER}
             assert [record.key for record in journal_of(store)] == ["key-0"]
@@ -1421,7 +1422,7 @@ def test_a_long_journal_is_replayed_in_slices(monkeypatch, virtual_time):
         store = MemoryStore()
         async with started(store, streams=["s", "t"], lease_seconds=1.0) as worker:
             await done(worker, *(observe(number) for number in range(100)), observe(0, "t"))
-            worker._streams.clear()
+            worker._streams.loaded.clear()
             steps = slow_steps(monkeypatch, virtual_time, 0.1)
             load = asyncio.create_task(handled(worker, [ask(Action.STATUS)]))
             await turns(3)
@@ -1451,7 +1452,7 @@ def paused_step(monkeypatch, position):
 
 def test_a_step_that_takes_long_is_computed_in_a_thread(monkeypatch):
     """Nothing can interrupt a step, so other streams are served beside it."""
-    monkeypatch.setattr(worker_module, "_SLOW_STEP", 0.0)
+    monkeypatch.setattr(loaded_stream, "_SLOW_STEP", 0.0)
 
     async def run():
         store = MemoryStore()
@@ -1472,7 +1473,7 @@ def test_a_step_that_takes_long_is_computed_in_a_thread(monkeypatch):
             assert (await waiting)[0].outcome is Outcome.DONE
             await done(worker, save_snapshot("a"), observe(10), roll_back("a"))
             assert engine_of(worker) == learned(10)
-            worker._begin_unload("s")
+            worker._streams.begin_unload("s")
             await done(worker, observe(10, key="again"))
             assert engine_of(worker) == learned(11)
         assert store.misfits == []
@@ -1482,7 +1483,7 @@ def test_a_step_that_takes_long_is_computed_in_a_thread(monkeypatch):
 
 def test_streams_that_compute_in_threads_equal_their_journals(monkeypatch):
     """Whatever is asked at the same time, what is in memory is what the records in the store tell."""
-    monkeypatch.setattr(worker_module, "_SLOW_STEP", 0.0)
+    monkeypatch.setattr(loaded_stream, "_SLOW_STEP", 0.0)
     chance = random.Random(5)
 
     async def client(worker, name):
@@ -1506,7 +1507,7 @@ def test_streams_that_compute_in_threads_equal_their_journals(monkeypatch):
                 outcomes = {reply.outcome for reply in await handled(worker, requests)}
             assert outcomes == {Outcome.DONE}
             if chance.random() < 0.1:
-                worker._begin_unload(stream)
+                worker._streams.begin_unload(stream)
             worker.metrics()
 
     async def run():
@@ -1517,7 +1518,7 @@ def test_streams_that_compute_in_threads_equal_their_journals(monkeypatch):
             async with started(store, streams=()) as successor:
                 for stream in "st":
                     (reply,) = await done(successor, ask(Action.STATUS, stream=stream))
-                    assert reply.facts["position"] == worker._streams[stream].live.position
+                    assert reply.facts["position"] == worker._streams.loaded[stream].live.position
                     assert reply.facts["replayed_differently"] == 0
                     assert engine_of(successor, stream) == engine_of(worker, stream)
         assert store.misfits == []
@@ -1526,7 +1527,7 @@ def test_streams_that_compute_in_threads_equal_their_journals(monkeypatch):
 
 
 def test_a_caller_that_goes_away_does_not_interrupt_a_stream_that_computes_in_a_thread(monkeypatch):
-    monkeypatch.setattr(worker_module, "_SLOW_STEP", 0.0)
+    monkeypatch.setattr(loaded_stream, "_SLOW_STEP", 0.0)
 
     async def run():
         store = MemoryStore()
@@ -1564,8 +1565,8 @@ class CountingStore(MemoryStore):
 
 
 async def unload(worker, stream="s"):
-    worker._begin_unload(stream)
-    await until(lambda: not worker._busy)
+    worker._streams.begin_unload(stream)
+    await until(lambda: not worker._streams.busy)
 
 
 def damaged(data):
@@ -1580,7 +1581,7 @@ async def damage(worker, store):
     await done(worker, *(observe(number) for number in range(5)), save_snapshot("good"))
     await unload(worker)
     await done(worker, *(observe(number) for number in range(5, 8)))
-    worker._streams.clear()
+    worker._streams.loaded.clear()
     store.content["s"].snapshot = damaged(store.content["s"].snapshot)
 
 
@@ -1616,7 +1617,7 @@ def test_an_unexpected_error_of_a_load_is_damage_too(monkeypatch):
         store = MemoryStore()
         async with started(store, quarantine_failures=2) as worker:
             await done(worker, observe(0))
-            worker._streams.clear()
+            worker._streams.loaded.clear()
             monkeypatch.setattr(LiveStream, "replay", lambda *_: 1 / 0)
             outcomes = [(await one(worker, observe(1))).outcome for _ in range(3)]
             assert outcomes == [Outcome.FAILED, Outcome.FAILED, Outcome.CONFLICT]
@@ -1635,7 +1636,7 @@ def test_errors_that_pass_do_not_quarantine_a_stream():
         ):
             await done(worker, observe(0))
             assert (await one(other, observe(1))).outcome is Outcome.HELD
-            worker._streams.clear()
+            worker._streams.loaded.clear()
             store.down = True
             assert (await one(worker, observe(1))).outcome is Outcome.LATER
             store.down = False
@@ -1751,7 +1752,7 @@ def test_a_worker_forgets_a_quarantine_with_its_lease():
             await one(worker, observe(8))
             assert (await one(worker, observe(8))).outcome is Outcome.CONFLICT
             store.content["s"].snapshot = damaged(store.content["s"].snapshot)
-            worker._renewed = -float("inf")
+            worker._lease._renewed = -float("inf")
             await done(worker, observe(8))
 
     asyncio.run(run())

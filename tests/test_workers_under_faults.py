@@ -104,7 +104,7 @@ class Cluster:
     async def kill(self, name):
         worker = self.workers.pop(name, None)
         if worker is not None:
-            for task in [*worker._tasks, *worker._busy.values()]:
+            for task in [*worker._tasks, *worker._streams.busy.values()]:
                 task.cancel()
         await asyncio.sleep(self.chance.uniform(0, 0.1))
         if name in self.names:
@@ -116,10 +116,10 @@ class Cluster:
         if worker is None:
             return
         self.frozen.add(name)
-        worker._lease.cancel()
+        worker._renewals.cancel()
         await asyncio.sleep(self.chance.uniform(0.05, 0.5))
-        worker._lease = asyncio.create_task(worker._keep_lease())
-        worker._tasks.append(worker._lease)
+        worker._renewals = asyncio.create_task(worker._keep_lease())
+        worker._tasks.append(worker._renewals)
         self.frozen.discard(name)
 
     async def cut_off(self, _):
@@ -282,7 +282,7 @@ def test_every_stream_goes_on_as_if_nothing_had_happened(seed):
             assert (status.facts["position"], status.facts["replayed_differently"]) == (len(written), 0)
             worker = cluster.workers[status.facts["worker"]]
             assert engine_of(worker, stream) == reference.engine.snapshot()
-            assert worker._streams[stream].live.samples.pack() == reference.samples.pack()
+            assert worker._streams.loaded[stream].live.samples.pack() == reference.samples.pack()
         assert cluster.store.misfits == []
         assert (cluster.router.waiting, cluster.router._stream_queues) == (0, {})
         await cluster.close()

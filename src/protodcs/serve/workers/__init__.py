@@ -1,1 +1,1 @@
-"""Who holds which stream: a router that finds the worker, workers that decide, learn and commit, a cluster of them."""
+"""Workers hold the streams: they decide, learn and commit. A router finds the worker of each stream."""

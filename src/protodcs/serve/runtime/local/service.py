@@ -88,7 +88,7 @@ class LocalService:
         self.webhooks = webhooks
         self.api: FastAPI = application(config, self._router, self, self._encoder, webhooks)
         self._feeds: Feeds = self.api.state.services.feeds
-        worker.on_commit = self._committed
+        worker.on_commit(self._committed)
 
     def _committed(self, stream: str, position: int, noticed: bool) -> None:
         self._feeds.committed(stream, position)

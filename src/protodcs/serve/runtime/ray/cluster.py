@@ -70,7 +70,7 @@ class WorkerActor:
         worker = Worker(self._name, store, self._config)
         await worker.start()
         webhooks = Webhooks(store, self._config, self._name)
-        worker.on_commit = lambda _stream, _position, noticed: webhooks.notify() if noticed else None
+        worker.on_commit(lambda _stream, _position, noticed: webhooks.notify() if noticed else None)
         await webhooks.start()
         self._webhooks = webhooks
         return worker

@@ -1,0 +1,107 @@
+"""Create streams: from prototypes, or as another stream was created."""
+
+from functools import partial
+from typing import Any
+
+from ...errors import InputError, StoreError, UnknownStreamError
+from ..messages import Outcome, Reply, Request
+from ..settings import ServeConfig, classes_of, cost_limits_of
+from ..store.base import Store
+from ..stream.cost import check_cost
+from ..stream.live_stream import StreamSpec, check_classes
+from ..stream.shared import unpack_prototypes
+from .computing import Computing
+from .loaded_streams import LoadedStreams
+from .quotas import Quotas
+
+
+class SizeLimits:
+    """The limits on the classes and settings of a stream."""
+
+    def __init__(self, config: ServeConfig):
+        self._config = config
+
+    def check(self, stream: str, spec: StreamSpec, config: dict[str, Any], classes: int, dimension: int) -> None:
+        """Raise an error if a stream may not have these settings and so many classes."""
+        check_classes(classes, classes_of(self._config, stream))
+        limits = cost_limits_of(self._config, stream)
+        check_cost(spec.settings(config), classes, dimension, spec.guard, limits)
+
+
+class Creation:
+    """Creates streams for one worker.
+
+    Args:
+        store: where the streams are kept.
+        quotas: of the tenants.
+        sizes: the limits on a stream.
+        streams: those in memory.
+        computing: where new streams are checked.
+    """
+
+    def __init__(self, store: Store, quotas: Quotas, sizes: SizeLimits, streams: LoadedStreams, computing: Computing):
+        self._store = store
+        self._quotas = quotas
+        self._sizes = sizes
+        self._streams = streams
+        self._computing = computing
+
+    async def create(self, request: Request) -> Reply:
+        """Create a stream with the prototypes in the request."""
+        spec = StreamSpec.unpack(request.payload)
+        await self._computing.in_thread(partial(self._check, request, spec))
+        # Before anything is put: prototypes that no stream uses stay for an hour.
+        found = await self._existing(request.stream, spec)
+        if found is not None:
+            return found
+        self._quotas.check(request.stream)
+        self._quotas.add(request.stream, len(request.shared))
+        await self._store.put_shared(spec.prototypes, request.shared)
+        try:
+            return await self._begin_stream(request.stream, spec)
+        except StoreError:
+            # The blob may have gone meanwhile, with the last stream that used it.
+            await self._store.put_shared(spec.prototypes, request.shared)
+            return await self._begin_stream(request.stream, spec)
+
+    def _check(self, request: Request, spec: StreamSpec) -> None:
+        """Raise an error if a stream cannot be created. This runs in a thread."""
+        prototypes = unpack_prototypes(request.shared)
+        if prototypes.fingerprint != spec.prototypes:
+            raise InputError("the prototypes of a new stream are not those that it names")
+        self._sizes.check(request.stream, spec, spec.config, *prototypes.unit.shape)
+        spec.engine(prototypes)
+
+    async def create_like(self, request: Request) -> Reply:
+        """Create a stream as another one was, with the prototypes that it uses."""
+        spec = StreamSpec.unpack((await self._store.describe(request.payload.decode())).spec)
+        prototypes = await self._streams.prototypes(spec.prototypes)
+        self._sizes.check(request.stream, spec, spec.config, *prototypes.unit.shape)
+        found = await self._existing(request.stream, spec)
+        if found is not None:
+            return found
+        self._quotas.check(request.stream)
+        return await self._begin_stream(request.stream, spec)
+
+    async def _begin_stream(self, stream: str, spec: StreamSpec) -> Reply:
+        packed = spec.pack()
+        created = await self._store.create(stream, packed, spec.prototypes)
+        if created:
+            self._streams.forget_damage(stream)
+            self._quotas.add(stream, len(packed))
+        found = await self._existing(stream, spec)
+        if found is None:
+            raise UnknownStreamError(f"the stream {stream!r} was deleted as soon as it was created")
+        return found._replace(repeated=found.repeated and not created)
+
+    async def _existing(self, stream: str, spec: StreamSpec) -> Reply | None:
+        """Return the reply for a stream that exists already, or None if there is none."""
+        try:
+            found = await self._store.describe(stream)
+        except UnknownStreamError:
+            return None
+        if found.spec != spec.pack():
+            message = f"the stream {stream!r} already exists with different settings"
+            return Reply(Outcome.CONFLICT, message, code="stream_exists")
+        facts = {**spec.model_dump(), "incarnation": found.incarnation}
+        return Reply(Outcome.DONE, repeated=True, facts=facts)

@@ -1,0 +1,72 @@
+"""A stream in the memory of a worker."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..log.notices import NoticeMaker
+from ..stream.cost import estimate, has_estimate
+from ..stream.live_stream import LiveStream
+from .group_commit import Journal
+
+# A stream whose slowest step, or a step on average, may take longer is computed in a thread. Milliseconds, estimated.
+_SLOW_STEP, _SLOW_MEAN_STEP = 100.0, 2.0
+
+
+@dataclass(slots=True)
+class LoadedStream:
+    """A stream in memory, with its journal.
+
+    Attributes:
+        live: engine, guard, and what else the stream has learned.
+        journal: the writes of this worker to the stream.
+        loaded_at: when it was loaded, by the monotonic clock.
+        used: when it was last used.
+        written: when the last snapshot was built.
+        journal_bytes: size of the records that the newest snapshot does not cover.
+        snapshot_end: the position up to which the newest snapshot goes; it may not be durable yet.
+        saving: held while a saved snapshot is written or deleted, so that two requests cannot both find its name free;
+            and while a state is restored, so that the journal holds few whole states.
+        in_use: held while `live` is read or changed, because that may happen in a thread.
+        notice_maker: finds what webhooks tell of the stream.
+    """
+
+    live: LiveStream
+    journal: Journal = field(default_factory=Journal)
+    loaded_at: float = field(default_factory=time.monotonic)
+    used: float = field(default_factory=time.monotonic)
+    written: float = field(default_factory=time.monotonic)
+    journal_bytes: int = 0
+    snapshot_end: int = field(init=False)
+    saving: asyncio.Lock = field(default_factory=asyncio.Lock)
+    in_use: asyncio.Lock = field(default_factory=asyncio.Lock)
+    notice_maker: NoticeMaker = field(init=False)
+    _slow: bool = False
+    _slow_for: tuple[Any, int] | None = None
+
+    def __post_init__(self) -> None:
+        self.snapshot_end = self.live.covered
+        self.notice_maker = NoticeMaker(self.live.warning, self.live.latest_known)
+
+    @property
+    def unsnapshotted_records(self) -> int:
+        """How many records the newest snapshot does not cover."""
+        return self.live.position - self.snapshot_end
+
+    @property
+    def slow(self) -> bool:
+        """Whether a step of the stream may block the event loop for too long."""
+        engine = self.live.engine
+        config, classes = engine.config, len(engine.classes)
+        if self._slow_for is None or self._slow_for[0] is not config or self._slow_for[1] != classes:
+            self._slow, self._slow_for = _is_slow(self.live), (config, classes)
+        return self._slow
+
+
+def _is_slow(live: LiveStream) -> bool:
+    engine = live.engine
+    if not has_estimate(engine.config):
+        return False
+    cost = estimate(engine.config, len(engine.classes), engine.dimension, live.spec.guard)
+    return cost.slowest_step > _SLOW_STEP or cost.mean_step > _SLOW_MEAN_STEP

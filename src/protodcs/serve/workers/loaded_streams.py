@@ -1,0 +1,394 @@
+"""The streams that a worker holds in memory: loaded from the store when they are needed, and unloaded later."""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+from ...core.prototypes import Prototypes
+from ...errors import FencedError, StoreError
+from ..messages import Reply, Request
+from ..settings import ServeConfig
+from ..store.base import AcquiredStream, Store, Takeover
+from ..stream.idempotency import Limits
+from ..stream.live_stream import LiveStream, StreamSpec
+from ..stream.records import Record
+from ..stream.shared import unpack_prototypes
+from ..telemetry import logs
+from ..telemetry.metrics import WorkerMetrics
+from .changes import Changes
+from .computing import Computing
+from .lease import WorkerLease
+from .loaded_stream import LoadedStream
+from .replies import DamagedError, MovedError, QuarantinedError, RefusedError, errors_as_damage
+from .ring import Ring
+
+_log = logging.getLogger(__name__)
+
+# After so many leases a worker that stands in for another sends callers there again.
+_STANDING_IN = 10
+# Number of recent loads whose times a worker remembers.
+_LOAD_TIMES = 1000
+# What reads more bytes runs in a thread.
+_LARGE = 4 * 2**20
+
+
+class RestorableState(NamedTuple):
+    """A state to restore, and the position of the stream when it was saved; None if it comes from outside."""
+
+    state: bytes
+    position: int | None = None
+
+
+# Returns the state that a request restores, for a stream created so and with features of this length.
+FindState = Callable[[Request, StreamSpec, int], Awaitable[RestorableState]]
+
+
+@dataclass(slots=True)
+class _Damage:
+    """Why a stream cannot be loaded, and how often this was tried."""
+
+    problem: str
+    failures: int = 0
+
+
+class LoadedStreams:
+    """Loads, holds and unloads streams. All streams are discarded if the lease is lost.
+
+    Args:
+        lease: of the worker.
+        store: where the streams are kept.
+        config: the settings of the service.
+        metrics: where loads are counted.
+        computing: where states are computed.
+        changes: writes snapshots.
+
+    Attributes:
+        loaded: the streams in memory; the one that was used last is the last one.
+        busy: loads and unloads under way.
+        ring: which worker each stream belongs to; None: all belong to this one.
+        refusal: the reply of a worker that drains.
+        loads: how many there were.
+        load_times: of the last ones, in seconds.
+    """
+
+    def __init__(
+        self,
+        lease: WorkerLease,
+        store: Store,
+        config: ServeConfig,
+        metrics: WorkerMetrics,
+        computing: Computing,
+        changes: Changes,
+    ):
+        self._lease = lease
+        self._store = store
+        self._config = config
+        self._limits = Limits.of(config)
+        self._metrics = metrics
+        self._computing = computing
+        self._changes = changes
+        self.loaded: OrderedDict[str, LoadedStream] = OrderedDict()
+        self.busy: dict[str, asyncio.Task[Any]] = {}
+        self._damaged: dict[str, _Damage] = {}
+        self._shared: WeakValueDictionary[str, Prototypes] = WeakValueDictionary()
+        self.ring: Ring | None = None
+        self.refusal: Reply | None = None
+        # How often the memory of all streams was discarded.
+        self._discards = 0
+        self.loads = 0
+        self.load_times: deque[float] = deque(maxlen=_LOAD_TIMES)
+        lease.on_lost, lease.on_taken = self.discard, self._drop_taken
+
+    async def get(self, stream: str, stand_in: bool, take_from: str = "") -> LoadedStream:
+        """Return the stream in memory; load it if this worker may, and take it from the worker `take_from`."""
+        # Once, and not again after a load: a worker that cannot renew its lease would load without end.
+        self._lease.check()
+        while True:
+            loaded = self.loaded.get(stream)
+            if loaded is not None and loaded.journal.broken is None:
+                self.loaded.move_to_end(stream)
+                return loaded
+            if stream in self.busy:
+                # Another call loads or unloads it; that call reports the result.
+                await asyncio.wait([self.busy[stream]])
+                continue
+            if self.refusal is not None:
+                raise RefusedError(self.refusal)
+            if self.ring is not None:
+                first = self.ring.first(stream)
+                if self._lease.worker not in (self.ring.workers if stand_in else (first,)):
+                    raise MovedError(first)
+            if self._is_quarantined(stream):
+                raise QuarantinedError(self._damaged[stream].problem)
+            task = self._begin(stream, self._load_stream(stream, take_from))
+            await asyncio.wait([task])
+            task.result()
+
+    async def acquire(self, stream: str, stand_in: bool) -> LoadedStream:
+        """Return the stream in memory while nobody else uses it. Release its lock `in_use` afterwards."""
+        checked = False
+        while True:
+            loaded = await self.get(stream, stand_in)
+            await loaded.in_use.acquire()
+            if not checked:
+                # The wait may have been longer than the lease.
+                self._lease.check()
+                checked = True
+            if self.loaded.get(stream) is loaded and loaded.journal.broken is None:
+                return loaded
+            loaded.in_use.release()
+
+    async def prototypes(self, name: str) -> Prototypes:
+        """Return prototypes that streams share."""
+        found = self._shared.get(name)
+        if found is None:
+            data = await self._store.get_shared(name)
+            unpack = partial(unpack_prototypes, data)
+            with errors_as_damage():
+                found = await self._computing.in_thread(unpack) if len(data) > _LARGE else unpack()
+            self._shared[name] = found
+        return found
+
+    # Loading.
+
+    async def _load_stream(self, stream: str, take_from: str) -> None:
+        start, generation, discards = time.perf_counter(), self._store.generation, self._discards
+        takeover = Takeover(take_from, _STANDING_IN * self._config.lease_seconds) if take_from else None
+        held = await self._store.acquire(stream, self._lease.worker, self._lease.incarnation, takeover)
+        if take_from:
+            self._metrics.took_over()
+            _log.warning("a stream was taken over", extra=logs.with_fields(stream=stream, holder=take_from))
+        try:
+            with errors_as_damage():
+                spec = StreamSpec.unpack(held.spec)
+            prototypes = await self.prototypes(spec.prototypes)
+            with errors_as_damage():
+                live = await self._load(held, prototypes)
+        except DamagedError as problem:
+            raise self._damage(stream, problem) from None
+        # Others may have changed the stream meanwhile.
+        if (self._store.generation, self._discards) != (generation, discards):
+            raise StoreError("The lease or the store was lost while the stream was loaded. Send the request again.")
+        self._hold(stream, LoadedStream(live, journal_bytes=sum(map(len, held.tail))))
+        self.loads += 1
+        self.load_times.append(time.perf_counter() - start)
+        self._metrics.loaded(self.load_times[-1])
+
+    async def _load(self, held: AcquiredStream, prototypes: Prototypes) -> LiveStream:
+        """Restore the snapshot of a stream, and replay the records behind it in slices."""
+        computing = self._computing
+        restore = partial(LiveStream, replace(held, tail=[]), prototypes, self._limits)
+        large = len(held.snapshot or b"") + prototypes.unit.nbytes > _LARGE
+        loaded = LoadedStream(await computing.in_thread(restore) if large else restore())
+        at = 0
+        while at < len(held.tail):
+            await computing.wait_turn(goes_on=at > 0)
+            at = await computing.run(loaded, partial(_replay, loaded.live, held.tail, at, computing.turn_end()))
+        # The worker that wrote the records has reported these.
+        loaded.live.events()
+        loaded.live.roll_backs()
+        return loaded.live
+
+    def _hold(self, stream: str, loaded: LoadedStream) -> None:
+        self._damaged.pop(stream, None)
+        self.loaded[stream] = loaded
+        self.make_room()
+
+    def _begin(self, stream: str, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        """Exclude other loads and unloads of a stream until the work is done."""
+        task = self.busy[stream] = asyncio.create_task(work)
+        task.add_done_callback(lambda done: self._ended(stream, done))
+        return task
+
+    def _ended(self, stream: str, task: "asyncio.Task[Any]") -> None:
+        if self.busy.get(stream) is task:
+            del self.busy[stream]
+        if not task.cancelled():
+            task.exception()
+
+    # Damaged streams.
+
+    def _damage(self, stream: str, problem: DamagedError) -> DamagedError:
+        """Count a load that failed; quarantine the stream after some of them."""
+        damage = self._damaged.setdefault(stream, _Damage(""))
+        damage.failures += 1
+        reason = str(problem).rstrip(".")
+        damage.problem = (
+            f"The stored data of the stream {stream!r} is damaged: {reason}. Delete the stream or restore a saved "
+            "snapshot."
+        )
+        if damage.failures == self._config.quarantine_failures:
+            fields = logs.with_fields(stream=stream, failures=damage.failures)
+            _log.error("a damaged stream is quarantined", extra=fields, exc_info=problem.__cause__)
+        return DamagedError(damage.problem)
+
+    def _is_quarantined(self, stream: str) -> bool:
+        """Whether a stream is damaged and not loaded again."""
+        damage = self._damaged.get(stream)
+        return damage is not None and damage.failures >= self._config.quarantine_failures
+
+    @property
+    def quarantined(self) -> int:
+        """How many streams are damaged and not loaded again."""
+        return sum(map(self._is_quarantined, self._damaged))
+
+    def forget_damage(self, stream: str) -> None:
+        """Take note that a stream was deleted or created anew."""
+        self._damaged.pop(stream, None)
+
+    async def repair(self, request: Request, find: FindState) -> LoadedStream:
+        """Load a damaged stream with the state that `find` returns."""
+        stream = request.stream
+        while stream in self.busy:
+            await asyncio.wait([self.busy[stream]])
+        found = self.loaded.get(stream)
+        if found is not None and found.journal.broken is None:
+            return found
+        task = self._begin(stream, self._replace(request, find))
+        await asyncio.wait([task])
+        loaded: LoadedStream = task.result()
+        return loaded
+
+    async def _replace(self, request: Request, find: FindState) -> LoadedStream:
+        """Replace the stored data of a stream: a checkpoint at the end of its journal covers all that is damaged."""
+        stream = request.stream
+        held = await self._store.acquire(stream, self._lease.worker, self._lease.incarnation)
+        with errors_as_damage():
+            spec = StreamSpec.unpack(held.spec)
+        prototypes = await self.prototypes(spec.prototypes)
+        found = await find(request, spec, prototypes.unit.shape[1])
+        repaired = partial(LiveStream.repaired, held, prototypes, self._limits, found.state)
+        loaded = LoadedStream(await self._computing.in_thread(repaired))
+        self._changes.queue_snapshot(stream, loaded)
+        await loaded.journal.settle_snapshot()
+        self._hold(stream, loaded)
+        return loaded
+
+    # Unloading.
+
+    def arrange(self, workers: Iterable[str]) -> None:
+        """Take note of who the workers are now, and hand over the streams that belong to others."""
+        ring = Ring(workers)
+        self.ring = ring if ring.workers else None
+        if self.ring is None:
+            return
+        for stream in list(self.loaded):
+            if ring.first(stream) != self._lease.worker:
+                self.begin_unload(stream)
+        # Another worker may delete or restore the others.
+        self._damaged = {
+            stream: damage for stream, damage in self._damaged.items() if ring.first(stream) == self._lease.worker
+        }
+
+    async def unload_all(self) -> None:
+        """Unload all streams, also those that are being loaded."""
+        while self.loaded or self.busy:
+            for stream in list(self.loaded):
+                self.begin_unload(stream)
+            await asyncio.gather(*self.busy.values(), return_exceptions=True)
+
+    def make_room(self) -> None:
+        """Unload the streams that were not used for longest, if too many are loaded."""
+        too_many = len(self.loaded) - self._config.max_loaded_streams
+        for stream in list(itertools.islice(self.loaded, max(0, too_many))):
+            self.begin_unload(stream)
+
+    def begin_unload(self, stream: str) -> None:
+        """Begin to unload a stream, unless it is being loaded or unloaded already."""
+        if stream not in self.busy and stream in self.loaded:
+            self._begin(stream, self._unload(stream, self.loaded.pop(stream)))
+
+    async def _unload(self, stream: str, loaded: LoadedStream) -> None:
+        async with loaded.in_use:
+            if loaded.unsnapshotted_records > self._config.unload_records:
+                self._changes.queue_snapshot(stream, loaded)
+        # Without the snapshot, the next worker replays the records.
+        with suppress(StoreError):
+            await loaded.journal.settle_snapshot()
+        await loaded.journal.wait_durable()
+        await self._store.release(stream, loaded.live.fence)
+        self._metrics.unloaded()
+
+    def drop(self, stream: str, loaded: LoadedStream) -> None:
+        """Discard the stream in memory."""
+        if self.loaded.get(stream) is loaded:
+            del self.loaded[stream]
+
+    def discard(self) -> None:
+        """Discard what is known of all streams."""
+        self._discards += 1
+        self.loaded.clear()
+        self._damaged.clear()
+
+    def _drop_taken(self, taken: Mapping[str, int]) -> None:
+        """Discard the streams that other workers took over."""
+        for stream, epoch in taken.items():
+            self._damaged.pop(stream, None)
+            loaded = self.loaded.get(stream)
+            if loaded is not None and loaded.live.epoch < epoch:
+                self.drop(stream, loaded)
+
+    async def delete(self, request: Request) -> bool:
+        """Delete the incarnation of a stream that the request names. Return False if that one does not exist."""
+        stream, loaded = request.stream, None
+        try:
+            loaded = await self.get(stream, request.stand_in)
+            fence, incarnation = loaded.live.fence, loaded.live.incarnation
+        except DamagedError:
+            held = await self._store.acquire(stream, self._lease.worker, self._lease.incarnation)
+            fence, incarnation = held.fence, held.incarnation
+        if incarnation.encode() != request.payload:
+            return False
+        if loaded is not None:
+            with suppress(FencedError, StoreError):
+                await loaded.journal.wait_durable()
+            self.drop(stream, loaded)
+            # A snapshot that is still queued is not needed any more.
+            loaded.journal.broken = loaded.journal.broken or FencedError(f"the stream {stream!r} was deleted")
+        await self._store.delete(stream, fence)
+        self.forget_damage(stream)
+        return True
+
+    # Maintenance.
+
+    def maintain(self) -> None:
+        """Write snapshots and unload streams, by time."""
+        # Streams that were still loading when there were too many.
+        self.make_room()
+        now = time.monotonic()
+        for stream, loaded in list(self.loaded.items()):
+            self._maintain_stream(stream, loaded, now)
+
+    def _maintain_stream(self, stream: str, loaded: LoadedStream, now: float) -> None:
+        if loaded.journal.broken is not None:
+            self.drop(stream, loaded)
+        elif loaded.in_use.locked():
+            # It works in a thread; there is another round.
+            return
+        elif now - loaded.used > self._config.unload_seconds or self._stood_in_enough(stream, loaded, now):
+            self.begin_unload(stream)
+        elif now - loaded.written > self._config.snapshot_seconds and loaded.unsnapshotted_records:
+            self._changes.queue_snapshot(stream, loaded)
+
+    def _stood_in_enough(self, stream: str, loaded: LoadedStream, now: float) -> bool:
+        """Whether it is time to see if the worker that the stream belongs to is back."""
+        away = self.ring is not None and self.ring.first(stream) != self._lease.worker
+        return away and now - loaded.loaded_at > _STANDING_IN * self._config.lease_seconds
+
+
+def _replay(live: LiveStream, records: list[bytes], at: int, until: float) -> int:
+    """Replay records from `at` on until a time, at least one of them. Return where to go on."""
+    for data in records[at:]:
+        live.replay(Record.unpack(data))
+        at += 1
+        if time.monotonic() >= until:
+            break
+    return at

@@ -1,0 +1,170 @@
+"""Save states of a stream under names, and restore saved states and states that callers send."""
+
+import struct
+from contextlib import suppress
+from functools import partial
+
+from ...errors import UnknownSnapshotError
+from ..messages import Outcome, Reply, Request
+from ..settings import ServeConfig
+from ..store.base import Store
+from ..stream.idempotency import digest_of
+from ..stream.live_stream import StreamSpec, check_state, imported_state
+from ..stream.records import DIGEST_BYTES, Kind
+from .changes import Changes
+from .computing import Computing
+from .creation import SizeLimits
+from .loaded_streams import FindState, LoadedStreams, RestorableState
+from .quotas import Quotas
+from .replies import DamagedError, done_reply, errors_as_damage
+
+# A saved snapshot begins with a digest of the idempotency key of the request that saved it, and the position.
+_POSITION = struct.Struct("<Q")
+
+
+class Snapshots:
+    """Serves requests about saved snapshots and whole states, for one worker.
+
+    Args:
+        store: where snapshots are kept.
+        config: the settings of the service.
+        quotas: of the tenants.
+        sizes: the limits on a stream.
+        streams: those in memory.
+        changes: changes them.
+        computing: where states are computed.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        config: ServeConfig,
+        quotas: Quotas,
+        sizes: SizeLimits,
+        streams: LoadedStreams,
+        changes: Changes,
+        computing: Computing,
+    ):
+        self._store = store
+        self._max_snapshots = config.max_snapshots
+        self._quotas = quotas
+        self._sizes = sizes
+        self._streams = streams
+        self._changes = changes
+        self._computing = computing
+
+    async def save(self, request: Request) -> Reply:
+        """Save the present state under a name."""
+        loaded = await self._streams.get(request.stream, request.stand_in)
+        async with loaded.saving:
+            found = await self._changes.applied(loaded, Kind.SAVE_SNAPSHOT, request)
+            if found is not None:
+                return done_reply(found, repeated=True)
+            name = request.payload.decode()
+            saved_before = await self._store.saved_snapshots(request.stream)
+            if name not in saved_before and len(saved_before) >= self._max_snapshots:
+                return Reply(
+                    Outcome.CONFLICT,
+                    f"The stream has {len(saved_before)} saved snapshots, which is the limit. Delete one first.",
+                    code="too_many_snapshots",
+                )
+            saved = await self._store.saved_snapshot(request.stream, name) if name in saved_before else None
+            # An earlier attempt at this request may have saved it before its worker died: that one stays.
+            if saved is None or not _saved_by(saved, request.key):
+                if saved is not None and not request.replace:
+                    return Reply(
+                        Outcome.CONFLICT,
+                        f"The stream has a snapshot {name!r} already. Choose another name, or replace it explicitly.",
+                        code="snapshot_exists",
+                    )
+                self._quotas.check(request.stream)
+                # Taken before the wait, so that all of it is durable after the wait.
+                async with loaded.in_use:
+                    position = loaded.live.position
+                    state = _pack(await self._computing.run(loaded, loaded.live.state), position, request.key)
+                await loaded.journal.wait_durable()
+                await self._store.save_snapshot(request.stream, loaded.live.fence, name, state)
+                self._quotas.add(request.stream, len(state))
+            return await self._changes.apply(loaded, Kind.SAVE_SNAPSHOT, request, request.payload)
+
+    async def delete(self, request: Request) -> Reply:
+        """Delete a saved snapshot."""
+        loaded = await self._streams.get(request.stream, request.stand_in)
+        async with loaded.saving:
+            found = await self._changes.applied(loaded, Kind.DELETE_SNAPSHOT, request)
+            if found is not None:
+                return done_reply(found, repeated=True)
+            name = request.payload.decode()
+            if name not in await self._store.saved_snapshots(request.stream):
+                raise _unknown(request)
+            await self._store.delete_snapshot(request.stream, loaded.live.fence, name)
+            return await self._changes.apply(loaded, Kind.DELETE_SNAPSHOT, request, request.payload)
+
+    async def list_names(self, request: Request) -> Reply:
+        """Return the names of the saved snapshots."""
+        # A damaged stream can be restored from these.
+        with suppress(DamagedError):
+            await self._streams.get(request.stream, request.stand_in)
+        return Reply(Outcome.DONE, facts={"snapshots": await self._store.saved_snapshots(request.stream)})
+
+    async def describe(self, request: Request) -> Reply:
+        """Return what the stream would be after a roll-back. Nothing changes."""
+        live = (await self._streams.get(request.stream, request.stand_in)).live
+        saved = await self._saved_state(request, live.spec, live.engine.dimension)
+        facts = await self._computing.in_thread(partial(live.describe_state, saved.state))
+        return Reply(Outcome.DONE, facts={**facts, "position": saved.position})
+
+    async def roll_back(self, request: Request) -> Reply:
+        """Restore a saved snapshot; the journal goes on, so every acknowledged observe stays in it."""
+        return await self._restore(request, self._saved_state)
+
+    async def import_state(self, request: Request) -> Reply:
+        """Restore a state that the caller sent."""
+        return await self._restore(request, self._sent_state)
+
+    async def _restore(self, request: Request, find: FindState) -> Reply:
+        """Restore the state that `find` returns, also if what is stored of the stream is damaged."""
+        try:
+            loaded = await self._streams.get(request.stream, request.stand_in)
+        except DamagedError:
+            self._quotas.check(request.stream)
+            loaded = await self._streams.repair(request, find)
+        async with loaded.saving:
+            found = await self._changes.applied(loaded, Kind.RESTORE, request)
+            if found is not None:
+                return done_reply(found, repeated=True)
+            self._quotas.check(request.stream)
+            state, position = await find(request, loaded.live.spec, loaded.live.engine.dimension)
+            return await self._changes.apply(loaded, Kind.RESTORE, request, state, position)
+
+    async def _saved_state(self, request: Request, spec: StreamSpec, dimension: int) -> RestorableState:
+        saved = await self._store.saved_snapshot(request.stream, request.payload.decode())
+        if saved is None:
+            raise _unknown(request)
+        found = _unpack(saved)
+        check_size = partial(self._sizes.check, request.stream)
+        await self._computing.in_thread(partial(check_state, found.state, spec, dimension, check_size))
+        return found
+
+    async def _sent_state(self, request: Request, spec: StreamSpec, dimension: int) -> RestorableState:
+        check_size = partial(self._sizes.check, request.stream)
+        load = partial(imported_state, request.payload, spec, dimension, check_size)
+        return RestorableState(await self._computing.in_thread(load))
+
+
+def _unknown(request: Request) -> UnknownSnapshotError:
+    return UnknownSnapshotError(f"the stream {request.stream!r} has no snapshot {request.payload.decode()!r}")
+
+
+def _pack(state: bytes, position: int, key: str) -> bytes:
+    return digest_of(key.encode()) + _POSITION.pack(position) + state
+
+
+def _saved_by(saved: bytes, key: str) -> bool:
+    return saved.startswith(digest_of(key.encode()))
+
+
+def _unpack(saved: bytes) -> RestorableState:
+    with errors_as_damage():
+        (position,) = _POSITION.unpack_from(saved, DIGEST_BYTES)
+    return RestorableState(saved[DIGEST_BYTES + _POSITION.size :], position)

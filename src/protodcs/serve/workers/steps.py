@@ -1,0 +1,153 @@
+"""Serve changes and questions on one stream in memory. Nothing here waits or writes, so it can run in a thread."""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ...errors import ProtoDCSError
+from ..log.entries import LogEntry
+from ..messages import Action, Outcome, Reply, Request
+from ..stream.answers import log_entry
+from ..stream.live_stream import LiveStream
+from ..stream.records import Kind
+from .changes import content_digest
+from .creation import SizeLimits
+from .lease import WorkerLease
+from .quotas import Quotas
+from .replies import done_reply, error_reply
+
+_CHANGES = {
+    Action.OBSERVE: Kind.OBSERVE,
+    Action.FREEZE: Kind.FREEZE,
+    Action.UNFREEZE: Kind.UNFREEZE,
+    Action.RESET: Kind.RESET,
+    Action.ADD_CLASS: Kind.ADD_CLASS,
+    Action.REMOVE_CLASS: Kind.REMOVE_CLASS,
+    Action.FEEDBACK: Kind.FEEDBACK,
+}
+# Changes that need room in the store. The others need little, or free some.
+_GROWING = (Kind.OBSERVE, Kind.ADD_CLASS, Kind.FEEDBACK)
+# Was this change applied before? Asked before a costly step.
+_LOOKUPS = {Action.LOOKUP: Kind.OBSERVE, Action.LOOKUP_CLASS: Kind.ADD_CLASS}
+_NOT_APPLIED = Reply(Outcome.DONE)
+
+
+class Served(NamedTuple):
+    """What a stream did in one piece of work.
+
+    Attributes:
+        replies: to the first requests, one or more.
+        records: packed, of the changes among them.
+        steps: seconds and answer of each new observe.
+        log: entry of each new observe.
+    """
+
+    replies: list[Reply]
+    records: list[bytes]
+    steps: list[tuple[float, bytes]]
+    log: list[LogEntry]
+
+
+class Steps:
+    """Serves requests on streams in memory.
+
+    Args:
+        lease: of the worker; knows the time.
+        quotas: of the tenants.
+        sizes: the limits on a stream.
+        logs_decisions: whether entries of the decision log are made.
+    """
+
+    def __init__(self, lease: WorkerLease, quotas: Quotas, sizes: SizeLimits, logs_decisions: bool):
+        self._lease = lease
+        self._quotas = quotas
+        self._sizes = sizes
+        self._logs_decisions = logs_decisions
+
+    def serve(self, live: LiveStream, requests: list[Request], until: float) -> Served:
+        """Serve requests until a time, at least one of them."""
+        served = Served([], [], [], [])
+        for request in requests:
+            served.replies.append(self._serve_one(live, request, served))
+            if time.monotonic() >= until:
+                break
+        return served
+
+    def _serve_one(self, live: LiveStream, request: Request, served: Served) -> Reply:
+        """Serve one change or question. The record of a change is added to `served`."""
+        try:
+            question = _QUESTIONS.get(request.action)
+            if question is not None:
+                return question(self, live, request.payload)
+            kind = _LOOKUPS.get(request.action) or _CHANGES[request.action]
+            digest = content_digest(request)
+            found = live.applied(kind, request.key, digest, request.row)
+            if found is not None:
+                return done_reply(found, repeated=True)
+            if kind is Kind.ADD_CLASS:
+                engine = live.engine
+                config, classes = engine.config.model_dump(), len(engine.classes) + 1
+                self._sizes.check(request.stream, live.spec, config, classes, engine.dimension)
+            if kind in _GROWING:
+                self._quotas.check(request.stream)
+            if request.action in _LOOKUPS:
+                return _NOT_APPLIED
+            start = time.perf_counter()
+            record = live.change(kind, request.key, request.payload, self._lease.now(), digest, request.row)
+            if kind is Kind.OBSERVE:
+                served.steps.append((time.perf_counter() - start, record.answer))
+                if self._logs_decisions:
+                    served.log.append(log_entry(record, live.engine.classes, request.image_ref, request.thumbnail))
+        except ProtoDCSError as problem:
+            return error_reply(problem)
+        served.records.append(record.pack())
+        return done_reply(record)
+
+    # Questions.
+
+    def _peek(self, live: LiveStream, payload: bytes) -> Reply:
+        return Reply(Outcome.DONE, answer=live.peek(payload))
+
+    def _explain(self, live: LiveStream, payload: bytes) -> Reply:
+        return Reply(Outcome.DONE, facts=live.explain(payload))
+
+    def _review(self, live: LiveStream, payload: bytes) -> Reply:
+        return Reply(Outcome.DONE, facts={"positions": live.review(int(payload))})
+
+    def _explain_sample(self, live: LiveStream, payload: bytes) -> Reply:
+        return Reply(Outcome.DONE, facts=live.explain_sample(int(payload)))
+
+    def _list_clusters(self, live: LiveStream, _: bytes) -> Reply:
+        return Reply(Outcome.DONE, facts=live.clusters())
+
+    def _export(self, live: LiveStream, _: bytes) -> Reply:
+        return Reply(Outcome.DONE, answer=live.engine.snapshot(), facts={"etag": live.etag})
+
+    def _status(self, live: LiveStream, _: bytes) -> Reply:
+        stats = live.engine.stats()
+        facts = {
+            **{name: stats.pop(name) for name in ("method", "sequence")},
+            "classes": list(live.engine.classes),
+            "created": live.created,
+            **live.summary()._asdict(),
+            "worker": self._lease.worker,
+            "incarnation": live.incarnation,
+            "epoch": live.epoch,
+            "position": live.position,
+            "snapshot_position": live.covered,
+            "replayed_differently": live.different,
+            "guard": {"state": "off"} if live.guard is None else live.guard.status(),
+            "stats": {name: value for name, value in stats.items() if name not in ("classes", "frozen")},
+        }
+        return Reply(Outcome.DONE, facts=facts)
+
+
+_QUESTIONS: dict[str, Callable[[Steps, LiveStream, bytes], Reply]] = {
+    Action.PEEK: Steps._peek,
+    Action.STATUS: Steps._status,
+    Action.EXPLAIN: Steps._explain,
+    Action.EXPLAIN_SAMPLE: Steps._explain_sample,
+    Action.EXPORT: Steps._export,
+    Action.REVIEW: Steps._review,
+    Action.LIST_CLUSTERS: Steps._list_clusters,
+}
