@@ -130,14 +130,21 @@ class Rig:
 
     def memory(self):
         """Resident MiB of all processes of the service and Redis, by what they are."""
+        return self._by_kind(lambda process: process.memory_info().rss >> 20)
+
+    def cpu_seconds(self):
+        """CPU time of the same processes."""
+        return self._by_kind(lambda process: sum(process.cpu_times()[:2]))
+
+    def _by_kind(self, of):
         import psutil
 
-        found = {"redis": psutil.Process(self.redis.pid).memory_info().rss >> 20}
+        found = {"redis": of(psutil.Process(self.redis.pid))}
         for process in psutil.Process().children(recursive=True):
             name = process.name()
-            if name.startswith("ray::"):
+            if name.startswith(("ray::", "haproxy")):
                 kind = name.removeprefix("ray::").split(".")[0]
-                found[kind] = found.get(kind, 0) + (process.memory_info().rss >> 20)
+                found[kind] = found.get(kind, 0) + of(process)
         return found
 
     def __enter__(self):
@@ -258,6 +265,20 @@ def cost(rig, quick, connections=64, seconds=10.0, rounds=5):
     ):
         found = asyncio.run(in_turns(tasks, connections, rounds, seconds))
         yield {**compared(found, *pair), "connections": connections}
+
+
+def cpu(rig, quick, connections=64, seconds=20.0):
+    """A row of the CPU time of an observe with features, by process."""
+    if quick:
+        seconds = 3.0
+    observe = feature_tasks([f"features-{n}" for n in range(50)])["features"]
+    # The first one warms up.
+    for _ in range(2):
+        before = rig.cpu_seconds()
+        times, _ = asyncio.run(closed_loop(HOST, PORT, observe, connections, seconds))
+        after = rig.cpu_seconds()
+    each = {kind: 1000 * (value - before.get(kind, 0)) / len(times) for kind, value in after.items()}
+    yield {"task": "cpu", "milliseconds": each, "per_second": len(times) / seconds}
 
 
 def many(rig, quick, streams=10_000, visits=20_000, connections=32):
@@ -383,6 +404,7 @@ def steady(rig, quick, seconds=600.0, connections=32):
 
 PARTS = {
     "cost": cost,
+    "cpu": cpu,
     "many": many,
     "learned": learned,
     "steady": steady,
@@ -391,6 +413,7 @@ PARTS = {
 # What the service of a part has beside four workers.
 RIGS = {
     "cost": {"encoder": "mini"},
+    "cpu": {"encoder": None, "bare": False},
     "many": {"encoder": None, "max_loaded_streams": 250},
     "learned": {"encoder": None, "max_loaded_streams": 25, "bare": False},
     "steady": {"encoder": None},
@@ -426,6 +449,11 @@ def as_markdown(rows):
         parts += lines_of(row)
         if "load" in row:
             parts += ["", *unloaded(row)]
+        if row["task"] == "cpu":
+            parts += ["", f"{row['per_second']:.0f} observes per second:", ""]
+            most = sorted(row["milliseconds"].items(), key=lambda item: -item[1])[:6]
+            parts += table(["process", "CPU ms per observe"], [[kind, f"{spent:.2f}"] for kind, spent in most])
+            parts += ["", f"All processes: {sum(row['milliseconds'].values()):.2f} ms."]
         if row["task"] == "steady":
             first, last = row["memory"][len(row["memory"]) // 4], row["memory"][-1]
             parts += [
@@ -459,24 +487,27 @@ def unloaded(row):
 
 
 def keep(rows):
-    """Write the page and the rows; parts that were not run now stay as they are."""
+    """Write the tables and the rows; parts that were not run now stay as they are."""
     file = RESULTS / "service.json"
     before = json.loads(file.read_text())["rows"] if file.exists() else []
     fresh = {row["task"] for row in rows}
     rows = sorted([row for row in before if row["task"] not in fresh] + rows, key=lambda row: _ORDER.index(row["task"]))
-    about = machine()
-    file.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
-    made = f"`python -m benchmarks.service --write`, {about['cores']} cores of {about['machine']}, load and all."
-    (RESULTS / "service.md").write_text(f"# What the service costs\n\n{made}\n\n{_ABOUT}\n\n{as_markdown(rows)}")
+    file.write_text(json.dumps({**machine(), "rows": rows}, indent=1) + "\n")
+    tables = RESULTS / "service"
+    tables.mkdir(exist_ok=True)
+    for name, tasks in _TABLES.items():
+        kind = [row for row in rows if row["task"] in tasks]
+        (tables / f"{name}.md").write_text(as_markdown(kind).lstrip())
 
 
-_ORDER = ("features", "images", "many streams", "learned streams", "steady", "expensive")
-_ABOUT = """Four workers, 50 streams, 64 connections with one request in progress each, Redis with `appendfsync always`.
-The load comes from the same machine. Figures are medians of the rounds, which take turns.
-
-- *features*: observe with CLIP features (100 classes, 512 dimensions), beside an app of Ray Serve with one deployment
-  hop that only echoes the same body.
-- *images*: observe with PNG images and the mini encoder, beside an app that only encodes them."""
+# The tasks of each table.
+_TABLES = {
+    "bare": ("features", "images"),
+    "cpu": ("cpu",),
+    "streams": ("many streams", "learned streams", "steady"),
+    "expensive": ("expensive",),
+}
+_ORDER = tuple(task for tasks in _TABLES.values() for task in tasks)
 
 
 if __name__ == "__main__":

@@ -195,8 +195,21 @@ def under_faults(tmp_path, disk, images, counts, **sizes):
     assert not stress.missing("faults", "fences", *required(sizes["samples"])), stress
 
 
+# Ray Serve with HAProxy instead of its own proxy.
+HAPROXY = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+}
+
+
 @pytest.mark.ray
-def test_every_acknowledged_observe_is_applied_once_under_faults(tmp_path, disk, images):
+@pytest.mark.parametrize(
+    "environment", [pytest.param({}, id="proxy"), pytest.param(HAPROXY, id="haproxy", marks=pytest.mark.long)]
+)
+def test_every_acknowledged_observe_is_applied_once_under_faults(tmp_path, disk, images, environment, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     kinds = ["fence worker", "kill worker", "pause worker", "kill ingress", "cut power", "lose replies of redis"]
     kinds += ["lose replies to clients"]
     sizes = {"feature_streams": 5, "image_streams": 2, "samples": 560, "largest": 128}

@@ -214,6 +214,17 @@ def test_a_cluster_with_a_redis_that_can_lose_writes_is_one_line_before_ray_is_l
     assert "`appendonly` is `no` (set `appendonly yes`)" in line
 
 
+def test_a_cluster_with_tls_and_the_haproxy_of_ray_is_one_line_before_ray_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    (tmp_path / "serve.yaml").write_text(
+        f"store: redis://127.0.0.1:{free_port()}/0\nport: {free_port()}\ntls_certificate: a.pem\ntls_key: a.key"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_LIBRARIES, "serve", "--cluster", tmp_path / "serve.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    (line,) = done.stderr.splitlines()
+    assert "has no TLS. Unset RAY_SERVE_ENABLE_HA_PROXY" in line
+
+
 def test_a_folder_in_use_is_one_line(tmp_path):
     store = SqliteStore(tmp_path)
     line = failed("--store", f"sqlite:{tmp_path}", "--port", str(free_port()))

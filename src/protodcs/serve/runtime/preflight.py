@@ -5,6 +5,7 @@ starts, because all of it can change in between.
 """
 
 import asyncio
+import os
 import socket
 import ssl
 
@@ -15,6 +16,8 @@ from ..settings import ServeConfig, check_cluster
 
 # Time for Redis to answer. Seconds.
 _REDIS_SECONDS = 1.5
+# Has Ray Serve use HAProxy instead of its own proxy, if it is 1.
+_HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 
 
 def check(config: ServeConfig, *, ports: bool = True) -> None:
@@ -62,6 +65,11 @@ def bind(host: str, port: int, setting: str) -> socket.socket:
 def _check_certificate(config: ServeConfig) -> None:
     if config.tls_certificate is None or config.tls_key is None:
         return
+    if not config.is_single and os.environ.get(_HAPROXY) == "1":
+        raise ConfigError(
+            f"The HAProxy of Ray Serve has no TLS. Unset {_HAPROXY}, or remove `tls_certificate` and `tls_key` and use "
+            "the gateway in deploy/haproxy."
+        )
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(config.tls_certificate, config.tls_key)
     except (OSError, ValueError) as problem:

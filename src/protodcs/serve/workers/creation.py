@@ -1,31 +1,16 @@
 """Create streams: from prototypes, or as another stream was created."""
 
 from functools import partial
-from typing import Any
 
 from ...errors import InputError, StoreError, UnknownStreamError
 from ..messages import Outcome, Reply, Request
-from ..settings import ServeConfig, classes_of, cost_limits_of
 from ..store.base import Store
-from ..stream.cost import check_cost
-from ..stream.live_stream import StreamSpec, check_classes
+from ..stream.live_stream import StreamSpec
 from ..stream.shared import unpack_prototypes
 from .computing import Computing
 from .loaded_streams import LoadedStreams
 from .quotas import Quotas
-
-
-class SizeLimits:
-    """The limits on the classes and settings of a stream."""
-
-    def __init__(self, config: ServeConfig):
-        self._config = config
-
-    def check(self, stream: str, spec: StreamSpec, config: dict[str, Any], classes: int, dimension: int) -> None:
-        """Raise an error if a stream may not have these settings and so many classes."""
-        check_classes(classes, classes_of(self._config, stream))
-        limits = cost_limits_of(self._config, stream)
-        check_cost(spec.settings(config), classes, dimension, spec.guard, limits)
+from .size_limits import SizeLimits
 
 
 class Creation:

@@ -13,10 +13,10 @@ from ..stream.live_stream import StreamSpec, check_state, imported_state
 from ..stream.records import DIGEST_BYTES, Kind
 from .changes import Changes
 from .computing import Computing
-from .creation import SizeLimits
 from .loaded_streams import FindState, LoadedStreams, RestorableState
 from .quotas import Quotas
 from .replies import DamagedError, done_reply, errors_as_damage
+from .size_limits import SizeLimits
 
 # A saved snapshot begins with a digest of the idempotency key of the request that saved it, and the position.
 _POSITION = struct.Struct("<Q")

@@ -11,10 +11,10 @@ from ..stream.answers import log_entry
 from ..stream.live_stream import LiveStream
 from ..stream.records import Kind
 from .changes import content_digest
-from .creation import SizeLimits
 from .lease import WorkerLease
 from .quotas import Quotas
 from .replies import done_reply, error_reply
+from .size_limits import SizeLimits
 
 _CHANGES = {
     Action.OBSERVE: Kind.OBSERVE,

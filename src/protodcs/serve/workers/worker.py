@@ -30,7 +30,7 @@ from ..telemetry import logs, traces
 from ..telemetry.metrics import WorkerMetrics
 from .changes import Changes, content_digest
 from .computing import Computing
-from .creation import Creation, SizeLimits
+from .creation import Creation
 from .decision_log import DecisionLog
 from .group_commit import GroupCommit
 from .lease import WorkerLease
@@ -38,6 +38,7 @@ from .loaded_stream import LoadedStream
 from .loaded_streams import LoadedStreams
 from .quotas import Quotas
 from .replies import error_reply
+from .size_limits import SizeLimits
 from .snapshots import Snapshots
 from .steps import Steps
 from .stream_statistics import StreamStatistics
