@@ -241,7 +241,7 @@ class LoadedStreams:
         return sum(map(self._is_quarantined, self._damaged))
 
     def forget_damage(self, stream: str) -> None:
-        """Take note that a stream was deleted or created anew."""
+        """Take note that a stream was deleted or created again."""
         self._damaged.pop(stream, None)
 
     async def repair(self, request: Request, find: FindState) -> LoadedStream:
