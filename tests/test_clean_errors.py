@@ -137,7 +137,7 @@ def test_an_unexpected_error_of_a_worker_is_only_in_the_log(monkeypatch, caplog)
             def broken(*_):
                 raise ZeroDivisionError("at 10.1.2.3")
 
-            monkeypatch.setattr(service.worker, "_step", broken)
+            monkeypatch.setattr(service.worker._steps, "_serve_one", broken)
             refused = await service.client.post(
                 "/v1/streams/s/observe", content=feature(0), headers={"x-request-id": "mine"}
             )
