@@ -55,8 +55,10 @@ VARIANTS = (
     Variant("longer mirrored tail with few scores", constants={"CAUTION": 0.0}),
     Variant("fewer assumed unknown samples with few scores", constants={"CAUTIOUS_SCORES": 1}),
     Variant("prior of the scales", constants={"SCALE_PRIOR": 1e-12}),
-    Variant("test of the first samples", constants={"FIRST_CLASSES": 10**9}),
-    Variant("shifts", constants={"SHIFT_DEVIATIONS": 1e12}),
+    Variant("test of the first samples", constants={"FIRST_CUT": -1e12}),
+    Variant("tests of how far single samples stand out", constants={"LEAST_CLASSES": 10**9}),
+    Variant("shifts and bursts", constants={"SHIFT_DEVIATIONS": 1e12}),
+    Variant("pause in bursts", constants={"LONGEST_BURST": 0}),
     Variant("class bias", {"class_bias": False}),
 )
 

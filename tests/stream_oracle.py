@@ -101,9 +101,10 @@ class StreamOracle:
         self.products = products or exact_products
         self.prototypes = unit(prototypes)
         self.likeness = without_own(exact_products(self.prototypes, self.prototypes.T))
-        # One entry for each sample.
-        self.samples: list[Sample] = []
+        # One entry for each sample of the history.
         self.signals: list[Signals] = []
+        # One entry for each sample that the baselines learned from.
+        self.samples: list[Sample] = []
         self.averages: list[float] = []
         self.pool_squares: list[float] = []
         self.centred_squares: list[float] = []
@@ -113,8 +114,11 @@ class StreamOracle:
         self.unknown_features: list[np.ndarray] = []
         self.known_features: list[np.ndarray] = []
         self.scales = np.array([[0.0] * 4, [1.0] * 4])
-        # Number of the first sample behind the threshold.
+        # How much the latest sample moved the means over all samples and classes.
+        self.pool_rates: list[float] = []
+        # Number of the first sample behind the threshold, and of samples left out in the present burst.
         self.window_from = 0
+        self.paused = 0
         self.rule: Rule | None = None
         self.sureness: list[float] = []
         self.verified: list[tuple[int, np.ndarray, float]] = []
@@ -126,7 +130,7 @@ class StreamOracle:
         cosines = self.products(self.prototypes, feature) / np.linalg.norm(self.prototypes.astype(float), axis=1)
         signals = self.measure(feature.astype(float), cosines)
         score, p_unknown, known, edge = self.decide(signals)
-        reason = "few samples" if len(self.samples) < c.SHIFT_WINDOW else None
+        reason = "few samples" if len(self.signals) < c.SHIFT_WINDOW else None
         if self.rule is not None and self.rule.shifted:
             reason = "possible shift"
         scores = cosines / self.config.temperature + self.bias
@@ -151,7 +155,7 @@ class StreamOracle:
     def largest_z(self, cosines: np.ndarray, centred: np.ndarray) -> tuple[float, float]:
         if not self.samples:
             return 0.0, 0.0
-        pool = fading([1.0] * len(self.samples), c.BASELINE_HORIZON)
+        pool = remaining(self.pool_rates)
         pool_mean, pool_variance, pool_centred = (
             float(pool @ np.array(values)) for values in (self.averages, self.pool_squares, self.centred_squares)
         )
@@ -206,7 +210,7 @@ class StreamOracle:
         """Return score, p_unknown, the decision and how clear it is."""
         if self.rule is None:
             margin = signals.stand_out - c.FIRST_CUT
-            known = len(self.prototypes) < c.FIRST_CLASSES or margin >= 0
+            known = len(self.prototypes) < c.LEAST_CLASSES or margin >= 0
             score = self.text_score(signals) if len(self.samples) >= 3 else 0.0
             return score, 0.0 if known else 0.5, known, abs(margin)
         score = self.score(signals, self.rule.head)
@@ -226,13 +230,15 @@ class StreamOracle:
                 self.unknown_features.append(feature)
             elif score > self.rule.looks_known:
                 self.known_features.append(feature)
-        self.samples.append(Sample(cosines, cosines - cosines.mean(), weight))
         self.signals.append(signals._replace(has_head=len(self.unknown_features) >= c.HEAD_FIRST))
-        self.averages.append(cosines.mean())
-        pool_mean = fading([1.0] * len(self.averages), c.BASELINE_HORIZON) @ np.array(self.averages)
-        self.pool_squares.append(((cosines - pool_mean) ** 2).mean())
-        self.centred_squares.append(cosines.var())
-        seen = len(self.samples)
+        seen = len(self.signals)
+        if self.paused in (0, c.LONGEST_BURST):
+            self.samples.append(Sample(cosines, cosines - cosines.mean(), weight))
+            self.pool_rates.append(1 / min(seen, c.BASELINE_HORIZON))
+            self.averages.append(cosines.mean())
+            pool_mean = remaining(self.pool_rates) @ np.array(self.averages)
+            self.pool_squares.append(((cosines - pool_mean) ** 2).mean())
+            self.centred_squares.append(cosines.var())
         if seen == c.FIRST_REFIT or (seen > c.FIRST_REFIT and seen % c.REFIT_PERIOD == 0):
             self.refit()
         elif 3 <= seen < c.FIRST_REFIT:
@@ -240,7 +246,7 @@ class StreamOracle:
 
     def measure_scales(self, rows: list[Signals]) -> None:
         values, count = np.array(rows)[:, :4], len(rows)
-        pool = fading([1.0] * len(self.samples), c.BASELINE_HORIZON)
+        pool = remaining(self.pool_rates)
         prior = [pool @ np.array(self.pool_squares), pool @ np.array(self.centred_squares), *[c.Z_DEVIATION**2] * 2]
         variance = (((values - values.mean(axis=0)) ** 2).sum(axis=0) + c.SCALE_PRIOR * np.array(prior)) / (
             count + c.SCALE_PRIOR
@@ -251,12 +257,33 @@ class StreamOracle:
         seen = len(self.signals)
         rows = self.signals[max(min(c.LEFT_OUT, seen - c.LEFT_OUT), seen - self.config.history) :]
         self.measure_scales(rows)
+        noticed = self.rule is not None and self.rule.shifted and not self.paused
         self.rule = self.fit_rule(rows)
-        recently = self.window_from > 0 and seen - self.window_from <= c.SHIFT_WARNING
-        latest = [row.stand_out for row in rows[-c.SHIFT_WINDOW :]]
-        if self.rule.shifted and not recently and np.mean(latest) > self.stand_out_limit():
+        shift, burst = self.drop(rows, noticed)
+        if shift:
             self.window_from = seen - c.SHIFT_WINDOW
             self.rule = self.fit_rule(rows)
+        if not burst:
+            self.paused = 0
+        elif self.paused < c.LONGEST_BURST:
+            del self.signals[-2 * c.REFIT_PERIOD : -c.REFIT_PERIOD]
+            self.paused += c.REFIT_PERIOD
+
+    def drop(self, rows: list[Signals], noticed: bool) -> tuple[bool, bool]:
+        """Return whether the latest samples are known ones after a shift, and whether they are a burst of unknown ones.
+
+        `noticed`: whether the last refit noticed the drop of the scores, outside of a pause.
+        """
+        recently = self.window_from > 0 and len(self.signals) - self.window_from <= c.SHIFT_WARNING
+        if not self.rule.shifted or recently:
+            return False, False
+        stand_out, limit = [row.stand_out for row in rows], self.stand_out_limit()
+        earlier, latest = np.mean(stand_out[: -c.SHIFT_WINDOW]), np.mean(stand_out[-c.SHIFT_WINDOW :])
+        if earlier <= limit:
+            return bool(latest > limit), False
+        # 1: as far above the limit as the earlier samples. 0: at the limit.
+        left = (latest - limit) / (earlier - limit)
+        return left > (c.STAND_OUT_LOST if noticed else 2 * c.STAND_OUT_LOST), left <= c.STAND_OUT_LOST
 
     def fit_rule(self, rows: list[Signals]) -> Rule:
         since, target = len(self.signals) - self.window_from, self.config.target_false_reject
@@ -267,7 +294,10 @@ class StreamOracle:
         head = self.weigh_head(rows, by_cosines, share, evidence) if self.config.linear_head else NO_HEAD
         scores = np.array([self.score(row, head) for row in rows])
         text = np.array([self.text_score(row) for row in rows])
-        threshold, slope = fit_threshold(scores[-late:], text[-late:], mixture, evidence, target)
+        above_limit = np.array([row.stand_out for row in rows[-late:]]) - self.stand_out_limit()
+        if len(self.prototypes) < c.LEAST_CLASSES:
+            above_limit[:] = -math.inf
+        threshold, slope = fit_threshold(scores[-late:], text[-late:], above_limit, mixture, evidence, target)
         tail = min(max(share, c.LEAST_SHARE), c.MOST_SHARE)
         recently = self.window_from > 0 and since <= c.SHIFT_WARNING
         return Rule(
@@ -376,7 +406,12 @@ def fading(weights: list[float], horizon: float) -> np.ndarray:
     its part from what came before.
     """
     weights = np.array(weights)
-    rates = weights / np.minimum(np.cumsum(weights), horizon)
+    return remaining(weights / np.minimum(np.cumsum(weights), horizon))
+
+
+def remaining(rates: list[float] | np.ndarray) -> np.ndarray:
+    """Return how much each value counts in a running mean that moved by these rates, oldest first."""
+    rates = np.array(rates)
     left = np.append(np.cumprod((1 - rates)[:0:-1])[::-1], 1.0)
     return rates * left
 
@@ -484,13 +519,16 @@ def mirrored_tail(scores: np.ndarray, target: float, ratio: float) -> tuple[floa
 
 
 def fit_threshold(
-    scores: np.ndarray, text: np.ndarray, mixture: Mixture | None, evidence: float, target: float
+    scores: np.ndarray, text: np.ndarray, stand_out: np.ndarray, mixture: Mixture | None, evidence: float, target: float
 ) -> tuple[float, float]:
-    """Return threshold and slope."""
+    """Return threshold and slope. `stand_out` (n,) is how far the best class stands out, minus the limit."""
     tail, median, _ = mirrored_tail(scores, target, c.MIRROR_RATIO)
     rejected = np.count_nonzero(text < mirrored_tail(text, target, c.MIRROR_RATIO)[0]) / len(text)
     most = target + c.MOST_HIDDEN * min(1.0, len(scores) / c.CAUTIOUS_SCORES)
     tail = min((tail + quantile(scores, rejected)) / 2, quantile(scores, most))
+    low = stand_out[scores < tail]
+    known = np.interp(np.mean(low), [-c.STAND_OUT_RAMP, c.STAND_OUT_RAMP], [0, 1]) if len(low) else 0.0
+    tail -= known * max(0.0, tail - quantile(scores, target))
     alone = median - (median - tail) * (1 + c.CAUTION / len(scores))
     alone_slope = 4 / max(median - alone, TINY)
     if mixture is None or evidence == 0:

@@ -7,7 +7,7 @@ vary, are larger than the differences to be found here.
 import numpy as np
 import pytest
 
-from conftest import random_stream
+from conftest import clusters, random_stream
 from protodcs import StreamDCS, StreamDCSConfig
 from protodcs.core.vectors import cosines
 from stream_oracle import StreamOracle, exact_products
@@ -110,6 +110,19 @@ def test_engine_follows_the_oracle_through_a_shift():
     prototypes, features, _ = random_stream(classes=10, samples=400, seed=6, unknown=0.1)
     features[200:] += 2.0 * np.random.default_rng(0).normal(size=features.shape[1])
     compare(prototypes, features)
+
+
+def test_engine_follows_the_oracle_through_a_burst():
+    prototypes, features, labels = clusters(classes=20, samples=500, seed=6, unknown=0.35)
+    known, unknown = features[labels >= 0], features[labels < 0]
+    oracle = StreamOracle(prototypes, StreamDCSConfig(), rounded_products)
+    engine = StreamDCS(prototypes)
+    follow(engine, oracle, known[:200])
+    follow(engine, oracle, unknown[:150])
+    assert oracle.paused
+    engine = StreamDCS.restore(engine.snapshot())
+    follow(engine, oracle, known[200:300])
+    assert not oracle.paused
 
 
 def test_engine_follows_the_oracle_while_classes_are_added_and_removed():

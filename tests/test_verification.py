@@ -15,6 +15,7 @@ from sklearn.metrics import roc_auc_score
 
 from conftest import clusters, random_stream, unit
 from protodcs import StreamDCS, StreamDCSConfig, methods
+from protodcs.core.streamdcs.constants import LONGEST_BURST
 from protodcs.errors import InputError, UsageError
 from test_pool import same
 
@@ -131,6 +132,45 @@ def test_a_sudden_shift_of_all_features_is_reported_within_100_samples(unknown):
 def test_a_steady_stream_is_not_reported_as_shifted(seed):
     prototypes, features, _ = random_stream(classes=20, width=64, samples=3000, seed=seed, unknown=0.1)
     assert "possible shift" not in StreamDCS(prototypes).observe_many(features).reason
+
+
+def in_a_burst(seed, known_before=600, unknown=500):
+    """Return prototypes, and features of known samples, of a burst of unknown ones, and of known ones again."""
+    prototypes, features, labels = clusters(20, samples=2600, unknown=0.3, seed=seed)
+    known, burst = features[labels >= 0], features[labels < 0][:unknown]
+    return prototypes, known[:known_before], burst, known[known_before : known_before + 400]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_burst_of_unknown_samples_does_not_become_normal(seed):
+    prototypes, before, burst, after = in_a_burst(seed)
+    engine = StreamDCS(prototypes)
+    engine.observe_many(before)
+    decisions = engine.observe_many(burst)
+    assert (~decisions.known[-200:]).mean() > 0.9
+    assert set(decisions.reason[-200:]) == {"possible shift"}
+    assert engine.observe_many(after).known.mean() > 0.85
+    assert engine.stats()["reason"] is None
+
+
+def test_a_burst_beyond_the_longest_one_enters_the_history():
+    prototypes, before, burst, _ = in_a_burst(seed=0)
+    engine = StreamDCS(prototypes)
+    engine.observe_many(before)
+    for _ in range(5):
+        engine.observe_many(burst)
+    assert engine._memory.verification.omitted == LONGEST_BURST
+    assert engine._memory.verification.seen + LONGEST_BURST == len(before) + 5 * len(burst)
+
+
+def test_known_samples_after_a_shift_are_not_taken_for_a_burst():
+    prototypes, before, _, after = in_a_burst(seed=1)
+    engine = StreamDCS(prototypes)
+    engine.observe_many(before)
+    moved = after + 0.1 * np.random.default_rng(0).normal(size=after.shape[1]).astype(np.float32)
+    decisions = engine.observe_many(moved)
+    assert engine._memory.verification.omitted == 0
+    assert decisions.known[-200:].mean() > 0.85
 
 
 # Contracts.

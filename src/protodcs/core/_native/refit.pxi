@@ -1,4 +1,4 @@
-# Compiled form of `streamdcs.threshold`, `linear_head.weigh_head` and the refit in `streamdcs.verification`.
+# Compiled form of `streamdcs.threshold`, `streamdcs.drop` and `linear_head.weigh_head`.
 
 from protodcs.core.streamdcs import constants as c
 
@@ -30,6 +30,7 @@ cdef:
     double HEAD_TAIL = c.HEAD_TAIL, HEAD_SHARE = c.HEAD_SHARE
     double HEAD_AUROC_LEAST = c.HEAD_AUROC[0], HEAD_AUROC_FULL = c.HEAD_AUROC[1]
     double SHIFT_QUANTILE = c.SHIFT_QUANTILE, SHIFT_DEVIATIONS = c.SHIFT_DEVIATIONS
+    double STAND_OUT_LOST = c.STAND_OUT_LOST
     int64_t WINDOW = c.WINDOW, HEAD_LEAST = c.HEAD_LEAST, SHIFT_WINDOW = c.SHIFT_WINDOW
 
 
@@ -67,6 +68,12 @@ cdef struct HeadWeight:
     double middle
     double gap
     double known_side
+
+
+# See `drop.Drop`.
+cdef struct Drop:
+    bint shift
+    bint burst
 
 
 # Deviations of a Gaussian that depend on the operating point alone.
@@ -189,13 +196,17 @@ cdef HeadWeight weigh_head(
 
 
 cdef void fit_threshold(
-    const double *scores, const double *text, int64_t n, Groups *groups, int64_t window, Deviations *normal, Work *work,
-    double *out,
+    const double *scores, const double *text, const double *stand_out, int64_t n, Groups *groups, int64_t window,
+    double limit, Deviations *normal, Work *work, double *out,
 ) noexcept nogil:
-    """Write the threshold of `scores` (n), the latest of a window of scores, and its slope to `out` (2)."""
+    """Write the threshold of `scores` (n), the latest of a window of scores, and its slope to `out` (2).
+
+    `stand_out` is NULL if there are too few classes to tell.
+    """
     cdef Tail tail
     cdef Mixture fit
-    cdef double rejected, most, lowest, between, steep, evidence = groups.evidence
+    cdef double rejected, most, lowest, between, steep, known, low_stand_out = 0.0, evidence = groups.evidence
+    cdef int64_t low = 0, i
     sort(text, work.ordered, work.spare, n)
     tail = mirrored_tail(work.ordered, n, normal.target, normal.tail, MIRROR_RATIO)
     rejected = <double> count_below(work.ordered, n, tail.score) / n
@@ -204,6 +215,13 @@ cdef void fit_threshold(
     most = normal.target + MOST_HIDDEN * smaller(1.0, n / CAUTIOUS_SCORES)
     lowest = 0.5 * (tail.score + quantile(work.ordered, n, rejected))
     lowest = smaller(lowest, quantile(work.ordered, n, most))
+    for i in range(n if stand_out != NULL else 0):
+        if scores[i] < lowest:
+            low_stand_out += stand_out[i]
+            low += 1
+    if low:
+        known = ramp(low_stand_out / low, limit - STAND_OUT_RAMP, limit + STAND_OUT_RAMP)
+        lowest = known * smaller(lowest, quantile(work.ordered, n, normal.target)) + (1.0 - known) * lowest
     out[0] = tail.median + (lowest - tail.median) * (1.0 + CAUTION / n)
     out[1] = 4.0 / at_least(tail.median - out[0], SMALL)
     if not groups.found or evidence == 0.0:
@@ -228,3 +246,14 @@ cdef bint lower_than_before(const double *scores, int64_t n, double threshold, W
         low += scores[i] < cut
     expected = SHIFT_WINDOW * fraction
     return low >= expected + SHIFT_DEVIATIONS * sqrt(expected * (1.0 - fraction))
+
+
+cdef Drop kind_of_drop(const double *stand_out, int64_t n, double limit, bint noticed_before) noexcept nogil:
+    cdef Drop drop
+    cdef int64_t before = n - SHIFT_WINDOW
+    cdef double latest = sum_of(stand_out + before, SHIFT_WINDOW) / SHIFT_WINDOW
+    cdef double earlier = sum_of(stand_out, before) / before
+    cdef double part = STAND_OUT_LOST * at_least(earlier - limit, 0.0)
+    drop.shift = latest > limit + 2.0 * part or (noticed_before and latest > limit + part)
+    drop.burst = earlier > limit and latest <= limit + part
+    return drop

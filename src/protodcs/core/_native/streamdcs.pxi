@@ -25,7 +25,7 @@ cdef class StreamStep:
     cdef bint has_bias, linear_head
     cdef double temperature, noise, stand_out_limit
     cdef Deviations normal
-    cdef int64_t classes, dimension
+    cdef int64_t classes, dimension, held
 
     def __init__(self, prototypes, inverse_norms, likeness, arena, work, config):
         """Bind the step to an engine.
@@ -50,7 +50,7 @@ cdef class StreamStep:
             self.likeness, self.bias_rows = likeness, arena["bias_rows"]
             self.bias_vectors, self.bias_sums = arena["bias_vectors"], arena["bias_sums"]
             self.bias_logits, self.bias_beta = arena["bias_logits"], arena["bias_beta"]
-        self.temperature, self.linear_head = config.temperature, config.linear_head
+        self.temperature, self.linear_head, self.held = config.temperature, config.linear_head, config.history
         self.noise = sqrt(2.0 * own_log(max(self.classes, 2)))
         self.stand_out_limit = STAND_OUT_BASE + STAND_OUT_RISE * own_log(self.classes)
         self.normal.target = target
@@ -176,7 +176,7 @@ cdef class StreamStep:
         out.reason = REASON_FEW if seen < SHIFT_WINDOW else NO_REASON
         if seen < FIRST_REFIT:
             out.score = 0.0 if seen < 3 else self.text_score(signals[RAW_Z], signals[CENTRED_Z])
-            out.known = self.classes < FIRST_CLASSES or signals[STAND_OUT] >= FIRST_CUT
+            out.known = self.classes < LEAST_CLASSES or signals[STAND_OUT] >= FIRST_CUT
             out.p_unknown = 0.0 if out.known else 0.5
             return
         out.score = self.text_score(signals[RAW_Z], signals[CENTRED_Z])
@@ -216,7 +216,8 @@ cdef class StreamStep:
                 self.learn_head(UNKNOWN)
             elif score > self.rule[LOOKS_KNOWN]:
                 self.learn_head(KNOWN)
-        self.learn_baselines(weight, seen + 1)
+        if self.progress[PAUSED] == 0 or self.progress[PAUSED] == LONGEST_BURST:
+            self.learn_baselines(weight, seen + 1)
         for i in range(SIGNALS):
             self.history[seen % self.history.shape[0], i] = signals[i]
         seen += 1
@@ -318,11 +319,11 @@ cdef class StreamStep:
 
     cdef int refit(self) noexcept nogil:
         """Measure scales and, from the first refit on, the rule. Return 1 if memory is missing."""
-        cdef int64_t seen = self.progress[SEEN], held = self.history.shape[0], first = 1, n, i, row, signal
+        cdef int64_t seen = self.progress[SEEN], rows = self.history.shape[0], first = 1, n, i, row, signal
         cdef double *room, *columns
         cdef Work work
         if seen >= FIRST_REFIT:
-            first = max(min(LEFT_OUT, seen - LEFT_OUT), seen - held)
+            first = max(min(LEFT_OUT, seen - LEFT_OUT), seen - self.held)
         n = seen - first
         room = <double *> malloc((SIGNALS + 10) * n * sizeof(double))
         if room == NULL:
@@ -331,21 +332,45 @@ cdef class StreamStep:
         work.scores, work.ordered, work.spare = work.text + n, work.text + 2 * n, work.text + 3 * n
         work.unknown, work.other = work.text + 4 * n, work.text + 5 * n
         work.low, work.high, work.all_ordered = work.text + 6 * n, work.text + 7 * n, work.text + 8 * n
-        row = first % held
+        row = first % rows
         for i in range(n):
             for signal in range(SIGNALS):
                 columns[signal * n + i] = self.history[row, signal]
-            row = row + 1 if row + 1 < held else 0
+            row = row + 1 if row + 1 < rows else 0
         self.measure_scales(columns, n)
         if seen >= FIRST_REFIT:
-            self.fit_rule(columns, first, n, &work)
-            if self.rule[SHIFTED] != 0.0 and not self.shifted_lately():
-                i = SHIFT_WINDOW if n > SHIFT_WINDOW else n
-                if sum_of(columns + (STAND_OUT + 1) * n - i, i) / i > self.stand_out_limit:
-                    self.progress[WINDOW_FROM] = seen - SHIFT_WINDOW
-                    self.fit_rule(columns, first, n, &work)
+            self.fit(columns, first, n, &work)
         free(room)
         return 0
+
+    cdef void fit(self, const double *columns, int64_t first, int64_t n, Work *work) noexcept nogil:
+        """Fit the rule, and react to a drop of the scores. See `fit_rule` for the arguments."""
+        cdef Drop drop
+        cdef bint noticed_before = self.rule[SHIFTED] != 0.0 and not self.progress[PAUSED]
+        drop.shift = drop.burst = False
+        self.fit_rule(columns, first, n, work)
+        if self.rule[SHIFTED] != 0.0 and not self.shifted_lately():
+            drop = kind_of_drop(columns + STAND_OUT * n, n, self.stand_out_limit, noticed_before)
+        if drop.shift:
+            self.progress[WINDOW_FROM] = self.progress[SEEN] - SHIFT_WINDOW
+            self.fit_rule(columns, first, n, work)
+        if not drop.burst:
+            self.progress[PAUSED] = 0
+        elif self.progress[PAUSED] < LONGEST_BURST:
+            self.leave_out()
+
+    cdef void leave_out(self) noexcept nogil:
+        cdef int64_t seen = self.progress[SEEN], rows = self.history.shape[0], from_head = self.progress[HEAD_FROM]
+        cdef int64_t i, before, latest, signal
+        for i in range(REFIT_PERIOD):
+            before, latest = (seen - 2 * REFIT_PERIOD + i) % rows, (seen - REFIT_PERIOD + i) % rows
+            for signal in range(SIGNALS):
+                self.history[before, signal] = self.history[latest, signal]
+                self.history[latest, signal] = 0.0
+        self.progress[SEEN] = seen - REFIT_PERIOD
+        self.progress[HEAD_FROM] = min(from_head, max(seen - 2 * REFIT_PERIOD, from_head - REFIT_PERIOD))
+        self.progress[PAUSED] += REFIT_PERIOD
+        self.progress[OMITTED] += REFIT_PERIOD
 
     cdef bint shifted_lately(self) noexcept nogil:
         return self.progress[WINDOW_FROM] > 0 and self.progress[SEEN] - self.progress[WINDOW_FROM] <= SHIFT_WARNING
@@ -365,6 +390,7 @@ cdef class StreamStep:
     cdef void fit_rule(self, const double *columns, int64_t first, int64_t n, Work *work) noexcept nogil:
         """Fit the rule to `columns` (6, n), the signals of the samples from number `first` on."""
         cdef const double *projections = columns + HEAD * n
+        cdef const double *stand_out
         cdef int64_t since = self.progress[SEEN] - self.progress[WINDOW_FROM], i, late
         cdef int64_t window = min(min(WINDOW, since), n)
         cdef int64_t headed = min(max(self.progress[HEAD_FROM] - first, 0), n)
@@ -391,8 +417,9 @@ cdef class StreamStep:
             work.scores[i] = work.text[i] if i < headed else self.with_head(work.text[i], projections[i])
         late = max(LEAST_WINDOW, min(WINDOW, since // 2))
         late = min(late, n)
-        fit_threshold(work.scores + n - late, work.text + n - late, late, &groups, window, &self.normal, work,
-                      &self.rule[THRESHOLD])
+        stand_out = columns + (STAND_OUT + 1) * n - late if self.classes >= LEAST_CLASSES else NULL
+        fit_threshold(work.scores + n - late, work.text + n - late, stand_out, late, &groups, window,
+                      self.stand_out_limit, &self.normal, work, &self.rule[THRESHOLD])
         self.rule[SHARE], self.rule[EVIDENCE] = groups.share, groups.evidence
         self.rule[SEPARATION] = separation(&groups.mixture) if groups.found else 0.0
         self.rule[SHIFTED] = lower_than_before(

@@ -6,16 +6,16 @@ that is a fixed multiple of another one, is written as an expression and is not 
 
 # Windows and horizons, in samples.
 SHORT_WINDOW = 64  # Smallest number of recent scores that a threshold or a shift is measured on.
-LONG_HORIZON = 1000  # Samples after which means forget.
 FIRST_REFIT, REFIT_PERIOD = SHORT_WINDOW // 4, SHORT_WINDOW // 2
 LEFT_OUT = FIRST_REFIT // 2  # First samples that scales and threshold leave out, because they had no baseline yet.
 LEAST_WINDOW, WINDOW = SHORT_WINDOW, 16 * SHORT_WINDOW  # Recent scores behind the threshold: at least, and at most.
 CAUTIOUS_SCORES = 2 * SHORT_WINDOW  # With fewer the mirrored tail may assume fewer unknown samples, in proportion.
 SHIFT_WINDOW = SHORT_WINDOW  # Recent samples that are compared with the earlier ones.
 SHIFT_WARNING = 3 * SHORT_WINDOW  # Samples after a shift for which decisions carry a warning.
-UNKNOWN_HORIZON, KNOWN_HORIZON = 4 * SHORT_WINDOW, LONG_HORIZON  # Samples behind the two mean features of the head.
-BASELINE_HORIZON = 2.0 * LONG_HORIZON  # Samples after which baselines forget.
-BIAS_CONFIDENCE_HORIZON = float(LONG_HORIZON)  # Samples that the mean confidence of the class bias remembers.
+LONGEST_BURST = WINDOW  # Unknown samples in a row that the history leaves out at most.
+UNKNOWN_HORIZON, KNOWN_HORIZON = 4 * SHORT_WINDOW, WINDOW  # Samples behind the two mean features of the head.
+BASELINE_HORIZON = 2.0 * WINDOW  # Samples after which baselines forget.
+BIAS_CONFIDENCE_HORIZON = float(WINDOW)  # Samples that the mean confidence of the class bias remembers.
 
 # Class baseline.
 BASELINE_PRIOR = 60.0  # Samples that the baseline of all classes counts for in the baseline of one class.
@@ -25,6 +25,7 @@ CENTRED_WEIGHT = 0.6  # Weight of the centred cosines in the text score; the raw
 # Which samples look unknown, by their cosines alone.
 STAND_OUT_BASE, STAND_OUT_RISE = 0.72, 0.055  # How far the best class of unknown samples stands out at most, by ln K.
 STAND_OUT_RAMP = 0.04  # Half the width of that limit.
+LEAST_CLASSES = 5  # With fewer, single samples are not judged by how far they stand out.
 LEAST_SHARE, MOST_SHARE = 0.04, 0.6  # Bounds of the fraction of samples that look unknown.
 MOST_HIDDEN = 0.15  # Largest share of unknown samples that is assumed without two groups.
 
@@ -44,11 +45,14 @@ CAUTION = 8.0  # With n scores the mirrored tail is longer by this / n.
 SCALE_PRIOR, Z_DEVIATION = 4.0, 0.6  # Samples that the prior deviation of a signal counts for, and that of a z-score.
 
 # The first samples, before any threshold is fitted.
-FIRST_CUT, FIRST_CLASSES = 0.75, 5  # Fraction of what noise reaches; classes that this test needs.
+FIRST_CUT = 0.75  # A sample is unknown if its best class stands out less than this.
 
-# Shift.
+# Shifts and bursts.
 SHIFT_QUANTILE = 0.25  # A shift moves more samples below this quantile of the earlier scores than chance does,
 SHIFT_DEVIATIONS = 4.0  # by this many standard deviations.
+# The latest samples are a burst of unknown ones if they stand out above the limit by less than this part of what the
+# earlier ones did, and shifted known ones if by more than twice this part.
+STAND_OUT_LOST = 1.0 / 3.0
 
 # Class bias.
 BIAS_SURE = 0.1  # Learn from samples with P(unknown) below this.

@@ -51,6 +51,26 @@ class Rule(NamedTuple):
         return HeadWeight(self.head_weight, self.head_middle, self.head_gap, self.head_known_side)
 
 
+# Place of a field among the numbers of a rule.
+SHIFTED = Rule._fields.index("shifted")
+
+
+class Verdict(NamedTuple):
+    """The decision between known and unknown, and the score behind it.
+
+    Attributes:
+        score: increases as the sample looks more known.
+        p_unknown: P(unknown), one half at the threshold.
+        known: the decision.
+        reason: why the decision is less certain than it looks, see `Decision.reason`.
+    """
+
+    score: float
+    p_unknown: float
+    known: bool
+    reason: str | None
+
+
 def checked_rule(values: Floats) -> Rule:
     """Return the rule of a state. Raise StateError if no refit can have made it."""
     within(values, "rule", -(LARGEST**2), LARGEST**2)

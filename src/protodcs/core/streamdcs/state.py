@@ -326,6 +326,6 @@ class StreamState:
         except MemoryError:
             raise StateError("The state needs more memory than this machine has.") from None
         restored.samples[:] = decided(own)
-        if restored.verification.seen < restored.samples[LEARNED]:
+        if restored.verification.seen + restored.verification.omitted < restored.samples[LEARNED]:
             raise StateError("The state's verification has seen fewer samples than the engine has learned from.")
         return restored

@@ -5,7 +5,8 @@ groups of samples, a mixture of two components gives the tail. Otherwise the upp
 mirrored: nearly all samples with high scores are known.
 
 The mirrored tail is computed twice, on the final scores and on the text scores, and averaged: the linear head gives the
-known scores a longer lower tail than it gives the upper one.
+known scores a longer lower tail than it gives the upper one. If more samples than asked for lie in it, and their best
+classes stand out, they are known too, and the threshold is lower.
 """
 
 import math
@@ -23,9 +24,6 @@ from .constants import (
     LEAST_SEPARATION,
     MIRROR_RATIO,
     MOST_HIDDEN,
-    SHIFT_DEVIATIONS,
-    SHIFT_QUANTILE,
-    SHIFT_WINDOW,
     SKEW,
     STAND_OUT_RAMP,
     WINDOW,
@@ -168,19 +166,28 @@ class Threshold(NamedTuple):
     slope: float
 
 
-def fit_threshold(scores: Floats, text: Floats, groups: Groups, target: float) -> Threshold:
+def fit_threshold(
+    scores: Floats, text: Floats, stand_out: Floats | None, groups: Groups, limit: float, target: float
+) -> Threshold:
     """Return the threshold that rejects the fraction `target` of the known samples.
 
     Args:
         scores: (n,) the final scores of recent samples.
         text: (n,) their text scores.
+        stand_out: (n,) how far their best class stands out from the others; None if there are too few classes to tell.
         groups: the two groups that these and some earlier samples may form.
+        limit: how far the best class of unknown samples stands out at most.
         target: fraction of known samples that may be rejected.
     """
     tail, ordered = mirrored_tail(scores, target, MIRROR_RATIO), np.sort(scores)
     rejected = float((text < mirrored_tail(text, target, MIRROR_RATIO).score).mean())
     most = target + MOST_HIDDEN * min(1.0, len(scores) / CAUTIOUS_SCORES)
     lowest = min(0.5 * (tail.score + quantile(ordered, rejected)), quantile(ordered, most))
+    if stand_out is not None and (scores < lowest).any():
+        # If the samples below stand out, they are known ones of a harder kind.
+        low = float(stand_out[scores < lowest].mean())
+        known = ramp(low, limit - STAND_OUT_RAMP, limit + STAND_OUT_RAMP)
+        lowest = known * min(lowest, quantile(ordered, target)) + (1.0 - known) * lowest
     score = tail.median + (lowest - tail.median) * (1.0 + CAUTION / len(scores))
     slope = 4.0 / max(tail.median - score, _SMALL)
     if groups.mixture is None or groups.evidence == 0.0:
@@ -193,17 +200,6 @@ def fit_threshold(scores: Floats, text: Floats, groups: Groups, target: float) -
         evidence * between + (1.0 - evidence) * score,
         evidence * steep + (1.0 - evidence) * slope,
     )
-
-
-def lower_than_before(scores: Floats, threshold: float) -> bool:
-    """Whether more of the latest scores are low than of the earlier ones; `scores` (n,) are in order of arrival."""
-    recent, earlier = scores[-SHIFT_WINDOW:], scores[:-SHIFT_WINDOW]
-    if len(earlier) < SHIFT_WINDOW:
-        return False
-    fraction = max(SHIFT_QUANTILE, float((earlier < threshold).mean()))
-    low = int((recent < quantile(np.sort(earlier), fraction)).sum())
-    expected, deviation = SHIFT_WINDOW * fraction, math.sqrt(SHIFT_WINDOW * fraction * (1.0 - fraction))
-    return low >= expected + SHIFT_DEVIATIONS * deviation
 
 
 def ramp(value: float, low: float, high: float) -> float:

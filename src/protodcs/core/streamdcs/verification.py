@@ -4,13 +4,13 @@ The score of a sample is its text score (`class_baseline`), minus a penalty if i
 head (`linear_head`). `threshold` decides. Which samples teach the baseline and the head is chosen by their cosines
 alone, so a decision cannot confirm itself. Every few samples `refit` measures scales, head weight and threshold again.
 
-If the scores of the latest samples drop, the images have shifted, or many unknown ones have come at once. The decisions
-then carry a warning. Unknown samples have no class that stands out. If the latest samples have one, it is a shift, and
-the threshold is fitted to the samples since then.
+If the scores of the latest samples drop, the images have shifted, or unknown ones have come in a burst (`drop`). The
+decisions then carry a warning. After a shift, the threshold is fitted to the samples since then. In a burst, the engine
+pauses: baseline and history leave its samples out, except the latest ones, so that it does not become normal.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +27,14 @@ from .class_baseline import POOL_CENTRED_VARIANCE, POOL_VARIANCE, ClassBaseline
 from .config import StreamDCSConfig
 from .constants import (
     CENTRED_WEIGHT,
-    FIRST_CLASSES,
     FIRST_CUT,
     FIRST_REFIT,
     HEAD_FIRST,
+    LEAST_CLASSES,
     LEAST_SHARE,
     LEAST_WINDOW,
     LEFT_OUT,
+    LONGEST_BURST,
     MOST_SHARE,
     REFIT_PERIOD,
     REST_WEIGHT,
@@ -46,9 +47,10 @@ from .constants import (
     WINDOW,
     Z_DEVIATION,
 )
+from .drop import NO_DROP, kind_of_drop, lower_than_before
 from .linear_head import KNOWN, NO_HEAD, UNKNOWN, HeadWeight, LinearHead, weigh_head
-from .rule import LARGEST, SMALL, Rule, checked_rule
-from .threshold import Groups, find_groups, fit_mixture, fit_threshold, lower_than_before, quantile
+from .rule import LARGEST, SHIFTED, SMALL, Rule, Verdict, checked_rule
+from .threshold import Groups, find_groups, fit_mixture, fit_threshold, quantile
 
 # The signals of a sample: largest cosine, the same minus the sample's mean cosine, largest z-score of the raw and of
 # the centred cosines, projection on the linear head, and how far the best class stands out from the others.
@@ -56,27 +58,12 @@ _MAX, _CENTRED_MAX, _RAW_Z, _CENTRED_Z, _HEAD, _STAND_OUT, SIGNALS = range(7)
 # The signals that are scaled by their spread.
 _SCALED = 4
 # Places in `progress`.
-SEEN, HEAD_FROM, WINDOW_FROM, PROGRESS = range(4)
+SEEN, HEAD_FROM, WINDOW_FROM, PAUSED, OMITTED, PROGRESS = range(6)
 _ARRAYS = frozenset(
     ("history", "scales", "rule", "head_means", "head_learned", "baseline_moments", "baseline_weights", "baseline_pool")
 )
-_COUNTERS = frozenset(("seen", "head_from", "window_from"))
-
-
-class Verdict(NamedTuple):
-    """The decision between known and unknown, and the score behind it.
-
-    Attributes:
-        score: increases as the sample looks more known.
-        p_unknown: P(unknown), one half at the threshold.
-        known: the decision.
-        reason: why the decision is less certain than it looks, see `Decision.reason`.
-    """
-
-    score: float
-    p_unknown: float
-    known: bool
-    reason: str | None
+# Their names in a state.
+_COUNTERS = ("seen", "head_from", "window_from", "paused", "omitted")
 
 
 def layout(classes: int, dimension: int, config: StreamDCSConfig) -> Layout:
@@ -87,8 +74,8 @@ def layout(classes: int, dimension: int, config: StreamDCSConfig) -> Layout:
         "scales": (np.float64, (2, _SCALED)),
         "rule": (np.float64, (len(Rule._fields),)),
         "progress": (np.int64, (PROGRESS,)),
-        # The last one, because it fills slowly; see `Arena.content`.
-        "history": (np.float64, (config.history, SIGNALS)),
+        # The last one, because it fills slowly; see `Arena.packed`. A pause needs some rows more.
+        "history": (np.float64, (config.history + REFIT_PERIOD, SIGNALS)),
     }
 
 
@@ -100,8 +87,9 @@ class Verification:
         head: the linear head.
         history: (H, 6) float64, the signals of recent samples; row n mod H holds sample n.
         scales: (2, 4) float64, mean and deviation of the first four signals.
-        progress: (3,) int64, number of samples learned from, of the first sample with a head signal, and of the first
-            sample behind the threshold, which is the first one after a shift.
+        progress: (5,) int64, number of samples learned from; number of the first sample with a head signal, and of the
+            first sample behind the threshold, which is the first one after a shift; number of samples left out in the
+            present burst, and in all bursts.
     """
 
     def __init__(self, arena: Arena, config: StreamDCSConfig):
@@ -117,7 +105,7 @@ class Verification:
 
     @property
     def seen(self) -> int:
-        """Number of samples learned from."""
+        """Number of samples learned from, without those left out in bursts."""
         return int(self.progress[SEEN])
 
     @property
@@ -129,6 +117,16 @@ class Verification:
     def window_from(self) -> int:
         """Number of the first sample behind the threshold, the first one after a shift."""
         return int(self.progress[WINDOW_FROM])
+
+    @property
+    def paused(self) -> int:
+        """Number of samples left out since the present burst began; 0 without a burst."""
+        return int(self.progress[PAUSED])
+
+    @property
+    def omitted(self) -> int:
+        """Number of samples left out in all bursts."""
+        return int(self.progress[OMITTED])
 
     @property
     def rule(self) -> Rule | None:
@@ -167,7 +165,7 @@ class Verification:
     def _first_verdict(self, signals: Floats) -> Verdict:
         """Decide before the first refit: unknown if no class stands out from the others."""
         score = 0.0 if self.seen < 3 else self.text_score(signals)
-        known = self.baseline.classes < FIRST_CLASSES or bool(signals[_STAND_OUT] >= FIRST_CUT)
+        known = self.baseline.classes < LEAST_CLASSES or bool(signals[_STAND_OUT] >= FIRST_CUT)
         return Verdict(score, 0.0 if known else 0.5, known, FEW_SAMPLES)
 
     def text_score(self, signals: Floats) -> float:
@@ -206,7 +204,8 @@ class Verification:
                 self.head.learn(UNKNOWN, feature)
             elif score > rule.looks_known:
                 self.head.learn(KNOWN, feature)
-        self.baseline.learn(cosines, weight, count)
+        if self.paused in (0, LONGEST_BURST):
+            self.baseline.learn(cosines, weight, count)
         self.history[self.seen % len(self.history)] = signals
         self.progress[SEEN] = count
         if self.head.learned[UNKNOWN] < HEAD_FIRST:
@@ -219,11 +218,30 @@ class Verification:
     def refit(self) -> None:
         """Measure scales, share of unknown samples, head weight and threshold again."""
         rows, with_head = self._recent()
+        noticed_before = bool(self._rule[SHIFTED]) and not self.paused
         self._measure_scales(rows)
         self._fit_rule(rows, with_head)
-        if self._shift_begins(rows):
+        drop = NO_DROP
+        if self._rule[SHIFTED] and not self._shifted_lately:
+            drop = kind_of_drop(rows[:, _STAND_OUT], self._stand_out_limit, noticed_before)
+        if drop.shift:
             self.progress[WINDOW_FROM] = self.seen - SHIFT_WINDOW
             self._fit_rule(rows, with_head)
+        if not drop.burst:
+            self.progress[PAUSED] = 0
+        elif self.paused < LONGEST_BURST:
+            self._leave_out()
+
+    def _leave_out(self) -> None:
+        """Take samples of a burst out of the history: those before the samples since the last refit."""
+        latest = np.arange(self.seen - REFIT_PERIOD, self.seen) % len(self.history)
+        before = np.arange(self.seen - 2 * REFIT_PERIOD, self.seen - REFIT_PERIOD) % len(self.history)
+        self.history[before] = self.history[latest]
+        self.history[latest] = 0.0
+        moved = max(self.seen - 2 * REFIT_PERIOD, self.head_from - REFIT_PERIOD)
+        self.progress[HEAD_FROM] = min(self.head_from, moved)
+        self.progress[SEEN] -= REFIT_PERIOD
+        self.progress[[PAUSED, OMITTED]] += REFIT_PERIOD
 
     @property
     def just_fitted(self) -> bool:
@@ -266,7 +284,12 @@ class Verification:
         scores = self._scores(rows, with_head, head)
         late = self._late
         threshold = fit_threshold(
-            scores[-late:], self._text_scores(rows[-late:]), groups, self.config.target_false_reject
+            scores[-late:],
+            self._text_scores(rows[-late:]),
+            rows[-late:, _STAND_OUT] if self.baseline.classes >= LEAST_CLASSES else None,
+            groups,
+            self._stand_out_limit,
+            self.config.target_false_reject,
         )
         tail = min(MOST_SHARE, max(LEAST_SHARE, groups.share))
         ordered = np.sort(cosine_scores)
@@ -282,12 +305,6 @@ class Verification:
             float(lower or self._shifted_lately),
         )
 
-    def _shift_begins(self, rows: Floats) -> bool:
-        """Whether the latest samples score lower than the earlier ones, and are not unknown."""
-        if self.rule is None or not self.rule.shifted or self._shifted_lately:
-            return False
-        return float(rows[-SHIFT_WINDOW:, _STAND_OUT].mean()) > self._stand_out_limit
-
     @property
     def _shifted_lately(self) -> bool:
         """Whether decisions still carry the warning of the last shift."""
@@ -300,7 +317,7 @@ class Verification:
 
     def _recent(self) -> tuple[Floats, NDArray[np.bool_]]:
         """Return the signals of recent samples in order of arrival, and which of them have a head signal."""
-        held = min(self.seen, len(self.history))
+        held = min(self.seen, self.config.history)
         numbers = np.arange(max(self.seen - held, min(LEFT_OUT, self.seen - LEFT_OUT)), self.seen)
         return self.history[numbers % len(self.history)], numbers >= self.head_from
 
@@ -347,11 +364,11 @@ class Verification:
 
     def counters(self) -> Counters:
         """Return the numbers of a state beside its arrays."""
-        return {"seen": self.seen, "head_from": self.head_from, "window_from": self.window_from}
+        return dict(zip(_COUNTERS, self.progress.tolist(), strict=True))
 
     def restore(self, counters: Counters, arrays: state.Arrays) -> None:
         """Take over exported numbers and arrays. Raise StateError for anything that cannot have been exported."""
-        if set(counters) != _COUNTERS:
+        if set(counters) != set(_COUNTERS):
             raise StateError(f"The state's verification has {sorted(counters)[:20]}; it must have {sorted(_COUNTERS)}.")
         if set(arrays) != _ARRAYS:
             raise StateError(f"The state has the arrays {sorted(arrays)[:30]}; it must have {sorted(_ARRAYS)}.")
@@ -366,9 +383,12 @@ class Verification:
         if len(rule):
             self._rule[:] = checked_rule(rule)
         head_from = counter(counters, "head_from", high=seen)
-        self.progress[:] = seen, head_from, counter(counters, "window_from", high=max(0, seen - SHIFT_WINDOW))
+        window_from = counter(counters, "window_from", high=max(0, seen - SHIFT_WINDOW))
+        omitted = counter(counters, "omitted", high=2**56)
+        paused = counter(counters, "paused", high=min(LONGEST_BURST, omitted))
+        self.progress[:] = seen, head_from, window_from, paused, omitted
         self.baseline.restore(arrays)
-        self.head.restore(arrays, seen)
+        self.head.restore(arrays, seen + omitted)
 
     def stats(self) -> dict[str, Any]:
         """Return numbers for monitoring, JSON-ready."""

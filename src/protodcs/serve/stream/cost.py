@@ -231,7 +231,7 @@ def _evolves(config: ProtoDCSConfig) -> bool:
 
 def _stream_verification(config: StreamDCSConfig, classes: int, dimension: int) -> list[Part]:
     """Return the cost of the decision between known and unknown."""
-    history, size = config.history, 40 * classes + 16 * dimension
+    history, size = config.history + constants.REFIT_PERIOD, 40 * classes + 16 * dimension
     learning = _NUMPY_CALLS + _BASELINE * classes + _HEAD * dimension
     refit = _REFIT * constants.WINDOW + _HISTORY * history
     return [
