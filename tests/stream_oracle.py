@@ -283,7 +283,7 @@ class StreamOracle:
             return bool(latest > limit), False
         # 1: as far above the limit as the earlier samples. 0: at the limit.
         left = (latest - limit) / (earlier - limit)
-        return left > (c.STAND_OUT_LOST if noticed else 2 * c.STAND_OUT_LOST), left <= c.STAND_OUT_LOST
+        return left > (c.STAND_OUT_KEPT if noticed else 2 * c.STAND_OUT_KEPT), left <= c.STAND_OUT_KEPT
 
     def fit_rule(self, rows: list[Signals]) -> Rule:
         since, target = len(self.signals) - self.window_from, self.config.target_false_reject

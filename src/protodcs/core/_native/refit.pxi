@@ -30,7 +30,7 @@ cdef:
     double HEAD_TAIL = c.HEAD_TAIL, HEAD_SHARE = c.HEAD_SHARE
     double HEAD_AUROC_LEAST = c.HEAD_AUROC[0], HEAD_AUROC_FULL = c.HEAD_AUROC[1]
     double SHIFT_QUANTILE = c.SHIFT_QUANTILE, SHIFT_DEVIATIONS = c.SHIFT_DEVIATIONS
-    double STAND_OUT_LOST = c.STAND_OUT_LOST
+    double STAND_OUT_KEPT = c.STAND_OUT_KEPT
     int64_t WINDOW = c.WINDOW, HEAD_LEAST = c.HEAD_LEAST, SHIFT_WINDOW = c.SHIFT_WINDOW
 
 
@@ -253,7 +253,7 @@ cdef Drop kind_of_drop(const double *stand_out, int64_t n, double limit, bint no
     cdef int64_t before = n - SHIFT_WINDOW
     cdef double latest = sum_of(stand_out + before, SHIFT_WINDOW) / SHIFT_WINDOW
     cdef double earlier = sum_of(stand_out, before) / before
-    cdef double part = STAND_OUT_LOST * at_least(earlier - limit, 0.0)
+    cdef double part = STAND_OUT_KEPT * at_least(earlier - limit, 0.0)
     drop.shift = latest > limit + 2.0 * part or (noticed_before and latest > limit + part)
     drop.burst = earlier > limit and latest <= limit + part
     return drop

@@ -50,9 +50,9 @@ FIRST_CUT = 0.75  # A sample is unknown if its best class stands out less than t
 # Shifts and bursts.
 SHIFT_QUANTILE = 0.25  # A shift moves more samples below this quantile of the earlier scores than chance does,
 SHIFT_DEVIATIONS = 4.0  # by this many standard deviations.
-# The latest samples are a burst of unknown ones if they stand out above the limit by less than this part of what the
-# earlier ones did, and shifted known ones if by more than twice this part.
-STAND_OUT_LOST = 1.0 / 3.0
+# How far samples stand out above the limit: if the latest ones keep less than this part of it, they are a burst of
+# unknown ones. If they keep more than twice this part, they are known ones after a shift.
+STAND_OUT_KEPT = 1.0 / 3.0
 
 # Class bias.
 BIAS_SURE = 0.1  # Learn from samples with P(unknown) below this.

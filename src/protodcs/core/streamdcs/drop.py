@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...arrays import Floats
-from .constants import SHIFT_DEVIATIONS, SHIFT_QUANTILE, SHIFT_WINDOW, STAND_OUT_LOST
+from .constants import SHIFT_DEVIATIONS, SHIFT_QUANTILE, SHIFT_WINDOW, STAND_OUT_KEPT
 from .threshold import quantile
 
 
@@ -47,6 +47,6 @@ def kind_of_drop(stand_out: Floats, limit: float, noticed_before: bool) -> Drop:
         noticed_before: whether the last refit noticed the drop.
     """
     latest, earlier = float(stand_out[-SHIFT_WINDOW:].mean()), float(stand_out[:-SHIFT_WINDOW].mean())
-    part = STAND_OUT_LOST * max(earlier - limit, 0.0)
+    part = STAND_OUT_KEPT * max(earlier - limit, 0.0)
     shift = latest > limit + 2.0 * part or (noticed_before and latest > limit + part)
     return Drop(shift, earlier > limit and latest <= limit + part)
