@@ -146,6 +146,19 @@ def test_what_cannot_be_delivered_is_a_dead_letter_and_the_next_ones_go_on(tmp_p
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("turns", range(6))
+def test_a_close_right_after_a_change_ends(tmp_path, turns):
+    async def run():
+        async with stored(tmp_path) as made, asyncio.timeout(20):
+            await asyncio.sleep(0.1)
+            made.webhooks._changed.set()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await made.webhooks.close()
+
+    asyncio.run(run())
+
+
 def test_deliveries_go_on_where_they_were_after_a_restart(tmp_path, receiver):
     async def before():
         async with stored(tmp_path, webhook_attempts=100) as made:
