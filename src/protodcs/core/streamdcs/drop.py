@@ -44,7 +44,7 @@ def kind_of_drop(stand_out: Floats, limit: float, noticed_before: bool) -> Drop:
     Args:
         stand_out: (n,) how far the best classes of recent samples stand out, in order of arrival.
         limit: how far those of unknown samples do at most.
-        noticed_before: whether the last refit noticed the drop.
+        noticed_before: whether the last refit noticed the drop, outside of a burst.
     """
     latest, earlier = float(stand_out[-SHIFT_WINDOW:].mean()), float(stand_out[:-SHIFT_WINDOW].mean())
     part = STAND_OUT_KEPT * max(earlier - limit, 0.0)
