@@ -175,7 +175,8 @@ class ClassBias:
         self.sums[:] = required(arrays, "bias_sums", np.float64, self.sums.shape)
         within(self.vectors[_COUNT], "bias_vectors", 0.0, BIAS_HORIZON)
         within(self.sums[_CONFIDENCE : _CONFIDENCE + 1], "bias_sums", 0.0, 1.0)
-        within(self.sums[_SEEN:], "bias_sums", 0.0, BIAS_REBUILD)
+        within(self.sums[_SEEN : _SEEN + 1], "bias_sums", 0.0, BIAS_CONFIDENCE_HORIZON)
+        within(self.sums[_SINCE : _SINCE + 1], "bias_sums", 0.0, BIAS_REBUILD)
         if not trusted:
             self._check()
 
