@@ -15,15 +15,6 @@ from sklearn.metrics import roc_auc_score
 from protodcs import StreamDCSConfig
 from protodcs.core.streamdcs import constants as c
 
-# Class bias.
-BIAS_SURE = 0.1
-BIAS_HORIZON = 50
-BIAS_PRIOR = 10
-BIAS_FLOOR = 0.1
-BIAS_LEAST_LIKENESS = 1e-6
-BIAS_MOST = 1.25
-BIAS_CONFIDENCE_HORIZON = 1000
-
 LEAST_VARIANCE = 1e-10
 TINY = 1e-9
 
@@ -337,11 +328,11 @@ class StreamOracle:
         A sample with less than the average probability of its class counts for a part.
         """
         classes = len(self.prototypes)
-        if not self.config.class_bias or not 3 <= classes <= self.config.class_bias_limit or p_unknown >= BIAS_SURE:
+        if not self.config.class_bias or not 3 <= classes <= self.config.class_bias_limit or p_unknown >= c.BIAS_SURE:
             return
         best, sure = int(scores.argmax()), float(softmax(scores).max())
         self.sureness.append(sure)
-        average = fading([1.0] * len(self.sureness), BIAS_CONFIDENCE_HORIZON) @ np.array(self.sureness)
+        average = fading([1.0] * len(self.sureness), c.BIAS_CONFIDENCE_HORIZON) @ np.array(self.sureness)
         off = np.arange(classes) != best
         row = np.where(off, cosines - np.mean(cosines, where=off), 0.0)
         self.verified.append((best, row, min(1.0, sure / average)))
@@ -352,8 +343,8 @@ class StreamOracle:
         rows, counts = np.zeros((classes, classes)), np.zeros(classes)
         for k in {best for best, _, _ in self.verified}:
             shares = [share for best, _, share in self.verified if best == k]
-            rows[k] = fading(shares, BIAS_HORIZON) @ np.array([row for best, row, _ in self.verified if best == k])
-            counts[k] = min(sum(shares), BIAS_HORIZON)
+            rows[k] = fading(shares, c.BIAS_HORIZON) @ np.array([row for best, row, _ in self.verified if best == k])
+            counts[k] = min(sum(shares), c.BIAS_HORIZON)
         self.bias = fitted_bias(self.likeness, rows, counts, self.config.temperature)
 
     # Classes.
@@ -573,9 +564,9 @@ def fitted_bias(likeness: np.ndarray, rows: np.ndarray, counts: np.ndarray, temp
     have. Beta squared minus a floor scales the result, up to a limit.
     """
     classes = len(counts)
-    weights = np.where(np.eye(classes, dtype=bool), 0.0, (counts / (counts + BIAS_PRIOR))[:, None])
+    weights = np.where(np.eye(classes, dtype=bool), 0.0, (counts / (counts + c.BIAS_PRIOR))[:, None])
     squares = (weights * likeness**2).sum()
-    alike = squares <= BIAS_LEAST_LIKENESS * weights.sum()
+    alike = squares <= c.BIAS_MIN_LIKENESS * weights.sum()
     beta = 0.0 if alike else max((weights * rows * likeness).sum() / squares, 0.0)
     left, others = rows - beta * likeness, weights.sum(axis=0)
     told, divisor = others > 1e-6, np.maximum(others, 1e-6)
@@ -586,4 +577,4 @@ def fitted_bias(likeness: np.ndarray, rows: np.ndarray, counts: np.ndarray, temp
     error = np.where(told, (weights**2).sum(axis=0) / divisor**2, 0.0).mean()
     moved = moved - moved.mean()
     known = max(0.0, 1 - misfit * error / (moved.var(ddof=1) + 1e-12)) if heard > 1 else 0.0
-    return -known * min(BIAS_MOST, max(0.0, beta**2 - BIAS_FLOOR)) * moved / temperature
+    return -known * min(c.BIAS_MAX, max(0.0, beta**2 - c.BIAS_FLOOR)) * moved / temperature

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from conftest import random_stream
 from protodcs import Decisions, OpenSetClassifier, ProtoDCS, StreamDCS, encoders, plot
 from protodcs.demo import KNOWN, DemoStream
 from protodcs.errors import InputError, UsageError
@@ -52,15 +53,49 @@ def test_the_area_below_the_groups_is_the_number_of_samples(demo):
     assert total == pytest.approx(1.0, abs=1e-6)
 
 
-def test_a_score_histogram_of_known_truth_has_a_histogram_for_each_kind(demo):
-    encoder, _, features = demo
-    engine = StreamDCS(encoder.prototypes(KNOWN), classes=KNOWN)
-    engine.observe_many(features)
-    shown = engine.score_distribution()
-    drawn = plot.score_histogram(shown, shown.values > 0, axes=axes())
+def drawn_bars(drawn):
+    """Return the heights of the bars of known and of unknown samples."""
+    heights = [bar.get_height() for bar in drawn.patches]
+    return np.split(np.array(heights), 2)
+
+
+@pytest.mark.parametrize("method", [StreamDCS, ProtoDCS])
+@pytest.mark.parametrize("two_pass", [False, True])
+@pytest.mark.parametrize(("classes", "samples"), [(2, 300), (10, 300), (100, 300), (10, 2_500)])
+def test_a_score_histogram_pairs_the_truth_with_the_decisions(method, two_pass, classes, samples):
+    prototypes, features, labels = random_stream(classes=classes, samples=samples)
+    engine = method(prototypes)
+    decisions, known = engine.observe_many(features, two_pass=two_pass), labels >= 0
+    drawn = plot.score_histogram(engine, decisions, known, axes=axes())
     assert legend(drawn)[:2] == ["known samples", "unknown samples"]
-    with pytest.raises(InputError, match="one entry for each of the"):
-        plot.score_histogram(shown, [True], axes=axes())
+    values = decisions.openness if method is ProtoDCS else decisions.score
+    edges = [bar.get_x() for bar in drawn.patches][: len(drawn.patches) // 2]
+    edges.append(drawn.patches[-1].get_x() + drawn.patches[-1].get_width())
+    for kind, heights in zip((known, ~known), drawn_bars(drawn), strict=True):
+        np.testing.assert_array_equal(heights, np.histogram(values[kind], edges)[0])
+
+
+def test_a_score_histogram_of_a_frozen_engine_shows_the_decisions_that_it_is_given():
+    prototypes, features, labels = random_stream(classes=10, samples=500)
+    engine = StreamDCS(prototypes)
+    engine.observe_many(features[:400])
+    engine.freeze()
+    decisions = engine.observe_many(features[400:], two_pass=True)
+    drawn = plot.score_histogram(engine, decisions, labels[400:] >= 0, axes=axes())
+    assert 96 <= sum(map(sum, drawn_bars(drawn))) <= 100
+    with pytest.raises(InputError, match="one entry for each of the 100 decisions"):
+        plot.score_histogram(engine, decisions, labels >= 0, axes=axes())
+
+
+@pytest.mark.parametrize("method", [StreamDCS, ProtoDCS])
+def test_truth_is_never_paired_with_the_recent_scores_of_an_engine(method):
+    prototypes, features, labels = random_stream(classes=10, samples=300)
+    engine = method(prototypes)
+    engine.observe_many(features, two_pass=True)
+    values = engine.score_distribution().values
+    with pytest.raises(UsageError, match="`known` needs `decisions`"):
+        plot.score_histogram(engine, known=labels[-len(values) :] >= 0, axes=axes())
+    assert (np.diff(values) >= 0).all()
 
 
 def test_an_engine_without_scores_says_so():

@@ -9,6 +9,7 @@ import pytest
 
 from conftest import clusters, random_stream
 from protodcs import StreamDCS, StreamDCSConfig
+from protodcs.core.streamdcs.constants import BIAS_CONFIDENCE_HORIZON
 from protodcs.core.vectors import cosines
 from stream_oracle import StreamOracle, exact_products
 
@@ -104,6 +105,12 @@ def test_engine_follows_the_oracle_beyond_a_short_history():
 def test_engine_follows_the_oracle_beyond_the_window_and_the_horizons():
     prototypes, features, _ = random_stream(classes=4, width=8, samples=2100, seed=0, unknown=0.3)
     compare(prototypes, features, class_bias=False)
+
+
+def test_engine_follows_the_oracle_beyond_the_horizon_of_the_class_bias():
+    prototypes, features, _ = random_stream(classes=4, width=8, samples=1200, seed=0, unknown=0.02)
+    oracle, _ = compare(prototypes, features)
+    assert len(oracle.sureness) > BIAS_CONFIDENCE_HORIZON
 
 
 def test_engine_follows_the_oracle_through_a_shift():

@@ -29,21 +29,34 @@ _MOST_NUMBERS, _MOST_NAMES = 24, 40
 
 
 def score_histogram(
-    source: "StreamDCS | ProtoDCS | ScoreDistribution", known: Sequence[bool] | None = None, axes: "Axes | None" = None
+    source: "StreamDCS | ProtoDCS | ScoreDistribution",
+    decisions: Decisions | None = None,
+    known: Sequence[bool] | None = None,
+    axes: "Axes | None" = None,
 ) -> "Axes":
-    """Draw the recent scores of an engine, the groups that it fitted to them, and its threshold.
+    """Draw scores, the two groups that an engine fitted to its recent ones, and its threshold.
 
     Args:
         source: an engine, or its `score_distribution()`.
-        known: the truth for each value of the distribution, if you know it: one histogram for each kind.
+        decisions: draw the scores of these decisions of the engine. None: the recent scores behind the threshold.
+        known: whether each of the `decisions` is about a known sample, if you know it: one histogram for each kind.
         axes: where to draw.
     """
     shown = source if isinstance(source, ScoreDistribution) else source.score_distribution()
-    values, truth = shown.values, None if known is None else np.asarray(known, dtype=np.bool_)
+    values, truth = shown.values, None
+    if decisions is not None:
+        values = decisions.openness if shown.quantity == "openness" else decisions.score
+    if known is not None:
+        if decisions is None:
+            raise UsageError(
+                "`known` needs `decisions`, because recent scores do not tell which samples they are of. "
+                "Call score_histogram(engine, decisions, known)."
+            )
+        truth = np.asarray(known, dtype=np.bool_)
+        if truth.shape != values.shape:
+            raise InputError(f"`known` needs one entry for each of the {len(values)} decisions; given: {truth.shape}")
     if len(values) < 2:
         raise UsageError("There are no scores to draw yet. Let the engine observe more samples first.")
-    if truth is not None and truth.shape != values.shape:
-        raise InputError(f"`known` needs one entry for each of the {len(values)} values; given: {truth.shape}")
     drawn = _axes(axes, (6.4, 3.6))
     low, high = np.quantile(values, (0.002, 0.998)).tolist()
     edges = np.linspace(low, high, min(_MOST_BINS, 4 + int(len(values) ** 0.5)) + 1)
@@ -66,7 +79,7 @@ def score_histogram(
 def _bars(axes: "Axes", values: Floats, known: Flags | None, edges: Floats) -> None:
     bins = edges.tolist()
     if known is None:
-        axes.hist(values, bins, color=_GREY, label=f"{len(values):,} recent samples")
+        axes.hist(values, bins, color=_GREY, label=f"{len(values):,} samples")
         return
     axes.hist(values[known], bins, color=_COLOURS["known"], alpha=0.4, label="known samples")
     axes.hist(values[~known], bins, color=_COLOURS["unknown"], alpha=0.4, hatch="///", label="unknown samples")

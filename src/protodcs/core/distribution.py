@@ -37,7 +37,7 @@ class ScoreDistribution(NamedTuple):
 
     Attributes:
         quantity: what the values are, such as "score".
-        values: (n,) of recent samples.
+        values: (n,) of recent samples, in ascending order. They do not tell which samples they are of.
         threshold: the value between known and unknown; None before the first one is fitted.
         groups: the fitted groups; empty if the engine does not detect two.
     """

@@ -260,13 +260,13 @@ class Verification:
         """Return the recent scores with the two groups that they form, if the stream shows two."""
         rule, scores = self.rule, self.recent_scores()
         if rule is None or not rule.shows_two_groups:
-            return ScoreDistribution("score", scores, None if rule is None else rule.threshold, ())
+            return ScoreDistribution("score", np.sort(scores), None if rule is None else rule.threshold, ())
         fitted = fit_mixture(scores, (scores < rule.threshold).astype(np.float64))
         groups = (
             Group("known", 1.0 - fitted.share, fitted.mode, SKEW * fitted.width, fitted.width),
             Group("unknown", fitted.share, fitted.mean, fitted.deviation, fitted.deviation),
         )
-        return ScoreDistribution("score", scores, rule.threshold, groups)
+        return ScoreDistribution("score", np.sort(scores), rule.threshold, groups)
 
     @property
     def _late(self) -> int:
