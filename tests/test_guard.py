@@ -13,7 +13,7 @@ from conftest import clusters, random_stream, unit
 from made_service import LIMITS, PROTOTYPES, ask, create, done, spec_of, started
 from protodcs import ProtoDCS, ProtoDCSConfig, Prototypes, StreamDCS, StreamDCSConfig
 from protodcs.core.decision import Decision
-from protodcs.errors import ConfigError, StoreError
+from protodcs.errors import ConfigError, StateVersionError, StoreError
 from protodcs.serve.guard import Action, Guard, GuardSettings
 from protodcs.serve.messages import Action as Ask
 from protodcs.serve.settings import ServeConfig
@@ -304,7 +304,7 @@ def test_a_damaged_guard_is_refused_in_words():
     for damaged in (b"", data[:3], data[:-1], data + b"\0", data.replace(b'"_seen"', b'"_sean"')):
         with pytest.raises(StoreError, match="damaged"):
             guard().resume(damaged)
-    with pytest.raises(StoreError, match="version 2, this protodcs reads 1: upgrade"):
+    with pytest.raises(StateVersionError, match="it has version 2, and this one reads 1"):
         guard().resume(b"\x02" + data[1:])
 
 

@@ -8,7 +8,7 @@ import pytest
 from made_service import FEATURES, LIMITS, PROTOTYPES, ROWS, SPEC, feature, spec_of
 from protodcs import StreamDCS
 from protodcs.core.prototypes import Prototypes
-from protodcs.errors import InputError, ProtoDCSError, StoreError, UsageError
+from protodcs.errors import InputError, ProtoDCSError, StateVersionError, StoreError, UsageError
 from protodcs.serve.guard import GuardSettings
 from protodcs.serve.store.base import AcquiredStream, Fence
 from protodcs.serve.stream.answers import pack_decision, unpack_decision
@@ -239,8 +239,8 @@ def test_a_damaged_spec_is_refused_in_words(data):
 
 
 def test_a_spec_from_the_future_is_refused_in_words():
-    with pytest.raises(StoreError, match=r"schema 2, this protodcs reads 1: upgrade"):
-        StreamSpec.unpack(SPEC.replace(b'"schema_version":1', b'"schema_version":2'))
+    with pytest.raises(StateVersionError, match="it has version 3, and this one reads 2"):
+        StreamSpec.unpack(SPEC.replace(b'"schema_version":2', b'"schema_version":3'))
 
 
 def test_a_stream_beside_other_prototypes_is_refused():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from made_service import FEATURES, PROTOTYPES
 from protodcs import ProtoDCS, StreamDCS
 from protodcs.core.decision import REASONS, Decision
-from protodcs.errors import StoreError
+from protodcs.errors import StateVersionError, StoreError
 from protodcs.serve.stream import snapshots
 from protodcs.serve.stream.answers import pack_decision, unpack_decision
 from protodcs.serve.stream.records import Kind, Record
@@ -80,7 +80,7 @@ def test_every_flipped_bit_cut_and_extension_is_refused(unpack, data):
 @of_both
 def test_a_newer_version_is_refused_in_words(unpack, data):
     newest = data[0]
-    with pytest.raises(StoreError, match=rf"of version {newest + 1}, this protodcs reads {newest}: upgrade protodcs"):
+    with pytest.raises(StateVersionError, match=rf"it has version {newest + 1}, and this one reads {newest}"):
         unpack(sealed(bytes([newest + 1]) + data[1:-4]))
 
 
@@ -96,7 +96,7 @@ def test_a_record_says_what_is_wrong_with_it():
     with pytest.raises(StoreError, match="cut off"):
         Record.unpack(data[:10])
     with pytest.raises(StoreError, match="announces another length"):
-        Record.unpack(data[:-1])
+        Record.unpack(sealed(data[:-4] + b"x"))
     with pytest.raises(StoreError, match="checksum"):
         Record.unpack(data[:-1] + bytes([data[-1] ^ 1]))
 

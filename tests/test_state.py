@@ -22,7 +22,7 @@ from conftest import random_stream
 from protodcs import ProtoDCS, ProtoDCSConfig, Prototypes, StreamDCS, methods
 from protodcs.core import state
 from protodcs.core.protodcs import alignment
-from protodcs.errors import StateError
+from protodcs.errors import StateError, StateVersionError
 
 ZEROS = b"0" * 64
 
@@ -89,12 +89,21 @@ def test_a_state_is_tied_to_its_encoder_and_its_method():
         ProtoDCS.restore(methods.create("zero_shot", np.eye(2, 4)).snapshot())
 
 
-@pytest.mark.parametrize("version", [1, 3, True, "2", None])
-def test_a_state_of_another_schema_is_an_error(version):
+@pytest.mark.parametrize("version", [2, 4, True, "3", None])
+def test_a_state_of_another_schema_was_written_by_another_version(version):
     engine, _ = trained()
     outer, inner, body = split(engine.snapshot())
-    with pytest.raises(StateError, match="this version of protodcs reads 2"):
+    with pytest.raises(StateVersionError, match=r"written by another version.*this one reads 3"):
         StreamDCS.restore(join(outer, {**inner, "schema_version": version}, body))
+
+
+@pytest.mark.parametrize("version", [StreamDCS.version - 1, StreamDCS.version + 1])
+def test_a_state_of_another_version_of_the_method_was_written_by_another_version(version):
+    engine, _ = trained()
+    outer, inner, body = split(engine.snapshot())
+    data = join(outer, {**inner, "method_version": version or 99}, body)
+    with pytest.raises(StateVersionError, match=r"'streamdcs' was written by another version"):
+        StreamDCS.restore(data)
 
 
 def test_a_missing_file_and_other_safetensors_files_are_refused(tmp_path):
@@ -476,6 +485,7 @@ def header_type(outer, inner, body, filled, rng):
         "method": ["nonsense", 7, None, "zero_shot"],
         "frozen": ["yes", 1, None],
         "encoder": [5, ["x"]],
+        "method_version": [-1, 2**80, "1", None, True, 1.5],
         "schema_version": [-1, 2**80, "1", None, True, 1.5],
         "counters": [None, [], "none"],
         "config": [None, []],

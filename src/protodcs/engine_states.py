@@ -19,7 +19,7 @@ from .core import state
 from .core.base import FeatureMethod
 from .core.prototypes import Prototypes
 from .core.validation import class_names
-from .errors import StateError
+from .errors import StateError, StateVersionError
 from .stream_store import PAGE_BYTES
 
 _PREFIX = struct.Struct("<II")
@@ -52,9 +52,9 @@ class EngineStates:
         self._nothing_learned = None if arena is None else b"".join(arena.packed())
         # Packed bytes mean nothing to a version that arranges the arrays of an arena differently.
         layout = None if arena is None else zlib.crc32(repr(arena.layout).encode())
+        self._versions = {"schema": state.SCHEMA, "method_version": method.version}
         self._arena_headers = [
-            json.dumps({"schema": state.SCHEMA, "frozen": frozen, "packed": layout}).encode()
-            for frozen in (False, True)
+            json.dumps({**self._versions, "frozen": frozen, "packed": layout}).encode() for frozen in (False, True)
         ]
         self._spare: list[FeatureMethod] = []
 
@@ -86,22 +86,26 @@ class EngineStates:
         """Return the engine that a state was encoded from.
 
         Raises:
+            StateVersionError: another version stored it.
             StateError: the data is damaged.
         """
         try:
             checksum, length = _PREFIX.unpack_from(data)
             whole = memoryview(data)
             if zlib.crc32(whole[_CHECKSUM_BYTES:]) != checksum:
-                raise StateError("its checksum is wrong")
+                raise StateError("it is damaged, because its checksum is wrong")
             text, content = bytes(whole[_PREFIX.size : _PREFIX.size + length]), whole[_PREFIX.size + length :]
             if text in self._arena_headers:
                 return self._with_content(content, frozen=text == self._arena_headers[True])
             header = json.loads(text)
             if header["schema"] != state.SCHEMA:
-                raise StateError(f"it has schema {header['schema']}, and this version reads {state.SCHEMA}")
+                raise StateVersionError.of("The format of the state", header["schema"], state.SCHEMA)
+            self.method.check_version(header["method_version"])
             if "arrays" not in header:
                 raise StateError("it was stored by a version that arranges states differently")
             return self._with_arrays(content, header)
+        except StateError:
+            raise
         except (ValueError, KeyError, TypeError, struct.error) as problem:
             raise StateError(str(problem)) from None
 
@@ -127,7 +131,7 @@ class EngineStates:
         if not edited:
             del arrays["initial_prototypes"]
         header = {
-            "schema": state.SCHEMA,
+            **self._versions,
             "frozen": engine.frozen,
             "classes": engine.classes if edited else None,
             "counters": counters,

@@ -60,6 +60,18 @@ class StateError(ProtoDCSError, ValueError):
     """A snapshot that is damaged, hostile, too new, or made beside another encoder."""
 
 
+class StateVersionError(StateError):
+    """A state that another version of protodcs wrote. It is intact, and that version reads it."""
+
+    @classmethod
+    def of(cls, what: str, written: object, readable: int) -> "StateVersionError":
+        """Return the error for something with the version `written` if this version of protodcs reads another one."""
+        return cls(
+            f"{what} was written by another version of protodcs: it has version {str(written)[:20]}, and this one "
+            f"reads {readable}. Nothing is lost. Use the version of protodcs that wrote it."
+        )
+
+
 class UsageError(ProtoDCSError, RuntimeError):
     """A call that the object cannot serve now, such as two threads inside one engine."""
 

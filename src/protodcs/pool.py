@@ -269,9 +269,10 @@ class StreamPool:
         try:
             return self._states.decode(data)
         except StateError as problem:
-            raise StateError(
-                f"The state of the stream {stream!r} in {self._opened.path} is damaged: {problem}. Delete the stream, "
-                "or restore a copy of the file."
+            # A state that is not damaged must not be called so: another version may read it.
+            raise type(problem)(
+                f"The state of the stream {stream!r} in {self._opened.path} cannot be read: {problem} The file was not "
+                "changed. Use the version of protodcs that wrote it, or restore a copy of the file."
             ) from None
 
     def _unload(self, stream: str, loaded: _LoadedStream) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from ..arrays import Feature
-from ..errors import ConfigError, UsageError
+from ..errors import ConfigError, StateVersionError, UsageError
 from . import state
 from .arena import Arena
 from .decision import Decision, Decisions, html_table
@@ -59,6 +59,9 @@ class FeatureMethod(ABC):
     """
 
     name: ClassVar[str]
+    # Version of what the method learns. A change of its arrays, counters, options or constants raises it, because an
+    # older state would be read wrongly, or continue with other decisions.
+    version: ClassVar[int] = 1
     capabilities: ClassVar[Capabilities]
     kind: ClassVar[Literal["features"]] = "features"
     config_type: ClassVar[type[BaseModel]]
@@ -304,6 +307,12 @@ class FeatureMethod(ABC):
     ) -> Self:
         """Return an engine from the options of its config as keyword arguments."""
         return cls(prototypes, classes, cls.config_type(**options), encoder)
+
+    @classmethod
+    def check_version(cls, written: int) -> None:
+        """Raise StateVersionError if a state with this version of the method cannot be restored."""
+        if written != cls.version:
+            raise StateVersionError.of(f"The state of the method {cls.name!r}", written, cls.version)
 
     # Shared implementation.
 

@@ -24,6 +24,7 @@ def header_of(engine: "FeatureMethod", counters: Counters, prototypes: str | Non
         package=__version__,
         backend=BACKEND,
         method=engine.name,
+        method_version=engine.version,
         config=engine.config.model_dump(),
         classes=list(engine.classes),
         encoder=engine.encoder,
@@ -41,6 +42,7 @@ def checked_settings(
         raise StateError(
             f"The state belongs to the method {header.method!r}, not to {method.name!r}. Use methods.restore."
         )
+    method.check_version(header.method_version)
     check_same_encoder(header.encoder, encoder, "stream")
     try:
         return method.config_type(**header.config), class_names(header.classes, len(header.classes))

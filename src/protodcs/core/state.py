@@ -18,12 +18,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.numpy import save as serialise
 
 from ..atomic_io import replace_file
-from ..errors import StateError
+from ..errors import StateError, StateVersionError
 
 Arrays = dict[str, NDArray[Any]]
 
 FORMAT: Literal["protodcs-state"] = "protodcs-state"
-SCHEMA: Literal[2] = 2
+SCHEMA: Literal[3] = 3
 # The one key of safetensors' own metadata. A second one would be written in no particular order.
 _KEY = "state"
 _NO_HASH = "0" * 64
@@ -38,10 +38,11 @@ class Header(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     format: Literal["protodcs-state"] = FORMAT
-    schema_version: Literal[2] = SCHEMA
+    schema_version: Literal[3] = SCHEMA
     package: str = Field(max_length=100, description="Version of protodcs that wrote it.")
     backend: str = Field(max_length=100, description="What computed it: 'native' or 'numpy'.")
     method: str = Field(max_length=100)
+    method_version: int = Field(ge=1, description="Version of the method's state; see `FeatureMethod.version`.")
     config: dict[str, Any] = Field(description="Every setting.")
     classes: list[str] = Field(min_length=1)
     encoder: str | None = Field(None, max_length=1000, description="Fingerprint of what made the features, if known.")
@@ -72,7 +73,8 @@ def unpack(data: bytes, trusted: bool = False, *, header_type: type[H]) -> tuple
 def unpack(data: bytes, trusted: bool = False, *, header_type: type[BaseModel] = Header) -> tuple[BaseModel, Arrays]:
     """Return header and arrays of a state. Check its hash unless it is `trusted`.
 
-    `header_type` has default values for `format` and `schema_version`; other formats and versions are a StateError.
+    `header_type` has default values for `format` and `schema_version`. Other formats are a StateError, other versions a
+    StateVersionError.
     """
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise StateError(
@@ -98,10 +100,7 @@ def leaves_out_prototypes(data: bytes) -> bool:
 def _checked_header(header: dict[str, Any], header_type: type[H]) -> H:
     version, readable = header.get("schema_version"), header_type.model_fields["schema_version"].default
     if version != readable:
-        raise StateError(
-            f"The state has schema version {str(version)[:20]!r}, and this version of protodcs reads {readable}. Use "
-            "the version that wrote it, or start a new stream."
-        )
+        raise StateVersionError.of("The format of the state", version, readable)
     try:
         return header_type.model_validate(header)
     except ValidationError as problem:

@@ -23,7 +23,7 @@ from ..core.prototypes import Prototypes
 from ..core.settings import Settings
 from ..core.vectors import cosines as compute_cosines
 from ..core.vectors import inverse_norms
-from ..errors import StoreError
+from ..errors import StateVersionError, StoreError
 from ..method import FeatureMethod
 
 VERSION = 1
@@ -422,15 +422,15 @@ class Guard:
         """Continue from what `pack` returned. Raise StoreError for anything else."""
         try:
             self._resume(data)
+        except StateVersionError:
+            raise
         except (struct.error, ValueError, KeyError, TypeError):
             raise StoreError("The stored guard of a stream is damaged.") from None
 
     def _resume(self, data: bytes) -> None:
         version, length = _HEAD.unpack_from(data)
         if version != VERSION:
-            raise StoreError(
-                f"The stored guard has version {version}, this protodcs reads {VERSION}: upgrade protodcs."
-            )
+            raise StateVersionError.of("The guard of the stream", version, VERSION)
         at = _HEAD.size + length
         values = json.loads(data[_HEAD.size : at])
         for name in _NUMBERS:

@@ -25,7 +25,7 @@ from ...core.settings import Settings
 from ...core.state import leaves_out_prototypes
 from ...core.streamdcs.engine import StreamDCS
 from ...discovery import DiscoveryConfig, review_order
-from ...errors import InputError, StateError, StoreError, UsageError
+from ...errors import InputError, StateError, StateVersionError, StoreError, UsageError
 from ...method import FeatureMethod
 from ..guard import Action, Event, Guard, GuardSettings
 from ..log.entries import Range
@@ -38,7 +38,7 @@ from .records import LONGEST_KEY, Kind, Record
 from .samples import StreamSamples, give_feedback
 from .summary import Summary
 
-BIRTH_SCHEMA = 1
+BIRTH_SCHEMA = 2
 # Specs that a process keeps at hand.
 _AT_HAND = 64
 # Number of decisions that the share of unknown samples in a list is taken from.
@@ -56,6 +56,10 @@ class StreamSpec(BaseModel):
 
     schema_version: int = BIRTH_SCHEMA
     method: str = Field(max_length=100)
+    method_version: int = Field(
+        default_factory=lambda spec: methods.REGISTER[spec["method"]].version,
+        description="Version of the method that replays the journal; see `FeatureMethod.version`.",
+    )
     config: dict[str, Any] = Field(description="Every option, resolved.")
     classes: list[str] = Field(min_length=1)
     prototypes: str = Field(pattern="^[0-9a-f]{64}$", description="Fingerprint of the initial prototypes.")
@@ -75,12 +79,15 @@ class StreamSpec(BaseModel):
     def unpack(data: bytes) -> "StreamSpec":
         """The spec that `pack` wrote. Many streams share one spec, and each load unpacks it twice."""
         try:
-            spec = StreamSpec.model_validate_json(data)
+            written = json.loads(data)["schema_version"]
+        except (ValueError, KeyError, TypeError, RecursionError) as problem:
+            raise StoreError(f"what a stream was created with cannot be read: {problem}") from None
+        if written != BIRTH_SCHEMA:
+            raise StateVersionError.of("The stream", written, BIRTH_SCHEMA)
+        try:
+            return StreamSpec.model_validate_json(data)
         except ValidationError as problem:
             raise StoreError(f"what a stream was created with cannot be read: {problem.errors()[0]['msg']}") from None
-        if spec.schema_version > BIRTH_SCHEMA:
-            raise StoreError(f"a stream of schema {spec.schema_version}, this protodcs reads {BIRTH_SCHEMA}: upgrade")
-        return spec
 
     def settings(self, config: Mapping[str, Any] | None = None) -> Settings:
         """Return the settings of the stream, or those that another `config` gives its method."""
@@ -88,7 +95,8 @@ class StreamSpec(BaseModel):
         return settings
 
     def engine(self, prototypes: Prototypes) -> FeatureMethod:
-        """A new engine for this stream."""
+        """A new engine for this stream. Raise StateVersionError if another version would decide differently."""
+        methods.REGISTER[self.method].check_version(self.method_version)
         return methods.create(self.method, prototypes, self.classes, self.encoder, **self.config)
 
     def watcher(self, prototypes: Prototypes, whole: bool = False) -> Guard | None:

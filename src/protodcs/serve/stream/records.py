@@ -9,7 +9,7 @@ import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 
-from ...errors import StoreError
+from ...errors import StateVersionError, StoreError
 
 VERSION = 2
 # version, kind, bytes of the key, of the payload and of the answer, row, position, epoch, time, digest
@@ -83,19 +83,19 @@ class Record:
 
     @classmethod
     def unpack(cls, data: bytes) -> "Record":
-        """Return the record that `pack` wrote. Raise StoreError for anything else."""
+        """Return the record that `pack` wrote. Raise StoreError for damage, StateVersionError for another version."""
         if len(data) < _HEAD.size + _SEAL.size:
             raise StoreError(f"a journal record of {len(data)} bytes: it was cut off")
         version, kind, key_length, payload_length, answer_length, row, position, epoch, time, digest = (
             _HEAD.unpack_from(data)
         )
-        if version != VERSION:
-            raise StoreError(f"a journal record of version {version}, this protodcs reads {VERSION}: upgrade protodcs")
         end = len(data) - _SEAL.size
-        if _HEAD.size + key_length + payload_length + answer_length != end:
-            raise StoreError(f"a journal record of {len(data)} bytes that announces another length: it is damaged")
         if zlib.crc32(memoryview(data)[:end]) != _SEAL.unpack_from(data, end)[0]:
             raise StoreError("a journal record does not match its checksum: it is damaged")
+        if version != VERSION:
+            raise StateVersionError.of("A journal record", version, VERSION)
+        if _HEAD.size + key_length + payload_length + answer_length != end:
+            raise StoreError(f"a journal record of {len(data)} bytes that announces another length: it is damaged")
         payload_at = _HEAD.size + key_length
         answer_at = payload_at + payload_length
         try:
