@@ -47,6 +47,12 @@ def clip_stream(data_folder):
     return load_file(data_folder.parent / "tools" / "clip_streams.py").stream
 
 
+@pytest.fixture(scope="session")
+def user_stream(data_folder):
+    """`user_stream(family)`: text prototypes, features and labels of a real stream with few classes."""
+    return load_file(data_folder.parent / "tools" / "user_streams.py").stream
+
+
 @pytest.fixture
 def png_files(data_folder):
     """`png_files(count)`: the first images of the test set of CIFAR-10 as PNG files."""

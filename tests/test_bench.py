@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from interrupting import interrupting
 from protodcs import ProtoDCSConfig, StreamDCS, StreamDCSConfig, methods, metrics
-from protodcs.bench import cells, feature_pack, figures, grid, preparation, rows, run, streams, traces
+from protodcs.bench import cells, feature_pack, figures, grid, preparation, rows, run, streams, traces, user_streams
 from protodcs.cli import app
 from protodcs.errors import ConfigError, DataError
 from protodcs.features.run import Extraction, in_a_loop
@@ -177,6 +177,55 @@ def test_the_streams_of_clip_features_are_the_defined_ones(clip_stream, name, sp
     np.testing.assert_allclose(ours.prototypes, prototypes, atol=1e-7)
     np.testing.assert_allclose(ours.features, samples, atol=1e-7)
     assert ours.hash != feature_pack.stream(name, 4, split).hash
+
+
+@pytest.mark.parametrize("family", ["wild", "pets", "catdog"])
+@pytest.mark.parametrize("split", ["tune", "judge"])
+@pytest.mark.parametrize(
+    ("unknown", "share", "options"),
+    [
+        ("near", "1/50", {"tail": True}),
+        ("near", "1/2", {"run": 8}),
+        ("objects", "9/10", {}),
+        ("sun", "1", {}),
+        ("ucf", "0", {"tail": True, "run": 8}),
+        ("dtd", "1/10", {}),
+        ("flowers", "1/4", {}),
+    ],
+)
+def test_the_streams_of_users_are_the_defined_ones(user_stream, family, split, unknown, share, options):
+    ours = user_streams.stream(family, unknown, share, 3, split, **options)
+    prototypes, samples, labels = user_stream(family, unknown, float(Fraction(share)), 3, split, **options)
+    np.testing.assert_array_equal(ours.labels, labels)
+    np.testing.assert_allclose(ours.prototypes, prototypes, atol=1e-7)
+    np.testing.assert_allclose(ours.features, samples, atol=1e-7)
+    assert len(user_streams.class_names(family, split)) == len(prototypes)
+    assert ours.hash != user_streams.stream(family, unknown, share, 4, split, **options).hash
+
+
+def test_the_splits_of_the_streams_of_users_share_no_image(data_folder):
+    for family in ("wild", "pets", "catdog"):
+        for unknown in ("near", "objects", "sun", "ucf", "dtd", "flowers"):
+            tune, judge = (
+                {row.tobytes() for row in user_streams.stream(family, unknown, "1/2", 0, split).features}
+                for split in ("tune", "judge")
+            )
+            assert not tune & judge
+
+
+def test_a_grid_names_streams_of_users(tmp_path, data_folder):
+    file = tmp_path / "grid.yaml"
+    file.write_text(
+        "name: users\nseeds: [0]\nmethods: [{method: zero_shot}]\nstreams:\n"
+        "  - {family: catdog, unknown: near, share: 2/20, split: tune, tail: true, run: 8}\n",
+        encoding="utf-8",
+    )
+    (words,) = grid.load(file, encoder="another").streams
+    assert words.name == "catdog (tune, near, 1/10 unknown, tail, runs of 8)"
+    found = streams.opened(words, *words.protocols, 0)
+    assert found.classes == ("cat", "dog")
+    assert (found.known, found.unknown) == ("catdog", "near")
+    assert 0.09 < (found.parts[0].labels < 0).mean() < 0.11
 
 
 def test_streams_without_the_newer_options_have_the_names_and_hashes_they_always_had(data_folder):

@@ -72,9 +72,14 @@ def _content(folder: str) -> tuple[dict[str, NDArray[np.float16]], str]:
         raise DataError(f"{file} cannot be read: {problem}. Copy it again.") from None
 
 
+def content() -> tuple[dict[str, NDArray[np.float16]], str]:
+    """Return the arrays of the feature pack, by name, and the hash of its file."""
+    return _content(os.environ.get("PROTODCS_DATA", "."))
+
+
 def fingerprint() -> str:
     """Of the features, as an encoder has one."""
-    return f"pack={_content(os.environ.get('PROTODCS_DATA', '.'))[1][:32]}"
+    return f"pack={content()[1][:32]}"
 
 
 def stream(
@@ -100,7 +105,7 @@ def stream(
     """
     recipe = STREAMS[name]
     count = classes or recipe.known
-    content, digest = _content(os.environ.get("PROTODCS_DATA", "."))
+    arrays, digest = content()
     chance = np.random.default_rng(seed)
     pool = np.arange(1000) if split == "all" else np.arange(split == "judge", 1000, 2)
     if len(pool) < count:
@@ -108,15 +113,15 @@ def stream(
     known = chance.permutation(pool)[:count]
     place = np.full(1000, -1)
     place[known] = np.arange(count)
-    labels = content["imagenet_y"].astype(int)
+    labels = arrays["imagenet_y"].astype(int)
     inside = place[labels] >= 0
     if recipe.unknown:
-        unknown_features = np.concatenate([_unknown_features(content, other, split) for other in recipe.unknown])
+        unknown_features = np.concatenate([_unknown_features(arrays, other, split) for other in recipe.unknown])
     else:
-        unknown_features = content["imagenet_x"][~inside & np.isin(labels, pool)].astype(np.float32)
+        unknown_features = arrays["imagenet_x"][~inside & np.isin(labels, pool)].astype(np.float32)
     if recipe.most:
         unknown_features = unknown_features[chance.permutation(len(unknown_features))[: recipe.most]]
-    features = np.concatenate([content["imagenet_x"][inside].astype(np.float32), unknown_features])
+    features = np.concatenate([arrays["imagenet_x"][inside].astype(np.float32), unknown_features])
     truth = np.concatenate([place[labels[inside]], np.full(len(unknown_features), -1)])
     chosen = chance.permutation(len(features))
     if unknown is not None:
@@ -130,8 +135,8 @@ def stream(
     words += f" classes={count}" if count != recipe.known else ""
     told = hashlib.sha256(words.encode())
     told.update(truth[chosen].astype("<i8").tobytes())
-    text = content["text_imagenet1000"].astype(np.float32)
-    return Packed(_unit(text[known]), _unit(features[chosen]), truth[chosen].astype(np.int64), told.hexdigest())
+    text = arrays["text_imagenet1000"].astype(np.float32)
+    return Packed(unit(text[known]), unit(features[chosen]), truth[chosen].astype(np.int64), told.hexdigest())
 
 
 def in_proportion(strange: Flags, share: Fraction) -> Integers:
@@ -183,12 +188,13 @@ def known_first(strange: Flags) -> Integers:
 ORDERS: dict[str, Callable[[Flags], Integers]] = {SHUFFLED: shuffled, "bursts": bursts, "sorted": known_first}
 
 
-def _unknown_features(content: dict[str, NDArray[np.float16]], name: str, split: str) -> NDArray[np.float32]:
-    part = "val" if split == "tune" or f"{name}_test_x" not in content else "test"
-    rows, classes = content[f"{name}_{part}_x"].astype(np.float32), content[f"{name}_{part}_y"].astype(int)
+def _unknown_features(arrays: dict[str, NDArray[np.float16]], name: str, split: str) -> NDArray[np.float32]:
+    part = "val" if split == "tune" or f"{name}_test_x" not in arrays else "test"
+    rows, classes = arrays[f"{name}_{part}_x"].astype(np.float32), arrays[f"{name}_{part}_y"].astype(int)
     return rows if split == "all" else rows[classes % 2 == (split == "judge")]
 
 
-def _unit(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    unit: NDArray[np.float32] = rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12)
-    return unit
+def unit(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return rows (n, d) of length one."""
+    scaled: NDArray[np.float32] = rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12)
+    return scaled

@@ -31,7 +31,7 @@ from ..data.streams import protocols
 from ..errors import ConfigError, ProtoDCSError, did_you_mean
 from ..method import FeatureMethod, ImageMethod
 from ..methods import REGISTER, images
-from . import feature_pack
+from . import feature_pack, user_streams
 
 SEEDS = [0, 1, 2, 3, 4]
 
@@ -64,6 +64,14 @@ class ImageStream(_Part):
         return names
 
 
+def _lowest_terms(share: str) -> str:
+    """Return a share in lowest terms: one stream must not have two names."""
+    # Short numbers alone: a fraction such as 1e999999999 would be computed for hours.
+    if not re.fullmatch("[0-9]{1,4}(/0*[1-9][0-9]{0,3})?", share) or Fraction(share) > 1:
+        raise ValueError(f"a share is a fraction from '0' to '1', such as '9/10'; given: {share[:20]!r}")
+    return str(Fraction(share))
+
+
 class PackStream(_Part):
     """A stream of real CLIP features: known ImageNet classes against another set."""
 
@@ -87,14 +95,7 @@ class PackStream(_Part):
     @field_validator("unknown")
     @classmethod
     def _share(cls, share: str | None) -> str | None:
-        """In lowest terms: one stream must not have two names."""
-        if share is None:
-            return None
-        told = f"a share is a fraction from '0' to '1', such as '9/10'; given: {share[:20]!r}"
-        # Short numbers alone: a fraction such as 1e999999999 would be computed for hours.
-        if not re.fullmatch("[0-9]{1,4}(/0*[1-9][0-9]{0,3})?", share) or Fraction(share) > 1:
-            raise ValueError(told)
-        return str(Fraction(share))
+        return None if share is None else _lowest_terms(share)
 
     @field_validator("classes")
     @classmethod
@@ -116,6 +117,35 @@ class PackStream(_Part):
     def protocols(self) -> list[str]:
         """Its order: it has one segment, and nothing to reset."""
         return [self.order]
+
+
+class UserStream(_Part):
+    """A stream of real CLIP features with few classes, as users have them; see `user_streams`."""
+
+    family: user_streams.Family = Field(description="The known classes.")
+    unknown: user_streams.Unknown = Field(description="The unknown images.")
+    share: str = Field(description="Share of unknown samples, as a fraction.")
+    split: user_streams.Split = Field(description="Choose parameters on one, judge on the other.")
+    tail: bool = Field(False, description="Two classes make up most of the known samples.")
+    run: int = Field(1, ge=1, le=1000, description="Mean length of runs of one class; 1: shuffled.")
+
+    @field_validator("share")
+    @classmethod
+    def _fraction(cls, share: str) -> str:
+        return _lowest_terms(share)
+
+    @property
+    def name(self) -> str:
+        """In tables."""
+        words = [self.split, self.unknown, f"{self.share} unknown"]
+        words += ["tail"] if self.tail else []
+        words += [f"runs of {self.run}"] if self.run > 1 else []
+        return f"{self.family} ({', '.join(words)})"
+
+    @property
+    def protocols(self) -> list[str]:
+        """Its order: it has one segment, and nothing to reset."""
+        return [feature_pack.SHUFFLED if self.run == 1 else "runs"]
 
 
 class MethodSpec(_Part):
@@ -186,12 +216,19 @@ class MethodSpec(_Part):
 
 
 def _kind(words: object) -> str:
-    """Which of the two a stream is meant to be, so that a mistake in it is told in the words of that kind alone."""
-    named = "pack" in words if isinstance(words, dict) else isinstance(words, PackStream)
-    return "features" if named else "images"
+    """Which kind of stream is meant, so that a mistake in it is reported in the words of that kind alone."""
+    for kind, key, form in (("features", "pack", PackStream), ("users", "family", UserStream)):
+        if key in words if isinstance(words, dict) else isinstance(words, form):
+            return kind
+    return "images"
 
 
-Stream = Annotated[Annotated[ImageStream, Tag("images")] | Annotated[PackStream, Tag("features")], Discriminator(_kind)]
+Stream = Annotated[
+    Annotated[ImageStream, Tag("images")]
+    | Annotated[PackStream, Tag("features")]
+    | Annotated[UserStream, Tag("users")],
+    Discriminator(_kind),
+]
 
 
 class Grid(_Part):
@@ -213,7 +250,7 @@ class Grid(_Part):
             raise ValueError(f"seeds are whole numbers from 0, each once; given: {self.seeds}")
         for stream in self.streams:
             strange = [method_spec.title for method_spec in self.methods if method_spec.sees == "images"]
-            if isinstance(stream, PackStream) and strange:
+            if not isinstance(stream, ImageStream) and strange:
                 raise ValueError(f"{strange[0]} needs images, and {stream.name!r} is a stream of features")
         return self
 
@@ -234,7 +271,7 @@ class Task:
 
     grid: str
     method_spec: MethodSpec
-    stream: ImageStream | PackStream
+    stream: ImageStream | PackStream | UserStream
     protocol: str
     seed: int
     trace: bool
@@ -255,7 +292,7 @@ def load(file: str | Path, encoder: str | None = None) -> Grid:
     if encoder is not None:
         listed = content.get("streams")
         for stream in listed if isinstance(listed, list) else []:
-            if isinstance(stream, dict) and "pack" not in stream:
+            if isinstance(stream, dict) and not {"pack", "family"} & set(stream):
                 stream["encoder"] = encoder
     try:
         return Grid.model_validate(content)

@@ -23,8 +23,8 @@ from ..data.streams import Manifest, build
 from ..encoders import Encoder
 from ..errors import DataError
 from ..features import FeatureStore
-from . import feature_pack
-from .grid import ImageStream, PackStream
+from . import feature_pack, user_streams
+from .grid import ImageStream, PackStream, UserStream
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,17 @@ class Part:
 class Packed:
     """A stream of CLIP features."""
 
-    def __init__(self, words: PackStream, seed: int):
-        content = feature_pack.stream(words.pack, seed, words.split, words.unknown, words.order, words.classes)
-        recipe = feature_pack.STREAMS[words.pack]
+    def __init__(self, words: PackStream | UserStream, seed: int):
+        if isinstance(words, UserStream):
+            content = user_streams.stream(**words.model_dump(), seed=seed)
+            self.classes = user_streams.class_names(words.family, words.split)
+            self.known, unknown = str(words.family), str(words.unknown)
+        else:
+            content = feature_pack.stream(words.pack, seed, words.split, words.unknown, words.order, words.classes)
+            self.classes = tuple(str(number) for number in range(len(content.prototypes)))
+            self.known = f"{len(self.classes)} ImageNet classes"
+            unknown = " + ".join(feature_pack.STREAMS[words.pack].unknown) or "other ImageNet classes"
         self.prototypes = content.prototypes
-        self.classes = tuple(str(number) for number in range(len(content.prototypes)))
-        self.known = f"{len(self.classes)} ImageNet classes"
-        unknown = " + ".join(recipe.unknown) or "other ImageNet classes"
         self.unknown = unknown if (content.labels < 0).any() else ""
         self.encoder, self.fingerprint, self.temperature = (
             feature_pack.ENCODER,
@@ -108,9 +112,11 @@ class Imaged:
             yield [images[place] for place in range(len(images))]
 
 
-def opened(words: ImageStream | PackStream, protocol: str, seed: int, store: Path | None = None) -> Packed | Imaged:
+def opened(
+    words: ImageStream | PackStream | UserStream, protocol: str, seed: int, store: Path | None = None
+) -> Packed | Imaged:
     """The stream that a grid means by these words."""
-    return Packed(words, seed) if isinstance(words, PackStream) else Imaged(words, protocol, seed, store)
+    return Imaged(words, protocol, seed, store) if isinstance(words, ImageStream) else Packed(words, seed)
 
 
 def manifest(words: ImageStream, protocol: str, seed: int) -> Manifest:
