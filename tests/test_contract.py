@@ -119,6 +119,33 @@ def test_two_passes_of_a_frozen_engine_teach_it_nothing(variant):
 
 
 @every_method
+@pytest.mark.parametrize("classes", [2, 10, 100])
+def test_stats_count_what_two_passes_decided(variant, classes):
+    prototypes, features, _ = random_stream(classes=classes, samples=400, seed=2)
+    engine = make(variant, prototypes)
+    before = engine.observe_many(features[:150])
+    decisions = engine.observe_many(features[150:], two_pass=True)
+    stats, known = engine.stats(), int(before.known.sum() + decisions.known.sum())
+    assert (stats["known"], stats["unknown"]) == (known, 400 - known)
+    if "trusted" in stats:
+        assert stats["trusted"] == before.trusted.sum() + decisions.trusted.sum()
+    assert methods.restore(engine.snapshot()).snapshot() == engine.snapshot()
+
+
+@every_method
+@pytest.mark.parametrize("two_pass", [False, True])
+def test_stats_count_the_samples_of_a_frozen_engine_as_decided_or_not_at_all(variant, two_pass):
+    prototypes, features, _ = random_stream(samples=120, seed=1)
+    engine = make(variant, prototypes)
+    engine.observe_many(features[:60])
+    engine.freeze()
+    before = engine.stats()
+    decisions = engine.observe_many(features[60:], two_pass=two_pass)
+    counted = [engine.stats()[name] - before[name] for name in ("known", "unknown")]
+    assert counted in ([0, 0], [decisions.known.sum(), (~decisions.known).sum()])
+
+
+@every_method
 def test_reset_equals_new(variant):
     prototypes, features, _ = random_stream(samples=150, seed=2)
     engine = make(variant, prototypes)

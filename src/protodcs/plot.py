@@ -60,7 +60,7 @@ def score_histogram(
     drawn = _axes(axes, (6.4, 3.6))
     low, high = np.quantile(values, (0.002, 0.998)).tolist()
     edges = np.linspace(low, high, min(_MOST_BINS, 4 + int(len(values) ** 0.5)) + 1)
-    _bars(drawn, values, truth, edges)
+    _bars(drawn, values, truth, edges, "recent samples" if decisions is None else "samples")
     places = np.linspace(edges[0], edges[-1], 300)
     for group in shown.groups:
         # The area of a histogram is the number of samples times the width of a bin.
@@ -76,10 +76,10 @@ def score_histogram(
     return drawn
 
 
-def _bars(axes: "Axes", values: Floats, known: Flags | None, edges: Floats) -> None:
+def _bars(axes: "Axes", values: Floats, known: Flags | None, edges: Floats, name: str) -> None:
     bins = edges.tolist()
     if known is None:
-        axes.hist(values, bins, color=_GREY, label=f"{len(values):,} samples")
+        axes.hist(values, bins, color=_GREY, label=f"{len(values):,} {name}")
         return
     axes.hist(values[known], bins, color=_COLOURS["known"], alpha=0.4, label="known samples")
     axes.hist(values[~known], bins, color=_COLOURS["unknown"], alpha=0.4, hatch="///", label="unknown samples")

@@ -107,8 +107,9 @@ class FeatureMethod(ABC):
     def _new_memory(self, initial: Feature) -> Any:
         """Return an empty memory for the unit prototypes `initial` (K, d). Other engines may share that array.
 
-        A memory has the number of samples, `sequence`. Its `fork()` returns a copy that may be changed, valid until
-        the original changes. Its `export()` returns the numbers and arrays that `_restored_memory` takes.
+        A memory has the number of samples, `sequence`, and of those called known, `known`. Its `fork()` returns a copy
+        that may be changed, valid until the original changes. Its `export()` returns the numbers and arrays that
+        `_restored_memory` takes.
         """
 
     @abstractmethod
@@ -133,6 +134,14 @@ class FeatureMethod(ABC):
 
     def _warm_up(self, rows: Feature) -> None:  # noqa: B027
         """Learn from unit rows (N, d) without counting them, if the method gains from seeing them twice."""
+
+    def _count_frozen(self, decision: Decision) -> None:
+        """Count a sample that a frozen engine decided on. Most methods count as known only what they learned from."""
+        self._memory.sequence += 1
+
+    def _recount(self, learned: Decisions, decided: Decisions) -> None:
+        """Count the final decisions on samples, in place of those made while the engine learned from them."""
+        self._memory.known += int(decided.known.sum()) - int(learned.known.sum())
 
     @abstractmethod
     def _initial_prototypes(self, memory: Any) -> Feature:
@@ -215,7 +224,7 @@ class FeatureMethod(ABC):
         with self._exclusive():
             rows = check_features(features, self.dimension)
             if two_pass:
-                return Decisions(self._in_two_passes(rows, scores), self.classes)
+                return self._in_two_passes(rows, scores)
             return self._observe_rows(rows, scores)
 
     def freeze(self) -> None:
@@ -366,14 +375,14 @@ class FeatureMethod(ABC):
             self._consistent = True
             return decision
         decision = self._predict(feature, scores)
-        self._memory.sequence += 1
+        self._count_frozen(decision)
         return decision.without_learning()
 
     def _observe_rows(self, rows: Feature, scores: bool) -> Decisions:
         """Observe unit rows (N, d) in order."""
         return Decisions([self._observe(row, scores) for row in rows], self.classes)
 
-    def _in_two_passes(self, rows: Feature, scores: bool) -> list[Decision]:
+    def _in_two_passes(self, rows: Feature, scores: bool) -> Decisions:
         """Learn from unit rows (N, d) in an order that depends only on their values, then decide on each."""
         first = self.sequence
         shuffled = rows[content_order(rows)]
@@ -381,10 +390,12 @@ class FeatureMethod(ABC):
             self._consistent = False
             self._warm_up(shuffled)
             self._consistent = True
-        self._observe_rows(shuffled, False)
-        return [
-            replace(self._predict(row, scores).without_learning(), sequence=first + i) for i, row in enumerate(rows)
-        ]
+        learned = self._observe_rows(shuffled, False)
+        predicted = [self._predict(row, scores).without_learning() for row in rows]
+        decided = Decisions([replace(one, sequence=first + i) for i, one in enumerate(predicted)], self.classes)
+        if not self.frozen:
+            self._recount(learned, decided)
+        return decided
 
     @contextmanager
     def _exclusive(self, allow_inconsistent: bool = False) -> Iterator[None]:

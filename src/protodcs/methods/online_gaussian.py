@@ -228,6 +228,10 @@ class OnlineGaussian(FeatureMethod):
         if self.config.covariance == "isotropic" and not (variance == variance[0]).all():
             raise StateError("the state's variances must be equal, its covariance is isotropic")
 
+    def _count_frozen(self, decision: Decision) -> None:
+        super()._count_frozen(decision)
+        self._memory.known += decision.known
+
     def _initial_prototypes(self, memory: Memory) -> Feature:
         return memory.initial
 

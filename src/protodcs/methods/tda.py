@@ -301,6 +301,10 @@ class TDA(FeatureMethod):
         if not ((negative > self.config.entropy_low) & (negative < self.config.entropy_high)).all():
             raise StateError("the state's negative entropies must lie between entropy_low and entropy_high")
 
+    def _count_frozen(self, decision: Decision) -> None:
+        super()._count_frozen(decision)
+        self._memory.known += decision.known
+
     def _initial_prototypes(self, memory: Memory) -> Feature:
         return memory.initial
 

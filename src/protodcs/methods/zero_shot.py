@@ -109,6 +109,10 @@ class ZeroShot(FeatureMethod):
         memory.known = counter(counters, "known", high=memory.sequence)
         return memory
 
+    def _count_frozen(self, decision: Decision) -> None:
+        super()._count_frozen(decision)
+        self._memory.known += decision.known
+
     def _initial_prototypes(self, memory: Memory) -> Feature:
         return memory.initial
 

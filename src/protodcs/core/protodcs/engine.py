@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...arrays import Feature
 from ...errors import InputError, UsageError
 from ..base import Capabilities, FeatureMethod
-from ..decision import Decision
+from ..decision import Decision, Decisions
 from ..distribution import Group, ScoreDistribution
 from ..numerics import gaussian_mixture
 from ..numerics.linalg import products
@@ -216,6 +216,10 @@ class ProtoDCS(FeatureMethod):
             return {**super().stats(), **self._memory.stats()}
 
     # What the base class asks for.
+
+    def _recount(self, learned: Decisions, decided: Decisions) -> None:
+        super()._recount(learned, decided)
+        self._memory.trusted += int(decided.trusted.sum()) - int(learned.trusted.sum())
 
     def _resize(self, classes: tuple[str, ...], width: int) -> None:
         super()._resize(classes, width)

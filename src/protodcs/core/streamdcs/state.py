@@ -101,6 +101,15 @@ class StreamState:
         self.samples[SEQUENCE] = value
 
     @property
+    def known(self) -> int:
+        """Number of samples called known, of those learned from."""
+        return int(self.samples[KNOWN])
+
+    @known.setter
+    def known(self, value: int) -> None:
+        self.samples[KNOWN] = value
+
+    @property
     def is_reviewed(self) -> bool:
         """Whether there is more to a decision than the plain step: corrections, or samples for review."""
         return len(self.corrections) > 0 or self.config.review_rate > 0.0
