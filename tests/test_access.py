@@ -271,13 +271,23 @@ def test_whatever_is_wrong_with_a_key_the_answer_is_the_same(tmp_path):
     async def run():
         async with guarded(tmp_path) as service:
             said = set()
-            for who in (None, "garbage", "unknown id", "wrong secret", "revoked", "expired"):
+            for who in ("garbage", "unknown id", "wrong secret", "revoked", "expired"):
                 response = await service.ask(who, "GET", "/v1/streams/s")
                 words_of(response, 401)
                 assert response.headers["www-authenticate"] == "Bearer"
                 headers = {name: value for name, value in response.headers.items() if name != "x-request-id"}
                 said.add((without_instance(response), json.dumps(headers)))
             assert len(said) == 1
+
+    asyncio.run(run())
+
+
+def test_a_missing_key_and_a_wrong_one_read_differently(tmp_path):
+    async def run():
+        async with guarded(tmp_path) as service:
+            missing, wrong = [await service.ask(who, "GET", "/v1/streams/s") for who in (None, "wrong secret")]
+            assert "has no access key" in words_of(missing, 401)
+            assert "is unknown, expired or revoked" in words_of(wrong, 401)
 
     asyncio.run(run())
 

@@ -3,6 +3,9 @@
 import csv
 import json
 import re
+import signal
+import subprocess
+import sys
 from xml.etree import ElementTree
 
 import numpy as np
@@ -88,9 +91,27 @@ def test_discover_takes_the_unknown_images_of_a_decision_log(folder, tmp_path):
     log = tmp_path / "log.ndjson"
     write_decisions(log)
     options = ("--model", "demo", "--out", tmp_path / "out", "--json")
+    assert "Set --images" in run("discover", log, *options, code=1)
     report = json.loads(run("discover", log, "--images", folder, *options).splitlines()[-1])
     assert report["samples"] == 15
-    assert "Set --images" in run("discover", log, *options, code=1)
+
+
+@pytest.mark.parametrize("name", ["clusters.csv", "clusters.parquet", "clusters.png"])
+def test_discover_never_overwrites_results(tmp_path, name):
+    np.save(tmp_path / "features.npy", np.random.default_rng(0).normal(size=(30, 16)))
+    (tmp_path / name).write_bytes(b"mine")
+    output = run("discover", tmp_path / "features.npy", "--out", tmp_path, code=1)
+    assert f"{name} exists already. Delete it, or choose another folder with --out." in " ".join(output.split())
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(["features.npy", name])
+    assert (tmp_path / name).read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("ending", ["csv", "CSV", "tsv", "jsonl", "parquet"])
+def test_a_table_is_no_file_of_class_names(folder, tmp_path, ending):
+    table = tmp_path / f"labels.{ending}"
+    table.write_text("file,label\n000.png,cat\n001.png,dog\n")
+    output = run("review", folder, "--classes", table, "--model", "demo", code=1)
+    assert "is a table, and its lines are not class names. Give a text file" in " ".join(output.split())
 
 
 @pytest.mark.parametrize("content", [b"", b"not numpy", None])
@@ -112,6 +133,44 @@ def test_review_asks_about_the_most_doubtful_decisions_first(tmp_path):
     assert "there is no class 'zebra'" in output
     run("review", log, "--classes", "cat,dog", "--out", out, answers="dog\nq\n")
     assert [row["label"] for row in rows_of(out)] == ["dog", "dog", "cat", ""]
+
+
+def test_ctrl_c_keeps_the_answers_that_were_given(tmp_path):
+    log, out = tmp_path / "log.jsonl", tmp_path / "labels.csv"
+    write_decisions(log)
+    command = [sys.executable, "-m", "protodcs", "review", str(log), "--classes", "cat,dog", "--out", str(out)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process.stdin.write("dog\ncat\n")
+    process.stdin.flush()
+    for line in process.stdout:
+        if "[3/" in line:
+            break
+    # The question follows at once; a signal before it stops the command as well.
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=300)
+    assert f"2 labels: {out}" in rest
+    assert [row["label"] for row in rows_of(out)] == ["dog", "cat"]
+
+
+def test_the_end_of_the_input_keeps_the_answers_that_were_given(tmp_path):
+    log, out = tmp_path / "log.jsonl", tmp_path / "labels.csv"
+    write_decisions(log)
+    run("review", log, "--classes", "cat,dog", "--out", out, answers="dog\ncat\n")
+    assert [row["label"] for row in rows_of(out)] == ["dog", "cat"]
+
+
+def test_each_answer_is_written_before_the_next_question(tmp_path, monkeypatch):
+    log, out = tmp_path / "log.jsonl", tmp_path / "labels.csv"
+    write_decisions(log)
+    written = []
+
+    def prompt(*_, **__):
+        written.append(len(rows_of(out)) if out.exists() else 0)
+        return "cat" if len(written) < 4 else "q"
+
+    monkeypatch.setattr("typer.prompt", prompt)
+    run("review", log, "--classes", "cat,dog", "--out", out)
+    assert written == [0, 1, 2, 3]
 
 
 def test_review_of_a_folder_leaves_near_duplicates_for_later(folder, tmp_path):

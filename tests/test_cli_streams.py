@@ -114,7 +114,17 @@ def test_the_key_comes_from_a_file_or_the_environment(run, service, tmp_path, mo
 
 def test_a_key_that_is_missing_is_told_in_the_words_of_the_command_line(run, service):
     service[2].plan = [Faulty.want_a_key]
-    assert "Set PROTODCS_KEY, or give --key-file." in run("list", code=1)
+    assert run("list", code=1) == "error: The service needs a key. Set PROTODCS_KEY, or give --key-file.\n"
+
+
+def test_a_key_that_is_wrong_does_not_read_like_a_missing_one(run, service, monkeypatch, tmp_path):
+    message = "error: The service does not accept the key in {}: it is unknown, expired or revoked.\n"
+    monkeypatch.setenv("PROTODCS_KEY", "pdcs_wrong")
+    service[2].plan = [Faulty.want_a_key]
+    assert run("list", code=1) == message.format("PROTODCS_KEY")
+    (tmp_path / "key").write_text("pdcs_other")
+    service[2].plan = [Faulty.want_a_key]
+    assert run("list", "--key-file", tmp_path / "key", code=1) == message.format(tmp_path / "key")
 
 
 def test_mistakes_are_told_in_a_line(run, rows, tmp_path):

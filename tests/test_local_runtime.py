@@ -26,7 +26,10 @@ from service.rig import Service
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 ROWS, FEATURES, _ = random_stream(samples=50, seed=3)
 # As on a machine where only the extra `serve` is installed.
-WITHOUT_RAY = "import sys; sys.modules['ray'] = sys.modules['redis'] = None; from protodcs.cli import app; app()"
+ONLY_SERVE = (
+    "import sys; sys.modules['ray'] = sys.modules['redis'] = sys.modules['PIL'] = None; "
+    "from protodcs.cli import app; app()"
+)
 
 # A module that is None here cannot be imported: preflight checks must not need it.
 WITHOUT_LIBRARIES = (
@@ -42,9 +45,9 @@ def local(tmp_path, **settings):
 
 
 @pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM])
-def test_it_needs_neither_ray_nor_redis_and_a_signal_ends_it_with_one_line(tmp_path, ends):
+def test_it_needs_no_ray_redis_and_pillow_and_a_signal_ends_it_with_one_line(tmp_path, ends):
     service = local(tmp_path)
-    service.program = [sys.executable, "-W", "ignore", "-c", WITHOUT_RAY]
+    service.program = [sys.executable, "-W", "ignore", "-c", ONLY_SERVE]
     with service:
         with Client(service.base_url) as client:
             stream = client.create("s", prototypes=ROWS)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import protocol
-from .errors import InputError, ServiceError
+from .errors import InputError, MissingPackageError, ServiceError
 from .prefetch import Prefetcher
 from .protocol import (
     Call,
@@ -42,7 +42,7 @@ from .protocol import (
 try:
     import httpx
 except ModuleNotFoundError:
-    raise ModuleNotFoundError("the client needs httpx: pip install 'protodcs[client]'", name="httpx") from None
+    raise MissingPackageError("the client needs httpx: pip install 'protodcs[client]'") from None
 
 # The first is longer than a service takes to say that it is too late: request_seconds of its settings.
 _TIMEOUT, _GIVE_UP = 35.0, 120.0

@@ -76,6 +76,10 @@ class UsageError(ProtoDCSError, RuntimeError):
     """A call that the object cannot serve now, such as two threads inside one engine."""
 
 
+class MissingPackageError(ProtoDCSError, ModuleNotFoundError):
+    """An optional package that is not installed. The message says how to install it."""
+
+
 class UnknownMethodError(ProtoDCSError, LookupError):
     """A method name that is not registered."""
 

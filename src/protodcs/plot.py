@@ -14,7 +14,7 @@ from .core.decision import Decisions
 from .core.distribution import ScoreDistribution
 from .core.protodcs.engine import ProtoDCS
 from .core.streamdcs.engine import StreamDCS
-from .errors import InputError, UsageError
+from .errors import InputError, MissingPackageError, UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -156,7 +156,9 @@ def confusion_counts(decisions: Decisions, truth: Sequence[str | None]) -> Integ
 def _axes(axes: "Axes | None", size: tuple[float, float]) -> "Axes":
     if axes is not None:
         return axes
-    from matplotlib import pyplot
-
+    try:
+        from matplotlib import pyplot
+    except ModuleNotFoundError:
+        raise MissingPackageError("charts need matplotlib: pip install matplotlib") from None
     _, drawn = pyplot.subplots(figsize=size, layout="constrained")
     return drawn

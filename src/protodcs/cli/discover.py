@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..discovery import Cluster, Discovery, Vocabulary
 
 _FIELDS = ("sample", "cluster", "place", "size", "similarity", "suggestion", "margin")
+_CSV, _PARQUET, _SHEET = "clusters.csv", "clusters.parquet", "clusters.png"
 _CLUSTERS_ON_SHEET, _IMAGES_ON_SHEET = 16, 8
 _MAX_SAMPLES = 50_000
 # Known images of a file of decisions that are encoded: their mean is the point of comparison.
@@ -59,6 +60,9 @@ def discover(
     """Group unknown images into clusters. Writes clusters.csv, clusters.parquet and a contact sheet, clusters.png."""
     from ..discovery import Discovery, DiscoveryConfig
 
+    for file in (out / _CSV, out / _PARQUET, out / _SHEET):
+        if file.exists():
+            raise InputError(f"{file} exists already. Delete it, or choose another folder with --out.")
     unknown = _unknown(source, classes, model, images, as_json)
     if not 2 <= len(unknown.names) <= _MAX_SAMPLES:
         raise DataError(f"there must be 2 to {_MAX_SAMPLES:,} samples to cluster; given: {len(unknown.names):,}")
@@ -73,8 +77,8 @@ def discover(
     clusters = found.clusters()
     rows = _rows(clusters, unknown.names, found, None if vocabulary is None else _vocabulary(vocabulary, model))
     out.mkdir(parents=True, exist_ok=True)
-    replace_file(out / "clusters.csv", _csv(rows).encode())
-    results = [out / "clusters.csv", *_parquet(rows, out), *_sheet(clusters, unknown, rows, out)]
+    replace_file(out / _CSV, _csv(rows).encode())
+    results = [out / _CSV, *_parquet(rows, out), *_sheet(clusters, unknown, rows, out)]
     report = {
         "samples": len(unknown.names),
         "clusters": len(clusters),
@@ -180,7 +184,7 @@ def _parquet(rows: Sequence[Row], out: Path) -> list[Path]:
     except ImportError:
         return []
     kinds = [pa.string(), pa.int64(), pa.int64(), pa.int64(), pa.float64(), pa.string(), pa.float64()]
-    file = out / "clusters.parquet"
+    file = out / _PARQUET
     pq.write_table(pa.Table.from_pylist([*rows], pa.schema(list(zip(_FIELDS, kinds, strict=True)))), file)
     return [file]
 
@@ -208,9 +212,9 @@ def _sheet(clusters: Sequence["Cluster"], unknown: _Unknown, rows: Sequence[Row]
         f"{min(len(clusters), _CLUSTERS_ON_SHEET)} of {len(clusters)} clusters, one in each row, typical images first"
     )
     missing: set[str] = set()
-    save_sheets([contact_sheet(pictures, title, columns=_IMAGES_ON_SHEET, missing=missing)], out / "clusters.png")
+    save_sheets([contact_sheet(pictures, title, columns=_IMAGES_ON_SHEET, missing=missing)], out / _SHEET)
     warn_of_boxes(missing)
-    return [out / "clusters.png"]
+    return [out / _SHEET]
 
 
 def _blank() -> Any:

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from .screen import console, explained, printable
 if TYPE_CHECKING:
     from ..integrations.samples import ReviewSample
 
-_HELP = 'Enter: the decision is right. A class name, or its number. "u": unknown. "s": skip. "q": stop.'
+_HELP = 'Enter: the decision is right. A class name, or its number. "u": unknown. "s": skip. "q" or Ctrl-C: stop.'
 Labels = dict[str, str | None]
 
 
@@ -49,7 +49,7 @@ def review(
         dataset(queue, source if source.is_dir() else images or source.parent, fiftyone)
         console().print(f"{len(queue)} samples in the FiftyOne dataset {fiftyone!r}")
     else:
-        _add_labels(out, _asked(queue, decided, _names(decided, classes)))
+        _ask(queue, decided, _names(decided, classes), out)
 
 
 def _decided(source: Path, classes: str | None, model: str, images: Path | None) -> Decided:
@@ -76,21 +76,33 @@ def _queue(decided: Decided, limit: int) -> "list[ReviewSample]":
     return [decided.samples[place] for place in order]
 
 
-def _asked(queue: "Sequence[ReviewSample]", decided: Decided, names: Sequence[str]) -> Labels:
-    """Ask a person about each sample."""
+def _ask(queue: "Sequence[ReviewSample]", decided: Decided, names: Sequence[str], out: Path) -> None:
+    """Ask a person about each sample. Each answer is written at once, so that an interruption loses none."""
+    labels: Labels = {}
+    try:
+        for file, label in _answers(queue, decided, names):
+            labels[file] = label
+            _write_labels(out, labels)
+    except (KeyboardInterrupt, typer.Abort):
+        typer.echo()
+    _add_labels(out, labels)
+
+
+def _answers(
+    queue: "Sequence[ReviewSample]", decided: Decided, names: Sequence[str]
+) -> Iterator[tuple[str, str | None]]:
+    """Ask about each sample, and yield its file and label if the person gives one."""
     console().print(_HELP)
     console().print(", ".join(f"{number} {name}" for number, name in enumerate(names, 1)), soft_wrap=True)
-    labels: Labels = {}
     for place, sample in enumerate(queue, 1):
         shown = "unknown" if sample.label is None else sample.label
         typer.echo(f"[{place}/{len(queue)}] {printable(str(decided.files[sample.file]))}")
         typer.echo(f"  {shown} (p_unknown {sample.p_unknown:.2f}, nearest class {sample.nearest_class})")
         answer = _answer(names)
         if answer == "q":
-            break
+            return
         if answer != "s":
-            labels[sample.file] = sample.label if answer == "" else (None if answer == "u" else answer)
-    return labels
+            yield sample.file, sample.label if answer == "" else (None if answer == "u" else answer)
 
 
 def _answer(names: Sequence[str]) -> str:
@@ -129,6 +141,12 @@ def _imported(source: str) -> Labels:
 
 
 def _add_labels(out: Path, labels: Mapping[str, str | None]) -> None:
+    """Write labels to a CSV file, and print how many."""
+    _write_labels(out, labels)
+    console().print(f"{len(labels)} labels: {out}", soft_wrap=True)
+
+
+def _write_labels(out: Path, labels: Mapping[str, str | None]) -> None:
     """Write labels to a CSV file, after those that are there. An empty label stands for unknown."""
     written: dict[str, Any] = {}
     if out.exists():
@@ -139,4 +157,3 @@ def _add_labels(out: Path, labels: Mapping[str, str | None]) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([("file", "label"), *written.items()])
     replace_file(out, text.getvalue().encode())
-    console().print(f"{len(labels)} labels: {out}", soft_wrap=True)

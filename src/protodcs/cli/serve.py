@@ -14,6 +14,7 @@ import typer
 
 from ..errors import ConfigError, without_passwords
 from .cluster import connected
+from .live import check_installed
 from .screen import explained, tell
 
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 # Settings that name a file.
 _FILES = ("keys", "audit", "tls_certificate", "tls_key")
+_NEEDED = {
+    "fastapi": "fastapi", "uvicorn": "uvicorn", "httptools": "httptools", "python_multipart": "python-multipart",
+    "yaml": "pyyaml", "prometheus_client": "prometheus-client", "opentelemetry": "opentelemetry-api",
+}  # fmt: skip
 # What actors ask of a cluster of our own is bookkeeping: on a small machine they share its cores.
 _LEAST_CPUS = 16
 
@@ -66,6 +71,7 @@ def serve(
     }
     settings = ServeConfig(**_absolute(options))
     _check(settings, is_cluster=cluster is not None, owns_ports=cluster is None or address == "local")
+    check_installed(_NEEDED, "serve" if cluster is None else "cluster")
     as_json = as_json or settings.log_format == "json"
 
     def ready(at: str) -> None:
@@ -102,6 +108,7 @@ def _serve_on_ray(settings: "ServeConfig", address: str, ready: Callable[[str], 
 def _read(file: Path | None) -> dict[str, Any]:
     if file is None:
         return {}
+    check_installed({"yaml": _NEEDED["yaml"]}, "serve")
     import yaml
 
     try:

@@ -415,12 +415,18 @@ def _client(url: str, key_file: Path | None) -> Iterator["Client"]:
             yield client
     except ServiceError as problem:
         if problem.status == 401:
-            raise ServiceError("The service needs a valid key. Set PROTODCS_KEY, or give --key-file.", 401) from None
+            raise ServiceError(_key_problem(key, key_file), 401) from None
         if "Connection refused" in str(problem):
             raise ServiceError(
                 f"No service answers at {url}. Start one with `protodcs serve`, or give another --url."
             ) from None
         raise
+
+
+def _key_problem(key: str | None, key_file: Path | None) -> str:
+    if not key:
+        return "The service needs a key. Set PROTODCS_KEY, or give --key-file."
+    return f"The service does not accept the key in {key_file or 'PROTODCS_KEY'}: it is unknown, expired or revoked."
 
 
 def _tell_names(what: str, names: list[str], as_json: bool) -> None:

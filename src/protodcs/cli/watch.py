@@ -1,6 +1,7 @@
 """`protodcs watch`: classify a video, a camera or a growing folder, and show it in the web UI."""
 
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -12,7 +13,10 @@ from .screen import explained, given_classes
 if TYPE_CHECKING:
     from ..client import Stream
 
-_NEEDED = {"av": "av", "PIL": "pillow", "fastapi": "fastapi", "uvicorn": "uvicorn", "httpx": "httpx"}
+_NEEDED = {
+    "PIL": "pillow", "fastapi": "fastapi", "uvicorn": "uvicorn", "httpx": "httpx", "sklearn": "scikit-learn"
+}  # fmt: skip
+_NEEDED_BY_VIDEO = {"av": "av"}
 
 
 @explained
@@ -30,7 +34,7 @@ def watch(
 
     With `--store` a later run continues the stream. Needs the extra `video`, and one for the encoder.
     """
-    live.check_installed(_NEEDED, "video")
+    live.check_installed(_NEEDED if Path(source).is_dir() else _NEEDED | _NEEDED_BY_VIDEO, "video")
     from ..frames import read_frames
 
     names = list(given_classes(classes))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import MissingPackageError
 from .numerics.evidence import uncertainty
 
 if TYPE_CHECKING:
@@ -232,14 +233,18 @@ class Decisions:
 
     def to_arrow(self) -> "pyarrow.Table":
         """Return a pyarrow table with one row per sample, without the scores of every class. Needs pyarrow."""
-        import pyarrow
-
+        try:
+            import pyarrow
+        except ModuleNotFoundError:
+            raise MissingPackageError("`to_arrow` needs pyarrow: pip install 'protodcs[data]'") from None
         return pyarrow.table(self._columns())
 
     def to_pandas(self) -> "pandas.DataFrame":
         """Return a pandas data frame with one row per sample, without the scores of every class. Needs pandas."""
-        import pandas
-
+        try:
+            import pandas
+        except ModuleNotFoundError:
+            raise MissingPackageError("`to_pandas` needs pandas: pip install pandas") from None
         return pandas.DataFrame(self._columns())
 
     def _columns(self) -> dict[str, Any]:

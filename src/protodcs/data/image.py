@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import Pixels
-from ..errors import DataError, ImageError
+from ..errors import ImageError, MissingPackageError
 from .sanitize import MAX_PIXELS, MAX_SIDE, SCREENS, check_size, kind_of, orientation_of
 
 try:
@@ -33,7 +33,10 @@ try:
     from PIL.TiffImagePlugin import TiffImageFile
     from PIL.WebPImagePlugin import WebPImageFile
 except ImportError:
-    raise DataError("decoding images needs Pillow: pip install pillow") from None
+    raise MissingPackageError(
+        "Images need Pillow, which the extra of your encoder installs: pip install 'protodcs[transformers]', or "
+        "open-clip, onnx or demo"
+    ) from None
 
 __all__ = ["MAX_BYTES", "MAX_PIXELS", "MAX_SIDE", "Picture", "decode"]
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..arrays import Features, Floats, Integers
 from ..core.vectors import cosines
+from ..errors import MissingPackageError
 from .config import BEYOND_RADIUS, MIN_SAMPLES, DiscoveryConfig
 from .reservoir import UNASSIGNED
 
@@ -111,7 +112,7 @@ def _hdbscan(rows: Floats, min_cluster_size: int) -> Integers:
     try:
         from sklearn.cluster import HDBSCAN
     except ImportError:
-        raise ModuleNotFoundError("clustering needs scikit-learn: pip install 'protodcs[discovery]'") from None
+        raise MissingPackageError("clustering needs scikit-learn: pip install 'protodcs[discovery]'") from None
     model = HDBSCAN(
         min_cluster_size=min_cluster_size,
         min_samples=MIN_SAMPLES,
@@ -128,7 +129,7 @@ def _evoc(rows: Features, min_cluster_size: int) -> Integers:
     try:
         from evoc import EVoC
     except ImportError:
-        raise ModuleNotFoundError("the algorithm 'evoc' needs EVoC: pip install 'protodcs[evoc]'") from None
+        raise MissingPackageError("the algorithm 'evoc' needs EVoC: pip install 'protodcs[evoc]'") from None
     model = EVoC(base_min_cluster_size=min_cluster_size, random_state=0)
     model.fit(rows)
     # The first layer has the smallest clusters.

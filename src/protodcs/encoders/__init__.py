@@ -23,13 +23,14 @@ __all__ = ["Encoder", "Preprocessing", "check", "load"]
 # Beginning of a name, and the module that loads it.
 _BACK_ENDS = {"demo": ".demo", "mini": ".mini", "open_clip": ".open_clip", "onnx": ".onnx"}
 _OTHERWISE = ".transformers"
-# Packages that a back-end needs beyond ours.
-_PACKAGES: dict[str, tuple[str, ...]] = {
-    "demo": ("onnxruntime",),
-    "mini": ("torch",),
-    "open_clip": ("torch", "open_clip"),
-    "onnx": ("onnxruntime",),
+# The extra of each back-end, and the modules that it installs.
+_EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "demo": ("demo", ("onnxruntime",)),
+    "mini": ("transformers", ("torch",)),
+    "open_clip": ("open-clip", ("torch", "open_clip")),
+    "onnx": ("onnx", ("onnxruntime",)),
 }
+_OTHER_EXTRA = ("transformers", ("torch", "transformers"))
 # Time for Hugging Face to answer. Seconds.
 _HUB_SECONDS = 5.0
 
@@ -60,10 +61,7 @@ def load(
     try:
         home = import_module(_BACK_ENDS.get(beginning, _OTHERWISE), __name__)
     except ImportError as missing:
-        raise EncoderError(
-            f"the encoder {str(name)!r} needs the package {missing.name!r}: install one of the extras transformers, "
-            "open-clip or onnx, such as pip install 'protodcs[transformers]'"
-        ) from None
+        raise _missing(str(name), missing.name) from None
     encoder: Encoder = home.load(str(name), Options(device, dtype, batch_size, revision, templates))
     return encoder
 
@@ -75,12 +73,9 @@ def check(name: str) -> None:
     """
     _check_name(name)
     beginning, _, rest = name.partition(":")
-    for package in _PACKAGES.get(beginning, ("torch", "transformers")):
-        if find_spec(package) is None:
-            raise EncoderError(
-                f"The encoder {name!r} needs the package {package!r}. Install an extra, such as "
-                "`pip install 'protodcs[transformers]'`."
-            )
+    for module in _EXTRAS.get(beginning, _OTHER_EXTRA)[1]:
+        if find_spec(module) is None:
+            raise _missing(name, module)
     if beginning == "mini":
         from ..data.datasets import VARIABLE
 
@@ -91,6 +86,11 @@ def check(name: str) -> None:
         raise EncoderError(f"There is no folder {rest!r}. Use onnx:FOLDER with the folder of an exported encoder.")
     elif beginning not in _BACK_ENDS and not Path(name).is_dir():
         _check_model_id(name)
+
+
+def _missing(name: str, module: str | None) -> EncoderError:
+    extra, _ = _EXTRAS.get(name.partition(":")[0], _OTHER_EXTRA)
+    return EncoderError(f"The encoder {name!r} needs the package {module!r}: pip install 'protodcs[{extra}]'")
 
 
 def _check_model_id(name: str) -> None:

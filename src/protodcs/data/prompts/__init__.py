@@ -13,6 +13,9 @@ from ...errors import DataError, InputError, did_you_mean
 __all__ = ["class_names", "names_of_classes", "names_of_templates", "templates"]
 
 PLACE = "{}"
+_CONTENTS = {"names": "class names", "templates": "templates"}
+# Endings of files whose lines hold more than a name.
+_TABLES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".xlsx")
 
 
 def names_of_classes() -> list[str]:
@@ -59,11 +62,16 @@ def _text(which: str | Path, kind: str) -> str:
     shipped = files(__name__) / f"{which}.{kind}.txt"
     if str(which) in _shipped(kind):
         return shipped.read_text(encoding="utf-8")
+    if Path(which).suffix.lower() in _TABLES:
+        raise InputError(
+            f"{str(which)!r} is a table, and its lines are not {_CONTENTS[kind]}. Give a text file with one entry per "
+            "line."
+        )
     try:
         # An editor may have put a mark of the byte order in front.
         return Path(which).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        what = "class names" if kind == "names" else "templates"
+        what = _CONTENTS[kind]
         raise DataError(
             f"There is no file and no list of {what} {str(which)!r}.{did_you_mean(str(which), _shipped(kind))} Give at "
             f"least two {what} (separated by commas in commands), a text file, or one of these lists: "

@@ -16,10 +16,8 @@ from .problems import ProblemError
 from .rules import RouteTable, Rule
 from .sessions import Sessions
 
-_NO_KEY = (
-    "Send a valid access key in the header 'Authorization: Bearer pdcs_...'. The key is missing, unknown, expired or "
-    "revoked."
-)
+_NO_KEY = "The request has no access key. Send one in the header 'Authorization: Bearer pdcs_...'."
+_WRONG_KEY = "The access key of the request is unknown, expired or revoked. Check it, or ask for a new one."
 
 
 class AccessMiddleware:
@@ -76,7 +74,9 @@ class AccessMiddleware:
             caller = await self._signed_in(scope)
         if caller is None:
             scope["state"]["claimed"] = keys.claimed(key)
-            raise ProblemError("unauthenticated", _NO_KEY, headers={"WWW-Authenticate": "Bearer"})
+            raise ProblemError(
+                "unauthenticated", _WRONG_KEY if key else _NO_KEY, headers={"WWW-Authenticate": "Bearer"}
+            )
         scope["state"]["caller"] = caller
         denial = None if rule is None else rule.denial(caller)
         if denial is not None:

@@ -9,7 +9,6 @@ import os
 import socket
 import ssl
 
-from ... import encoders
 from ...errors import ConfigError, StoreError
 from ..access.keys import Keys
 from ..settings import ServeConfig, check_cluster
@@ -40,6 +39,9 @@ def check(config: ServeConfig, *, ports: bool = True) -> None:
         if config.metrics_port:
             bind(config.host, config.metrics_port, "metrics_port").close()
     if config.encoder is not None:
+        # A service without an encoder needs no Pillow.
+        from ... import encoders
+
         encoders.check(config.encoder)
     if not config.is_single:
         check_cluster(config)

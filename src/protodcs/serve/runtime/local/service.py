@@ -11,17 +11,15 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from .... import encoders
 from ....errors import ConfigError
 from ...api.app import application
 from ...api.events.feeds import Feeds
-from ...encoder.encoding import SharedEncoder
 from ...encoder.micro_batcher import MicroBatcher
 from ...messages import STOPPING, Reply, Request
 from ...settings import ServeConfig, check_single
@@ -35,6 +33,9 @@ from ...workers.webhooks import Webhooks
 from ...workers.worker import Worker
 from ..preflight import bind
 from ..startup import avoid_pauses
+
+if TYPE_CHECKING:
+    from ....encoders import Encoder
 
 _WORKER = "worker-0"
 # Requests that are still open after the streams were unloaded, such as slow uploads, end after so many seconds.
@@ -75,7 +76,7 @@ class LocalService:
         worker: Worker,
         store: Store,
         config: ServeConfig,
-        encoder: encoders.Encoder | None,
+        encoder: "Encoder | None",
         webhooks: Webhooks,
     ):
         self._worker = worker
@@ -146,7 +147,9 @@ class LocalService:
 class _LocalEncoder:
     """The encoder as the routes use it: images that arrive while it works go through it together."""
 
-    def __init__(self, encoder: encoders.Encoder, config: ServeConfig):
+    def __init__(self, encoder: "Encoder", config: ServeConfig):
+        from ...encoder.encoding import SharedEncoder
+
         self.metrics = EncoderMetrics()
         self._shared = SharedEncoder(encoder, self.metrics.bad.inc)
         self._batches = MicroBatcher(self._encode, calls=1, images=config.batch_size)
@@ -220,6 +223,9 @@ async def _serve(config: ServeConfig, listener: socket.socket, ready: Callable[[
     try:
         encoder = None
         if config.encoder is not None:
+            # A service without an encoder needs no Pillow.
+            from .... import encoders
+
             encoder = encoders.load(config.encoder, device=config.device, batch_size=config.batch_size)
         service = LocalService(worker, store, config, encoder, webhooks)
         await worker.start()
