@@ -85,6 +85,103 @@ test("samples are reviewed with the keyboard, and an answer can be undone", asyn
   await close();
 });
 
+test("after an answer and a skip, undo goes back to the sample of the answer", async () => {
+  const { page, errors, close } = await open(browser, service, "#/streams/camera/review");
+  await page.getByText("Sample 1 of").waitFor();
+  const pressed = async (/** @type {string} */ key, /** @type {number} */ sample) => {
+    await page.keyboard.press(key);
+    await page.getByText(`Sample ${sample} of`).waitFor();
+  };
+  await pressed("Enter", 2);
+  await pressed("s", 3);
+  await pressed("z", 1);
+  assert.equal(await page.getByRole("button", { name: /^Undo/ }).count(), 0);
+  assert.deepEqual(errors, []);
+  await close();
+});
+
+test("Enter confirms the next sample after a class was clicked", async () => {
+  const { page, errors, close } = await open(browser, service, "#/streams/camera/review");
+  /** @type {{position: number, label: string | null}[]} */
+  const sent = [];
+  await page.route("**/feedback", (route) => {
+    sent.push(route.request().postDataJSON());
+    return route.fulfill({ json: {} });
+  });
+  const { items } = await service.request("GET", "v1/streams/camera/review?limit=30");
+  const { classes } = await status();
+  const other = classes.find((/** @type {string} */ name) => name !== items[1].label);
+  await page.getByText("Sample 1 of").waitFor();
+  await page
+    .getByRole("group", { name: "Classes" })
+    .getByRole("button", { name: new RegExp(` ${other}$`) })
+    .click();
+  await page.getByText("Sample 2 of").waitFor();
+  await page.keyboard.press("Enter");
+  await page.getByText("Sample 3 of").waitFor();
+  await page.getByText("2 answers sent.").waitFor();
+  assert.deepEqual(sent, [
+    { position: items[0].position, label: other },
+    { position: items[1].position, label: items[1].label },
+  ]);
+  assert.deepEqual(errors, []);
+  await close();
+});
+
+test("an answer that fails once stays, and is sent again", async () => {
+  const { page, errors, close } = await open(browser, service, "#/streams/camera/review");
+  const busy = {
+    status: 503,
+    contentType: "application/problem+json",
+    body: '{"detail": "The worker is restarting."}',
+  };
+  await page.route("**/feedback", (route) => route.fulfill(busy));
+  await page.getByText("Sample 1 of").waitFor();
+  await page.keyboard.press("u");
+  await page.getByText("Sample 2 of").waitFor();
+  await page.keyboard.press("u");
+  await page.getByText("1 answer could not be sent: The worker is restarting.").waitFor();
+  await page.getByText("Sample 3 of").waitFor();
+  await checkAccessibility(page);
+  await page.unroute("**/feedback");
+  await page.getByRole("button", { name: "Send again" }).click();
+  await page.getByText("2 answers sent.").waitFor();
+  await page.getByText("could not be sent").waitFor({ state: "detached" });
+  assert.deepEqual(
+    errors.filter((text) => !text.includes("503")),
+    [],
+  );
+  await close();
+});
+
+test("the bars of an explanation have the signs of their numbers", async () => {
+  const { page, errors, close } = await open(browser, service, "#/streams/camera");
+  const verification = { reason: "the score is too low", text_score: 1, head_score: -3, score: -2, threshold: -1 };
+  const best = [["cat", 1]];
+  await page.route("**/explanation", (route) => route.fulfill({ json: { verification, best, class_bias: null } }));
+  await page.getByRole("region", { name: "Recent unknown images" }).getByRole("button").first().click();
+  const dialog = page.getByRole("dialog");
+  await dialog.getByText("Best classes").waitFor();
+  const ends = await dialog
+    .locator(".bars")
+    .first()
+    .locator(".track")
+    .evaluateAll((tracks) =>
+      tracks.map((track) => {
+        const [outer, bar] = [track, track.firstElementChild].map((element) => element.getBoundingClientRect());
+        return [bar.left, bar.right].map((end) => Math.round((100 * (end - outer.left)) / outer.width));
+      }),
+    );
+  assert.deepEqual(ends, [
+    [75, 100],
+    [0, 75],
+    [25, 75],
+    [50, 75],
+  ]);
+  assert.deepEqual(errors, []);
+  await close();
+});
+
 test("a stream is rolled back after a preview, and reset only after its name was typed", async () => {
   const { page, errors, close } = await open(browser, service, "#/streams/camera");
   const saved = (await status()).sequence;

@@ -6,6 +6,7 @@ import { Picture } from "../components/picture.js";
 import { Failure, Loading, Pill } from "../components/states.js";
 import { decimal, percent } from "../logic/format.js";
 import { warningText } from "../logic/problems.js";
+import { spansOf } from "../logic/spans.js";
 import { useEffect, useState } from "../vendor/hooks.js";
 import { h } from "../vendor/preact.js";
 import { Bars } from "./overview.js";
@@ -72,22 +73,7 @@ function Explanation({ id, decision }) {
     null,
     h("h3", null, "What the stream would decide now"),
     verification && h("p", null, sentence(verification.reason)),
-    verification?.threshold != null &&
-      h(Bars, {
-        bars: ["text_score", "head_score", "score", "threshold"].map((name) => ({
-          name: name.replace("_", " "),
-          size:
-            Math.abs(verification[name]) /
-            Math.max(
-              Math.abs(verification.score),
-              Math.abs(verification.threshold),
-              Math.abs(verification.text_score),
-              1e-9,
-            ),
-          text: decimal(verification[name]),
-          kind: name === "threshold" || verification[name] < 0 ? "unknown" : "known",
-        })),
-      }),
+    verification?.threshold != null && h(Bars, scoreBars(verification)),
     h("h3", null, "Best classes"),
     h(Bars, {
       bars: best.map((/** @type {[string, number]} */ [name], /** @type {number} */ place) => ({
@@ -99,6 +85,23 @@ function Explanation({ id, decision }) {
     found.class_bias != null &&
       h("p", { class: "hint" }, `The class bias adds ${decimal(found.class_bias, 3)} to the logit of ${best[0]?.[0]}.`),
   );
+}
+
+const SCORES = ["text_score", "head_score", "score", "threshold"];
+
+/** @param {Record<string, number>} verification */
+function scoreBars(verification) {
+  const values = SCORES.map((name) => verification[name] ?? 0);
+  const { zero, spans } = spansOf(values);
+  const bars = SCORES.map((name, place) => {
+    const value = /** @type {number} */ (values[place]);
+    // What the head adds has no threshold of its own.
+    const limit = name === "head_score" ? 0 : (verification.threshold ?? 0);
+    const span = /** @type {{start: number, size: number}} */ (spans[place]);
+    const kind = name === "threshold" || value < limit ? "unknown" : "known";
+    return { name: name.replace("_", " "), text: decimal(value), kind, ...span };
+  });
+  return { bars, zero };
 }
 
 /** @param {string} text */

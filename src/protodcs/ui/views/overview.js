@@ -260,17 +260,21 @@ function ClassShares({ recent }) {
   );
 }
 
-/** @param {{bars: {name: string, size: number, text: string, kind?: string}[]}} props */
-export function Bars({ bars }) {
+/** @param {{bars: {name: string, size: number, text: string, start?: number, kind?: string}[], zero?: number}} props */
+export function Bars({ bars, zero = 0 }) {
   return h(
     "div",
     { class: "bars" },
-    bars.map(({ name, size, text, kind = "known" }) => [
+    bars.map(({ name, size, text, start = 0, kind = "known" }) => [
       h("span", { key: `${name} name`, title: name }, name),
       h(
         "span",
         { key: `${name} track`, class: "track" },
-        h("span", { class: `bar is-${kind}`, style: { width: `${100 * Math.min(1, Math.max(0, size))}%` } }),
+        h("span", {
+          class: `bar is-${kind}`,
+          style: { marginLeft: `${100 * start}%`, width: `${100 * Math.min(1, Math.max(0, size))}%` },
+        }),
+        zero > 0 && h("span", { class: "zero", style: { left: `${100 * zero}%` } }),
       ),
       h("span", { key: `${name} number`, class: "number" }, text),
     ]),

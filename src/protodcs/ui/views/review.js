@@ -12,7 +12,7 @@ import { h } from "../vendor/preact.js";
 /** @typedef {import("../api.js").StreamStatus} StreamStatus */
 /** @typedef {import("../api.js").ApiError} ApiError */
 /** @typedef {import("../logic/history.js").Decision} Decision */
-/** @typedef {{decision: Decision, label: string | null}} Answer */
+/** @typedef {{decision: Decision, label: string | null, place: number}} Answer `place`: of the sample in the queue */
 
 const PAGE = 30;
 /** An answer is sent after so many milliseconds, or with the next one. Until then it can be undone. */
@@ -29,6 +29,7 @@ export function Review({ status, session }) {
   const [answered, setAnswered] = useState(0);
   const [error, setError] = useState(/** @type {ApiError | null} */ (null));
   const [pending, setPending] = useState(/** @type {Answer | null} */ (null));
+  const [unsent, setUnsent] = useState(/** @type {{answer: Answer, problem: ApiError}[]} */ ([]));
   const waiting = useRef(/** @type {{answer: Answer, timer: ReturnType<typeof setTimeout>} | null} */ (null));
 
   const load = useCallback(() => {
@@ -41,21 +42,30 @@ export function Review({ status, session }) {
   }, [id]);
   useEffect(load, [load]);
 
+  const deliver = useCallback(
+    (/** @type {Answer} */ given) =>
+      post(streamPath(id, "/feedback"), { position: given.decision.position, label: given.label }).then(
+        () => setAnswered((before) => before + 1),
+        (problem) => setUnsent((before) => [...before, { answer: given, problem }]),
+      ),
+    [id],
+  );
   /** Send the answer that waits. */
-  const send = useCallback(() => {
+  const send = useCallback(async () => {
     const { current } = waiting;
     waiting.current = null;
     setPending(null);
-    if (current === null) {
-      return;
+    if (current !== null) {
+      clearTimeout(current.timer);
+      await deliver(current.answer);
     }
-    clearTimeout(current.timer);
-    const { decision, label } = current.answer;
-    post(streamPath(id, "/feedback"), { position: decision.position, label }).then(
-      () => setAnswered((before) => before + 1),
-      setError,
-    );
-  }, [id]);
+  }, [deliver]);
+  const sendAgain = () => {
+    setUnsent([]);
+    for (const { answer: given } of unsent) {
+      deliver(given);
+    }
+  };
   useEffect(() => {
     addEventListener("pagehide", send);
     return () => {
@@ -70,7 +80,7 @@ export function Review({ status, session }) {
       return;
     }
     send();
-    const given = { decision, label };
+    const given = { decision, label, place };
     waiting.current = { answer: given, timer: setTimeout(send, UNDO_TIME) };
     setPending(given);
     setPlace(place + 1);
@@ -78,9 +88,9 @@ export function Review({ status, session }) {
   const undo = () => {
     if (waiting.current !== null) {
       clearTimeout(waiting.current.timer);
+      setPlace(waiting.current.answer.place);
       waiting.current = null;
       setPending(null);
-      setPlace(place - 1);
     }
   };
   const skip = () => decision !== null && setPlace(place + 1);
@@ -128,6 +138,16 @@ export function Review({ status, session }) {
       "Reviewing changes the stream. It needs a key with the role observe.",
     );
   }
+  const problem = unsent[0]?.problem;
+  const failures =
+    problem &&
+    h(
+      "p",
+      { class: "notice toolbar", role: "alert" },
+      `${quantity(unsent.length, "answer")} could not be sent: ${problem.message} `,
+      h("button", { type: "button", onClick: sendAgain }, "Send again"),
+      h("button", { type: "button", class: "quiet", onClick: () => setUnsent([]) }, "Discard"),
+    );
   const bar = h(
     "p",
     { class: "toolbar review-bar", role: "status" },
@@ -139,18 +159,20 @@ export function Review({ status, session }) {
     return h(
       "div",
       null,
+      failures,
       bar,
       h(
         Empty,
         { title: queue.length === 0 ? "There is nothing to review yet" : "You have seen all samples of this queue" },
         "Samples appear here as the stream decides. ",
-        h("button", { type: "button", onClick: load }, "Load more"),
+        h("button", { type: "button", onClick: () => send().then(load) }, "Load more"),
       ),
     );
   }
   return h(
     "div",
     null,
+    failures,
     bar,
     h(
       "section",
@@ -195,7 +217,8 @@ export function Review({ status, session }) {
 function KeyButton({ name, label, press }) {
   return h(
     "button",
-    { type: "button", onClick: press },
+    // A click must not move the focus here: Enter would press the button again, and not confirm the next sample.
+    { type: "button", onClick: press, onMouseDown: (/** @type {MouseEvent} */ event) => event.preventDefault() },
     name && h("kbd", null, name.length === 1 ? name.toUpperCase() : name),
     " ",
     label,
