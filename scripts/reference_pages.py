@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from protodcs import ProtoDCSConfig, StreamDCSConfig
+from protodcs import ProtoDCSConfig, StreamDCSConfig, methods
 from protodcs import errors as protodcs_errors
 from protodcs.cli import app
 from protodcs.discovery import DiscoveryConfig
@@ -317,8 +317,19 @@ ProtoDCSConfig(evolution_gate="entropy")
         introduction
         + "\n## StreamDCS\n" + _options(StreamDCSConfig)
         + "\n## ProtoDCS\n" + paper + _options(ProtoDCSConfig)
+        + "".join(_peer(name) for name in methods.names() if name not in ("streamdcs", "protodcs"))
         + "\n## Discovery\n" + _options(DiscoveryConfig)
     )  # fmt: skip
+
+
+def _peer(name: str) -> str:
+    """Return the section of another method over features."""
+    method = methods.REGISTER[name]
+    fields = method.config_type.model_fields
+    about = f"`protodcs.methods.create({name!r}, prototypes, classes)`. {(method.__doc__ or '').splitlines()[0]}"
+    if "threshold" in fields and fields["threshold"].default is None:
+        about += '\n\n**It never answers "unknown" unless you set `threshold`.** By default, every image gets a class.'
+    return f"\n## {name}\n\n{about}\n{_options(method.config_type)}"
 
 
 def _options(config: type[BaseModel]) -> str:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from conftest import random_stream
+from protodcs import methods
 from protodcs.serve.access.problems import TYPES
 from protodcs.serve.api.app import RULES
 from protodcs.serve.settings import ServeConfig
@@ -31,6 +33,18 @@ def test_the_settings_page_has_every_setting_once(reference):
     page = reference.service_settings()
     for name in ServeConfig.model_fields:
         assert (page.count(f"| `{name}` |") or page.count(f"### {name}\n")) == 1, name
+
+
+def test_the_page_of_options_has_every_method_and_says_which_never_answer_unknown(reference):
+    page = reference.configuration()
+    prototypes, features, _ = random_stream(classes=10, samples=400)
+    for name in methods.names():
+        method = methods.REGISTER[name]
+        title = method.__name__ if name in ("streamdcs", "protodcs") else name
+        section = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+        assert all(f"| `{option}` |" in section for option in method.config_type.model_fields), name
+        warns = 'never answers "unknown" unless you set `threshold`' in section
+        assert warns == method(prototypes).observe_many(features).known.all(), name
 
 
 def test_the_http_page_has_every_documented_route(reference):

@@ -55,7 +55,17 @@ class Memory:
 
 
 class ZeroShot(FeatureMethod):
-    """Nearest prototype by cosine, with a score and, if wanted, a fixed threshold on it."""
+    """Nearest prototype by cosine, with a score and, if wanted, a fixed threshold on it.
+
+    It never answers "unknown" unless you set `threshold`: no threshold fits the scores of every encoder.
+
+    >>> import numpy as np
+    >>> features = np.eye(3, 8)
+    >>> ZeroShot.from_options(features[:2]).observe(features[2]).outcome
+    'known'
+    >>> ZeroShot.from_options(features[:2], threshold=0.2).observe(features[2]).outcome
+    'unknown'
+    """
 
     name: ClassVar[str] = "zero_shot"
     capabilities: ClassVar[Capabilities] = Capabilities(
