@@ -25,10 +25,10 @@ from protodcs import StreamDCSConfig, StreamPool, methods
 from protodcs.core import state
 from protodcs.core.base import FeatureMethod
 from protodcs.discovery import snapshots as discovery_snapshots
-from protodcs.errors import StateVersionError
+from protodcs.errors import StateVersionError, StoreError
 from protodcs.serve import guard
 from protodcs.serve import stream as stream_package
-from protodcs.serve.store import sqlite
+from protodcs.serve.store import inspection, sqlite
 from protodcs.serve.stream import live_stream, records, snapshots
 
 FEATURE_METHODS = [name for name in methods.names() if issubclass(methods.REGISTER[name], FeatureMethod)]
@@ -84,7 +84,7 @@ def method_format(name: str) -> tuple[int, object]:
 
 
 def store_schema() -> str:
-    return " ".join((sqlite._SCHEMA + sqlite._ADDED).split())
+    return " ".join(sqlite._SCHEMA.split())
 
 
 def formats() -> dict[str, tuple[object, object]]:
@@ -104,7 +104,7 @@ def formats() -> dict[str, tuple[object, object]]:
         ),
         "stream of the service": (live_stream.BIRTH_SCHEMA, fields(live_stream.StreamSpec)),
         "journal and snapshots of the service": (journal_versions, {**journal, "guard": sorted(guard._NUMBERS)}),
-        "SQLite store": (sqlite._LAYOUT, store_schema()),
+        "SQLite store": (inspection.LAYOUT, store_schema()),
     }
 
 
@@ -168,6 +168,14 @@ def test_a_pool_of_an_earlier_layout_is_named_as_such_and_kept(layout):
         with pytest.raises(StateVersionError, match=r"stream 'camera'.*written by another version"):
             pool.observe("camera", rng.normal(size=4))
         assert list(pool) == ["camera"]
+
+
+def test_a_store_of_an_earlier_layout_is_named_as_such_and_kept(layout):
+    (database,) = layout.rglob(inspection.DATABASE)
+    before = database.read_bytes()
+    with pytest.raises(StoreError, match="written by another version of protodcs: it has layout 3"):
+        sqlite.SqliteStore(database.parent)
+    assert database.read_bytes() == before
 
 
 if __name__ == "__main__":

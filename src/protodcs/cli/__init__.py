@@ -18,6 +18,7 @@ from . import (
     review,
     serve,
     state,
+    store,
     streams,
     watch,
     webhooks,
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.add_typer(bench.app, name="bench")
 app.add_typer(keys.app, name="keys")
 app.add_typer(state.app, name="state")
+app.add_typer(store.app, name="store")
 app.add_typer(streams.app, name="streams")
 app.add_typer(webhooks.app, name="webhooks")
 app.command("classify")(classify.classify)

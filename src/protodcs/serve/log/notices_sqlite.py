@@ -7,7 +7,7 @@ from typing import Final
 from .notices import MAX_NOTICES, Notice
 
 SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS notices (
+CREATE TABLE notices (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     tenant BLOB NOT NULL,
     stream INTEGER NOT NULL,
@@ -18,7 +18,7 @@ CREATE TABLE IF NOT EXISTS notices (
     content TEXT NOT NULL,
     UNIQUE (stream, position, number)
 ) STRICT;
-CREATE INDEX IF NOT EXISTS notices_by_tenant ON notices (tenant, id);
+CREATE INDEX notices_by_tenant ON notices (tenant, id);
 """
 
 

@@ -8,6 +8,7 @@ memory, because they end with the process: it holds a lock on the folder for as 
 import asyncio
 import os
 import secrets
+import shutil
 import sqlite3
 import threading
 import time
@@ -40,11 +41,11 @@ from .base import (
     Write,
     check_lease,
 )
+from .commit_marks import CommitMarks, Mark, read_marks
+from .inspection import DATABASE, LAYOUT, WAL, count_commits, refuse_fewer, refuse_loss
 
 T = TypeVar("T")
 
-DATABASE: Final = "streams.db"
-_LAYOUT: Final = 3
 # Prepared statements in memory. Those with many rows of values differ by the number of rows.
 _STATEMENTS: Final = 512
 # Rows of streams in memory, at most.
@@ -78,13 +79,12 @@ CREATE TABLE saved (
 CREATE TABLE blobs (name BLOB PRIMARY KEY, data BLOB NOT NULL) STRICT;
 CREATE TABLE deleted (epoch INTEGER NOT NULL) STRICT;
 INSERT INTO deleted VALUES (0);
-"""
-# Tables that were added without a new layout: an older version ignores them.
-_ADDED: Final = f"""
-CREATE TABLE IF NOT EXISTS documents (
+CREATE TABLE documents (
     kind TEXT NOT NULL, name BLOB NOT NULL, data BLOB NOT NULL, PRIMARY KEY (kind, name)
 ) STRICT;
 {_NOTICES}
+CREATE TABLE commits (number INTEGER NOT NULL) STRICT;
+INSERT INTO commits VALUES (0);
 """
 
 
@@ -170,17 +170,22 @@ class SqliteStore:
         # The bytes that each tenant uses, and what the open transaction adds to them.
         self._usage: Counter[bytes] = Counter()
         self._added: Counter[bytes] = Counter()
+        # Where journals end to which the open transaction appends.
+        self._ends: dict[str, int] = {}
         # Rows of `streams` that were appended to, as they are in the database.
         self._rows: dict[str, _Stream] = {}
         self._closed = False
-        self.failure: Future[StoreError] = Future()
+        self.failure: Future[BaseException] = Future()
         self._jobs: list[_Job] = []
         self._condition = threading.Condition()
         self._lock = _hold(self.folder)
         try:
+            refuse_loss(self.folder)
             self._database = _open(self.folder)
             self._usage = _read_usage(self._database)
-        except sqlite3.Error as problem:
+            self._commits = count_commits(self._database, self.folder) or 0
+            self._marks = _open_marks(self.folder, self._commits)
+        except (sqlite3.Error, OSError) as problem:
             os.close(self._lock)
             raise self._as_error(problem) from problem
         except BaseException:
@@ -397,6 +402,7 @@ class SqliteStore:
         )
         self._log.append([(before.number, batch.log, batch.roll_backs) for before, batch, _ in appends])
         for before, batch, after in appends:
+            self._ends[batch.stream] = after.finish
             self._added[before.tenant] += after.journal_bytes - before.journal_bytes
             if batch.notices:
                 self._notices.append(before.number, _bytes(tenant_of(batch.stream)), batch.notices)
@@ -714,6 +720,7 @@ class SqliteStore:
                 with suppress(sqlite3.Error):
                     self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._database.close()
+        self._marks.close()
         os.close(self._lock)
 
     def _waiting(self) -> list[_Job]:
@@ -746,6 +753,8 @@ class SqliteStore:
             raise StoreError(str(self.failure.result()))
         outcomes: list[Any] = []
         self._added.clear()
+        self._ends.clear()
+        changes, number = self._database.total_changes, self._commits
         self._database.execute("BEGIN")
         try:
             for job in jobs:
@@ -753,8 +762,14 @@ class SqliteStore:
                     outcomes.append(job.work())
                 except (FencedError, HeldError, StoreError, UnknownStreamError) as problem:
                     outcomes.append(problem)
+            if self._database.total_changes != changes:
+                number += 1
+                self._database.execute("UPDATE commits SET number = ?", (number,))
             self._database.execute("COMMIT")
             self._usage.update(self._added)
+            if number != self._commits:
+                self._commits = number
+                self._marks.write(Mark(number, self._ends))
         except BaseException as problem:
             with suppress(sqlite3.Error):
                 self._database.execute("ROLLBACK")
@@ -762,7 +777,7 @@ class SqliteStore:
             self._rows.clear()
             if _is_io_error(problem):
                 # After a failed sync nobody knows what is on the disk. Opening the database again finds it out.
-                self.failure.set_result(StoreError(f"{self._place} failed: {problem}; check the disk, and start again"))
+                self.failure.set_result(self._as_error(problem))
             raise
         return outcomes
 
@@ -770,7 +785,9 @@ class SqliteStore:
     def _place(self) -> str:
         return f"the store in {str(self.folder)!r}"
 
-    def _as_error(self, problem: Exception) -> Exception:
+    def _as_error(self, problem: BaseException) -> BaseException:
+        if _is_io_error(problem):
+            return StoreError(f"{self._place} failed: {problem}; check the disk, and start again")
         if not isinstance(problem, sqlite3.Error):
             return problem
         return StoreError(f"{self._place} cannot be read or written: {problem}; nothing has changed")
@@ -793,17 +810,24 @@ def back_up(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> N
         raise InputError(f"{str(copy)!r} exists already. Name a new folder.")
     draft = copy.with_name(f".{copy.name}.{secrets.token_hex(8)}.tmp")
     draft.mkdir(mode=0o700, parents=True)
+    # Before the copy, which then holds all of the marked commits.
+    marks = read_marks(Path(folder))
     try:
         with (
             closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as original,
             closing(sqlite3.connect(draft / DATABASE)) as written,
         ):
             original.backup(written)
+            commits = count_commits(written, draft) or 0
+        refuse_fewer(Path(folder), commits, marks)
+        CommitMarks.create(draft, commits).close()
         sync_folder(draft)
         draft.rename(copy)
         sync_folder(copy.parent)
-    except sqlite3.Error as problem:
+    except (sqlite3.Error, OSError) as problem:
         raise StoreError(f"The store in {str(folder)!r} cannot be copied to {str(copy)!r}: {problem}.") from problem
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _open(folder: Path) -> sqlite3.Connection:
@@ -813,24 +837,32 @@ def _open(folder: Path) -> sqlite3.Connection:
     try:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
-        (layout,) = database.execute("PRAGMA user_version").fetchone()
-        if layout == 0:
-            database.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_LAYOUT}; COMMIT;")
+        if count_commits(database, folder) is None:
+            # Before the tables: a database that has tables and no marks has lost them.
+            CommitMarks.create(folder).close()
+            database.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {LAYOUT}; COMMIT;")
             # SQLite does not sync the folder when it creates the database.
             sync_folder(folder)
             sync_folder(folder.parent)
-        elif layout != _LAYOUT:
-            raise StoreError(
-                f"the store in {str(folder)!r} has layout {layout}, which this protodcs does not know: use the version "
-                "of protodcs that wrote it"
-            )
-        database.executescript(_ADDED)
         # Nobody waits to use them: a creation that failed left them behind.
         database.execute("DELETE FROM blobs WHERE name NOT IN (SELECT shared FROM streams)")
     except BaseException:
         database.close()
         raise
     return database
+
+
+def _open_marks(folder: Path, commits: int) -> CommitMarks:
+    """Return the marks, with one for the newest commit. A crash may have come between a commit and its mark."""
+    marks = CommitMarks(folder)
+    # The process that wrote the newest commit may have been killed before it was synced.
+    wal = os.open(folder / WAL, os.O_RDONLY)
+    try:
+        os.fsync(wal)
+    finally:
+        os.close(wal)
+    marks.write(Mark(commits, {}))
+    return marks
 
 
 def _read_usage(database: sqlite3.Connection) -> Counter[bytes]:
@@ -871,8 +903,9 @@ def _hold(folder: Path) -> int:
 
 
 def _is_io_error(problem: BaseException) -> bool:
+    # An OSError says that a mark could not be written.
     code = getattr(problem, "sqlite_errorcode", None)
-    return code is not None and code & 0xFF == sqlite3.SQLITE_IOERR
+    return isinstance(problem, OSError) or (code is not None and code & 0xFF == sqlite3.SQLITE_IOERR)
 
 
 def _wrong(write: Write, what: str, reason: str) -> FencedError:
