@@ -82,9 +82,19 @@ def virtual_time(monkeypatch) -> VirtualClock:
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of its own of 2 MiB, which is soon full."""
-    folder = tmp_path / "small"
+    yield from mounted_disk(tmp_path / "small", "2m")
+
+
+@pytest.fixture
+def disk_of_24_mb(tmp_path):
+    """A file system of its own of 24 MiB."""
+    yield from mounted_disk(tmp_path / "disk", "24m")
+
+
+def mounted_disk(folder, size):
+    """Yield a folder with a file system of its own; skip the test if it cannot be mounted."""
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
     if not shutil.which("mount") or subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("a small file system cannot be mounted here: that needs root")
     yield folder

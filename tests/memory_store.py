@@ -57,6 +57,8 @@ def _size(stream: _Stream) -> int:
 
 
 class MemoryStore:
+    problem = ""
+
     def __init__(self) -> None:
         self.generation = ""
         # Added to the time of this machine.

@@ -119,7 +119,7 @@ def test_whoever_asks_for_readiness_costs_one_look_a_second(monkeypatch):
             await asyncio.sleep(0)
             if looks == 2:
                 raise WorkerLostError("the controller is not there")
-            return [{"draining": False, "store_silence_seconds": 0.0}]
+            return [{"draining": False, "store_silence_seconds": 0.0, "store_problem": ""}]
 
     async def run():
         nonlocal now
@@ -162,6 +162,7 @@ def test_the_controller_counts_workers_that_came_back_and_says_which_part_fails(
             "incarnation": incarnation,
             "draining": draining,
             "store_silence_seconds": silence,
+            "store_problem": "",
         }
 
     def ready():

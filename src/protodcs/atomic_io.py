@@ -80,8 +80,10 @@ def lock_folder(folder: Path) -> int:
         except OSError:
             owner = os.pread(handle, 100, 0).decode(errors="replace") or "another process"
             raise BlockingIOError(errno.EAGAIN, f"in use by {owner}") from None
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"process {os.getpid()}".encode(), 0)
+        # The lock holds without the name of the process, too: a disk may be full.
+        with suppress(OSError):
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"process {os.getpid()}".encode(), 0)
     except BaseException:
         os.close(handle)
         raise

@@ -51,6 +51,11 @@ class ServeConfig(Settings):
     store_connect_timeout: float = Field(
         10.0, ge=0, le=600, description="Time for which a worker retries to reach its store. Seconds."
     )
+    reserve_bytes: int = Field(
+        16 * 2**20,
+        ge=0,
+        description="Disk space that a SQLite store keeps, so that deletions work on a full disk. Bytes. 0: none.",
+    )
 
     # Workers.
     workers: int = Field(1, ge=1, le=1000, description="Number of worker processes.")

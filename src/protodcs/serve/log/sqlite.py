@@ -47,6 +47,8 @@ _ENTRY_BYTES: Final = 110
 _SIZE: Final = f"{_ENTRY_BYTES} + ifnull(length(CAST(image_ref AS BLOB)), 0) + thumbnail"
 # Entries that one transaction deletes, at most. Observes wait meanwhile.
 _CHUNK: Final = 2000
+# Bytes of entries that one transaction purges. They are overwritten, and so pass through the write-ahead log.
+_CHUNK_BYTES: Final = 2 << 20
 # Streams whose oldest entry is looked at in one call of `trim`.
 _STREAMS_AT_ONCE: Final = 100
 # Rows that one statement inserts.
@@ -131,8 +133,14 @@ class LogWriter:
         """Delete some of the entries that match. Return how many; 0 if none is left."""
         low, high = _range_of_times(self._database, stream, wanted.since, wanted.until)
         if wanted.image_ref is None:
-            chosen = "SELECT key FROM log WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
-            keys = [key for (key,) in self._database.execute(chosen, (low, high, _CHUNK))]
+            chosen = f"SELECT key, {_SIZE} FROM log WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
+            keys: list[int] = []
+            size = 0
+            for key, row_size in self._database.execute(chosen, (low, high, _CHUNK)):
+                size += row_size
+                if keys and size > _CHUNK_BYTES:
+                    break
+                keys.append(key)
             return self._delete(stream, [(keys[0], keys[-1])]) if keys else 0
         # Without the hint SQLite may read the whole range of times.
         chosen = "SELECT key FROM log INDEXED BY log_by_image WHERE image_ref = ? AND key >= ? AND key < ? LIMIT ?"

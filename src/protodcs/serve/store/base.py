@@ -185,12 +185,20 @@ class Totals(NamedTuple):
         bytes: that they use, as quotas count them.
         memory: bytes of memory that the store uses; 0 if the streams are on a disk.
         memory_limit: that it may use; 0 if there is no limit.
+        log_bytes: of the decision logs, thumbnails included; 0 if the store does not count them.
+        file_bytes: of the files on the disk; this and the following are 0 if the store has no files here.
+        free_bytes: free on that disk.
+        disk_bytes: the size of that disk.
     """
 
     streams: int
     bytes: int
     memory: int = 0
     memory_limit: int = 0
+    log_bytes: int = 0
+    file_bytes: int = 0
+    free_bytes: int = 0
+    disk_bytes: int = 0
 
 
 class Store(Protocol):
@@ -202,6 +210,11 @@ class Store(Protocol):
     """
 
     generation: str
+
+    @property
+    def problem(self) -> str:
+        """Why writes fail at present, as far as the store knows; empty if they do not."""
+        ...
 
     async def renew(self, worker: str, incarnation: str, seconds: float, takes_over: bool = False) -> Lease:
         """Renew the lease of a worker: until it ends nobody else takes the streams that this worker holds.

@@ -200,6 +200,8 @@ def _unsafe_settings(facts: dict[str, str], responses: list[Any], replicas: int)
 class RedisStore:
     """A store of streams in one Redis; any number of workers may use it at the same time."""
 
+    problem = ""
+
     def __init__(
         self,
         url: str,

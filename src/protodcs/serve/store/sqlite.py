@@ -43,6 +43,7 @@ from .base import (
 )
 from .commit_marks import CommitMarks, Mark, read_marks
 from .inspection import DATABASE, LAYOUT, WAL, count_commits, refuse_fewer, refuse_loss
+from .reserve import RESERVE, Reserve
 
 T = TypeVar("T")
 
@@ -50,6 +51,16 @@ T = TypeVar("T")
 _STATEMENTS: Final = 512
 # Rows of streams in memory, at most.
 _MAX_ROWS: Final = 10_000
+_PAGE_BYTES: Final = 4096
+# Unused pages go back to the disk if there are so many, and such a share of the database: a log that is trimmed all the
+# time uses them again. So many go at once, because observes wait meanwhile.
+_MIN_UNUSED: Final = 256
+_MIN_UNUSED_SHARE: Final = 0.25
+_PAGES_AT_ONCE: Final = 500
+# How often that is done in a row to get the reserve back.
+_VACUUMS_AT_ONCE: Final = 10
+# Free bytes with which writes should work again.
+_ROOM: Final = 1 << 20
 # Specs, snapshots and records are apart from `streams`, so that an append changes few pages.
 _SCHEMA: Final = f"""
 {log_tables.SCHEMA}
@@ -141,10 +152,11 @@ class _Append(NamedTuple):
 
 
 class _Job(NamedTuple):
-    """A call that waits for its turn."""
+    """A call that waits for its turn. Those that free space may use the reserve if the disk is full."""
 
     work: Callable[[], Any]
     result: "Future[Any]"
+    may_use_reserve: bool
 
 
 class SqliteStore:
@@ -152,6 +164,7 @@ class SqliteStore:
 
     Args:
         folder: created if it does not exist.
+        reserve_bytes: disk space that is kept for deletions.
 
     Attributes:
         failure: gets an error when the disk failed. From then on the store does nothing any more.
@@ -163,7 +176,7 @@ class SqliteStore:
     # Nobody else can change the database while this object holds the folder.
     generation = ""
 
-    def __init__(self, folder: str | os.PathLike[str]):
+    def __init__(self, folder: str | os.PathLike[str], reserve_bytes: int = 0):
         self.folder = Path(folder)
         self._leases: dict[str, tuple[str, float]] = {}
         self._holders: dict[str, tuple[str, str]] = {}
@@ -179,12 +192,18 @@ class SqliteStore:
         self._jobs: list[_Job] = []
         self._condition = threading.Condition()
         self._lock = _hold(self.folder)
+        self._reserve = Reserve(self.folder, reserve_bytes)
+        self._is_full = False
         try:
+            if self._free_bytes() < _ROOM:
+                # SQLite creates files when it opens a database.
+                self._reserve.release()
             refuse_loss(self.folder)
             self._database = _open(self.folder)
             self._usage = _read_usage(self._database)
             self._commits = count_commits(self._database, self.folder) or 0
             self._marks = _open_marks(self.folder, self._commits)
+            self._reserve.restore()
         except (sqlite3.Error, OSError) as problem:
             os.close(self._lock)
             raise self._as_error(problem) from problem
@@ -259,7 +278,8 @@ class SqliteStore:
         self, stream: str, worker: str, incarnation: str, takeover: Takeover | None = None
     ) -> AcquiredStream:
         """Become the one that may write to a stream; `takeover` is ignored, because this store has one worker."""
-        return await self._call(lambda: self._acquire(stream, worker, incarnation))
+        # A stream is acquired to delete it, too.
+        return await self._call(lambda: self._acquire(stream, worker, incarnation), may_use_reserve=True)
 
     def _acquire(self, stream: str, worker: str, incarnation: str) -> AcquiredStream:
         self._rows.pop(stream, None)
@@ -292,7 +312,7 @@ class SqliteStore:
 
     async def delete(self, stream: str, fence: Fence) -> None:
         """Delete a stream and all that belongs to it, and its shared blob if no other stream uses it."""
-        await self._call(lambda: self._delete(stream, fence.epoch))
+        await self._call(lambda: self._delete(stream, fence.epoch), may_use_reserve=True)
 
     def _delete(self, stream: str, epoch: int) -> None:
         known = self._fenced(stream, epoch)
@@ -349,9 +369,23 @@ class SqliteStore:
         return size
 
     async def totals(self) -> Totals:
-        """Return how many streams there are and how many bytes they use."""
-        streams = await self._call(lambda: self._one("SELECT count(*) FROM streams"))
-        return Totals(streams, sum(self._usage.values()))
+        """Return how many streams there are and how many bytes they, their logs and the files use."""
+        streams, log_bytes = await self._call(
+            lambda: (
+                self._one("SELECT count(*) FROM streams"),
+                self._one("SELECT ifnull(sum(bytes), 0) FROM log_sizes"),
+            )
+        )
+        files = sum(file.stat().st_size for file in self.folder.iterdir() if file.name != RESERVE)
+        disk = shutil.disk_usage(self.folder)
+        return Totals(
+            streams,
+            sum(self._usage.values()),
+            log_bytes=log_bytes,
+            file_bytes=files,
+            free_bytes=disk.free,
+            disk_bytes=disk.total,
+        )
 
     # Writes.
 
@@ -494,7 +528,7 @@ class SqliteStore:
 
     async def delete_snapshot(self, stream: str, fence: Fence, name: str) -> None:
         """Delete a saved snapshot, if it is there."""
-        await self._call(lambda: self._unsave(self._fenced(stream, fence.epoch), _bytes(name)))
+        await self._call(lambda: self._unsave(self._fenced(stream, fence.epoch), _bytes(name)), may_use_reserve=True)
 
     def _unsave(self, known: _Stream, name: bytes) -> None:
         where = "FROM saved WHERE stream = ? AND name = ?"
@@ -602,22 +636,35 @@ class SqliteStore:
                 self._database.execute("PRAGMA secure_delete = OFF")
 
         deleted = 0
-        while count := await self._call(delete_and_overwrite):
+        while count := await self._call(delete_and_overwrite, may_use_reserve=True):
             deleted += count
         if deleted:
-            await self._call(self._clear_wal)
-            # The thread clears the log of SQLite before it begins with this call.
-            await self._call(lambda: None)
+            await self._clear_wal()
         return deleted
 
-    def _clear_wal(self) -> None:
+    async def _clear_wal(self) -> None:
         """Have the write-ahead log, which still holds what was deleted, copied to the database and emptied."""
-        self._wal_has_deleted = True
+
+        def clear() -> None:
+            self._wal_has_deleted = True
+
+        await self._call(clear)
+        # The thread clears the log of SQLite before it begins with this call.
+        await self._call(lambda: None)
 
     async def trim_log(self, limits: LogLimits) -> None:
-        """Delete entries of the decision log beyond the limits, a few thousand in each transaction."""
-        while await self._call(lambda: self._log.trim(limits, time.time())):
+        """Delete entries of the decision log beyond the limits, a few thousand in each transaction.
+
+        Space that is not used any more goes back to the disk, also that of deleted streams.
+        """
+        while await self._call(lambda: self._log.trim(limits, time.time()), may_use_reserve=True):
             pass
+        shrunk = False
+        while await self._call(self._vacuum, may_use_reserve=True):
+            shrunk = True
+        if shrunk:
+            await self._clear_wal()
+        await self._call(self._note_space)
 
     async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Read beside the writes. What is found is durable."""
@@ -702,13 +749,13 @@ class SqliteStore:
             self._reader = None
         self._thread.join()
 
-    async def _call(self, work: Callable[[], T]) -> T:
+    async def _call(self, work: Callable[[], T], may_use_reserve: bool = False) -> T:
         """Return the result of a piece of work, when the transaction that it was part of is durable."""
         result: Future[T] = Future()
         with self._condition:
             if self._closed:
                 raise StoreError(f"{self._place} is closed: open it again")
-            self._jobs.append(_Job(work, result))
+            self._jobs.append(_Job(work, result, may_use_reserve))
             self._condition.notify()
         return await asyncio.wrap_future(result)
 
@@ -717,8 +764,7 @@ class SqliteStore:
             self._work([job for job in jobs if job.result.set_running_or_notify_cancel()])
             if self._wal_has_deleted:
                 self._wal_has_deleted = False
-                with suppress(sqlite3.Error):
-                    self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                self._empty_wal()
         self._database.close()
         self._marks.close()
         os.close(self._lock)
@@ -740,12 +786,66 @@ class SqliteStore:
                 for job in jobs:
                     self._work([job])
                 return
-            outcomes = [self._as_error(problem)]
+            self._is_full = self._is_full or _is_full(problem)
+            if _is_full(problem) and jobs[0].may_use_reserve:
+                outcomes = self._retry_with_reserve(jobs)
+            else:
+                outcomes = [self._as_error(problem)]
         for job, outcome in zip(jobs, outcomes, strict=True):
             if isinstance(outcome, Exception):
                 job.result.set_exception(outcome)
             else:
                 job.result.set_result(outcome)
+
+    def _retry_with_reserve(self, jobs: list[_Job]) -> list[Any]:
+        """Do a call again with the space of the reserve, then give back what it freed, and take the reserve again."""
+        self._reserve.release()
+        try:
+            # Small changes fit into an empty write-ahead log.
+            self._empty_wal()
+            return self._transact(jobs)
+        except Exception as problem:
+            return [self._as_error(problem)]
+        finally:
+            with suppress(sqlite3.Error):
+                for _ in range(_VACUUMS_AT_ONCE):
+                    self._vacuum()
+            self._empty_wal()
+            self._note_space()
+
+    def _note_space(self) -> None:
+        """Take the reserve again, and note whether writes should work, if there is space for that."""
+        self._reserve.restore()
+        if self._is_full:
+            unused, _ = self._pages()
+            self._is_full = unused * _PAGE_BYTES + self._free_bytes() < _ROOM
+
+    def _empty_wal(self) -> None:
+        """Copy the write-ahead log to the database and empty it, unless somebody reads from it."""
+        with suppress(sqlite3.Error):
+            self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _pages(self) -> tuple[int, int]:
+        """Return how many pages of the database are unused, and how many there are."""
+        return self._one("PRAGMA freelist_count"), self._one("PRAGMA page_count")
+
+    def _vacuum(self) -> bool:
+        """Give some unused pages back to the disk, if there are many. Return whether it did."""
+        unused, pages = self._pages()
+        if unused < _MIN_UNUSED or unused < _MIN_UNUSED_SHARE * pages:
+            return False
+        self._database.execute(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})").fetchall()
+        return True
+
+    def _free_bytes(self) -> int:
+        return shutil.disk_usage(self.folder).free
+
+    @property
+    def problem(self) -> str:
+        """Why writes fail at present; empty if they do not."""
+        if self._is_full and self._free_bytes() < _ROOM:
+            return "the disk is full: delete streams, purge decision logs, or make room"
+        return ""
 
     def _transact(self, jobs: list[_Job]) -> list[Any]:
         """Return the result of each call, or the error that it raised before it wrote anything."""
@@ -768,6 +868,8 @@ class SqliteStore:
             self._database.execute("COMMIT")
             self._usage.update(self._added)
             if number != self._commits:
+                if not all(job.may_use_reserve for job in jobs):
+                    self._is_full = False
                 self._commits = number
                 self._marks.write(Mark(number, self._ends))
         except BaseException as problem:
@@ -835,6 +937,8 @@ def _open(folder: Path) -> sqlite3.Connection:
         folder / DATABASE, isolation_level=None, check_same_thread=False, cached_statements=_STATEMENTS
     )
     try:
+        # It has an effect on a new database only.
+        database.execute("PRAGMA auto_vacuum = INCREMENTAL")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         if count_commits(database, folder) is None:
@@ -904,8 +1008,14 @@ def _hold(folder: Path) -> int:
 
 def _is_io_error(problem: BaseException) -> bool:
     # An OSError says that a mark could not be written.
-    code = getattr(problem, "sqlite_errorcode", None)
-    return isinstance(problem, OSError) or (code is not None and code & 0xFF == sqlite3.SQLITE_IOERR)
+    code = getattr(problem, "sqlite_errorcode", 0)
+    return isinstance(problem, OSError) or (code & 0xFF == sqlite3.SQLITE_IOERR and not _is_full(problem))
+
+
+def _is_full(problem: BaseException) -> bool:
+    """Whether there was no space for the data, or for the shared memory file of SQLite."""
+    full = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
+    return getattr(problem, "sqlite_errorcode", None) in full
 
 
 def _wrong(write: Write, what: str, reason: str) -> FencedError:

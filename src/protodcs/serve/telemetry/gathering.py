@@ -32,9 +32,13 @@ _TOTALS_PERIOD = 10.0
 _CONTROLLER = "controller"
 _TOTALS = {
     "streams": "Streams in the store, of all tenants.",
-    "bytes": "Bytes that streams use in the store, as quotas count them.",
+    "bytes": "Bytes that streams use in the store, as `tenant_bytes` counts them: without logs and unused space.",
     "memory_bytes": "Memory that Redis uses; 0 with SQLite.",
     "memory_limit_bytes": "Memory that Redis may use (`maxmemory`); 0 if it has no limit.",
+    "log_bytes": "Bytes of the decision logs in SQLite; 0 with Redis.",
+    "file_bytes": "Bytes of the files of a SQLite store; 0 with Redis.",
+    "free_bytes": "Free bytes on the disk of a SQLite store; 0 with Redis.",
+    "disk_bytes": "Size of the disk of a SQLite store; 0 with Redis.",
 }
 
 
@@ -77,6 +81,9 @@ class Gathering:
             name: Gauge(f"protodcs_store_{name}", documentation, registry=own)
             for name, documentation in _TOTALS.items()
         }
+        self._usage = Gauge(
+            "protodcs_tenant_store_bytes", "Bytes that the streams of a tenant use.", ["tenant"], registry=own
+        )
         Gauge("protodcs_lease_seconds", "How long a store may be silent.", registry=own).set(lease)
         self._restarts = Counter("protodcs_worker_restarts", "Workers that died and came back.", registry=own)
         Gauge("protodcs_build_info", "Always 1; the label says which version.", ["version"], registry=own).labels(
@@ -126,6 +133,10 @@ class Gathering:
             totals = await store.totals()
             for gauge, value in zip(self._totals.values(), totals, strict=True):
                 gauge.set(value)
+            usage = await store.usage()
+            self._usage.clear()
+            for tenant, size in usage.items():
+                self._usage.labels(tenant).set(size)
 
     def present(self) -> Mapping[str, Iterable[Metric]]:
         """The families of each process that was heard of lately."""

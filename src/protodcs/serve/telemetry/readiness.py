@@ -34,7 +34,8 @@ def failing_workers(facts: Sequence[dict[str, Any]], lease: float) -> dict[str, 
     silence = min(fact["store_silence_seconds"] for fact in facts)
     if silence > lease:
         return {"store": f"the store has not answered for {silence:.0f} seconds"}
-    return {}
+    problem = next((fact["store_problem"] for fact in facts if fact["store_problem"]), "")
+    return {"store": problem} if problem else {}
 
 
 class Readiness:

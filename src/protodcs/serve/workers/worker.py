@@ -176,6 +176,7 @@ class Worker:
             "writes": self._commits.writes,
             "draining": self._streams.refusal is not None,
             "store_silence_seconds": self.counted.silence,
+            "store_problem": self._store.problem,
         }
 
     def metrics(self) -> list[Metric]:

@@ -217,7 +217,7 @@ async def _serve(config: ServeConfig, listener: socket.socket, ready: Callable[[
     logs.start(config.log_format, config.log_level, "protodcs")
     traces.start(config.tracing)
     # Before the encoder, which may take long to load: that the folder is in use should be known at once.
-    store = SqliteStore(config.store.removeprefix("sqlite:"))
+    store = SqliteStore(config.store.removeprefix("sqlite:"), config.reserve_bytes)
     worker = Worker(_WORKER, store, config)
     webhooks = Webhooks(store, config)
     try:
