@@ -365,10 +365,10 @@ class MemoryStore:
         for found in self.content.values():
             found.log = [entry._replace(thumbnail=b"", has_thumbnail=False) for entry in found.log]
 
-    async def trim_log(self, limits: LogLimits) -> None:
+    async def trim_log(self, limits: LogLimits, now: float | None) -> None:
         self._reach()
         for found in self.content.values():
-            oldest = 1000 * (time.time() + self.clock_offset - limits.seconds)
+            oldest = 0 if now is None else 1000 * (now - limits.seconds)
             found.log = [entry for entry in found.log if entry.time >= oldest][-limits.entries :]
 
     async def close(self) -> None:

@@ -154,7 +154,7 @@ async def test_the_log_of_a_deleted_stream_is_not_that_of_its_successor(store):
         await store.purge_log("s", Purge())
     await store.put_shared(BLOB, b"blob")
     await begun(store)
-    await store.trim_log(LogLimits(1e9, 100, 1 << 30))
+    await store.trim_log(LogLimits(1e9, 100, 1 << 30), None)
     assert await positions(store, EVERYTHING) == []
 
 
@@ -175,7 +175,7 @@ def test_entries_beyond_the_limits_are_deleted_from_the_oldest_on(tmp_path, limi
         old, new = int(now - 1_000_000), int(now)
         log = [entry(position, time=old if position < 4000 else new) for position in range(5000)]
         assert await store.commit([Batch("s", fence, 0, [b"record"] * 5000, b"", log)]) == [None]
-        await store.trim_log(limits)
+        await store.trim_log(limits, now / 1000)
         assert await positions(store, EVERYTHING) == list(left)
 
     for name in ("redis", "sqlite"):
@@ -197,7 +197,7 @@ async def test_trimming_ends_though_entries_keep_coming(store):
 
     writing = asyncio.create_task(write())
     for _ in range(5):
-        await store.trim_log(LogLimits(1e12, 1, 1 << 30))
+        await store.trim_log(LogLimits(1e12, 1, 1 << 30), None)
     ended.set()
     await writing
 

@@ -65,7 +65,7 @@ def test_a_stream_can_be_deleted_on_a_full_disk_and_then_others_go_on(disk_of_24
         assert store.problem, "a call that writes nothing says nothing about the disk"
         await store.delete("s1", fences["s1"])
         while True:
-            await store.trim_log(NO_LIMITS)
+            await store.trim_log(NO_LIMITS, None)
             if not store.problem:
                 break
         assert await store.commit([Batch("s0", fences["s0"], 40, [bytes(1000)])]) == [None]
@@ -111,7 +111,7 @@ def test_a_store_opens_on_a_full_disk_and_takes_its_reserve_again_when_there_is_
         fence = (await store.acquire("s1", "me", "2")).fence
         await store.delete("s1", fence)
         (disk_of_24_mb / "ballast").unlink()
-        await store.trim_log(NO_LIMITS)
+        await store.trim_log(NO_LIMITS, None)
         assert (disk_of_24_mb / "store" / "reserve").stat().st_blocks * 512 >= RESERVE
         await store.close()
 
@@ -121,12 +121,12 @@ def test_a_store_opens_on_a_full_disk_and_takes_its_reserve_again_when_there_is_
 def test_the_file_shrinks_after_streams_were_deleted(tmp_path):
     async def use():
         store, fences = await store_on(tmp_path, streams=10)
-        await store.trim_log(NO_LIMITS)
+        await store.trim_log(NO_LIMITS, None)
         full = (tmp_path / "store" / DATABASE).stat().st_size
         assert full > 5_000_000
         for name, fence in fences.items():
             await store.delete(name, fence)
-        await store.trim_log(NO_LIMITS)
+        await store.trim_log(NO_LIMITS, None)
         assert (tmp_path / "store" / DATABASE).stat().st_size < 1_500_000
         assert not (tmp_path / "store" / f"{DATABASE}-wal").stat().st_size
         # A stream that comes later is complete.

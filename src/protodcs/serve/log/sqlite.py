@@ -157,8 +157,11 @@ class LogWriter:
             execute("UPDATE log_sizes SET bytes = bytes - ? WHERE stream = ?", (size, key >> POSITION_BITS))
         return len(rows)
 
-    def trim(self, limits: LogLimits, now: float) -> bool:
-        """Delete entries beyond the limits, at most a few thousand. Return whether more may be left."""
+    def trim(self, limits: LogLimits, now: float | None) -> bool:
+        """Delete entries beyond the limits, at most a few thousand. Return whether more may be left.
+
+        If `now` is None, no entry is too old.
+        """
         deleted = self._database.execute("SELECT stream FROM log_deleted LIMIT 1").fetchone()
         if deleted is not None:
             return self._delete_rest(deleted[0])
@@ -177,16 +180,25 @@ class LogWriter:
         # Others that have grown wait for the next call: under steady load there are always some.
         return False
 
-    def _trim_stream(self, stream: int, limits: LogLimits, now: float) -> bool:
+    def _trim_stream(self, stream: int, limits: LogLimits, now: float | None) -> bool:
         """Delete the oldest entries of a stream if it has too many. Return whether more may be left."""
         low, high = _whole_range(stream)
         entries, size = self._sizes(stream)
-        oldest_time = int(1000 * (now - limits.seconds))
+        newest_time = None if now is None else int(1000 * now)
+        oldest_time = 0 if now is None else int(1000 * (now - limits.seconds))
         rows = self._database.execute(
             f"SELECT key, time, {_SIZE} FROM log WHERE key >= ? AND key < ? ORDER BY key LIMIT ?", (low, high, _CHUNK)
         )
         keys = []
+        following: int | None = None
         for key, written, row_size in rows:
+            if newest_time is None or written <= newest_time:
+                following = None
+            else:
+                # Written while the clock was ahead. It must not keep those behind it, so it is as old as they are.
+                if following is None:
+                    following = self._time_behind(key, high, newest_time)
+                written = following
             if entries <= limits.entries and size <= limits.size and written >= oldest_time:
                 break
             keys.append(key)
@@ -198,6 +210,14 @@ class LogWriter:
             last = keys[-1] - (stream << POSITION_BITS)
             self._database.execute("DELETE FROM log_roll_backs WHERE stream = ? AND last <= ?", (stream, last))
         return len(keys) == _CHUNK
+
+    def _time_behind(self, key: int, high: int, newest_time: int) -> int:
+        """Return the time of the first later entry that is not in the future; now, if there is none."""
+        found = self._database.execute(
+            "SELECT time FROM log WHERE key > ? AND key < ? AND time <= ? ORDER BY key LIMIT 1",
+            (key, high, newest_time),
+        ).fetchone()
+        return newest_time if found is None else int(found[0])
 
     def _delete_rest(self, stream: int) -> bool:
         """Delete some of the entries of a stream that does not exist any more."""

@@ -412,8 +412,13 @@ class Store(Protocol):
         """Delete the thumbnails of all streams for good. The other fields of the decision log stay."""
         ...
 
-    async def trim_log(self, limits: LogLimits) -> None:
-        """Delete entries of the decision log that are beyond the limits of their stream."""
+    async def trim_log(self, limits: LogLimits, now: float | None) -> None:
+        """Delete entries of the decision log that are beyond the limits of their stream.
+
+        Args:
+            limits: of each stream.
+            now: the time, in seconds since 1970. None: it is not certain, so nothing is deleted because of its age.
+        """
         ...
 
     async def close(self) -> None:

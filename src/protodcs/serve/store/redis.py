@@ -646,12 +646,12 @@ class RedisStore:
     async def delete_thumbnails(self) -> None:
         """Do nothing: Redis stores no images."""
 
-    async def trim_log(self, limits: LogLimits) -> None:
+    async def trim_log(self, limits: LogLimits, now: float | None) -> None:
         """Delete entries beyond the limits, of streams that have got entries from this worker."""
         if not self._grown:
             return
-        seconds, _ = await self._ask(b"TIME")
-        oldest, expiry = int(1000 * (int(seconds) - limits.seconds)), _milliseconds(limits.seconds)
+        oldest = 0 if now is None else max(int(1000 * (now - limits.seconds)), 0)
+        expiry = _milliseconds(limits.seconds)
         numbers = (b"%d" % limits.entries, b"%d" % limits.size, b"%d" % oldest, expiry, b"%d" % _LOG_CHUNK)
         # Streams that grow meanwhile wait for the next call: under steady load there are always some.
         grown, self._grown = self._grown, set()

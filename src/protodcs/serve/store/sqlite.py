@@ -652,12 +652,12 @@ class SqliteStore:
         # The thread clears the log of SQLite before it begins with this call.
         await self._call(lambda: None)
 
-    async def trim_log(self, limits: LogLimits) -> None:
+    async def trim_log(self, limits: LogLimits, now: float | None) -> None:
         """Delete entries of the decision log beyond the limits, a few thousand in each transaction.
 
         Space that is not used any more goes back to the disk, also that of deleted streams.
         """
-        while await self._call(lambda: self._log.trim(limits, time.time()), may_use_reserve=True):
+        while await self._call(lambda: self._log.trim(limits, now), may_use_reserve=True):
             pass
         shrunk = False
         while await self._call(self._vacuum, may_use_reserve=True):

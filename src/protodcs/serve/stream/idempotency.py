@@ -129,13 +129,27 @@ class IdempotencyCache:
         while len(self._answers) > self._limits.answers:
             self._answers.popleft()
             self._start += 1
-        oldest_time = self.time - int(1000 * self._limits.seconds)
-        for key, entry in list(self._entries.items()):
-            *_, time = _ENTRY.unpack_from(entry)
-            _, position, count = _RUN.unpack_from(entry, len(entry) - _RUN.size)
-            if position + count > end - self._limits.entries or time >= oldest_time:
-                return
+        for key in self._expired_keys(end - self._limits.entries):
             del self._entries[key]
+
+    def _expired_keys(self, end: int) -> list[bytes]:
+        """Return the keys whose newest row is before `end`, and that are too old.
+
+        A key is as old as the sum of the pauses between the records since then. A pause counts at most half of the
+        minimum time, so that keys outlive a jump of the clock, and none if the clock was set back.
+        """
+        if not self._entries or _end(next(iter(self._entries.values()))) > end:
+            return []
+        seconds = int(1000 * self._limits.seconds)
+        age, later = 0, self.time
+        expired = []
+        for key, entry in reversed(self._entries.items()):
+            *_, time = _ENTRY.unpack_from(entry)
+            age += min(max(later - time, 0), seconds // 2 + 1)
+            later = time
+            if age > seconds and _end(entry) <= end:
+                expired.append(key)
+        return expired
 
     def pack(self) -> bytes:
         """Return all of it as bytes, for a snapshot."""
@@ -195,3 +209,9 @@ def _part(data: bytes, at: int) -> tuple[bytes, int]:
     if at + length > len(data):
         raise struct.error
     return data[at : at + length], at + length
+
+
+def _end(entry: bytes) -> int:
+    """Return the position behind the newest row of an entry."""
+    _, position, count = _RUN.unpack_from(entry, len(entry) - _RUN.size)
+    return int(position) + int(count)

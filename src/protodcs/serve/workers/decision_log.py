@@ -19,6 +19,7 @@ from ..messages import Outcome, Reply, Request
 from ..settings import ServeConfig, log_limits
 from ..store.base import Store
 from ..telemetry import logs
+from .steady_clock import SteadyClock
 
 _log = logging.getLogger(__name__)
 
@@ -148,6 +149,7 @@ class DecisionLog:
         Args:
             loaded: returns the loaded streams and their incarnations. Their files are trimmed too.
         """
+        clock = SteadyClock(time.time, time.monotonic)
         images_deleted, files_trimmed = not self._forbids_images, time.monotonic()
         while True:
             await asyncio.sleep(_TRIM_SECONDS)
@@ -157,7 +159,7 @@ class DecisionLog:
                     if self._files is not None:
                         await self._files.delete_all()
                     images_deleted = True
-                await self._store.trim_log(self._limits)
+                await self._store.trim_log(self._limits, clock.now())
                 if self._files is not None and time.monotonic() - files_trimmed > _FILE_TRIM_SECONDS:
                     files_trimmed = time.monotonic()
                     await self._trim_files(self._files, loaded())
