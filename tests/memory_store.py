@@ -282,6 +282,9 @@ class MemoryStore:
             found[tenant] += len(self.shared[blob])
         return found
 
+    async def log_usage(self) -> dict[str, int]:
+        return {}
+
     async def totals(self) -> Totals:
         return Totals(len(self.content), sum((await self.usage()).values()))
 

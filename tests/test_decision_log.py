@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import shutil
 import sys
 from datetime import UTC, datetime, timedelta
 
@@ -52,8 +53,8 @@ async def logged(store, count=60, stream="s"):
     return fence
 
 
-async def positions(store, query):
-    return [found.position for found in (await store.read_log("s", query)).entries]
+async def positions(store, query, stream="s"):
+    return [found.position for found in (await store.read_log(stream, query)).entries]
 
 
 @of_every_store
@@ -484,3 +485,47 @@ def test_images_need_a_key_for_images_and_every_look_is_in_the_audit_log(tmp_pat
     lines = [json.loads(line) for line in (tmp_path / "audit").read_text().splitlines()]
     looks = [(line["role"], line["outcome"], line.get("position")) for line in lines if line["action"] == "thumbnail"]
     assert looks == [("admin", "denied", None), ("read", "done", 0)]
+
+
+async def logs_of(store, sizes):
+    """Create streams whose logs have some numbers of entries, of 1,110 bytes each."""
+    await store.put_shared(BLOB, b"blob")
+    for name, count in sizes.items():
+        fence = await begun(store, name)
+        log = [entry(position)._replace(image_ref=None, thumbnail=bytes(1000)) for position in range(count)]
+        assert await store.commit([Batch(name, fence, 0, [b"record"] * count, b"", log)]) == [None]
+
+
+def test_the_largest_logs_of_a_tenant_are_cut_to_one_size_and_other_tenants_keep_theirs(tmp_path):
+    sizes = {"mine/a": 5000, "mine/b": 3000, "mine/c": 100, "other/a": 4000}
+
+    async def run():
+        store = SqliteStore(tmp_path)
+        await logs_of(store, sizes)
+        assert await store.log_usage() == {"mine": 8100 * 1110, "other": 4000 * 1110}
+        await store.trim_log(LogLimits(1e12, 10**6, 1 << 40, tenant_size=4100 * 1110), None)
+        found = {name: await positions(store, EVERYTHING, name) for name in sizes}
+        assert found == {
+            "mine/a": list(range(3000, 5000)),
+            "mine/b": list(range(1000, 3000)),
+            "mine/c": list(range(100)),
+            "other/a": list(range(4000)),
+        }
+        assert await store.log_usage() == {"mine": 4100 * 1110, "other": 4000 * 1110}
+        await store.close()
+
+    asyncio.run(run())
+
+
+def test_totals_name_the_bytes_of_logs_files_and_disk(tmp_path):
+    async def run():
+        store = SqliteStore(tmp_path, reserve_bytes=1 << 20)
+        await logs_of(store, {"s": 3000})
+        totals = await store.totals()
+        assert totals.log_bytes == 3000 * 1110
+        files = sum(file.stat().st_size for file in tmp_path.iterdir() if file.name != "reserve")
+        assert totals.file_bytes == files > totals.log_bytes > totals.bytes
+        assert 0 < totals.free_bytes < totals.disk_bytes == shutil.disk_usage(tmp_path).total
+        await store.close()
+
+    asyncio.run(run())

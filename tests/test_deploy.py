@@ -18,7 +18,7 @@ import yaml
 
 from protodcs import Client
 from protodcs.errors import ProtoDCSError
-from protodcs.serve.settings import ServeConfig
+from protodcs.serve.settings import ServeConfig, tenant_bytes_of
 from protodcs.serve.store import open_store
 from protodcs.serve.store.base import Batch
 from redis_server import free_port, redis_program
@@ -111,7 +111,7 @@ def test_the_memory_of_redis_is_twice_its_limit_and_one_tenant_cannot_fill_it():
     gigabytes = int(line.removeprefix("maxmemory ").removesuffix("gb"))
     (container,) = manifests()["StatefulSet"]["spec"]["template"]["spec"]["containers"]
     assert int(container["resources"]["limits"]["memory"].removesuffix("Gi")) >= 2 * gigabytes
-    assert ServeConfig().tenant_bytes <= gigabytes * 2**30 / 2
+    assert tenant_bytes_of(ServeConfig(store="redis://localhost"), "tenant") <= gigabytes * 2**30 / 2
 
 
 @pytest.mark.filterwarnings("ignore")  # Those of Ray's own modules.

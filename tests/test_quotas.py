@@ -7,6 +7,7 @@ import pytest
 from made_service import ask, create, delete, done, feature, learned, observe, one, spec_of, started
 from memory_store import MemoryStore
 from protodcs.serve.messages import Action, Outcome, Request
+from protodcs.serve.settings import ServeConfig, tenant_bytes_of
 from protodcs.serve.stream.live_stream import pack_class
 from test_access import guarded, words_of
 
@@ -146,3 +147,9 @@ def test_a_tenant_over_its_limit_gets_413(tmp_path):
             assert (await service.ask("acme admin", "DELETE", "/v1/streams/s")).status_code == 204
 
     asyncio.run(run())
+
+
+def test_a_tenant_can_have_a_thousand_cameras_by_default():
+    assert tenant_bytes_of(ServeConfig(), "acme") > 1000 * 6_000_000
+    assert tenant_bytes_of(ServeConfig(store="redis://localhost"), "acme") == 2**30
+    assert tenant_bytes_of(ServeConfig(tenant_bytes=0), "acme") is None

@@ -231,10 +231,17 @@ class ServeConfig(Settings):
     rate: float = Field(1000.0, gt=0, le=1_000_000, description="Maximum requests per second and tenant.")
     burst: int = Field(2000, ge=1, le=1_000_000, description="Maximum requests of a tenant at once, after a pause.")
     streams: int = Field(10_000, ge=0, description="Maximum number of streams per tenant.")
-    tenant_bytes: int = Field(
-        2**30,
+    tenant_bytes: int | None = Field(
+        None,
         ge=0,
-        description="Bytes in the store after which the writes of a tenant get 413. 0: no limit.",
+        description="Bytes in the store, without decision logs, after which the writes of a tenant get 413. 0: no "
+        "limit. None: 8 GiB with SQLite, 1 GiB with Redis.",
+    )
+    tenant_log_bytes: int = Field(
+        64 * 2**30,
+        ge=0,
+        description="Maximum size of the decision logs of a tenant with SQLite, thumbnails included. Beyond it, the "
+        "oldest entries of its largest logs are deleted. Bytes. 0: no limit.",
     )
     tenant_max_fraction: float = Field(
         0.5,
@@ -414,7 +421,10 @@ def cost_limits_of(config: ServeConfig, stream: str) -> CostLimits:
 
 def tenant_bytes_of(config: ServeConfig, tenant: str) -> int | None:
     """Return how many bytes a tenant may use in the store, or None for no limit. Only tenants with keys have one."""
-    limit: int = limit_of(config, tenant, "tenant_bytes")
+    limit: int | None = limit_of(config, tenant, "tenant_bytes")
+    if limit is None:
+        # 1,000 streams of the largest size take 6 GB. Redis holds them in memory.
+        limit = 2**33 if config.is_single else 2**30
     return limit if tenant and limit else None
 
 
@@ -423,7 +433,7 @@ def log_limits(config: ServeConfig) -> LogLimits:
     entries = config.log_entries
     if entries is None:
         entries = 1_000_000 if config.is_single else 10_000
-    return LogLimits(86_400 * config.log_days, entries, config.log_bytes)
+    return LogLimits(86_400 * config.log_days, entries, config.log_bytes, config.tenant_log_bytes)
 
 
 def tenant_queue_limit(config: ServeConfig) -> int:

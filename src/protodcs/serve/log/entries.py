@@ -136,11 +136,13 @@ class LogLimits(NamedTuple):
         seconds: maximum age.
         entries: maximum number of entries.
         size: maximum bytes, thumbnails included.
+        tenant_size: maximum bytes of all logs of a tenant; 0: no limit. Redis has none.
     """
 
     seconds: float
     entries: int
     size: int
+    tenant_size: int = 0
 
 
 class LogPage(NamedTuple):

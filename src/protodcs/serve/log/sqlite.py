@@ -8,8 +8,10 @@ does not depend on the number of entries.
 All functions run inside a transaction of the caller.
 """
 
+import math
 import re
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -49,6 +51,8 @@ _SIZE: Final = f"{_ENTRY_BYTES} + ifnull(length(CAST(image_ref AS BLOB)), 0) + t
 _CHUNK: Final = 2000
 # Bytes of entries that one transaction purges. They are overwritten, and so pass through the write-ahead log.
 _CHUNK_BYTES: Final = 2 << 20
+# How often the logs of tenants are added up, in seconds.
+_TENANTS_SECONDS: Final = 10.0
 # Streams whose oldest entry is looked at in one call of `trim`.
 _STREAMS_AT_ONCE: Final = 100
 # Rows that one statement inserts.
@@ -70,6 +74,8 @@ class LogWriter:
         self._classes: dict[str, int] = {}
         # Streams that have got entries since they were last trimmed.
         self._grown: set[int] = set()
+        # When no tenant had too much, by the monotonic clock.
+        self._tenants_checked = -math.inf
         # The stream after which `trim` goes on.
         self._last_trimmed = 0
 
@@ -178,6 +184,27 @@ class LogWriter:
                 self._grown.update(chosen[at:])
                 return True
         # Others that have grown wait for the next call: under steady load there are always some.
+        return self._trim_tenants(limits, now)
+
+    def _trim_tenants(self, limits: LogLimits, now: float | None) -> bool:
+        """Delete the oldest entries of the largest logs of tenants that have too much. Return whether more are left."""
+        if not limits.tenant_size or time.monotonic() < self._tenants_checked + _TENANTS_SECONDS:
+            return False
+        for (tenant,) in self._database.execute(
+            "SELECT tenant FROM log_sizes JOIN streams ON number = stream GROUP BY tenant HAVING sum(bytes) > ?",
+            (limits.tenant_size,),
+        ).fetchall():
+            sizes = self._database.execute(
+                "SELECT bytes, stream FROM log_sizes JOIN streams ON number = stream WHERE tenant = ? ORDER BY bytes",
+                (tenant,),
+            ).fetchall()
+            largest = _largest_size([size for size, _ in sizes], limits.tenant_size)
+            size, stream = sizes[-1]
+            if size > largest:
+                # One at a time: observes wait meanwhile.
+                self._trim_stream(stream, limits._replace(size=largest), now)
+                return True
+        self._tenants_checked = time.monotonic()
         return False
 
     def _trim_stream(self, stream: int, limits: LogLimits, now: float | None) -> bool:
@@ -247,6 +274,29 @@ class LogWriter:
             "UPDATE log_sizes SET entries = entries - ?, bytes = bytes - ? WHERE stream = ?", (entries, size, stream)
         )
         return entries
+
+
+def _largest_size(sizes: Sequence[int], total: int) -> int:
+    """Return the size to which the largest logs are cut, so that all of them have a total size.
+
+    Args:
+        sizes: of the logs, smallest first.
+        total: less than their sum.
+    """
+    left = total
+    for place, size in enumerate(sizes):
+        share = left // (len(sizes) - place)
+        if size > share:
+            return share
+        left -= size
+    return total
+
+
+def log_bytes(database: sqlite3.Connection) -> list[tuple[bytes, int]]:
+    """Return the bytes of the logs of each tenant."""
+    return database.execute(
+        "SELECT tenant, sum(bytes) FROM log_sizes JOIN streams ON number = stream GROUP BY tenant"
+    ).fetchall()
 
 
 def insert_rows(database: sqlite3.Connection, table: str, rows: Sequence[tuple[Any, ...]]) -> None:

@@ -327,6 +327,10 @@ class Store(Protocol):
         """
         ...
 
+    async def log_usage(self) -> dict[str, int]:
+        """Return the bytes of the decision logs of each tenant; none if the store does not count them."""
+        ...
+
     async def totals(self) -> Totals:
         """Return how many streams the store holds, and how much room they take."""
         ...

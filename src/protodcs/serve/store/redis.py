@@ -505,6 +505,10 @@ class RedisStore:
         found = await self._ask(b"HGETALL", self._usage)
         return {_text(tenant): int(size) for tenant, size in zip(found[::2], found[1::2], strict=True)}
 
+    async def log_usage(self) -> dict[str, int]:
+        """Return nothing: Redis does not count the logs by tenant."""
+        return {}
+
     async def totals(self) -> Totals:
         """Return how many streams there are, the bytes that they use, and the memory of Redis."""
         usage = await self.usage()

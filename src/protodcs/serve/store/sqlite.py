@@ -368,6 +368,11 @@ class SqliteStore:
         size: int = self._one("SELECT length(data) FROM blobs WHERE name = ?", shared)
         return size
 
+    async def log_usage(self) -> dict[str, int]:
+        """Return the bytes of the decision logs of each tenant."""
+        found = await self._read(log_tables.log_bytes)
+        return {_text(tenant): size for tenant, size in found}
+
     async def totals(self) -> Totals:
         """Return how many streams there are and how many bytes they, their logs and the files use."""
         streams, log_bytes = await self._call(

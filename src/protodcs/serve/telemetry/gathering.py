@@ -84,6 +84,9 @@ class Gathering:
         self._usage = Gauge(
             "protodcs_tenant_store_bytes", "Bytes that the streams of a tenant use.", ["tenant"], registry=own
         )
+        self._log_usage = Gauge(
+            "protodcs_tenant_log_bytes", "Bytes of the decision logs of a tenant.", ["tenant"], registry=own
+        )
         Gauge("protodcs_lease_seconds", "How long a store may be silent.", registry=own).set(lease)
         self._restarts = Counter("protodcs_worker_restarts", "Workers that died and came back.", registry=own)
         Gauge("protodcs_build_info", "Always 1; the label says which version.", ["version"], registry=own).labels(
@@ -133,10 +136,10 @@ class Gathering:
             totals = await store.totals()
             for gauge, value in zip(self._totals.values(), totals, strict=True):
                 gauge.set(value)
-            usage = await store.usage()
-            self._usage.clear()
-            for tenant, size in usage.items():
-                self._usage.labels(tenant).set(size)
+            for gauge, usage in ((self._usage, await store.usage()), (self._log_usage, await store.log_usage())):
+                gauge.clear()
+                for tenant, size in usage.items():
+                    gauge.labels(tenant).set(size)
 
     def present(self) -> Mapping[str, Iterable[Metric]]:
         """The families of each process that was heard of lately."""
