@@ -503,15 +503,15 @@ def test_the_largest_logs_of_a_tenant_are_cut_to_one_size_and_other_tenants_keep
         store = SqliteStore(tmp_path)
         await logs_of(store, sizes)
         assert await store.log_usage() == {"mine": 8100 * 1110, "other": 4000 * 1110}
-        await store.trim_log(LogLimits(1e12, 10**6, 1 << 40, tenant_size=4100 * 1110), None)
+        await store.trim_log(LogLimits(1e12, 10**6, 1 << 40, tenant_size=4400 * 1110), None)
         found = {name: await positions(store, EVERYTHING, name) for name in sizes}
         assert found == {
-            "mine/a": list(range(3000, 5000)),
-            "mine/b": list(range(1000, 3000)),
+            "mine/a": list(range(2960, 5000)),
+            "mine/b": list(range(960, 3000)),
             "mine/c": list(range(100)),
             "other/a": list(range(4000)),
         }
-        assert await store.log_usage() == {"mine": 4100 * 1110, "other": 4000 * 1110}
+        assert await store.log_usage() == {"mine": 4180 * 1110, "other": 4000 * 1110}
         await store.close()
 
     asyncio.run(run())
@@ -526,6 +526,29 @@ def test_totals_name_the_bytes_of_logs_files_and_disk(tmp_path):
         files = sum(file.stat().st_size for file in tmp_path.iterdir() if file.name != "reserve")
         assert totals.file_bytes == files > totals.log_bytes > totals.bytes
         assert 0 < totals.free_bytes < totals.disk_bytes == shutil.disk_usage(tmp_path).total
+        await store.close()
+
+    asyncio.run(run())
+
+
+def test_cutting_the_logs_of_a_tenant_ends_though_entries_keep_coming(tmp_path):
+    async def run():
+        store, ended = SqliteStore(tmp_path), asyncio.Event()
+        await logs_of(store, {"mine/a": 100, "mine/b": 100})
+
+        async def write():
+            position, fence = 100, (await store.acquire("mine/a", "me", "2")).fence
+            while not ended.is_set():
+                batch = Batch("mine/a", fence, position, [b"record"], b"", [entry(position)])
+                assert await store.commit([batch]) == [None]
+                position += 1
+                await asyncio.sleep(0)
+
+        writing = asyncio.create_task(write())
+        for _ in range(5):
+            await store.trim_log(LogLimits(1e12, 10**6, 1 << 40, tenant_size=150 * 1110), None)
+        ended.set()
+        await writing
         await store.close()
 
     asyncio.run(run())

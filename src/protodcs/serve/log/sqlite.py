@@ -53,6 +53,8 @@ _CHUNK: Final = 2000
 _CHUNK_BYTES: Final = 2 << 20
 # How often the logs of tenants are added up, in seconds.
 _TENANTS_SECONDS: Final = 10.0
+# The share of its limit to which the logs of a tenant are cut, so that it takes a while until they are cut again.
+_TENANT_SHARE: Final = 0.95
 # Streams whose oldest entry is looked at in one call of `trim`.
 _STREAMS_AT_ONCE: Final = 100
 # Rows that one statement inserts.
@@ -198,11 +200,11 @@ class LogWriter:
                 "SELECT bytes, stream FROM log_sizes JOIN streams ON number = stream WHERE tenant = ? ORDER BY bytes",
                 (tenant,),
             ).fetchall()
-            largest = _largest_size([size for size, _ in sizes], limits.tenant_size)
+            largest = _largest_size([size for size, _ in sizes], int(_TENANT_SHARE * limits.tenant_size))
             size, stream = sizes[-1]
-            if size > largest:
-                # One at a time: observes wait meanwhile.
-                self._trim_stream(stream, limits._replace(size=largest), now)
+            # One at a time: observes wait meanwhile.
+            self._trim_stream(stream, limits._replace(size=largest), now)
+            if self._sizes(stream)[1] < size:
                 return True
         self._tenants_checked = time.monotonic()
         return False

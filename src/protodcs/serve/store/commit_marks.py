@@ -44,7 +44,7 @@ class Mark(NamedTuple):
 
     Attributes:
         number: of the commit. They count from 1; 0 is that of an empty store.
-        ends: where the journals of the streams that got records end, by stream; None if there were too many streams.
+        ends: where the journals of the streams that got records end, by stream; None if that is not known.
     """
 
     number: int
@@ -74,7 +74,7 @@ class CommitMarks:
     @classmethod
     def create(cls, folder: Path, number: int = 0) -> Self:
         """Create the file with the mark of one commit, in place of any other."""
-        replace_file(folder / MARKS, _packed(Mark(number, {})).ljust(_SECTORS * _SECTOR, b"\0"), mode=0o600)
+        replace_file(folder / MARKS, _packed(Mark(number, None)).ljust(_SECTORS * _SECTOR, b"\0"), mode=0o600)
         return cls(folder)
 
     def write(self, mark: Mark) -> None:

@@ -26,10 +26,15 @@ class Reserve:
 
     def release(self) -> None:
         """Give the space to whatever is written next."""
-        self._file.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._file.unlink(missing_ok=True)
 
     def restore(self) -> None:
-        """Take the space again, if it is there."""
+        """Take the space again, if it is there. Without it the store works all the same."""
+        with suppress(OSError):
+            self._restore()
+
+    def _restore(self) -> None:
         is_there = self._size == 0 or self._file.exists()
         if is_there or shutil.disk_usage(self._file.parent).free < self._size:
             return

@@ -816,7 +816,8 @@ class SqliteStore:
                 for _ in range(_VACUUMS_AT_ONCE):
                     self._vacuum()
             self._empty_wal()
-            self._note_space()
+            with suppress(sqlite3.Error):
+                self._note_space()
 
     def _note_space(self) -> None:
         """Take the reserve again, and note whether writes should work, if there is space for that."""
@@ -963,14 +964,17 @@ def _open(folder: Path) -> sqlite3.Connection:
 
 def _open_marks(folder: Path, commits: int) -> CommitMarks:
     """Return the marks, with one for the newest commit. A crash may have come between a commit and its mark."""
+    newest = read_marks(folder)[-1].number
     marks = CommitMarks(folder)
+    if newest == commits:
+        return marks
     # The process that wrote the newest commit may have been killed before it was synced.
     wal = os.open(folder / WAL, os.O_RDONLY)
     try:
         os.fsync(wal)
     finally:
         os.close(wal)
-    marks.write(Mark(commits, {}))
+    marks.write(Mark(commits, None))
     return marks
 
 
