@@ -2,14 +2,21 @@
 
 import asyncio
 import json
+import shutil
 import socket
+import ssl
+import subprocess
+import threading
 import time
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import httpx
 import pytest
 
+from conftest import random_stream
+from protodcs import Client
 from protodcs.errors import InputError
+from protodcs.serve.access.keys import create_key
 from protodcs.serve.api.app import application
 from protodcs.serve.log.notices import Notice
 from protodcs.serve.settings import ServeConfig
@@ -17,10 +24,11 @@ from protodcs.serve.store.base import Batch
 from protodcs.serve.store.sqlite import SqliteStore
 from protodcs.serve.workers import webhooks as module
 from protodcs.serve.workers.webhooks import SIGNATURE, Webhooks, resolve, sign, verify
+from service.rig import Service
 from store_contract import BLOB, redis_store
 from test_access import Guarded
 from test_service_app import words_of
-from webhook_receiver import receiving
+from webhook_receiver import receiving, receiving_slowly
 
 
 @pytest.fixture
@@ -227,7 +235,7 @@ def test_a_webhook_gets_only_what_it_asked_for(tmp_path, receiver):
 )
 def test_a_webhook_cannot_reach_this_machine_or_a_private_network(url):
     with pytest.raises(InputError):
-        resolve(url, allow_private=False)
+        asyncio.run(resolve(url, allow_private=False))
 
 
 def test_a_name_that_leads_to_a_private_address_later_is_not_used(monkeypatch):
@@ -237,9 +245,9 @@ def test_a_name_that_leads_to_a_private_address_later_is_not_used(monkeypatch):
 
     answer("8.8.8.8", "127.0.0.1")
     with pytest.raises(InputError):
-        resolve("http://example.com/", allow_private=False)
+        asyncio.run(resolve("http://example.com/", allow_private=False))
     answer("8.8.8.8")
-    assert resolve("https://example.com/", allow_private=False).address == "8.8.8.8"
+    assert asyncio.run(resolve("https://example.com/", allow_private=False)).address == "8.8.8.8"
 
 
 def test_routes_create_list_and_delete_webhooks(tmp_path, receiver):
@@ -270,6 +278,104 @@ def test_routes_create_list_and_delete_webhooks(tmp_path, receiver):
             await service.client.aclose()
 
     asyncio.run(run())
+
+
+def test_slow_receivers_of_some_tenants_delay_neither_the_audit_log_of_others_nor_the_end_of_the_service(tmp_path):
+    """All webhooks of two tenants: more than the default thread pool of asyncio has threads on any machine."""
+    rows, features, _ = random_stream(samples=1, seed=3)
+    file = tmp_path / "keys.json"
+    keys = {tenant: create_key(file, tenant, "admin")[1] for tenant in ("slow", "slower", "other")}
+    settings = {"store": f"sqlite:{tmp_path / 'streams'}", "log_format": "off", "audit": str(tmp_path / "audit")}
+    service = Service(tmp_path, keys=str(file), webhook_private_targets=True, **settings)
+    with receiving_slowly() as receiver, service, ExitStack() as stack:
+        clients = {tenant: stack.enter_context(Client(service.base_url, key=key)) for tenant, key in keys.items()}
+        for tenant in ("slow", "slower"):
+            guard = {"window": 32, "duplicate_threshold": 0.9}
+            stream = clients[tenant].create("s", prototypes=rows, guard=guard)
+            for _ in range(module.MAX_WEBHOOKS):
+                clients[tenant].create_webhook(receiver.url, events=["guard"])
+            for _ in range(32):
+                stream.observe(features[0])
+        receiver.wait_for(2 * module.MAX_WEBHOOKS)
+        others = clients["other"].create("s", prototypes=rows)
+        others.freeze()
+        header = {"authorization": f"Bearer {keys['other']}"}
+        assert httpx.post(f"{service.base_url}/v1/session", headers=header, timeout=120).status_code == 201
+        assert httpx.get(f"{service.base_url}/v1/streams", timeout=120).status_code == 401
+        service.stop()
+        assert not receiver.released.is_set()
+
+
+def test_a_receiver_has_ten_seconds_for_its_whole_answer(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_TIMEOUT", 0.5)
+
+    async def run():
+        async with stored(tmp_path, webhook_attempts=1) as made:
+            webhook = await made.webhooks.create("", receiver.url, ALL, None)
+            await made.notice("s")
+            while not (letters := await made.webhooks.dead_letters(webhook)):
+                await asyncio.sleep(0.05)
+            assert "within 0.5 seconds" in letters[0]["error"]
+
+    with receiving_slowly() as receiver:
+        asyncio.run(run())
+        assert not receiver.released.is_set()
+
+
+def test_a_name_server_that_never_answers_delays_neither_the_webhooks_of_others_nor_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_TIMEOUT", 0.5)
+    released, look_up = threading.Event(), socket.getaddrinfo
+
+    def stuck(host, *args, flags, **more):
+        if host == "slow.example" and flags != socket.AI_NUMERICHOST:
+            released.wait(120)
+        return look_up(host, *args, flags=flags, **more)
+
+    monkeypatch.setattr(module.socket, "getaddrinfo", stuck)
+
+    async def run():
+        async with stored(tmp_path, "other/s") as made:
+            slow = (made.webhooks.create("slow", "http://slow.example/", ALL, None) for _ in range(40))
+            waiting = asyncio.gather(*slow, return_exceptions=True)
+            await asyncio.sleep(0)
+            await made.webhooks.create("other", receiver.url, ALL, None)
+            await made.notice("other/s")
+            await received(receiver, 1)
+            assert {str(problem) for problem in await waiting} == {
+                "The host of the webhook was not resolved within 0.5 seconds."
+            }
+
+    with receiving() as receiver:
+        asyncio.run(run())
+        assert not released.is_set()
+        released.set()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes the certificate, is not installed")
+def test_a_receiver_with_tls_must_have_the_certificate_of_its_name(tmp_path, monkeypatch):
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=receiver.example", "-days", "1"]
+    files = ["-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "certificate")]
+    subprocess.run([*make, *files, "-addext", "subjectAltName=DNS:receiver.example"], check=True, capture_output=True)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tmp_path / "certificate", tmp_path / "key")
+    trusting = ssl.create_default_context(cafile=tmp_path / "certificate")
+    monkeypatch.setattr(module, "_tls", lambda: trusting)
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+    monkeypatch.setattr(module.socket, "getaddrinfo", lambda *_, **__: found)
+
+    async def run():
+        async with stored(tmp_path / "store", webhook_attempts=1) as made:
+            await made.webhooks.create("", receiver.url.replace("127.0.0.1", "receiver.example"), ["guard"], None)
+            unnamed = await made.webhooks.create("", receiver.url, ALL, None)
+            await made.notice("s")
+            while not (letters := await made.webhooks.dead_letters(unnamed)):
+                await asyncio.sleep(0.01)
+            assert "certificate" in letters[0]["error"]
+            await made.notice("s", "guard", guard="drift", action="freeze")
+            assert [one["position"] for one in await received(receiver, 1)] == [1]
+
+    with receiving(server) as receiver:
+        asyncio.run(run())
 
 
 # On a cluster, several workers share a Redis.

@@ -1,8 +1,9 @@
 """A receiver of webhooks on this machine, in a thread."""
 
 import json
+import socketserver
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -28,7 +29,8 @@ class Receiver:
 
 
 @contextmanager
-def receiving():
+def receiving(tls=None):
+    """A receiver, with an SSL context if it uses TLS."""
     receiver = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
@@ -47,11 +49,70 @@ def receiving():
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        receiver.url = f"http://127.0.0.1:{server.server_address[1]}"
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+            # A client that does not trust the certificate ends the handshake.
+            server.handle_error = lambda *_: None
+        receiver.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:
             yield receiver
         finally:
+            server.shutdown()
+            thread.join()
+
+
+class SlowReceiver:
+    """Answers with one byte now and then, and never to the end.
+
+    Attributes:
+        url: where it listens.
+        connections: how many there were.
+        released: ends the answers. A timer sets it, so that nobody waits for them for ever.
+    """
+
+    def __init__(self):
+        self.connections = 0
+        self.changed = threading.Condition()
+        self.released = threading.Event()
+
+    def count(self):
+        with self.changed:
+            self.connections += 1
+            self.changed.notify_all()
+
+    def wait_for(self, connections):
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.connections >= connections, 120), self.connections
+
+
+@contextmanager
+def receiving_slowly(seconds=240.0):
+    receiver = SlowReceiver()
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self):
+            receiver.count()
+            with suppress(OSError):
+                self.request.sendall(b"HTTP/1.1 200 ")
+                while not receiver.released.wait(0.2):
+                    self.request.sendall(b"O")
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        request_queue_size = 100
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        receiver.url = f"http://127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        timer = threading.Timer(seconds, receiver.released.set)
+        thread.start()
+        timer.start()
+        try:
+            yield receiver
+        finally:
+            receiver.released.set()
+            timer.cancel()
             server.shutdown()
             thread.join()

@@ -3,10 +3,11 @@
 A line says who did what to which stream, and the result. It never contains what was sent: no image, feature or key.
 """
 
+import asyncio
 import json
 import os
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +18,8 @@ from .rules import Rule
 # Maximum length of a stream id. A rejected request can contain anything.
 _LONGEST_STREAM = 200
 DENIED = (401, 403)
+# Responses wait for their line, so it never queues behind other work.
+_THREAD = ThreadPoolExecutor(1, thread_name_prefix="audit log")
 
 
 class AuditLog:
@@ -28,17 +31,17 @@ class AuditLog:
 
     def __init__(self, place: str):
         self._place = place
-        self._writing = threading.Lock()
 
-    def write(self, entry: dict[str, Any]) -> None:
+    async def write(self, entry: dict[str, Any]) -> None:
         """Write a line. In a file it is durable when this returns."""
-        line = json.dumps(entry) + "\n"
-        with self._writing:
-            if self._place == "-":
-                sys.stdout.write(line)
-                sys.stdout.flush()
-            else:
-                self._append(line.encode())
+        await asyncio.get_running_loop().run_in_executor(_THREAD, self._write, json.dumps(entry) + "\n")
+
+    def _write(self, line: str) -> None:
+        if self._place == "-":
+            sys.stdout.write(line)
+            sys.stdout.flush()
+        else:
+            self._append(line.encode())
 
     def _append(self, line: bytes) -> None:
         handle = os.open(self._place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

@@ -3,7 +3,6 @@
 The line is durable before the caller gets the response. If it cannot be written, the response is 503.
 """
 
-import asyncio
 import logging
 import time
 from collections import Counter
@@ -89,7 +88,7 @@ class AuditMiddleware:
         if denied and self._left_out[tenant]:
             entry["left_out"] = self._left_out.pop(tenant)
         try:
-            await asyncio.to_thread(self._log.write, entry)
+            await self._log.write(entry)
         except OSError:
             _log.exception("the audit log cannot be written")
             return denied

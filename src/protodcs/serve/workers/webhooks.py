@@ -8,22 +8,26 @@ Each webhook has one deliverer: the worker that holds its lease. If that worker 
 on at the stored place, and sends what was under way a second time.
 
 Tenants choose the addresses, so a delivery must never reach this machine or a private network: the address is resolved
-once, checked, and connected to. Redirects are not followed.
+once, checked, and connected to. Redirects are not followed. Nothing here runs in a thread that other work needs, and
+each delivery has a deadline, so a slow receiver delays only its own webhook.
 """
 
 import asyncio
 import hashlib
 import hmac
-import http.client
 import ipaddress
 import json
 import logging
+import re
 import secrets
 import socket
 import ssl
+import threading
 import time
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cache
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import SplitResult, urlsplit
 
@@ -50,7 +54,11 @@ _LOOK_ON_CLUSTER = 1.0
 _LOOKS_PER_LEASE = 3
 # Pauses between attempts double from the first to the last, in seconds.
 _FIRST_PAUSE, _LAST_PAUSE = 1.0, 300.0
+# For a whole delivery, from the name of its host to the status. Seconds.
 _TIMEOUT = 10.0
+# Hosts of a tenant that are resolved at the same time, each in a thread.
+_LOOKUPS = 4
+_STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-5]\d\d)\b")
 _MAX_URL = 2000
 
 
@@ -150,6 +158,8 @@ class Webhooks:
         # Webhooks that exist, and since when this worker knows them.
         self._known: dict[str, float] = {}
         self._deliveries: dict[str, _Delivery] = {}
+        # Each tenant has its own, so that slow name servers of one do not delay the webhooks of others.
+        self._lookups: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_LOOKUPS))
         self._sharing: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
 
@@ -179,7 +189,7 @@ class Webhooks:
         """Create a webhook for all notices from now on. Raise InputError if its address may not be used."""
         if len(await self.of_tenant(tenant)) >= MAX_WEBHOOKS:
             raise InputError(f"There are {MAX_WEBHOOKS} webhooks, which is the limit. Delete one first.")
-        await asyncio.to_thread(resolve, url, self._allow_private)
+        await self._resolve(tenant, url)
         webhook = Webhook(
             secrets.token_hex(8), tenant, url, events, streams, f"whsec_{secrets.token_urlsafe(32)}", time.time()
         )
@@ -305,9 +315,9 @@ class Webhooks:
         for attempt in range(1, self._attempts + 1):
             delivery.check_lease()
             try:
-                await asyncio.to_thread(self._send, webhook, body)
+                await self._send(webhook, body)
                 return
-            except (ProtoDCSError, OSError, http.client.HTTPException, ValueError) as raised:
+            except (ProtoDCSError, OSError, ValueError) as raised:
                 problem = str(raised) or type(raised).__name__
             fields = logs.with_fields(webhook=webhook.id, attempt=attempt, problem=problem)
             _log.warning("a webhook was not confirmed", extra=fields)
@@ -320,9 +330,16 @@ class Webhooks:
         for name in names[: len(names) + 1 - MAX_DEAD_LETTERS]:
             await self._store.delete_document(_DEAD, name)
 
-    def _send(self, webhook: Webhook, body: dict[str, Any]) -> None:
-        """Send a delivery. Raise an error if it is not confirmed. This runs in a thread."""
-        target = resolve(webhook.url, self._allow_private)
+    async def _resolve(self, tenant: str, url: str) -> "Target":
+        """Return where a URL leads. Raise InputError if deliveries may not go there."""
+        try:
+            async with asyncio.timeout(_TIMEOUT), self._lookups[tenant]:
+                return await resolve(url, self._allow_private)
+        except TimeoutError:
+            raise InputError(f"The host of the webhook was not resolved within {_TIMEOUT:g} seconds.") from None
+
+    async def _send(self, webhook: Webhook, body: dict[str, Any]) -> None:
+        """Send a delivery. Raise an error if it is not confirmed in time."""
         content = json.dumps(body).encode()
         headers = {
             "Content-Type": "application/json",
@@ -330,12 +347,13 @@ class Webhooks:
             "X-ProtoDCS-Delivery": body["id"],
             SIGNATURE: sign(webhook.secret, content, int(time.time())),
         }
-        connection = target.connection()
         try:
-            connection.request("POST", target.path, content, headers)
-            status = connection.getresponse().status
-        finally:
-            connection.close()
+            # For name, connection, handshake and status together: a receiver that sends a byte at a time gets no more.
+            async with asyncio.timeout(_TIMEOUT):
+                target = await self._resolve(webhook.tenant, webhook.url)
+                status = await target.post(headers, content)
+        except TimeoutError:
+            raise _RejectedError(f"The receiver did not answer within {_TIMEOUT:g} seconds.") from None
         if not 200 <= status < 300:
             raise _RejectedError(f"The receiver answered with status {status}.")
 
@@ -357,43 +375,71 @@ class Target(NamedTuple):
     address: str
     port: int
 
-    @property
-    def path(self) -> str:
-        """The path and the query."""
-        return (self.parts.path or "/") + (f"?{self.parts.query}" if self.parts.query else "")
-
-    def connection(self) -> http.client.HTTPConnection:
-        """Return a connection to the address that was checked, whatever the name means by now."""
-        host = self.parts.hostname or ""
-        if self.parts.scheme == "https":
-            return _PinnedHTTPS(host, self.port, self.address)
-        return _Pinned(host, self.port, self.address)
-
-
-class _Pinned(http.client.HTTPConnection):
-    """A connection to a given address, whatever the name in its URL."""
-
-    def __init__(self, host: str, port: int, address: str):
-        super().__init__(host, port, timeout=_TIMEOUT)
-        self._address = address
-
-    def connect(self) -> None:
-        """Connect to the address."""
-        self.sock = socket.create_connection((self._address, self.port), _TIMEOUT)
+    async def post(self, headers: dict[str, str], content: bytes) -> int:
+        """Send a request to the address that was checked, whatever its name means by now, and return the status."""
+        host, path = self.parts.netloc, (self.parts.path or "/") + (f"?{self.parts.query}" if self.parts.query else "")
+        headers = {"Host": host, "Connection": "close", "Content-Length": str(len(content)), **headers}
+        lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+        tls, name = (_tls(), self.parts.hostname) if self.parts.scheme == "https" else (None, None)
+        reader, writer = await asyncio.open_connection(self.address, self.port, ssl=tls, server_hostname=name)
+        try:
+            writer.write("\r\n".join(lines).encode() + content)
+            return await _status(reader)
+        finally:
+            # Nothing is left to send, and a receiver that reads no farther must not hold the connection.
+            writer.transport.abort()
 
 
-class _PinnedHTTPS(_Pinned):
-    """The same with TLS, and the certificate of the name."""
+async def _status(reader: asyncio.StreamReader) -> int:
+    """Return the status of a response, after all provisional ones."""
+    while True:
+        line = await reader.readline()
+        found = _STATUS_LINE.match(line)
+        if found is None:
+            raise _RejectedError(f"The receiver did not answer with HTTP/1.1; given: {line[:100]!r}.")
+        if not found[1].startswith(b"1"):
+            return int(found[1])
+        while (await reader.readline()).strip():
+            pass
 
-    default_port = http.client.HTTPS_PORT
 
-    def connect(self) -> None:
-        """Connect to the address, and check the certificate."""
-        super().connect()
-        self.sock = ssl.create_default_context().wrap_socket(self.sock, server_hostname=self.host)
+@cache
+def _tls() -> ssl.SSLContext:
+    return ssl.create_default_context()
 
 
-def resolve(url: str, allow_private: bool) -> Target:
+async def _look_up(host: str, port: int) -> list[str]:
+    """Return the addresses of a host.
+
+    In a daemon thread: a name server can take its time, and neither other work nor the end of the service waits for it.
+    """
+    with suppress(OSError):
+        return _addresses(host, port, socket.AI_NUMERICHOST)
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[list[str]] = loop.create_future()
+
+    def settle(put: Callable[[Any], None], value: Any) -> None:
+        if not found.done():
+            put(value)
+
+    def work() -> None:
+        try:
+            done: tuple[Callable[[Any], None], Any] = found.set_result, _addresses(host, port)
+        except Exception as raised:
+            done = found.set_exception, raised
+        # The loop may be closed by now.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, *done)
+
+    threading.Thread(target=work, name="webhook host", daemon=True).start()
+    return await found
+
+
+def _addresses(host: str, port: int, flags: int = 0) -> list[str]:
+    return [str(one[4][0]) for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)]
+
+
+async def resolve(url: str, allow_private: bool) -> Target:
     """Return where a URL leads. Raise InputError if deliveries may not go there.
 
     Args:
@@ -410,10 +456,9 @@ def resolve(url: str, allow_private: bool) -> Target:
     if parts.username is not None or parts.password is not None:
         raise InputError("The URL of a webhook must not contain a user or a password.")
     try:
-        found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+        addresses = await _look_up(parts.hostname, port)
     except (OSError, UnicodeError):
         raise InputError(f"The host {parts.hostname[:100]!r} of the webhook cannot be resolved.") from None
-    addresses = [str(one[4][0]) for one in found]
     # All of them: a name with one public and one private address is an attempt to pass this check.
     if not allow_private and not all(map(is_public, addresses)):
         raise InputError(

@@ -360,7 +360,7 @@ class Worker:
             self.counted.guarded(event.guard)
             _log.warning("a guard acted", extra=logs.with_fields(stream=stream, **event._asdict()))
             try:
-                await asyncio.to_thread(self._audit.write, audit.of_guard(stream, event))
+                await self._audit.write(audit.of_guard(stream, event))
             except OSError:
                 _log.exception("the audit log cannot be written")
 
