@@ -221,6 +221,16 @@ def test_a_webhook_gets_only_what_it_asked_for(tmp_path, receiver):
         "http://0.0.0.0/",
         "http://2130706433/",
         "http://[fd00::1]/",
+        "http://[fec0::1]/",
+        "http://[64:ff9b::127.0.0.1]/",
+        "http://[64:ff9b::10.1.2.3]/",
+        "http://[64:ff9b:1::10.1.2.3]/",
+        "http://[2002:7f00:1::1]/",
+        "http://[2002:a01:203::1]/",
+        "http://[2002:808:808::1]/",
+        "http://[2001:0:808:808::1]/",
+        "http://[::127.0.0.1]/",
+        "http://[ff02::1]/",
         "http://100.64.0.1/",
         "http://224.0.0.1/",
         "ftp://example.com/",
@@ -236,6 +246,11 @@ def test_a_webhook_gets_only_what_it_asked_for(tmp_path, receiver):
 def test_a_webhook_cannot_reach_this_machine_or_a_private_network(url):
     with pytest.raises(InputError):
         asyncio.run(resolve(url, allow_private=False))
+
+
+@pytest.mark.parametrize("host", ["8.8.8.8", "[2606:4700::1111]", "[::ffff:8.8.8.8]", "[64:ff9b::8.8.8.8]"])
+def test_a_webhook_can_reach_public_addresses_also_through_nat64(host):
+    assert asyncio.run(resolve(f"https://{host}/", allow_private=False)).port == 443
 
 
 def test_a_name_that_leads_to_a_private_address_later_is_not_used(monkeypatch):

@@ -60,6 +60,9 @@ _TIMEOUT = 10.0
 _LOOKUPS = 4
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-5]\d\d)\b")
 _MAX_URL = 2000
+# The networks of RFC 6052, whose addresses end with one of IPv4, and of RFC 4291.
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 
 
 class Webhook(NamedTuple):
@@ -479,9 +482,14 @@ def is_public(address: str) -> bool:
     [True, False, False, False, False]
     """
     found = ipaddress.ip_address(address.partition("%")[0])
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    shown = mapped or found
-    return shown.is_global and not shown.is_multicast
+    if isinstance(found, ipaddress.IPv6Address):
+        embedded = found.ipv4_mapped
+        if embedded is None and found in _NAT64:
+            embedded = ipaddress.IPv4Address(found.packed[-4:])
+        if embedded is None:
+            return found.is_global and found in _GLOBAL_UNICAST and found.sixtofour is None and found.teredo is None
+        found = embedded
+    return found.is_global and not found.is_multicast
 
 
 def sign(secret: str, body: bytes, moment: int) -> str:
