@@ -1,6 +1,7 @@
 """`protodcs serve` in one process: what a user sees when it starts, is stopped, is killed, and cannot start."""
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -10,7 +11,9 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import httpx
 import pytest
@@ -293,3 +296,65 @@ def test_headers_that_never_end_close_the_connection(tmp_path, start):
             pass
         with httpx.Client(base_url=service.base_url) as client:
             assert [client.get("/v1/health").status_code for _ in range(3)] == 3 * [200]
+
+
+KIB_64 = 2**16
+CHUNKED = b"POST /v1/streams HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n"
+
+
+def answered(service, *pieces):
+    """Send the pieces of a request, as far as they are read, and return all that comes back."""
+    with socket.create_connection(("127.0.0.1", service.settings["port"]), timeout=60) as connection:
+        with suppress(ConnectionError):
+            for piece in pieces:
+                connection.sendall(piece)
+        found = b""
+        with suppress(ConnectionError):
+            while piece := connection.recv(65_536):
+                found += piece
+        return found
+
+
+def peak_memory(service):
+    """The largest resident set so far, in MiB."""
+    status = Path(f"/proc/{service.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+def test_a_path_and_headers_beyond_64_kib_get_431(tmp_path):
+    with local(tmp_path) as service:
+        health = b"GET /v1/health?%b HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n%b\r\n"
+        many = b"".join(b"x-%d: %b\r\n" % (number, b"v" * 1000) for number in range(KIB_64 // 1000 + 1))
+        assert answered(service, health % (b"q" * 50_000, b"")).startswith(b"HTTP/1.1 200 ")
+        assert answered(service, health % (b"", b"x: %b\r\n" % (b"v" * 65_000))).startswith(b"HTTP/1.1 200 ")
+        for path, headers in ((b"q" * KIB_64, b""), (b"", b"x: %b\r\n" % (b"v" * KIB_64)), (b"", many)):
+            whole = health % (path, headers)
+            for pieces in ([whole], [whole[start : start + 1000] for start in range(0, len(whole), 1000)]):
+                head, _, body = answered(service, *pieces).partition(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 431 "), head
+                assert json.loads(body)["code"] == "headers_too_large"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [b"GET /v1/health?", b"GET /v1/health HTTP/1.1\r\nx: ", CHUNKED + b"0\r\nx: "],
+    ids=["path", "header", "trailer"],
+)
+def test_headers_of_100_megabytes_take_little_memory(tmp_path, start):
+    with local(tmp_path) as service:
+        assert answered(service, b"GET /v1/health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+        before = peak_memory(service)
+        with ThreadPoolExecutor(4) as threads:
+            pieces = [start, *[b"v" * 10**6] * 100]
+            found = list(threads.map(lambda _: answered(service, *pieces), range(4)))
+        assert not any(b"HTTP/1.1 200 " in one for one in found)
+        assert peak_memory(service) - before < 16
+
+
+def test_a_body_in_many_small_chunks_is_no_header(tmp_path):
+    body = json.dumps({"id": "s", "prototypes": ROWS.tolist()}).encode() + b" " * KIB_64
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    with local(tmp_path) as service:
+        head = b"POST /v1/streams HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+        head += b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        assert answered(service, head, chunks, b"0\r\n\r\n").startswith(b"HTTP/1.1 201 ")

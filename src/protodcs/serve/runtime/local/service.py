@@ -5,6 +5,7 @@ must never import Ray.
 """
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -17,7 +18,8 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from ....errors import ConfigError
+from ....errors import ConfigError, InputError
+from ...access.problems import MEDIA_TYPE, ProblemError
 from ...api.app import application
 from ...api.events.feeds import Feeds
 from ...encoder.micro_batcher import MicroBatcher
@@ -40,8 +42,9 @@ if TYPE_CHECKING:
 _WORKER = "worker-0"
 # Requests that are still open after the streams were unloaded, such as slow uploads, end after so many seconds.
 _LAST_REQUESTS = 1
-# Time for all headers of a request. Seconds.
+# Time for all headers of a request, in seconds, and how many bytes they may have together with the path.
 _HEADER_SECONDS = 10.0
+_MAX_HEADERS = 2**16
 
 
 def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
@@ -172,10 +175,17 @@ class _LocalEncoder:
         return self._shared.facts()
 
 
-class _HeaderTimeout(HttpToolsProtocol):
-    """An HTTP/1.1 connection that closes if the headers of a request are not complete in time."""
+class _HeaderLimits(HttpToolsProtocol):
+    """An HTTP/1.1 connection that ends if the headers of a request are too large, or not complete in time.
+
+    The parser holds a path, header or trailer until it is complete, however long it is. So all bytes count that arrive
+    without a piece of a body.
+    """
 
     _timer: asyncio.TimerHandle | None = None
+    _header_bytes = 0
+    _unread_bytes = 0
+    _rejected = False
 
     def connection_made(self, transport: Any) -> None:
         """Start the time for the first request."""
@@ -184,13 +194,70 @@ class _HeaderTimeout(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Read data. Between requests, uvicorn closes idle connections; half a request is ours to close."""
+        if self._rejected:
+            return
+        self._unread_bytes += len(data)
         super().data_received(data)
+        if self._unread_bytes > _MAX_HEADERS and not self._rejected:
+            self._reject()
         self._limit()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer of the connection."""
         self._stop_timer()
         super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """Start a request."""
+        self._header_bytes = self._unread_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of the path."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header, or a trailer behind the body."""
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Serve a request."""
+        self._unread_bytes = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of the body."""
+        self._unread_bytes = 0
+        super().on_body(body)
+
+    def send_400_response(self, msg: str) -> None:
+        """Reject a request that cannot be read."""
+        if not self._rejected:
+            super().send_400_response(msg)
+
+    def _count(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > _MAX_HEADERS:
+            self._reject()
+            # This stops the parser.
+            raise InputError("the headers are too large")
+
+    def _reject(self) -> None:
+        self._rejected = True
+        if self.cycle is None or self.cycle.response_complete:
+            detail = f"The path and the headers of a request may have {_MAX_HEADERS} bytes."
+            body = json.dumps(ProblemError("headers_too_large", detail).document()).encode()
+            head = (
+                f"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: {MEDIA_TYPE}\r\n"
+                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            )
+            self.transport.write(head.encode() + body)
+            # A connection that is closed before everything is read may lose the response.
+            self.loop.call_later(_LAST_REQUESTS, self.transport.close)
+        else:
+            self.transport.close()
 
     def _limit(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
@@ -254,7 +321,7 @@ async def _serve_http(
     server = _Server(
         uvicorn.Config(
             api,
-            http=_HeaderTimeout,
+            http=_HeaderLimits,
             log_config=None,
             log_level="warning",
             access_log=False,
