@@ -166,6 +166,42 @@ def test_a_pause_that_is_too_long_ends_the_request():
     asyncio.run(run())
 
 
+def test_rows_that_are_not_answered_count_as_bodies_in_progress():
+    async def run():
+        arrived, on = asyncio.Event(), asyncio.Event()
+
+        async def half_a_row():
+            whole = row(40)[:-1] + b" " * 4000
+            for start in range(0, 3000, 100):
+                yield whole[start : start + 100]
+            arrived.set()
+            await on.wait()
+            yield whole[3000:]
+
+        async def position():
+            return (await service.client.get("/v1/streams/s")).json()["position"]
+
+        async def one_by_one(count):
+            for number in range(count):
+                yield b"\n" * 50 + row(number)
+                while await position() <= number:
+                    await asyncio.sleep(0.01)
+
+        async with served(bodies_bytes=4096) as service:
+            waiting = asyncio.create_task(posted_slowly(service, half_a_row()))
+            await arrived.wait()
+            response = await service.client.post(PATH, content=b" " * 2000 + row(1), headers=ROWS)
+            assert words_of(response, 429) == "The bodies of requests in progress take too much memory. Retry later."
+            # Rows that were answered take no more room, however many there were.
+            assert len(answers(await posted_slowly(service, one_by_one(40)))) == 40
+            on.set()
+            (last,) = answers(await waiting)
+            assert last["position"] == 40
+            assert service.api.state.services.limits._held.total() == 0
+
+    asyncio.run(run())
+
+
 async def posted_slowly(service, content):
     return await service.client.post(PATH, content=content, headers=ROWS)
 

@@ -236,9 +236,9 @@ class BodyLimitMiddleware:
             await problem.response(scope)(scope, receive, send)
             return
         tenant = "" if caller is None else caller.tenant
-        body: _Body | _StreamedBody
+        body: _Body | StreamedBody
         if streamed:
-            body = _StreamedBody(limits, tenant, self._idle_seconds, receive)
+            body = state["streamed_body"] = StreamedBody(limits, tenant, self._idle_seconds, receive)
         else:
             body = _Body(limits, tenant, most, self._seconds, receive)
         limits.in_progress[tenant] += 1
@@ -291,8 +291,8 @@ class _Body(_IncomingBody):
         return message
 
 
-class _StreamedBody(_IncomingBody):
-    """A body that is used piece by piece. Only the newest piece counts as held, and only a long pause is too slow."""
+class StreamedBody(_IncomingBody):
+    """A body that is used row by row. Only a long pause is too slow. Rows count as held until they are released."""
 
     def __init__(self, limits: Limits, tenant: str, idle_seconds: float, receive: Receive):
         super().__init__(limits, tenant, receive)
@@ -300,14 +300,19 @@ class _StreamedBody(_IncomingBody):
 
     async def receive(self) -> Message:
         """Return the next message of a request."""
-        self._limits.let_go(self._tenant, self.size)
-        self.size = 0
         until = asyncio.get_running_loop().time() + self._idle_seconds
         message, piece = await self._next(until, f"No row arrived within {self._idle_seconds:g} seconds.")
         if piece:
-            self.size = piece
-            self._limits.hold(self._tenant, piece, 0)
+            before, self.size = self.size, self.size + piece
+            self._limits.hold(self._tenant, piece, before)
         return message
+
+    def release(self, size: int) -> None:
+        """Forget rows of so many bytes, which were answered."""
+        # The last row may have no line break.
+        size = min(size, self.size)
+        self.size -= size
+        self._limits.let_go(self._tenant, size)
 
 
 class _BodyHeaders(NamedTuple):

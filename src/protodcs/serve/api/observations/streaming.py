@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from ....errors import ImageError, InputError, ProtoDCSError
 from ...access.authentication import scoped_id
 from ...access.keys import Caller
+from ...access.limits import StreamedBody
 from ...access.problems import ProblemError
 from ...messages import Action, Reply
 from ...messages import Request as WorkerRequest
@@ -79,6 +80,7 @@ class Row(NamedTuple):
         image: the file.
         image_ref: the caller's reference to the image.
         problem: why it cannot be observed.
+        size: bytes of its line.
     """
 
     number: int
@@ -87,6 +89,7 @@ class Row(NamedTuple):
     image: bytes = b""
     image_ref: str | None = None
     problem: ProblemError | None = None
+    size: int = 0
 
 
 async def observe_rows(http: Request, stream: str) -> AsyncIterator[bytes]:
@@ -152,6 +155,7 @@ class _Groups:
     def __init__(self, http: Request):
         services: Services = http.app.state.services
         self._pieces = http.stream()
+        self._body: StreamedBody = http.scope["state"]["streamed_body"]
         self._max_line = _MAX_FEATURE_LINE
         if services.encoding is not None:
             of_caller = services.limits.of(http.scope["state"]["caller"]).body_bytes
@@ -174,15 +178,16 @@ class _Groups:
         rows: list[Row] = []
         images = 0
         while self._lines and len(rows) < MAX_GROUP and images < _MAX_IMAGES:
+            line = self._lines.popleft()
             try:
-                row = _row(self._number, self._lines.popleft())
+                row = _row(self._number, line)
             except ProblemError as problem:
                 self._problem = problem
                 self._lines.clear()
                 break
             images += bool(row.image)
             self._number += 1
-            rows.append(row)
+            rows.append(row._replace(size=len(line) + 1))
         if not rows and self._problem is not None:
             raise self._problem
         return rows
@@ -199,6 +204,8 @@ class _Groups:
             self._rest, self._rest_size = [], 0
             if whole.strip():
                 self._lines.append(whole)
+            else:
+                self._body.release(len(whole) + 1)
         if rest:
             self._rest.append(rest)
             self._rest_size += len(rest)
@@ -273,6 +280,9 @@ async def _decide(http: Request, stream: str, rows: list[Row]) -> tuple[bytes, P
         outcomes = await _outcomes(http, services, stream, rows)
     except Exception as problem:
         return b"", as_problem(http, problem)
+    finally:
+        body: StreamedBody = http.scope["state"]["streamed_body"]
+        body.release(sum(row.size for row in rows))
     lines = []
     for row, outcome in zip(rows, outcomes, strict=True):
         if isinstance(outcome, Reply):
