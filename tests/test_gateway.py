@@ -1,11 +1,13 @@
 """The HAProxy configuration in deploy/haproxy, in front of a real service in one process."""
 
 import json
+import re
 import socket
 import ssl
 import subprocess
 import threading
 import time
+from base64 import b64encode
 from contextlib import suppress
 
 import httpx
@@ -16,6 +18,7 @@ from haproxy_gateway import CONFIGURATION, Gateway
 from protodcs import Client
 from protodcs.errors import ServiceError
 from protodcs.serve.access.keys import create_key
+from protodcs.serve.settings import ServeConfig
 from service.rig import Service
 
 CLASSES = np.eye(10, 16, dtype=np.float32)
@@ -98,6 +101,34 @@ def test_a_long_body_that_never_ends_gets_408_of_the_service(gateway, service):
     with connected(gateway) as connection:
         response = drip(connection, head.encode() + 20_000 * b"x", b"x")
     assert response.startswith(b"HTTP/1.1 408")
+
+
+def test_the_answers_of_a_slow_stream_of_rows_come_before_it_ends(gateway, service):
+    """Its rows are farther apart than a request may take."""
+    with Client(gateway.base_url, service.tokens["calm"], verify=gateway.trust) as client:
+        client.create("slow-rows", prototypes=CLASSES)
+    head = (
+        "POST /v1/streams/slow-rows/observe:stream HTTP/1.1\r\nHost: g\r\nTransfer-Encoding: chunked\r\n"
+        f"Authorization: Bearer {service.tokens['calm']}\r\n\r\n"
+    )
+    with connected(gateway) as connection, connection.makefile("rb") as answers:
+        connection.sendall(head.encode())
+        for number in range(4):
+            row = json.dumps({"feature": b64encode(CLASSES[number].tobytes()).decode()}).encode() + b"\n"
+            connection.sendall(b"%x\r\n%b\r\n" % (len(row), row))
+            if number == 0:
+                assert answers.readline().startswith(b"HTTP/1.1 200 ")
+            while not (line := answers.readline()).startswith(b"{"):
+                assert line, "the response has ended"
+            assert json.loads(line)["position"] == number
+            # GATEWAY_REQUEST_TIMEOUT is one second.
+            time.sleep(1.5)
+        connection.sendall(b"0\r\n\r\n")
+
+
+def test_the_service_ends_idle_streams_before_the_gateway_does():
+    found = re.search(r"^ *timeout client (\d+)s$", CONFIGURATION.read_text(), re.MULTILINE)
+    assert int(found[1]) > ServeConfig().stream_idle_seconds
 
 
 def test_a_large_upload_passes(gateway):
