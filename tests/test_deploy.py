@@ -105,6 +105,15 @@ def test_the_settings_on_kubernetes_are_those_of_the_service():
     assert settings.store.removeprefix("redis://").partition(":")[0] == manifests()["Service"]["metadata"]["name"]
 
 
+def test_the_dashboard_of_ray_needs_a_token_on_kubernetes():
+    """KubeRay opens it to all pods, because the operator uses it. Whoever reaches it can run commands."""
+    cluster = manifests()["RayService"]["spec"]["rayClusterConfig"]
+    assert cluster["authOptions"] == {"mode": "token"}
+    # Older versions ignore the field.
+    assert tuple(map(int, cluster["rayVersion"].split("."))) >= (2, 52, 0)
+    assert "KubeRay operator (1.5.1 or later)" in (DEPLOY / "kuberay.yaml").read_text()
+
+
 def test_the_memory_of_redis_is_twice_its_limit_and_one_tenant_cannot_fill_it():
     (line,) = [line for line in (DEPLOY / "redis" / "redis.conf").read_text().splitlines() if "maxmemory " in line]
     assert re.fullmatch(r"maxmemory \d+gb", line)
