@@ -9,6 +9,7 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from made_service import FEATURES, ROWS, engine_of, learned
+from protodcs import Client
 from protodcs.cli import app
 from redis_server import free_port
 from served_over_http import Faulty, serving
@@ -98,6 +99,29 @@ def test_a_person_reads_what_was_decided(run, rows, service, tmp_path):
     run("create", "q", "--prototypes", rows)
     run("observe", "q", tmp_path / "many.npy")
     assert engine_of(service[1].worker, "q") == learned(30)
+
+
+def test_names_cannot_send_commands_to_the_terminal(run, service, tmp_path):
+    """A name with escape sequences could change the title of the window, hide lines, or forge them."""
+    names = [f"\x1b]0;title\x07\x1b[31m{number}\x9b2J\u202e" for number in range(len(ROWS))]
+    with Client(service[0]) as client:
+        client.create("escapes", classes=names, prototypes=ROWS)
+    np.save(tmp_path / "many.npy", FEATURES[:30])
+    printed = [
+        run("observe", "escapes", tmp_path / "many.npy"),
+        run("peek", "escapes", tmp_path / "many.npy"),
+        run("snapshot", "escapes", "\x1b[2Jsaved"),
+        run("snapshots", "escapes"),
+        run("log", "escapes"),
+        run("show", "escapes"),
+        run("follow", "escapes", "--after", "0", "--count", 20),
+        run("rollback", "escapes", "\x1b[2Jnone", code=1),
+    ]
+    for text in printed:
+        assert text
+        assert all(letter == "\n" or letter.isprintable() for letter in text), repr(text)
+    assert "\\x1b[2Jsaved" in printed[3]
+    assert any("\\x1b[31m" in line for line in printed[4].splitlines())
 
 
 def test_the_key_comes_from_a_file_or_the_environment(run, service, tmp_path, monkeypatch):

@@ -591,6 +591,35 @@ def test_a_batch_of_several_requests_is_one_span_with_links_to_all_of_them(spans
     assert batch.attributes["requests"] == 3
 
 
+def logged_by(log, caller):
+    """The lines of requests that belong to a trace of the caller."""
+    text = log("json")
+
+    async def run():
+        async with served() as service:
+            await service.client.get("/v1/streams/none", headers={"traceparent": caller})
+            await service.client.get("/v1/streams/none")
+
+    asyncio.run(run())
+    found = [json.loads(line) for line in text.getvalue().splitlines()]
+    return [line for line in found if line["event"] == "request"][-2:]
+
+
+def test_lines_of_the_log_have_the_ids_of_their_trace_and_span(spans, log):
+    of_caller, own = logged_by(log, f"00-{17:032x}-{5:016x}-01")
+    assert of_caller["trace_id"] == f"{17:032x}"
+    recorded = {f"{span.context.span_id:016x}": f"{span.context.trace_id:032x}" for span in spans()}
+    assert [recorded[line["span_id"]] for line in (of_caller, own)] == [of_caller["trace_id"], own["trace_id"]]
+
+
+def test_without_a_tracer_lines_have_the_trace_of_their_caller(log):
+    of_caller, without = logged_by(log, f"00-{17:032x}-{5:016x}-01")
+    assert of_caller["trace_id"] == f"{17:032x}"
+    assert "trace_id" not in without
+    forged, _ = logged_by(log, "00-nonsense\x1b-1-01")
+    assert "trace_id" not in forged
+
+
 def test_without_a_tracer_requests_carry_nothing():
     request = observe(0)
     assert traces.marked(request) is request

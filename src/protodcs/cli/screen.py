@@ -49,7 +49,8 @@ def explained(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _leave(message: str, code: int) -> None:
-    typer.echo(f"error: {message}", err=True)
+    # A message may quote what a service or a file holds.
+    typer.echo("\n".join(map(printable, f"error: {message}".split("\n"))), err=True)
     raise typer.Exit(code) from None
 
 
@@ -59,7 +60,8 @@ def tell(report: Mapping[str, Any], as_json: bool) -> None:
         typer.echo(json.dumps(report))
         return
     for key, value in report.items():
-        console().print(f"{key.replace('_', ' ')}: {value}", highlight=False, soft_wrap=True)
+        line = printable(f"{key.replace('_', ' ')}: {value}")
+        console().print(line, highlight=False, soft_wrap=True)
 
 
 def progress(quiet: bool) -> "Progress":
@@ -105,9 +107,9 @@ def warn_of_boxes(missing: set[str]) -> None:
         )
 
 
-def printable(file: str) -> str:
-    """Return a file name as one line of text: other characters and bytes are written as their numbers."""
-    readable = os.fsencode(file).decode("utf-8", "backslashreplace")
+def printable(name: str) -> str:
+    """Return a name as one line of text: other characters and bytes are written as their numbers."""
+    readable = os.fsencode(name).decode("utf-8", "backslashreplace")
     return "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in readable)
 
 

@@ -18,7 +18,7 @@ import typer
 
 from ..atomic_io import replace_file
 from ..errors import InputError, ServiceError
-from .screen import explained, given_classes, tell
+from .screen import explained, given_classes, printable, tell
 
 if TYPE_CHECKING:
     from ..client import Client, Stream
@@ -230,7 +230,8 @@ def log(
         shown = entry.label or f"unknown (nearest: {entry.nearest_class})"
         moment = entry.time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
         marks = [mark for mark in (entry.image_ref, entry.reason, "rolled back" if entry.rolled_back else None) if mark]
-        typer.echo("  ".join([str(entry.position), moment, shown, f"p_unknown {entry.p_unknown or 0:.3f}", *marks]))
+        parts = [str(entry.position), moment, shown, f"p_unknown {entry.p_unknown or 0:.3f}", *marks]
+        typer.echo(printable("  ".join(parts)))
 
 
 @app.command()
@@ -258,7 +259,7 @@ def follow(
                 f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}"
                 for name, value in details.items()
             )
-            typer.echo(f"{event.data['stream']}  {event.kind}  {shown}")
+            typer.echo(printable(f"{event.data['stream']}  {event.kind}  {shown}"))
 
 
 @app.command("export-log")
@@ -434,7 +435,7 @@ def _tell_names(what: str, names: list[str], as_json: bool) -> None:
         typer.echo(json.dumps({what: names}))
     else:
         for name in names:
-            typer.echo(name)
+            typer.echo(printable(name))
 
 
 def _tell_decision(of: dict[str, Any], seen: "Observed", as_json: bool) -> None:
@@ -446,7 +447,8 @@ def _tell_decision(of: dict[str, Any], seen: "Observed", as_json: bool) -> None:
         decision = seen.decision
         reason = f" ({decision.reason})" if decision.reason else ""
         label = decision.label or "unknown"
-        typer.echo(f"{', '.join(map(str, of.values()))}: {label}, p_unknown {decision.p_unknown:.3f}{reason}")
+        line = f"{', '.join(map(str, of.values()))}: {label}, p_unknown {decision.p_unknown:.3f}{reason}"
+        typer.echo(printable(line))
 
 
 def _readable(status: dict[str, Any]) -> dict[str, Any]:

@@ -90,6 +90,7 @@ class RequestLogMiddleware:
             "key": None if caller is None else caller.key,
             "stream": _stream(scope),
             "reason": reason,
+            **traces.ids_of_caller(Headers(scope=scope)),
         }
         present = {name: value for name, value in fields.items() if value is not None}
         _log.log(level, "request", exc_info=problem, extra=logs.with_fields(**present))

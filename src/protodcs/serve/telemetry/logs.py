@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from ...errors import without_passwords
 from ..access.keys import without_keys
+from . import traces
 
 _ROOT = "protodcs"
 # What a request id may look like: whatever else a caller sends could forge lines of a log in text.
@@ -63,6 +64,7 @@ class _AsJson(logging.Formatter):
             "process": self._process,
             "event": record.getMessage(),
             **getattr(record, "fields", {}),
+            **traces.ids(),
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)

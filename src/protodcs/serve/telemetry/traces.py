@@ -63,6 +63,27 @@ def span(name: str) -> AbstractContextManager[Span]:
     return _tracer.start_as_current_span(name)
 
 
+def ids() -> dict[str, str]:
+    """Return the ids of the present span, as lines of the log have them; none if nobody records it."""
+    return _ids(trace.get_current_span())
+
+
+def ids_of_caller(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the ids of the present span; without one, the trace id that the headers of a request name."""
+    found = ids()
+    if not found and "traceparent" in headers:
+        found = _ids(trace.get_current_span(_form.extract(headers)))
+        found.pop("span_id", None)
+    return found
+
+
+def _ids(span: Span) -> dict[str, str]:
+    context = span.get_span_context()
+    if not context.is_valid:
+        return {}
+    return {"trace_id": trace.format_trace_id(context.trace_id), "span_id": trace.format_span_id(context.span_id)}
+
+
 def carried() -> str:
     """The present span in a word that travels; empty where nobody records it."""
     if not _is_recorded() or not trace.get_current_span().get_span_context().is_valid:
