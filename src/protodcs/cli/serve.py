@@ -20,6 +20,9 @@ from .screen import explained, tell
 if TYPE_CHECKING:
     from ..serve.settings import ServeConfig
 
+# Environment variables of settings begin with this. Kubernetes sets variables such as PROTODCS_PORT or
+# PROTODCS_SERVE_PORT for services of these names, so they cannot be ours.
+VARIABLE = "PROTODCS_SETTING_"
 # Settings that name a file.
 _FILES = ("keys", "audit", "tls_certificate", "tls_key")
 _NEEDED = {
@@ -32,7 +35,9 @@ _LEAST_CPUS = 16
 
 @explained
 def serve(
-    config: Path | None = typer.Option(None, help="YAML file of settings. Options of the command override it."),
+    config: Path | None = typer.Option(
+        None, help="YAML file of settings. PROTODCS_SETTING_NAME variables and options override it."
+    ),
     cluster: Path | None = typer.Option(
         None, help="The same for a Ray cluster with Redis. Without it, the service is one process with SQLite."
     ),
@@ -67,6 +72,7 @@ def serve(
     options = {
         **defaults,
         **_read(cluster or config),
+        **_environment(),
         **{name: value for name, value in given.items() if value is not None},
     }
     settings = ServeConfig(**_absolute(options))
@@ -118,6 +124,31 @@ def _read(file: Path | None) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(f"{file} must hold names and values, such as 'workers: 4'")
     return found
+
+
+def _environment() -> dict[str, Any]:
+    """Return the settings in the environment. Variables without a value count as not set."""
+    from ..serve.settings import ServeConfig
+
+    found: dict[str, Any] = {}
+    for variable, text in os.environ.items():
+        if not variable.startswith(VARIABLE) or not text:
+            continue
+        name = variable.removeprefix(VARIABLE).lower()
+        if name not in ServeConfig.model_fields:
+            raise ConfigError(f"{variable} names no setting. `protodcs reference settings` lists them.")
+        # The settings convert single values themselves. YAML would take "off" for false.
+        found[name] = _parsed(variable, text) if text[0] in "[{" else text
+    return found
+
+
+def _parsed(variable: str, text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"{variable} is not YAML or JSON. Given: {without_passwords(text)[:80]!r}.") from None
 
 
 def _absolute(options: dict[str, Any]) -> dict[str, Any]:
