@@ -87,6 +87,6 @@ def test_the_reference_of_errors_has_each_code_and_says_what_to_do():
     assert (errors["overloaded"]["status"], errors["overloaded"]["retry"]) == (429, True)
     text = printed("errors", "stream_damaged")
     assert text.startswith("stream_damaged (409)\n")
-    assert "docs/how-to/operate.md" in text
+    assert "See Damaged streams (docs/how-to/operate.md#damaged-streams)." in text
     assert "](" not in printed("errors")
     assert "no_such_code" in printed("errors", "no_such_code", code=1)

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import time
 from contextlib import suppress
 
 import httpx
@@ -256,6 +257,12 @@ def test_answers_come_while_rows_are_still_sent_and_a_sender_that_is_too_fast_ha
             await broken_off(writer)
 
         asyncio.run(run())
+        limits = service.api.state.services.limits
+        while limits.in_progress.total():
+            time.sleep(0.01)
+        # Rows that were under way end after their request, and are forgotten once.
+        time.sleep(0.2)
+        assert limits._held.total() == 0
 
 
 def test_without_answers_the_rows_are_sent_again_and_none_is_observed_twice():

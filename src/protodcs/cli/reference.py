@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from posixpath import normpath
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -93,5 +94,5 @@ def _chosen(field: str, wanted: str | None, every: list[dict[str, Any]]) -> list
 
 
 def _without_links(text: str) -> str:
-    """Return Markdown with the file of each link behind its text."""
-    return re.sub(r"\[([^]]+)\]\((?:\.\./)?([^)]+)\)", r"\1 (docs/\2)", text)
+    """Return Markdown of a reference page with the file of each link behind its text."""
+    return re.sub(r"\[([^]]+)\]\(([^)]+)\)", lambda link: f"{link[1]} ({normpath(f'docs/reference/{link[2]}')})", text)

@@ -246,7 +246,7 @@ class BodyLimitMiddleware:
             await self._app(scope, body.receive, send)
         finally:
             limits.in_progress[tenant] -= 1
-            limits.let_go(tenant, body.size)
+            body.forget()
 
 
 class _IncomingBody:
@@ -257,6 +257,11 @@ class _IncomingBody:
         self._tenant = tenant
         self._receive = receive
         self._more = True
+        self.size = 0
+
+    def forget(self) -> None:
+        """Hold nothing of it any more. Rows that end later release nothing."""
+        self._limits.let_go(self._tenant, self.size)
         self.size = 0
 
     async def _next(self, until: float, late: str) -> tuple[Message, int]:

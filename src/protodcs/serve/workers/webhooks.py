@@ -399,7 +399,7 @@ async def _status(reader: asyncio.StreamReader) -> int:
         line = await reader.readline()
         found = _STATUS_LINE.match(line)
         if found is None:
-            raise _RejectedError(f"The receiver did not answer with HTTP/1.1; given: {line[:100]!r}.")
+            raise _RejectedError("The receiver did not answer with HTTP/1.1.")
         if not found[1].startswith(b"1"):
             return int(found[1])
         while (await reader.readline()).strip():

@@ -45,6 +45,11 @@ _LAST_REQUESTS = 1
 # Time for all headers of a request, in seconds, and how many bytes they may have together with the path.
 _HEADER_SECONDS = 10.0
 _MAX_HEADERS = 2**16
+# Bytes of a header besides its name and value: colon, space and line break.
+_SEPARATORS = 4
+# What arrives behind headers that are too large is discarded for so many seconds. A connection that is closed before
+# everything is read may lose the response.
+_DISCARD_SECONDS = 1.0
 
 
 def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
@@ -219,7 +224,7 @@ class _HeaderLimits(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header, or a trailer behind the body."""
-        self._count(len(name) + len(value))
+        self._count(len(name) + len(value) + _SEPARATORS)
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -254,8 +259,7 @@ class _HeaderLimits(HttpToolsProtocol):
                 f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
             )
             self.transport.write(head.encode() + body)
-            # A connection that is closed before everything is read may lose the response.
-            self.loop.call_later(_LAST_REQUESTS, self.transport.close)
+            self.loop.call_later(_DISCARD_SECONDS, self.transport.close)
         else:
             self.transport.close()
 
