@@ -29,13 +29,14 @@ from made_service import (
 )
 from memory_store import MemoryStore
 from protodcs import StreamDCS
-from protodcs.errors import StoreError
+from protodcs.errors import StateError, StoreError
+from protodcs.serve.guard import Guard, GuardSettings
 from protodcs.serve.messages import Action, Outcome, Reply, Request
 from protodcs.serve.stream import live_stream as live_stream_module
 from protodcs.serve.stream.answers import pack_decision
 from protodcs.serve.stream.cost import Estimate, Part
 from protodcs.serve.stream.idempotency import digest_of
-from protodcs.serve.stream.live_stream import LiveStream, pack_class
+from protodcs.serve.stream.live_stream import LiveStream, StreamSpec, pack_class
 from protodcs.serve.stream.records import Kind, Record
 from protodcs.serve.workers import loaded_stream, loaded_streams
 from protodcs.serve.workers import worker as worker_module
@@ -339,6 +340,64 @@ def test_an_error_inside_the_engine_is_told_and_the_stream_goes_on_from_the_stor
 
     asyncio.run(run())
     assert "a bug in the engine" in caplog.text
+
+
+GUARDED = StreamSpec.unpack(SPEC).model_copy(
+    update={"guard": GuardSettings(window=32, keep_windows=1, disagreement=1.0, rejection=1.0)}
+)
+
+
+def failing_once(monkeypatch, owner, name, error):
+    """Let the next call of a method fail, and those after it go on as before."""
+    method, errors = getattr(owner, name), [error]
+
+    def call(*given):
+        if errors:
+            raise errors.pop()
+        return method(*given)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+def test_a_stream_whose_roll_back_failed_is_loaded_again_from_the_store(monkeypatch, caplog):
+    """The engine has learned the sample by then, and its journal has no record of it."""
+
+    async def run():
+        store = MemoryStore()
+        async with started(store, streams=()) as worker:
+            await done(worker, create(spec=GUARDED.pack()))
+            # A good window, whose state is saved, and one of the same sample again and again, which fires.
+            await done(worker, *(observe(number) for number in range(32)))
+            same = [observe(0, key=f"same-{number}") for number in range(32)]
+            await done(worker, *same[:-1])
+            failing_once(monkeypatch, LiveStream, "_restored", StateError("the saved state cannot be read"))
+            assert (await one(worker, same[-1])).outcome is Outcome.FAILED
+            assert len(journal_of(store)) == 63
+            status = (await done(worker, ask(Action.STATUS)))[0].facts
+            assert (status["position"], status["sequence"]) == (63, 63)
+            (reply,) = await done(worker, same[-1])
+            assert (reply.position, reply.repeated) == (63, False)
+            status = (await done(worker, ask(Action.STATUS)))[0].facts
+            assert (status["position"], status["sequence"], status["guard_reason"]) == (64, 32, "duplicates")
+
+    asyncio.run(run())
+    assert "the saved state cannot be read" in caplog.text
+
+
+def test_a_stream_whose_restore_failed_halfway_is_loaded_again_from_the_store(monkeypatch):
+    async def run():
+        store = MemoryStore()
+        async with started(store, streams=()) as worker:
+            await done(worker, create(spec=GUARDED.pack()), observe(0), save_snapshot("good"), observe(1))
+            failing_once(monkeypatch, Guard, "begin", ZeroDivisionError("a bug in the guard"))
+            assert (await one(worker, roll_back("good"))).outcome is Outcome.FAILED
+            status = (await done(worker, ask(Action.STATUS)))[0].facts
+            assert (status["position"], status["sequence"]) == (3, 2)
+            assert engine_of(worker) == learned(2)
+            await done(worker, roll_back("good"))
+            assert engine_of(worker) == learned(1)
+
+    asyncio.run(run())
 
 
 # Several workers.

@@ -19,19 +19,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ... import methods
 from ...arrays import Feature
 from ...core import state as states
+from ...core.decision import Decision
 from ...core.protodcs.engine import ProtoDCS
 from ...core.prototypes import Prototypes
 from ...core.settings import Settings
 from ...core.state import leaves_out_prototypes
 from ...core.streamdcs.engine import StreamDCS
 from ...discovery import DiscoveryConfig, review_order
-from ...errors import InputError, StateError, StateVersionError, StoreError, UsageError
+from ...errors import InputError, ProtoDCSError, StateError, StateVersionError, StoreError, UsageError
 from ...method import FeatureMethod
 from ..guard import Action, Event, Guard, GuardSettings
 from ..log.entries import Range
 from ..store.base import AcquiredStream
 from . import snapshots
-from .answers import KNOWN, pack_decision, reason_of, unpack_decision
+from .answers import KNOWN, JoinedCluster, pack_decision, reason_of, unpack_decision
 from .feedback import unpack_feedback
 from .idempotency import Answer, IdempotencyCache, Limits, digest_of
 from .records import LONGEST_KEY, Kind, Record
@@ -245,7 +246,9 @@ class LiveStream:
     def change(
         self, kind: Kind, key: str, payload: bytes, now: float, digest: bytes | None = None, row: int = 0
     ) -> Record:
-        """Apply a change and return its record; on an error nothing has changed.
+        """Apply a change and return its record.
+
+        After a ProtoDCSError nothing has changed. After any other error, discard the stream and load it again.
 
         Args:
             kind: what to do.
@@ -387,14 +390,23 @@ class LiveStream:
     # The changes, by kind: each returns the answer.
 
     def _observe(self, payload: bytes) -> bytes:
-        decision, joined = self.engine.observe(_feature(payload)), None
+        decision = self.engine.observe(_feature(payload))
+        try:
+            return pack_decision(decision, self._after_observe(decision))
+        except ProtoDCSError as problem:
+            # The engine has learned. Callers may take a ProtoDCSError for a rejected request that changed nothing.
+            raise RuntimeError(f"a sample was learned, and then an error occurred: {problem}") from problem
+
+    def _after_observe(self, decision: Decision) -> JoinedCluster | None:
+        """Store the latest sample and let the guard check it. Return the cluster that the sample joined, if any."""
+        joined = None
         if self.samples is not None:
             joined = self.samples.add(self.position, self.engine.latest, decision)
         if self.guard is not None:
             event = self.guard.watch(self.engine.latest, decision, self.engine, self.position)
             if event is not None:
                 self._obey(event, self.guard.good_state)
-        return pack_decision(decision, joined)
+        return joined
 
     def _obey(self, event: Event, good_state: bytes | None) -> None:
         """Do what the guard says."""

@@ -71,7 +71,8 @@ class Changes:
                 if request.if_match and live.etag not in request.if_match:
                     raise PreconditionError(f"The ETag of the state is {live.etag}. Read the state again.")
                 change = partial(live.change, kind, request.key, payload, self._lease.now(), digest)
-                record = await self._computing.run(loaded, change, long=kind in _LONG)
+                with loaded.changing():
+                    record = await self._computing.run(loaded, change, long=kind in _LONG)
                 roll_backs = [] if back_to is None else [(back_to, record.position)]
                 long_journal = self.put(request.stream, loaded, record.position, [record.pack()], roll_backs=roll_backs)
         await loaded.journal.wait_durable()

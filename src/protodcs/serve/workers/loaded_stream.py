@@ -2,9 +2,12 @@
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...errors import ProtoDCSError, StoreError
 from ..log.notices import NoticeMaker
 from ..stream.cost import estimate, has_estimate
 from ..stream.live_stream import LiveStream
@@ -48,6 +51,19 @@ class LoadedStream:
     def __post_init__(self) -> None:
         self.snapshot_end = self.live.covered
         self.notice_maker = NoticeMaker(self.live.warning, self.live.latest_known)
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Have the stream loaded again from the store if a change is interrupted, or fails after it has begun."""
+        try:
+            yield
+        except ProtoDCSError:
+            # The change was rejected: nothing has changed.
+            raise
+        except BaseException:
+            # The engine may be inconsistent, and is ahead of its journal.
+            self.journal.broken = StoreError("the stream was interrupted while it learned")
+            raise
 
     @property
     def unsnapshotted_records(self) -> int:

@@ -338,12 +338,8 @@ class Worker:
         """
         first = loaded.live.position
         serve = partial(self._steps.serve, loaded.live, requests, self._computing.turn_end())
-        try:
+        with loaded.changing():
             served = await self._computing.run(loaded, serve)
-        except BaseException:
-            # The engine may be torn, and is ahead of its journal.
-            loaded.journal.broken = StoreError("the stream was interrupted while it learned")
-            raise
         loaded.used = time.monotonic()
         for seconds, answer in served.steps:
             self.counted.stepped(seconds, answer)
