@@ -37,6 +37,7 @@ class Engine:
         self.frozen = False
         self.numbers = {}
         self.learned = 0
+        self.seen = 0
 
     def initial_cosines(self):
         return None
@@ -68,7 +69,8 @@ def window(watcher, engine, answer=lambda k, number: said(k), near=lambda number
     for number in range(WINDOW):
         k = number % CLASSES
         engine.learned += not engine.frozen
-        event = watcher.watch(sample(k, near(number), number), answer(k, number), engine, number)
+        event = watcher.watch(sample(k, near(number), number), answer(k, number), engine, engine.seen)
+        engine.seen += 1
         assert event is None or number == WINDOW - 1
     if event is not None:
         engine.frozen = event.action != Action.UNFREEZE
@@ -213,6 +215,24 @@ def test_a_state_gone_back_to_that_is_no_better_is_given_up_for_the_beginning():
     assert accused(watcher, engine).action == Action.ROLL_BACK
     assert watcher.good_state is None
     assert accused(watcher, engine) is None  # There is nothing farther to go back to.
+
+
+def test_the_position_of_the_good_state_is_where_that_state_was_saved():
+    """Also after a second roll-back while it is frozen, which discards what was saved before."""
+    watcher, engine = guard(freeze_windows=0), Engine()
+    for _ in range(3):
+        window(watcher, engine)
+    for position in (2 * WINDOW, 0):
+        assert accused(watcher, engine).action == Action.ROLL_BACK
+        assert watcher.good_position == position
+    assert window(watcher, engine).action == Action.UNFREEZE
+    for saved in range(1, 4):
+        start = engine.seen
+        assert window(watcher, engine) is None
+        assert watcher.good_position == (start if saved > 1 else engine.seen)
+        resumed = guard()
+        resumed.resume(watcher.pack())
+        assert (resumed.good_state, resumed.good_position) == (watcher.good_state, watcher.good_position)
 
 
 def test_a_guard_that_only_freezes_keeps_no_state():

@@ -161,6 +161,13 @@ class _Trip(NamedTuple):
     threshold: float
 
 
+class _SavedState(NamedTuple):
+    """A state that a roll-back may restore, and the number of journal records behind it."""
+
+    state: bytes
+    position: int
+
+
 NAMES = ("numbers", "disagreement", "mixture", "drift", "duplicates", "rejection", "recovered", "timeout")
 # The checks of the engine. The other ones check the samples.
 _OF_STATE = ("numbers", "disagreement", "mixture", "drift")
@@ -201,8 +208,7 @@ class Guard:
 
     def begin(self) -> None:
         """Start again, because the stream was reset or continues from another state."""
-        self._kept: list[bytes] = []
-        self._kept_at: list[int] = []
+        self._saved: list[_SavedState] = []
         self._good, self._relapses = _RELAPSE, 0
         self.overruled()
 
@@ -216,12 +222,12 @@ class Guard:
     @property
     def good_state(self) -> bytes | None:
         """The saved state that a roll-back restores; None: the state of a new stream."""
-        return self._kept[0] if self._kept else None
+        return self._saved[0].state if self._saved else None
 
     @property
     def good_position(self) -> int:
         """Number of journal records behind the good state; 0 for that of a new stream."""
-        return self._kept_at[0] if self._kept else 0
+        return self._saved[0].position if self._saved else 0
 
     def status(self) -> dict[str, Any]:
         """Return the state of the guard, JSON-ready."""
@@ -247,7 +253,7 @@ class Guard:
         if not _sane(decision.p_unknown, decision.score, decision.openness, openness):
             if self.frozen:
                 # The restored state has the same problem: discard it and start again.
-                self._kept, self._kept_at = [], []
+                self._saved = []
             return self._fire(_Trip("numbers", 1.0, 0.0), position)
         if self._seen < self.settings.window:
             return None
@@ -318,9 +324,9 @@ class Guard:
         """Stay frozen, roll back farther, or unfreeze."""
         self._held += 1
         wrong = [trip for trip in trips if trip.guard in _OF_STATE]
-        if wrong and self._kept and self.settings.action == "roll back":
+        if wrong and self._saved and self.settings.action == "roll back":
             # The restored state has the same problem: discard it and start again.
-            self._kept = []
+            self._saved = []
             return self._fire(wrong[0], position)
         low, high = _CALM_SHARES
         self._calm = self._calm + 1 if not trips and low <= looks_known <= high else 0
@@ -373,8 +379,8 @@ class Guard:
         self._since_kept += 1
         self._good += 1
         if self._since_kept >= self.settings.keep_windows and self.settings.action == "roll back":
-            self._kept = [*self._kept, engine.snapshot() if self._whole else engine.difference()][-_KEPT:]
-            self._kept_at = [*self._kept_at, position + 1][-_KEPT:]
+            state = engine.snapshot() if self._whole else engine.difference()
+            self._saved = [*self._saved, _SavedState(state, position + 1)][-_KEPT:]
             self._since_kept = 0
 
     def _new_window(self) -> None:
@@ -388,7 +394,7 @@ class Guard:
         if not self.frozen:
             self._relapses = 0 if self._good >= _RELAPSE else min(self._relapses + 1, _MOST_RELAPSES)
         self._good = 0
-        self._kept, self._kept_at = self._kept[:1], self._kept_at[:1]
+        self._saved = self._saved[:1]
         self.frozen, self._held, self._calm, self._since_kept = True, 0, 0, 0
         self._new_window()
         return self._note(trip, action, position)
@@ -408,15 +414,15 @@ class Guard:
             "events": self.events,
             "last": self._last,
             "reference": len(self._reference_openness),
-            "kept": [len(state) for state in self._kept],
-            "kept_at": self._kept_at,
+            "kept": [len(saved.state) for saved in self._saved],
+            "kept_at": [saved.position for saved in self._saved],
         }
         head = json.dumps(values).encode()
         seen = self._seen
         arrays = (self._sum, self._openness[:seen], self._reference_openness)
         flags = (self._rejected[:seen], self._reference_rejected)
-        parts = [_HEAD.pack(VERSION, len(head)), head, *(array.tobytes() for array in (*arrays, *flags)), *self._kept]
-        return b"".join(parts)
+        parts = [_HEAD.pack(VERSION, len(head)), head, *(array.tobytes() for array in (*arrays, *flags))]
+        return b"".join([*parts, *(saved.state for saved in self._saved)])
 
     def resume(self, data: bytes) -> None:
         """Continue from what `pack` returned. Raise StoreError for anything else."""
@@ -450,7 +456,7 @@ class Guard:
         self._reference_openness = np.frombuffer(parts[2]).reshape(rows, window)
         self._rejected[:seen] = np.frombuffer(parts[3], dtype=np.bool_)
         self._reference_rejected = np.frombuffer(parts[4], dtype=np.bool_).reshape(rows, window)
-        self._kept, self._kept_at = parts[5:], values["kept_at"]
+        self._saved = [_SavedState(*saved) for saved in zip(parts[5:], values["kept_at"], strict=True)]
 
 
 def _sane(probability: float, *others: float) -> bool:
