@@ -1321,19 +1321,21 @@ def test_a_damaged_stream_is_409_until_it_is_rolled_back():
             await service.worker._streams.loaded["s"].journal.settle_snapshot()
             service.worker._streams.loaded.clear()
             service.store.content["s"].snapshot = b"\x04garbage"
-            words_of(await service.observe(feature(1)), 500)
             for response in (await service.observe(feature(1)), await service.client.get("/v1/streams/s")):
                 words = words_of(response, 409)
                 assert "The stored data of the stream 's' is damaged: a snapshot of 8 bytes: it was cut off." in words
-                assert "Delete the stream or restore a saved snapshot." in words
+                assert "Restore a saved snapshot, import an exported state" in words
+            (listed,) = (await service.client.get("/v1/streams")).json()["streams"]
+            assert (listed["id"], listed["problem"]) == ("s", words)
             assert (await service.client.get("/v1/streams/s/snapshots")).json() == {"snapshots": ["good"]}
             assert (await service.post("s/rollback", json={"name": "good"})).json()["position"] == 2
             decisions_of(await service.observe(feature(1)))
             assert engine_of(service.worker) == learned(2)
+            assert (await service.client.get("/v1/streams")).json()["streams"][0]["problem"] is None
             await service.worker._streams.loaded["s"].journal.settle_snapshot()
             service.worker._streams.loaded.clear()
             service.store.content["s"].snapshot = b""
-            words_of(await service.client.get("/v1/streams/s"), 500)
+            words_of(await service.client.get("/v1/streams/s"), 409)
             assert (await service.client.delete("/v1/streams/s")).status_code == 204
 
     asyncio.run(run())

@@ -4,6 +4,7 @@ import asyncio
 import random
 import threading
 import time
+import zlib
 from functools import partial
 
 import pytest
@@ -1645,49 +1646,106 @@ async def damage(worker, store):
     store.content["s"].snapshot = damaged(store.content["s"].snapshot)
 
 
-def quarantined(worker):
+def unloadable(worker):
     families = {family.name: family for family in worker.metrics()}
-    return families["protodcs_worker_quarantined_streams"].samples[0].value
+    return families["protodcs_worker_unloadable_streams"].samples[0].value
 
 
-def test_a_damaged_stream_is_quarantined_after_some_attempts(caplog):
+async def listed_problems(worker):
+    return {stream.id: stream.problem for stream in await worker.list_streams("", None, 10)}
+
+
+def test_a_damaged_stream_is_not_read_again_after_some_attempts(caplog):
     async def run():
         store = CountingStore()
         async with started(store, streams=["s", "t"], unload_records=0) as worker:
             await damage(worker, store)
-            for _ in range(3):
-                assert quarantined(worker) == 0
-                reply = await one(worker, observe(8))
-                assert reply.outcome is Outcome.FAILED
-                assert "does not match its checksum" in reply.message
+            assert (unloadable(worker), await listed_problems(worker)) == (0, {"s": None, "t": None})
             reads = store.reads
             for request in (observe(8), ask(Action.STATUS), save_snapshot("a"), ask(Action.FREEZE)):
                 reply = await one(worker, request)
-                assert reply.outcome is Outcome.CONFLICT
-                assert "does not match its checksum: it is damaged. Delete the stream or restore" in reply.message
-            assert (store.reads, quarantined(worker)) == (reads, 1)
+                assert (reply.outcome, reply.code) == (Outcome.CONFLICT, "stream_damaged")
+                assert "does not match its checksum: it is damaged. Restore a saved snapshot" in reply.message
+                assert (unloadable(worker), await listed_problems(worker)) == (1, {"s": reply.message, "t": None})
+            assert store.reads == reads + 3
             await done(worker, observe(0, "t"))
 
     asyncio.run(run())
-    assert [record.message for record in caplog.records].count("a damaged stream is quarantined") == 1
+    assert [record.message for record in caplog.records].count("a stream cannot be loaded") == 1
 
 
-def test_an_unexpected_error_of_a_load_is_damage_too(monkeypatch):
+def another_format(data):
+    """Return a snapshot or a record as a version with another format would have written it."""
+    body = bytes([data[0] + 1]) + data[1:-4]
+    return body + zlib.crc32(body).to_bytes(4, "little")
+
+
+def refuse_values(monkeypatch, content):
+    """As if a check of the state's values fails in this version."""
+
+    def refuse(*_, **__):
+        raise StateError("the state's array 'bias_sums' has values outside 0.0 to 1000")
+
+    monkeypatch.setattr(live_stream_module.methods, "restore", refuse)
+    return "has values outside"
+
+
+def fail_in_replay(monkeypatch, content):
+    """As if this version has a bug."""
+    monkeypatch.setattr(LiveStream, "replay", lambda *_: 1 / 0)
+    return "ZeroDivisionError"
+
+
+def change_snapshot_format(monkeypatch, content):
+    monkeypatch.setattr(content, "snapshot", another_format(content.snapshot))
+    return "The snapshot of the stream was written by another version"
+
+
+def change_record_format(monkeypatch, content):
+    monkeypatch.setattr(content, "journal", [*map(another_format, content.journal)])
+    return "A journal record was written by another version"
+
+
+def change_spec(monkeypatch, content):
+    monkeypatch.setattr(content, "spec", StreamSpec.unpack(SPEC).model_copy(update={"schema_version": 99}).pack())
+    return "The stream was written by another version"
+
+
+@pytest.mark.parametrize(
+    "refuse", [refuse_values, fail_in_replay, change_snapshot_format, change_record_format, change_spec]
+)
+def test_a_stream_that_this_version_cannot_load_is_kept_and_not_called_damaged(monkeypatch, refuse):
+    """All checksums are right: another version may read it, and so does this one after the cause is gone."""
+
     async def run():
         store = MemoryStore()
-        async with started(store, quarantine_failures=2) as worker:
-            await done(worker, observe(0))
+        async with started(store, unload_records=0) as worker:
+            await done(worker, *(observe(number) for number in range(5)))
+            await unload(worker)
+            await done(worker, *(observe(number) for number in range(5, 8)))
             worker._streams.loaded.clear()
-            monkeypatch.setattr(LiveStream, "replay", lambda *_: 1 / 0)
-            outcomes = [(await one(worker, observe(1))).outcome for _ in range(3)]
-            assert outcomes == [Outcome.FAILED, Outcome.FAILED, Outcome.CONFLICT]
-            await done(worker, await delete(worker))
-            assert store.content == {}
+            content = store.content["s"]
+            with monkeypatch.context() as patched:
+                reason = refuse(patched, content)
+                before = content.spec, content.snapshot, list(content.journal)
+                for request in (observe(8), ask(Action.STATUS), ask(Action.EXPORT), observe(8)):
+                    reply = await one(worker, request)
+                    assert (reply.outcome, reply.code) == (Outcome.CONFLICT, "stream_not_loaded")
+                    assert reason in reply.message
+                    assert "Its stored data is kept. Export its state with the version that wrote it" in reply.message
+                    assert not {"damaged", "delete"} & set(reply.message.lower().replace(".", " ").split())
+                    assert (unloadable(worker), await listed_problems(worker)) == (1, {"s": reply.message})
+                assert (content.spec, content.snapshot, content.journal) == before
+            # As a process that was started again.
+            worker._streams.discard()
+            await done(worker, observe(8))
+            assert engine_of(worker) == learned(9)
+            assert (unloadable(worker), await listed_problems(worker)) == (0, {"s": None})
 
     asyncio.run(run())
 
 
-def test_errors_that_pass_do_not_quarantine_a_stream():
+def test_errors_that_pass_are_no_reason_not_to_load_a_stream_again():
     async def run():
         store = MemoryStore()
         async with (
@@ -1704,7 +1762,7 @@ def test_errors_that_pass_do_not_quarantine_a_stream():
             assert (await one(worker, observe(1))).outcome is Outcome.LATER
             store.shared.update([shared])
             await done(worker, observe(1))
-            assert (quarantined(worker), quarantined(other)) == (0, 0)
+            assert (unloadable(worker), unloadable(other)) == (0, 0)
 
     asyncio.run(run())
 
@@ -1720,7 +1778,7 @@ def test_a_damaged_stream_can_be_deleted_and_created_again(attempts):
             await done(worker, await delete(worker))
             assert (await one(worker, observe(8))).outcome is Outcome.MISSING
             await done(worker, create(), observe(0))
-            assert (engine_of(worker), quarantined(worker)) == (learned(1), 0)
+            assert (engine_of(worker), unloadable(worker)) == (learned(1), 0)
 
     asyncio.run(run())
 
@@ -1737,7 +1795,7 @@ def test_a_damaged_stream_can_be_rolled_back(attempts):
             assert names.facts == {"snapshots": ["good"]}
             # Five observes, one saved snapshot and three observes are in the journal.
             (reply,) = await done(worker, roll_back("good"))
-            assert (reply.position, quarantined(worker)) == (9, 0)
+            assert (reply.position, unloadable(worker)) == (9, 0)
             assert engine_of(worker) == learned(5)
             # The records behind the damaged snapshot still tell of their requests.
             retries = await done(worker, *(observe(number) for number in (5, 6, 7)))
@@ -1761,7 +1819,7 @@ def test_a_stream_with_a_damaged_record_keeps_its_other_keys_when_it_is_restored
             content = store.content["s"]
             content.snapshot = damaged(content.snapshot)
             content.journal[1] = damaged(content.journal[1])
-            assert (await one(worker, observe(8))).outcome is Outcome.FAILED
+            assert (await one(worker, observe(8))).outcome is Outcome.CONFLICT
             (reply,) = await done(worker, ask(Action.IMPORT, "import", learned(20)))
             assert reply.position == 9
             assert engine_of(worker) == learned(20)
@@ -1804,7 +1862,7 @@ def test_a_damaged_saved_snapshot_does_not_harm_a_stream_that_is_not_damaged():
     asyncio.run(run())
 
 
-def test_a_worker_forgets_a_quarantine_with_its_lease():
+def test_a_worker_forgets_what_it_could_not_load_with_its_lease():
     async def run():
         store = MemoryStore()
         async with started(store, unload_records=0, quarantine_failures=1) as worker:

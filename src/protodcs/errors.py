@@ -88,6 +88,10 @@ class StoreError(ProtoDCSError, OSError):
     """A store of streams that cannot be reached, is full, or holds something damaged."""
 
 
+class DamagedDataError(StoreError):
+    """Stored data that does not match its checksum, or of which a part is missing."""
+
+
 class FencedError(ProtoDCSError, RuntimeError):
     """A write to a stream by one who no longer owns it, or who is wrong about what it holds. Nothing was written."""
 

@@ -431,7 +431,7 @@ class Guard:
         except StateVersionError:
             raise
         except (struct.error, ValueError, KeyError, TypeError):
-            raise StoreError("The stored guard of a stream is damaged.") from None
+            raise StoreError("The stored guard of a stream cannot be read.") from None
 
     def _resume(self, data: bytes) -> None:
         version, length = _HEAD.unpack_from(data)

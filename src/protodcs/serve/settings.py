@@ -74,7 +74,7 @@ class ServeConfig(Settings):
         3,
         ge=1,
         le=1_000_000,
-        description="Failed loads of a damaged stream after which the worker replies 409 without trying again.",
+        description="Failed loads of a stream after which the worker replies 409 without trying again.",
     )
 
     # Journals.

@@ -20,6 +20,7 @@ import { seconds } from "./logic/format.js";
  * @property {number | null} usual_unknown_rate
  * @property {string | null} guard_reason
  * @property {string | null} warning
+ * @property {string | null} problem
  * @property {boolean} frozen
  * @property {number} sequence
  * @property {number} position
@@ -133,6 +134,7 @@ export function asRow(stream) {
     usualRate: stream.usual_unknown_rate ?? null,
     guard: stream.guard_reason ?? null,
     warning: stream.warning ?? null,
+    problem: stream.problem ?? null,
   };
 }
 

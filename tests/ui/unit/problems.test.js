@@ -11,6 +11,7 @@ const row = (id, changes = {}) => ({
   usualRate: 0.1,
   guard: null,
   warning: null,
+  problem: null,
   ...changes,
 });
 const kinds = (stream) => problemsOf(stream, NOW).map(({ kind }) => kind);
@@ -30,6 +31,13 @@ test("each problem of a stream is found, the guard first", () => {
   });
   assert.deepEqual(kinds(stream), ["guard", "unknown", "silent", "warning"]);
   assert.deepEqual(kinds(row("b", { frozen: true })), ["frozen"]);
+});
+
+test("a stream that cannot be loaded is the worst problem, and says why", () => {
+  const stream = row("a", { guard: "rejection", problem: "This version cannot load the stream." });
+  assert.deepEqual(kinds(stream), ["unloadable", "guard"]);
+  assert.equal(problemsOf(stream, NOW)[0].text, "This version cannot load the stream.");
+  assert.equal(countProblems([stream, row("b")], NOW).unloadable, 1);
 });
 
 test("a slightly higher unknown rate and a stream with few samples are no problems", () => {

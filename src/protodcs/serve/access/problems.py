@@ -47,6 +47,7 @@ TYPES: dict[str, ProblemType] = {
     "conflict": ProblemType(409, "The stream does not allow this now"),
     "stream_exists": ProblemType(409, "The stream exists with different settings"),
     "stream_damaged": ProblemType(409, "The stored data of the stream is damaged"),
+    "stream_not_loaded": ProblemType(409, "This version cannot load the stream"),
     "snapshot_exists": ProblemType(409, "The snapshot exists"),
     "too_many_snapshots": ProblemType(409, "Too many saved snapshots"),
     "idempotency_key_reused": ProblemType(409, "The idempotency key was used for another request"),

@@ -170,11 +170,13 @@ class ListedStream(NamedTuple):
         id: its id.
         created: when, in seconds since 1970 by the store's clock.
         summary: of its newest batch of records; empty before the first.
+        problem: why a worker could not load it; None unless it tried and failed. A store does not know this.
     """
 
     id: str
     created: float
     summary: bytes
+    problem: str | None = None
 
 
 class Totals(NamedTuple):

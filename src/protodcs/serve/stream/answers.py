@@ -67,7 +67,7 @@ def unpack_decision(answer: bytes) -> Decision:
         label = answer[_DECISION.size :].decode() if flags & KNOWN else None
         reason = (None, *REASONS)[flags >> _REASON_BIT & _REASON_MASK]
     except (struct.error, UnicodeDecodeError, IndexError):
-        raise StoreError("an answer in the store is damaged") from None
+        raise StoreError("an answer in the store cannot be read") from None
     return Decision(
         bool(flags & KNOWN),
         index,

@@ -175,9 +175,7 @@ class IdempotencyCache:
             if entries:
                 *_, self.time = _ENTRY.unpack_from(entry)
         except struct.error:
-            raise StoreError(
-                "The idempotency data of a snapshot is damaged. Restore the stream from a backup."
-            ) from None
+            raise StoreError("The idempotency data of a snapshot cannot be read.") from None
 
     def _answer(self, key: str, position: int) -> Answer:
         if position < self._start:

@@ -26,7 +26,15 @@ from ...core.settings import Settings
 from ...core.state import leaves_out_prototypes
 from ...core.streamdcs.engine import StreamDCS
 from ...discovery import DiscoveryConfig, review_order
-from ...errors import InputError, ProtoDCSError, StateError, StateVersionError, StoreError, UsageError
+from ...errors import (
+    DamagedDataError,
+    InputError,
+    ProtoDCSError,
+    StateError,
+    StateVersionError,
+    StoreError,
+    UsageError,
+)
 from ...method import FeatureMethod
 from ..guard import Action, Event, Guard, GuardSettings
 from ..log.entries import Range
@@ -108,20 +116,20 @@ class StreamSpec(BaseModel):
 
 
 def _readable_requests(held: AcquiredStream, limits: Limits) -> IdempotencyCache:
-    """Return the applied requests that a damaged stream still tells of."""
+    """Return the applied requests that can still be read of a stream that cannot be loaded."""
     applied = IdempotencyCache(limits)
     try:
         found = snapshots.unpack(held.snapshot or b"")
         applied.load(found.requests)
         if found.position != held.start:
             applied.skip(held.start - 1)
-    except StoreError:
+    except (StoreError, StateVersionError):
         applied = IdempotencyCache(limits)
         applied.skip(held.start - 1)
     for position, data in enumerate(held.tail, held.start):
         try:
             record = Record.unpack(data)
-        except StoreError:
+        except (StoreError, StateVersionError):
             applied.skip(position)
             continue
         if record.position == position:
@@ -169,7 +177,7 @@ class LiveStream:
         # The reason of the newest decision.
         self._warning: str | None = None
         if held.snapshot is None and held.start:
-            raise StoreError(f"the snapshot of the first {held.start} records is missing")
+            raise DamagedDataError(f"the snapshot of the first {held.start} records is missing")
         if held.snapshot is None:
             self.engine = self.spec.engine(prototypes)
             self.guard = self._watcher()
@@ -177,7 +185,7 @@ class LiveStream:
         else:
             found = snapshots.unpack(held.snapshot)
             if found.position != held.start:
-                raise StoreError(f"the newest snapshot covers {found.position} records and {held.start} are gone")
+                raise DamagedDataError(f"the newest snapshot covers {found.position} records and {held.start} are gone")
             self.engine = self._restored(found.state)
             self.guard = self._watcher()
             if self.guard is not None and found.guard:
@@ -196,7 +204,7 @@ class LiveStream:
 
     @classmethod
     def repaired(cls, held: AcquiredStream, prototypes: Prototypes, limits: Limits, state: bytes) -> "LiveStream":
-        """Return a stream whose stored data is damaged, with another state, at the end of its journal.
+        """Return a stream that cannot be loaded, with another state, at the end of its journal.
 
         It recognises the retries that its snapshot and its records still tell of, as far as they can be read.
         """
@@ -273,7 +281,7 @@ class LiveStream:
     def replay(self, record: Record) -> None:
         """Make the change that a record tells of."""
         if record.position != self.position:
-            raise StoreError(f"the journal holds record {record.position} where {self.position} is due: it is damaged")
+            raise DamagedDataError(f"the journal holds record {record.position} where {self.position} is due")
         try:
             answer: bytes | None = _CHANGES[record.kind](self, record.payload)
         except (InputError, UsageError):

@@ -37,7 +37,8 @@ async def move_streams(source: Store, target: Store, tenant: str, moved: Callabl
     """
     incarnation = secrets.token_hex(8)
     try:
-        async for stream, _, summary in _all_streams(source):
+        async for listed in _all_streams(source):
+            stream = listed.id
             for store in (source, target):
                 await store.renew(_WORKER, incarnation, _LEASE, takes_over=True)
             new_id = stream if tenant_of(stream) or not tenant else f"{tenant}/{stream}"
@@ -45,7 +46,7 @@ async def move_streams(source: Store, target: Store, tenant: str, moved: Callabl
             fence = await _begin(source, target, stream, new_id, held, incarnation)
             if fence is not None:
                 await _copy_log(source, target, stream, Batch(new_id, fence, held.start, ()))
-                await _write(target, new_id, fence, held, summary)
+                await _write(target, new_id, fence, held, listed.summary)
             await source.delete(stream, held.fence)
             moved(new_id)
     finally:

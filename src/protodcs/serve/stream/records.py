@@ -9,7 +9,7 @@ import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 
-from ...errors import StateVersionError, StoreError
+from ...errors import DamagedDataError, StateVersionError, StoreError
 
 VERSION = 2
 # version, kind, bytes of the key, of the payload and of the answer, row, position, epoch, time, digest
@@ -83,19 +83,21 @@ class Record:
 
     @classmethod
     def unpack(cls, data: bytes) -> "Record":
-        """Return the record that `pack` wrote. Raise StoreError for damage, StateVersionError for another version."""
+        """Return the record that `pack` wrote. Raise DamagedDataError or StateVersionError otherwise."""
         if len(data) < _HEAD.size + _SEAL.size:
-            raise StoreError(f"a journal record of {len(data)} bytes: it was cut off")
+            raise DamagedDataError(f"a journal record of {len(data)} bytes: it was cut off")
         version, kind, key_length, payload_length, answer_length, row, position, epoch, time, digest = (
             _HEAD.unpack_from(data)
         )
         end = len(data) - _SEAL.size
         if zlib.crc32(memoryview(data)[:end]) != _SEAL.unpack_from(data, end)[0]:
-            raise StoreError("a journal record does not match its checksum: it is damaged")
+            raise DamagedDataError("a journal record does not match its checksum: it is damaged")
         if version != VERSION:
             raise StateVersionError.of("A journal record", version, VERSION)
         if _HEAD.size + key_length + payload_length + answer_length != end:
-            raise StoreError(f"a journal record of {len(data)} bytes that announces another length: it is damaged")
+            raise DamagedDataError(
+                f"a journal record of {len(data)} bytes that announces another length: it is damaged"
+            )
         payload_at = _HEAD.size + key_length
         answer_at = payload_at + payload_length
         try:
@@ -112,5 +114,5 @@ class Record:
             )
         except ValueError:
             raise StoreError(
-                f"a journal record of kind {kind}, which this protodcs does not know: upgrade it"
+                f"another version of protodcs wrote a journal record: it has the unknown kind {kind}"
             ) from None

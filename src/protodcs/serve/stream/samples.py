@@ -175,7 +175,7 @@ class StreamSamples:
             positions = np.frombuffer(data, "<i8", count, at)
             features = np.frombuffer(data, "<f2", count * self._discovery.dimension, at + positions.nbytes)
         except (struct.error, ValueError, StateError, ValidationError) as problem:
-            raise StoreError(f"The stored samples of a stream are damaged: {problem}") from None
+            raise StoreError(f"The stored samples of a stream cannot be read: {problem}") from None
         rows = features.reshape(count, self._discovery.dimension).copy()
         self._recent = OrderedDict(zip(positions.tolist(), rows, strict=True))
 

@@ -8,7 +8,7 @@ import struct
 import numpy as np
 
 from ...core.prototypes import Prototypes
-from ...errors import StoreError
+from ...errors import DamagedDataError
 
 # Number of rows, and of numbers in each; then the rows as float32, little-endian.
 _HEAD = struct.Struct("<II")
@@ -20,9 +20,9 @@ def pack_prototypes(prototypes: Prototypes) -> bytes:
 
 
 def unpack_prototypes(data: bytes) -> Prototypes:
-    """Return the prototypes that were packed. Raise StoreError if the blob is damaged."""
+    """Return the prototypes that were packed. Raise DamagedDataError if a part is missing."""
     count, dimension = _HEAD.unpack_from(data) if len(data) >= _HEAD.size else (0, 0)
     if not count or not dimension or len(data) != _HEAD.size + 4 * count * dimension:
-        raise StoreError(f"The shared prototypes are damaged: {len(data)} bytes for {count} rows of {dimension}.")
+        raise DamagedDataError(f"The shared prototypes are damaged: {len(data)} bytes for {count} rows of {dimension}.")
     rows = np.frombuffer(data, dtype="<f4", offset=_HEAD.size).reshape(count, dimension)
     return Prototypes.of_unit(np.array(rows, dtype=np.float32))

@@ -8,7 +8,7 @@ import struct
 import zlib
 from typing import NamedTuple
 
-from ...errors import StateVersionError, StoreError
+from ...errors import DamagedDataError, StateVersionError
 
 VERSION = 4
 # version, position, bytes of the engine state, of the guard, of the applied requests and of the stored samples
@@ -42,17 +42,17 @@ def pack(snapshot: Snapshot) -> bytes:
 
 
 def unpack(data: bytes) -> Snapshot:
-    """Return the snapshot that `pack` was given. Raise StoreError for damage, StateVersionError for another version."""
+    """Return the snapshot that `pack` was given. Raise DamagedDataError or StateVersionError otherwise."""
     if len(data) < _HEAD.size + _CHECKSUM.size:
-        raise StoreError(f"a snapshot of {len(data)} bytes: it was cut off")
+        raise DamagedDataError(f"a snapshot of {len(data)} bytes: it was cut off")
     end = len(data) - _CHECKSUM.size
     if zlib.crc32(memoryview(data)[:end]) != _CHECKSUM.unpack_from(data, end)[0]:
-        raise StoreError("a snapshot does not match its checksum: it is damaged")
+        raise DamagedDataError("a snapshot does not match its checksum: it is damaged")
     if data[0] != VERSION:
         raise StateVersionError.of("The snapshot of the stream", data[0], VERSION)
     _, position, *sizes = _HEAD.unpack_from(data)
     if _HEAD.size + sum(sizes) != end:
-        raise StoreError(f"a snapshot of {len(data)} bytes that announces another length: it is damaged")
+        raise DamagedDataError(f"a snapshot of {len(data)} bytes that announces another length: it is damaged")
     parts, at = [], _HEAD.size
     for size in sizes:
         parts.append(data[at : at + size])

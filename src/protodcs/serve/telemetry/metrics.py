@@ -257,7 +257,7 @@ GAUGES = {
     "protodcs_store_silence_seconds": "Seconds since the store last answered a commit or the lease's renewal.",
     "protodcs_store_lag_seconds": "For how many seconds the present group of writes is under way; 0 between groups.",
     "protodcs_worker_loaded_streams": "Streams in memory.",
-    "protodcs_worker_quarantined_streams": "Streams that are damaged and are not loaded any more.",
+    "protodcs_worker_unloadable_streams": "Streams that could not be loaded when this was last tried.",
     "protodcs_worker_queued_writes": "Writes that wait for the group under way to end.",
     "protodcs_worker_unsnapshotted_records": "Records since the newest snapshot, over all streams in memory.",
     "protodcs_worker_unsnapshotted_records_max": "The same for the stream that has the most.",

@@ -72,7 +72,7 @@ class Creation:
         packed = spec.pack()
         created = await self._store.create(stream, packed, spec.prototypes)
         if created:
-            self._streams.forget_damage(stream)
+            self._streams.forget_failure(stream)
             self._quotas.add(stream, len(packed))
         found = await self._existing(stream, spec)
         if found is None:

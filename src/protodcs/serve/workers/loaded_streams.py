@@ -27,7 +27,7 @@ from .changes import Changes
 from .computing import Computing
 from .lease import WorkerLease
 from .loaded_stream import LoadedStream
-from .replies import DamagedError, MovedError, QuarantinedError, RefusedError, errors_as_damage
+from .replies import DamagedError, MovedError, NotLoadedError, RefusedError, load_errors
 from .ring import Ring
 
 _log = logging.getLogger(__name__)
@@ -52,9 +52,10 @@ FindState = Callable[[Request, StreamSpec, int], Awaitable[RestorableState]]
 
 
 @dataclass(slots=True)
-class _Damage:
+class _FailedLoad:
     """Why a stream cannot be loaded, and how often this was tried."""
 
+    kind: type[NotLoadedError]
     problem: str
     failures: int = 0
 
@@ -97,7 +98,7 @@ class LoadedStreams:
         self._changes = changes
         self.loaded: OrderedDict[str, LoadedStream] = OrderedDict()
         self.busy: dict[str, asyncio.Task[Any]] = {}
-        self._damaged: dict[str, _Damage] = {}
+        self._failed: dict[str, _FailedLoad] = {}
         self._shared: WeakValueDictionary[str, Prototypes] = WeakValueDictionary()
         self.ring: Ring | None = None
         self.refusal: Reply | None = None
@@ -126,8 +127,9 @@ class LoadedStreams:
                 first = self.ring.first(stream)
                 if self._lease.worker not in (self.ring.workers if stand_in else (first,)):
                     raise MovedError(first)
-            if self._is_quarantined(stream):
-                raise QuarantinedError(self._damaged[stream].problem)
+            failed = self._failed.get(stream)
+            if failed is not None and failed.failures >= self._config.quarantine_failures:
+                raise failed.kind(failed.problem)
             task = self._begin(stream, self._load_stream(stream, take_from))
             await asyncio.wait([task])
             task.result()
@@ -152,7 +154,7 @@ class LoadedStreams:
         if found is None:
             data = await self._store.get_shared(name)
             unpack = partial(unpack_prototypes, data)
-            with errors_as_damage():
+            with load_errors():
                 found = await self._computing.in_thread(unpack) if len(data) > _LARGE else unpack()
             self._shared[name] = found
         return found
@@ -167,13 +169,13 @@ class LoadedStreams:
             self._metrics.took_over()
             _log.warning("a stream was taken over", extra=logs.with_fields(stream=stream, holder=take_from))
         try:
-            with errors_as_damage():
+            with load_errors():
                 spec = StreamSpec.unpack(held.spec)
             prototypes = await self.prototypes(spec.prototypes)
-            with errors_as_damage():
+            with load_errors():
                 live = await self._load(held, prototypes)
-        except DamagedError as problem:
-            raise self._damage(stream, problem) from None
+        except NotLoadedError as problem:
+            raise self._note_failure(stream, problem) from None
         # Others may have changed the stream meanwhile.
         if (self._store.generation, self._discards) != (generation, discards):
             raise StoreError("The lease or the store was lost while the stream was loaded. Send the request again.")
@@ -198,7 +200,7 @@ class LoadedStreams:
         return loaded.live
 
     def _hold(self, stream: str, loaded: LoadedStream) -> None:
-        self._damaged.pop(stream, None)
+        self._failed.pop(stream, None)
         self.loaded[stream] = loaded
         self.make_room()
 
@@ -214,38 +216,40 @@ class LoadedStreams:
         if not task.cancelled():
             task.exception()
 
-    # Damaged streams.
+    # Streams that cannot be loaded.
 
-    def _damage(self, stream: str, problem: DamagedError) -> DamagedError:
-        """Count a load that failed; quarantine the stream after some of them."""
-        damage = self._damaged.setdefault(stream, _Damage(""))
-        damage.failures += 1
+    def _note_failure(self, stream: str, problem: NotLoadedError) -> NotLoadedError:
+        """Count a load that failed. Return the error for the caller."""
         reason = str(problem).rstrip(".")
-        damage.problem = (
-            f"The stored data of the stream {stream!r} is damaged: {reason}. Delete the stream or restore a saved "
-            "snapshot."
-        )
-        if damage.failures == self._config.quarantine_failures:
-            fields = logs.with_fields(stream=stream, failures=damage.failures)
-            _log.error("a damaged stream is quarantined", extra=fields, exc_info=problem.__cause__)
-        return DamagedError(damage.problem)
-
-    def _is_quarantined(self, stream: str) -> bool:
-        """Whether a stream is damaged and not loaded again."""
-        damage = self._damaged.get(stream)
-        return damage is not None and damage.failures >= self._config.quarantine_failures
+        if isinstance(problem, DamagedError):
+            told = (
+                f"The stored data of the stream {stream!r} is damaged: {reason}. Restore a saved snapshot, import an "
+                "exported state, or restore a backup of the store."
+            )
+        else:
+            told = (
+                f"This version of protodcs cannot load the stream {stream!r}: {reason}. Its stored data is kept. "
+                "Export its state with the version that wrote it: see 'A stream that cannot be loaded' in "
+                "Troubleshooting."
+            )
+        failed = self._failed.setdefault(stream, _FailedLoad(type(problem), told))
+        failed.kind, failed.problem = type(problem), told
+        failed.failures += 1
+        if failed.failures == 1:
+            _log.error("a stream cannot be loaded", extra=logs.with_fields(stream=stream), exc_info=problem.__cause__)
+        return failed.kind(told)
 
     @property
-    def quarantined(self) -> int:
-        """How many streams are damaged and not loaded again."""
-        return sum(map(self._is_quarantined, self._damaged))
+    def failed(self) -> dict[str, str]:
+        """Why streams could not be loaded when this was last tried, by stream."""
+        return {stream: failed.problem for stream, failed in self._failed.items()}
 
-    def forget_damage(self, stream: str) -> None:
+    def forget_failure(self, stream: str) -> None:
         """Take note that a stream was deleted or created again."""
-        self._damaged.pop(stream, None)
+        self._failed.pop(stream, None)
 
     async def repair(self, request: Request, find: FindState) -> LoadedStream:
-        """Load a damaged stream with the state that `find` returns."""
+        """Load a stream with the state that `find` returns, because it cannot be loaded from its own data."""
         stream = request.stream
         while stream in self.busy:
             await asyncio.wait([self.busy[stream]])
@@ -258,10 +262,10 @@ class LoadedStreams:
         return loaded
 
     async def _replace(self, request: Request, find: FindState) -> LoadedStream:
-        """Replace the stored data of a stream: a checkpoint at the end of its journal covers all that is damaged."""
+        """Replace the stored data of a stream: a checkpoint at the end of its journal covers all that is there."""
         stream = request.stream
         held = await self._store.acquire(stream, self._lease.worker, self._lease.incarnation)
-        with errors_as_damage():
+        with load_errors():
             spec = StreamSpec.unpack(held.spec)
         prototypes = await self.prototypes(spec.prototypes)
         found = await find(request, spec, prototypes.unit.shape[1])
@@ -284,8 +288,8 @@ class LoadedStreams:
             if ring.first(stream) != self._lease.worker:
                 self.begin_unload(stream)
         # Another worker may delete or restore the others.
-        self._damaged = {
-            stream: damage for stream, damage in self._damaged.items() if ring.first(stream) == self._lease.worker
+        self._failed = {
+            stream: failed for stream, failed in self._failed.items() if ring.first(stream) == self._lease.worker
         }
 
     async def unload_all(self) -> None:
@@ -326,12 +330,12 @@ class LoadedStreams:
         """Discard what is known of all streams."""
         self._discards += 1
         self.loaded.clear()
-        self._damaged.clear()
+        self._failed.clear()
 
     def _drop_taken(self, taken: Mapping[str, int]) -> None:
         """Discard the streams that other workers took over."""
         for stream, epoch in taken.items():
-            self._damaged.pop(stream, None)
+            self._failed.pop(stream, None)
             loaded = self.loaded.get(stream)
             if loaded is not None and loaded.live.epoch < epoch:
                 self.drop(stream, loaded)
@@ -342,7 +346,7 @@ class LoadedStreams:
         try:
             loaded = await self.get(stream, request.stand_in)
             fence, incarnation = loaded.live.fence, loaded.live.incarnation
-        except DamagedError:
+        except NotLoadedError:
             held = await self._store.acquire(stream, self._lease.worker, self._lease.incarnation)
             fence, incarnation = held.fence, held.incarnation
         if incarnation.encode() != request.payload:
@@ -354,7 +358,7 @@ class LoadedStreams:
             # A snapshot that is still queued is not needed any more.
             loaded.journal.broken = loaded.journal.broken or FencedError(f"the stream {stream!r} was deleted")
         await self._store.delete(stream, fence)
-        self.forget_damage(stream)
+        self.forget_failure(stream)
         return True
 
     # Maintenance.

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from ...errors import (
     AnswerExpiredError,
     ConfigError,
+    DamagedDataError,
     FencedError,
     HeldError,
     IdempotencyKeyError,
@@ -30,12 +31,12 @@ class MovedError(ProtoDCSError):
     """The stream belongs to another worker."""
 
 
-class DamagedError(ProtoDCSError):
-    """The store can be reached, and what it holds of the stream cannot be used."""
+class NotLoadedError(ProtoDCSError):
+    """The store can be reached, and this version of protodcs cannot use what it holds of the stream."""
 
 
-class QuarantinedError(DamagedError):
-    """The same, and the worker does not try again."""
+class DamagedError(NotLoadedError):
+    """The same, because what the store holds is damaged."""
 
 
 class PreconditionError(ProtoDCSError):
@@ -51,21 +52,28 @@ class RefusedError(ProtoDCSError):
 
 
 @contextmanager
-def errors_as_damage() -> Iterator[None]:
-    """Raise every error as one of damaged data, except a lack of memory, which may pass."""
+def load_errors() -> Iterator[None]:
+    """Raise every error as one of a stream that cannot be loaded, except a lack of memory, which may pass.
+
+    Only a wrong checksum or a missing part is damage. Data that fails another check may be intact: another version
+    wrote it, or the check is wrong.
+    """
     try:
         yield
     except MemoryError:
         raise
+    except DamagedDataError as problem:
+        raise DamagedError(str(problem)) from problem
     except Exception as problem:
         reason = str(problem) if isinstance(problem, ProtoDCSError) else repr(problem)
-        raise DamagedError(reason) from problem
+        raise NotLoadedError(reason) from problem
 
 
 # The outcome of each error, and the code of the problem if the outcome alone does not say it.
 _OUTCOMES: list[tuple[type[ProtoDCSError], Outcome, str]] = [
     (MovedError, Outcome.MOVED, ""),
-    (QuarantinedError, Outcome.CONFLICT, "stream_damaged"),
+    (DamagedError, Outcome.CONFLICT, "stream_damaged"),
+    (NotLoadedError, Outcome.CONFLICT, "stream_not_loaded"),
     (PreconditionError, Outcome.PRECONDITION, ""),
     (UnknownStreamError, Outcome.MISSING, ""),
     (UnknownSnapshotError, Outcome.MISSING, "snapshot_not_found"),

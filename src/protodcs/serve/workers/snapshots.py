@@ -4,7 +4,7 @@ import struct
 from contextlib import suppress
 from functools import partial
 
-from ...errors import UnknownSnapshotError
+from ...errors import StateError, UnknownSnapshotError
 from ..messages import Outcome, Reply, Request
 from ..settings import ServeConfig
 from ..store.base import Store
@@ -15,7 +15,7 @@ from .changes import Changes
 from .computing import Computing
 from .loaded_streams import FindState, LoadedStreams, RestorableState
 from .quotas import Quotas
-from .replies import DamagedError, done_reply, errors_as_damage
+from .replies import NotLoadedError, done_reply
 from .size_limits import SizeLimits
 
 # A saved snapshot begins with a digest of the idempotency key of the request that saved it, and the position.
@@ -102,8 +102,8 @@ class Snapshots:
 
     async def list_names(self, request: Request) -> Reply:
         """Return the names of the saved snapshots."""
-        # A damaged stream can be restored from these.
-        with suppress(DamagedError):
+        # A stream that cannot be loaded can be restored from these.
+        with suppress(NotLoadedError):
             await self._streams.get(request.stream, request.stand_in)
         return Reply(Outcome.DONE, facts={"snapshots": await self._store.saved_snapshots(request.stream)})
 
@@ -123,10 +123,10 @@ class Snapshots:
         return await self._restore(request, self._sent_state)
 
     async def _restore(self, request: Request, find: FindState) -> Reply:
-        """Restore the state that `find` returns, also if what is stored of the stream is damaged."""
+        """Restore the state that `find` returns, also if the stream cannot be loaded."""
         try:
             loaded = await self._streams.get(request.stream, request.stand_in)
-        except DamagedError:
+        except NotLoadedError:
             self._quotas.check(request.stream)
             loaded = await self._streams.repair(request, find)
         async with loaded.saving:
@@ -165,6 +165,8 @@ def _saved_by(saved: bytes, key: str) -> bool:
 
 
 def _unpack(saved: bytes) -> RestorableState:
-    with errors_as_damage():
+    try:
         (position,) = _POSITION.unpack_from(saved, DIGEST_BYTES)
+    except struct.error:
+        raise StateError(f"The saved snapshot is damaged: it has only {len(saved)} bytes.") from None
     return RestorableState(saved[DIGEST_BYTES + _POSITION.size :], position)

@@ -153,8 +153,10 @@ class Worker:
         self._changes.on_commit = call
 
     async def list_streams(self, tenant: str, after: str | None, limit: int) -> list[ListedStream]:
-        """Return streams of a tenant after an id, in the order of their ids."""
-        return await self._store.list_streams(tenant, after, limit)
+        """Return streams of a tenant after an id, in the order of their ids, with what this worker could not load."""
+        failed = self._streams.failed
+        listed = await self._store.list_streams(tenant, after, limit)
+        return [stream._replace(problem=failed[stream.id]) if stream.id in failed else stream for stream in listed]
 
     async def count_streams(self, tenant: str) -> int:
         """Return how many streams a tenant has."""
@@ -185,7 +187,7 @@ class Worker:
         behind = [loaded.live.position - loaded.live.covered for loaded in streams.values()]
         gauges = {
             "protodcs_worker_loaded_streams": len(streams),
-            "protodcs_worker_quarantined_streams": self._streams.quarantined,
+            "protodcs_worker_unloadable_streams": len(self._streams.failed),
             "protodcs_worker_queued_writes": self._commits.queued,
             "protodcs_worker_unsnapshotted_records": sum(behind),
             "protodcs_worker_unsnapshotted_records_max": max(behind, default=0),

@@ -12,9 +12,10 @@ import { duration, percent } from "./format.js";
  * @property {number | null} usualRate share of unknown samples since the stream began
  * @property {string | null} guard why a guard froze the stream
  * @property {string | null} warning reason of the newest decision
+ * @property {string | null} problem why the service cannot load the stream
  */
 
-/** @typedef {"guard" | "unknown" | "silent" | "frozen" | "warning"} Kind */
+/** @typedef {"unloadable" | "guard" | "unknown" | "silent" | "frozen" | "warning"} Kind */
 /** @typedef {{kind: Kind, label: string, text: string, weight: number}} Problem */
 /** @typedef {"id" | "problem" | "unknownRate" | "usualRate" | "lastSeen"} Column */
 
@@ -58,6 +59,9 @@ export function warningText(reason) {
 export function problemsOf(row, now) {
   /** @type {Problem[]} */
   const found = [];
+  if (row.problem) {
+    found.push({ kind: "unloadable", label: "Not loaded", text: row.problem, weight: 100 });
+  }
   if (row.guard) {
     found.push({ kind: "guard", label: "Guard", text: guardText(row.guard), weight: 50 });
   }
@@ -127,7 +131,7 @@ function compareIds(a, b) {
  */
 export function countProblems(rows, now) {
   /** @type {Record<Kind | "any" | "all", number>} */
-  const counts = { all: rows.length, any: 0, guard: 0, unknown: 0, silent: 0, frozen: 0, warning: 0 };
+  const counts = { all: rows.length, any: 0, unloadable: 0, guard: 0, unknown: 0, silent: 0, frozen: 0, warning: 0 };
   for (const row of rows) {
     const problems = problemsOf(row, now);
     counts.any += problems.length > 0 ? 1 : 0;

@@ -26,6 +26,7 @@ const AT_ONCE = 4;
 const FILTERS = [
   ["all", "All"],
   ["any", "Problems"],
+  ["unloadable", "Not loaded"],
   ["guard", "Guard"],
   ["unknown", "Unknown rate"],
   ["silent", "Silent"],

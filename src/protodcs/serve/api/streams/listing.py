@@ -53,7 +53,8 @@ async def _streams(context: RequestContext, after: str | None) -> AsyncIterator[
         page = await context.services.control.list_streams(context.tenant, last, _PAGE)
         for stream in page:
             summary = Summary.unpack(stream.summary)
-            yield ListedStream(id=stream.id.removeprefix(prefix), created=stream.created, **summary._asdict())
+            listed = summary._asdict() | {"created": stream.created, "problem": stream.problem}
+            yield ListedStream(id=stream.id.removeprefix(prefix), **listed)
         if len(page) < _PAGE:
             return
         last = page[-1].id

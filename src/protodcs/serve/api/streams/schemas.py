@@ -79,6 +79,9 @@ class ListedStream(BaseModel):
     )
     guard_reason: str | None = Field(description="The guard that froze the stream; null unless one did.")
     warning: str | None = Field(description="Reason of the newest decision; null if there is none.")
+    problem: str | None = Field(
+        None, description="Why the service could not load the stream; null if it could, or has not tried."
+    )
 
 
 class StreamList(BaseModel):
