@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 
-from made_service import ask, create, delete, done, feature, learned, observe, one, spec_of, started
+from made_service import ask, create, delete, done, engine_of, feature, handled, learned, observe, one, spec_of, started
 from memory_store import MemoryStore
 from protodcs.serve.messages import Action, Outcome, Request
 from protodcs.serve.settings import ServeConfig, tenant_bytes_of
+from protodcs.serve.stream.idempotency import digest_of
 from protodcs.serve.stream.live_stream import pack_class
 from test_access import guarded, words_of
 
@@ -73,6 +74,47 @@ def test_a_tenant_at_its_limit_can_read_and_delete_and_nothing_else(read_between
             await next_reading()
             for request in growth():
                 await done(worker, request)
+
+    asyncio.run(run())
+
+
+def batch(rows, key):
+    digest = digest_of(*map(feature, range(rows)))
+    return [observe(row, STREAM, key=key, digest=digest, row=row) for row in range(rows)]
+
+
+def test_a_request_that_has_begun_is_applied_completely_though_its_tenant_reaches_the_limit():
+    async def run():
+        store = MemoryStore()
+        async with started(store, streams=[STREAM], tenant_bytes=LIMIT) as worker:
+            await done(worker, *batch(200, "first")[:1])
+            assert (await store.usage())["acme"] < LIMIT
+            worker._quotas.add(STREAM, LIMIT)
+            assert (await one(worker, observe(0, STREAM))).outcome is Outcome.OVER_QUOTA
+            # One after the other: a request is split into several calls.
+            for request in batch(200, "first")[1:]:
+                await done(worker, request)
+            assert engine_of(worker, STREAM) == learned(200)
+
+    asyncio.run(run())
+
+
+def test_of_a_request_over_the_limit_nothing_is_applied_though_room_is_made_meanwhile():
+    async def run():
+        store = MemoryStore()
+        async with started(store, streams=[STREAM], tenant_bytes=LIMIT) as worker:
+            worker._quotas.add(STREAM, LIMIT)
+            rows = batch(50, "first")
+            replies = await handled(worker, rows[:10])
+            assert replies[0].outcome is Outcome.OVER_QUOTA
+            assert "Nothing was applied" in replies[0].message
+            await worker._quotas.read()
+            replies += await handled(worker, rows[10:])
+            assert Outcome.DONE not in {reply.outcome for reply in replies}
+            assert engine_of(worker, STREAM) == learned(0)
+            # The retry is applied as a whole.
+            await done(worker, *rows)
+            assert engine_of(worker, STREAM) == learned(50)
 
     asyncio.run(run())
 

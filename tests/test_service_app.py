@@ -1257,6 +1257,20 @@ def test_a_retry_whose_answer_is_no_longer_stored_is_410_and_applied_once():
     asyncio.run(run())
 
 
+def test_a_request_of_the_largest_size_can_be_retried_after_a_snapshot():
+    async def run():
+        async with served() as service:
+            rows = b"".join(feature(number % 200) for number in range(4096))
+            request = {"content": rows, "headers": {"idempotency-key": "k"}}
+            first = decisions_of(await service.client.post("/v1/streams/s/observe?count=4096", **request))
+            await service.worker._streams.loaded["s"].journal.settle_snapshot()
+            again = decisions_of(await service.client.post("/v1/streams/s/observe?count=4096", **request))
+            assert again == [{**one, "repeated": True} for one in first]
+            assert (await service.client.get("/v1/streams/s")).json()["position"] == 4096
+
+    asyncio.run(run())
+
+
 def test_the_same_key_with_more_or_fewer_rows_is_409():
     async def run():
         async with served() as service:

@@ -1107,20 +1107,35 @@ def large(rows, key="large"):
     return [observe(row, key=key, digest=digest, row=row) for row in range(rows)]
 
 
-def test_a_large_request_whose_answer_was_lost_is_applied_once_though_snapshots_were_made():
+@pytest.mark.parametrize("others", [0, 1, 29])
+def test_a_request_with_more_rows_than_answers_are_stored_can_be_retried(others):
+    """Snapshots drop old answers: those of a request are dropped together, after as many later records."""
+
     async def run():
         store = MemoryStore()
         async with started(store, snapshot_records=10, idempotency_answers=30, idempotency_entries=50) as worker:
             first = await done(worker, *large(100))
+            for number in range(100, 100 + others):
+                await done(worker, observe(number))
+            await unload(worker)
             async with started(store, streams=()) as successor:
-                again = await successor.handle(large(100))
-                outcomes = [reply.outcome for reply in again]
-                # The key is known for the whole request. Answers beyond the limit are gone, and say so.
-                kept = outcomes.count(Outcome.DONE)
-                assert 30 <= kept < 100
-                assert outcomes == [Outcome.EXPIRED] * (100 - kept) + [Outcome.DONE] * kept
-                assert again[-1] == first[-1]._replace(repeated=True)
-                assert engine_of(successor) == learned(100)
+                again = await done(successor, *large(100))
+                assert again == [reply._replace(repeated=True) for reply in first]
+                assert engine_of(successor) == learned(100 + others)
+
+    asyncio.run(run())
+
+
+def test_the_answers_of_a_request_expire_together():
+    async def run():
+        store = MemoryStore()
+        async with started(store, snapshot_records=10, idempotency_answers=30, idempotency_entries=200) as worker:
+            await done(worker, *large(100))
+            for number in range(100, 150):
+                await done(worker, observe(number))
+            outcomes = {reply.outcome for reply in await handled(worker, large(100))}
+            assert outcomes == {Outcome.EXPIRED}
+            assert engine_of(worker) == learned(150)
 
     asyncio.run(run())
 

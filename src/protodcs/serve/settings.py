@@ -100,7 +100,8 @@ class ServeConfig(Settings):
         2048,
         ge=0,
         le=1_000_000,
-        description="Records per stream whose answers are stored for retries; more while the journal holds them.",
+        description="Records per stream whose answers are stored for retries, with all rows of their requests; more "
+        "while the journal holds them.",
     )
     idempotency_entries: int = Field(
         5000,

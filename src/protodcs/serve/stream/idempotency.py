@@ -1,8 +1,9 @@
 """Recognise retries: which requests a stream has applied, and what it answered.
 
 A request is identified by its key and a digest of its content. It has one or more rows, each applied at a position of
-its own. Keys are small and kept long; answers are larger and kept for fewer positions. What is dropped depends on the
-records alone, never on a clock, so a stream that is loaded from its journal recognises the same requests.
+its own. Keys are small and kept long; answers are larger and kept for fewer positions, those of a request together.
+What is dropped depends on the records alone, never on a clock, so a stream that is loaded from its journal recognises
+the same requests.
 """
 
 import hashlib
@@ -30,7 +31,7 @@ class Limits(NamedTuple):
     """How much a stream stores to recognise retries.
 
     Attributes:
-        answers: newest records whose answers are stored.
+        answers: newest records whose answers are stored, with all other answers to the same requests.
         entries: newest records whose keys are stored. Older keys are stored too until they are `seconds` old.
         seconds: minimum time that a key is stored, by the store's clock.
     """
@@ -117,6 +118,10 @@ class IdempotencyCache:
                 return self._answer(key, position + row - first)
         return None
 
+    def has_key(self, key: str) -> bool:
+        """Whether a row of the request with this key was applied."""
+        return _key(key) in self._entries
+
     def newest(self, kind: Kind) -> Iterator[Answer]:
         """Yield the stored answers of one kind, newest first."""
         for index, packed in zip(range(len(self._answers) - 1, -1, -1), reversed(self._answers), strict=True):
@@ -126,7 +131,8 @@ class IdempotencyCache:
     def trim(self) -> None:
         """Drop answers and keys beyond the limits. Call it only when a snapshot is made, which then agrees with it."""
         end = self._start + len(self._answers)
-        while len(self._answers) > self._limits.answers:
+        first = self._first_answer(end - self._limits.answers)
+        while self._answers and self._start < first:
             self._answers.popleft()
             self._start += 1
         for key in self._expired_keys(end - self._limits.entries):
@@ -150,6 +156,15 @@ class IdempotencyCache:
             if age > seconds and _end(entry) <= end:
                 expired.append(key)
         return expired
+
+    def _first_answer(self, position: int) -> int:
+        """Return where the stored answers begin so that all of a request are stored if one from `position` on is."""
+        first = position
+        for entry in reversed(self._entries.values()):
+            if _end(entry) <= position:
+                break
+            first = min(first, *(start for _, start, _ in _runs(entry)))
+        return first
 
     def pack(self) -> bytes:
         """Return all of it as bytes, for a snapshot."""

@@ -251,6 +251,10 @@ class LiveStream:
         """
         return self._applied.find(kind, key, digest, row)
 
+    def has_begun(self, key: str) -> bool:
+        """Return whether a row of the request with this key was applied."""
+        return self._applied.has_key(key)
+
     def change(
         self, kind: Kind, key: str, payload: bytes, now: float, digest: bytes | None = None, row: int = 0
     ) -> Record:

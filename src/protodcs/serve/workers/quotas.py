@@ -1,7 +1,7 @@
 """The bytes that each tenant uses in the store, and the limit on them.
 
 A worker reads the usage of all tenants about once a second, and adds what it writes itself in between. Other workers
-write too, so a tenant can exceed its limit by what it writes between two readings.
+write too, so a tenant can exceed its limit by what it writes between two readings, and by the rest of a request.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class Quotas:
         if tenant in self._full:
             raise QuotaError(
                 f"The tenant {tenant!r} uses {self._usage[tenant]} bytes of {tenant_bytes_of(self._config, tenant)}. "
-                "Delete streams or snapshots, or ask the operator for a higher `tenant_bytes`."
+                "Nothing was applied. Delete streams or snapshots, or ask the operator for a higher `tenant_bytes`."
             )
 
     def _is_full(self, tenant: str) -> bool:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ...errors import ProtoDCSError
+from ...errors import InputError, ProtoDCSError
 from ..log.entries import LogEntry
 from ..messages import Action, Outcome, Reply, Request
 from ..stream.answers import log_entry
@@ -88,8 +88,11 @@ class Steps:
                 engine = live.engine
                 config, classes = engine.config.model_dump(), len(engine.classes) + 1
                 self._sizes.check(request.stream, live.spec, config, classes, engine.dimension)
-            if kind in _GROWING:
+            # A request is applied completely or not at all, so its first row decides for the others.
+            if kind in _GROWING and not live.has_begun(request.key):
                 self._quotas.check(request.stream)
+                if request.row and request.action not in _LOOKUPS:
+                    raise InputError("The first row of the request was rejected. Nothing was applied.")
             if request.action in _LOOKUPS:
                 return _NOT_APPLIED
             start = time.perf_counter()

@@ -14,7 +14,7 @@ from ....errors import InputError
 from ...access.authentication import scoped_id
 from ...access.problems import ProblemError
 from ...log.entries import MAX_IMAGE_REF
-from ...messages import Action, Outcome, Reply
+from ...messages import Action, Reply
 from ...messages import Request as WorkerRequest
 from ...stream.idempotency import digest_of
 from ...telemetry import traces
@@ -122,8 +122,8 @@ async def decide_images(
         if action != Action.OBSERVE or not may_repeat:
             return [None] * len(images)
         lookups = [WorkerRequest(stream, Action.LOOKUP, key, digest=digest, row=row) for row in range(len(images))]
-        replies = await router.ask_at_once(lookups)
-        return [None if reply.outcome is Outcome.DONE and not reply.repeated else reply for reply in replies]
+        replies = [checked(reply) for reply in await router.ask_at_once(lookups)]
+        return [reply if reply.repeated else None for reply in replies]
 
     async def make_thumbnail(image: bytes) -> bytes:
         maker = services.thumbnails
