@@ -1,6 +1,7 @@
 """`protodcs serve` in one process: what a user sees when it starts, is stopped, is killed, and cannot start."""
 
 import asyncio
+import base64
 import json
 import os
 import random
@@ -16,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -136,6 +138,85 @@ def test_metrics_of_all_parts_are_on_one_page(tmp_path):
         while not all(name in (page := httpx.get(f"http://127.0.0.1:{port}/metrics").text) for name in wanted):
             assert time.monotonic() < end, page
             time.sleep(0.2)
+
+
+def observe_until_refused(service, number):
+    """Send batches to a stream, one after the other. Return how many rows were answered, and all other statuses."""
+    rows = np.tile(FEATURES, (4, 1)).astype("<f4").tobytes()
+    path, answered, others = f"{service.base_url}/v1/streams/s{number}/observe?count={4 * len(FEATURES)}", 0, []
+    with httpx.Client(timeout=300.0) as client:
+        for _ in range(100_000):
+            try:
+                response = client.post(path, content=rows, headers={"content-type": "application/octet-stream"})
+            except httpx.TransportError:
+                # It was not accepted.
+                break
+            if response.status_code == 200:
+                answered += len(response.json()["decisions"])
+            else:
+                others.append(response.status_code)
+    return answered, others
+
+
+def test_sigterm_finishes_what_was_accepted_and_accepts_nothing_more(tmp_path):
+    service = local(tmp_path)
+    with ThreadPoolExecutor(8) as threads, service, Client(service.base_url) as client:
+        for number in range(8):
+            client.create(f"s{number}", prototypes=ROWS)
+        sending = [threads.submit(observe_until_refused, service, number) for number in range(8)]
+        while not all(client.stream(f"s{number}").status()["position"] for number in range(8)):
+            assert not any(work.done() for work in sending)
+        service.stop()
+        results = [work.result() for work in sending]
+    assert [others for _, others in results] == [[]] * 8
+    assert [next(iter(line)) for line in service.said] == ["serving", "stopped"]
+    with service, Client(service.base_url) as client:
+        positions = [client.stream(f"s{number}").status()["position"] for number in range(8)]
+    # Whatever was applied was answered.
+    assert positions == [answered for answered, _ in results]
+
+
+def chunk(data):
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def test_sigterm_ends_events_and_streamed_rows_after_what_has_arrived(tmp_path):
+    """They would go on for as long as the client likes. The service does not wait for them until its time limit."""
+    service, followed = local(tmp_path, drain_seconds=10_000), threading.Event()
+
+    def follow():
+        with httpx.stream("GET", f"{service.base_url}/v1/streams/s/events", timeout=600) as told:
+            for _ in told.iter_lines():
+                followed.set()
+            return "ended"
+
+    # The service is stopped first, also if the test fails.
+    with ThreadPoolExecutor(1) as threads, service:
+        with Client(service.base_url) as client:
+            client.create("s", prototypes=ROWS)
+        following = threads.submit(follow)
+        assert followed.wait(600)
+        with socket.create_connection(("127.0.0.1", service.settings["port"]), timeout=600) as connection:
+            head = b"POST /v1/streams/s/observe:stream HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n"
+            connection.sendall(head + b"content-type: application/x-ndjson\r\n\r\n")
+            for row in FEATURES[:3]:
+                feature = base64.b64encode(row.astype("<f4").tobytes()).decode()
+                connection.sendall(chunk(json.dumps({"feature": feature}).encode() + b"\n"))
+            answers = connection.makefile("rb")
+            positions = []
+            while len(positions) < 3:
+                line = answers.readline()
+                assert line
+                if line.startswith(b"{"):
+                    positions.append(json.loads(line)["position"])
+            # The body has no end, and no more rows.
+            service.stop()
+            rest = [json.loads(line) for line in answers if line.startswith(b"{")]
+        assert positions == [0, 1, 2]
+        assert [(line["error"]["status"], line["error"]["code"]) for line in rest] == [(503, "unavailable")]
+        assert following.result() == "ended"
+    with service, Client(service.base_url) as client:
+        assert client.stream("s").status()["position"] == 3
 
 
 def failed(*options):

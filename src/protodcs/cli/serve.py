@@ -61,7 +61,7 @@ def serve(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object when it is ready."),
 ) -> None:
-    """Serve streams over HTTP until SIGTERM or Ctrl-C; then reject new requests, unload the streams, and stop."""
+    """Serve streams over HTTP until SIGTERM or Ctrl-C; then finish the open requests, unload the streams, and stop."""
     from ..serve.settings import ServeConfig
 
     if config is not None and cluster is not None:

@@ -297,7 +297,10 @@ class ServeConfig(Settings):
     tls_key: str | None = Field(None, description="PEM file with the private key.")
     ingresses: int = Field(1, ge=1, description="Number of HTTP processes.")
     drain_seconds: float = Field(
-        30.0, gt=0, description="Maximum time to store all streams when the service stops. Seconds."
+        30.0,
+        gt=0,
+        description="Maximum time to finish requests and store all streams when the service stops. Requests get half "
+        "of it. Seconds.",
     )
 
     # Telemetry.

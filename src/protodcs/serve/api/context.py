@@ -1,7 +1,8 @@
 """What routes work with: the parts of the service, and one request with its caller, idempotency key and response."""
 
+import asyncio
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from fastapi import Depends, Header, Request, Response
@@ -99,6 +100,12 @@ class Services:
     feeds: "Feeds"
     webhooks: WebhookControl
     thumbnails: "ThumbnailMaker | None"
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def stop(self) -> None:
+        """End the requests that have no end of their own, after what has arrived. The service is being stopped."""
+        self.stopping.set()
+        self.feeds.close()
 
 
 class RequestContext:

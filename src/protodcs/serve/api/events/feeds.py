@@ -103,7 +103,7 @@ class Subscriber:
     """One client: the events that wait for it.
 
     Attributes:
-        slow: it did not read fast enough. It gets what waits, and nothing more.
+        slow: it did not read fast enough, or the feed has ended. It gets what waits, and nothing more.
         signal: set when something waits.
     """
 
@@ -113,6 +113,11 @@ class Subscriber:
         self._skip_to = skip_to
         self.slow = False
         self.signal = asyncio.Event()
+
+    def end(self) -> None:
+        """Hand out what waits, and nothing more."""
+        self.slow = True
+        self.signal.set()
 
     def put(self, frames: list[Frame], content: bytes) -> None:
         """Have events wait, without those that the client knows already.
@@ -215,8 +220,7 @@ class _Feed:
             self._feeds.ended(self._stream, self)
             for subscriber in self.subscribers:
                 # They ask again, and are told why this is over.
-                subscriber.slow = True
-                subscriber.signal.set()
+                subscriber.end()
 
     @property
     def _followed(self) -> bool:
@@ -308,6 +312,7 @@ class Feeds:
         # When the first of those who follow all streams of a tenant came, in milliseconds since 1970.
         self._followed_since: dict[str, int] = {}
         self._listing: dict[str, asyncio.Task[None]] = {}
+        self._closed = False
         self._clients: Counter[str] = Counter()
         self._max_clients = config.max_event_clients
         self._max_of_tenant = max(1, int(config.tenant_max_fraction * config.max_event_clients))
@@ -317,6 +322,19 @@ class Feeds:
         if self._clients.total() >= self._max_clients or (tenant and self._clients[tenant] >= self._max_of_tenant):
             raise ProblemError("overloaded", "Too many event streams are open. Close one, or retry later.")
         self._clients[tenant] += 1
+
+    def close(self) -> None:
+        """End all event streams: the service is being stopped."""
+        self._closed = True
+        for subscribers in (*(feed.subscribers for feed in self._feeds.values()), *self._tenants.values()):
+            for subscriber in subscribers:
+                subscriber.end()
+
+    def _new_subscriber(self, skip_to: Cursor | None = None) -> Subscriber:
+        subscriber = Subscriber(skip_to)
+        if self._closed:
+            subscriber.end()
+        return subscriber
 
     def leave(self, tenant: str) -> None:
         """Forget a client."""
@@ -371,7 +389,7 @@ class Feeds:
             yield for_stream(frames)
             cursor = max(cursor, frames[-1].cursor or cursor) if frames else newest
         # From here on nothing is missed: what the feed has not handed out yet comes to the subscriber.
-        subscriber = Subscriber(cursor)
+        subscriber = self._new_subscriber(cursor)
         feed.subscribers.add(subscriber)
         try:
             yield b""
@@ -387,7 +405,7 @@ class Feeds:
             tenant: its name; empty without keys.
             after: a time in milliseconds since 1970. Events from then on are sent first, stream by stream.
         """
-        subscriber = Subscriber()
+        subscriber = self._new_subscriber()
         self._tenants.setdefault(tenant, set()).add(subscriber)
         self._followed_since.setdefault(tenant, int(1000 * time.time()))
         if not self._is_notified and tenant not in self._listing:

@@ -111,14 +111,19 @@ async def observe_rows(http: Request, stream: str) -> AsyncIterator[bytes]:
 
 async def _answers(http: Request, stream: str) -> AsyncIterator[bytes | ProblemError]:
     """Yield the lines of each group, and at last the problem that ended the request, if there is one."""
-    groups = _Groups(http)
+    services: Services = http.app.state.services
+    groups, stopping = _Groups(http), asyncio.create_task(services.stopping.wait())
     reading: asyncio.Task[list[Row]] | None = asyncio.create_task(groups.next())
     working: deque[asyncio.Task[tuple[bytes, ProblemError | None]]] = deque()
     try:
         while reading is not None or working:
+            if stopping.done() and reading is not None and not reading.done():
+                raise ProblemError(
+                    "unavailable", "The service is being stopped. Send the rows without an answer again."
+                )
             waiting: list[asyncio.Task[Any]] = [*list(working)[:1]]
             if reading is not None and len(working) < _GROUPS:
-                waiting.append(reading)
+                waiting += [reading, stopping]
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if working and working[0].done():
                 lines, problem = working.popleft().result()
@@ -127,7 +132,7 @@ async def _answers(http: Request, stream: str) -> AsyncIterator[bytes | ProblemE
                 if problem is not None:
                     yield problem
                     return
-            elif reading is not None:
+            elif reading is not None and reading.done():
                 rows = reading.result()
                 reading = None
                 if rows:
@@ -145,7 +150,7 @@ async def _answers(http: Request, stream: str) -> AsyncIterator[bytes | ProblemE
                 return
         yield problem
     finally:
-        for task in (*working, *([] if reading is None else [reading])):
+        for task in (*working, stopping, *([] if reading is None else [reading])):
             task.cancel()
 
 

@@ -40,8 +40,10 @@ if TYPE_CHECKING:
     from ....encoders import Encoder
 
 _WORKER = "worker-0"
-# Requests that are still open after the streams were unloaded, such as slow uploads, end after so many seconds.
-_LAST_REQUESTS = 1
+# Requests have so much of `drain_seconds` to end after a signal, and the streams have the rest to be unloaded.
+_FRACTION_FOR_REQUESTS = 0.5
+# If the disk has failed, requests end after so many seconds.
+_SECONDS_AFTER_FAILURE = 1
 # Time for all headers of a request, in seconds, and how many bytes they may have together with the path.
 _HEADER_SECONDS = 10.0
 _MAX_HEADERS = 2**16
@@ -53,7 +55,7 @@ _DISCARD_SECONDS = 1.0
 
 
 def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT; then reject new requests, unload the streams, and return.
+    """Serve until SIGTERM or SIGINT; then accept no more requests, finish the others, unload the streams, and return.
 
     Args:
         config: the settings of the service.
@@ -276,7 +278,7 @@ class _HeaderLimits(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to `_serve_http`, which unloads the streams first."""
+    """A server that leaves signals to `_serve_http`."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -303,7 +305,7 @@ async def _serve(config: ServeConfig, listener: socket.socket, ready: Callable[[
         await webhooks.start()
         if config.metrics_port:
             service.listen_for_prometheus(config.host, config.metrics_port)
-        await _serve_http(config, service.api, listener, ready, worker, store)
+        await _serve_http(config, service, listener, ready, worker, store)
     finally:
         await webhooks.close()
         await worker.close()
@@ -311,7 +313,7 @@ async def _serve(config: ServeConfig, listener: socket.socket, ready: Callable[[
 
 async def _serve_http(
     config: ServeConfig,
-    api: FastAPI,
+    service: LocalService,
     listener: socket.socket,
     ready: Callable[[str], None],
     worker: Worker,
@@ -324,7 +326,7 @@ async def _serve_http(
     failure = asyncio.wrap_future(store.failure)
     server = _Server(
         uvicorn.Config(
-            api,
+            service.api,
             http=_HeaderLimits,
             log_config=None,
             log_level="warning",
@@ -335,7 +337,7 @@ async def _serve_http(
             server_header=False,
             ssl_certfile=config.tls_certificate,
             ssl_keyfile=config.tls_key,
-            timeout_graceful_shutdown=_LAST_REQUESTS,
+            timeout_graceful_shutdown=max(1, int(_FRACTION_FOR_REQUESTS * config.drain_seconds)),
         )
     )
     logging.getLogger("uvicorn").handlers = logging.getLogger("protodcs").handlers
@@ -346,11 +348,18 @@ async def _serve_http(
     ready(_address(config))
     ends: list[asyncio.Future[Any]] = [serving, loop.create_task(signalled.wait()), failure]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    end = loop.time() + config.drain_seconds
+    if failure.done():
+        server.config.timeout_graceful_shutdown = _SECONDS_AFTER_FAILURE
+    # uvicorn closes the port and idle connections, and waits for the responses that are due.
+    server.should_exit = True
+    service.api.state.services.stop()
+    ends = [serving, failure]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if not failure.done():
         # What is left after this time has its records in the store, and only takes longer to load.
         with suppress(TimeoutError):
-            await asyncio.wait_for(worker.drain(STOPPING), config.drain_seconds)
-    server.should_exit = True
+            await asyncio.wait_for(worker.drain(STOPPING), max(0.0, end - loop.time()))
     await serving
     if failure.done():
         raise failure.result()
