@@ -15,6 +15,7 @@ from protodcs.serve.stream.answers import unpack_decision
 from protodcs.serve.stream.feedback import Feedback, pack_feedback, unpack_feedback
 from protodcs.serve.stream.live_stream import LiveStream, StreamSpec
 from protodcs.serve.stream.records import Kind, Record
+from test_access import guarded
 from test_service_app import ROWS, served
 
 NOW = 1_700_000_000.0
@@ -211,6 +212,29 @@ def test_feedback_unpacks_to_what_was_packed(feedback):
 
 
 # Over HTTP.
+
+
+@pytest.mark.usefixtures("virtual_time")
+def test_a_read_key_lists_clusters_and_writes_nothing(tmp_path):
+    async def scenario():
+        async with guarded(tmp_path, discovery=True) as service:
+            body = {"prototypes": ROWS.tolist(), "id": "camera"}
+            created = await service.ask("acme admin", "POST", "/v1/streams", json=body)
+            assert created.status_code == 201, created.text
+            for rows in np.split(FEATURES, 4):
+                path, features = "/v1/streams/camera/observe", {"features": rows.tolist()}
+                assert (await service.ask("acme observe", "POST", path, json=features)).status_code == 200
+
+            async def listed(who):
+                found = await service.ask(who, "GET", "/v1/streams/camera/clusters")
+                status = await service.ask("acme read", "GET", "/v1/streams/camera")
+                return bool(found.json()["clusters"]), status.json()["position"]
+
+            assert await listed("acme read") == (False, len(FEATURES))
+            assert await listed("acme observe") == (True, len(FEATURES) + 1)
+            assert await listed("acme read") == (True, len(FEATURES) + 1)
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.usefixtures("virtual_time")

@@ -66,9 +66,13 @@ class Merge(Body):
 @router.get("/v1/streams/{stream}/clusters")
 @requires("read", "clusters")
 async def list_clusters(stream: StreamPath, context: Context) -> ClusterList:
-    """Return all clusters. If enough samples were rejected since the last clustering pass, run one first."""
+    """Return all clusters.
+
+    If enough samples were rejected since the last clustering pass, and the caller may change the stream, run one first.
+    """
     reply = await context.ask(stream, Action.LIST_CLUSTERS)
-    if (reply.facts or {})["due"]:
+    may_change = context.caller is None or context.caller.role != "read"
+    if may_change and (reply.facts or {})["due"]:
         await _edit(stream, context, action="update")
         reply = await context.ask(stream, Action.LIST_CLUSTERS)
     return ClusterList.model_validate(reply.facts)
