@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import time
 from contextlib import asynccontextmanager
 
 import httpx
 import pytest
 import uvicorn
 
-from made_service import feature
+from made_service import feature, settings
 from protodcs.serve.access.keys import revoke_key
 from protodcs.serve.api.events import feeds
 from protodcs.serve.api.events.feeds import Cursor, Frame, Subscriber, for_stream
@@ -278,6 +279,39 @@ def test_feeds_that_nobody_wakes_look_for_themselves():
                     assert [data["position"] for *_, data in await events.decisions(2)] == [0, 1]
 
     asyncio.run(asyncio.wait_for(inside(), 600))
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(0.0, 100), (5.0, 2)])
+def test_who_follows_all_streams_of_a_cluster_lists_them_seldom_if_that_is_slow(virtual_time, seconds, most):
+    """A listing of a tenant with many streams takes long, and must not keep the store busy all of the time."""
+    begun = []
+
+    async def list_streams(*_):
+        begun.append(time.monotonic())
+        await asyncio.sleep(seconds)
+        return []
+
+    async def run():
+        events = feeds.Feeds(settings(), None, list_streams).follow_all("acme", None)
+        await anext(events)
+        await asyncio.sleep(99.5)
+        await events.aclose()
+
+    asyncio.run(run())
+    assert len(begun) == most
+
+
+@pytest.mark.usefixtures("virtual_time")
+def test_who_follows_all_streams_of_one_process_lists_none():
+    async def run():
+        listed = []
+        events = feeds.Feeds(settings(store="sqlite:somewhere"), None, listed.append).follow_all("acme", None)
+        await anext(events)
+        await asyncio.sleep(100)
+        await events.aclose()
+        assert listed == []
+
+    asyncio.run(run())
 
 
 def test_too_many_event_streams_are_rejected():

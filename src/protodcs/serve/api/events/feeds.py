@@ -35,8 +35,9 @@ _BUFFER = 2000
 _BATCH_SECONDS = 0.05
 # In the process of the worker, commits notify the feeds. This is for what they might miss. Seconds.
 _LOOK_ANYWAY = 5.0
-# How often the streams of a tenant are listed to find those that changed, on a cluster. Seconds.
-_LIST_SECONDS = 1.0
+# Seconds between two listings of the streams of a tenant, to find those that changed, on a cluster. If a listing is
+# slow, the pause is longer, so that listings take at most this fraction of the time.
+_LIST_SECONDS, _MAX_LIST_FRACTION = 1.0, 0.1
 _MAX_LISTED = 1000
 # Statistics of a stream are sent once in so many seconds, at most.
 STATS_SECONDS = 1.0
@@ -459,6 +460,7 @@ class Feeds:
         known: dict[str, bytes] | None = None
         since = self._followed_since[tenant]
         while True:
+            start = time.monotonic()
             try:
                 found = {listed.id: listed.summary async for listed in self._streams(tenant)}
             except ProtoDCSError as problem:
@@ -471,7 +473,7 @@ class Feeds:
                     else:
                         self._feeds[stream] = _Feed(self, stream, None, since)
             known = found
-            await asyncio.sleep(_LIST_SECONDS)
+            await asyncio.sleep(max(_LIST_SECONDS, (time.monotonic() - start) / _MAX_LIST_FRACTION))
 
     # Reading.
 
