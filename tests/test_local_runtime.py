@@ -13,6 +13,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import astuple, replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -21,8 +22,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from conftest import random_stream
-from protodcs import Client, OpenSetClassifier
+from conftest import clusters, random_stream
+from protodcs import Client, OpenSetClassifier, StreamDCS
 from protodcs.cli import app
 from protodcs.serve.store.sqlite import SqliteStore
 from redis_server import RedisServer, free_port
@@ -174,6 +175,34 @@ def test_sigterm_finishes_what_was_accepted_and_accepts_nothing_more(tmp_path):
         positions = [client.stream(f"s{number}").status()["position"] for number in range(8)]
     # Whatever was applied was answered.
     assert positions == [answered for answered, _ in results]
+
+
+def _fields(decision):
+    """Return all of a decision but the scores of all classes, which the service does not send."""
+    return astuple(replace(decision, scores=None))
+
+
+def test_a_stream_of_3000_samples_goes_on_bit_by_bit_after_sigterm_and_a_start(tmp_path):
+    """Long enough for every counter of the state to reach its largest value, which a load must accept."""
+    prototypes, features, _ = clusters(samples=3300, unknown=0.15)
+    rows = features.astype(np.float32)
+    engine = StreamDCS(prototypes.astype(np.float32), classes=CLASSES)
+    expected = [engine.observe(row) for row in rows]
+    assert sum(seen.known and seen.p_unknown < 0.05 for seen in expected) > 2000
+    assert sum(not seen.known for seen in expected) > 200
+    service, seen = local(tmp_path), []
+    for part in (rows[:3000], rows[3000:]):
+        with service, Client(service.base_url) as client:
+            if not seen:
+                client.create("s", prototypes=prototypes, classes=CLASSES)
+            stream = client.stream("s")
+            for batch in np.array_split(part, max(1, len(part) // 500)):
+                seen += stream.observe(batch)
+            status, state = stream.status(), stream.export_state()
+    assert [told.position for told in seen] == list(range(3300))
+    assert [_fields(told.decision) for told in seen] == [*map(_fields, expected)]
+    assert (status["sequence"], status["replayed_differently"], status["guard"]["fired"]) == (3300, 0, {})
+    assert state == engine.snapshot()
 
 
 def chunk(data):
