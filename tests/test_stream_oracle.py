@@ -108,7 +108,7 @@ def test_engine_follows_the_oracle_beyond_the_window_and_the_horizons():
 
 
 def test_engine_follows_the_oracle_beyond_the_horizon_of_the_class_bias():
-    prototypes, features, _ = random_stream(classes=4, width=8, samples=1200, seed=0, unknown=0.02)
+    prototypes, features, _ = random_stream(classes=4, width=8, samples=1300, seed=0, unknown=0.02)
     oracle, _ = compare(prototypes, features)
     assert len(oracle.sureness) > BIAS_CONFIDENCE_HORIZON
 
