@@ -11,6 +11,10 @@ from ..errors import StateError
 from .prototypes import Prototypes
 from .state import Arrays, Header
 
+_UNIT_TOLERANCE = 1e-5
+# How much one update of a running mean in float32 may add to its squared length by rounding.
+_ROUNDING = 4.0 * float(np.finfo(np.float32).eps)
+
 # Numbers of a state beside its arrays.
 Counters = dict[str, int | float | bool | None]
 
@@ -112,5 +116,14 @@ def decided(counters: Mapping[str, Any]) -> tuple[int, int, int]:
 
 def check_unit(rows: Feature, name: str) -> None:
     """Raise StateError if some rows of a state are not of length one. They are float32, so to about seven digits."""
-    if not (np.abs(np.einsum("kd,kd->k", rows, rows) - 1.0) < 1e-5).all():
+    if not (np.abs(np.einsum("kd,kd->k", rows, rows) - 1.0) < _UNIT_TOLERANCE).all():
         raise StateError(f"the state's array {name!r} has rows that are not of length one")
+
+
+def check_means(rows: Feature, name: str, updates: int) -> None:
+    """Raise StateError if some rows cannot be running means of unit vectors after this many updates.
+
+    They are no longer than one, up to the rounding of each update. One of length zero would have no direction.
+    """
+    squares = np.einsum("kd,kd->k", rows, rows, dtype=np.float64)
+    within(squares, name, 1e-12, 1.0 + _UNIT_TOLERANCE + _ROUNDING * updates)

@@ -26,13 +26,11 @@ from ..core.protodcs.alignment import contrast
 from ..core.protodcs.evolution import move
 from ..core.protodcs.residual import adam_step, project, queue_means, text_gradient
 from ..core.settings import Settings
-from ..core.state_checks import Counters, check_unit, counter, decided, required
+from ..core.state_checks import Counters, check_means, check_unit, counter, decided, required
 from ..errors import StateError
 
 _COUNTERS = ("sequence", "learned", "known", "cached", "evolved")
 _SUMS = ("unknown", "skipped")
-# How much one update of a text prototype may add to its squared length by rounding to float32.
-_ROUNDING = 4 * float(np.finfo(np.float32).eps)
 # What a fork shares until one of the two writes.
 _LEARNED = (
     "text", "inverse_norms", "cache", "quality", "counts", "visual", "lengths", "text_alignment", "visual_sum",
@@ -376,12 +374,7 @@ def _proven(config: DPEConfig, counters: Counters, arrays: state.Arrays) -> stat
     check_unit(initial, "initial_prototypes")
     check_unit(required(arrays, "cache", np.float32, (total, width)), "cache")
     if evolved:
-        text = required(arrays, "text", np.float32, (classes, width))
-        squares = np.einsum("kd,kd->k", text, text, dtype=np.float64)
-        # A mean of unit vectors is no longer than they are, up to the float32 rounding of each update, and one of zero
-        # length would have no direction.
-        if not ((squares > 1e-12) & (squares < 1.0 + 1e-5 + _ROUNDING * evolved)).all():
-            raise StateError("the state's array 'text' has rows longer than one, or of length zero")
+        check_means(required(arrays, "text", np.float32, (classes, width)), "text", evolved)
     quality = required(arrays, "quality", np.float64, (total,))
     if not ((quality >= 0.0) & (quality < 1e3)).all():
         raise StateError("the state's entropies must be no less than 0 nats and finite")

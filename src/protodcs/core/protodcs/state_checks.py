@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from ...arrays import Feature
 from ...errors import StateError
 from ..numerics import gaussian_mixture
-from ..numerics.linalg import normalised, products
+from ..numerics.linalg import normalised
 from ..state import Arrays
-from ..state_checks import Counters, check_unit, counter, required, truth, within
+from ..state_checks import Counters, check_means, check_unit, counter, required, truth, within
 from .alignment import REBUILD_AFTER, contrast
 from .config import ProtoDCSConfig
 from .residual import directions
@@ -29,8 +29,6 @@ Take = Callable[..., NDArray[Any]]
 _DRIFT_TOLERANCE = 1e-5
 # How many pairs of query and key a restore computes again at most: some tens of milliseconds.
 _COMPARED_PAIRS = 2**17
-# Unit rows are rounded to float32: their squared length is one to about seven digits.
-_UNIT_TOLERANCE = 1e-5
 
 
 def since_flush(config: ProtoDCSConfig, learned: int) -> int:
@@ -76,13 +74,12 @@ def checked_arrays(
 def _check_prototypes(config: ProtoDCSConfig, counters: Counters, initial: Feature, take: Take) -> None:
     """Check text prototypes, queues, and the shapes of what follows from them."""
     classes, width = initial.shape
-    if counter(counters, "evolved"):
+    if evolved := counter(counters, "evolved"):
         text = take("text", np.float32, classes, width)
         if config.evolution_norm == "unit":
             check_unit(text, "text")
         else:
-            # A mean of unit vectors is no longer than they are, and one of zero length would have no direction.
-            within(products(text, text), "text", 1e-12, 1.0 + _UNIT_TOLERANCE)
+            check_means(text, "text", evolved)
     counts = take("counts", np.int64, classes)
     if not ((counts >= 0) & (counts <= config.cache_size)).all():
         raise StateError(f"the state's queues must hold 0 to {config.cache_size} features each")
