@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from protodcs import OpenSetClassifier, encoders
 from protodcs.cli import app
+from protodcs.data.prompts import class_names
 from protodcs.demo import KNOWN, DemoStream
 from protodcs.errors import InputError
 from protodcs.integrations import label_studio
@@ -56,6 +57,19 @@ def test_discover_clusters_the_unknown_images_of_a_folder(folder, tmp_path):
     assert pq.read_table(out / "clusters.parquet").column("sample").to_pylist() == [row["sample"] for row in rows]
     with Image.open(out / "clusters.png") as sheet:
         assert sheet.width > 1000
+
+
+def test_discover_suggests_names_of_the_general_list(folder, tmp_path):
+    run("discover", folder, "--vocabulary", "general", "--model", "demo", "--out", tmp_path)
+    suggestions = {row["suggestion"] for row in rows_of(tmp_path / "clusters.csv") if row["cluster"]}
+    assert suggestions
+    assert suggestions <= set(class_names("general"))
+
+
+def test_discover_checks_the_vocabulary_before_it_reads_images(tmp_path):
+    output = run("discover", tmp_path, "--vocabulary", "generl", "--model", "demo", "--out", tmp_path / "out", code=1)
+    assert "Did you mean 'general'?" in output
+    assert "cifar100, demo, general, imagenet" in output
 
 
 def test_discover_takes_a_file_of_features(tmp_path):

@@ -50,7 +50,9 @@ def discover(
     classes: str | None = typer.Option(
         None, help="Known classes, as in `classify`; only unknown images of a folder are clustered. Default: all are."
     ),
-    vocabulary: str | None = typer.Option(None, help="Names to suggest for clusters: as `--classes`. Default: none."),
+    vocabulary: str | None = typer.Option(
+        None, help="Names to suggest for clusters: general, or as `--classes`. Default: none."
+    ),
     model: str = typer.Option("openai/clip-vit-base-patch16", help="Encoder, as in `classify`."),
     images: Path | None = typer.Option(None, help="Folder of the images in a file of decisions (default: beside it)."),
     out: Path = typer.Option(Path("clusters"), help="Folder of the results (default: clusters)."),
@@ -63,6 +65,7 @@ def discover(
     for file in (out / _CSV, out / _PARQUET, out / _SHEET):
         if file.exists():
             raise InputError(f"{file} exists already. Delete it, or choose another folder with --out.")
+    suggestible = None if vocabulary is None else given_classes(vocabulary)
     unknown = _unknown(source, classes, model, images, as_json)
     if not 2 <= len(unknown.names) <= _MAX_SAMPLES:
         raise DataError(f"there must be 2 to {_MAX_SAMPLES:,} samples to cluster; given: {len(unknown.names):,}")
@@ -75,7 +78,7 @@ def discover(
     found.add_many(unknown.features)
     found.update()
     clusters = found.clusters()
-    rows = _rows(clusters, unknown.names, found, None if vocabulary is None else _vocabulary(vocabulary, model))
+    rows = _rows(clusters, unknown.names, found, None if suggestible is None else _vocabulary(suggestible, model))
     out.mkdir(parents=True, exist_ok=True)
     replace_file(out / _CSV, _csv(rows).encode())
     results = [out / _CSV, *_parquet(rows, out), *_sheet(clusters, unknown, rows, out)]
@@ -137,12 +140,11 @@ def _stored_features(file: Path) -> _Unknown:
     return _Unknown([str(number) for number in range(len(rows))], rows, rows[:0], {})
 
 
-def _vocabulary(names: str, model: str) -> "Vocabulary":
+def _vocabulary(names: tuple[str, ...], model: str) -> "Vocabulary":
     from ..discovery import Vocabulary
     from ..encoders import load
 
-    given = given_classes(names)
-    return Vocabulary(given, load(model).prototypes(given))
+    return Vocabulary(names, load(model).prototypes(names))
 
 
 def _rows(
