@@ -173,8 +173,11 @@ def test_a_pool_of_an_earlier_layout_is_named_as_such_and_kept(layout):
 def test_a_store_of_an_earlier_layout_is_named_as_such_and_kept(layout):
     (database,) = layout.rglob(inspection.DATABASE)
     before = database.read_bytes()
-    with pytest.raises(StoreError, match="written by another version of protodcs: it has layout 3"):
+    advice = "written by another version of protodcs: it has layout 3.*Use the version of protodcs that wrote it$"
+    with pytest.raises(StoreError, match=advice):
         sqlite.SqliteStore(database.parent)
+    with pytest.raises(StoreError, match=advice):
+        sqlite.back_up(database.parent, layout / "copy")
     assert database.read_bytes() == before
 
 

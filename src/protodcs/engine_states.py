@@ -99,7 +99,7 @@ class EngineStates:
                 return self._with_content(content, frozen=text == self._arena_headers[True])
             header = json.loads(text)
             if header["schema"] != state.SCHEMA:
-                raise StateVersionError.of("The format of the state", header["schema"], state.SCHEMA)
+                raise StateVersionError.of("It", header["schema"], state.SCHEMA)
             self.method.check_version(header["method_version"])
             if "arrays" not in header:
                 raise StateError("it was stored by a version that arranges states differently")

@@ -100,7 +100,7 @@ def leaves_out_prototypes(data: bytes) -> bool:
 def _checked_header(header: dict[str, Any], header_type: type[H]) -> H:
     version, readable = header.get("schema_version"), header_type.model_fields["schema_version"].default
     if version != readable:
-        raise StateVersionError.of("The format of the state", version, readable)
+        raise StateVersionError.of("The state", version, readable)
     try:
         return header_type.model_validate(header)
     except ValidationError as problem:

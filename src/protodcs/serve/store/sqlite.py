@@ -894,6 +894,8 @@ class SqliteStore:
         return f"the store in {str(self.folder)!r}"
 
     def _as_error(self, problem: BaseException) -> BaseException:
+        if isinstance(problem, StoreError):
+            return problem
         if _is_io_error(problem):
             return StoreError(f"{self._place} failed: {problem}; check the disk, and start again")
         if not isinstance(problem, sqlite3.Error):
@@ -926,12 +928,14 @@ def back_up(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> N
             closing(sqlite3.connect(draft / DATABASE)) as written,
         ):
             original.backup(written)
-            commits = count_commits(written, draft) or 0
+            commits = count_commits(written, Path(folder)) or 0
         refuse_fewer(Path(folder), commits, marks)
         CommitMarks.create(draft, commits).close()
         sync_folder(draft)
         draft.rename(copy)
         sync_folder(copy.parent)
+    except StoreError:
+        raise
     except (sqlite3.Error, OSError) as problem:
         raise StoreError(f"The store in {str(folder)!r} cannot be copied to {str(copy)!r}: {problem}.") from problem
     finally:
