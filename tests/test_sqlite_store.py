@@ -125,6 +125,26 @@ def test_a_call_with_an_error_of_its_own_fails_alone(tmp_path):
     assert content_of(tmp_path) == {"s": [b"0", b"1"]}
 
 
+def test_a_stream_that_has_lost_records_fails_alone_and_does_not_end_the_store(tmp_path):
+    async def run():
+        store = SqliteStore(tmp_path)
+        fence = await created(store, "damaged")
+        await created(store, "other")
+        await store.commit([Batch("damaged", fence, 0, (b"first", b"second"))])
+        await store.close()
+        with sqlite3.connect(tmp_path / DATABASE) as database:
+            database.execute("DELETE FROM records WHERE key = (SELECT min(key) FROM records)")
+        database.close()
+        store = SqliteStore(tmp_path)
+        with pytest.raises(StoreError, match=r"has lost records of the stream 'damaged': restore a backup$"):
+            await store.acquire("damaged", "w", "1")
+        assert not store.failure.done()
+        assert await store.acquire("other", "w", "1") is not None
+        await store.close()
+
+    asyncio.run(run())
+
+
 def test_a_blob_that_no_stream_uses_is_gone_when_the_store_is_opened_again(tmp_path):
     async def use():
         store = SqliteStore(tmp_path)

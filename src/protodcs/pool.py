@@ -270,9 +270,10 @@ class StreamPool:
             return self._states.decode(data)
         except StateError as problem:
             # A state that is not damaged must not be called so: another version may read it.
+            reason = str(problem).rstrip(".")
             raise type(problem)(
-                f"The state of the stream {stream!r} in {self._opened.path} cannot be read: {problem} The file was not "
-                "changed. Use the version of protodcs that wrote it, or restore a copy of the file."
+                f"The state of the stream {stream!r} in {self._opened.path} cannot be read: {reason}. The file was not "
+                "changed. If it is damaged, restore a copy of it."
             ) from None
 
     def _unload(self, stream: str, loaded: _LoadedStream) -> None:

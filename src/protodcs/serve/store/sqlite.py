@@ -894,8 +894,6 @@ class SqliteStore:
         return f"the store in {str(self.folder)!r}"
 
     def _as_error(self, problem: BaseException) -> BaseException:
-        if isinstance(problem, StoreError):
-            return problem
         if _is_io_error(problem):
             return StoreError(f"{self._place} failed: {problem}; check the disk, and start again")
         if not isinstance(problem, sqlite3.Error):
@@ -1020,6 +1018,9 @@ def _hold(folder: Path) -> int:
 
 
 def _is_io_error(problem: BaseException) -> bool:
+    if isinstance(problem, StoreError):
+        # It is an OSError too, but is about one stream or about the version of the store.
+        return False
     # An OSError says that a mark could not be written.
     code = getattr(problem, "sqlite_errorcode", 0)
     return isinstance(problem, OSError) or (code & 0xFF == sqlite3.SQLITE_IOERR and not _is_full(problem))
