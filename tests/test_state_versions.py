@@ -22,7 +22,7 @@ import pytest
 from pydantic import BaseModel
 
 from protodcs import StreamDCSConfig, StreamPool, methods
-from protodcs.core import state
+from protodcs.core import state, vocabulary
 from protodcs.core.base import FeatureMethod
 from protodcs.discovery import snapshots as discovery_snapshots
 from protodcs.errors import StateVersionError, StoreError
@@ -97,7 +97,7 @@ def formats() -> dict[str, tuple[object, object]]:
     journal_versions = [records.VERSION, snapshots.VERSION, guard.VERSION]
     return {
         **{f"state of {name}": method_format(name) for name in FEATURE_METHODS},
-        "state file": (state.SCHEMA, fields(state.Header)),
+        "state file": (state.SCHEMA, {**fields(state.Header), "constants": constants(vocabulary)}),
         "state of a discovery": (
             discovery_snapshots.Header.model_fields["schema_version"].default,
             fields(discovery_snapshots.Header),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .core.streamdcs.config import StreamDCSConfig
     from .core.streamdcs.engine import StreamDCS
     from .core.streamdcs.explain import StreamDCSExplanation
+    from .core.vocabulary import Vocabulary
     from .pool import StreamPool
     from .protocol import Observed
 
@@ -41,6 +42,7 @@ _HOMES = {
     "StreamDCSConfig": ".core.streamdcs.config",
     "StreamDCSExplanation": ".core.streamdcs.explain",
     "StreamPool": ".pool",
+    "Vocabulary": ".core.vocabulary",
 }
 
 _PACKAGES = ("data", "discovery", "encoders", "errors", "methods", "metrics", "plot")
@@ -60,6 +62,7 @@ __all__ = [
     "StreamDCSConfig",
     "StreamDCSExplanation",
     "StreamPool",
+    "Vocabulary",
     "__version__",
     "data",
     "discovery",

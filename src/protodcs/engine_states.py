@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel
 
+from .arrays import Feature
 from .core import state
 from .core.base import FeatureMethod
 from .core.prototypes import Prototypes
-from .core.validation import class_names
+from .core.vocabulary import VocabularyLike
 from .errors import StateError, StateVersionError
 from .stream_store import PAGE_BYTES
 
@@ -33,21 +35,21 @@ class EngineStates:
 
     Args:
         method: the class of the engines.
-        prototypes: what they start from.
-        classes, config, encoder: see `StreamPool`.
+        prototypes, classes, config, encoder, vocabulary: see `StreamPool`.
     """
 
     def __init__(
         self,
         method: type[FeatureMethod],
-        prototypes: Prototypes,
+        prototypes: NDArray[np.floating] | Prototypes,
         classes: Sequence[str] | None,
         config: BaseModel | None,
         encoder: str | None,
+        vocabulary: VocabularyLike | None,
     ):
-        first = method(prototypes, class_names(classes, len(prototypes)), config, encoder)
-        self.method, self.prototypes, self.encoder = method, prototypes, encoder
-        self.classes, self.config = first.classes, first.config
+        first = method(prototypes, classes, config, encoder, vocabulary)
+        self.method, self.prototypes, self.encoder = method, first._prototypes, encoder
+        self.classes, self.config, self.vocabulary = first.classes, first.config, first.vocabulary
         arena = first._arena()
         self._nothing_learned = None if arena is None else b"".join(arena.packed())
         # Packed bytes mean nothing to a version that arranges the arrays of an arena differently.
@@ -125,6 +127,10 @@ class EngineStates:
         engine.frozen = frozen
         return engine
 
+    def _edited(self, rows: Feature) -> Prototypes:
+        """Return the prototypes of a stream whose classes were edited. The vocabulary is the same."""
+        return Prototypes.of_unit(rows.copy(), self.prototypes.vocabulary)
+
     def _array_parts(self, engine: FeatureMethod) -> tuple[bytes, Sequence[memoryview]]:
         counters, arrays = engine._memory.export()
         edited = engine._prototypes is not self.prototypes
@@ -149,7 +155,7 @@ class EngineStates:
             place += arrays[name].nbytes
         classes, prototypes = self.classes, self.prototypes
         if header["classes"] is not None:
-            classes, prototypes = tuple(header["classes"]), Prototypes.of_unit(arrays["initial_prototypes"].copy())
+            classes, prototypes = tuple(header["classes"]), self._edited(arrays["initial_prototypes"])
         engine = self.method._rebuilt(
             self.config, classes, self.encoder, prototypes, header["counters"], arrays, trusted=True
         )

@@ -20,6 +20,7 @@ from . import methods
 from .core.base import FeatureMethod
 from .core.decision import Decision
 from .core.prototypes import Prototypes
+from .core.vocabulary import VocabularyLike
 from .engine_states import EngineStates
 from .errors import ConfigError, InputError, StateError, UsageError
 from .stream_store import StreamStore
@@ -67,6 +68,7 @@ class StreamPool:
         max_loaded: number of streams that stay in memory.
         method: name of a registered method.
         encoder: fingerprint of the encoder that makes the features, if known.
+        vocabulary: names to compare the classes with, (V, d) or a `Vocabulary`, for methods that use one.
     """
 
     def __init__(
@@ -79,14 +81,14 @@ class StreamPool:
         max_loaded: int = 1000,
         method: str = "streamdcs",
         encoder: str | None = None,
+        vocabulary: VocabularyLike | None = None,
     ):
         if isinstance(max_loaded, bool) or not isinstance(max_loaded, int) or max_loaded < 1:
             raise ConfigError(f"`max_loaded` must be an integer of at least 1; given: {max_loaded!r}.")
-        self.prototypes = Prototypes.of(prototypes)
         self.folder = Path(folder)
         self.max_loaded = max_loaded
-        self._states = EngineStates(methods.REGISTER[method], self.prototypes, classes, config, encoder)
-        self.classes = self._states.classes
+        self._states = EngineStates(methods.REGISTER[method], prototypes, classes, config, encoder, vocabulary)
+        self.prototypes, self.classes = self._states.prototypes, self._states.classes
         self._streams: OrderedDict[str, _LoadedStream] = OrderedDict()
         self._guard = threading.Lock()
         self._store: StreamStore | None = StreamStore(self.folder)
@@ -316,6 +318,7 @@ class StreamPool:
             "classes": list(self.classes),
             "encoder": self._states.encoder,
             "prototypes": self.prototypes.fingerprint,
+            "vocabulary": None if self._states.vocabulary is None else self._states.vocabulary.fingerprint,
         }
         stored = self._opened.settings({**settings, "version": __version__})
         for name, value in settings.items():

@@ -29,6 +29,7 @@ from .snapshots import checked_settings, header_of
 from .state_checks import Counters, prototypes_of
 from .validation import check_encoder, check_feature, check_features, check_prototype, class_index, class_names
 from .vectors import to_unit
+from .vocabulary import Vocabulary, VocabularyLike
 
 _INCONSISTENT = "This engine was interrupted while it learned from a sample. Restore it from a snapshot, or reset it."
 _IN_USE = "Another thread is using this engine. Give each stream its own engine, or call it from one thread."
@@ -65,6 +66,8 @@ class FeatureMethod(ABC):
     capabilities: ClassVar[Capabilities]
     kind: ClassVar[Literal["features"]] = "features"
     config_type: ClassVar[type[BaseModel]]
+    # Whether the method compares its classes with the names of a vocabulary.
+    uses_vocabulary: ClassVar[bool] = False
     # Describes `Decision.score` for each value of the option `score`; the key is "" if there is no such option.
     score_names: ClassVar[Mapping[str, str]]
 
@@ -79,11 +82,14 @@ class FeatureMethod(ABC):
         classes: Sequence[str] | None = None,
         config: BaseModel | None = None,
         encoder: str | None = None,
+        vocabulary: VocabularyLike | None = None,
     ):
         config = self.config_type() if config is None else config
         if not isinstance(config, self.config_type):
             raise ConfigError(f"config must be a {self.config_type.__name__}; given: {type(config).__name__}")
-        self._prototypes = Prototypes.of(prototypes)
+        if vocabulary is not None and not self.uses_vocabulary:
+            raise ConfigError(f"The method {self.name!r} uses no vocabulary. Leave `vocabulary` out.")
+        self._prototypes = Prototypes.of(prototypes, vocabulary)
         initial = self._prototypes.unit
         self._prepare(config, encoder)
         self._resize(class_names(classes, len(initial)), initial.shape[1])
@@ -177,6 +183,11 @@ class FeatureMethod(ABC):
         return len(self._feature)
 
     @property
+    def vocabulary(self) -> Vocabulary | None:
+        """Names that the method compares its classes with; None if there are none, or if the method uses none."""
+        return self._prototypes.vocabulary if self.uses_vocabulary else None
+
+    @property
     def score_name(self) -> str:
         """Description of `Decision.score`."""
         return self.score_names[getattr(self.config, "score", "")]
@@ -267,7 +278,10 @@ class FeatureMethod(ABC):
             return state.pack(header_of(self, counters), arrays)
 
     def difference(self) -> bytes:
-        """Return the state without the initial prototypes, but with their fingerprint. Pass them to `restore`."""
+        """Return the state without the initial prototypes, but with their fingerprint. Pass them to `restore`.
+
+        No state contains the vocabulary: pass that to `restore` in any case, if there is one.
+        """
         with self._exclusive():
             counters, arrays = self._memory.export()
             del arrays["initial_prototypes"]
@@ -279,6 +293,7 @@ class FeatureMethod(ABC):
         data: bytes,
         encoder: str | None = None,
         prototypes: NDArray[np.floating] | Prototypes | None = None,
+        vocabulary: VocabularyLike | None = None,
         *,
         trusted: bool = False,
     ) -> Self:
@@ -288,9 +303,10 @@ class FeatureMethod(ABC):
             data: the state.
             encoder: fingerprint of the features to come, if known.
             prototypes: the initial prototypes, which the engine will share. `difference` needs them.
+            vocabulary: the vocabulary of the engine, unless it is in `prototypes`. An engine that had none ignores it.
             trusted: skip the slow checks. Use it only for bytes that your program wrote and nobody else can change.
         """
-        return cls._from_parts(*state.unpack(data, trusted), encoder, prototypes, trusted)
+        return cls._from_parts(*state.unpack(data, trusted), encoder, prototypes, vocabulary, trusted)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a snapshot to a file atomically."""
@@ -302,9 +318,10 @@ class FeatureMethod(ABC):
         path: str | os.PathLike[str],
         encoder: str | None = None,
         prototypes: NDArray[np.floating] | Prototypes | None = None,
+        vocabulary: VocabularyLike | None = None,
     ) -> Self:
         """Return the engine that a file was saved from; see `restore`."""
-        return cls.restore(state.read(path), encoder, prototypes)
+        return cls.restore(state.read(path), encoder, prototypes, vocabulary)
 
     @classmethod
     def from_options(
@@ -312,10 +329,11 @@ class FeatureMethod(ABC):
         prototypes: NDArray[np.floating] | Prototypes,
         classes: Sequence[str] | None = None,
         encoder: str | None = None,
+        vocabulary: VocabularyLike | None = None,
         **options: Any,
     ) -> Self:
         """Return an engine from the options of its config as keyword arguments."""
-        return cls(prototypes, classes, cls.config_type(**options), encoder)
+        return cls(prototypes, classes, cls.config_type(**options), encoder, vocabulary)
 
     @classmethod
     def check_version(cls, written: int) -> None:
@@ -332,11 +350,13 @@ class FeatureMethod(ABC):
         arrays: state.Arrays,
         encoder: str | None,
         prototypes: NDArray[np.floating] | Prototypes | None = None,
+        vocabulary: VocabularyLike | None = None,
         trusted: bool = False,
     ) -> Self:
         """Return an engine from a header and arrays that were read from a state."""
         config, classes = checked_settings(cls, header, encoder)
-        shared = prototypes_of(header, arrays, None if prototypes is None else Prototypes.of(prototypes))
+        given = None if prototypes is None else Prototypes.of(prototypes)
+        shared = prototypes_of(header, arrays, given, vocabulary)
         used = header.encoder or encoder
         engine = cls._rebuilt(config, classes, used, shared, dict(header.counters), arrays, trusted=trusted)
         engine.frozen = header.frozen
@@ -365,7 +385,7 @@ class FeatureMethod(ABC):
 
     def _edit(self, classes: tuple[str, ...], kept: NDArray[np.int64], added: Feature) -> None:
         self._memory = self._with_classes(self._memory, kept, added)
-        self._prototypes = Prototypes.of_unit(self._initial_prototypes(self._memory))
+        self._prototypes = Prototypes.of_unit(self._initial_prototypes(self._memory), self._prototypes.vocabulary)
         self._resize(classes, self.dimension)
 
     def _observe(self, feature: Feature, scores: bool) -> Decision:

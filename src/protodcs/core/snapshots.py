@@ -29,6 +29,7 @@ def header_of(engine: "FeatureMethod", counters: Counters, prototypes: str | Non
         classes=list(engine.classes),
         encoder=engine.encoder,
         prototypes=prototypes,
+        vocabulary=None if engine.vocabulary is None else engine.vocabulary.fingerprint,
         frozen=engine.frozen,
         counters=counters,
     )

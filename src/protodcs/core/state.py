@@ -23,7 +23,7 @@ from ..errors import StateError, StateVersionError
 Arrays = dict[str, NDArray[Any]]
 
 FORMAT: Literal["protodcs-state"] = "protodcs-state"
-SCHEMA: Literal[3] = 3
+SCHEMA: Literal[4] = 4
 # The one key of safetensors' own metadata. A second one would be written in no particular order.
 _KEY = "state"
 _NO_HASH = "0" * 64
@@ -38,7 +38,7 @@ class Header(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     format: Literal["protodcs-state"] = FORMAT
-    schema_version: Literal[3] = SCHEMA
+    schema_version: Literal[4] = SCHEMA
     package: str = Field(max_length=100, description="Version of protodcs that wrote it.")
     backend: str = Field(max_length=100, description="What computed it: 'native' or 'numpy'.")
     method: str = Field(max_length=100)
@@ -48,6 +48,9 @@ class Header(BaseModel):
     encoder: str | None = Field(None, max_length=1000, description="Fingerprint of what made the features, if known.")
     prototypes: str | None = Field(
         None, pattern="^[0-9a-f]{64}$", description="Fingerprint of the initial prototypes, where they are left out."
+    )
+    vocabulary: str | None = Field(
+        None, pattern="^[0-9a-f]{64}$", description="Fingerprint of the vocabulary, which no state contains."
     )
     frozen: bool = False
     counters: dict[str, int | float | bool | None]

@@ -10,6 +10,7 @@ from ..arrays import Feature
 from ..errors import StateError
 from .prototypes import Prototypes
 from .state import Arrays, Header
+from .vocabulary import Vocabulary, VocabularyLike
 
 _UNIT_TOLERANCE = 1e-5
 # How much one update of a running mean in float32 may add to its squared length by rounding.
@@ -28,8 +29,35 @@ def check_same_encoder(stored: str | None, given: str | None, what: str) -> None
         )
 
 
-def prototypes_of(header: Header, arrays: Arrays, shared: Prototypes | None) -> Prototypes:
-    """Return the initial prototypes of a state: `shared` if it was learned from them, or its own."""
+def prototypes_of(
+    header: Header, arrays: Arrays, shared: Prototypes | None, vocabulary: VocabularyLike | None
+) -> Prototypes:
+    """Return the initial prototypes of a state with its vocabulary: `shared` if they are the same, or its own."""
+    if vocabulary is None and shared is not None:
+        vocabulary = shared.vocabulary
+    found = _prototypes_of(header, arrays, shared)
+    return found.with_vocabulary(_vocabulary_of(header.vocabulary, vocabulary))
+
+
+def _vocabulary_of(stored: str | None, given: VocabularyLike | None) -> Vocabulary | None:
+    """Return the vocabulary that a state was learned with. Raise StateError if it is not the one that was `given`."""
+    if stored is None:
+        return None
+    if given is None:
+        raise StateError(
+            f"The state was learned with the vocabulary {stored}. States don't contain it: pass it to restore, as "
+            "`vocabulary`."
+        )
+    vocabulary = Vocabulary.of(given)
+    if vocabulary.fingerprint != stored:
+        raise StateError(
+            f"The state was learned with the vocabulary {stored}; given: {vocabulary.fingerprint}. Restore it with its "
+            "own vocabulary, or start a new engine."
+        )
+    return vocabulary
+
+
+def _prototypes_of(header: Header, arrays: Arrays, shared: Prototypes | None) -> Prototypes:
     if header.prototypes is None:
         own = _stored_prototypes(arrays, len(header.classes))
         wanted = own.fingerprint if shared is not None else None

@@ -1,8 +1,9 @@
-"""Vectors of unit length: normalise them, and compare a feature with every prototype.
+"""Vectors of unit length: normalise them, compare a feature with every prototype, and identify rows of them.
 
 The compiled functions sum in a fixed order, so that equal inputs give equal bytes on every CPU.
 """
 
+import hashlib
 import math
 
 import numpy as np
@@ -45,6 +46,13 @@ def _inverse_norms_native(rows: Feature) -> Floats:
     out: Floats = np.empty(len(rows))
     native.invert_norms(rows, out)  # type: ignore[union-attr]
     return out
+
+
+def fingerprint(rows: Feature) -> str:
+    """Return the SHA-256 of shape and values of `rows` (N, d), in hexadecimal digits."""
+    digest = hashlib.sha256(f"{rows.shape[0]} x {rows.shape[1]} float32 ".encode())
+    digest.update(np.ascontiguousarray(rows, dtype="<f4").data)
+    return digest.hexdigest()
 
 
 cosines = cosines_numpy if native is None else native.cosines

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..core import state
 from ..core.prototypes import Prototypes
+from ..core.vocabulary import VocabularyLike
 from ..errors import StateError
 from ..method import FeatureMethod, Register
 
@@ -41,10 +42,11 @@ def create(
     prototypes: NDArray[np.floating] | Prototypes,
     classes: Sequence[str] | None = None,
     encoder: str | None = None,
+    vocabulary: VocabularyLike | None = None,
     **options: Any,
 ) -> FeatureMethod:
     """A new engine of the method `name`; `options` are those of its configuration."""
-    method: FeatureMethod = REGISTER[name].from_options(prototypes, classes, encoder, **options)
+    method: FeatureMethod = REGISTER[name].from_options(prototypes, classes, encoder, vocabulary, **options)
     return method
 
 
@@ -52,6 +54,7 @@ def restore(
     data: bytes,
     encoder: str | None = None,
     prototypes: NDArray[np.floating] | Prototypes | None = None,
+    vocabulary: VocabularyLike | None = None,
     *,
     trusted: bool = False,
 ) -> FeatureMethod:
@@ -61,5 +64,5 @@ def restore(
         raise StateError(
             f"the state belongs to the method {header.method!r}, which is not one of {', '.join(REGISTER)}"
         )
-    method: FeatureMethod = REGISTER[header.method]._from_parts(header, arrays, encoder, prototypes, trusted)
-    return method
+    kind: type[FeatureMethod] = REGISTER[header.method]
+    return kind._from_parts(header, arrays, encoder, prototypes, vocabulary, trusted)

@@ -35,6 +35,7 @@ class StreamDCS(FeatureMethod):
         classes: K unique names; None names them "0".."K-1".
         config: the settings, see `StreamDCSConfig`.
         encoder: fingerprint of the encoder that makes the features, if known.
+        vocabulary: general names to compare the classes with, (V, d) or a `Vocabulary`, which engines share.
 
     >>> import numpy as np
     >>> engine = StreamDCS(np.eye(3, 8), classes=["cat", "dog", "fox"])
@@ -47,6 +48,7 @@ class StreamDCS(FeatureMethod):
         batch_invariant=True, rotation_invariant=False, editable_classes=True, cost="prototypes"
     )
     config_type = StreamDCSConfig
+    uses_vocabulary: ClassVar[bool] = True
     score_names: ClassVar[Mapping[str, str]] = {"": "score against the stream"}
     config: StreamDCSConfig
     _memory: StreamState

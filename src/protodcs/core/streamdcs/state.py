@@ -62,6 +62,7 @@ class StreamState:
     Attributes:
         prototypes: (K, d) float32, the text prototypes. They never change.
         inverse_norms: (K,) float64, 1 / norm of each prototype.
+        reference: mean and spread of general names, from the vocabulary; None without one.
         arena: everything that was learned.
         verification: the part behind the decision between known and unknown.
         class_bias: the correction of the logits; None if the settings or the number of classes rule it out.
@@ -76,6 +77,7 @@ class StreamState:
         self.config = config
         self.shared = prototypes
         self.prototypes = rows
+        self.reference = prototypes.reference
         self.inverse_norms = prototypes.follow(inverse_norms)
         self.arena = Arena(layout(len(rows), rows.shape[1], config)) if arena is None else arena
         self.verification = Verification(self.arena, config)
@@ -226,7 +228,7 @@ class StreamState:
     def with_classes(self, kept: NDArray[np.int64], added: Feature) -> "StreamState":
         """Return a state that keeps the classes `kept`, followed by the new unit prototypes `added`."""
         rows = np.concatenate([self.prototypes[kept], added])
-        edited = StreamState(Prototypes.of_unit(rows), self.config)
+        edited = StreamState(Prototypes.of_unit(rows, self.shared.vocabulary), self.config)
         edited.verification.take_classes(self.verification, kept)
         if len(added):
             # Samples of the new classes looked unknown until now, and the head learned to reject them.
