@@ -83,6 +83,17 @@ def test_a_reference_of_5000_names_needs_little_memory(classes):
     assert most < 1.5 * (0.75 * 5000 * 1024 * 4 + classes * 1024 * 8 + 512 * (classes + 1024) * 8)
 
 
+def test_names_that_are_classes_are_left_out_even_if_they_are_more_than_a_quarter():
+    features = unit(rows(40))
+    reference = Vocabulary(features).reference(features[:25].astype(np.float32))
+    np.testing.assert_allclose(reference.mean, features[25:].mean(axis=0), atol=1e-7)
+
+
+def test_a_reference_keeps_twelve_names_even_if_all_are_classes():
+    reference = Vocabulary(unit(rows(40))).reference(unit(rows(40)).astype(np.float32))
+    assert reference.noise == pytest.approx(np.sqrt(2 * np.log(12)))
+
+
 # Rows.
 
 

@@ -20,11 +20,13 @@ from .core.decision import Decision, Decisions
 from .core.protodcs.engine import ProtoDCS
 from .core.protodcs.explain import ProtoDCSExplanation
 from .core.settings import Settings
+from .core.state_checks import check_same_encoder
 from .core.streamdcs.engine import StreamDCS
 from .core.streamdcs.explain import StreamDCSExplanation
 from .data.image import decode
 from .data.prompts import class_names
 from .encoders import Encoder
+from .encoders.base import GENERAL
 from .errors import ConfigError, ImageError, UsageError
 from .method import FeatureMethod
 from .prefetch import Prefetcher
@@ -63,6 +65,7 @@ class OpenSetClassifier:
         templates: str | Sequence[str] | None = None,
         method: str = "streamdcs",
         config: Settings | None = None,
+        vocabulary: str | Path | Sequence[str] | None = GENERAL,
         **options: Any,
     ) -> Self:
         """Load an encoder and start a method on its prototypes of `classes`.
@@ -77,13 +80,16 @@ class OpenSetClassifier:
             templates: sentences for the class names; None uses those of the encoder.
             method: a registered method. The default is the recommended one.
             config: the settings of the method, used as they are.
+            vocabulary: names of other things, with which StreamDCS compares the classes: "general" for a list of 4,400
+                names, your own names, a text file, or None. They are encoded once for each encoder, which can take
+                minutes on a CPU, and stored on disk.
             options: single settings, if you give no `config`. StreamDCS and ProtoDCS use the encoder's temperature
                 unless you set another.
         """
         encoder = encoders.load(
             name, device=device, dtype=dtype, batch_size=batch_size, revision=revision, templates=templates
         )
-        return cls.with_encoder(encoder, classes, method=method, config=config, **options)
+        return cls.with_encoder(encoder, classes, method=method, config=config, vocabulary=vocabulary, **options)
 
     @classmethod
     def with_encoder(
@@ -93,6 +99,7 @@ class OpenSetClassifier:
         *,
         method: str = "streamdcs",
         config: Settings | None = None,
+        vocabulary: str | Path | Sequence[str] | None = GENERAL,
         **options: Any,
     ) -> Self:
         """Do the same as `from_pretrained` with a loaded encoder. Several classifiers may share one."""
@@ -106,12 +113,28 @@ class OpenSetClassifier:
             config = kind.config_type(**options)
         elif options:
             raise ConfigError(f"config and {', '.join(sorted(options))} are both given: put all options into config")
-        return cls(encoder, kind(encoder.prototypes(names), names, config, encoder.fingerprint))
+        if vocabulary == GENERAL and not kind.uses_vocabulary:
+            vocabulary = None
+        others = None if vocabulary is None else encoder.vocabulary(vocabulary, names)
+        return cls(encoder, kind(encoder.prototypes(names), names, config, encoder.fingerprint, others))
 
     @classmethod
-    def restored(cls, encoder: Encoder, file: str | os.PathLike[str]) -> Self:
-        """Continue from a saved state. Raises StateError if it belongs to another encoder."""
-        return cls(encoder, methods.restore(state.read(file), encoder.fingerprint))
+    def restored(
+        cls,
+        encoder: Encoder,
+        file: str | os.PathLike[str],
+        *,
+        vocabulary: str | Path | Sequence[str] | None = GENERAL,
+    ) -> Self:
+        """Continue from a saved state. Raises StateError if it belongs to another encoder or vocabulary.
+
+        A state that was learned without a vocabulary continues without one.
+        """
+        data = state.read(file)
+        header, _ = state.unpack(data)
+        check_same_encoder(header.encoder, encoder.fingerprint, "stream")
+        others = None if vocabulary is None or header.vocabulary is None else encoder.vocabulary(vocabulary)
+        return cls(encoder, methods.restore(data, encoder.fingerprint, vocabulary=others))
 
     @property
     def classes(self) -> tuple[str, ...]:

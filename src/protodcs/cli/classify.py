@@ -13,7 +13,18 @@ import typer
 
 from ..atomic_io import replace_file
 from ..errors import DataError, InputError
-from .screen import console, explained, given_classes, new_table, printable, progress, target_options, warn_of_boxes
+from .screen import (
+    VOCABULARY_HELP,
+    console,
+    explained,
+    given_classes,
+    given_vocabulary,
+    new_table,
+    printable,
+    progress,
+    target_options,
+    warn_of_boxes,
+)
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -48,6 +59,7 @@ def classify(
     target_false_reject: float | None = typer.Option(
         None, help="Fraction of known images that may be rejected, below 0.5 (default: that of the method, 0.05)."
     ),
+    vocabulary: str = typer.Option("general", help=VOCABULARY_HELP),
     templates: str | None = typer.Option(None, help="Prompt templates: a list such as imagenet, or a text file."),
     limit: int | None = typer.Option(None, min=1, help="Largest number of images, spread evenly (default: all)."),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
@@ -66,7 +78,7 @@ def classify(
     files = _limited(_files(images), limit)
     names = given_classes(classes)
     out = _result(out, form)
-    options: dict[str, Any] = {**target_options(target_false_reject)}
+    options: dict[str, Any] = {**target_options(target_false_reject), "vocabulary": given_vocabulary(vocabulary)}
     encoder = encoders.load(model, device=device, batch_size=batch_size, templates=templates)
     classifier = OpenSetClassifier.with_encoder(encoder, names, method=method, **options)
     out.parent.mkdir(parents=True, exist_ok=True)

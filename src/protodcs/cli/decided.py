@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import DataError, InputError
 from ..integrations.samples import ReviewSample
-from .screen import given_classes, printable, progress
+from .screen import given_classes, given_vocabulary, printable, progress
 
 if TYPE_CHECKING:
     from ..arrays import Features, Floats
@@ -36,7 +36,7 @@ class Decided(NamedTuple):
     classes: tuple[str, ...]
 
 
-def decide_folder(folder: Path, classes: str, model: str, quiet: bool) -> Decided:
+def decide_folder(folder: Path, classes: str, model: str, quiet: bool, vocabulary: str = "general") -> Decided:
     """Encode and decide all images of a folder. Files that are no images are left out."""
     from ..classifier import OpenSetClassifier
     from ..encoders import load
@@ -44,7 +44,7 @@ def decide_folder(folder: Path, classes: str, model: str, quiet: bool) -> Decide
     encoder = load(model)
     encoded, files = encode_folder(folder, encoder, quiet)
     names = given_classes(classes)
-    engine = OpenSetClassifier.with_encoder(encoder, names).engine
+    engine = OpenSetClassifier.with_encoder(encoder, names, vocabulary=given_vocabulary(vocabulary)).engine
     decisions = engine.observe_many(encoded.features, scores=True, two_pass=True)
     samples = [
         ReviewSample(name, decision.label, names[decision.index], decision.p_unknown)

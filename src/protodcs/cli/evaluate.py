@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from ..errors import DataError
-from .screen import console, explained, given_classes, new_table, printable, progress, target_options
+from .screen import (
+    VOCABULARY_HELP,
+    console,
+    explained,
+    given_classes,
+    given_vocabulary,
+    new_table,
+    printable,
+    progress,
+    target_options,
+)
 
 if TYPE_CHECKING:
     from ..metrics import Evaluation
@@ -37,6 +47,7 @@ def evaluate(
     target_false_reject: float | None = typer.Option(
         None, min=0, max=1, help="Fraction of known images that may be rejected (default: that of the method, 0.05)."
     ),
+    vocabulary: str = typer.Option("general", help=VOCABULARY_HELP),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     batch_size: int = typer.Option(32, min=1, help="Images that are encoded at once."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object for scripts."),
@@ -49,7 +60,7 @@ def evaluate(
     from ..encoders.files import encode_files
 
     labelled = _labelled(folder, None if classes is None else given_classes(classes), None if known_only else unknown)
-    options: dict[str, Any] = {**target_options(target_false_reject)}
+    options: dict[str, Any] = {**target_options(target_false_reject), "vocabulary": given_vocabulary(vocabulary)}
     encoder = encoders.load(model, device=device, batch_size=batch_size)
     classifier = OpenSetClassifier.with_encoder(encoder, labelled.classes, method=method, **options)
     with progress(as_json) as bar:

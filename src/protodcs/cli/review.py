@@ -12,7 +12,7 @@ import typer
 from ..atomic_io import replace_file
 from ..errors import DataError, InputError
 from .decided import Decided, decide_folder, read_decisions
-from .screen import console, explained, printable
+from .screen import VOCABULARY_HELP, console, explained, printable
 
 if TYPE_CHECKING:
     from ..integrations.samples import ReviewSample
@@ -26,6 +26,7 @@ def review(
     source: Path = typer.Argument(..., help="Folder of images, or a file of decisions (.csv, .jsonl, .ndjson)."),
     classes: str | None = typer.Option(None, help="Class names, as in `classify`; a folder needs them."),
     model: str = typer.Option("openai/clip-vit-base-patch16", help="Encoder, as in `classify`."),
+    vocabulary: str = typer.Option("general", help=VOCABULARY_HELP),
     images: Path | None = typer.Option(None, help="Folder of the images in a file of decisions (default: beside it)."),
     limit: int = typer.Option(50, min=1, help="Maximum number of samples (default: 50)."),
     out: Path = typer.Option(Path("labels.csv"), help="Labels, one row per file; later labels replace earlier ones."),
@@ -39,7 +40,7 @@ def review(
     if import_from is not None:
         _add_labels(out, _imported(import_from))
         return
-    decided = _decided(source, classes, model, images)
+    decided = _decided(source, classes, model, images, vocabulary)
     queue = _queue(decided, limit)
     if label_studio is not None:
         _export_tasks(queue, _names(decided, classes), label_studio)
@@ -52,12 +53,12 @@ def review(
         _ask(queue, decided, _names(decided, classes), out)
 
 
-def _decided(source: Path, classes: str | None, model: str, images: Path | None) -> Decided:
+def _decided(source: Path, classes: str | None, model: str, images: Path | None, vocabulary: str) -> Decided:
     if not source.is_dir():
         return read_decisions(source, images)
     if classes is None:
         raise InputError("A folder needs --classes, the names of the known classes.")
-    return decide_folder(source, classes, model, quiet=False)
+    return decide_folder(source, classes, model, quiet=False, vocabulary=vocabulary)
 
 
 def _names(decided: Decided, classes: str | None) -> tuple[str, ...]:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+VOCABULARY_HELP = "Names of other things to compare the classes with: general, none, or a text file (default: general)."
+
+
 def console() -> "Console":
     """Return a console for results, as wide as the terminal is now.
 
@@ -133,6 +136,11 @@ def given_classes(classes: str) -> tuple[str, ...]:
             f"such as '{names[0]}, dog, chair'."
         )
     return names
+
+
+def given_vocabulary(vocabulary: str) -> str | None:
+    """Return what `OpenSetClassifier` takes for --vocabulary: None for none."""
+    return None if vocabulary == "none" else vocabulary
 
 
 def given_corruptions(corruptions: str) -> list[str | None]:

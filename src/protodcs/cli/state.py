@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..errors import DataError, InputError, ProtoDCSError, UsageError
-from .screen import console, explained, new_table, printable, tell
+from .screen import VOCABULARY_HELP, console, explained, given_vocabulary, new_table, printable, tell
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -91,6 +91,7 @@ def correct(
     labels: Path = typer.Argument(..., help="Labels that `protodcs review` wrote: CSV with the columns file, label."),
     images: Path | None = typer.Option(None, help="Folder of the images (default: that of the labels)."),
     model: str = typer.Option("openai/clip-vit-base-patch16", help="Encoder that the state belongs to."),
+    vocabulary: str = typer.Option("general", help=VOCABULARY_HELP),
     out: Path | None = typer.Option(None, help="Write the corrected state to this file (default: replace FILE)."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object for scripts."),
 ) -> None:
@@ -105,7 +106,7 @@ def correct(
 
     given = _labels(labels)
     encoder = load(model)
-    engine = OpenSetClassifier.restored(encoder, file).engine
+    engine = OpenSetClassifier.restored(encoder, file, vocabulary=given_vocabulary(vocabulary)).engine
     if not isinstance(engine, StreamDCS):
         raise UsageError(f"The method {engine.name!r} takes no corrections. The state must be of 'streamdcs'.")
     if missing := sorted({label for label in given.values() if label is not None} - {*engine.classes}):
@@ -142,6 +143,8 @@ def _report(file: Path) -> dict[str, Any]:
 
     data = container.read(file)
     header, arrays = container.unpack(data)
+    # What was learned can be shown without the vocabulary, which is not in the file.
+    alone = container.without_vocabulary(data)
     return {
         "file": file.name,
         "bytes": len(data),
@@ -151,7 +154,7 @@ def _report(file: Path) -> dict[str, Any]:
         else None,
         "classes": header.classes,
         # What happened in a state without its prototypes only an engine beside them can tell.
-        "stats": methods.restore(data).stats() if header.prototypes is None else dict(header.counters),
+        "stats": methods.restore(alone).stats() if header.prototypes is None else dict(header.counters),
         "arrays": {name: {"shape": list(a.shape), "type": str(a.dtype)} for name, a in sorted(arrays.items())},
     }
 
@@ -167,6 +170,7 @@ def _print(report: dict[str, Any]) -> None:
         "dimension": str(report["dimension"]),
         "encoder": report["encoder"] or "not recorded",
         "prototypes": f"left out: {report['prototypes']}" if report["prototypes"] else "in the file",
+        "vocabulary": report["vocabulary"] or "none",
         "content hash": report["content_hash"],
     }
     table = new_table(title=f"State {report['file']}", show_header=False)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..arrays import Feature
 from ..errors import InputError
 from .validation import unit_rows
-from .vectors import fingerprint
+from .vectors import row_fingerprint
 from .vocabulary import Reference, Vocabulary, VocabularyLike
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ class Prototypes:
     @property
     def fingerprint(self) -> str:
         """SHA-256 over shape and rows: prototypes with the same one are the same to the bit."""
-        return self.follow(fingerprint)
+        return self.follow(row_fingerprint)
 
     @property
     def reference(self) -> Reference | None:

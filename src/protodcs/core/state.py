@@ -100,6 +100,12 @@ def leaves_out_prototypes(data: bytes) -> bool:
     return isinstance(header, dict) and header.get("prototypes") is not None
 
 
+def without_vocabulary(data: bytes) -> bytes:
+    """Return a state that names no vocabulary, to inspect what was learned. It would decide differently."""
+    header, arrays = unpack(data)
+    return pack(header.model_copy(update={"vocabulary": None, "content_hash": _NO_HASH}), arrays)
+
+
 def _checked_header(header: dict[str, Any], header_type: type[H]) -> H:
     version, readable = header.get("schema_version"), header_type.model_fields["schema_version"].default
     if version != readable:

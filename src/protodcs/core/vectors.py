@@ -48,7 +48,7 @@ def _inverse_norms_native(rows: Feature) -> Floats:
     return out
 
 
-def fingerprint(rows: Feature) -> str:
+def row_fingerprint(rows: Feature) -> str:
     """Return the SHA-256 of shape and values of `rows` (N, d), in hexadecimal digits."""
     digest = hashlib.sha256(f"{rows.shape[0]} x {rows.shape[1]} float32 ".encode())
     digest.update(np.ascontiguousarray(rows, dtype="<f4").data)

@@ -13,12 +13,16 @@ from numpy.typing import NDArray
 
 from ..arrays import Feature, Floats
 from .validation import unit_rows
-from .vectors import fingerprint
+from .vectors import row_fingerprint
 
 # Fewer names say too little about names in general.
 LEAST_NAMES = 16
 # Share of the names that a reference leaves out: those nearest to the classes, because they may mean the same.
 LEFT_OUT_SHARE = 0.25
+# A name with at least this cosine is a class.
+_SAME = 1.0 - 1e-5
+# Smallest number of names that a reference keeps.
+_LEAST_KEPT = LEAST_NAMES - int(LEFT_OUT_SHARE * LEAST_NAMES)
 # Smallest trace of a covariance. Names that are all the same would have no spread.
 _LEAST_TRACE = 1e-6
 # Number of names that are compared with the classes at once, to bound the memory for it.
@@ -47,14 +51,16 @@ class Vocabulary:
 
     Args:
         features: (V, d), one row per name, at least 16; normalised on entry.
+        fingerprint: 64 hexadecimal digits that identify it; None for the SHA-256 over shape and rows. Encoders give a
+            hash of the names instead, because CPUs and GPUs round features differently.
 
     >>> import numpy as np
     >>> Vocabulary(np.eye(20, 32)).reference(np.eye(3, 32, dtype=np.float32)).mean.shape
     (32,)
     """
 
-    def __init__(self, features: NDArray[np.floating]):
-        self._take(unit_rows(features, "the vocabulary", LEAST_NAMES))
+    def __init__(self, features: NDArray[np.floating], fingerprint: str | None = None):
+        self._take(unit_rows(features, "the vocabulary", LEAST_NAMES), fingerprint)
 
     @classmethod
     def of(cls, vocabulary: "VocabularyLike") -> "Vocabulary":
@@ -62,16 +68,16 @@ class Vocabulary:
         return vocabulary if isinstance(vocabulary, Vocabulary) else cls(vocabulary)
 
     @classmethod
-    def of_unit(cls, rows: Feature) -> "Vocabulary":
+    def of_unit(cls, rows: Feature, fingerprint: str | None = None) -> "Vocabulary":
         """Return a vocabulary of rows (V, d) that have unit length and that nobody writes to any more."""
         vocabulary = object.__new__(cls)
-        vocabulary._take(rows)
+        vocabulary._take(rows, fingerprint)
         return vocabulary
 
-    def _take(self, rows: Feature) -> None:
+    def _take(self, rows: Feature, fingerprint: str | None) -> None:
         self._rows = rows.view()
         self._rows.flags.writeable = False
-        self._fingerprint: str | None = None
+        self._fingerprint = fingerprint
         self._busy = threading.Lock()
 
     def __len__(self) -> int:
@@ -89,14 +95,17 @@ class Vocabulary:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over shape and rows. Vocabularies with the same fingerprint are equal."""
+        """What identifies the vocabulary: states have it in their headers."""
         with self._busy:
             if self._fingerprint is None:
-                self._fingerprint = fingerprint(self._rows)
+                self._fingerprint = row_fingerprint(self._rows)
             return self._fingerprint
 
     def reference(self, prototypes: Feature) -> Reference:
-        """Return mean and spread of the names, without the quarter that is nearest to the `prototypes` (K, d)."""
+        """Return mean and spread of the names, without the quarter that is nearest to the `prototypes` (K, d).
+
+        If more than a quarter of the names are classes themselves, it leaves all of these out, but keeps twelve names.
+        """
         kept = self._rows[self._far_from(prototypes)]
         mean = np.add.reduce(kept, axis=0, dtype=np.float64) / len(kept)
         mean.flags.writeable = False
@@ -112,7 +121,8 @@ class Vocabulary:
         for first in range(0, len(self), _AT_ONCE):
             rows = self._rows[first : first + _AT_ONCE].astype(np.float64)
             nearest[first : first + _AT_ONCE] = (rows @ classes).max(axis=1)
-        count = len(self) - int(LEFT_OUT_SHARE * len(self))
+        left_out = max(int(LEFT_OUT_SHARE * len(self)), int((nearest >= _SAME).sum()))
+        count = max(len(self) - left_out, _LEAST_KEPT)
         return np.sort(np.argsort(nearest, kind="stable")[:count])
 
     def __repr__(self) -> str:

@@ -6,14 +6,18 @@ An encoder is stateless: the same image gives the same feature, whatever came be
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import Features
+from ..core.vocabulary import LEAST_NAMES, Vocabulary
 from ..data.image import decode
 from ..data.prompts import PLACE, class_names
 from ..data.prompts import templates as read_templates
@@ -27,7 +31,12 @@ if TYPE_CHECKING:
 # (N, dimension) for preprocessed images (N, 3, height, width); not yet of unit length.
 ImageTower = Callable[[Features], Features]
 
+# The list of names that stands for things in general.
+GENERAL = "general"
 _SENTENCES_AT_ONCE = 256
+# Encoding more names than this takes long enough to say so.
+_MANY_NAMES = 1000
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,11 @@ class Options:
 class TextTower(Protocol):
     """The side that takes words."""
 
+    @property
+    def known_names(self) -> tuple[str, ...] | None:
+        """The names that it knows; None if it was trained on any words."""
+        ...
+
     def sentences(self, sentences: Sequence[str]) -> Features:
         """(N, dimension) for sentences; not yet of unit length."""
         ...
@@ -58,6 +72,7 @@ class SentenceTower:
     """A text tower that knows sentences only: a class is the mean of its sentences' unit features."""
 
     sentences: Callable[[Sequence[str]], Features]
+    known_names: tuple[str, ...] | None = None
 
     def names(self, names: Sequence[str], templates: Sequence[str]) -> Features:
         """The mean over the templates, each sentence at unit length."""
@@ -126,6 +141,7 @@ class Encoder:
         self.weights = weights
         self.templates = read_templates(templates)
         self.batch_size = batch_size
+        self._vocabularies: WeakValueDictionary[str, Vocabulary] = WeakValueDictionary()
 
     def encode(self, images: Iterable[Any]) -> Features:
         """(N, dimension) float32 unit features of images: paths, bytes, PIL images or arrays."""
@@ -153,10 +169,62 @@ class Encoder:
     def prototypes(self, classes: str | Sequence[str]) -> Features:
         """(K, dimension) float32: the unit mean, over the templates, of each class name's unit text features."""
         names = class_names(classes)
-        key = _digest(["prototypes", 1, self.back_end, self.weights, self.templates, names])
         return kept.remembered(
-            key, (len(names), self.dimension), lambda: self._proven(self.text_tower.names(names, self.templates))
+            self._key(names, self.templates),
+            (len(names), self.dimension),
+            lambda: self._proven(self.text_tower.names(names, self.templates)),
         )
+
+    def vocabulary(
+        self,
+        names: str | Path | Sequence[str] = GENERAL,
+        classes: Sequence[str] = (),
+        advance: Callable[[int], None] = lambda count: None,
+    ) -> Vocabulary | None:
+        """Return names to compare classes with. They are encoded once and stored on disk, like prototypes.
+
+        They are encoded with the first template only, because thousands of names take long on a CPU.
+
+        Args:
+            names: "general" is the list of the package, or all names that the encoder knows; otherwise names or a file.
+            classes: if fewer than 16 general names are none of these, there is no vocabulary.
+            advance: receives the number of names that were encoded, batch by batch.
+        """
+        known = self.text_tower.known_names
+        chosen = known if names == GENERAL and known is not None else class_names(names)
+        if names == GENERAL and len({*chosen} - {*classes}) < LEAST_NAMES:
+            return None
+        if len(chosen) < LEAST_NAMES:
+            raise InputError(f"A vocabulary needs at least {LEAST_NAMES} names; given: {len(chosen)}.")
+        # An encoder with names of its own has them in all its templates, and in no others.
+        templates = self.templates[:1] if known is None else self.templates
+        fingerprint = _digest(["vocabulary", 1, self.weights, templates, chosen])
+        found = self._vocabularies.get(fingerprint)
+        if found is None:
+            rows = kept.remembered(
+                self._key(chosen, templates),
+                (len(chosen), self.dimension),
+                lambda: self._encoded_names(chosen, templates, advance),
+            )
+            found = self._vocabularies[fingerprint] = Vocabulary(rows, fingerprint)
+        return found
+
+    def _key(self, names: Sequence[str], templates: Sequence[str]) -> str:
+        """Return what the stored features of names depend on, as a hash."""
+        return _digest(["prototypes", 1, self.back_end, self.weights, templates, names])
+
+    def _encoded_names(
+        self, names: Sequence[str], templates: Sequence[str], advance: Callable[[int], None]
+    ) -> Features:
+        if len(names) > _MANY_NAMES:
+            place = kept.folder()
+            stored = "" if place is None else f" This happens once: the result is stored in {place}."
+            _log.warning("Encoding %d names of the vocabulary with %s.%s", len(names), self.name, stored)
+        rows = []
+        for part in parts(names, _SENTENCES_AT_ONCE):
+            rows.append(self._proven(self.text_tower.names(part, templates)))
+            advance(len(part))
+        return self._joined(rows)
 
     @property
     def fingerprint(self) -> str:

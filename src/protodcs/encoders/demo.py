@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ..data.prompts import class_names
 from ..errors import EncoderError
 from . import onnx
 from .base import Encoder, Options, SentenceTower
@@ -25,7 +26,8 @@ def load(name: str, options: Options) -> Encoder:
     if name != "demo":
         raise EncoderError(f"the encoder of the demo has one name, 'demo'; given: {name!r}")
     texts = onnx.session(FOLDER / onnx.TEXTS, options.device)
-    tower = SentenceTower(lambda sentences: texts.run(None, {"tokens": tokens(sentences)})[0])
+    # It gives features for other names too, but they mean nothing.
+    tower = SentenceTower(lambda sentences: texts.run(None, {"tokens": tokens(sentences)})[0], class_names("demo"))
     return onnx.load_folder(name, FOLDER, options, tower)
 
 

@@ -88,6 +88,7 @@ class MiniTexts:
         self.projection = projection
         self.embeddings = embeddings
         self.templates = templates
+        self.known_names = tuple(embeddings)
         self.device = device
         self._model: minilm.SentenceModel | None = None
         self._placed = projection.to(device, torch.float32)

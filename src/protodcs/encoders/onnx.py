@@ -86,6 +86,7 @@ class NameBook:
 
     def __init__(self, rows: Mapping[str, Features], templates: Sequence[str]):
         self.rows = rows
+        self.known_names = tuple(rows)
         self.templates = tuple(templates)
 
     def sentences(self, sentences: Sequence[str]) -> Features:
