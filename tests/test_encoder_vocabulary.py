@@ -39,10 +39,12 @@ class Texts:
         return (np.array(rows) + self.noise).astype(np.float32)
 
 
-def encoder(texts: Texts, known=None, templates=("a photo of a {}.", "the {}"), weights="0" * 64) -> Encoder:
+def encoder(
+    texts: Texts, known=None, templates=("a photo of a {}.", "the {}"), weights="0" * 64, back_end="test"
+) -> Encoder:
     return Encoder(
         name="made",
-        back_end="test",
+        back_end=back_end,
         preprocessing=PREPROCESSING,
         image_tower=lambda pixels: pixels.reshape(len(pixels), -1)[:, :12],
         text_tower=SentenceTower(texts, known),
@@ -91,6 +93,11 @@ def test_names_other_templates_and_other_weights_make_another_vocabulary():
     ]
     assert len({vocabulary.fingerprint for vocabulary in made}) == 4
     assert encoder(Texts(), templates=["a photo of a {}."]).vocabulary(NAMES).fingerprint == made[0].fingerprint
+
+
+def test_an_exported_encoder_has_the_same_vocabulary():
+    exported = encoder(Texts(noise=1e-6), back_end="onnx").vocabulary(NAMES)
+    assert exported.fingerprint == encoder(Texts()).vocabulary(NAMES).fingerprint
 
 
 def test_classifiers_of_one_encoder_share_one_vocabulary():

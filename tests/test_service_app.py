@@ -1056,6 +1056,19 @@ def test_a_state_is_imported_only_if_it_has_not_changed():
     asyncio.run(run())
 
 
+def test_a_state_with_a_vocabulary_is_not_imported():
+    async def run():
+        async with served() as service:
+            path = "/v1/streams/s/state"
+            engine = StreamDCS.restore((await service.client.get(path)).content)
+            names = np.random.default_rng(0).normal(size=(20, engine.dimension))
+            other = StreamDCS(engine._prototypes, engine.classes, engine.config, engine.encoder, names)
+            refused = await service.client.put(path, content=other.snapshot())
+            assert "streams of the service have none" in words_of(refused, 422)
+
+    asyncio.run(run())
+
+
 def test_head_is_get_without_a_body():
     async def run():
         async with served() as service:

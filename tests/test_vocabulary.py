@@ -136,6 +136,13 @@ def test_a_fingerprint_depends_on_the_rows_alone():
     assert first.fingerprint != Vocabulary(rows()[:-1]).fingerprint
 
 
+def test_a_fingerprint_that_a_state_cannot_name_is_an_error():
+    assert Vocabulary(rows(), "a" * 64).fingerprint == "a" * 64
+    for wrong in ("a" * 63, "A" * 64, "general"):
+        with pytest.raises(InputError, match="64 hexadecimal digits"):
+            Vocabulary(rows(), wrong)
+
+
 def test_a_vocabulary_of_another_dimension_is_an_error():
     with pytest.raises(InputError, match="dimension 24, and the prototypes of dimension 8"):
         StreamDCS(np.eye(3, 8), vocabulary=rows())

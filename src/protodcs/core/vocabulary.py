@@ -5,6 +5,7 @@ both. Engines share a vocabulary through their `Prototypes`. A state names it by
 """
 
 import math
+import re
 import threading
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import Feature, Floats
+from ..errors import InputError
 from .validation import unit_rows
 from .vectors import row_fingerprint
 
@@ -25,6 +27,7 @@ _SAME = 1.0 - 1e-5
 _LEAST_KEPT = LEAST_NAMES - int(LEFT_OUT_SHARE * LEAST_NAMES)
 # Smallest trace of a covariance. Names that are all the same would have no spread.
 _LEAST_TRACE = 1e-6
+_FINGERPRINT = re.compile("[0-9a-f]{64}")
 # Number of names that are compared with the classes at once, to bound the memory for it.
 _AT_ONCE = 512
 
@@ -60,6 +63,8 @@ class Vocabulary:
     """
 
     def __init__(self, features: NDArray[np.floating], fingerprint: str | None = None):
+        if fingerprint is not None and not _FINGERPRINT.fullmatch(fingerprint):
+            raise InputError(f"a fingerprint must be 64 hexadecimal digits; given: {fingerprint!r}")
         self._take(unit_rows(features, "the vocabulary", LEAST_NAMES), fingerprint)
 
     @classmethod

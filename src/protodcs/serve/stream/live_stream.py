@@ -503,6 +503,11 @@ def check_state(data: bytes, spec: StreamSpec, dimension: int, check: Check) -> 
             f"The state belongs to the method {header.method!r} with prototypes of shape {shape}. The stream needs "
             f"the method {spec.method!r} and {dimension} dimensions."
         )
+    if header.vocabulary is not None:
+        raise StateError(
+            f"The state was learned with the vocabulary {header.vocabulary}, and streams of the service have none. "
+            "Make a state with `vocabulary=None`, or `protodcs classify --vocabulary none`."
+        )
     check(spec, header.config, len(header.classes), dimension)
 
 
