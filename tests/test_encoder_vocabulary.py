@@ -120,6 +120,27 @@ def test_too_few_general_names_beside_the_classes_make_no_vocabulary():
     assert OpenSetClassifier.with_encoder(made, NAMES).engine.vocabulary is None
 
 
+class ShortTexts(Texts):
+    """A text tower that takes no long sentences."""
+
+    def __call__(self, sentences) -> Features:
+        if max(map(len, sentences)) > 30:
+            raise InputError("a sentence is too long")
+        return super().__call__(sentences)
+
+
+def test_general_names_that_are_too_long_for_the_text_tower_are_left_out():
+    vocabulary = encoder(ShortTexts()).vocabulary()
+    readable = [name for name in class_names("general") if len(f"a photo of a {name}.") <= 30]
+    assert 4000 < len(readable) < 4433
+    np.testing.assert_array_equal(vocabulary.rows, encoder(Texts()).vocabulary(readable).rows)
+    again = encoder(other := ShortTexts()).vocabulary()
+    assert other.seen == []
+    np.testing.assert_array_equal(again.rows, vocabulary.rows)
+    with pytest.raises(InputError, match="too long"):
+        encoder(ShortTexts()).vocabulary(["a name that is far too long for it", *NAMES])
+
+
 def test_a_short_list_of_names_is_an_error():
     with pytest.raises(InputError, match="at least 16 names; given: 15"):
         encoder(Texts()).vocabulary(NAMES[:15])

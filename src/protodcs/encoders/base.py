@@ -172,7 +172,7 @@ class Encoder:
         return kept.remembered(
             self._key(names, self.templates),
             (len(names), self.dimension),
-            lambda: self._proven(self.text_tower.names(names, self.templates)),
+            lambda: self._named(names, self.templates),
         )
 
     def vocabulary(
@@ -203,8 +203,8 @@ class Encoder:
         if found is None:
             rows = kept.remembered(
                 self._key(chosen, templates),
-                (len(chosen), self.dimension),
-                lambda: self._encoded_names(chosen, templates, advance),
+                (None if names == GENERAL else len(chosen), self.dimension),
+                lambda: self._encoded_names(chosen, templates, names == GENERAL, advance),
             )
             found = self._vocabularies[fingerprint] = Vocabulary(rows, fingerprint)
         return found
@@ -214,17 +214,31 @@ class Encoder:
         return _digest(["prototypes", 1, self.back_end, self.weights, templates, names])
 
     def _encoded_names(
-        self, names: Sequence[str], templates: Sequence[str], advance: Callable[[int], None]
+        self, names: Sequence[str], templates: Sequence[str], leave_out: bool, advance: Callable[[int], None]
     ) -> Features:
+        """Return the features of names; `leave_out` those that are too long for the text tower."""
         if len(names) > _MANY_NAMES:
             place = kept.folder()
             stored = "" if place is None else f" This happens once: the result is stored in {place}."
             _log.warning("Encoding %d names of the vocabulary with %s.%s", len(names), self.name, stored)
         rows = []
         for part in parts(names, _SENTENCES_AT_ONCE):
-            rows.append(self._proven(self.text_tower.names(part, templates)))
+            rows.append((self._readable if leave_out else self._named)(part, templates))
             advance(len(part))
         return self._joined(rows)
+
+    def _named(self, names: Sequence[str], templates: Sequence[str]) -> Features:
+        return self._proven(self.text_tower.names(names, templates))
+
+    def _readable(self, names: Sequence[str], templates: Sequence[str]) -> Features:
+        """Return the features of the names that are short enough for the text tower."""
+        try:
+            return self._named(names, templates)
+        except InputError:
+            if len(names) == 1:
+                return self._joined([])
+            middle = len(names) // 2
+            return self._joined([self._readable(half, templates) for half in (names[:middle], names[middle:])])
 
     @property
     def fingerprint(self) -> str:

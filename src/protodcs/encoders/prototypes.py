@@ -33,8 +33,10 @@ def folder() -> Path | None:
     return home / "protodcs" / "prototypes"
 
 
-def remembered(key: str, shape: tuple[int, int], compute: Callable[[], NDArray[np.float32]]) -> NDArray[np.float32]:
-    """The array kept under `key`, or a new one, which is then kept."""
+def remembered(
+    key: str, shape: tuple[int | None, int], compute: Callable[[], NDArray[np.float32]]
+) -> NDArray[np.float32]:
+    """Return the array that is stored under `key`, or compute and store it. Any number of rows fits None."""
     home = folder()
     if home is None:
         return compute()
@@ -46,7 +48,7 @@ def remembered(key: str, shape: tuple[int, int], compute: Callable[[], NDArray[n
     return array
 
 
-def _read(file: Path, shape: tuple[int, int]) -> NDArray[np.float32] | None:
+def _read(file: Path, shape: tuple[int | None, int]) -> NDArray[np.float32] | None:
     try:
         array: NDArray[np.float32] = load(file.read_bytes())[_ARRAY]
     except Exception:  # missing, unreadable or damaged: all mean "compute it again"
@@ -54,7 +56,8 @@ def _read(file: Path, shape: tuple[int, int]) -> NDArray[np.float32] | None:
     # Mark it as used; a folder that cannot be written to stays as it is.
     with suppress(OSError):
         os.utime(file)
-    whole = array.shape == shape and array.dtype == np.float32 and bool(np.all(np.isfinite(array)))
+    fits = array.ndim == 2 and array.shape[1] == shape[1] and shape[0] in (None, len(array))
+    whole = fits and array.dtype == np.float32 and bool(np.all(np.isfinite(array)))
     return array if whole else None
 
 
