@@ -173,6 +173,13 @@ def test_a_classifier_takes_names_or_a_file(kind, tmp_path):
     assert classifier.engine.vocabulary is made.vocabulary(NAMES)
 
 
+def test_a_class_that_cannot_be_encoded_is_an_error_before_other_names_are_encoded():
+    made = encoder(texts := ShortTexts())
+    with pytest.raises(InputError, match="too long"):
+        OpenSetClassifier.with_encoder(made, ["a class name that is far too long", *CLASSES])
+    assert texts.seen == []
+
+
 def test_without_a_vocabulary_only_the_classes_are_encoded():
     classifier = OpenSetClassifier.with_encoder(encoder(texts := Texts()), CLASSES, vocabulary=None)
     assert classifier.engine.vocabulary is None

@@ -115,8 +115,10 @@ class OpenSetClassifier:
             raise ConfigError(f"config and {', '.join(sorted(options))} are both given: put all options into config")
         if vocabulary == GENERAL and not kind.uses_vocabulary:
             vocabulary = None
+        # First, because an error in the classes must not wait for thousands of other names.
+        prototypes = encoder.prototypes(names)
         others = None if vocabulary is None else encoder.vocabulary(vocabulary, names)
-        return cls(encoder, kind(encoder.prototypes(names), names, config, encoder.fingerprint, others))
+        return cls(encoder, kind(prototypes, names, config, encoder.fingerprint, others))
 
     @classmethod
     def restored(
