@@ -92,4 +92,6 @@ def proportion(flags: Flags) -> Proportion:
     value, square = count / total, NormalDist().inv_cdf(0.5 + CONFIDENCE / 2) ** 2
     centre = (value + square / (2 * total)) / (1 + square / total)
     half = math.sqrt(square * (value * (1 - value) / total + square / (4 * total**2))) / (1 + square / total)
-    return Proportion(count, total, value, max(0.0, centre - half), min(1.0, centre + half))
+    # All or none: the interval ends at the value, but rounding may move it.
+    low, high = min(value, centre - half), max(value, centre + half)
+    return Proportion(count, total, value, max(0.0, low), min(1.0, high))
