@@ -21,9 +21,11 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
 
 from protodcs import methods
 from protodcs.bench import feature_pack, user_streams
+from protodcs.core.vocabulary import Vocabulary
 from protodcs.metrics import auroc
 
 SHARES = ("1/50", "1/20", "1/10", "1/4", "1/2", "9/10")
@@ -184,13 +186,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--method", default="streamdcs", help="registered method (default: streamdcs)")
     parser.add_argument("--options", type=json.loads, default={}, help="options of the method, as JSON")
+    parser.add_argument("--vocabulary", type=Path, help="safetensors file with the features of general names as `text`")
     parser.add_argument("--split", choices=get_args(user_streams.Split), required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="seeds (default: 0 1)")
     parser.add_argument("--shares", nargs="+", default=SHARES, help="shares of unknown images, as fractions")
     parser.add_argument("--out", type=Path, help="file for the figures, as JSON; a table is written beside it")
     chosen = parser.parse_args()
+    options = dict(chosen.options)
+    if chosen.vocabulary is not None:
+        options["vocabulary"] = Vocabulary(load_file(chosen.vocabulary)["text"])
     gathered: dict[Place, list[Run]] = defaultdict(list)
-    for place, one in runs(chosen.method, chosen.options, chosen.split, chosen.seeds, chosen.shares):
+    for place, one in runs(chosen.method, options, chosen.split, chosen.seeds, chosen.shares):
         gathered[place].append(one)
     rows = {place: row(found) for place, found in gathered.items()}
     if chosen.out is not None:

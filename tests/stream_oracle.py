@@ -6,7 +6,6 @@ weight from all stored samples. The parts follow docs/explanation/how-a-decision
 
 import math
 from collections.abc import Callable
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -42,20 +41,17 @@ class Outcome(NamedTuple):
 class Signals(NamedTuple):
     """The signals of one sample. `has_head` is false for the samples before the head had learned enough."""
 
-    maximum: float
-    centred_maximum: float
-    raw_z: float
-    centred_z: float
+    base: float
+    text: float
     projection: float
-    stand_out: float
+    lead: float
     has_head: bool
 
 
 class Sample(NamedTuple):
-    """What the baselines learn from one sample: cosines (K,), centred cosines (K,), weight of the sample."""
+    """What the baselines learn from one sample: the scores of the classes (K,), and the weight of the sample."""
 
-    raw: np.ndarray
-    centred: np.ndarray
+    scores: np.ndarray
     weight: float
 
 
@@ -63,12 +59,13 @@ class Head(NamedTuple):
     """How the linear head counts."""
 
     weight: float
+    trust: float
     middle: float
     gap: float
     known_side: float
 
 
-NO_HEAD = Head(0.0, 0.0, 1.0, 0.0)
+NO_HEAD = Head(0.0, 0.0, 0.0, 1.0, 0.0)
 
 
 class Rule(NamedTuple):
@@ -81,13 +78,20 @@ class Rule(NamedTuple):
     slope: float
     share: float
     evidence: float
-    shifted: bool
+    dropped: bool
 
 
 class StreamOracle:
     """StreamDCS, sample by sample. `products(rows, vector)` makes the cosines; exact unless replaced."""
 
-    def __init__(self, prototypes: np.ndarray, config: StreamDCSConfig, products: Products | None = None):
+    def __init__(
+        self,
+        prototypes: np.ndarray,
+        config: StreamDCSConfig,
+        products: Products | None = None,
+        vocabulary: np.ndarray | None = None,
+    ):
+        self.vocabulary = None if vocabulary is None else unit(vocabulary).astype(float)
         self.config = config
         self.products = products or exact_products
         self.prototypes = unit(prototypes)
@@ -98,18 +102,15 @@ class StreamOracle:
         self.samples: list[Sample] = []
         self.averages: list[float] = []
         self.pool_squares: list[float] = []
-        self.centred_squares: list[float] = []
         # Number of samples before each class was added.
         self.added = np.zeros(len(prototypes), dtype=int)
         # Features of the samples that taught each side of the head.
         self.unknown_features: list[np.ndarray] = []
         self.known_features: list[np.ndarray] = []
-        self.scales = np.array([[0.0] * 4, [1.0] * 4])
         # How much the latest sample moved the means over all samples and classes.
         self.pool_rates: list[float] = []
-        # Number of the first sample behind the threshold, and of samples left out in the present burst.
+        # Number of the first sample behind the threshold.
         self.window_from = 0
-        self.paused = 0
         self.rule: Rule | None = None
         self.sureness: list[float] = []
         self.verified: list[tuple[int, np.ndarray, float]] = []
@@ -122,7 +123,7 @@ class StreamOracle:
         signals = self.measure(feature.astype(float), cosines)
         score, p_unknown, known, edge = self.decide(signals)
         reason = "few samples" if len(self.signals) < c.SHIFT_WINDOW else None
-        if self.rule is not None and self.rule.shifted:
+        if self.rule is not None and self.rule.dropped:
             reason = "possible shift"
         scores = cosines / self.config.temperature + self.bias
         self.learn_bias(cosines, scores, p_unknown)
@@ -133,45 +134,53 @@ class StreamOracle:
 
     # Signals.
 
+    def names(self) -> np.ndarray | None:
+        """Return the names that the classes are compared with: three quarters of a vocabulary, or enough classes."""
+        if self.vocabulary is not None:
+            nearest = (self.vocabulary @ self.prototypes.T.astype(float)).max(axis=1)
+            kept = np.argsort(nearest, kind="stable")[: len(nearest) - len(nearest) // 4]
+            return self.vocabulary[np.sort(kept)]
+        return self.prototypes.astype(float) if len(self.prototypes) >= c.LEAST_NAMES else None
+
+    def compare(self, feature: np.ndarray, cosines: np.ndarray) -> tuple[np.ndarray, float]:
+        """Return the score of each class (K,), and the lead of the best one over names."""
+        classes, names = len(cosines), self.names()
+        many = classes / (classes + c.NAMES_PRIOR)
+        if names is None:
+            centre = cosines.mean() * classes / (classes + c.CLASSES_PRIOR)
+            return (cosines - (1 - c.RAW_PART * many) * centre) / c.UNIT, 0.0
+        spread = math.sqrt(names.var(axis=0).sum() / names.shape[1])
+        with_names = cosines.mean() if self.vocabulary is None else float(feature @ names.mean(axis=0))
+        centre = (classes * cosines.mean() + c.NAMES_PRIOR * with_names) / (classes + c.NAMES_PRIOR)
+        lead = (cosines.max() - with_names) / spread / math.sqrt(2 * math.log(len(names)))
+        return (cosines - (1 - c.RAW_PART * many) * centre) / spread, lead
+
     def measure(self, feature: np.ndarray, cosines: np.ndarray) -> Signals:
-        centred = cosines - cosines.mean()
-        raw_z, centred_z = self.largest_z(cosines, centred)
+        scores, lead = self.compare(feature, cosines)
         ready = self.unknown_features and len(self.known_features) >= c.HEAD_FIRST
-        projection = self.project(feature) if ready else 0.0
-        noise = math.sqrt(2 * math.log(max(len(cosines), 2))) * cosines.std()
-        return Signals(
-            cosines.max(), centred.max(), raw_z, centred_z, projection, centred.max() / max(noise, TINY), True
-        )
+        return Signals(scores.max(), self.text_score(scores), self.project(feature) if ready else 0.0, lead, True)
 
-    def largest_z(self, cosines: np.ndarray, centred: np.ndarray) -> tuple[float, float]:
+    def text_score(self, scores: np.ndarray) -> float:
+        """Return the largest score, each minus what its class gets from unknown samples, by its deviation."""
         if not self.samples:
-            return 0.0, 0.0
-        pool = remaining(self.pool_rates)
-        pool_mean, pool_variance, pool_centred = (
-            float(pool @ np.array(values)) for values in (self.averages, self.pool_squares, self.centred_squares)
-        )
-        raw_z, centred_z = np.zeros((2, len(cosines)))
+            return float(scores.max())
+        classes = len(scores)
+        common = float(remaining(self.pool_rates) @ np.array(self.pool_squares))
+        means, variances, parts = np.zeros((3, classes))
         for k, first in enumerate(self.added):
-            mean, variance, centred_mean, centred_variance, count = self.baseline(k, first)
-            own = count / (count + c.BASELINE_PRIOR)
-            mean = own * mean + (1 - own) * pool_mean
-            variance = own * variance + (1 - own) * pool_variance
-            raw_z[k] = (cosines[k] - mean) / math.sqrt(max(variance, LEAST_VARIANCE))
-            variance = own * centred_variance + (1 - own) * pool_centred
-            centred_z[k] = (centred[k] - own * centred_mean) / math.sqrt(max(variance, LEAST_VARIANCE))
-        return raw_z.max(), centred_z.max()
-
-    def baseline(self, k: int, first: int) -> tuple[float, float, float, float, float]:
-        """Return mean and variance of the cosines of class k and of the centred ones, and their weight."""
-        own = self.samples[first:]
-        if not own:
-            return 0.0, 0.0, 0.0, 0.0, 0.0
-        weights = [sample.weight for sample in own]
-        shares, found = fading(weights, c.BASELINE_HORIZON), []
-        for values in (np.array([sample.raw[k] for sample in own]), np.array([sample.centred[k] for sample in own])):
-            mean = shares @ values
-            found += [mean, shares @ (values - mean) ** 2]
-        return *found, min(sum(weights), c.BASELINE_HORIZON)
+            own = self.samples[first:]
+            if own:
+                weights, values = [sample.weight for sample in own], np.array([sample.scores[k] for sample in own])
+                shares = fading(weights, c.BASELINE_HORIZON)
+                means[k] = shares @ values
+                variances[k] = shares @ (values - means[k]) ** 2
+                count = min(sum(weights), c.BASELINE_HORIZON)
+                parts[k] = classes / (classes + c.NAMES_PRIOR) * count / (count + c.BASELINE_PRIOR)
+        middle = np.average(means, weights=parts) if parts.any() else 0.0
+        factors = np.ones(classes)
+        if common > 0:
+            factors = np.sqrt(common / np.maximum(parts * variances + (1 - parts) * common, LEAST_VARIANCE))
+        return float(((scores - parts * (means - middle)) * factors).max())
 
     def project(self, feature: np.ndarray) -> float:
         known, unknown = (
@@ -185,25 +194,14 @@ class StreamOracle:
 
     # Scores and decision.
 
-    def cosine_score(self, signals: Signals) -> float:
-        scaled = (np.array(signals[:4]) - self.scales[0]) / self.scales[1]
-        return scaled[0] + scaled[1]
-
-    def text_score(self, signals: Signals) -> float:
-        scaled = (np.array(signals[:4]) - self.scales[0]) / self.scales[1]
-        return (1 - c.CENTRED_WEIGHT) * scaled[2] + c.CENTRED_WEIGHT * scaled[3]
-
     def score(self, signals: Signals, head: Head) -> float:
-        side = (signals.projection - head.middle) / head.gap if signals.has_head else 0.0
-        return self.text_score(signals) + head.weight * (side if side < 0 else head.known_side * side)
+        return signals.text + head.weight * side_of(signals, head)
 
     def decide(self, signals: Signals) -> tuple[float, float, bool, float]:
         """Return score, p_unknown, the decision and how clear it is."""
         if self.rule is None:
-            margin = signals.stand_out - c.FIRST_CUT
-            known = len(self.prototypes) < c.LEAST_CLASSES or margin >= 0
-            score = self.text_score(signals) if len(self.samples) >= 3 else 0.0
-            return score, 0.0 if known else 0.5, known, abs(margin)
+            known = self.names() is None or signals.lead >= c.FIRST_LEAD
+            return signals.text, 0.0 if known else 0.5, known, abs(signals.lead - c.FIRST_LEAD)
         score = self.score(signals, self.rule.head)
         log_odds = min(max(self.rule.slope * (self.rule.threshold - score), -50.0), 50.0)
         p_unknown = 1 / (1 + math.exp(-log_odds))
@@ -212,113 +210,83 @@ class StreamOracle:
     # Learning.
 
     def learn(self, feature: np.ndarray, cosines: np.ndarray, signals: Signals) -> None:
-        weight, most = c.REST_WEIGHT
+        weight = c.REST_WEIGHT
         if self.rule is not None:
-            weight = max(weight, most * self.rule.evidence * min(1.0, 2 * self.rule.share))
-            score = self.cosine_score(signals)
-            if score <= self.rule.looks_unknown:
+            weight = max(weight, self.rule.share**2)
+            if signals.base <= self.rule.looks_unknown:
                 weight = 1.0
                 self.unknown_features.append(feature)
-            elif score > self.rule.looks_known:
+            elif signals.base > self.rule.looks_known:
                 self.known_features.append(feature)
         self.signals.append(signals._replace(has_head=len(self.unknown_features) >= c.HEAD_FIRST))
         seen = len(self.signals)
-        if self.paused in (0, c.LONGEST_BURST):
-            self.samples.append(Sample(cosines, cosines - cosines.mean(), weight))
-            self.pool_rates.append(1 / min(seen, c.BASELINE_HORIZON))
-            self.averages.append(cosines.mean())
-            pool_mean = remaining(self.pool_rates) @ np.array(self.averages)
-            self.pool_squares.append(((cosines - pool_mean) ** 2).mean())
-            self.centred_squares.append(cosines.var())
+        scores, _ = self.compare(feature, cosines)
+        self.samples.append(Sample(scores, weight))
+        self.pool_rates.append(1 / min(seen, c.BASELINE_HORIZON))
+        self.averages.append(scores.mean())
+        pool_mean = remaining(self.pool_rates) @ np.array(self.averages)
+        self.pool_squares.append(((scores - pool_mean) ** 2).mean())
         if seen == c.FIRST_REFIT or (seen > c.FIRST_REFIT and seen % c.REFIT_PERIOD == 0):
             self.refit()
-        elif 3 <= seen < c.FIRST_REFIT:
-            self.measure_scales(self.signals[1:])
-
-    def measure_scales(self, rows: list[Signals]) -> None:
-        values, count = np.array(rows)[:, :4], len(rows)
-        pool = remaining(self.pool_rates)
-        prior = [pool @ np.array(self.pool_squares), pool @ np.array(self.centred_squares), *[c.Z_DEVIATION**2] * 2]
-        variance = (((values - values.mean(axis=0)) ** 2).sum(axis=0) + c.SCALE_PRIOR * np.array(prior)) / (
-            count + c.SCALE_PRIOR
-        )
-        self.scales = np.array([values.mean(axis=0), np.maximum(np.sqrt(variance), TINY)])
 
     def refit(self) -> None:
-        seen = len(self.signals)
-        rows = self.signals[max(min(c.LEFT_OUT, seen - c.LEFT_OUT), seen - self.config.history) :]
-        self.measure_scales(rows)
-        noticed = self.rule is not None and self.rule.shifted and not self.paused
+        seen, dropped_before = len(self.signals), self.rule is not None and self.rule.dropped
+        rows = self.signals[max(0, seen - self.config.history) :]
         self.rule = self.fit_rule(rows)
-        shift, burst = self.drop(rows, noticed)
-        if shift:
+        latest = np.mean([row.lead for row in rows[-c.SHIFT_WINDOW :]])
+        if self.rule.dropped and dropped_before and not self.shifted_lately() and latest > c.ALONE[1]:
             self.window_from = seen - c.SHIFT_WINDOW
             self.rule = self.fit_rule(rows)
-        if not burst:
-            self.paused = 0
-        elif self.paused < c.LONGEST_BURST:
-            del self.signals[-2 * c.REFIT_PERIOD : -c.REFIT_PERIOD]
-            self.paused += c.REFIT_PERIOD
 
-    def drop(self, rows: list[Signals], noticed: bool) -> tuple[bool, bool]:
-        """Return whether the latest samples are known ones after a shift, and whether they are a burst of unknown ones.
-
-        `noticed`: whether the last refit noticed the drop of the scores, outside of a pause.
-        """
-        recently = self.window_from > 0 and len(self.signals) - self.window_from <= c.SHIFT_WARNING
-        if not self.rule.shifted or recently:
-            return False, False
-        stand_out, limit = [row.stand_out for row in rows], self.stand_out_limit()
-        earlier, latest = np.mean(stand_out[: -c.SHIFT_WINDOW]), np.mean(stand_out[-c.SHIFT_WINDOW :])
-        if earlier <= limit:
-            return bool(latest > limit), False
-        # 1: as far above the limit as the earlier samples. 0: at the limit.
-        left = (latest - limit) / (earlier - limit)
-        return left > (c.STAND_OUT_KEPT if noticed else 2 * c.STAND_OUT_KEPT), left <= c.STAND_OUT_KEPT
+    def shifted_lately(self) -> bool:
+        return self.window_from > 0 and len(self.signals) - self.window_from <= c.SHIFT_WARNING
 
     def fit_rule(self, rows: list[Signals]) -> Rule:
-        since, target = len(self.signals) - self.window_from, self.config.target_false_reject
-        size, late = min(c.WINDOW, since, len(rows)), max(c.LEAST_WINDOW, min(c.WINDOW, since // 2))
-        by_cosines = np.array([self.cosine_score(row) for row in rows])
-        stand_out = np.array([row.stand_out for row in rows[-size:]])
-        mixture, evidence, share = find_groups(by_cosines[-size:], stand_out, self.stand_out_limit())
-        head = self.weigh_head(rows, by_cosines, share, evidence) if self.config.linear_head else NO_HEAD
-        scores = np.array([self.score(row, head) for row in rows])
-        text = np.array([self.text_score(row) for row in rows])
-        above_limit = np.array([row.stand_out for row in rows[-late:]]) - self.stand_out_limit()
-        if len(self.prototypes) < c.LEAST_CLASSES:
-            above_limit[:] = -math.inf
-        threshold, slope = fit_threshold(scores[-late:], text[-late:], above_limit, mixture, evidence, target)
-        tail = min(max(share, c.LEAST_SHARE), c.MOST_SHARE)
-        recently = self.window_from > 0 and since <= c.SHIFT_WARNING
+        window = rows[-min(c.WINDOW, len(self.signals) - self.window_from) :]
+        text = np.array([row.text for row in window])
+        leads, general = np.array([row.lead for row in window]), self.vocabulary is not None
+        few, more = c.KNOWN_WIDTH
+        classes = len(self.prototypes)
+        expected = max(text.std() / ((1 + c.SKEW) / 2), TINY)
+        if self.names() is not None:
+            expected = min(expected, few + more * classes / (classes + c.NAMES_PRIOR))
+        mixture, evidence, share = find_groups(text, leads, general, expected)
+        tail = max(c.TAIL_LEAST, c.TAIL_SHARE * share)
+        head = self.weigh_head(rows, tail, share, evidence) if self.config.linear_head else NO_HEAD
+        scores = np.array([self.score(row, head) for row in window])
+        known = np.ones(len(window))
+        if mixture is not None:
+            sides = np.array([side_of(row, head) for row in window])
+            odds = (1 - mixture.unknown) / np.maximum(mixture.unknown, TINY) * np.exp(c.HEAD_ODDS * head.trust * sides)
+            known = 1 - evidence / (1 + odds)
+        threshold, slope = fit_threshold(scores, known, leads if general else None, self.config.target_false_reject)
+        base = np.array([row.base for row in rows])
         return Rule(
-            quantile(by_cosines, tail),
-            quantile(by_cosines, tail + 0.5 * (1.0 - tail)),
+            quantile(base, tail),
+            quantile(base, tail + 0.5 * (1.0 - tail)),
             head,
             threshold,
             slope,
             share,
             evidence,
-            recently or lower_than_before(scores[-size:], threshold),
+            self.shifted_lately() or lower_than_before(scores, threshold),
         )
 
-    def stand_out_limit(self) -> float:
-        return c.STAND_OUT_BASE + c.STAND_OUT_RISE * math.log(len(self.prototypes))
-
-    def weigh_head(self, rows: list[Signals], by_cosines: np.ndarray, share: float, evidence: float) -> Head:
-        judged = [row for _, row in sorted(zip(by_cosines, rows, strict=True)) if row.has_head]
-        lowest = int(max(c.HEAD_TAIL, c.HEAD_SHARE * share) * len(judged))
-        if lowest < c.HEAD_LEAST:
+    def weigh_head(self, rows: list[Signals], tail: float, share: float, evidence: float) -> Head:
+        judged = sorted((row for row in rows if row.has_head), key=lambda row: row.base)
+        lowest = int(tail * len(judged))
+        if lowest < c.HEAD_FIRST:
             return NO_HEAD
         low, high = judged[:lowest], judged[int((share + 0.5 * (1.0 - share)) * len(judged)) :]
         low_values, high_values = ([row.projection for row in side] for side in (low, high))
         area = roc_auc_score([0] * len(low) + [1] * len(high), low_values + high_values)
         certain = area - math.sqrt(area * (1 - area) / lowest)
-        distance = np.mean([self.text_score(row) for row in high]) - np.mean([self.text_score(row) for row in low])
-        weight = float(np.interp(certain, c.HEAD_AUROC, [0.0, 1.0]))
+        distance = np.mean([row.text for row in high]) - np.mean([row.text for row in low])
+        classes = len(self.prototypes)
+        trust = max(evidence, classes / (classes + c.NAMES_PRIOR)) * float(np.interp(certain, c.HEAD_AUROC, [0.0, 1.0]))
         low_mean, high_mean = np.mean(low_values), np.mean(high_values)
         gap = max(high_mean - low_mean, TINY)
-        return Head(weight * max(distance, 0.0), (low_mean + high_mean) / 2, gap, evidence)
+        return Head(trust * max(distance, 0.0), trust, (low_mean + high_mean) / 2, gap, evidence)
 
     # Class bias.
 
@@ -354,10 +322,7 @@ class StreamOracle:
         new = len(added)
         self.prototypes = np.concatenate([self.prototypes[kept], unit(added)])
         self.likeness = without_own(exact_products(self.prototypes, self.prototypes.T))
-        self.samples = [
-            Sample(np.append(raw[kept], [np.nan] * new), np.append(centred[kept], [np.nan] * new), weight)
-            for raw, centred, weight in self.samples
-        ]
+        self.samples = [Sample(np.append(scores[kept], [np.nan] * new), weight) for scores, weight in self.samples]
         self.added = np.concatenate([self.added[kept], np.full(new, len(self.samples))])
         verified = []
         for best, row, share in self.verified:
@@ -413,6 +378,12 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return grown / grown.sum()
 
 
+def side_of(signals: Signals, head: Head) -> float:
+    """Return the side of the head that a sample is on: -1/2 at the unknown mean, 1/2 at the known one, not beyond."""
+    side = min(max((signals.projection - head.middle) / head.gap, -0.5), 0.5) if signals.has_head else 0.0
+    return side if side < 0 else head.known_side * side
+
+
 def quantile(values: np.ndarray, fraction: float) -> float:
     """Return the smallest value that has at least this fraction of the others below it."""
     ordered = sorted(values)
@@ -444,9 +415,14 @@ def unknown_log_density(scores: np.ndarray, mean: float, deviation: float) -> np
     return -np.log(deviation) - 0.5 * ((scores - mean) / deviation) ** 2
 
 
-def fit_mixture(scores: np.ndarray, unknown: np.ndarray) -> Mixture:
+def width_log_density(width: float, expected: float) -> float:
+    """Return the log-density of a width as that of `WIDTH_PRIOR` scores of the expected width, zero at the largest."""
+    return -c.WIDTH_PRIOR * (math.log(width / expected) + ((expected / width) ** 2 - 1) / 2)
+
+
+def fit_mixture(scores: np.ndarray, unknown: np.ndarray, expected: float) -> Mixture:
     """Fit two groups by EM, from the probabilities `unknown` (n,)."""
-    count, narrowest, before = len(scores), 0.1 * scores.std() + TINY, -math.inf
+    count, narrowest, before = len(scores), 0.1 * expected, -math.inf
     mode = ((1 - unknown) * scores).sum() / max(count - unknown.sum(), TINY)
     for _ in range(25):
         total = max(unknown.sum(), TINY)
@@ -456,83 +432,64 @@ def fit_mixture(scores: np.ndarray, unknown: np.ndarray) -> Mixture:
         side = np.where(scores < mode, c.SKEW**-2, 1.0)
         mode = ((1 - unknown) * side * scores).sum() / max(((1 - unknown) * side).sum(), TINY)
         side = np.where(scores < mode, c.SKEW**-2, 1.0)
-        spread = ((1 - unknown) * side * (scores - mode) ** 2).sum() / max(count - unknown.sum(), TINY)
-        width = max(math.sqrt(spread), narrowest)
-        known_part = (1 - share) * np.exp(known_log_density(scores, mode, width))
-        unknown_part = share * np.exp(unknown_log_density(scores, mean, deviation))
-        unknown = np.where(scores > mode, 0.0, unknown_part / (known_part + unknown_part))
-        likelihood = float(np.log(known_part + unknown_part).sum())
+        spread = ((1 - unknown) * side * (scores - mode) ** 2).sum() + c.WIDTH_PRIOR * expected**2
+        width = max(math.sqrt(spread / (count - unknown.sum() + c.WIDTH_PRIOR)), narrowest)
+        known_part = math.log(1 - share) + known_log_density(scores, mode, width)
+        unknown_part = math.log(share) + unknown_log_density(scores, mean, deviation)
+        both = np.logaddexp(known_part, unknown_part)
+        unknown = np.where(scores > mode, 0.0, np.exp(unknown_part - both))
+        likelihood = float(both.sum()) + width_log_density(width, expected)
         if likelihood - before < 1e-5 * count:
             break
         before = likelihood
     return Mixture(likelihood, share, mode, width, mean, deviation, unknown)
 
 
-def one_group_likelihood(scores: np.ndarray) -> float:
+def one_group_likelihood(scores: np.ndarray, expected: float) -> float:
     """Return the log-likelihood of the scores if all are known."""
     mode = float(np.median(scores))
     for _ in range(8):
         weights = np.where(scores < mode, c.SKEW**-2, 1.0)
         mode = float(np.average(scores, weights=weights))
-    width = max(math.sqrt((weights * (scores - mode) ** 2).mean()), TINY)
-    return float(known_log_density(scores, mode, width).sum())
+    spread = (weights * (scores - mode) ** 2).sum() + c.WIDTH_PRIOR * expected**2
+    width = math.sqrt(spread / (len(scores) + c.WIDTH_PRIOR))
+    return float(known_log_density(scores, mode, width).sum()) + width_log_density(width, expected)
 
 
-def find_groups(scores: np.ndarray, stand_out: np.ndarray, limit: float) -> tuple[Mixture | None, float, float]:
+def find_groups(
+    scores: np.ndarray, leads: np.ndarray, general: bool, expected: float
+) -> tuple[Mixture | None, float, float]:
     """Return the best fit of two groups, the evidence for them, and the share of unknown samples."""
-    fits = [fit_mixture(scores, (scores <= quantile(scores, share)).astype(float)) for share in (0.1, 0.4, 0.7)]
-    fits = [fit for fit in fits if fit.mean < fit.mode]
-    hidden = min(mirrored_tail(scores, 0.05, c.SKEW)[2], c.MOST_HIDDEN)
+    starts = [(scores <= quantile(scores, share)).astype(float) for share in (0.1, 0.4, 0.7, 0.9)]
+    fits = [fit for fit in (fit_mixture(scores, start, expected) for start in starts) if fit.mean < fit.mode]
     if not fits:
-        return None, 0.0, hidden
+        return None, 0.0, 0.0
     best = max(fits, key=lambda fit: fit.likelihood)
-    if (best.mode - best.mean) / math.sqrt((best.width**2 + best.deviation**2) / 2) <= c.LEAST_SEPARATION:
-        return None, 0.0, hidden
-    full = len(scores) / c.WINDOW
-    limits = (1 - full) * np.array(c.GAIN_FEW) + full * np.array(c.GAIN_ALL)
-    evidence = float(np.interp(best.likelihood - one_group_likelihood(scores), limits, [0.0, 1.0]))
-    found = (best.unknown * stand_out).sum() / max(best.unknown.sum(), TINY)
-    evidence *= float(np.interp(found, [limit - c.STAND_OUT_RAMP, limit + c.STAND_OUT_RAMP], [1.0, 0.0]))
-    return best, evidence, evidence * best.share + (1 - evidence) * hidden
+    gain = best.likelihood - one_group_likelihood(scores, expected)
+    lead = (best.unknown * leads).sum() / max(best.unknown.sum(), TINY)
+    like_known, hard_known = (float(np.interp(lead, limits, [0.0, 1.0])) for limits in (c.ALONE, c.HARD_KNOWN))
+    gain -= c.DOUBT * best.share * (like_known if general else 1)
+    evidence = float(np.interp(gain, c.GAIN, [0.0, 1.0])) * (1 - hard_known)
+    return best, evidence, evidence * best.share
 
 
 # Threshold.
 
 
-def mirrored_tail(scores: np.ndarray, target: float, ratio: float) -> tuple[float, float, float]:
-    """Return the lower tail of the known scores, their median and the share of unknown samples."""
-    share, deviations = 0.0, NormalDist().inv_cdf(target) / NormalDist().inv_cdf(0.9)
-    for _ in range(8):
-        median = quantile(scores, share + 0.5 * (1.0 - share))
-        tail = median + ratio * deviations * (quantile(scores, share + 0.9 * (1.0 - share)) - median)
-        share = min(0.5, max(0.0, np.count_nonzero(scores < tail) / len(scores) - target * (1.0 - share)))
-    return tail, median, share
-
-
 def fit_threshold(
-    scores: np.ndarray, text: np.ndarray, stand_out: np.ndarray, mixture: Mixture | None, evidence: float, target: float
+    scores: np.ndarray, known: np.ndarray, leads: np.ndarray | None, target: float
 ) -> tuple[float, float]:
-    """Return threshold and slope. `stand_out` (n,) is how far the best class stands out, minus the limit."""
-    tail, median, _ = mirrored_tail(scores, target, c.MIRROR_RATIO)
-    rejected = np.count_nonzero(text < mirrored_tail(text, target, c.MIRROR_RATIO)[0]) / len(text)
-    most = target + c.MOST_HIDDEN * min(1.0, len(scores) / c.CAUTIOUS_SCORES)
-    tail = min((tail + quantile(scores, rejected)) / 2, quantile(scores, most))
-    low = stand_out[scores < tail]
-    known = np.interp(np.mean(low), [-c.STAND_OUT_RAMP, c.STAND_OUT_RAMP], [0, 1]) if len(low) else 0.0
-    tail -= known * max(0.0, tail - quantile(scores, target))
-    alone = median - (median - tail) * (1 + c.CAUTION / len(scores))
-    alone_slope = 4 / max(median - alone, TINY)
-    if mixture is None or evidence == 0:
-        return alone, alone_slope
-    fitted = fit_mixture(scores, mixture.unknown[-len(scores) :])
-    lower = c.SKEW * fitted.width
-    # A two-piece Gaussian has the part SKEW / (1 + SKEW) of its mass below its mode.
-    threshold = fitted.mode + lower * NormalDist().inv_cdf(0.5 * target * (1 + c.SKEW) / c.SKEW)
-    slope = (threshold - fitted.mean) / fitted.deviation**2 + (fitted.mode - threshold) / lower**2
-    return (
-        evidence * threshold + (1 - evidence) * alone,
-        evidence * max(slope, 1e-3) + (1 - evidence) * alone_slope,
+    """Return threshold and slope, from the scores (n,) and their probabilities of being known."""
+    median, tail = (
+        min(score for score in scores if known[scores <= score].sum() >= part * known.sum() - 1e-9)
+        for part in (0.5, target)
     )
+    threshold = median - (median - tail) * (1 + c.CAUTION / len(scores))
+    slope = 4 / max(median - threshold, TINY)
+    if leads is not None:
+        alone = float(np.interp(np.mean(leads[scores >= median]), c.ALONE, [1.0, 0.0]))
+        threshold = alone * (scores.mean() + c.ALONE_DEVIATIONS * scores.std()) + (1 - alone) * threshold
+    return threshold, slope
 
 
 def lower_than_before(scores: np.ndarray, threshold: float) -> bool:

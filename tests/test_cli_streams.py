@@ -91,14 +91,14 @@ def test_a_stream_from_its_creation_to_its_end(run, rows, service, tmp_path):
 def test_a_person_reads_what_was_decided(run, rows, service, tmp_path):
     names = ",".join("abcdefg")
     assert "classes: 7" in run("create", "p", "--prototypes", rows, "--classes", names)
-    np.save(tmp_path / "many.npy", FEATURES[:30])
+    np.save(tmp_path / "many.npy", FEATURES[:60])
     told = run("observe", "p", tmp_path / "many.npy").splitlines()
-    assert len(told) == 30
+    assert len(told) == 60
     assert any(": unknown, p_unknown" in line for line in told)
     assert any(f": {name}, p_unknown" in line for name in "abcdefg" for line in told)
     run("create", "q", "--prototypes", rows)
     run("observe", "q", tmp_path / "many.npy")
-    assert engine_of(service[1].worker, "q") == learned(30)
+    assert engine_of(service[1].worker, "q") == learned(60)
 
 
 def test_names_cannot_send_commands_to_the_terminal(run, service, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from protodcs import metrics
 from protodcs.cli import app
+from protodcs.cli.evaluate import _print_target
 from protodcs.data import open_source
 from protodcs.errors import InputError
 from protodcs.metrics.evaluation import proportion
@@ -105,10 +107,13 @@ def test_evaluate_takes_subfolders_as_classes_and_prints_a_table(folder):
     assert report["unknown_recall"]["value"] is None
 
 
-def test_evaluate_says_if_the_target_is_missed(folder):
-    met, missed = (evaluate(folder, "--classes", "cifar10", "--target-false-reject", target) for target in (0.05, 0.49))
+def test_evaluate_says_if_the_target_is_missed(folder, capsys):
+    met = evaluate(folder, "--classes", "cifar10", "--target-false-reject", 0.05)
     assert "than the target" not in met.stdout
-    assert "Fewer known images are rejected than the target of 49 %" in missed.stdout
+    rejected = proportion(np.arange(100) % 10 == 0)
+    for target, word in ((0.01, "More"), (0.5, "Fewer")):
+        _print_target(SimpleNamespace(false_reject=rejected), target)
+        assert f"{word} known images are rejected than the target of" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

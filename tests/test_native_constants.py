@@ -31,7 +31,7 @@ def place_names(module, first, last):
 
 def test_arrays_have_the_same_places_in_both():
     signals, pool, rule_fields, progress, samples, vectors, sums, sides, _ = enumerations()
-    assert len(signals) == len(place_names(verification, "_MAX", "SIGNALS"))
+    assert len(signals) == len(place_names(verification, "_BASE", "SIGNALS"))
     assert pool == place_names(class_baseline, "POOL_MEAN", "POOLED")[:-1]
     assert [name.lower() for name in rule_fields] == list(rule.Rule._fields)
     assert progress == place_names(verification, "SEEN", "PROGRESS")[:-1]

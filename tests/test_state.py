@@ -561,9 +561,9 @@ def refused(data, **beside):
 
 # Values that no element of these arrays can have; NaN is added for each array of floating-point numbers.
 IMPOSSIBLE = {
-    "initial_prototypes": [2.0], "history": [1e30], "scales": [1e30], "rule": [1e30],
+    "initial_prototypes": [2.0], "history": [1e30], "rule": [1e30],
     "head_means": [1.5], "head_learned": [-1, 10**6],
-    "baseline_moments": [9.0], "baseline_weights": [-1.0, 1e9], "baseline_pool": [9.0], "bias_rows": [9.0],
+    "baseline_moments": [1e30], "baseline_weights": [-1.0, 1e9], "baseline_pool": [1e30], "bias_rows": [9.0],
     "bias_vectors": [1e30], "bias_sums": [1e30],
 }  # fmt: skip
 

@@ -40,7 +40,7 @@ def differing(got, wanted, tolerance):
 
 def follow(engine, oracle, features, tolerance=TOLERANCE):
     """Run both over some features, and return the decisions of the engine. A copy of it computes in numpy."""
-    decisions, in_numpy = [], StreamDCS.restore(engine.snapshot())
+    decisions, in_numpy = [], StreamDCS.restore(engine.snapshot(), vocabulary=engine.vocabulary)
     in_numpy._memory.native = None
     for feature in features:
         wanted = oracle.step(feature)
@@ -51,11 +51,11 @@ def follow(engine, oracle, features, tolerance=TOLERANCE):
     return decisions
 
 
-def compare(prototypes, features, products=rounded_products, tolerance=TOLERANCE, **options):
+def compare(prototypes, features, products=rounded_products, tolerance=TOLERANCE, vocabulary=None, **options):
     """Run both over a whole stream, and return the oracle and the decisions of the engine."""
     config = StreamDCSConfig(**options)
-    oracle = StreamOracle(prototypes, config, products)
-    return oracle, follow(StreamDCS(prototypes, config=config), oracle, features, tolerance)
+    oracle = StreamOracle(prototypes, config, products, vocabulary)
+    return oracle, follow(StreamDCS(prototypes, config=config, vocabulary=vocabulary), oracle, features, tolerance)
 
 
 @pytest.mark.parametrize("unknown", [0.0, 0.05, 0.5])
@@ -63,6 +63,14 @@ def compare(prototypes, features, products=rounded_products, tolerance=TOLERANCE
 def test_engine_follows_the_oracle_on_a_random_stream(classes, unknown):
     prototypes, features, _ = random_stream(classes=classes, samples=300, seed=1, unknown=unknown)
     compare(prototypes, features)
+
+
+@pytest.mark.parametrize("unknown", [0.0, 0.05, 0.5, 0.95])
+@pytest.mark.parametrize("classes", [1, 2, 10, 100])
+def test_engine_follows_the_oracle_with_a_vocabulary(classes, unknown):
+    prototypes, features, _ = random_stream(classes=classes, samples=300, seed=1, unknown=unknown)
+    vocabulary = np.random.default_rng(2).normal(size=(200, prototypes.shape[1]))
+    compare(prototypes, features, vocabulary=vocabulary)
 
 
 @pytest.mark.parametrize("name", ["dtd", pytest.param("near", marks=pytest.mark.long)])
@@ -108,7 +116,7 @@ def test_engine_follows_the_oracle_beyond_the_window_and_the_horizons():
 
 
 def test_engine_follows_the_oracle_beyond_the_horizon_of_the_class_bias():
-    prototypes, features, _ = random_stream(classes=4, width=8, samples=1300, seed=0, unknown=0.02)
+    prototypes, features, _ = random_stream(classes=4, width=8, samples=1900, seed=0, unknown=0.02)
     oracle, _ = compare(prototypes, features)
     assert len(oracle.sureness) > BIAS_CONFIDENCE_HORIZON
 
@@ -126,10 +134,8 @@ def test_engine_follows_the_oracle_through_a_burst():
     engine = StreamDCS(prototypes)
     follow(engine, oracle, known[:200])
     follow(engine, oracle, unknown[:150])
-    assert oracle.paused
     engine = StreamDCS.restore(engine.snapshot())
     follow(engine, oracle, known[200:300])
-    assert not oracle.paused
 
 
 def test_engine_follows_the_oracle_while_classes_are_added_and_removed():

@@ -163,10 +163,10 @@ def test_engines_take_a_vocabulary_as_an_array_as_an_object_or_in_their_prototyp
     ):
         assert engine.vocabulary.fingerprint == vocabulary.fingerprint
         np.testing.assert_array_equal(
-            engine._memory.reference.mean, vocabulary.reference(Prototypes(prototypes).unit).mean
+            engine._memory.verification.centring.names, vocabulary.reference(Prototypes(prototypes).unit).mean
         )
     assert StreamDCS(prototypes).vocabulary is None
-    assert StreamDCS(prototypes)._memory.reference is None
+    assert StreamDCS(prototypes)._memory.verification.centring.names is None
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -188,7 +188,9 @@ def test_a_thousand_engines_share_one_vocabulary_and_one_reference():
     engines = [StreamDCS(shared, vocabulary=vocabulary) for _ in range(1000)]
     larger, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert all(engine._memory.reference is first._memory.reference for engine in engines)
+    assert all(
+        engine._memory.verification.centring.names is first._memory.verification.centring.names for engine in engines
+    )
     assert all(engine.vocabulary is vocabulary for engine in engines)
     assert larger - size < 1.1 * 20 * size
     assert len(plain) == 50
@@ -223,10 +225,10 @@ def test_class_edits_copies_and_resets_keep_the_vocabulary_and_follow_the_classe
     ):
         change()
         expected = Vocabulary(rows()).reference(engine._prototypes.unit)
-        np.testing.assert_array_equal(engine._memory.reference.mean, expected.mean)
-        np.testing.assert_array_equal(engine._memory.fork().reference.mean, expected.mean)
+        np.testing.assert_array_equal(engine._memory.verification.centring.names, expected.mean)
+        np.testing.assert_array_equal(engine._memory.fork().verification.centring.names, expected.mean)
     before = Vocabulary(rows()).reference(Prototypes(prototypes).unit)
-    assert not np.array_equal(engine._memory.reference.mean, before.mean)
+    assert not np.array_equal(engine._memory.verification.centring.names, before.mean)
 
 
 # States.
@@ -281,7 +283,7 @@ def test_a_state_without_a_vocabulary_continues_without_one(inside):
     else:
         restored = StreamDCS.restore(engine.snapshot(), vocabulary=rows())
     assert restored.vocabulary is None
-    assert restored._memory.reference is None
+    assert restored._memory.verification.centring.names is None
     assert restored.snapshot() == engine.snapshot()
 
 
@@ -309,7 +311,7 @@ def test_streams_of_a_pool_keep_its_vocabulary_also_after_a_class_was_added(tmp_
             with pool.engine(stream) as engine:
                 assert engine.vocabulary.fingerprint == vocabulary.fingerprint
                 mean = vocabulary.reference(engine._prototypes.unit).mean
-                np.testing.assert_array_equal(engine._memory.reference.mean, mean)
+                np.testing.assert_array_equal(engine._memory.verification.centring.names, mean)
         with pool.engine("b") as engine:
             assert engine.snapshot() == expected
 

@@ -105,7 +105,7 @@ def _markers(margins: Floats, shown: Sequence[Step]) -> str:
     marks = {0.0: "|"}
     rejected = np.array([not step.decision.known for step in shown], dtype=np.float64)
     if 5 <= rejected.sum() <= len(shown) - 5:
-        groups = fit_mixture(margins, rejected)
+        groups = fit_mixture(margins, rejected, float(margins.std()))
         marks |= {groups.mode: "K", groups.mean: "U"}
     line = [" "] * _BINS
     for place, mark in marks.items():

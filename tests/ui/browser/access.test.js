@@ -55,7 +55,7 @@ test("a read-only key sees no actions", async () => {
 });
 
 test("only a key for images shows thumbnails", async () => {
-  await feed("demo", service.url, service.keys.admin, "camera-1", 40, 8);
+  await feed("demo", service.url, service.keys.admin, "camera-1", 120, 8);
   for (const [key, images] of /** @type {[string, boolean][]} */ ([
     [service.keys.reader, false],
     [service.keys.viewer, true],

@@ -71,8 +71,9 @@ class Native(Protocol):
         prototypes: Feature,
         inverse_norms: Floats,
         likeness: Floats | None,
+        centring: Any,
         arena: Mapping[str, NDArray[Any]],
-        work: tuple[Floats, Floats, Floats],
+        work: tuple[Floats, Floats, Floats, Floats],
         config: Any,
     ) -> NativeStep:
         """Return the step of an engine over the arrays of its state."""

@@ -26,43 +26,50 @@ static double squares_around(const double *values, int64_t n, double centre)
     return SUM(n, (values[i] - centre) * (values[i] - centre));
 }
 
-/* Class baseline. `moments` (4, k) are mean and variance of the raw and of the centred cosines. */
+/* Class baseline. `moments` (2, k) are mean and variance of the score of each class. */
 
 #define LEAST_VARIANCE 1e-10
 
-static double shrunk_z(double value, double own, double mean, double variance, double pool_mean, double pool_variance)
-{
-    double rest = 1.0 - own;
-    double spread = at_least(own * variance + rest * pool_variance, LEAST_VARIANCE);
-    return (value - (own * mean + rest * pool_mean)) / sqrt(spread);
-}
-
-/* Return the largest z-score of `cosines` (k) minus `average`, by one mean and variance of each class. */
-static double largest_z(const double *cosines, int64_t k, double average, const double *moments, const double *weights,
-                        double prior, double pool_mean, double pool_variance)
-{
-    return MAX(k, -INFINITY,
-               shrunk_z(cosines[i] - average, weights[i] / (weights[i] + prior), moments[i], moments[k + i], pool_mean,
-                        pool_variance));
-}
-
-static void move_moments(const double *restrict cosines, int64_t k, double average, double weight,
-                         const double *restrict weights, double *restrict means, double *restrict variances)
-{
-    for (int64_t i = 0; i < k; i++) {
-        double rate = weight / weights[i], value = cosines[i] - average, gap = value - means[i];
-        means[i] += rate * gap;
-        variances[i] += rate * (gap * (value - means[i]) - variances[i]);
-    }
-}
-
-static void learn_baseline(const double *cosines, int64_t k, double average, double weight, double horizon,
-                           double *restrict weights, double *moments)
+/* Write the cosines (k) minus `centre`, in units, to `scores` (k). */
+static void centred(const double *restrict cosines, int64_t k, double centre, double unit, double *restrict scores)
 {
     for (int64_t i = 0; i < k; i++)
+        scores[i] = (cosines[i] - centre) / unit;
+}
+
+static inline double own_part(double weight, double prior, double many)
+{
+    return many * weight / (weight + prior);
+}
+
+static inline double relative(double own, double variance, double common)
+{
+    return sqrt(common / at_least(own * variance + (1.0 - own) * common, LEAST_VARIANCE));
+}
+
+/* Return the largest of `scores` (k), each by the baseline of its class; `common` is the variance of all classes. */
+static double text_score(const double *scores, int64_t k, const double *moments, const double *weights, double prior,
+                         double many, double common)
+{
+    double total = SUM(k, own_part(weights[i], prior, many));
+    double middle = SUM(k, own_part(weights[i], prior, many) * moments[i]);
+    middle = total != 0.0 ? middle / total : 0.0;
+    if (common <= 0.0)
+        return MAX(k, -INFINITY, scores[i] - own_part(weights[i], prior, many) * (moments[i] - middle));
+    return MAX(k, -INFINITY,
+               (scores[i] - own_part(weights[i], prior, many) * (moments[i] - middle)) *
+                   relative(own_part(weights[i], prior, many), moments[k + i], common));
+}
+
+static void learn_baseline(const double *restrict scores, int64_t k, double weight, double horizon,
+                           double *restrict weights, double *restrict moments)
+{
+    for (int64_t i = 0; i < k; i++) {
         weights[i] = weights[i] + weight < horizon ? weights[i] + weight : horizon;
-    move_moments(cosines, k, 0.0, weight, weights, moments, moments + k);
-    move_moments(cosines, k, average, weight, weights, moments + 2 * k, moments + 3 * k);
+        double rate = weight / weights[i], gap = scores[i] - moments[i];
+        moments[i] += rate * gap;
+        moments[k + i] += rate * (gap * (scores[i] - moments[i]) - moments[k + i]);
+    }
 }
 
 /* Linear head. */
@@ -157,15 +164,6 @@ static BiasSums displacements(const double *restrict weights, const double *rest
 
 /* Threshold. */
 
-/* Write the weighted sum of two signals (n), each minus its mean and divided by its deviation, to `out` (n). */
-static void add_scaled_signals(const double *restrict one, const double *restrict two, int64_t n, const double *means,
-                               const double *deviations, double one_weight, double two_weight, double *restrict out)
-{
-    const double m = means[0], d = deviations[0], other_m = means[1], other_d = deviations[1];
-    for (int64_t i = 0; i < n; i++)
-        out[i] = one_weight * ((one[i] - m) / d) + two_weight * ((two[i] - other_m) / other_d);
-}
-
 /* Two groups of scores, see `threshold.Mixture`. */
 typedef struct {
     double likelihood, share, mode, width, mean, deviation;
@@ -217,8 +215,20 @@ static inline void pad(double *block, const double *from, int64_t rest, double f
         block[i] = i < rest ? from[i] : fill;
 }
 
+/* The expected width of the known scores, and how many samples that counts for. */
+typedef struct {
+    double expected, weight;
+} Width;
+
+/* Return the log-density of a width, up to a constant. */
+static double width_density(const Width *of, double width)
+{
+    double ratio = of->expected / width;
+    return of->weight * (own_log(ratio) + 0.5 - 0.5 * ratio * ratio);
+}
+
 /* Fit two groups to `scores` (n) by EM, starting from P(unknown) in `unknown` (n), which is overwritten. */
-static Mixture fit_mixture(const double *scores, double *unknown, int64_t n, double skew, int iterations)
+static Mixture fit_mixture(const double *scores, double *unknown, int64_t n, double skew, Width prior, int iterations)
 {
     const double small = 1e-9, count = (double)n;
     const int64_t full = n / LANES * LANES, rest = n - full;
@@ -226,8 +236,8 @@ static Mixture fit_mixture(const double *scores, double *unknown, int64_t n, dou
     Mixture fit = {0};
     MixtureSums sums;
     Mask whole = every(0.0) == every(0.0), valid[PARTS];
-    double average = SUM(n, scores[i]) / count, before = -INFINITY;
-    double narrowest = 0.1 * sqrt(SUM(n, (scores[i] - average) * (scores[i] - average)) / count) + small;
+    double before = -INFINITY, narrowest = 0.1 * prior.expected;
+    double squares = prior.weight * prior.expected * prior.expected;
     double known_sum = SUM(n, (1.0 - unknown[i]) * scores[i]), total = SUM(n, unknown[i]);
     double unknown_sum = SUM(n, unknown[i] * scores[i]), lane[LANES], tail[LANES], tail_unknown[LANES];
     fit.mode = known_sum / at_least(count - total, small);
@@ -257,7 +267,7 @@ static Mixture fit_mixture(const double *scores, double *unknown, int64_t n, dou
                 v[part] += (1.0 - p) * below * ((s - of.mode) * (s - of.mode));
             }
         fit.deviation = at_least(sqrt(fold_parts(u) / divisor), narrowest);
-        fit.width = at_least(sqrt(fold_parts(v) / at_least(count - total, small)), narrowest);
+        fit.width = at_least(sqrt((fold_parts(v) + squares) / (count - total + prior.weight)), narrowest);
 
         of.known_base = own_log(1.0 - fit.share) - own_log(0.5 * (1.0 + skew) * fit.width);
         of.unknown_base = own_log(fit.share / fit.deviation);
@@ -294,7 +304,7 @@ static Mixture fit_mixture(const double *scores, double *unknown, int64_t n, dou
             for (int i = 0; i < LANES; i++)
                 logs += own_log(lane[i]);
         }
-        fit.likelihood = fold_parts(sums.larger) + logs;
+        fit.likelihood = fold_parts(sums.larger) + logs + width_density(&prior, fit.width);
         total = fold_parts(sums.unknown), unknown_sum = fold_parts(sums.unknown_scores);
         known = fold_parts(sums.known), known_sum = fold_parts(sums.known_scores);
         if (fit.likelihood - before < 1e-5 * count)
@@ -305,7 +315,7 @@ static Mixture fit_mixture(const double *scores, double *unknown, int64_t n, dou
 }
 
 /* Return the log-likelihood of one group of known scores, `sorted` (n). */
-static double single_likelihood(const double *sorted, int64_t n, double skew)
+static double single_likelihood(const double *sorted, int64_t n, double skew, Width prior)
 {
     const double lower = 1.0 / (skew * skew);
     double mode = 0.5 * (sorted[(n - 1) / 2] + sorted[n / 2]), edge = mode;
@@ -315,10 +325,10 @@ static double single_likelihood(const double *sorted, int64_t n, double skew)
         mode = SUM(n, (sorted[i] < edge ? lower : 1.0) * sorted[i]) / weights;
     }
     double spread = SUM(n, (sorted[i] < edge ? lower : 1.0) * ((sorted[i] - mode) * (sorted[i] - mode)));
-    double width = at_least(sqrt(spread / n), 1e-9);
+    double width = sqrt((spread + prior.weight * prior.expected * prior.expected) / (n + prior.weight));
     double above = 0.5 / (width * width), under = above * lower;
     double squares = SUM(n, (sorted[i] < mode ? under : above) * ((sorted[i] - mode) * (sorted[i] - mode)));
-    return -n * own_log(0.5 * (1.0 + skew) * width) - squares;
+    return -n * own_log(0.5 * (1.0 + skew) * width) - squares + width_density(&prior, width);
 }
 
 #endif

@@ -1,7 +1,5 @@
 # Compiled form of `streamdcs.state.StreamState.step` over the same arrays.
 
-from statistics import NormalDist
-
 from protodcs.core.decision import REASONS
 
 
@@ -19,30 +17,30 @@ cdef class StreamStep:
     cdef const float[:, ::1] prototypes
     cdef const double[::1] inverse_norms
     cdef const double[:, ::1] likeness
-    cdef double[:, ::1] moments, head_means, history, scales, bias_rows, bias_vectors
-    cdef double[::1] weights, pool, rule, bias_sums, bias_logits, bias_beta, cosines, logits, wide
+    cdef const double[::1] names
+    cdef double[:, ::1] moments, head_means, history, bias_rows, bias_vectors
+    cdef double[::1] weights, pool, rule, bias_sums, bias_logits, bias_beta, cosines, logits, scores, wide
     cdef int64_t[::1] head_learned, progress, samples
-    cdef bint has_bias, linear_head
-    cdef double temperature, noise, stand_out_limit
-    cdef Deviations normal
-    cdef int64_t classes, dimension, held
+    cdef bint has_bias, has_names, linear_head
+    cdef double temperature, target, many, class_part, names_part, unit, noise, width
+    cdef int64_t classes, dimension
 
-    def __init__(self, prototypes, inverse_norms, likeness, arena, work, config):
+    def __init__(self, prototypes, inverse_norms, likeness, centring, arena, work, config):
         """Bind the step to an engine.
 
         Args:
             prototypes, inverse_norms: (K, d) float32 and (K,) float64.
             likeness: (K, K) float64, None if there is no class bias.
+            centring: a `Centring`.
             arena: the state.
-            work: cosines (K,), logits (K,) and a feature (d,), float64, of the latest sample.
+            work: cosines, logits and scores (K,) and a feature (d,), float64, of the latest sample.
             config: the settings.
         """
-        gauss, target = NormalDist().inv_cdf, config.target_false_reject
         self.prototypes, self.inverse_norms = prototypes, inverse_norms
         self.classes, self.dimension = prototypes.shape
-        self.cosines, self.logits, self.wide = work
+        self.cosines, self.logits, self.scores, self.wide = work
         self.moments, self.weights = arena["baseline_moments"], arena["baseline_weights"]
-        self.pool, self.history, self.scales = arena["baseline_pool"], arena["history"], arena["scales"]
+        self.pool, self.history = arena["baseline_pool"], arena["history"]
         self.head_means, self.head_learned = arena["head_means"], arena["head_learned"]
         self.rule, self.progress, self.samples = arena["rule"], arena["progress"], arena["samples"]
         self.has_bias = likeness is not None
@@ -50,13 +48,13 @@ cdef class StreamStep:
             self.likeness, self.bias_rows = likeness, arena["bias_rows"]
             self.bias_vectors, self.bias_sums = arena["bias_vectors"], arena["bias_sums"]
             self.bias_logits, self.bias_beta = arena["bias_logits"], arena["bias_beta"]
-        self.temperature, self.linear_head, self.held = config.temperature, config.linear_head, config.history
-        self.noise = sqrt(2.0 * own_log(max(self.classes, 2)))
-        self.stand_out_limit = STAND_OUT_BASE + STAND_OUT_RISE * own_log(self.classes)
-        self.normal.target = target
-        self.normal.tail = gauss(target) / gauss(0.9)
-        self.normal.hidden = gauss(0.05) / gauss(0.9)
-        self.normal.skewed = gauss(target * (1.0 + SKEW) / (2.0 * SKEW))
+        self.has_names = centring.names is not None
+        if self.has_names:
+            self.names = centring.names
+        self.many, self.class_part, self.names_part = centring.many, centring.class_part, centring.names_part
+        self.unit, self.noise, self.width = centring.unit, centring.noise, centring.width
+        self.temperature, self.linear_head = config.temperature, config.linear_head
+        self.target = config.target_false_reject
 
     def step(self, const float[::1] feature, bint learns):
         """Decide on a unit feature (d,), and learn from it if it `learns`. Return the fields of `state.Outcome`."""
@@ -155,76 +153,64 @@ cdef class StreamStep:
     cdef void measure(self, double *signals) noexcept nogil:
         cdef const double *cosines = &self.cosines[0]
         cdef int64_t k = self.classes
-        cdef double average = sum_of(cosines, k) / k
-        cdef double deviation = sqrt(squares_around(cosines, k, average) / k)
-        signals[LARGEST] = largest_of(cosines, k)
-        signals[CENTRED] = signals[LARGEST] - average
-        signals[RAW_Z] = signals[CENTRED_Z] = signals[HEAD] = 0.0
-        if self.progress[SEEN]:
-            signals[RAW_Z] = largest_z(cosines, k, 0.0, &self.moments[0, 0], &self.weights[0], BASELINE_PRIOR,
-                                       self.pool[POOL_MEAN], self.pool[POOL_VARIANCE])
-            signals[CENTRED_Z] = largest_z(cosines, k, average, &self.moments[2, 0], &self.weights[0], BASELINE_PRIOR,
-                                           0.0, self.pool[POOL_CENTRED_VARIANCE])
+        cdef double average = sum_of(cosines, k) / k, with_names = average, lead = 0.0
+        if self.has_names:
+            with_names = product_of(&self.wide[0], &self.names[0], self.dimension)
+        if self.noise != 0.0:
+            lead = (largest_of(cosines, k) - with_names) / (self.unit * self.noise)
+        centred(cosines, k, self.class_part * average + self.names_part * with_names, self.unit, &self.scores[0])
+        signals[BASE] = largest_of(&self.scores[0], k)
+        signals[TEXT] = text_score(&self.scores[0], k, &self.moments[0, 0], &self.weights[0], BASELINE_PRIOR, self.many,
+                                   self.pool[POOL_VARIANCE])
+        signals[HEAD] = 0.0
         if self.head_learned[UNKNOWN] and self.head_learned[KNOWN] >= HEAD_FIRST:
             signals[HEAD] = project(&self.wide[0], &self.head_means[UNKNOWN, 0], &self.head_means[KNOWN, 0],
                                     self.dimension)
-        signals[STAND_OUT] = signals[CENTRED] / at_least(self.noise * deviation, SMALL)
+        signals[LEAD] = lead
 
     cdef void decide(self, const double *signals, Outcome *out) noexcept nogil:
         cdef double odds
         cdef int64_t seen = self.progress[SEEN]
+        cdef HeadWeight head = self.head_weight()
         out.reason = REASON_FEW if seen < SHIFT_WINDOW else NO_REASON
+        out.score = signals[TEXT]
         if seen < FIRST_REFIT:
-            out.score = 0.0 if seen < 3 else self.text_score(signals[RAW_Z], signals[CENTRED_Z])
-            out.known = self.classes < LEAST_CLASSES or signals[STAND_OUT] >= FIRST_CUT
+            out.known = self.noise == 0.0 or signals[LEAD] >= FIRST_LEAD
             out.p_unknown = 0.0 if out.known else 0.5
             return
-        out.score = self.text_score(signals[RAW_Z], signals[CENTRED_Z])
         if seen >= self.progress[HEAD_FROM]:
-            out.score = self.with_head(out.score, signals[HEAD])
+            out.score += head.weight * side_of(&head, signals[HEAD])
         odds = self.rule[SLOPE] * (self.rule[THRESHOLD] - out.score)
         out.p_unknown = 1.0 / (1.0 + own_exp(smaller(at_least(-odds, -50.0), 50.0)))
         out.known = out.p_unknown < 0.5
         if self.rule[SHIFTED] != 0.0:
             out.reason = REASON_SHIFT
 
-    cdef double text_score(self, double raw, double centred) noexcept nogil:
-        raw = (raw - self.scales[0, RAW_Z]) / self.scales[1, RAW_Z]
-        centred = (centred - self.scales[0, CENTRED_Z]) / self.scales[1, CENTRED_Z]
-        return (1.0 - CENTRED_WEIGHT) * raw + CENTRED_WEIGHT * centred
-
-    cdef double cosine_score(self, double largest, double centred) noexcept nogil:
-        largest = (largest - self.scales[0, LARGEST]) / self.scales[1, LARGEST]
-        return largest + (centred - self.scales[0, CENTRED]) / self.scales[1, CENTRED]
-
-    cdef double with_head(self, double text, double projection) noexcept nogil:
-        cdef double side
-        if self.rule[HEAD_WEIGHT] <= 0.0:
-            return text
-        side = (projection - self.rule[HEAD_MIDDLE]) / self.rule[HEAD_GAP]
-        return text + self.rule[HEAD_WEIGHT] * (side if side < 0.0 else self.rule[HEAD_KNOWN_SIDE] * side)
+    cdef HeadWeight head_weight(self) noexcept nogil:
+        cdef HeadWeight head
+        head.weight, head.trust, head.middle = self.rule[HEAD_WEIGHT], self.rule[HEAD_TRUST], self.rule[HEAD_MIDDLE]
+        head.gap, head.known_side = self.rule[HEAD_GAP], self.rule[HEAD_KNOWN_SIDE]
+        return head
 
     cdef int learn(self, const double *signals) noexcept nogil:
-        """Learn from the latest sample. Return 1 if memory for a refit is missing."""
-        cdef double weight = REST_WEIGHT, score
+        """Learn from the latest sample, whose class scores `measure` left behind. Return 1 if memory is missing."""
+        cdef double weight = REST_WEIGHT
         cdef int64_t seen = self.progress[SEEN], i
         if seen >= FIRST_REFIT:
-            weight = at_least(weight, MOST_REST_WEIGHT * self.rule[EVIDENCE] * smaller(1.0, 2.0 * self.rule[SHARE]))
-            score = self.cosine_score(signals[LARGEST], signals[CENTRED])
-            if score <= self.rule[LOOKS_UNKNOWN]:
+            weight = at_least(weight, self.rule[SHARE] * self.rule[SHARE])
+            if signals[BASE] <= self.rule[LOOKS_UNKNOWN]:
                 weight = 1.0
                 self.learn_head(UNKNOWN)
-            elif score > self.rule[LOOKS_KNOWN]:
+            elif signals[BASE] > self.rule[LOOKS_KNOWN]:
                 self.learn_head(KNOWN)
-        if self.progress[PAUSED] == 0 or self.progress[PAUSED] == LONGEST_BURST:
-            self.learn_baselines(weight, seen + 1)
+        self.learn_baselines(weight, seen + 1)
         for i in range(SIGNALS):
             self.history[seen % self.history.shape[0], i] = signals[i]
         seen += 1
         self.progress[SEEN] = seen
         if self.head_learned[UNKNOWN] < HEAD_FIRST:
             self.progress[HEAD_FROM] = seen
-        if seen < 3 or (seen > FIRST_REFIT and seen % REFIT_PERIOD):
+        if seen < FIRST_REFIT or (seen > FIRST_REFIT and seen % REFIT_PERIOD):
             return 0
         return self.refit()
 
@@ -234,16 +220,13 @@ cdef class StreamStep:
                   smaller(<double> self.head_learned[side], HORIZONS[side]))
 
     cdef void learn_baselines(self, double weight, int64_t count) noexcept nogil:
-        cdef const double *cosines = &self.cosines[0]
+        cdef const double *scores = &self.scores[0]
         cdef int64_t k = self.classes
-        cdef double average = sum_of(cosines, k) / k, rate = 1.0 / smaller(<double> count, BASELINE_HORIZON)
-        learn_baseline(cosines, k, average, weight, BASELINE_HORIZON, &self.weights[0], &self.moments[0, 0])
-        self.pool[POOL_MEAN] += rate * (average - self.pool[POOL_MEAN])
+        cdef double rate = 1.0 / smaller(<double> count, BASELINE_HORIZON)
+        learn_baseline(scores, k, weight, BASELINE_HORIZON, &self.weights[0], &self.moments[0, 0])
+        self.pool[POOL_MEAN] += rate * (sum_of(scores, k) / k - self.pool[POOL_MEAN])
         self.pool[POOL_VARIANCE] += rate * (
-            squares_around(cosines, k, self.pool[POOL_MEAN]) / k - self.pool[POOL_VARIANCE]
-        )
-        self.pool[POOL_CENTRED_VARIANCE] += rate * (
-            squares_around(cosines, k, average) / k - self.pool[POOL_CENTRED_VARIANCE]
+            squares_around(scores, k, self.pool[POOL_MEAN]) / k - self.pool[POOL_VARIANCE]
         )
 
     # Class bias.
@@ -318,110 +301,78 @@ cdef class StreamStep:
         self.bias_beta[0] = beta
 
     cdef int refit(self) noexcept nogil:
-        """Measure scales and, from the first refit on, the rule. Return 1 if memory is missing."""
-        cdef int64_t seen = self.progress[SEEN], rows = self.history.shape[0], first = 1, n, i, row, signal
-        cdef double *room, *columns
+        """Fit the rule. Return 1 if memory is missing."""
+        cdef int64_t seen = self.progress[SEEN], rows = self.history.shape[0], n, i, row, signal
+        cdef double *room
         cdef Work work
-        if seen >= FIRST_REFIT:
-            first = max(min(LEFT_OUT, seen - LEFT_OUT), seen - self.held)
-        n = seen - first
-        room = <double *> malloc((SIGNALS + 10) * n * sizeof(double))
+        n = min(seen, rows)
+        room = <double *> malloc((SIGNALS + 8) * n * sizeof(double))
         if room == NULL:
             return 1
-        columns, work.cosine, work.text = room, room + SIGNALS * n, room + (SIGNALS + 1) * n
-        work.scores, work.ordered, work.spare = work.text + n, work.text + 2 * n, work.text + 3 * n
-        work.unknown, work.other = work.text + 4 * n, work.text + 5 * n
-        work.low, work.high, work.all_ordered = work.text + 6 * n, work.text + 7 * n, work.text + 8 * n
-        row = first % rows
+        work.scores, work.known = room + SIGNALS * n, room + (SIGNALS + 1) * n
+        work.ordered, work.spare, work.unknown = work.known + n, work.known + 2 * n, work.known + 3 * n
+        work.other, work.low, work.high = work.known + 4 * n, work.known + 5 * n, work.known + 6 * n
+        row = (seen - n) % rows
         for i in range(n):
             for signal in range(SIGNALS):
-                columns[signal * n + i] = self.history[row, signal]
+                room[signal * n + i] = self.history[row, signal]
             row = row + 1 if row + 1 < rows else 0
-        self.measure_scales(columns, n)
-        if seen >= FIRST_REFIT:
-            self.fit(columns, first, n, &work)
+        self.fit(room, n, &work)
         free(room)
         return 0
 
-    cdef void fit(self, const double *columns, int64_t first, int64_t n, Work *work) noexcept nogil:
-        """Fit the rule, and react to a drop of the scores. See `fit_rule` for the arguments."""
-        cdef Drop drop
-        cdef bint noticed_before = self.rule[SHIFTED] != 0.0 and not self.progress[PAUSED]
-        drop.shift = drop.burst = False
-        self.fit_rule(columns, first, n, work)
-        if self.rule[SHIFTED] != 0.0 and not self.shifted_lately():
-            drop = kind_of_drop(columns + STAND_OUT * n, n, self.stand_out_limit, noticed_before)
-        if drop.shift:
-            self.progress[WINDOW_FROM] = self.progress[SEEN] - SHIFT_WINDOW
-            self.fit_rule(columns, first, n, work)
-        if not drop.burst:
-            self.progress[PAUSED] = 0
-        elif self.progress[PAUSED] < LONGEST_BURST:
-            self.leave_out()
-
-    cdef void leave_out(self) noexcept nogil:
-        cdef int64_t seen = self.progress[SEEN], rows = self.history.shape[0], from_head = self.progress[HEAD_FROM]
-        cdef int64_t i, before, latest, signal
-        for i in range(REFIT_PERIOD):
-            before, latest = (seen - 2 * REFIT_PERIOD + i) % rows, (seen - REFIT_PERIOD + i) % rows
-            for signal in range(SIGNALS):
-                self.history[before, signal] = self.history[latest, signal]
-                self.history[latest, signal] = 0.0
-        self.progress[SEEN] = seen - REFIT_PERIOD
-        self.progress[HEAD_FROM] = min(from_head, max(seen - 2 * REFIT_PERIOD, from_head - REFIT_PERIOD))
-        self.progress[PAUSED] += REFIT_PERIOD
-        self.progress[OMITTED] += REFIT_PERIOD
+    cdef void fit(self, const double *columns, int64_t n, Work *work) noexcept nogil:
+        """Fit the rule to `columns` (4, n), the signals of recent samples, and react to a shift."""
+        cdef bint dropped_before = self.rule[SHIFTED] != 0.0
+        self.fit_rule(columns, n, work)
+        if dropped_before and self.rule[SHIFTED] != 0.0 and not self.shifted_lately():
+            if sum_of(columns + (LEAD + 1) * n - SHIFT_WINDOW, SHIFT_WINDOW) / SHIFT_WINDOW > ALONE_MOST:
+                self.progress[WINDOW_FROM] = self.progress[SEEN] - SHIFT_WINDOW
+                self.fit_rule(columns, n, work)
 
     cdef bint shifted_lately(self) noexcept nogil:
         return self.progress[WINDOW_FROM] > 0 and self.progress[SEEN] - self.progress[WINDOW_FROM] <= SHIFT_WARNING
 
-    cdef void measure_scales(self, const double *columns, int64_t n) noexcept nogil:
-        cdef double mean, variance
-        cdef double[4] prior
-        cdef int64_t signal
-        prior[0], prior[1] = self.pool[POOL_VARIANCE], self.pool[POOL_CENTRED_VARIANCE]
-        prior[2] = prior[3] = Z_VARIANCE
-        for signal in range(4):
-            mean = sum_of(columns + signal * n, n) / n
-            variance = squares_around(columns + signal * n, n, mean) + SCALE_PRIOR * prior[signal]
-            self.scales[0, signal] = mean
-            self.scales[1, signal] = at_least(sqrt(variance / (n + SCALE_PRIOR)), SMALL)
-
-    cdef void fit_rule(self, const double *columns, int64_t first, int64_t n, Work *work) noexcept nogil:
-        """Fit the rule to `columns` (6, n), the signals of the samples from number `first` on."""
-        cdef const double *projections = columns + HEAD * n
-        cdef const double *stand_out
-        cdef int64_t since = self.progress[SEEN] - self.progress[WINDOW_FROM], i, late
-        cdef int64_t window = min(min(WINDOW, since), n)
-        cdef int64_t headed = min(max(self.progress[HEAD_FROM] - first, 0), n)
+    cdef void fit_rule(self, const double *columns, int64_t n, Work *work) noexcept nogil:
+        cdef int64_t seen = self.progress[SEEN], i
+        cdef int64_t size = min(min(WINDOW, seen - self.progress[WINDOW_FROM]), n)
+        cdef int64_t headed = min(max(self.progress[HEAD_FROM] - (seen - n), 0), n)
+        cdef const double *text = columns + (TEXT + 1) * n - size
+        cdef const double *projections = columns + (HEAD + 1) * n - size
+        cdef const double *leads = columns + (LEAD + 1) * n - size
         cdef Groups groups
         cdef HeadWeight head
-        cdef double tail
-        add_scaled_signals(columns, columns + n, n, &self.scales[0, 0], &self.scales[1, 0], 1.0, 1.0, work.cosine)
-        add_scaled_signals(columns + RAW_Z * n, columns + CENTRED_Z * n, n, &self.scales[0, RAW_Z],
-                           &self.scales[1, RAW_Z], 1.0 - CENTRED_WEIGHT, CENTRED_WEIGHT, work.text)
-        groups = find_groups(work.cosine + n - window, columns + (STAND_OUT + 1) * n - window, window,
-                             self.stand_out_limit, &self.normal, work)
-        sort(work.cosine, work.all_ordered, work.spare, n)
-        tail = smaller(MOST_SHARE, at_least(LEAST_SHARE, groups.share))
-        self.rule[LOOKS_UNKNOWN] = quantile(work.all_ordered, n, tail)
-        self.rule[LOOKS_KNOWN] = quantile(work.all_ordered, n, tail + 0.5 * (1.0 - tail))
-        head.weight, head.middle, head.gap, head.known_side = 0.0, 0.0, 1.0, 0.0
-        if self.linear_head:
+        cdef double tail, mean, side, odds
+        cdef Width width
+        mean = sum_of(text, size) / size
+        width.weight = WIDTH_PRIOR
+        width.expected = at_least(2.0 / (1.0 + SKEW) * sqrt(squares_around(text, size, mean) / size), SMALL)
+        if self.noise != 0.0:
+            width.expected = smaller(self.width, width.expected)
+        groups = find_groups(text, leads, self.has_names, size, width, work)
+        tail = at_least(TAIL_LEAST, TAIL_SHARE * groups.share)
+        sort(columns, work.ordered, work.spare, n)
+        self.rule[LOOKS_UNKNOWN] = quantile(work.ordered, n, tail)
+        self.rule[LOOKS_KNOWN] = quantile(work.ordered, n, tail + 0.5 * (1.0 - tail))
+        head.weight, head.trust, head.middle, head.gap, head.known_side = 0.0, 0.0, 0.0, 1.0, 0.0
+        if self.linear_head and headed < n:
             if headed:
-                sort(work.cosine + headed, work.all_ordered, work.spare, n - headed)
-            head = weigh_head(projections + headed, work.cosine + headed, work.text + headed, n - headed, &groups, work)
-        self.rule[HEAD_WEIGHT], self.rule[HEAD_MIDDLE] = head.weight, head.middle
+                sort(columns + headed, work.ordered, work.spare, n - headed)
+            head = weigh_head(columns + HEAD * n + headed, columns + headed, columns + TEXT * n + headed, n - headed,
+                              tail, self.many, &groups, work)
+        self.rule[HEAD_WEIGHT], self.rule[HEAD_TRUST], self.rule[HEAD_MIDDLE] = head.weight, head.trust, head.middle
         self.rule[HEAD_GAP], self.rule[HEAD_KNOWN_SIDE] = head.gap, head.known_side
-        for i in range(n):
-            work.scores[i] = work.text[i] if i < headed else self.with_head(work.text[i], projections[i])
-        late = max(LEAST_WINDOW, min(WINDOW, since // 2))
-        late = min(late, n)
-        stand_out = columns + (STAND_OUT + 1) * n - late if self.classes >= LEAST_CLASSES else NULL
-        fit_threshold(work.scores + n - late, work.text + n - late, stand_out, late, &groups, window,
-                      self.stand_out_limit, &self.normal, work, &self.rule[THRESHOLD])
+        for i in range(size):
+            side = side_of(&head, projections[i]) if n - size + i >= headed else 0.0
+            work.scores[i], work.known[i] = text[i] + head.weight * side, 1.0
+            if groups.found:
+                odds = (1.0 - work.unknown[i]) / at_least(work.unknown[i], SMALL)
+                odds *= own_exp(HEAD_ODDS * head.trust * side)
+                work.known[i] -= groups.evidence * (1.0 - odds / (1.0 + odds))
+        fit_threshold(work.scores, work.known, leads if self.has_names else NULL, size, self.target, work,
+                      &self.rule[THRESHOLD])
         self.rule[SHARE], self.rule[EVIDENCE] = groups.share, groups.evidence
         self.rule[SEPARATION] = separation(&groups.mixture) if groups.found else 0.0
         self.rule[SHIFTED] = lower_than_before(
-            work.scores + n - window, window, self.rule[THRESHOLD], work
+            work.scores, size, self.rule[THRESHOLD], work
         ) or self.shifted_lately()

@@ -1,9 +1,9 @@
-"""Class baseline: the text score compares each class's cosine with what unknown images usually give it.
+"""Class baseline: the text score compares each class's score with what unknown images usually give it.
 
 Some classes are close to every image and some to none, so a cosine means little by itself. Each class has the mean and
-variance of its cosine over samples that look unknown. The text score is the largest z-score over the classes, once of
-the raw cosines and once of the centred ones (minus the sample's mean cosine). With few unknown-looking samples the
-baseline of all classes counts instead: the score starts as a plain maximum cosine and becomes specific with evidence.
+variance of its centred cosine over samples that look unknown. The text score is the largest score over the classes,
+each minus its mean and divided by its relative deviation. With few unknown-looking samples, or few classes, the
+baseline of all classes counts instead: the score starts as a plain maximum and becomes specific with evidence.
 """
 
 import numpy as np
@@ -16,10 +16,11 @@ from ..state_checks import required, within
 from .constants import BASELINE_HORIZON, BASELINE_PRIOR
 
 # Rows of `moments`.
-_RAW_MEAN, _RAW_VARIANCE, _CENTRED_MEAN, _CENTRED_VARIANCE, MOMENTS = range(5)
+_MEAN, _VARIANCE, MOMENTS = range(3)
 # Places in `pool`.
-POOL_MEAN, POOL_VARIANCE, POOL_CENTRED_VARIANCE, POOLED = range(4)
+POOL_MEAN, POOL_VARIANCE, POOLED = range(3)
 _LEAST_VARIANCE = 1e-10
+_LARGEST = 1e6
 
 
 def layout(classes: int) -> Layout:
@@ -35,50 +36,39 @@ class ClassBaseline:
     """The baselines of K classes.
 
     Attributes:
-        moments: (4, K) float64, mean and variance of the raw and of the centred cosine of each class.
+        moments: (2, K) float64, mean and variance of the score of each class.
         weights: (K,) float64, the weight of the samples behind them.
-        pool: (3,) float64, over all samples and classes: mean and variance of the cosines, variance of the centred.
+        pool: (2,) float64, mean and variance over all samples and classes.
+        many: 0 to 1, how far the number of classes counts as many. Few classes have no baseline of their own.
     """
 
-    def __init__(self, arena: Arena):
+    def __init__(self, arena: Arena, many: float):
         self.moments = arena["baseline_moments"]
         self.weights = arena["baseline_weights"]
         self.pool = arena["baseline_pool"]
+        self.many = many
 
-    @property
-    def classes(self) -> int:
-        """Number of classes."""
-        return len(self.weights)
+    def text_score(self, scores: Floats) -> float:
+        """Return the largest score over the classes, by their baselines; `scores` (K,) are centred cosines in units."""
+        own = self.many * self.weights / (self.weights + BASELINE_PRIOR)
+        means, variances, common = self.moments[_MEAN], self.moments[_VARIANCE], self.pool[POOL_VARIANCE]
+        total = float(own.sum())
+        middle = float(own @ means) / total if total else 0.0
+        if common <= 0.0:
+            return float((scores - own * (means - middle)).max())
+        ratio = common / np.maximum(own * variances + (1.0 - own) * common, _LEAST_VARIANCE)
+        return float(((scores - own * (means - middle)) * np.sqrt(ratio)).max())
 
-    def z_scores(self, cosines: Floats) -> tuple[float, float]:
-        """Return the largest z-score of the raw and of the centred cosines (K,)."""
-        own = self.weights / (self.weights + BASELINE_PRIOR)
-        rest, moments = 1.0 - own, self.moments
-        mean = own * moments[_RAW_MEAN] + rest * self.pool[POOL_MEAN]
-        variance = own * moments[_RAW_VARIANCE] + rest * self.pool[POOL_VARIANCE]
-        raw = (cosines - mean) / np.sqrt(np.maximum(variance, _LEAST_VARIANCE))
-        mean = own * moments[_CENTRED_MEAN]
-        variance = own * moments[_CENTRED_VARIANCE] + rest * self.pool[POOL_CENTRED_VARIANCE]
-        centred = (cosines - cosines.mean() - mean) / np.sqrt(np.maximum(variance, _LEAST_VARIANCE))
-        return float(raw.max()), float(centred.max())
-
-    def learn(self, cosines: Floats, weight: float, count: int) -> None:
+    def learn(self, scores: Floats, weight: float, count: int) -> None:
         """Update all baselines by one sample of this weight, the `count`-th one."""
-        average = float(cosines.mean())
-        centred = cosines - average
         np.minimum(self.weights + weight, BASELINE_HORIZON, out=self.weights)
         rates, moments = weight / self.weights, self.moments
-        for mean, variance, values in (
-            (_RAW_MEAN, _RAW_VARIANCE, cosines),
-            (_CENTRED_MEAN, _CENTRED_VARIANCE, centred),
-        ):
-            gap = values - moments[mean]
-            moments[mean] += rates * gap
-            moments[variance] += rates * (gap * (values - moments[mean]) - moments[variance])
+        gap = scores - moments[_MEAN]
+        moments[_MEAN] += rates * gap
+        moments[_VARIANCE] += rates * (gap * (scores - moments[_MEAN]) - moments[_VARIANCE])
         rate, pool = 1.0 / min(count, BASELINE_HORIZON), self.pool
-        pool[POOL_MEAN] += rate * (average - pool[POOL_MEAN])
-        pool[POOL_VARIANCE] += rate * (float(((cosines - pool[POOL_MEAN]) ** 2).mean()) - pool[POOL_VARIANCE])
-        pool[POOL_CENTRED_VARIANCE] += rate * (float((centred**2).mean()) - pool[POOL_CENTRED_VARIANCE])
+        pool[POOL_MEAN] += rate * (float(scores.mean()) - pool[POOL_MEAN])
+        pool[POOL_VARIANCE] += rate * (float(((scores - pool[POOL_MEAN]) ** 2).mean()) - pool[POOL_VARIANCE])
 
     # Classes, restore.
 
@@ -93,10 +83,9 @@ class ClassBaseline:
         moments = required(arrays, "baseline_moments", np.float64, self.moments.shape)
         weights = required(arrays, "baseline_weights", np.float64, self.weights.shape)
         pool = required(arrays, "baseline_pool", np.float64, self.pool.shape)
-        # Cosines of float32 features may exceed one by rounding errors.
-        within(moments, "baseline_moments", -4.1, 4.1)
-        within(moments[[_RAW_VARIANCE, _CENTRED_VARIANCE]], "baseline_moments", -1e-6, 4.1)
+        within(moments, "baseline_moments", -_LARGEST, _LARGEST)
+        within(moments[_VARIANCE], "baseline_moments", -1e-6, _LARGEST)
         within(weights, "baseline_weights", 0.0, BASELINE_HORIZON)
-        within(pool, "baseline_pool", -1.1, 4.1)
-        within(pool[POOL_VARIANCE:], "baseline_pool", 0.0, 4.1)
+        within(pool, "baseline_pool", -_LARGEST, _LARGEST)
+        within(pool[POOL_VARIANCE:], "baseline_pool", 0.0, _LARGEST)
         self.moments[:], self.weights[:], self.pool[:] = moments, weights, pool

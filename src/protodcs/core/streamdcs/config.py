@@ -30,7 +30,7 @@ class StreamDCSConfig(Settings):
     )
     temperature: float = Field(0.01, gt=0, le=100, description="tau: softmax temperature of the text similarities.")
     history: int = Field(
-        2048, ge=64, le=100_000, description="Number of recent samples behind scales and threshold. Samples."
+        2048, ge=64, le=100_000, description="Number of recent samples whose scores the engine remembers. Samples."
     )
     linear_head: bool = Field(
         True, description="Use the direction between known-looking and unknown-looking samples, if it separates them."

@@ -5,54 +5,51 @@ that is a fixed multiple of another one, is written as an expression and is not 
 """
 
 # Windows and horizons, in samples.
-SHORT_WINDOW = 64  # Smallest number of recent scores that a threshold or a shift is measured on.
+SHORT_WINDOW = 64  # Recent samples that a shift is measured on.
 FIRST_REFIT, REFIT_PERIOD = SHORT_WINDOW // 4, SHORT_WINDOW // 2
-LEFT_OUT = FIRST_REFIT // 2  # First samples that scales and threshold leave out, because they had no baseline yet.
-LEAST_WINDOW, WINDOW = SHORT_WINDOW, 16 * SHORT_WINDOW  # Recent scores behind the threshold: at least, and at most.
-CAUTIOUS_SCORES = 2 * SHORT_WINDOW  # With fewer the mirrored tail may assume fewer unknown samples, in proportion.
+WINDOW = 16 * SHORT_WINDOW  # Recent scores behind the threshold, at most.
 SHIFT_WINDOW = SHORT_WINDOW  # Recent samples that are compared with the earlier ones.
 SHIFT_WARNING = 3 * SHORT_WINDOW  # Samples after a shift for which decisions carry a warning.
-LONGEST_BURST = WINDOW  # Unknown samples in a row that the history leaves out at most.
 UNKNOWN_HORIZON, KNOWN_HORIZON = 4 * SHORT_WINDOW, WINDOW  # Samples behind the two mean features of the head.
 BASELINE_HORIZON = 2.0 * WINDOW  # Samples after which baselines forget.
 BIAS_CONFIDENCE_HORIZON = float(WINDOW)  # Samples that the mean confidence of the class bias remembers.
 
-# Class baseline.
-BASELINE_PRIOR = 60.0  # Samples that the baseline of all classes counts for in the baseline of one class.
-REST_WEIGHT = (0.03, 0.6)  # Weight in the baseline of a sample that does not look unknown: least, most.
-CENTRED_WEIGHT = 0.6  # Weight of the centred cosines in the text score; the raw cosines have the rest.
+# Centring.
+NAMES_PRIOR = 20.0  # The names of a vocabulary count as this many classes.
+CLASSES_PRIOR = 8.0  # Without names: classes at which their mean counts for one half.
+RAW_PART = 0.4  # Part of the centre that is left out if there are many classes.
+LEAST_NAMES = 16  # Smallest number of classes that serve as names if there is no vocabulary.
+UNIT = 0.02  # Cosine that counts as one unit of the score if there are no names.
 
-# Which samples look unknown, by their cosines alone.
-STAND_OUT_BASE, STAND_OUT_RISE = 0.72, 0.055  # How far the best class of unknown samples stands out at most, by ln K.
-STAND_OUT_RAMP = 0.04  # Half the width of that limit.
-LEAST_CLASSES = 5  # With fewer, single samples are not judged by how far they stand out.
-LEAST_SHARE, MOST_SHARE = 0.04, 0.6  # Bounds of the fraction of samples that look unknown.
-MOST_HIDDEN = 0.15  # Largest share of unknown samples that is assumed without two groups.
+# Class baseline.
+BASELINE_PRIOR = 240.0  # Samples that the baseline of all classes counts for in the baseline of one class.
+REST_WEIGHT = 0.03  # Least weight in the baseline of a sample that does not look unknown.
+
+# Which samples look unknown.
+TAIL_LEAST, TAIL_SHARE = 0.05, 0.6  # Fraction of samples that look unknown: least, and per estimated unknown one.
 
 # Linear head.
 HEAD_FIRST = 8  # Samples of each kind from which projections on it count.
-HEAD_TAIL, HEAD_SHARE = 0.05, 0.6  # Fraction of samples that test it: least, and per estimated unknown one.
-HEAD_LEAST = 6  # Smallest number of samples that test it.
 HEAD_AUROC = (0.84, 0.92)  # AUROC minus one standard error from which it counts, and counts in full.
+HEAD_ODDS = 6.0  # What it adds to the log-odds of being known, per distance between its two means.
 
-# Threshold.
-SKEW = 1.1  # The lower side of the known scores is wider than the upper side by this factor.
-MIRROR_RATIO = 1.2  # The same if the lower side is estimated from the upper one.
-GAIN_FEW = (4.0, 9.0)  # Nats that a second group must gain with few scores, and to count in full.
-GAIN_ALL = (GAIN_FEW[1], 22.0)  # The same with a full window.
-LEAST_SEPARATION = 1.8  # Distance between the two groups, in standard deviations.
-CAUTION = 8.0  # With n scores the mirrored tail is longer by this / n.
-SCALE_PRIOR, Z_DEVIATION = 4.0, 0.6  # Samples that the prior deviation of a signal counts for, and that of a z-score.
+# Groups and threshold, in units of the score.
+SKEW = 1.3  # The lower side of the known scores is wider than the upper side by this factor.
+KNOWN_WIDTH = (0.8, 0.3)  # Expected width of the upper side: with few classes, and what many classes add.
+WIDTH_PRIOR = 60.0  # Samples that this expectation counts for.
+GAIN = (1.0, 5.0)  # Nats that a second group must gain, and to count in full.
+DOUBT = 20.0  # Nats more, per share of the second group, if it leads over names as far as known samples do.
+HARD_KNOWN = (1.6, 2.4)  # Mean lead over names from which, and from which fully, the lower group is known.
+CAUTION = 8.0  # With n scores, the threshold is farther below the middle of the known scores by this / n.
 
-# The first samples, before any threshold is fitted.
-FIRST_CUT = 0.75  # A sample is unknown if its best class stands out less than this.
+# Lead over names, as a part of what the largest of the names is expected to have.
+FIRST_LEAD = 0.75  # Before any threshold is fitted, a sample is unknown if its best class leads by less.
+ALONE = (0.85, 1.05)  # If the known group leads by less than the second, some, and than the first, all is unknown.
+ALONE_DEVIATIONS = 2.0  # The threshold is then this many deviations above the mean.
 
-# Shifts and bursts.
+# Shifts.
 SHIFT_QUANTILE = 0.25  # A shift moves more samples below this quantile of the earlier scores than chance does,
 SHIFT_DEVIATIONS = 4.0  # by this many standard deviations.
-# How far samples stand out above the limit: if the latest ones keep less than this part of it, they are a burst of
-# unknown ones. If they keep more than twice this part, they are known ones after a shift.
-STAND_OUT_KEPT = 1.0 / 3.0
 
 # Class bias.
 BIAS_SURE = 0.1  # Learn from samples with P(unknown) below this.

@@ -95,7 +95,7 @@ def explain(
     signals: NDArray[np.float64],
     decision: Decision,
 ) -> StreamDCSExplanation:
-    """Return the explanation of the latest decision, from the state and the signals (6,) behind it."""
+    """Return the explanation of the latest decision, from the state and the signals (4,) behind it."""
     logits = memory.logits
     return StreamDCSExplanation(
         decision=decision,

@@ -15,7 +15,7 @@ from ...arrays import Feature, Floats
 from .. import state
 from ..arena import Arena, Layout
 from ..state_checks import required, within
-from .constants import HEAD_AUROC, HEAD_FIRST, HEAD_LEAST, HEAD_SHARE, HEAD_TAIL, KNOWN_HORIZON, UNKNOWN_HORIZON
+from .constants import HEAD_AUROC, HEAD_FIRST, HEAD_ODDS, KNOWN_HORIZON, UNKNOWN_HORIZON
 from .threshold import ramp
 
 # Rows of `means`.
@@ -25,24 +25,36 @@ _SMALL = 1e-9
 
 
 class HeadWeight(NamedTuple):
-    """How a projection on the head counts: `weight` times (projection - `middle`) / `gap`.
+    """How a projection on the head counts.
 
-    On the known side, if that is positive, only the fraction `known_side` of it counts.
+    Its side is (projection - `middle`) / `gap`, from -1/2 at the mean of the unknown samples to 1/2 at that of the
+    known ones, and not beyond. On the known side, only the fraction `known_side` of it counts.
+
+    Attributes:
+        weight: what a side of one adds to the score.
+        trust: 0 to 1, how far the head is trusted.
+        middle, gap, known_side: see above.
     """
 
     weight: float
+    trust: float
     middle: float
     gap: float
     known_side: float
 
-    def add_to(self, text: Floats, projections: Floats) -> Floats:
-        """Return the scores (n,) of samples with these text scores and projections."""
-        side = (projections - self.middle) / self.gap
-        scores: Floats = text + self.weight * np.where(side < 0.0, side, self.known_side * side)
-        return scores
+    def sides(self, projections: Floats) -> Floats:
+        """Return the sides (n,) of samples with these projections."""
+        side = np.clip((projections - self.middle) / self.gap, -0.5, 0.5)
+        return np.where(side < 0.0, side, self.known_side * side)
+
+    def known(self, unknown: Floats, sides: Floats) -> Floats:
+        """Return the probabilities (n,) of being known, from those of being unknown without the head."""
+        odds = (1.0 - unknown) / np.maximum(unknown, _SMALL) * np.exp(HEAD_ODDS * self.trust * sides)
+        probabilities: Floats = odds / (1.0 + odds)
+        return probabilities
 
 
-NO_HEAD = HeadWeight(0.0, 0.0, 1.0, 0.0)
+NO_HEAD = HeadWeight(0.0, 0.0, 0.0, 1.0, 0.0)
 
 
 def layout(dimension: int) -> Layout:
@@ -87,28 +99,33 @@ class LinearHead:
 
 
 def weigh_head(
-    projections: Floats, order: NDArray[np.int64], text: Floats, share: float, known_side: float
+    projections: Floats, order: NDArray[np.int64], text: Floats, tail: float, share: float, evidence: float, many: float
 ) -> HeadWeight:
-    """Return how the head counts, by how it separates the two tails of the cosine score.
+    """Return how the head counts, by how it separates samples that look unknown from samples that look known.
+
+    With few classes, it may only tell the classes apart. So it counts as far as two groups are detected, or as the
+    classes are many.
 
     Args:
         projections: (n,) those of recent samples.
-        order: (n,) the places of these samples by rising cosine score.
+        order: (n,) the places of these samples by rising base score.
         text: (n,) their text scores, which give the scale.
+        tail: fraction of samples that look unknown.
         share: estimated share of unknown samples.
-        known_side: see `HeadWeight`.
+        evidence: 0 to 1, how far two groups are detected.
+        many: 0 to 1, how far the number of classes counts as many.
     """
-    lowest = int(max(HEAD_TAIL, HEAD_SHARE * share) * len(order))
-    if lowest < HEAD_LEAST:
+    lowest = int(tail * len(order))
+    if lowest < HEAD_FIRST:
         return NO_HEAD
     low, high = order[:lowest], order[int((share + 0.5 * (1.0 - share)) * len(order)) :]
     separation = _auroc(projections[high], projections[low])
     certain = separation - math.sqrt(separation * (1.0 - separation) / lowest)
     low_mean, high_mean = float(projections[low].mean()), float(projections[high].mean())
-    weight = ramp(certain, *HEAD_AUROC)
+    trust = max(evidence, many) * ramp(certain, *HEAD_AUROC)
     distance = max(float(text[high].mean() - text[low].mean()), 0.0)
     middle, gap = 0.5 * (low_mean + high_mean), max(high_mean - low_mean, _SMALL)
-    return HeadWeight(weight * distance, middle, gap, known_side)
+    return HeadWeight(trust * distance, trust, middle, gap, evidence)
 
 
 def _auroc(known: Floats, unknown: Floats) -> float:

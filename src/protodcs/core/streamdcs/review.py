@@ -6,7 +6,7 @@ Both are computed from recent scores and the threshold, outside of the compiled 
 import numpy as np
 
 from ...arrays import Floats
-from .constants import MIRROR_RATIO
+from .constants import SKEW
 from .threshold import fit_mixture, quantile
 
 
@@ -22,23 +22,24 @@ def band_width(scores: Floats, threshold: float, slope: float, rate: float) -> f
     return slope * quantile(np.sort(np.abs(scores - threshold)), rate)
 
 
-def estimated_false_reject(scores: Floats, threshold: float, share: float, two_groups: bool) -> float:
+def estimated_false_reject(scores: Floats, threshold: float, share: float, expected: float | None) -> float:
     """Estimate the fraction of known samples below the threshold, without labels.
 
     Nearly all high scores are known. Mirrored at the middle of the known scores, their upper tail shows how many are
-    in the lower one, as in `threshold.mirrored_tail`.
+    in the lower one, which is wider.
 
     Args:
         scores: (n,) the final scores of recent samples.
         threshold: score below which a sample is unknown.
         share: estimated share of unknown samples.
-        two_groups: whether a separate group of unknown samples is detected. A mixture then gives the middle.
+        expected: expected width of the known scores if a separate group of unknown samples is detected. A mixture then
+            gives the middle. None otherwise.
     """
-    if two_groups:
-        middle = fit_mixture(scores, (scores < threshold).astype(np.float64)).mode
+    if expected is not None:
+        middle = fit_mixture(scores, (scores < threshold).astype(np.float64), expected).mode
     else:
         middle = quantile(np.sort(scores), share + 0.5 * (1.0 - share))
     upper = scores[scores >= middle]
     if threshold >= middle or not len(upper):
         return 0.5
-    return 0.5 * float((upper > middle + (middle - threshold) / MIRROR_RATIO).mean())
+    return 0.5 * float((upper > middle + (middle - threshold) / SKEW).mean())

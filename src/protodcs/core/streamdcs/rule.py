@@ -9,16 +9,16 @@ from ..state_checks import within
 from .linear_head import HeadWeight
 
 SMALL = 1e-9
-# A z-score is at most 2 / sqrt(1e-10).
-LARGEST = 1e6
+# A class with hardly any variance has a score of this size.
+LARGEST = 1e12
 
 
 class Rule(NamedTuple):
     """The result of a refit.
 
     Attributes:
-        looks_unknown, looks_known: cosine scores up to which and above which a sample teaches baseline and head.
-        head_weight, head_middle, head_gap, head_known_side: how the head counts, see `HeadWeight`.
+        looks_unknown, looks_known: base scores up to which and above which a sample teaches baseline and head.
+        head_weight, head_trust, head_middle, head_gap, head_known_side: how the head counts, see `HeadWeight`.
         threshold: score below which a sample is unknown.
         slope: slope of the log-odds of being unknown at the threshold.
         share: estimated share of unknown samples.
@@ -30,6 +30,7 @@ class Rule(NamedTuple):
     looks_unknown: float
     looks_known: float
     head_weight: float
+    head_trust: float
     head_middle: float
     head_gap: float
     head_known_side: float
@@ -48,7 +49,7 @@ class Rule(NamedTuple):
     @property
     def head(self) -> HeadWeight:
         """How the head counts."""
-        return HeadWeight(self.head_weight, self.head_middle, self.head_gap, self.head_known_side)
+        return HeadWeight(self.head_weight, self.head_trust, self.head_middle, self.head_gap, self.head_known_side)
 
 
 # Place of a field among the numbers of a rule.
@@ -75,7 +76,7 @@ def checked_rule(values: Floats) -> Rule:
     """Return the rule of a state. Raise StateError if no refit can have made it."""
     within(values, "rule", -(LARGEST**2), LARGEST**2)
     rule = Rule(*values.tolist())
-    within(np.array([rule.share, rule.evidence, rule.shifted, rule.head_known_side]), "rule", 0.0, 1.0)
+    within(np.array([rule.share, rule.evidence, rule.shifted, rule.head_trust, rule.head_known_side]), "rule", 0.0, 1.0)
     within(np.array([rule.head_weight, rule.slope, rule.separation]), "rule", 0.0, LARGEST**2)
     within(np.array([rule.head_gap]), "rule", SMALL, LARGEST)
     return rule

@@ -17,6 +17,7 @@ from ..state import Arrays
 from ..state_checks import Counters, decided, required, within
 from ..vectors import cosines, inverse_norms
 from . import class_bias, corrections, verification
+from .centring import Centring
 from .class_bias import ClassBias, likeness
 from .config import StreamDCSConfig
 from .constants import CORRECTED_MARGIN
@@ -62,7 +63,6 @@ class StreamState:
     Attributes:
         prototypes: (K, d) float32, the text prototypes. They never change.
         inverse_norms: (K,) float64, 1 / norm of each prototype.
-        reference: mean and spread of general names, from the vocabulary; None without one.
         arena: everything that was learned.
         verification: the part behind the decision between known and unknown.
         class_bias: the correction of the logits; None if the settings or the number of classes rule it out.
@@ -77,10 +77,9 @@ class StreamState:
         self.config = config
         self.shared = prototypes
         self.prototypes = rows
-        self.reference = prototypes.reference
         self.inverse_norms = prototypes.follow(inverse_norms)
         self.arena = Arena(layout(len(rows), rows.shape[1], config)) if arena is None else arena
-        self.verification = Verification(self.arena, config)
+        self.verification = Verification(self.arena, config, Centring.of(prototypes))
         self.class_bias: ClassBias | None = None
         if config.has_class_bias(len(rows)):
             self.class_bias = ClassBias(self.arena, prototypes.follow(likeness), config.temperature)
@@ -90,8 +89,9 @@ class StreamState:
         self.native: NativeStep | None = None
         if native is not None:
             shared = None if self.class_bias is None else self.class_bias.likeness
-            work = (self.cosines, self.logits, np.empty(rows.shape[1]))
-            self.native = native.StreamStep(rows, self.inverse_norms, shared, self.arena, work, config)
+            work = (self.cosines, self.logits, np.empty(len(rows)), np.empty(rows.shape[1]))
+            centring = self.verification.centring
+            self.native = native.StreamStep(rows, self.inverse_norms, shared, centring, self.arena, work, config)
 
     @property
     def sequence(self) -> int:
@@ -276,7 +276,8 @@ class StreamState:
         if rule is None:
             return None
         scores = self.verification.recent_scores()
-        return estimated_false_reject(scores, rule.threshold, rule.share, rule.shows_two_groups)
+        expected = self.verification.expected_width(scores) if rule.shows_two_groups else None
+        return estimated_false_reject(scores, rule.threshold, rule.share, expected)
 
     # Export and restore.
 
@@ -337,6 +338,6 @@ class StreamState:
         except MemoryError:
             raise StateError("The state needs more memory than this machine has.") from None
         restored.samples[:] = decided(own)
-        if restored.verification.seen + restored.verification.omitted < restored.samples[LEARNED]:
+        if restored.verification.seen < restored.samples[LEARNED]:
             raise StateError("The state's verification has seen fewer samples than the engine has learned from.")
         return restored

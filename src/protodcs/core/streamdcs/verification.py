@@ -1,12 +1,12 @@
 """Verification: decide between known and unknown, then learn from the sample.
 
-The score of a sample is its text score (`class_baseline`), minus a penalty if it is on the unknown side of the linear
-head (`linear_head`). `threshold` decides. Which samples teach the baseline and the head is chosen by their cosines
-alone, so a decision cannot confirm itself. Every few samples `refit` measures scales, head weight and threshold again.
+The base score of a sample is its largest centred cosine (`centring`). The text score compares it with what its class
+usually gets (`class_baseline`). The final score adds what the linear head says (`linear_head`); `threshold` decides.
+Which samples teach the baseline and the head is chosen by the base score alone, so a decision cannot confirm itself.
+Every few samples `refit` fits groups, head weight and threshold again.
 
-If the scores of the latest samples drop, the images have shifted, or unknown ones have come in a burst (`drop`). The
-decisions then carry a warning. After a shift, the threshold is fitted to the samples since then. In a burst, the engine
-pauses: baseline and history leave its samples out, except the latest ones, so that it does not become normal.
+If the scores of the latest samples drop, decisions carry a warning. If they have dropped at two refits in a row and the
+best classes still lead over the names, the images have shifted: the threshold is fitted to the latest samples alone.
 """
 
 import math
@@ -23,47 +23,38 @@ from ..decision import FEW_SAMPLES, POSSIBLE_SHIFT
 from ..distribution import Group, ScoreDistribution
 from ..state_checks import Counters, counter, required, within
 from . import class_baseline, linear_head
-from .class_baseline import POOL_CENTRED_VARIANCE, POOL_VARIANCE, ClassBaseline
+from .centring import Centring
+from .class_baseline import ClassBaseline
 from .config import StreamDCSConfig
 from .constants import (
-    CENTRED_WEIGHT,
-    FIRST_CUT,
+    ALONE,
+    FIRST_LEAD,
     FIRST_REFIT,
     HEAD_FIRST,
-    LEAST_CLASSES,
-    LEAST_SHARE,
-    LEAST_WINDOW,
-    LEFT_OUT,
-    LONGEST_BURST,
-    MOST_SHARE,
     REFIT_PERIOD,
     REST_WEIGHT,
-    SCALE_PRIOR,
+    SHIFT_DEVIATIONS,
+    SHIFT_QUANTILE,
     SHIFT_WARNING,
     SHIFT_WINDOW,
     SKEW,
-    STAND_OUT_BASE,
-    STAND_OUT_RISE,
+    TAIL_LEAST,
+    TAIL_SHARE,
     WINDOW,
-    Z_DEVIATION,
 )
-from .drop import NO_DROP, kind_of_drop, lower_than_before
 from .linear_head import KNOWN, NO_HEAD, UNKNOWN, HeadWeight, LinearHead, weigh_head
 from .rule import LARGEST, SHIFTED, SMALL, Rule, Verdict, checked_rule
 from .threshold import Groups, find_groups, fit_mixture, fit_threshold, quantile
 
-# The signals of a sample: largest cosine, the same minus the sample's mean cosine, largest z-score of the raw and of
-# the centred cosines, projection on the linear head, and how far the best class stands out from the others.
-_MAX, _CENTRED_MAX, _RAW_Z, _CENTRED_Z, _HEAD, _STAND_OUT, SIGNALS = range(7)
-# The signals that are scaled by their spread.
-_SCALED = 4
+# The signals of a sample: base score, text score, projection on the linear head, and lead of the best class over names.
+_BASE, _TEXT, _HEAD, _LEAD, SIGNALS = range(5)
 # Places in `progress`.
-SEEN, HEAD_FROM, WINDOW_FROM, PAUSED, OMITTED, PROGRESS = range(6)
+SEEN, HEAD_FROM, WINDOW_FROM, PROGRESS = range(4)
 _ARRAYS = frozenset(
-    ("history", "scales", "rule", "head_means", "head_learned", "baseline_moments", "baseline_weights", "baseline_pool")
+    ("history", "rule", "head_means", "head_learned", "baseline_moments", "baseline_weights", "baseline_pool")
 )
 # Their names in a state.
-_COUNTERS = ("seen", "head_from", "window_from", "paused", "omitted")
+_COUNTERS = ("seen", "head_from", "window_from")
 
 
 def layout(classes: int, dimension: int, config: StreamDCSConfig) -> Layout:
@@ -71,11 +62,10 @@ def layout(classes: int, dimension: int, config: StreamDCSConfig) -> Layout:
     return {
         **class_baseline.layout(classes),
         **linear_head.layout(dimension),
-        "scales": (np.float64, (2, _SCALED)),
         "rule": (np.float64, (len(Rule._fields),)),
         "progress": (np.int64, (PROGRESS,)),
-        # The last one, because it fills slowly; see `Arena.packed`. A pause needs some rows more.
-        "history": (np.float64, (config.history + REFIT_PERIOD, SIGNALS)),
+        # The last one, because it fills slowly; see `Arena.packed`.
+        "history": (np.float64, (config.history, SIGNALS)),
     }
 
 
@@ -83,29 +73,26 @@ class Verification:
     """What the engine has learned from the stream about known and unknown samples.
 
     Attributes:
+        centring: how cosines are centred and scaled.
         baseline: the class baselines.
         head: the linear head.
-        history: (H, 6) float64, the signals of recent samples; row n mod H holds sample n.
-        scales: (2, 4) float64, mean and deviation of the first four signals.
-        progress: (5,) int64, number of samples learned from; number of the first sample with a head signal, and of the
-            first sample behind the threshold, which is the first one after a shift; number of samples left out in the
-            present burst, and in all bursts.
+        history: (H, 4) float64, the signals of recent samples; row n mod H holds sample n.
+        progress: (3,) int64, number of samples learned from; number of the first sample with a head signal, and of the
+            first sample behind the threshold, which is the first one after a shift.
     """
 
-    def __init__(self, arena: Arena, config: StreamDCSConfig):
+    def __init__(self, arena: Arena, config: StreamDCSConfig, centring: Centring):
         self.config = config
-        self.baseline = ClassBaseline(arena)
+        self.centring = centring
+        self.baseline = ClassBaseline(arena, centring.many)
         self.head = LinearHead(arena)
         self.history = arena["history"]
-        self.scales = arena["scales"]
         self.progress = arena["progress"]
         self._rule = arena["rule"]
-        if not self.seen:
-            self.scales[1] = 1.0
 
     @property
     def seen(self) -> int:
-        """Number of samples learned from, without those left out in bursts."""
+        """Number of samples learned from."""
         return int(self.progress[SEEN])
 
     @property
@@ -119,16 +106,6 @@ class Verification:
         return int(self.progress[WINDOW_FROM])
 
     @property
-    def paused(self) -> int:
-        """Number of samples left out since the present burst began; 0 without a burst."""
-        return int(self.progress[PAUSED])
-
-    @property
-    def omitted(self) -> int:
-        """Number of samples left out in all bursts."""
-        return int(self.progress[OMITTED])
-
-    @property
     def rule(self) -> Rule | None:
         """The result of the last refit; None before the first one."""
         return Rule(*self._rule.tolist()) if self.seen >= FIRST_REFIT else None
@@ -136,20 +113,18 @@ class Verification:
     # The decision.
 
     def signals(self, feature: Feature, cosines: Floats) -> Floats:
-        """Return the signals (6,) of a sample with this unit feature (d,) and these cosines (K,)."""
-        largest = float(cosines.max())
-        centred = largest - float(cosines.mean())
-        # The largest of K Gaussian numbers is about this many deviations above their mean.
-        noise = math.sqrt(2.0 * math.log(max(len(cosines), 2))) * float(cosines.std())
-        stand_out = centred / max(noise, SMALL)
-        z_scores = self.baseline.z_scores(cosines) if self.seen else (0.0, 0.0)
-        return np.array([largest, centred, *z_scores, self.head.project(feature), stand_out])
+        """Return the signals (4,) of a sample with this unit feature (d,) and these cosines (K,)."""
+        centre, lead = self.centring.centre(feature, cosines)
+        scores = (cosines - centre) / self.centring.unit
+        return np.array([scores.max(), self.baseline.text_score(scores), self.head.project(feature), lead])
 
     def decide(self, signals: Floats) -> Verdict:
-        """Decide a sample by its signals (6,)."""
+        """Decide a sample by its signals (4,)."""
         rule = self.rule
         if rule is None:
-            return self._first_verdict(signals)
+            # Before the first refit, a sample is unknown if no class leads over the names.
+            known = self.centring.noise == 0.0 or bool(signals[_LEAD] >= FIRST_LEAD)
+            return Verdict(float(signals[_TEXT]), 0.0 if known else 0.5, known, FEW_SAMPLES)
         score = float(self._scores(signals[None], np.array([self.seen >= self.head_from]), rule.head)[0])
         log_odds = rule.slope * (rule.threshold - score)
         p_unknown = 1.0 / (1.0 + math.exp(min(max(-log_odds, -50.0), 50.0)))
@@ -162,86 +137,47 @@ class Verification:
             return POSSIBLE_SHIFT
         return FEW_SAMPLES if self.seen < SHIFT_WINDOW else None
 
-    def _first_verdict(self, signals: Floats) -> Verdict:
-        """Decide before the first refit: unknown if no class stands out from the others."""
-        score = 0.0 if self.seen < 3 else self.text_score(signals)
-        known = self.baseline.classes < LEAST_CLASSES or bool(signals[_STAND_OUT] >= FIRST_CUT)
-        return Verdict(score, 0.0 if known else 0.5, known, FEW_SAMPLES)
-
     def text_score(self, signals: Floats) -> float:
-        """Return the text score of a sample with these signals (6,)."""
-        return float(self._text_scores(signals[None])[0])
-
-    def _cosine_scores(self, rows: Floats) -> Floats:
-        """Return the scores (n,) by the cosines alone: both maxima, each scaled by its spread."""
-        scaled = (rows[:, : _CENTRED_MAX + 1] - self.scales[0, :2]) / self.scales[1, :2]
-        scores: Floats = scaled.sum(axis=1)
-        return scores
-
-    def _text_scores(self, rows: Floats) -> Floats:
-        """Return the text scores (n,): both largest z-scores, each scaled by its spread."""
-        scaled = (rows[:, _RAW_Z:_HEAD] - self.scales[0, 2:]) / self.scales[1, 2:]
-        scores: Floats = (1.0 - CENTRED_WEIGHT) * scaled[:, 0] + CENTRED_WEIGHT * scaled[:, 1]
-        return scores
+        """Return the text score of a sample with these signals (4,)."""
+        return float(signals[_TEXT])
 
     def _scores(self, rows: Floats, with_head: NDArray[np.bool_], head: HeadWeight) -> Floats:
         """Return the final scores (n,) of some signals; `with_head` (n,) says which of them have a head signal."""
-        text = self._text_scores(rows)
-        return np.where(with_head, head.add_to(text, rows[:, _HEAD]), text) if head.weight > 0.0 else text
+        scores: Floats = rows[:, _TEXT] + np.where(with_head, head.weight * head.sides(rows[:, _HEAD]), 0.0)
+        return scores
 
     # Learning.
 
     def learn(self, feature: Feature, cosines: Floats, signals: Floats) -> None:
         """Learn from a sample after its decision, and refit if it is time."""
-        rule, count = self.rule, self.seen + 1
-        weight, most = REST_WEIGHT
+        rule, count, weight = self.rule, self.seen + 1, REST_WEIGHT
         if rule is not None:
             # Many unknown samples are among those that do not look unknown, if there are many of them at all.
-            weight = max(weight, most * rule.evidence * min(1.0, 2.0 * rule.share))
-            score = float(self._cosine_scores(signals[None])[0])
-            if score <= rule.looks_unknown:
+            weight = max(weight, rule.share**2)
+            if signals[_BASE] <= rule.looks_unknown:
                 weight = 1.0
                 self.head.learn(UNKNOWN, feature)
-            elif score > rule.looks_known:
+            elif signals[_BASE] > rule.looks_known:
                 self.head.learn(KNOWN, feature)
-        if self.paused in (0, LONGEST_BURST):
-            self.baseline.learn(cosines, weight, count)
+        centre, _ = self.centring.centre(feature, cosines)
+        self.baseline.learn((cosines - centre) / self.centring.unit, weight, count)
         self.history[self.seen % len(self.history)] = signals
         self.progress[SEEN] = count
         if self.head.learned[UNKNOWN] < HEAD_FIRST:
             self.progress[HEAD_FROM] = count
         if self.just_fitted:
             self.refit()
-        elif 3 <= count < FIRST_REFIT:
-            self._measure_scales(self.history[1:count])
 
     def refit(self) -> None:
-        """Measure scales, share of unknown samples, head weight and threshold again."""
+        """Measure share of unknown samples, head weight and threshold again."""
         rows, with_head = self._recent()
-        noticed_before = bool(self._rule[SHIFTED]) and not self.paused
-        self._measure_scales(rows)
+        dropped_before = bool(self._rule[SHIFTED])
         self._fit_rule(rows, with_head)
-        drop = NO_DROP
-        if self._rule[SHIFTED] and not self._shifted_lately:
-            drop = kind_of_drop(rows[:, _STAND_OUT], self._stand_out_limit, noticed_before)
-        if drop.shift:
+        dropped = bool(self._rule[SHIFTED]) and not self._shifted_lately
+        # Unknown samples hardly lead, and after two refits the latest samples are all from after the drop.
+        if dropped and dropped_before and float(rows[-SHIFT_WINDOW:, _LEAD].mean()) > ALONE[1]:
             self.progress[WINDOW_FROM] = self.seen - SHIFT_WINDOW
             self._fit_rule(rows, with_head)
-        if not drop.burst:
-            self.progress[PAUSED] = 0
-        elif self.paused < LONGEST_BURST:
-            self._leave_out()
-
-    def _leave_out(self) -> None:
-        """Take samples of a burst out of the history: those before the samples since the last refit."""
-        latest = np.arange(self.seen - REFIT_PERIOD, self.seen) % len(self.history)
-        before = np.arange(self.seen - 2 * REFIT_PERIOD, self.seen - REFIT_PERIOD) % len(self.history)
-        self.history[before] = self.history[latest]
-        self.history[latest] = 0.0
-        moved = max(self.seen - 2 * REFIT_PERIOD, self.head_from - REFIT_PERIOD)
-        self.progress[HEAD_FROM] = min(self.head_from, moved)
-        self.progress[SEEN] -= REFIT_PERIOD
-        self.progress[[PAUSED, OMITTED]] += REFIT_PERIOD
 
     @property
     def just_fitted(self) -> bool:
@@ -254,14 +190,14 @@ class Verification:
         if rule is None:
             return np.empty(0)
         rows, with_head = self._recent()
-        return self._scores(rows, with_head, rule.head)[-self._late :]
+        return self._scores(rows, with_head, rule.head)[-self._size :]
 
     def distribution(self) -> ScoreDistribution:
         """Return the recent scores with the two groups that they form, if the stream shows two."""
         rule, scores = self.rule, self.recent_scores()
         if rule is None or not rule.shows_two_groups:
             return ScoreDistribution("score", np.sort(scores), None if rule is None else rule.threshold, ())
-        fitted = fit_mixture(scores, (scores < rule.threshold).astype(np.float64))
+        fitted = fit_mixture(scores, (scores < rule.threshold).astype(np.float64), self.expected_width(scores))
         groups = (
             Group("known", 1.0 - fitted.share, fitted.mode, SKEW * fitted.width, fitted.width),
             Group("unknown", fitted.share, fitted.mean, fitted.deviation, fitted.deviation),
@@ -269,31 +205,30 @@ class Verification:
         return ScoreDistribution("score", np.sort(scores), rule.threshold, groups)
 
     @property
-    def _late(self) -> int:
+    def _size(self) -> int:
         """Number of recent scores that the threshold is fitted to."""
-        # Baseline and head improve at first, so the scores of the first half of the samples are out of date.
-        return max(LEAST_WINDOW, min(WINDOW, (self.seen - self.window_from) // 2))
+        return min(WINDOW, self.seen - self.window_from)
+
+    def expected_width(self, scores: Floats) -> float:
+        """Return the expected width of the known scores among these (n,). It is at most that of one group of all."""
+        whole = max(2.0 / (1.0 + SKEW) * float(scores.std()), SMALL)
+        return min(self.centring.width, whole) if self.centring.noise else whole
 
     def _fit_rule(self, rows: Floats, with_head: NDArray[np.bool_]) -> None:
         """Fit the rule to the signals of recent samples."""
-        since = self.seen - self.window_from
-        window = rows[-min(WINDOW, since) :]
-        cosine_scores = self._cosine_scores(rows)
-        groups = find_groups(cosine_scores[-len(window) :], window[:, _STAND_OUT], self._stand_out_limit)
-        head = self._weigh_head(rows[with_head], cosine_scores[with_head], groups)
-        scores = self._scores(rows, with_head, head)
-        late = self._late
-        threshold = fit_threshold(
-            scores[-late:],
-            self._text_scores(rows[-late:]),
-            rows[-late:, _STAND_OUT] if self.baseline.classes >= LEAST_CLASSES else None,
-            groups,
-            self._stand_out_limit,
-            self.config.target_false_reject,
-        )
-        tail = min(MOST_SHARE, max(LEAST_SHARE, groups.share))
-        ordered = np.sort(cosine_scores)
-        lower = lower_than_before(scores[-len(window) :], threshold.score)
+        window, late_head = rows[-self._size :], with_head[-self._size :]
+        text, leads = window[:, _TEXT], window[:, _LEAD]
+        general = self.centring.names is not None
+        groups = find_groups(text, leads, general, self.expected_width(text))
+        tail = max(TAIL_LEAST, TAIL_SHARE * groups.share)
+        head = self._weigh_head(rows[with_head], tail, groups)
+        scores = self._scores(window, late_head, head)
+        known = np.ones(len(window))
+        if groups.mixture is not None:
+            sides = np.where(late_head, head.sides(window[:, _HEAD]), 0.0)
+            known -= groups.evidence * (1.0 - head.known(groups.mixture.unknown, sides))
+        threshold = fit_threshold(scores, known, leads if general else None, self.config.target_false_reject)
+        ordered = np.sort(rows[:, _BASE])
         self._rule[:] = Rule(
             quantile(ordered, tail),
             quantile(ordered, tail + 0.5 * (1.0 - tail)),
@@ -302,7 +237,7 @@ class Verification:
             groups.share,
             groups.evidence,
             0.0 if groups.mixture is None else groups.mixture.separation,
-            float(lower or self._shifted_lately),
+            float(lower_than_before(scores, threshold.score) or self._shifted_lately),
         )
 
     @property
@@ -310,30 +245,19 @@ class Verification:
         """Whether decisions still carry the warning of the last shift."""
         return self.window_from > 0 and self.seen - self.window_from <= SHIFT_WARNING
 
-    @property
-    def _stand_out_limit(self) -> float:
-        """How far the best class of unknown samples stands out at most, on average."""
-        return STAND_OUT_BASE + STAND_OUT_RISE * math.log(self.baseline.classes)
-
     def _recent(self) -> tuple[Floats, NDArray[np.bool_]]:
         """Return the signals of recent samples in order of arrival, and which of them have a head signal."""
-        held = min(self.seen, self.config.history)
-        numbers = np.arange(max(self.seen - held, min(LEFT_OUT, self.seen - LEFT_OUT)), self.seen)
+        numbers = np.arange(max(0, self.seen - len(self.history)), self.seen)
         return self.history[numbers % len(self.history)], numbers >= self.head_from
 
-    def _measure_scales(self, rows: Floats) -> None:
-        """Measure mean and deviation of the first four signals; a prior keeps few samples from a tiny deviation."""
-        count, rows, pool = len(rows), rows[:, :_SCALED], self.baseline.pool
-        prior = np.array([pool[POOL_VARIANCE], pool[POOL_CENTRED_VARIANCE], Z_DEVIATION**2, Z_DEVIATION**2])
-        variance = (count * rows.var(axis=0) + SCALE_PRIOR * prior) / (count + SCALE_PRIOR)
-        self.scales[:] = rows.mean(axis=0), np.maximum(np.sqrt(variance), SMALL)
-
-    def _weigh_head(self, rows: Floats, cosine_scores: Floats, groups: Groups) -> HeadWeight:
+    def _weigh_head(self, rows: Floats, tail: float, groups: Groups) -> HeadWeight:
         if not self.config.linear_head:
             return NO_HEAD
-        order = np.argsort(cosine_scores, kind="stable")
+        order = np.argsort(rows[:, _BASE], kind="stable")
         # Without two groups only the unknown side counts, so that known scores keep their shape.
-        return weigh_head(rows[:, _HEAD], order, self._text_scores(rows), groups.share, groups.evidence)
+        return weigh_head(
+            rows[:, _HEAD], order, rows[:, _TEXT], tail, groups.share, groups.evidence, self.centring.many
+        )
 
     # Classes, export.
 
@@ -341,7 +265,7 @@ class Verification:
         """Take over another verification, with its classes `kept` as the first ones."""
         self.baseline.take_classes(other.baseline, kept)
         self.head.means[:], self.head.learned[:] = other.head.means, other.head.learned
-        self.history[:], self.scales[:], self._rule[:] = other.history, other.scales, other._rule
+        self.history[:], self._rule[:] = other.history, other._rule
         self.progress[:] = other.progress
 
     def forget_head(self) -> None:
@@ -353,7 +277,6 @@ class Verification:
         """Return the arrays of a state."""
         return {
             "history": self.history[: self.seen],
-            "scales": self.scales,
             "rule": self._rule[: 0 if self.rule is None else None],
             "head_means": self.head.means,
             "head_learned": self.head.learned,
@@ -375,20 +298,15 @@ class Verification:
         seen = counter(counters, "seen", high=2**56)
         held = min(seen, len(self.history))
         history = required(arrays, "history", np.float64, (held, SIGNALS))
-        scales = required(arrays, "scales", np.float64, (2, _SCALED))
         rule = required(arrays, "rule", np.float64, (len(Rule._fields) if seen >= FIRST_REFIT else 0,))
         self.history[:held] = within(history, "history", -LARGEST, LARGEST)
-        self.scales[:] = within(scales, "scales", -LARGEST, LARGEST)
-        within(scales[1], "scales", SMALL, LARGEST)
         if len(rule):
             self._rule[:] = checked_rule(rule)
         head_from = counter(counters, "head_from", high=seen)
         window_from = counter(counters, "window_from", high=max(0, seen - SHIFT_WINDOW))
-        omitted = counter(counters, "omitted", high=2**56)
-        paused = counter(counters, "paused", high=min(LONGEST_BURST, omitted))
-        self.progress[:] = seen, head_from, window_from, paused, omitted
+        self.progress[:] = seen, head_from, window_from
         self.baseline.restore(arrays)
-        self.head.restore(arrays, seen + omitted)
+        self.head.restore(arrays, seen)
 
     def stats(self) -> dict[str, Any]:
         """Return numbers for monitoring, JSON-ready."""
@@ -401,3 +319,14 @@ class Verification:
             "mixture": {"separation": rule.separation} if rule is not None and rule.shows_two_groups else None,
             "reason": self.reason,
         }
+
+
+def lower_than_before(scores: Floats, threshold: float) -> bool:
+    """Whether more of the latest scores are low than of the earlier ones; `scores` (n,) are in order of arrival."""
+    recent, earlier = scores[-SHIFT_WINDOW:], scores[:-SHIFT_WINDOW]
+    if len(earlier) < SHIFT_WINDOW:
+        return False
+    fraction = max(SHIFT_QUANTILE, float((earlier < threshold).mean()))
+    low = int((recent < quantile(np.sort(earlier), fraction)).sum())
+    expected, deviation = SHIFT_WINDOW * fraction, math.sqrt(SHIFT_WINDOW * fraction * (1.0 - fraction))
+    return low >= expected + SHIFT_DEVIATIONS * deviation

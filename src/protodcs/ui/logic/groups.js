@@ -4,7 +4,9 @@
  */
 
 /** Known scores are wider below their mode than above it, by this factor. */
-const SKEW = 1.1;
+const SKEW = 1.3;
+/** Samples that the expected width of the known scores counts for. */
+const WIDTH_PRIOR = 60;
 const ITERATIONS = 25;
 const SMALL = 1e-9;
 
@@ -24,13 +26,14 @@ const sum = (values) => values.reduce((total, value) => total + value, 0);
 const dot = (weights, values) => weights.reduce((total, weight, place) => total + weight * (values[place] ?? 0), 0);
 
 /**
- * Fit two groups to scores, starting from probabilities of being unknown.
+ * Fit two groups to scores, starting from probabilities of being unknown. The expected width is that of one group.
  * @param {number[]} scores @param {number[]} start @returns {Groups}
  */
 export function fitGroups(scores, start) {
   const n = scores.length;
   const average = sum(scores) / n;
-  const narrowest = 0.1 * Math.sqrt(sum(scores.map((score) => (score - average) ** 2)) / n) + SMALL;
+  const expected = (2 / (1 + SKEW)) * Math.sqrt(sum(scores.map((score) => (score - average) ** 2)) / n) + SMALL;
+  const narrowest = 0.1 * expected;
   let unknown = start;
   let mode =
     dot(
@@ -56,13 +59,13 @@ export function fitGroups(scores, start) {
     let weights = weigh();
     mode = dot(weights, scores) / Math.max(sum(weights), SMALL);
     weights = weigh();
-    const around =
-      dot(
-        weights,
-        scores.map((score) => (score - mode) ** 2),
-      ) / Math.max(n - total, SMALL);
-    width = Math.max(Math.sqrt(around), narrowest);
-    let likelihood = 0;
+    const around = dot(
+      weights,
+      scores.map((score) => (score - mode) ** 2),
+    );
+    const squares = around + WIDTH_PRIOR * expected ** 2;
+    width = Math.max(Math.sqrt(squares / (n - total + WIDTH_PRIOR)), narrowest);
+    let likelihood = WIDTH_PRIOR * (Math.log(expected / width) + 0.5 - 0.5 * (expected / width) ** 2);
     unknown = scores.map((score) => {
       const asKnown = Math.log(1 - share) + knownLogDensity(score, mode, width);
       const asUnknown = Math.log(share / deviation) - 0.5 * ((score - mean) / deviation) ** 2;
