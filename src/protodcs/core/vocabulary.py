@@ -45,6 +45,15 @@ class Reference(NamedTuple):
     deviation: float
     noise: float
 
+    @classmethod
+    def of(cls, names: Feature) -> "Reference":
+        """Return mean and spread of unit rows (n, d)."""
+        mean = np.add.reduce(names, axis=0, dtype=np.float64) / len(names)
+        mean.flags.writeable = False
+        # The rows have unit length, so the trace of their covariance follows from their mean.
+        trace = max(1.0 - math.fsum(mean * mean), _LEAST_TRACE)
+        return cls(mean, math.sqrt(trace / names.shape[1]), math.sqrt(2.0 * math.log(len(names))))
+
 
 class Vocabulary:
     """Unit text features of general names. Any number of engines can share it, and nothing changes it.
@@ -111,12 +120,7 @@ class Vocabulary:
 
         If more than a quarter of the names are classes themselves, it leaves all of these out, but keeps twelve names.
         """
-        kept = self._rows[self._far_from(prototypes)]
-        mean = np.add.reduce(kept, axis=0, dtype=np.float64) / len(kept)
-        mean.flags.writeable = False
-        # The rows have unit length, so the trace of their covariance follows from their mean.
-        trace = max(1.0 - math.fsum(mean * mean), _LEAST_TRACE)
-        return Reference(mean, math.sqrt(trace / self.dimension), math.sqrt(2.0 * math.log(len(kept))))
+        return Reference.of(self._rows[self._far_from(prototypes)])
 
     def _far_from(self, prototypes: Feature) -> NDArray[np.int64]:
         """Return the names to keep, in order."""

@@ -30,7 +30,7 @@ cdef:
     double ALONE_LEAST = c.ALONE[0], ALONE_MOST = c.ALONE[1], ALONE_DEVIATIONS = c.ALONE_DEVIATIONS
     double HEAD_AUROC_LEAST = c.HEAD_AUROC[0], HEAD_AUROC_FULL = c.HEAD_AUROC[1], HEAD_ODDS = c.HEAD_ODDS
     double SHIFT_QUANTILE = c.SHIFT_QUANTILE, SHIFT_DEVIATIONS = c.SHIFT_DEVIATIONS
-    int64_t WINDOW = c.WINDOW, SHIFT_WINDOW = c.SHIFT_WINDOW, LEAST_LOW = c.HEAD_FIRST
+    int64_t WINDOW = c.WINDOW, SHIFT_WINDOW = c.SHIFT_WINDOW, HEAD_FIRST = c.HEAD_FIRST
 
 
 # Work space of a refit, each of the length of the history.
@@ -128,7 +128,7 @@ cdef HeadWeight weigh_head(
     cdef int64_t first = <int64_t> ((share + 0.5 * (1.0 - share)) * n), lows = 0, highs = 0, low_ties, high_ties, i
     cdef double low_cut, high_cut, text_low = 0.0, text_high = 0.0, area, low_mean, high_mean, distance
     head.weight, head.trust, head.middle, head.gap, head.known_side = 0.0, 0.0, 0.0, 1.0, 0.0
-    if lowest < LEAST_LOW:
+    if lowest < HEAD_FIRST:
         return head
     low_cut, high_cut = work.ordered[lowest - 1], work.ordered[first]
     # How many of the samples at each cut are on its lower side.

@@ -27,7 +27,6 @@ cdef:
     double BIAS_CONFIDENCE_HORIZON = c.BIAS_CONFIDENCE_HORIZON, BIAS_REBUILD = c.BIAS_REBUILD
     double[2] HORIZONS = [c.UNKNOWN_HORIZON, c.KNOWN_HORIZON]
     int64_t FIRST_REFIT = c.FIRST_REFIT, REFIT_PERIOD = c.REFIT_PERIOD, SHIFT_WARNING = c.SHIFT_WARNING
-    int64_t HEAD_FIRST = c.HEAD_FIRST
 
 # Places in the arrays, as in the files of their names: signals, `pool`, `rule`, `progress`, `samples`, and those of the
 # class bias.

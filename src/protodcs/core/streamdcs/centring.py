@@ -8,11 +8,11 @@ The best class leads over the names by some units. The largest of n random names
 is given as a part of that, so that it means the same for every vocabulary.
 """
 
-import math
 from typing import NamedTuple
 
 from ...arrays import Feature, Floats
 from ..prototypes import Prototypes
+from ..vocabulary import Reference
 from .constants import CLASSES_PRIOR, KNOWN_WIDTH, LEAST_NAMES, NAMES_PRIOR, RAW_PART, UNIT
 
 
@@ -42,10 +42,10 @@ class Centring(NamedTuple):
         many = classes / (classes + NAMES_PRIOR)
         whole = 1.0 - RAW_PART * many
         if reference is not None:
-            names, noise = reference.mean, reference.noise
-            return cls(names, many, whole * many, whole * (1.0 - many), reference.deviation, noise)
+            return cls(reference.mean, many, whole * many, whole * (1.0 - many), reference.deviation, reference.noise)
         if classes >= LEAST_NAMES:
-            return cls(None, many, whole, 0.0, prototypes.follow(_spread), math.sqrt(2.0 * math.log(classes)))
+            own = prototypes.follow(Reference.of)
+            return cls(None, many, whole, 0.0, own.deviation, own.noise)
         return cls(None, many, whole * classes / (classes + CLASSES_PRIOR), 0.0, UNIT, 0.0)
 
     @property
@@ -61,9 +61,3 @@ class Centring(NamedTuple):
         centre = self.class_part * average + self.names_part * with_names
         lead = (float(cosines.max()) - with_names) / (self.unit * self.noise) if self.noise else 0.0
         return centre, lead
-
-
-def _spread(rows: Feature) -> float:
-    """Return the standard deviation of the cosine of a row with a random direction."""
-    mean = rows.mean(axis=0, dtype=float)
-    return math.sqrt(max(1.0 - float(mean @ mean), 1e-6) / rows.shape[1])
