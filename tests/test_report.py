@@ -24,6 +24,7 @@ from protodcs.bench.statistics import Estimate, estimate
 from protodcs.bench.tables import Number, Share, Table, escape_latex, to_csv, to_html, to_latex, to_markdown
 from protodcs.core.protodcs.config import ProtoDCSConfig
 from protodcs.errors import DataError, InputError
+from protodcs.methods import REGISTER, images
 
 GRIDS = Path(__file__).parent.parent / "grids"
 ABLATIONS = sorted(GRIDS.glob("ablation-*.yaml"))
@@ -193,6 +194,21 @@ def test_real_oscr_keeps_the_bounds_that_published_figures_break(seed):
     inside, outside, right = rng.normal(0.5, 1, 60), rng.normal(0, 1, 40), rng.random(60) < 0.6
     accuracy, separation, oscr = right.mean(), metrics.auroc(inside, outside), metrics.oscr(inside, right, outside)
     assert accuracy + separation - 1 - 1e-12 <= oscr <= accuracy + 1e-12
+
+
+def test_every_published_method_is_run_by_one_of_ours_but_for_two():
+    registered = {*REGISTER, *images.REGISTER}
+    lines = [line for table in paper_tables.tables() if not table.is_ablation for line in table.rows]
+    assert {line.name for line in lines if not registered & {*line.ours}} == {"DiffTPT", "TPS"}
+
+
+def test_eta_and_unient_stand_beside_the_published_rows_that_they_run():
+    pixels = {"stream": "cifar", "encoder": "mini", "known": "cifar10-test", "unknown": "svhn-test"}
+    rows = [*rows_of("ETA", [0.71], "eta", **pixels), *rows_of("UniEnt", [0.72], "unient", **pixels)]
+    table = next(t for t in paper_tables.tables() if t.key == "I-cifar10")
+    shown = {row[0]: row[5] for row in paper_tables.beside(table, comparisons(rows)).rows}
+    assert shown["EATA; here: ETA"].of.mean == pytest.approx(0.71)
+    assert shown["UniEnt+EATA; here: UniEnt"].of.mean == pytest.approx(0.72)
 
 
 def test_a_published_table_shows_impossible_figures_with_a_footnote():
