@@ -21,11 +21,9 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
 
 from protodcs import methods
 from protodcs.bench import feature_pack, user_streams
-from protodcs.core.vocabulary import Vocabulary
 from protodcs.metrics import auroc
 
 SHARES = ("1/50", "1/20", "1/10", "1/4", "1/2", "9/10")
@@ -194,7 +192,7 @@ def main() -> None:
     chosen = parser.parse_args()
     options = dict(chosen.options)
     if chosen.vocabulary is not None:
-        options["vocabulary"] = Vocabulary(load_file(chosen.vocabulary)["text"])
+        options["vocabulary"] = feature_pack.read_vocabulary(chosen.vocabulary)
     gathered: dict[Place, list[Run]] = defaultdict(list)
     for place, one in runs(chosen.method, options, chosen.split, chosen.seeds, chosen.shares):
         gathered[place].append(one)

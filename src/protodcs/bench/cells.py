@@ -34,7 +34,7 @@ from ..method import FeatureMethod, ImageMethod
 from ..version import __version__
 from .grid import Task
 from .rows import FIGURES, FIRST, FIRST_SAMPLES, GATHERED, LATER, LATER_SAMPLES, MEAN, POOLED, Row
-from .streams import Imaged, Packed, Part, encoder, opened
+from .streams import Imaged, Packed, Part, encoder, opened, vocabulary
 from .traces import Trace
 
 # Decisions are Python objects for a moment: so many at a time.
@@ -62,6 +62,7 @@ class Cell:
         temperature: of the encoder.
         samples: length of the stream.
         classes, dimension: shape of the prototypes.
+        vocabulary: name, size and fingerprint of the vocabulary; empty without one.
         store: folder of the stream's features, if it needs one.
         command: that asked for it, for the row; no part of what the result depends on.
     """
@@ -74,6 +75,7 @@ class Cell:
     samples: int
     classes: int
     dimension: int
+    vocabulary: str = ""
     store: Path | None = None
     command: str = ""
 
@@ -87,8 +89,9 @@ class Cell:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return every setting of the method."""
-        return self.task.method_spec.config(self.temperature).model_dump()
+        """Return every setting of the method, and its vocabulary if it has one."""
+        settings = self.task.method_spec.config(self.temperature).model_dump()
+        return {**settings, "vocabulary": self.vocabulary} if self.vocabulary else settings
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,8 @@ def run(cell: Cell) -> Outcome:
 
 def _check(cell: Cell, stream: Packed | Imaged) -> None:
     """Prove that this worker sees what the one saw that planned the cell."""
-    for name, found in (("manifest", stream.hash), ("fingerprint", stream.fingerprint), ("prompts", stream.prompts)):
+    seen = {"manifest": stream.hash, "fingerprint": stream.fingerprint, "prompts": stream.prompts}
+    for name, found in {**seen, "vocabulary": vocabulary_words(cell.task)}.items():
         wanted = getattr(cell, name)
         if found != wanted:
             raise DataError(
@@ -151,6 +155,14 @@ def _through(stream: Packed | Imaged, runner: "_Features | _Images") -> tuple[li
     return parts, seconds
 
 
+def vocabulary_words(task: Task) -> str:
+    """Return what identifies the vocabulary of a task: its name, size and fingerprint; empty without one."""
+    if task.vocabulary is None:
+        return ""
+    found = vocabulary(task.stream, task.vocabulary)
+    return f"{task.vocabulary}, {len(found)} names, {found.fingerprint[:16]}"
+
+
 class _Features:
     """Runs a method over features."""
 
@@ -158,7 +170,9 @@ class _Features:
         self.stream = stream
         kind, config = cell.task.method_spec.implementation, cell.task.method_spec.config(cell.temperature)
         assert issubclass(kind, FeatureMethod)
-        self.method = kind(stream.prototypes, stream.classes, config, stream.fingerprint)
+        task = cell.task
+        names = None if task.vocabulary is None else vocabulary(task.stream, task.vocabulary)
+        self.method = kind(stream.prototypes, stream.classes, config, stream.fingerprint, names)
         self.first_fit: int | None = None
         self.early: Columns = {}
         self._watched: StreamDCS | ProtoDCS | None = None

@@ -71,6 +71,11 @@ class Entry:
         """Any row, for what they all share."""
         return self.rows[0]
 
+    @property
+    def vocabulary(self) -> str:
+        """The vocabulary of the method; empty without one."""
+        return vocabulary_of(self.first)
+
     def values(self, key: str, segment: str) -> dict[int, float]:
         """The figure of each seed; empty if the segment was not run."""
         if key == SECONDS_PER_THOUSAND:
@@ -205,8 +210,14 @@ def _difference(config: str, label: str, found: dict[tuple[str, str, str], list[
     """The settings that set one of several configurations under the same label apart."""
     mine = json.loads(config)
     others = [json.loads(other) for _, name, other in found if name == label and other != config]
-    apart = sorted(key for key, value in mine.items() if any(other.get(key) != value for other in others))
-    return ", ".join(f"{key} {mine[key]}" for key in apart)
+    keys = {*mine, *(key for other in others for key in other)}
+    apart = sorted(key for key in keys if any(other.get(key) != mine.get(key) for other in others))
+    return ", ".join(f"{key} {mine[key]}" if key in mine else f"no {key}" for key in apart)
+
+
+def vocabulary_of(row: Row) -> str:
+    """Return the vocabulary of the method that made a row; empty without one."""
+    return str(json.loads(row["config"]).get("vocabulary", ""))
 
 
 def _number(value: float | None) -> float:

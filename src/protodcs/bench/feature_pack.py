@@ -18,7 +18,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from ..arrays import Flags, Integers
-from ..errors import DataError
+from ..core.vocabulary import Vocabulary
+from ..errors import DataError, InputError
 
 FILE = "clip_vitb32_features.safetensors"
 ENCODER = "CLIP ViT-B/32 feature pack"
@@ -75,6 +76,38 @@ def _content(folder: str) -> tuple[dict[str, NDArray[np.float16]], str]:
 def content() -> tuple[dict[str, NDArray[np.float16]], str]:
     """Return the arrays of the feature pack, by name, and the hash of its file."""
     return _content(os.environ.get("PROTODCS_DATA", "."))
+
+
+def vocabulary(name: str) -> Vocabulary:
+    """Return the vocabulary of a file in the folder of the feature pack."""
+    return _vocabulary(os.environ.get("PROTODCS_DATA", "."), name)
+
+
+@lru_cache(maxsize=4)
+def _vocabulary(folder: str, name: str) -> Vocabulary:
+    return read_vocabulary(Path(folder) / name)
+
+
+def read_vocabulary(file: Path) -> Vocabulary:
+    """Return the vocabulary of a safetensors file that has the features of general names as `text`."""
+    try:
+        arrays = load_file(file)
+    except FileNotFoundError:
+        raise DataError(
+            f"The vocabulary {file.name!r} is missing: {file.parent.absolute()} has no such file. Set PROTODCS_DATA to "
+            "the folder that has it, or leave `vocabulary` out."
+        ) from None
+    except (OSError, SafetensorError) as problem:
+        raise DataError(f"{file} cannot be read: {problem}. Copy it again.") from None
+    if "text" not in arrays:
+        raise DataError(
+            f"{file} has no array `text`; it has: {', '.join(sorted(arrays)) or 'none'}. Name a file with the text "
+            "features of general names."
+        )
+    try:
+        return Vocabulary(arrays["text"])
+    except InputError as problem:
+        raise DataError(f"{file}: {problem}") from None
 
 
 def fingerprint() -> str:

@@ -48,6 +48,9 @@ class ImageStream(_Part):
     known: str = Field(description="Set of known images, as `protodcs.data.open_source` takes it.")
     unknown: list[str] = Field(default=[], description="Sets of unknown images.")
     classes: str = Field(description="Prompts of the known classes: a list of `protodcs.data.prompts`, or a file.")
+    vocabulary: str | None = Field(
+        None, description="General names for methods that use a vocabulary, as `classes` names them; or `general`."
+    )
     protocols: list[str] = Field(["continual"], min_length=1)
     corruptions: Literal["standard", "clean"] | list[str] = Field("standard")
     severity: int = Field(5, ge=1, le=5)
@@ -206,6 +209,12 @@ class MethodSpec(_Part):
         """What it takes."""
         return "features" if issubclass(self.implementation, FeatureMethod) else "images"
 
+    @property
+    def uses_vocabulary(self) -> bool:
+        """Whether it takes the vocabulary of a stream."""
+        kind = self.implementation
+        return issubclass(kind, FeatureMethod) and kind.uses_vocabulary
+
     def config(self, temperature: float | None = None) -> BaseModel:
         """Its settings, resolved; a temperature is that of the encoder, and taken unless the grid names another."""
         options = dict(self.options)
@@ -238,6 +247,11 @@ class Grid(_Part):
     seeds: list[int] = Field(SEEDS, min_length=1, description="Each is an order of the stream.")
     streams: list[Stream] = Field(min_length=1)
     methods: list[MethodSpec] = Field(min_length=1)
+    vocabulary: str | None = Field(
+        None,
+        description="File below PROTODCS_DATA with the features of general names as `text`: the vocabulary of all "
+        "streams of CLIP features, for methods that use one.",
+    )
 
     @model_validator(mode="after")
     def _apart(self) -> Self:
@@ -252,6 +266,11 @@ class Grid(_Part):
             strange = [method_spec.title for method_spec in self.methods if method_spec.sees == "images"]
             if not isinstance(stream, ImageStream) and strange:
                 raise ValueError(f"{strange[0]} needs images, and {stream.name!r} is a stream of features")
+        if self.vocabulary is not None and all(isinstance(stream, ImageStream) for stream in self.streams):
+            raise ValueError(
+                f"`vocabulary` is a file of CLIP features, and no stream of the grid has CLIP features; given: "
+                f"{self.vocabulary!r}. Write `vocabulary: NAMES` in the streams of images instead"
+            )
         return self
 
     def tasks(self) -> Iterator["Task"]:
@@ -261,13 +280,22 @@ class Grid(_Part):
                 for seed in self.seeds:
                     for method_spec in self.methods:
                         yield Task(
-                            self.name, method_spec, stream, protocol, seed, method_spec.trace and seed == self.seeds[0]
+                            self.name,
+                            method_spec,
+                            stream,
+                            protocol,
+                            seed,
+                            method_spec.trace and seed == self.seeds[0],
+                            self._vocabulary_of(stream) if method_spec.uses_vocabulary else None,
                         )
+
+    def _vocabulary_of(self, stream: Stream) -> str | None:
+        return stream.vocabulary if isinstance(stream, ImageStream) else self.vocabulary
 
 
 @dataclass(frozen=True)
 class Task:
-    """One cell of a grid, before anything is known about its data."""
+    """One cell of a grid, before anything is known about its data. It has a vocabulary only if its method uses one."""
 
     grid: str
     method_spec: MethodSpec
@@ -275,6 +303,7 @@ class Task:
     protocol: str
     seed: int
     trace: bool
+    vocabulary: str | None = None
 
 
 def load(file: str | Path, encoder: str | None = None) -> Grid:

@@ -18,9 +18,9 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 from threadpoolctl import threadpool_limits
 
 from ..data.streams import Manifest
-from ..errors import ProtoDCSError, UsageError
+from ..errors import DataError, ProtoDCSError, UsageError
 from . import rows, streams, traces
-from .cells import Cell, Outcome
+from .cells import Cell, Outcome, vocabulary_words
 from .cells import run as run_cell
 from .grid import Grid, ImageStream, Task
 from .preparation import Extract, Report, store_for
@@ -80,8 +80,21 @@ def planned(grid: Grid, folder: Path, command: str = "") -> Plan:
         key = task.stream.name, task.protocol, task.seed
         if key not in known:
             known[key] = _described(task, manifests)
-        cells.append(replace(known[key], task=task, command=command))
+        _check_vocabulary(task, known[key].dimension)
+        cells.append(replace(known[key], task=task, command=command, vocabulary=vocabulary_words(task)))
     return Plan(folder, cells, manifests)
+
+
+def _check_vocabulary(task: Task, dimension: int) -> None:
+    """Raise DataError if the vocabulary of a task cannot come from the encoder of its stream."""
+    if task.vocabulary is None:
+        return
+    found = streams.vocabulary(task.stream, task.vocabulary).dimension
+    if found != dimension:
+        raise DataError(
+            f"The vocabulary {task.vocabulary!r} has features of dimension {found}, and those of {task.stream.name!r} "
+            f"have dimension {dimension}. Name a vocabulary from the same encoder."
+        )
 
 
 def _described(task: Task, manifests: dict[str, list[Manifest]]) -> Cell:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from .. import encoders
 from ..arrays import Features, Labels, Pixels
+from ..core.vocabulary import LEAST_NAMES, Vocabulary
 from ..data import open_source
 from ..data.corruptions import STANDARD
 from ..data.prompts import class_names
@@ -117,6 +118,24 @@ def opened(
 ) -> Packed | Imaged:
     """The stream that a grid means by these words."""
     return Imaged(words, protocol, seed, store) if isinstance(words, ImageStream) else Packed(words, seed)
+
+
+def vocabulary(words: ImageStream | PackStream | UserStream, name: str) -> Vocabulary:
+    """Return the vocabulary that a grid gives this name for a stream."""
+    if not isinstance(words, ImageStream):
+        return feature_pack.vocabulary(name)
+    found = _encoded(words.encoder, name, words.classes)
+    if found is None:
+        raise DataError(
+            f"{words.name}: the vocabulary {name!r} has fewer than {LEAST_NAMES} names that are no classes of the "
+            "stream. Leave `vocabulary` out."
+        )
+    return found
+
+
+@lru_cache(maxsize=4)
+def _encoded(encoder_name: str, names: str, classes: str) -> Vocabulary | None:
+    return encoder(encoder_name).vocabulary(names, class_names(classes))
 
 
 def manifest(words: ImageStream, protocol: str, seed: int) -> Manifest:

@@ -55,7 +55,7 @@ def overview(comparisons: Sequence[Comparison], metric: Metric, segment: str) ->
         f"{arrowed(metric)} on every stream, {AVERAGES[segment]} of the stream",
         ["Method", *_heads(comparisons)],
         rows,
-        [*_seed_notes(comparisons), *encoders(comparisons)],
+        [*_seed_notes(comparisons), *encoders(comparisons), *vocabularies(comparisons)],
     )
 
 
@@ -91,6 +91,7 @@ def stream_table(comparison: Comparison, segment: str) -> Table:
             f"Encoder: {encoder_words(comparison.setting.encoder)}.",
             "Score: what AUROC, FPR95 and OSCR are computed from. s / 1000: seconds for a thousand samples, without "
             "reading features or images.",
+            *vocabularies([comparison]),
         ],
     )
 
@@ -253,6 +254,21 @@ def encoders(comparisons: Iterable[Comparison]) -> list[str]:
     for comparison in comparisons:
         found.setdefault(comparison.setting.encoder, []).append(comparison.setting.stream)
     return [f"{', '.join(dict.fromkeys(names))}: {encoder_words(encoder)}." for encoder, names in found.items()]
+
+
+def vocabularies(comparisons: Iterable[Comparison]) -> list[str]:
+    """Return a sentence for each vocabulary of each method, and one for the streams on which such a method has none."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for comparison in comparisons:
+        for entry in comparison.entries:
+            streams = found.setdefault(entry.label, {}).setdefault(entry.vocabulary, [])
+            streams.append(comparison.setting.title)
+    notes = []
+    for label, by_vocabulary in found.items():
+        for vocabulary, streams in by_vocabulary.items() if any(by_vocabulary) else ():
+            where = f" on {', '.join(streams)}" if len(by_vocabulary) > 1 else ""
+            notes.append(f"Vocabulary of {label}{where}: {vocabulary or 'none'}.")
+    return notes
 
 
 def slug(text: str) -> str:
