@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -173,3 +174,18 @@ def test_results_with_and_without_a_vocabulary_are_two_entries(data_folder, tmp_
         "streamdcs (no vocabulary)",
         f"streamdcs (vocabulary {both[1].vocabulary})",
     ]
+
+
+def test_every_grid_that_ships_gives_streamdcs_a_vocabulary_where_there_is_one():
+    met = set()
+    for file in sorted((Path(__file__).parent.parent / "grids").glob("*.yaml")):
+        for task in grid.load(file).tasks():
+            if task.method_spec.method != "streamdcs":
+                continue
+            expected = FILE
+            if isinstance(task.stream, grid.ImageStream):
+                mini = {"cifar10": "tiny-imagenet", "tiny-imagenet": None}
+                expected = mini[task.stream.classes] if task.stream.encoder == "mini" else "general"
+            assert task.vocabulary == expected, f"{file.name}: {task.stream.name}"
+            met.add(expected)
+    assert met == {FILE, "tiny-imagenet", "general", None}
