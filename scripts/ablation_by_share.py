@@ -91,13 +91,22 @@ def folder_of(variant: Variant, out: Path) -> Path:
 def read(folder: Path) -> Run:
     """Return the figures of each stream of a folder of results."""
     from protodcs.bench import rows
+    from protodcs.errors import DataError
 
     gathered = defaultdict(list)
+    settings = defaultdict(set)
     for row in rows.read_folder(folder):
         found = re.search(r"([0-9/]+) unknown", row["stream"])
         if row["segment"] == rows.POOLED and found:
             stream = re.sub(r", [0-9/]+ unknown", "", row["stream"])
             gathered[stream, Fraction(found[1])].append([row[name] for name in FIGURES])
+            settings[row["stream"]].add(row["config"])
+    for name, several in settings.items():
+        if len(several) > 1:
+            raise DataError(
+                f"{folder} has results of {len(several)} settings on {name!r}, perhaps with and without a vocabulary. "
+                "Delete the folder and run it again."
+            )
     return {cell: np.mean(figures, axis=0) for cell, figures in gathered.items()}
 
 

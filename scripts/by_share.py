@@ -4,13 +4,13 @@ RESULTS is a folder that `protodcs bench run` has filled with one of `grids/stre
 `grids/streamdcs-orders-tune.yaml`. Then each order of the samples has its own rows. A cell is one stream with one
 number of classes at one share. Its figures are means over seeds. AUROC is the difference to the best zero-shot score of
 the cell, chosen once by its mean over seeds. With `--cells` a second table shows every cell, with the 95 % interval of
-the difference over seeds.
+the difference over seeds. A method that has several vocabularies, or one on some streams only, has rows for each.
 """
 
 import argparse
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from protodcs.bench import rows
+from protodcs.bench.comparison import vocabulary_of
 from protodcs.bench.statistics import Estimate, estimate
 
 ZERO_SHOT = "zero_shot"
@@ -68,15 +69,31 @@ def _mean(seeds: Mapping[int, rows.Row], name: str) -> float:
     return float(np.mean([row[name] for row in seeds.values()]))
 
 
-def by_cell(results: Iterable[rows.Row]) -> dict[tuple[str, str, Fraction], Cell]:
-    """Return the figures of each method by its label, the cell and the share of unknown samples."""
+def vocabularies(results: Iterable[rows.Row]) -> dict[str, set[str]]:
+    """Return the vocabularies of each method by its label. An empty one stands for results without a vocabulary."""
+    found = defaultdict(set)
+    for row, _, _ in _located(results):
+        found[row["label"]].add(vocabulary_of(row))
+    return found
+
+
+def by_cell(results: Sequence[rows.Row]) -> dict[tuple[str, str, Fraction], Cell]:
+    """Return the figures of each method by its label, the cell and the share of unknown samples.
+
+    The label names the vocabulary if the method has several, so that their results are never mixed.
+    """
+    several = {label for label, found in vocabularies(results).items() if len(found) > 1}
     methods: dict[tuple[str, str, Fraction], dict[int, rows.Row]] = defaultdict(dict)
     zero_shot: dict[tuple[str, Fraction], dict[str, dict[int, rows.Row]]] = defaultdict(lambda: defaultdict(dict))
     for row, cell, share in _located(results):
         if row["method"] == ZERO_SHOT:
             zero_shot[cell, share][row["label"]][row["seed"]] = row
         else:
-            methods[row["label"], cell, share][row["seed"]] = row
+            label = row["label"]
+            if label in several:
+                vocabulary = vocabulary_of(row)
+                label += f" (vocabulary {vocabulary})" if vocabulary else " (no vocabulary)"
+            methods[label, cell, share][row["seed"]] = row
     cells = {}
     for (label, cell, share), own in methods.items():
         # The best score is chosen once for the cell, by its mean over seeds.
@@ -139,6 +156,9 @@ def main() -> None:
     print(table(by_share(cells)))
     if chosen.cells:
         print("\n" + cell_table(cells))
+    for label, names in sorted(vocabularies(found).items()):
+        if len(names) == 1 and "" not in names:
+            print(f"\nVocabulary of {label}: {names.pop()}.")
 
 
 if __name__ == "__main__":

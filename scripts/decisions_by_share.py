@@ -1,7 +1,8 @@
 """Print how good decisions are by the share of unknown samples: `python scripts/decisions_by_share.py GRID`.
 
 GRID is a file such as `grids/streamdcs-shares.yaml`. Its streams must be from the feature pack. StreamDCS runs on each
-of them. The table has two figures by share, as means over streams, each the mean over seeds:
+of them, with the vocabulary of the grid. The table has two figures by share, as means over streams, each the mean over
+seeds:
 
 - ECE of `p_unknown`: the mean distance between `p_unknown` and the fraction of unknown samples, over ten equal bins.
 - Unknown samples found, relative to a threshold on the same score that is chosen with labels and rejects as many known
@@ -50,13 +51,15 @@ def figures(decisions: Decisions, unknown: NDArray[np.bool_]) -> Figures:
 def by_share(file: Path, seeds: Sequence[int]) -> dict[Fraction, list[Figures]]:
     """Return the figures of each stream of a grid, each the mean over seeds, by the share of unknown samples."""
     gathered = defaultdict(list)
-    for words in grid.load(file).streams:
+    loaded = grid.load(file)
+    vocabulary = None if loaded.vocabulary is None else feature_pack.vocabulary(loaded.vocabulary)
+    for words in loaded.streams:
         if not isinstance(words, grid.PackStream) or words.unknown is None:
             raise SystemExit(f"{words.name} is not a stream of the feature pack with a share of unknown samples.")
         runs = []
         for seed in seeds:
             stream = feature_pack.stream(words.pack, seed, words.split, words.unknown, words.order, words.classes)
-            decisions = StreamDCS(stream.prototypes).observe_many(stream.features)
+            decisions = StreamDCS(stream.prototypes, vocabulary=vocabulary).observe_many(stream.features)
             runs.append(figures(decisions, stream.labels < 0))
         gathered[Fraction(words.unknown)].append(Figures(*np.mean(runs, axis=0)))
     return gathered

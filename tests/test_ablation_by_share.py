@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from made_results import rows_of, write_folder
 from protodcs.core.streamdcs import constants
 from protodcs.core.streamdcs.config import StreamDCSConfig
 from protodcs.core.streamdcs.engine import StreamDCS
+from protodcs.errors import DataError
 from script_modules import load_file
 
 FILE = Path(__file__).parent.parent / "scripts" / "ablation_by_share.py"
@@ -85,3 +87,11 @@ def test_streams_from_pixels_have_tables_of_their_own_after_the_clip_features(sc
         < text.index("| 80.0 |")
     )
     assert text.endswith("by more than 0.2 points: head.")
+
+
+def test_a_folder_with_results_of_two_settings_is_an_error(script, tmp_path):
+    stream = "dtd (tune, 1/2 unknown)"
+    rows = rows_of("StreamDCS", [0.5], "streamdcs", stream=stream)
+    rows += rows_of("StreamDCS", [0.5], "streamdcs", stream=stream, config={"vocabulary": "names, 20 names, 0123"})
+    with pytest.raises(DataError, match=r"2 settings on 'dtd \(tune, 1/2 unknown\)'.* Delete the folder"):
+        script.read(write_folder(tmp_path / "results", rows))

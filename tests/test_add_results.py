@@ -102,3 +102,19 @@ def test_figures_that_older_files_leave_out_follow_from_the_others(scripts, publ
         "ProtoDCS",
         "StreamDCS",
     }
+
+
+def test_tables_tell_which_streams_have_results_without_a_vocabulary(scripts, published):
+    add = scripts[1]
+    folder = published("added", OLD + NEW)
+    new = rows_of("StreamDCS", [0.9, 0.9], "streamdcs", **PLACES[0], config={"vocabulary": "names, 20 names, 0123"})
+    add.write(folder, add.joined(add.published(folder), new), new)
+    text = (folder / "main-acc-mean.md").read_text()
+    assert "Vocabulary of StreamDCS on dtd, shuffled: names, 20 names, 0123." in text
+    assert "Vocabulary of StreamDCS on CIFAR-10-C, reset: none." in text
+    found = {
+        line["stream"]: line["vocabulary"]
+        for line in map(dict, lines(folder / "summary.csv"))
+        if line["label"] == "StreamDCS"
+    }
+    assert found == {"dtd": "names, 20 names, 0123", "CIFAR-10-C": ""}

@@ -1,10 +1,12 @@
 """The table by share of unknown samples, on rows made by hand."""
 
+import json
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
+from made_results import rows_of, write_folder
 from script_modules import load_file
 
 FILE = Path(__file__).parent.parent / "scripts" / "by_share.py"
@@ -15,10 +17,12 @@ def script():
     return load_file(FILE)
 
 
-def row(label, stream, auroc, rejected=0.0, found=0.0, segment="pooled", seed=0):
+def row(label, stream, auroc, rejected=0.0, found=0.0, segment="pooled", seed=0, vocabulary=None):
     method = "zero_shot" if label.startswith("zero-shot") else "streamdcs"
     figures = {"auroc": auroc, "false_reject": rejected, "unknown_recall": found}
-    return {"label": label, "method": method, "stream": stream, "segment": segment, "seed": seed, **figures}
+    config = json.dumps({"vocabulary": vocabulary} if vocabulary else {})
+    place = {"stream": stream, "segment": segment, "seed": seed, "config": config}
+    return {"label": label, "method": method, **place, **figures}
 
 
 def test_each_cell_is_compared_with_its_own_best_zero_shot_score(script):
@@ -64,3 +68,26 @@ def test_each_order_has_its_own_rows(script):
     rows = [row(label, stream, 0.8) for label in ("zero-shot, max", "ours") for stream in streams]
     found = script.by_share(script.by_cell(rows))
     assert set(found) == {(label, Fraction(1, 2)) for label in ("ours", "ours, bursts", "ours, sorted")}
+
+
+def test_results_with_and_without_a_vocabulary_have_their_own_rows(script):
+    streams = ("dtd (tune, 1/2 unknown)", "ucf (tune, 1/2 unknown)")
+    rows = [row("zero-shot, max", stream, 0.8) for stream in streams]
+    # One stream was run both ways, the other one only before there was a vocabulary.
+    rows += [row("ours", stream, 0.7, 0.1) for stream in streams]
+    rows += [row("ours", streams[0], 0.9, 0.04, vocabulary="names, 20 names, 0123")]
+    found = script.by_share(script.by_cell(rows))
+    assert {label: figures.rejected_mean for (label, _), figures in found.items()} == pytest.approx(
+        {"ours (no vocabulary)": 0.1, "ours (vocabulary names, 20 names, 0123)": 0.04}
+    )
+
+
+def test_a_note_names_the_only_vocabulary_of_a_method(script, tmp_path, capsys, monkeypatch):
+    stream = "dtd (tune, 1/2 unknown)"
+    made = rows_of("zero-shot", [0.5], "zero_shot", stream=stream)
+    made += rows_of("ours", [0.5], "streamdcs", stream=stream, config={"vocabulary": "names, 20 names, 0123"})
+    monkeypatch.setattr("sys.argv", ["by_share.py", str(write_folder(tmp_path / "results", made))])
+    script.main()
+    printed = capsys.readouterr().out
+    assert "| ours | 50%" in printed
+    assert printed.endswith("\nVocabulary of ours: names, 20 names, 0123.\n")

@@ -71,3 +71,18 @@ def test_a_stream_without_a_share_is_an_error(script, tmp_path):
     file.write_text("name: small\nstreams: [{pack: dtd}]\nmethods: [{method: streamdcs}]\n")
     with pytest.raises(SystemExit, match="dtd is not a stream of the feature pack with a share"):
         script.by_share(file, [0])
+
+
+def test_streams_run_with_the_vocabulary_of_the_grid(script, tmp_path, data_folder):
+    name = "clip_vitb32_negatives.safetensors"
+    file = tmp_path / "grid.yaml"
+    file.write_text(
+        f'name: small\nvocabulary: {name}\nstreams: [{{pack: dtd, split: tune, unknown: "1/2"}}]\n'
+        "methods: [{method: streamdcs}]\n"
+    )
+    (cells,) = script.by_share(file, [0]).values()
+    stream = feature_pack.stream("dtd", 0, "tune", "1/2")
+    engine = StreamDCS(stream.prototypes, vocabulary=feature_pack.vocabulary(name))
+    assert cells == [pytest.approx(script.figures(engine.observe_many(stream.features), stream.labels < 0))]
+    without = StreamDCS(stream.prototypes).observe_many(stream.features)
+    assert cells != [pytest.approx(script.figures(without, stream.labels < 0))]

@@ -217,7 +217,7 @@ def summary_csv(comparisons: Iterable[Comparison]) -> str:
     for key in keys:
         name = CSV_NAMES.get(key, key)
         columns += [name, f"{name}_low", f"{name}_high"]
-    columns += [SECONDS_PER_THOUSAND, "score", "encoder", "manifest", "config"]
+    columns += [SECONDS_PER_THOUSAND, "score", "encoder", "manifest", "vocabulary", "config"]
     return write_csv(columns, _summary_lines(comparisons, keys))
 
 
@@ -231,7 +231,7 @@ def _summary_lines(comparisons: Iterable[Comparison], keys: list[str]) -> Iterat
                     line += [_plain(of.mean), _plain(of.low), _plain(of.high)]
                 manifests = " ".join(sorted({row["manifest"] for row in entry.rows}))
                 line += [_plain(entry.estimate(SECONDS_PER_THOUSAND, segment).mean), entry.first["score"]]
-                yield [*line, comparison.setting.encoder, manifests, entry.first["config"]]
+                yield [*line, comparison.setting.encoder, manifests, entry.vocabulary, entry.first["config"]]
 
 
 def arrowed(metric: Metric) -> str:
