@@ -115,6 +115,7 @@ class Stand:
 
     setting: Setting
     stream: ImageStream | PackStream
+    vocabulary: str | None  # for methods that use one
     methods: dict[str, MethodSpec] = field(default_factory=dict)
     grids: dict[str, set[str]] = field(default_factory=dict)  # labels by the name of the grid
     comparison: Comparison | None = None
@@ -164,7 +165,7 @@ def stands(folder: Path) -> dict[Setting, Stand]:
             encoder = feature_pack.ENCODER if isinstance(stream, PackStream) else stream.encoder
             for protocol in stream.protocols:
                 setting = Setting(stream.name, protocol, encoder)
-                stand = found.setdefault(setting, Stand(setting, stream))
+                stand = found.setdefault(setting, Stand(setting, stream, one.vocabulary_of(stream)))
                 stand.methods |= {entrant.title: entrant for entrant in one.methods}
                 stand.grids[one.name] = {entrant.title for entrant in one.methods}
     return found
@@ -184,7 +185,19 @@ def fill(found: Mapping[Setting, Stand], folders: Sequence[Path]) -> None:
                     f"{comparison.setting.title}: {doubted!r} was run with two settings ({entry.label}): the method "
                     "changed between two runs; judge a folder in which all of it was run as it is now"
                 )
+            _check_vocabulary(stand, entry)
         stand.comparison = replace(comparison, entries=tuple(e for e in comparison.entries if e.label in stand.methods))
+
+
+def _check_vocabulary(stand: Stand, entry: Entry) -> None:
+    """Raise DataError if an entry has another vocabulary than its grid names."""
+    entrant = stand.methods.get(entry.label)
+    wanted = stand.vocabulary if entrant is not None and entrant.uses_vocabulary else None
+    if entrant is not None and entry.vocabulary.partition(",")[0] != (wanted or ""):
+        raise DataError(
+            f"{stand.setting.title}: {entry.label!r} was run with the vocabulary {entry.vocabulary or 'none'!r}, and "
+            f"the grids name {wanted or 'none'!r}. Run {' and '.join(sorted(stand.grids))} again."
+        )
 
 
 # Claims.

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import math
 import sys
 from pathlib import Path
@@ -56,13 +57,25 @@ def judged(judging, tmp_path):
     """`judged(rows)`: the findings by claim; the tables lie in tmp_path / "out"."""
 
     def judge(*groups):
-        folder = write_folder(tmp_path / "results", [row for group in groups for row in group])
+        folder = written(tmp_path / "results", [row for group in groups for row in group])
         found = {}
         for one in judging.judge([folder], tmp_path / "out"):
             found.setdefault(one.claim, []).append(one)
         return found
 
     return judge
+
+
+def with_vocabulary(row):
+    """Return a row of StreamDCS with the vocabulary that the grids name, unless it has settings of its own."""
+    if row["method"] != "streamdcs" or row["config"] != "{}" or row["stream"].startswith("Tiny-ImageNet-C"):
+        return row
+    name = "tiny-imagenet" if row["encoder"] == "mini" else "clip_vitb32_negatives.safetensors"
+    return {**row, "config": json.dumps({"vocabulary": f"{name}, 99 names, 0123456789abcdef"})}
+
+
+def written(folder, rows):
+    return write_folder(folder, [with_vocabulary(row) for row in rows])
 
 
 def only(findings):
@@ -287,7 +300,7 @@ def test_other_seeds_and_streams_are_left_out(judged, judging, tmp_path):
         judged(early, elsewhere, zero_shot(auroc=0.8), rows_for(OURS, auroc=0.9))["AUROC less the best of zero-shot"]
     )
     assert one.of.mean == pytest.approx(0.1)
-    alone = write_folder(tmp_path / "early", early)
+    alone = written(tmp_path / "early", early)
     with pytest.raises(DataError, match="no claim can be judged"):
         judging.judge([alone], tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
@@ -298,6 +311,13 @@ def test_a_method_that_changed_between_two_runs_is_refused(judged):
     changed = [{**row, "cell": row["cell"][::-1]} for row in changed]
     with pytest.raises(DataError, match="two settings"):
         judged(rows_for(OURS), changed)
+
+
+@pytest.mark.parametrize("settings", ['{"linear_head": true}', '{"vocabulary": "other, 20 names, 0123"}'])
+def test_results_with_another_vocabulary_than_the_grid_names_are_refused(judged, settings):
+    other = [{**row, "config": settings} for row in rows_for(OURS)]
+    with pytest.raises(DataError, match=r"dtd \(judge\).* 'clip_vitb32_negatives.safetensors'.* Run .*streamdcs-clip"):
+        judged(other)
 
 
 def test_what_was_not_run_is_told(judged, tmp_path):
@@ -360,7 +380,7 @@ def test_the_mean_over_corruptions_is_what_is_judged_where_there_are_several(jud
 
 
 def test_the_command_line_writes_where_it_is_told(judging, tmp_path, monkeypatch, capsys):
-    folder = write_folder(tmp_path / "results", zero_shot(auroc=0.8) + rows_for(OURS, auroc=0.9))
+    folder = written(tmp_path / "results", zero_shot(auroc=0.8) + rows_for(OURS, auroc=0.9))
     monkeypatch.setattr(sys, "argv", ["judge_streamdcs.py", str(folder), "--out", str(tmp_path / "page")])
     judging.main()
     assert "claims reached" in capsys.readouterr().out
@@ -370,10 +390,10 @@ def test_the_command_line_writes_where_it_is_told(judging, tmp_path, monkeypatch
 def test_the_summary_counts_what_an_earlier_version_reached(judging, tmp_path):
     place = {"stream": "sun (judge)"}
     dtd, sun = rows_for(OURS, auroc=0.9), rows_for(OURS, auroc=0.9, place=place)
-    first = write_folder(tmp_path / "first", zero_shot(auroc=0.8) + dtd + zero_shot(place, auroc=0.95) + sun)
+    first = written(tmp_path / "first", zero_shot(auroc=0.8) + dtd + zero_shot(place, auroc=0.95) + sun)
     judging.judge([first], tmp_path / "before")
     before = judging.reached_before(tmp_path / "before" / "claims.csv")
-    now = write_folder(tmp_path / "now", zero_shot(auroc=0.95) + dtd)
+    now = written(tmp_path / "now", zero_shot(auroc=0.95) + dtd)
     judging.judge([now], tmp_path / "out", before=before)
     page = (tmp_path / "out" / "claims.md").read_text()
     assert "| Claim | Bar | Streams | Said | Reached | Surely | Reached before |" in page

@@ -286,10 +286,11 @@ class Grid(_Part):
                             protocol,
                             seed,
                             method_spec.trace and seed == self.seeds[0],
-                            self._vocabulary_of(stream) if method_spec.uses_vocabulary else None,
+                            self.vocabulary_of(stream) if method_spec.uses_vocabulary else None,
                         )
 
-    def _vocabulary_of(self, stream: Stream) -> str | None:
+    def vocabulary_of(self, stream: Stream) -> str | None:
+        """Return the name of the vocabulary for a stream, for methods that use one."""
         return stream.vocabulary if isinstance(stream, ImageStream) else self.vocabulary
 
 
