@@ -250,7 +250,9 @@ class StreamOracle:
         expected = max(text.std() / ((1 + c.SKEW) / 2), TINY)
         if self.names() is not None:
             expected = min(expected, few + more * classes / (classes + c.NAMES_PRIOR))
-        mixture, evidence, share = find_groups(text, leads, general, expected)
+        # What the unknown group's width is expected to be, and how many samples that counts for.
+        other = (expected / c.SKEW, c.WIDTH_PRIOR if self.names() is not None else 0)
+        mixture, evidence, share = find_groups(text, leads, general, expected, other)
         tail = max(c.TAIL_LEAST, c.TAIL_SHARE * share)
         head = self.weigh_head(rows, tail, share, evidence) if self.config.linear_head else NO_HEAD
         scores = np.array([self.score(row, head) for row in window])
@@ -420,7 +422,7 @@ def width_log_density(width: float, expected: float) -> float:
     return -c.WIDTH_PRIOR * (math.log(width / expected) + ((expected / width) ** 2 - 1) / 2)
 
 
-def fit_mixture(scores: np.ndarray, unknown: np.ndarray, expected: float) -> Mixture:
+def fit_mixture(scores: np.ndarray, unknown: np.ndarray, expected: float, other: tuple[float, float]) -> Mixture:
     """Fit two groups by EM, from the probabilities `unknown` (n,)."""
     count, narrowest, before = len(scores), 0.1 * expected, -math.inf
     mode = ((1 - unknown) * scores).sum() / max(count - unknown.sum(), TINY)
@@ -428,7 +430,8 @@ def fit_mixture(scores: np.ndarray, unknown: np.ndarray, expected: float) -> Mix
         total = max(unknown.sum(), TINY)
         share = min(max((unknown.sum() + 1) / (count + 2), 0.005), 0.98)
         mean = (unknown * scores).sum() / total
-        deviation = max(math.sqrt((unknown * (scores - mean) ** 2).sum() / total), narrowest)
+        spread = (unknown * (scores - mean) ** 2).sum() + other[1] * other[0] ** 2
+        deviation = max(math.sqrt(spread / (total + other[1])), narrowest)
         side = np.where(scores < mode, c.SKEW**-2, 1.0)
         mode = ((1 - unknown) * side * scores).sum() / max(((1 - unknown) * side).sum(), TINY)
         side = np.where(scores < mode, c.SKEW**-2, 1.0)
@@ -439,6 +442,7 @@ def fit_mixture(scores: np.ndarray, unknown: np.ndarray, expected: float) -> Mix
         both = np.logaddexp(known_part, unknown_part)
         unknown = np.where(scores > mode, 0.0, np.exp(unknown_part - both))
         likelihood = float(both.sum()) + width_log_density(width, expected)
+        likelihood += other[1] / c.WIDTH_PRIOR * width_log_density(deviation, other[0])
         if likelihood - before < 1e-5 * count:
             break
         before = likelihood
@@ -457,19 +461,20 @@ def one_group_likelihood(scores: np.ndarray, expected: float) -> float:
 
 
 def find_groups(
-    scores: np.ndarray, leads: np.ndarray, general: bool, expected: float
+    scores: np.ndarray, leads: np.ndarray, general: bool, expected: float, other: tuple[float, float]
 ) -> tuple[Mixture | None, float, float]:
     """Return the best fit of two groups, the evidence for them, and the share of unknown samples."""
     starts = [(scores <= quantile(scores, share)).astype(float) for share in (0.1, 0.4, 0.7, 0.9)]
-    fits = [fit for fit in (fit_mixture(scores, start, expected) for start in starts) if fit.mean < fit.mode]
+    fits = [fit for fit in (fit_mixture(scores, start, expected, other) for start in starts) if fit.mean < fit.mode]
     if not fits:
         return None, 0.0, 0.0
     best = max(fits, key=lambda fit: fit.likelihood)
     gain = best.likelihood - one_group_likelihood(scores, expected)
     lead = (best.unknown * leads).sum() / max(best.unknown.sum(), TINY)
-    like_known, hard_known = (float(np.interp(lead, limits, [0.0, 1.0])) for limits in (c.ALONE, c.HARD_KNOWN))
+    like_known = float(np.interp(lead, [c.ALONE[0], c.HARD_KNOWN[0]], [0.0, 1.0]))
+    hard_known = float(np.interp(lead, c.HARD_KNOWN, [0.0, 1.0]))
     gain -= c.DOUBT * best.share * (like_known if general else 1)
-    evidence = float(np.interp(gain, c.GAIN, [0.0, 1.0])) * (1 - hard_known)
+    evidence = float(np.interp(gain, [0.0, c.GAIN], [0.0, 1.0])) * (1 - hard_known)
     return best, evidence, evidence * best.share
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from protodcs.core.streamdcs.constants import SKEW
-from protodcs.core.streamdcs.threshold import fit_mixture
+from protodcs.core.streamdcs.threshold import Widths, fit_mixture
 from protodcs.ui import files
 from test_service_app import served
 
@@ -119,7 +119,7 @@ def test_the_browser_fits_the_same_groups_as_the_engine():
         f"console.log(JSON.stringify(fitGroups({scores.tolist()}, {start.tolist()})));"
     )
     fitted = json.loads(run_node("node", "--input-type=module", "--eval", script))
-    expected = fit_mixture(scores, start, 2.0 / (1.0 + SKEW) * scores.std())
+    expected = fit_mixture(scores, start, Widths(2.0 / (1.0 + SKEW) * scores.std(), 0.0))
     for name in ("share", "mode", "width", "mean", "deviation"):
         assert fitted[name] == pytest.approx(getattr(expected, name), rel=1e-6), name
 

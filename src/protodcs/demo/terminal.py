@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..arrays import Floats, Pixels
-from ..core.streamdcs.threshold import fit_mixture
+from ..core.streamdcs.threshold import Widths, fit_mixture
 from .comparison import Comparison, Counts, Step, is_correct
 
 _SIDE = 24
@@ -105,7 +105,7 @@ def _markers(margins: Floats, shown: Sequence[Step]) -> str:
     marks = {0.0: "|"}
     rejected = np.array([not step.decision.known for step in shown], dtype=np.float64)
     if 5 <= rejected.sum() <= len(shown) - 5:
-        groups = fit_mixture(margins, rejected, float(margins.std()))
+        groups = fit_mixture(margins, rejected, Widths(float(margins.std()), 0.0))
         marks |= {groups.mode: "K", groups.mean: "U"}
     line = [" "] * _BINS
     for place, mark in marks.items():

@@ -7,6 +7,8 @@ cdef extern from "streamdcs.h" nogil:
         double likelihood, share, mode, width, mean, deviation
     ctypedef struct Width:
         double expected, weight
+    ctypedef struct Widths:
+        Width known, unknown
 
     double own_exp(double x)
     double own_log(double x)
@@ -14,7 +16,7 @@ cdef extern from "streamdcs.h" nogil:
     double sum_of(const double *values, int64_t n)
     double product_of(const double *a, const double *b, int64_t n)
     double squares_around(const double *values, int64_t n, double centre)
-    Mixture fit_mixture(const double *scores, double *unknown, int64_t n, double skew, Width prior, int iterations)
+    Mixture fit_mixture(const double *scores, double *unknown, int64_t n, double skew, Widths prior, int iterations)
     double single_likelihood(const double *sorted_values, int64_t n, double skew, Width prior)
     void sort(const double *values, double *sorted_values, double *spare, int64_t n)
     int64_t count_below(const double *sorted_values, int64_t n, double value)
@@ -25,7 +27,7 @@ cdef:
     int EM_ITERATIONS = 25
     double[4] EM_STARTS = [0.1, 0.4, 0.7, 0.9]
     double SKEW = c.SKEW, WIDTH_PRIOR = c.WIDTH_PRIOR, CAUTION = c.CAUTION
-    double GAIN_LEAST = c.GAIN[0], GAIN_ENOUGH = c.GAIN[1], DOUBT = c.DOUBT
+    double GAIN = c.GAIN, DOUBT = c.DOUBT
     double HARD_KNOWN_LEAST = c.HARD_KNOWN[0], HARD_KNOWN_FULL = c.HARD_KNOWN[1]
     double ALONE_LEAST = c.ALONE[0], ALONE_MOST = c.ALONE[1], ALONE_DEVIATIONS = c.ALONE_DEVIATIONS
     double HEAD_AUROC_LEAST = c.HEAD_AUROC[0], HEAD_AUROC_FULL = c.HEAD_AUROC[1], HEAD_ODDS = c.HEAD_ODDS
@@ -85,7 +87,7 @@ cdef inline double side_of(HeadWeight *head, double projection) noexcept nogil:
 
 
 cdef Groups find_groups(
-    const double *text, const double *leads, bint general, int64_t n, Width width, Work *work
+    const double *text, const double *leads, bint general, int64_t n, Widths widths, Work *work
 ) noexcept nogil:
     cdef Groups groups
     cdef Mixture fit
@@ -99,16 +101,16 @@ cdef Groups find_groups(
         cut = work.ordered[<int64_t> (EM_STARTS[start] * n)]
         for i in range(n):
             work.other[i] = 1.0 if text[i] <= cut else 0.0
-        fit = fit_mixture(text, work.other, n, SKEW, width, EM_ITERATIONS)
+        fit = fit_mixture(text, work.other, n, SKEW, widths, EM_ITERATIONS)
         if fit.mean < fit.mode and (not groups.found or fit.likelihood > groups.mixture.likelihood):
             groups.found, groups.mixture = True, fit
             swap, work.unknown, work.other = work.unknown, work.other, work.unknown
     if not groups.found:
         return groups
-    gain = groups.mixture.likelihood - single_likelihood(work.ordered, n, SKEW, width)
+    gain = groups.mixture.likelihood - single_likelihood(work.ordered, n, SKEW, widths.known)
     lead = product_of(work.unknown, leads, n) / at_least(sum_of(work.unknown, n), SMALL)
-    doubt = DOUBT * groups.mixture.share * (ramp(lead, ALONE_LEAST, ALONE_MOST) if general else 1.0)
-    groups.evidence = ramp(gain - doubt, GAIN_LEAST, GAIN_ENOUGH)
+    doubt = DOUBT * groups.mixture.share * (ramp(lead, ALONE_LEAST, HARD_KNOWN_LEAST) if general else 1.0)
+    groups.evidence = ramp(gain - doubt, 0.0, GAIN)
     groups.evidence *= 1.0 - ramp(lead, HARD_KNOWN_LEAST, HARD_KNOWN_FULL)
     groups.share = groups.evidence * groups.mixture.share
     return groups

@@ -215,20 +215,27 @@ static inline void pad(double *block, const double *from, int64_t rest, double f
         block[i] = i < rest ? from[i] : fill;
 }
 
-/* The expected width of the known scores, and how many samples that counts for. */
+/* The expected width of a group of scores, and how many samples that counts for; 0 if nothing is expected. */
 typedef struct {
     double expected, weight;
 } Width;
 
+/* See `threshold.Widths`. */
+typedef struct {
+    Width known, unknown;
+} Widths;
+
 /* Return the log-density of a width, up to a constant. */
 static double width_density(const Width *of, double width)
 {
+    if (of->weight == 0.0)
+        return 0.0;
     double ratio = of->expected / width;
     return of->weight * (own_log(ratio) + 0.5 - 0.5 * ratio * ratio);
 }
 
 /* Fit two groups to `scores` (n) by EM, starting from P(unknown) in `unknown` (n), which is overwritten. */
-static Mixture fit_mixture(const double *scores, double *unknown, int64_t n, double skew, Width prior, int iterations)
+static Mixture fit_mixture(const double *scores, double *unknown, int64_t n, double skew, Widths prior, int iterations)
 {
     const double small = 1e-9, count = (double)n;
     const int64_t full = n / LANES * LANES, rest = n - full;
@@ -236,8 +243,9 @@ static Mixture fit_mixture(const double *scores, double *unknown, int64_t n, dou
     Mixture fit = {0};
     MixtureSums sums;
     Mask whole = every(0.0) == every(0.0), valid[PARTS];
-    double before = -INFINITY, narrowest = 0.1 * prior.expected;
-    double squares = prior.weight * prior.expected * prior.expected;
+    double before = -INFINITY, narrowest = 0.1 * prior.known.expected;
+    double squares = prior.known.weight * prior.known.expected * prior.known.expected;
+    double unknown_squares = prior.unknown.weight * prior.unknown.expected * prior.unknown.expected;
     double known_sum = SUM(n, (1.0 - unknown[i]) * scores[i]), total = SUM(n, unknown[i]);
     double unknown_sum = SUM(n, unknown[i] * scores[i]), lane[LANES], tail[LANES], tail_unknown[LANES];
     fit.mode = known_sum / at_least(count - total, small);
@@ -248,10 +256,9 @@ static Mixture fit_mixture(const double *scores, double *unknown, int64_t n, dou
     for (int part = 0; part < PARTS; part++)
         valid[part] = load(lane + part * WIDTH) < (double)rest;
     for (int round = 0; round < iterations; round++) {
-        double divisor = at_least(total, small);
         fit.share = (total + 1.0) / (count + 2.0);
         fit.share = fit.share < 0.005 ? 0.005 : fit.share > 0.98 ? 0.98 : fit.share;
-        of.mean = fit.mean = unknown_sum / divisor;
+        of.mean = fit.mean = unknown_sum / at_least(total, small);
         of.mode = fit.mode = known_sum / at_least(known, small);
         Vec u[PARTS], v[PARTS];
         for (int part = 0; part < PARTS; part++)
@@ -266,8 +273,9 @@ static Mixture fit_mixture(const double *scores, double *unknown, int64_t n, dou
                 u[part] += p * ((s - of.mean) * (s - of.mean));
                 v[part] += (1.0 - p) * below * ((s - of.mode) * (s - of.mode));
             }
-        fit.deviation = at_least(sqrt(fold_parts(u) / divisor), narrowest);
-        fit.width = at_least(sqrt((fold_parts(v) + squares) / (count - total + prior.weight)), narrowest);
+        fit.deviation = sqrt((fold_parts(u) + unknown_squares) / at_least(total + prior.unknown.weight, small));
+        fit.deviation = at_least(fit.deviation, narrowest);
+        fit.width = at_least(sqrt((fold_parts(v) + squares) / (count - total + prior.known.weight)), narrowest);
 
         of.known_base = own_log(1.0 - fit.share) - own_log(0.5 * (1.0 + skew) * fit.width);
         of.unknown_base = own_log(fit.share / fit.deviation);
@@ -304,7 +312,8 @@ static Mixture fit_mixture(const double *scores, double *unknown, int64_t n, dou
             for (int i = 0; i < LANES; i++)
                 logs += own_log(lane[i]);
         }
-        fit.likelihood = fold_parts(sums.larger) + logs + width_density(&prior, fit.width);
+        fit.likelihood = fold_parts(sums.larger) + logs + width_density(&prior.known, fit.width);
+        fit.likelihood += width_density(&prior.unknown, fit.deviation);
         total = fold_parts(sums.unknown), unknown_sum = fold_parts(sums.unknown_scores);
         known = fold_parts(sums.known), known_sum = fold_parts(sums.known_scores);
         if (fit.likelihood - before < 1e-5 * count)

@@ -343,13 +343,15 @@ cdef class StreamStep:
         cdef Groups groups
         cdef HeadWeight head
         cdef double tail, mean, side, odds
-        cdef Width width
+        cdef Widths widths
         mean = sum_of(text, size) / size
-        width.weight = WIDTH_PRIOR
-        width.expected = at_least(2.0 / (1.0 + SKEW) * sqrt(squares_around(text, size, mean) / size), SMALL)
+        widths.known.weight, widths.unknown.weight = WIDTH_PRIOR, 0.0
+        widths.known.expected = at_least(2.0 / (1.0 + SKEW) * sqrt(squares_around(text, size, mean) / size), SMALL)
         if self.noise != 0.0:
-            width.expected = smaller(self.width, width.expected)
-        groups = find_groups(text, leads, self.has_names, size, width, work)
+            widths.known.expected = smaller(self.width, widths.known.expected)
+            widths.unknown.weight = WIDTH_PRIOR
+        widths.unknown.expected = widths.known.expected / SKEW
+        groups = find_groups(text, leads, self.has_names, size, widths, work)
         tail = at_least(TAIL_LEAST, TAIL_SHARE * groups.share)
         sort(columns, work.ordered, work.spare, n)
         self.rule[LOOKS_UNKNOWN] = quantile(work.ordered, n, tail)

@@ -44,7 +44,7 @@ class StreamDCS(FeatureMethod):
     """
 
     name: ClassVar[str] = "streamdcs"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     capabilities: ClassVar[Capabilities] = Capabilities(
         batch_invariant=True, rotation_invariant=False, editable_classes=True, cost="prototypes"
     )

@@ -7,7 +7,7 @@ import numpy as np
 
 from ...arrays import Floats
 from .constants import SKEW
-from .threshold import fit_mixture, quantile
+from .threshold import Widths, fit_mixture, quantile
 
 
 def band_width(scores: Floats, threshold: float, slope: float, rate: float) -> float:
@@ -22,7 +22,7 @@ def band_width(scores: Floats, threshold: float, slope: float, rate: float) -> f
     return slope * quantile(np.sort(np.abs(scores - threshold)), rate)
 
 
-def estimated_false_reject(scores: Floats, threshold: float, share: float, expected: float | None) -> float:
+def estimated_false_reject(scores: Floats, threshold: float, share: float, expected: Widths | None) -> float:
     """Estimate the fraction of known samples below the threshold, without labels.
 
     Nearly all high scores are known. Mirrored at the middle of the known scores, their upper tail shows how many are
@@ -32,8 +32,8 @@ def estimated_false_reject(scores: Floats, threshold: float, share: float, expec
         scores: (n,) the final scores of recent samples.
         threshold: score below which a sample is unknown.
         share: estimated share of unknown samples.
-        expected: expected width of the known scores if a separate group of unknown samples is detected. A mixture then
-            gives the middle. None otherwise.
+        expected: expected widths of the groups if a separate group of unknown samples is detected. A mixture then gives
+            the middle. None otherwise.
     """
     if expected is not None:
         middle = fit_mixture(scores, (scores < threshold).astype(np.float64), expected).mode

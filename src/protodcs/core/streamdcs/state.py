@@ -27,7 +27,7 @@ from .rule import Rule
 from .verification import Verification
 
 # Counters of the engine itself. `unknown` and `skipped` follow from the others and are checked against them.
-_COUNTERS = frozenset({"sequence", "learned", "known", "unknown", "skipped"})
+_COUNTERS = ("sequence", "learned", "known", "unknown", "skipped")
 _BIAS_ARRAYS = frozenset({"bias_rows", "bias_vectors", "bias_sums"})
 # Half the width of the band of samples for review, as log-odds of being unknown; only with a `review_rate`.
 _REVIEW = "review_width"
@@ -276,7 +276,7 @@ class StreamState:
         if rule is None:
             return None
         scores = self.verification.recent_scores()
-        expected = self.verification.expected_width(scores) if rule.shows_two_groups else None
+        expected = self.verification.expected_widths(scores) if rule.shows_two_groups else None
         return estimated_false_reject(scores, rule.threshold, rule.share, expected)
 
     # Export and restore.
@@ -284,14 +284,8 @@ class StreamState:
     def counters(self) -> Counters:
         """Return the numbers of a state beside its arrays."""
         sequence, learned, known = self.samples.tolist()
-        counters: Counters = {
-            "sequence": sequence,
-            "learned": learned,
-            "known": known,
-            "unknown": learned - known,
-            "skipped": sequence - learned,
-        }
-        return counters | self.verification.counters()
+        own = (sequence, learned, known, learned - known, sequence - learned)
+        return dict(zip(_COUNTERS, own, strict=True)) | self.verification.counters()
 
     def export(self) -> tuple[Counters, Arrays]:
         """Return numbers and arrays from which `restored` rebuilds the same state to the bit."""
@@ -311,7 +305,7 @@ class StreamState:
         Rebuilding the sums of the class bias takes longest; they are not checked if the state is `trusted`.
         """
         own = {name: value for name, value in counters.items() if name in _COUNTERS}
-        if set(own) != _COUNTERS:
+        if set(own) != set(_COUNTERS):
             raise StateError(f"The state has the counters {sorted(counters)[:20]}; it must have {sorted(_COUNTERS)}.")
         of_bias = {name: array for name, array in arrays.items() if name.startswith("bias_")}
         wanted = _BIAS_ARRAYS if config.has_class_bias(len(prototypes)) else frozenset[str]()

@@ -1,8 +1,8 @@
 """Threshold: the score below which a sample is unknown, from unlabelled scores.
 
 The text scores of recent samples are a mixture of two groups: known ones around a mode, wider below it than above, and
-unknown ones below them. The width of the known group is similar on all streams, so an expected width counts as some
-more samples. That tells one wide group from two narrow ones.
+unknown ones below them. The widths of the groups are similar on all streams, so expected widths count as some more
+samples. That tells one wide group from two narrow ones.
 
 Each sample is known with some probability, by the mixture and by the linear head. The threshold is the score that
 rejects the share `target_false_reject` of the known samples, counted by these probabilities. No density is assumed for
@@ -20,6 +20,13 @@ from .constants import ALONE, ALONE_DEVIATIONS, CAUTION, DOUBT, GAIN, HARD_KNOWN
 _STARTS = (0.1, 0.4, 0.7, 0.9)  # Shares of unknown samples from which EM starts.
 _ITERATIONS = 25
 _SMALL = 1e-9
+
+
+class Widths(NamedTuple):
+    """Expected widths of the two groups: of the known one above its mode, and of the unknown one; 0 for any."""
+
+    known: float
+    unknown: float
 
 
 class Mixture(NamedTuple):
@@ -53,40 +60,43 @@ class Groups(NamedTuple):
     share: float
 
 
-def fit_mixture(scores: Floats, unknown: Floats, expected: float) -> Mixture:
+def fit_mixture(scores: Floats, unknown: Floats, expected: Widths) -> Mixture:
     """Fit two groups to the scores (n,) by EM.
 
     Args:
         scores: the scores.
         unknown: (n,) the probabilities to start from.
-        expected: expected width of the known scores.
+        expected: expected widths of the groups.
     """
-    count, narrowest = len(scores), 0.1 * expected
+    count, narrowest = len(scores), 0.1 * expected.known
+    prior = WIDTH_PRIOR if expected.unknown else 0.0
     mode = float((1.0 - unknown) @ scores) / max(count - float(unknown.sum()), _SMALL)
     before = -math.inf
     for _ in range(_ITERATIONS):
         total = float(unknown.sum())
         share = min(max((total + 1.0) / (count + 2.0), 0.005), 0.98)
         mean = float(unknown @ scores) / max(total, _SMALL)
-        deviation = max(math.sqrt(float(unknown @ (scores - mean) ** 2) / max(total, _SMALL)), narrowest)
+        spread = float(unknown @ (scores - mean) ** 2) + prior * expected.unknown**2
+        deviation = max(math.sqrt(spread / max(total + prior, _SMALL)), narrowest)
         known = (1.0 - unknown) / np.where(scores < mode, SKEW**2, 1.0)
         mode = float(known @ scores) / max(float(known.sum()), _SMALL)
         known = (1.0 - unknown) / np.where(scores < mode, SKEW**2, 1.0)
-        spread = float(known @ (scores - mode) ** 2) + WIDTH_PRIOR * expected**2
+        spread = float(known @ (scores - mode) ** 2) + WIDTH_PRIOR * expected.known**2
         width = max(math.sqrt(spread / (count - total + WIDTH_PRIOR)), narrowest)
         as_known = math.log(1.0 - share) + _known_density(scores, mode, width)
         as_unknown = math.log(share / deviation) - 0.5 * ((scores - mean) / deviation) ** 2
         both = np.logaddexp(as_known, as_unknown)
         # Above the mode a wide unknown component would win again; nothing there is unknown.
         unknown = np.where(scores > mode, 0.0, np.exp(as_unknown - both))
-        likelihood = float(both.sum()) + _width_density(width, expected)
+        widths = _width_density(width, expected.known) + _width_density(deviation, expected.unknown)
+        likelihood = float(both.sum()) + widths
         if likelihood - before < 1e-5 * count:
             break
         before = likelihood
     return Mixture(likelihood, share, mode, width, mean, deviation, unknown)
 
 
-def find_groups(scores: Floats, leads: Floats, general: bool, expected: float) -> Groups:
+def find_groups(scores: Floats, leads: Floats, general: bool, expected: Widths) -> Groups:
     """Look for a group of unknown samples below the known ones.
 
     Args:
@@ -94,7 +104,7 @@ def find_groups(scores: Floats, leads: Floats, general: bool, expected: float) -
         leads: (n,) how far their best class leads over names; 0 if there are none. If even the lower group leads far,
             it is of known samples of a harder kind.
         general: whether the names are those of a vocabulary. Only then a small lead shows that samples are unknown.
-        expected: expected width of the known scores.
+        expected: expected widths of the groups.
     """
     ordered, best = np.sort(scores), None
     for share in _STARTS:
@@ -103,11 +113,11 @@ def find_groups(scores: Floats, leads: Floats, general: bool, expected: float) -
             best = fitted
     if best is None:
         return Groups(None, 0.0, 0.0)
-    gain = best.likelihood - _single_likelihood(scores, expected)
+    gain = best.likelihood - _single_likelihood(scores, expected.known)
     lead = float(best.unknown @ leads) / max(float(best.unknown.sum()), _SMALL)
     # The larger a wrong group is, the more known samples it costs.
-    doubt = DOUBT * best.share * (ramp(lead, *ALONE) if general else 1.0)
-    evidence = ramp(gain - doubt, *GAIN) * (1.0 - ramp(lead, *HARD_KNOWN))
+    doubt = DOUBT * best.share * (ramp(lead, ALONE[0], HARD_KNOWN[0]) if general else 1.0)
+    evidence = ramp(gain - doubt, 0.0, GAIN) * (1.0 - ramp(lead, *HARD_KNOWN))
     return Groups(best, evidence, evidence * best.share)
 
 
@@ -131,6 +141,8 @@ def _known_density(scores: Floats, mode: float, width: float) -> Floats:
 
 def _width_density(width: float, expected: float) -> float:
     """Return the log-density of a width, up to a constant: that of `WIDTH_PRIOR` scores of the expected width."""
+    if not expected:
+        return 0.0
     ratio = expected / width
     return WIDTH_PRIOR * (math.log(ratio) + 0.5 - 0.5 * ratio * ratio)
 

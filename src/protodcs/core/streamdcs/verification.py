@@ -44,7 +44,7 @@ from .constants import (
 )
 from .linear_head import KNOWN, NO_HEAD, UNKNOWN, HeadWeight, LinearHead, weigh_head
 from .rule import LARGEST, SHIFTED, SMALL, Rule, Verdict, checked_rule
-from .threshold import Groups, find_groups, fit_mixture, fit_threshold, quantile
+from .threshold import Groups, Widths, find_groups, fit_mixture, fit_threshold, quantile
 
 # The signals of a sample: base score, text score, projection on the linear head, and lead of the best class over names.
 _BASE, _TEXT, _HEAD, _LEAD, SIGNALS = range(5)
@@ -197,7 +197,7 @@ class Verification:
         rule, scores = self.rule, self.recent_scores()
         if rule is None or not rule.shows_two_groups:
             return ScoreDistribution("score", np.sort(scores), None if rule is None else rule.threshold, ())
-        fitted = fit_mixture(scores, (scores < rule.threshold).astype(np.float64), self.expected_width(scores))
+        fitted = fit_mixture(scores, (scores < rule.threshold).astype(np.float64), self.expected_widths(scores))
         groups = (
             Group("known", 1.0 - fitted.share, fitted.mode, SKEW * fitted.width, fitted.width),
             Group("unknown", fitted.share, fitted.mean, fitted.deviation, fitted.deviation),
@@ -209,17 +209,20 @@ class Verification:
         """Number of recent scores that the threshold is fitted to."""
         return min(WINDOW, self.seen - self.window_from)
 
-    def expected_width(self, scores: Floats) -> float:
-        """Return the expected width of the known scores among these (n,). It is at most that of one group of all."""
+    def expected_widths(self, scores: Floats) -> Widths:
+        """Return the expected widths of the groups of scores (n,). The known one is at most as wide as all of them."""
         whole = max(2.0 / (1.0 + SKEW) * float(scores.std()), SMALL)
-        return min(self.centring.width, whole) if self.centring.noise else whole
+        if not self.centring.noise:
+            return Widths(whole, 0.0)
+        known = min(self.centring.width, whole)
+        return Widths(known, known / SKEW)
 
     def _fit_rule(self, rows: Floats, with_head: NDArray[np.bool_]) -> None:
         """Fit the rule to the signals of recent samples."""
         window, late_head = rows[-self._size :], with_head[-self._size :]
         text, leads = window[:, _TEXT], window[:, _LEAD]
         general = self.centring.names is not None
-        groups = find_groups(text, leads, general, self.expected_width(text))
+        groups = find_groups(text, leads, general, self.expected_widths(text))
         tail = max(TAIL_LEAST, TAIL_SHARE * groups.share)
         head = self._weigh_head(rows[with_head], tail, groups)
         scores = self._scores(window, late_head, head)

@@ -1,6 +1,6 @@
 /**
  * The scores of known and unknown samples: bins and the two fitted groups.
- * `fitGroups` is the EM of `protodcs.core.streamdcs.threshold.fit_mixture`; a test compares the two.
+ * `fitGroups` is the EM of `protodcs.core.streamdcs.threshold.fit_mixture` without names; a test compares the two.
  */
 
 /** Known scores are wider below their mode than above it, by this factor. */
