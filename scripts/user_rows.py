@@ -8,6 +8,7 @@ of all seeds and unknown sets are pooled. The table has, for each row:
 - possible: what a threshold finds that was chosen with labels and rejects as many known images, at least 3 %, on the
   better of the method's score and the best zero-shot score.
 - AUROC over the best zero-shot score of each stream, as the mean over streams.
+- rejected and found among the first 100 samples of the streams.
 """
 
 import argparse
@@ -31,6 +32,8 @@ ORDERS = {"shuffled": {}, "tail": {"tail": True}, "runs": {"run": 8}}
 # Smallest rate of rejected images at which a threshold with labels is compared.
 LEAST_REJECTED = 0.03
 SAMPLES = 1000
+# A stream begins with so many samples.
+FIRST = 100
 
 
 class Place(NamedTuple):
@@ -59,14 +62,21 @@ class Row(NamedTuple):
     found: tuple[float, float, float]
     possible: float
     auroc_gain: float
+    first_rejected: tuple[float, float, float]
+    first_found: tuple[float, float, float]
     known_samples: int
     unknown_samples: int
 
 
 def runs(
-    method: str, options: Mapping[str, object], split: user_streams.Split, seeds: Iterable[int], shares: Sequence[str]
+    method: str,
+    options: Mapping[str, object],
+    split: user_streams.Split,
+    seeds: Iterable[int],
+    shares: Sequence[str],
+    two_pass: bool = False,
 ) -> Iterator[tuple[Place, Run]]:
-    """Run a method over all streams."""
+    """Run a method over all streams; `two_pass` takes each of them as a whole collection."""
     for family in get_args(user_streams.Family):
         for unknown in get_args(user_streams.Unknown):
             for order, words in ORDERS.items():
@@ -74,12 +84,12 @@ def runs(
                     for seed in seeds:
                         made = user_streams.stream(family, unknown, share, seed, split, **words)
                         place = Place(family, "near" if unknown == "near" else "other", order, share)
-                        yield place, run(method, options, made)
+                        yield place, run(method, options, made, two_pass)
 
 
-def run(method: str, options: Mapping[str, object], stream: feature_pack.Packed) -> Run:
+def run(method: str, options: Mapping[str, object], stream: feature_pack.Packed, two_pass: bool = False) -> Run:
     """Run a method over one stream."""
-    decisions = methods.create(method, stream.prototypes, **options).observe_many(stream.features)
+    decisions = methods.create(method, stream.prototypes, **options).observe_many(stream.features, two_pass=two_pass)
     images = [row.tobytes() for row in stream.features]
     return Run(
         stream.labels, np.asarray(decisions.known), np.asarray(decisions.score), zero_shot_scores(stream), images
@@ -123,17 +133,25 @@ def _auroc(one: Run, score: NDArray[np.float64]) -> float:
     return auroc(score[one.labels >= 0], score[one.labels < 0])
 
 
+def _beginning(one: Run) -> Run:
+    labels, known, score = one.labels[:FIRST], one.known[:FIRST], one.score[:FIRST]
+    return Run(labels, known, score, [values[:FIRST] for values in one.zero_shot], one.images[:FIRST])
+
+
 def row(runs: Sequence[Run]) -> Row:
     """Return the figures of the runs of one row."""
     rejected, found = rate(runs, unknown=False), rate(runs, unknown=True)
     mixed = [one for one in runs if 0 < (one.labels < 0).sum() < len(one.labels)]
     counts = [int((one.labels < 0).sum()) for one in mixed]
+    first = [_beginning(one) for one in runs]
     gains = [_auroc(one, one.score) - max(_auroc(one, score) for score in one.zero_shot) for one in mixed]
     return Row(
         rejected,
         found,
         float(np.average([possible(one, rejected[0]) for one in mixed], weights=counts)) if mixed else np.nan,
         float(np.mean(gains)) if gains else np.nan,
+        rate(first, unknown=False),
+        rate(first, unknown=True),
         sum(int((one.labels >= 0).sum()) for one in runs),
         sum(int((one.labels < 0).sum()) for one in runs),
     )
@@ -142,15 +160,17 @@ def row(runs: Sequence[Run]) -> Row:
 def table(rows: Mapping[Place, Row]) -> str:
     """Return a Markdown table."""
     lines = [
-        "| classes | unknown images | order | share | known rejected | unknown found | possible | AUROC gain |",
-        "|---|---|---|---|---|---|---|---|",
+        "| classes | unknown images | order | share | known rejected | unknown found | possible | AUROC gain "
+        "| first 100: rejected | found |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for place, figures in rows.items():
         share = f"{float(Fraction(place.share)):.0%}"
         lines.append(
             f"| {place.family} | {place.unknown} | {place.order} | {share} | {_percent(figures.rejected)} "
             f"| {_percent(figures.found)} | {_or_dash(figures.possible, '.0%')} "
-            f"| {_or_dash(100.0 * figures.auroc_gain, '+.1f')} |"
+            f"| {_or_dash(100.0 * figures.auroc_gain, '+.1f')} "
+            f"| {_percent(figures.first_rejected)} | {_percent(figures.first_found)} |"
         )
     return "\n".join(lines)
 
@@ -188,13 +208,14 @@ def main() -> None:
     parser.add_argument("--split", choices=get_args(user_streams.Split), required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="seeds (default: 0 1)")
     parser.add_argument("--shares", nargs="+", default=SHARES, help="shares of unknown images, as fractions")
+    parser.add_argument("--two-pass", action="store_true", help="take each stream as a whole collection")
     parser.add_argument("--out", type=Path, help="file for the figures, as JSON; a table is written beside it")
     chosen = parser.parse_args()
     options = dict(chosen.options)
     if chosen.vocabulary is not None:
         options["vocabulary"] = feature_pack.read_vocabulary(chosen.vocabulary)
     gathered: dict[Place, list[Run]] = defaultdict(list)
-    for place, one in runs(chosen.method, options, chosen.split, chosen.seeds, chosen.shares):
+    for place, one in runs(chosen.method, options, chosen.split, chosen.seeds, chosen.shares, chosen.two_pass):
         gathered[place].append(one)
     rows = {place: row(found) for place, found in gathered.items()}
     if chosen.out is not None:

@@ -62,9 +62,21 @@ def test_figures_and_table_are_written(script, tmp_path, data_folder):
     (stored,) = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert stored["family"] == "catdog"
     assert stored["unknown_samples"] == (stream.labels < 0).sum()
+    decided = script.methods.create("zero_shot", stream.prototypes, score="max", threshold=0.2)
+    known, labels = decided.observe_many(stream.features[:100]).known, stream.labels[:100]
+    assert stored["first_rejected"][0] == (~known[labels >= 0]).mean()
+    assert stored["first_found"][0] == (~known[labels < 0]).mean()
     # The method's score is one of the zero-shot scores.
     assert stored["auroc_gain"] <= 0.0
     assert "| catdog | near | shuffled | 10% |" in (tmp_path / "rows.md").read_text()
+
+
+def test_two_passes_decide_with_what_the_whole_stream_shows(script, data_folder):
+    stream = script.user_streams.stream("catdog", "near", "1/10", 0, "tune")
+    once, twice = (script.run("streamdcs", {}, stream, two_pass) for two_pass in (False, True))
+    engine = script.methods.create("streamdcs", stream.prototypes)
+    assert (twice.known == engine.observe_many(stream.features, two_pass=True).known).all()
+    assert (once.known != twice.known).any()
 
 
 def test_zero_shot_scores_are_those_of_the_method(script, data_folder):
