@@ -12,6 +12,7 @@ of all seeds and unknown sets are pooled. The table has, for each row:
 """
 
 import argparse
+import hashlib
 import json
 import sys
 from collections import defaultdict
@@ -90,7 +91,8 @@ def runs(
 def run(method: str, options: Mapping[str, object], stream: feature_pack.Packed, two_pass: bool = False) -> Run:
     """Run a method over one stream."""
     decisions = methods.create(method, stream.prototypes, **options).observe_many(stream.features, two_pass=two_pass)
-    images = [row.tobytes() for row in stream.features]
+    # A hash, because hundreds of streams would keep gigabytes of features.
+    images = [hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in stream.features]
     return Run(
         stream.labels, np.asarray(decisions.known), np.asarray(decisions.score), zero_shot_scores(stream), images
     )
