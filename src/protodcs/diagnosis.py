@@ -134,7 +134,7 @@ def diagnose(engine: FeatureMethod, features: Features, decisions: Decisions | N
 def missing_classes(engine: FeatureMethod, features: Features, labels: Integers) -> list[MissingClass]:
     """Return what would become of the images of single classes if they were missing, the lowest fraction first.
 
-    For each class, a copy of the engine learns anew from the same images without it, and decides on its images.
+    For each class, a copy of the engine learns again, from the same images without it, and decides on its images.
 
     Args:
         engine: is not changed.
