@@ -48,8 +48,7 @@ export function ClassCheck({ id, incarnation }) {
         null,
         found.sentences.map((sentence) => h("li", { key: sentence }, sentence)),
       ),
-    found?.misses_similar &&
-      h("p", null, h("a", { href: linkTo(id, "review") }, "Review the most doubtful decisions")),
+    found?.misses_similar && h("p", null, h("a", { href: linkTo(id, "review") }, "Review the most doubtful decisions")),
     found?.sentences.length === 0 && h("p", { class: "hint" }, "Too few samples to say anything."),
     error && h(Failure, { error }),
     h(
