@@ -379,6 +379,8 @@ def test_classify_writes_a_row_for_every_image_and_a_sheet_of_unknown_images(fol
     assert report["unreadable"] == 1
     assert report["known"] + report["unknown"] == 200
     assert sum(row["known"] == "False" for row in rows) == report["unknown"] > 20
+    assert report["diagnosis"]["two_groups"]
+    assert report["diagnosis"]["images"] == 200
     (unreadable,) = (row for row in rows if row["error"])
     assert unreadable["file"] == "005-broken.jpg"
     readable = [row for row in rows if row is not unreadable]
@@ -407,12 +409,25 @@ def test_classify_finds_digits_among_objects_in_any_order_of_files(sorted_by_kin
     assert sum("object" in file for file in unknown) <= 5
 
 
+def test_classify_says_what_it_can_and_cannot_decide(folder, tmp_path):
+    out = tmp_path / "decisions.csv"
+    run = command("classify", folder, "--classes", "cifar10", "--model", "mini", "--out", out)
+    printed = " ".join(run.stdout.split())
+    assert "- The scores show two groups" in printed
+    assert "If a class were missing from your list, about" in printed
+    assert "`protodcs review` asks about the most doubtful decisions." in printed
+    two = command("classify", folder, "--classes", "cat,dog", "--vocabulary", "none", "--model", "mini", "--out",
+                  tmp_path / "two.csv")  # fmt: skip
+    assert "2 classes and no vocabulary" in " ".join(two.stdout.split())
+
+
 def test_classify_warns_if_there_are_few_images(mixed, tmp_path):
     for number, image in enumerate(mixed[:20]):
         Image.fromarray(image).save(tmp_path / f"{number}.png")
     run = command("classify", tmp_path, "--classes", "cifar10", "--model", "mini", "--out", tmp_path / "few.csv")
     assert run.returncode == 0
-    assert "warning: only 20 images" in run.stderr
+    assert "only 20 images" in run.stdout
+    assert "Too close" not in run.stdout
 
 
 STOPPED = """

@@ -178,7 +178,9 @@ def test_the_shell_commands_of_a_page_run(page, in_shell, tmp_path):
         first, _, rows = blocks(ROOT / "docs" / page, "text")
         assert first in printed
         assert set(rows.splitlines()) <= set((tmp_path / "decisions.csv").read_text().splitlines())
-        assert "80 of 120" in printed
+        figures = re.findall(r"\d+\.\d \(.*?\)", (ROOT / "docs" / page).read_text())
+        assert len(figures) == 8
+        assert [figure for figure in figures if figure not in printed] == []
     else:
         assert "| streamdcs | **82.69" in printed
 

@@ -12,7 +12,7 @@ from PIL import Image
 from scipy.stats import binomtest
 from typer.testing import CliRunner
 
-from protodcs import metrics
+from protodcs import StreamDCS, metrics
 from protodcs.cli import app
 from protodcs.cli.evaluate import _print_target
 from protodcs.data import open_source
@@ -54,11 +54,14 @@ def test_a_figure_of_no_image_has_no_value():
 pytest.importorskip("torch")
 
 
+CLASSES = ("cat", "ship", "truck")
+
+
 @pytest.fixture
 def folder(data_folder, tmp_path):
     """40 images of each of three classes in folders of their names, and 60 digits."""
     place, source = tmp_path / "images", open_source("cifar10-test")
-    for name in ("cat", "ship", "truck"):
+    for name in CLASSES:
         (place / name).mkdir(parents=True)
         positions = np.flatnonzero(np.asarray(source.labels) == source.classes.index(name))[:40]
         for number, image in enumerate(source.read([int(at) for at in positions])):
@@ -83,19 +86,57 @@ def test_evaluate_measures_folders_of_images(folder):
     assert done.stderr.count("warning: skipped: cat/broken.png") == 1
     report = json.loads(done.stdout)
     assert report["unreadable"] == 1
-    assert (report["false_reject"]["total"], report["unknown_recall"]["total"]) == (120, 60)
-    assert report["unknown_recall"]["value"] > 0.8
-    assert report["false_reject"]["value"] < 0.2
-    for figure in ("false_reject", "unknown_recall", "known_accuracy", "known_accuracy_with_rejection"):
-        assert report[figure]["low"] <= report[figure]["value"] <= report[figure]["high"]
-    assert report["known_accuracy_with_rejection"]["value"] <= report["known_accuracy"]["value"]
+    for figures in (report["folder"], report["stream"]):
+        assert (figures["false_reject"]["total"], figures["unknown_recall"]["total"]) == (120, 60)
+        for figure in ("false_reject", "unknown_recall", "known_accuracy", "known_accuracy_with_rejection"):
+            assert figures[figure]["low"] <= figures[figure]["value"] <= figures[figure]["high"]
+        assert figures["known_accuracy_with_rejection"]["value"] <= figures["known_accuracy"]["value"]
+    assert report["folder"]["unknown_recall"]["value"] > 0.8
+    assert report["folder"]["false_reject"]["value"] < 0.2
+    assert report["diagnosis"]["images"] == 180
+    assert evaluate(folder, "--classes", "cifar10", "--json").stdout == done.stdout
+
+
+def test_the_figures_of_a_stream_are_those_of_one_pass_in_a_fixed_order(folder, monkeypatch):
+    passes = []
+    observe_many = StreamDCS.observe_many
+
+    def recorded(engine, features, *given, two_pass=False):
+        if engine.classes == CLASSES:
+            passes.append((features, two_pass, observe_many(engine, features, *given, two_pass=two_pass)))
+            return passes[-1][2]
+        return observe_many(engine, features, *given, two_pass=two_pass)
+
+    monkeypatch.setattr(StreamDCS, "observe_many", recorded)
+    report = json.loads(evaluate(folder, "--json").stdout)
+    (streamed, once, decisions), (whole, twice, _) = passes
+    assert (once, twice) == (False, True)
+    order = np.random.default_rng(0).permutation(len(whole))
+    np.testing.assert_array_equal(streamed, whole[order])
+    labels = np.repeat([0, 1, 2, -1], [40, 40, 40, 60])[order]
+    expected = metrics.evaluate(labels, decisions.index, decisions.known)
+    assert report["stream"]["false_reject"]["count"] == expected.false_reject.count
+    assert report["stream"]["unknown_recall"]["count"] == expected.unknown_recall.count
+
+
+def test_the_figures_of_a_folder_are_those_of_classify(folder, tmp_path):
+    report = json.loads(evaluate(folder, "--classes", "cifar10", "--json").stdout)
+    out = str(tmp_path / "decisions.csv")
+    command = ["classify", str(folder), "--classes", "cifar10", "--model", "mini", "--out", out, "--json"]
+    classified = json.loads(CliRunner().invoke(app, command).stdout)
+    rejected, found = (report["folder"][figure]["count"] for figure in ("false_reject", "unknown_recall"))
+    assert classified["unknown"] == rejected + found
+    assert classified["diagnosis"] == report["diagnosis"]
 
 
 def test_evaluate_takes_subfolders_as_classes_and_prints_a_table(folder):
     (folder / "unknown").rename(folder / "other")
     done = evaluate(folder, "--unknown", "other")
     assert done.exit_code == 0, done.stderr
-    assert "unknown images decided as unknown" in done.stdout
+    assert "unknown: found" in done.stdout
+    assert "as a folder" in done.stdout
+    assert "as a stream" in done.stdout
+    assert "only 180 images" in " ".join(done.stdout.split())
     for subfolder in ("other", "ship", "truck"):
         for file in (folder / subfolder).iterdir():
             file.unlink()
@@ -103,8 +144,8 @@ def test_evaluate_takes_subfolders_as_classes_and_prints_a_table(folder):
     alone = evaluate(folder, "--known-only", "--json")
     assert alone.exit_code == 0, alone.stderr
     report = json.loads(alone.stdout)
-    assert report["known_accuracy"]["value"] == 1.0
-    assert report["unknown_recall"]["value"] is None
+    assert report["folder"]["known_accuracy"]["value"] == 1.0
+    assert report["folder"]["unknown_recall"]["value"] is None
 
 
 def test_evaluate_says_if_the_target_is_missed(folder, capsys):

@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import threading
 
 import numpy as np
 import pytest
 
 from conftest import unit
 from made_service import LIMITS, PROTOTYPES
+from protodcs import methods
+from protodcs.diagnosis import diagnose
 from protodcs.discovery import DiscoveryConfig, clustering
 from protodcs.errors import InputError, StoreError, UnknownClusterError, UnknownSampleError, UsageError
 from protodcs.serve.store.base import AcquiredStream, Fence
@@ -15,6 +18,7 @@ from protodcs.serve.stream.answers import unpack_decision
 from protodcs.serve.stream.feedback import Feedback, pack_feedback, unpack_feedback
 from protodcs.serve.stream.live_stream import LiveStream, StreamSpec
 from protodcs.serve.stream.records import Kind, Record
+from protodcs.serve.workers import worker
 from test_access import guarded
 from test_service_app import ROWS, served
 
@@ -270,5 +274,67 @@ def test_people_review_and_correct_a_stream_over_http():
                 assert (await service.post("s/feedback", json=body)).status_code == status
             peeked = (await service.observe(FEATURES[position].tobytes(), path="s/peek")).json()["decisions"][0]
             assert peeked["label"] == "1"
+
+    asyncio.run(scenario())
+
+
+async def observe_all(service):
+    for rows in np.split(FEATURES, 4):
+        assert (await service.post("s/observe", json={"features": rows.tolist()})).status_code == 200
+
+
+@pytest.mark.usefixtures("virtual_time")
+def test_a_stream_is_diagnosed_over_http_and_does_not_change():
+    async def scenario():
+        async with served(discovery=True) as service:
+            await observe_all(service)
+            before = (await service.client.get("/v1/streams/s/state")).content
+            answer = (await service.client.get("/v1/streams/s/diagnosis")).json()
+            assert (await service.client.get("/v1/streams/s/state")).content == before
+            engine = methods.restore(before)
+            stored = FEATURES.astype(np.float16).astype(np.float32)
+            assert answer == json.loads(json.dumps(diagnose(engine, stored).to_dict()))
+            assert answer["images"] == len(FEATURES)
+            assert answer["two_groups"] is True
+            assert answer["missing_class"] is not None
+
+    asyncio.run(scenario())
+
+
+def test_a_diagnosis_does_not_delay_samples_of_its_stream(monkeypatch):
+    asked, answered = threading.Event(), threading.Event()
+
+    def waiting(engine, features):
+        asked.set()
+        assert answered.wait(300)
+        return diagnose(engine, features)
+
+    monkeypatch.setattr(worker, "diagnose", waiting)
+
+    async def scenario():
+        async with served(discovery=True) as service:
+            await observe_all(service)
+            question = asyncio.create_task(service.client.get("/v1/streams/s/diagnosis"))
+            assert await asyncio.to_thread(asked.wait, 300)
+            later = await service.post("s/observe", json={"features": FEATURES[:1].tolist()})
+            assert later.status_code == 200
+            answered.set()
+            found = await question
+            assert found.status_code == 200
+            # It is about the samples before.
+            assert found.json()["images"] == len(FEATURES)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("virtual_time")
+def test_a_stream_without_samples_is_diagnosed_by_its_scores_alone():
+    async def scenario():
+        async with served() as service:
+            await observe_all(service)
+            answer = (await service.client.get("/v1/streams/s/diagnosis")).json()
+            assert (answer["two_groups"], answer["missing_class"], answer["classes"]) == (True, None, [])
+            assert any("stores no samples" in sentence for sentence in answer["sentences"])
+            assert (await service.client.get("/v1/streams/none/diagnosis")).status_code == 404
 
     asyncio.run(scenario())

@@ -20,6 +20,7 @@ from .screen import (
     given_classes,
     given_vocabulary,
     new_table,
+    print_diagnosis,
     printable,
     progress,
     target_options,
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 _FIELDS = ("file", "known", "label", "nearest_class", "p_unknown", "score", "reason", "error")
 _FORMATS = ("csv", "jsonl", "parquet")
 _ON_SHEET, _BORDERLINE = 64, 32
-# With fewer images, more known ones are rejected: see docs/research/log.md, "Whole collections".
-_FEW = 200
 
 Row = dict[str, Any]
 
@@ -72,6 +71,7 @@ def classify(
     """
     from .. import encoders
     from ..classifier import OpenSetClassifier
+    from ..diagnosis import diagnose
     from ..encoders.files import encode_files
 
     started = time.perf_counter()
@@ -98,6 +98,7 @@ def classify(
     store.unlink()
     report = _report(rows) | {"seconds": round(time.perf_counter() - started, 2)}
     report |= {"result": str(out), "state": str(state)}
+    report["diagnosis"] = diagnose(classifier.engine, encoded.features, decisions).to_dict()
     if sheet is not None:
         report["sheet"] = str(sheet)
         _draw(rows, files, sheet)
@@ -110,10 +111,6 @@ def classify(
             f"warning: {len(encoded.errors)} of {len(files)} images cannot be read. "
             f"The column `error` of {out} says why.",
             err=True,
-        )
-    if len(decisions) < _FEW:
-        typer.echo(
-            f"warning: only {len(decisions)} images: with fewer than {_FEW}, more known images are rejected", err=True
         )
 
 
@@ -253,6 +250,7 @@ def _print(report: Mapping[str, Any]) -> None:
     if report["unreadable"]:
         table.add_row("could not be read", str(report["unreadable"]), style="red")
     console().print(table)
+    print_diagnosis(report["diagnosis"])
     for key in ("result", "state", "sheet"):
         if key in report:
             console().print(f"{key}: {report[key]}")

@@ -15,6 +15,8 @@ from .screen import (
     given_classes,
     given_vocabulary,
     new_table,
+    print_diagnosis,
+    print_sentences,
     printable,
     progress,
     target_options,
@@ -25,11 +27,17 @@ if TYPE_CHECKING:
 
 _UNKNOWN = -1
 _TITLES = {
-    "false_reject": "known images decided as unknown",
-    "unknown_recall": "unknown images decided as unknown",
-    "known_accuracy": "known images whose nearest class is right",
-    "known_accuracy_with_rejection": "known images accepted with the right class",
+    "false_reject": "known: rejected",
+    "unknown_recall": "unknown: found",
+    "known_accuracy": "known: class right",
+    "known_accuracy_with_rejection": "known: also accepted",
 }
+_PASSES = (
+    "A folder is decided after two passes over all images, as `protodcs classify` does. A stream is decided image by "
+    "image, in an order shuffled with a fixed seed."
+)
+# Order of the images in one pass: that of their files is often sorted by class.
+_SEED = 0
 
 
 @explained
@@ -52,11 +60,15 @@ def evaluate(
     batch_size: int = typer.Option(32, min=1, help="Images that are encoded at once."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object for scripts."),
 ) -> None:
-    """Measure false rejects, unknown recall and accuracy of `protodcs classify` on labelled images."""
+    """Measure false rejects, unknown recall and accuracy of `protodcs classify` on labelled images.
+
+    The images are also decided as a stream, one after another in shuffled order, as the service decides.
+    """
     import numpy as np
 
     from .. import encoders, metrics
     from ..classifier import OpenSetClassifier
+    from ..diagnosis import diagnose
     from ..encoders.files import encode_files
 
     labelled = _labelled(folder, None if classes is None else given_classes(classes), None if known_only else unknown)
@@ -68,14 +80,22 @@ def evaluate(
         encoded = encode_files(encoder, labelled.files, advance=lambda count: bar.advance(task, count))
     for error in encoded.errors.values():
         typer.echo(f"warning: skipped: {error}", err=True)
-    decisions = classifier.engine.observe_many(encoded.features, two_pass=True)
+    engine, features = classifier.engine, encoded.features
     labels = np.array([labelled.labels[name] for name in encoded.names], dtype=np.int64)
-    found = metrics.evaluate(labels, decisions.index, decisions.known)
+    order = np.random.default_rng(_SEED).permutation(len(labels))
+    passed = engine.observe_many(features[order])
+    stream = metrics.evaluate(labels[order], passed.index, passed.known)
+    engine.reset()
+    decisions = engine.observe_many(features, two_pass=True)
+    folder_figures = metrics.evaluate(labels, decisions.index, decisions.known)
+    diagnosis = diagnose(engine, features, decisions)
     if as_json:
-        typer.echo(json.dumps({**_as_json(found), "unreadable": len(encoded.errors)}))
-    else:
-        _print(found)
-        _print_target(found, getattr(classifier.engine.config, "target_false_reject", None))
+        figures = {"folder": _as_json(folder_figures), "stream": _as_json(stream)}
+        typer.echo(json.dumps({**figures, "diagnosis": diagnosis.to_dict(), "unreadable": len(encoded.errors)}))
+        return
+    _print(folder_figures, stream)
+    _print_target(folder_figures, getattr(engine.config, "target_false_reject", None))
+    print_diagnosis(diagnosis.to_dict())
 
 
 class _Labelled(NamedTuple):
@@ -123,16 +143,17 @@ def _as_json(found: "Evaluation") -> dict[str, dict[str, float | None]]:
     }
 
 
-def _print(found: "Evaluation") -> None:
-    table = new_table(title="Decisions on labelled images")
-    for column in ("figure", "percent", "95 % interval", "images"):
-        table.add_column(column, justify="left" if column == "figure" else "right")
+def _print(folder: "Evaluation", stream: "Evaluation") -> None:
+    table = new_table(title="Percent of the images, with 95 % intervals")
+    for column in ("images", "as a folder", "as a stream", "count"):
+        table.add_column(column, justify="left" if column == "images" else "right")
     for name, title in _TITLES.items():
-        figure = getattr(found, name)
-        if figure.total:
-            interval = f"{100 * figure.low:.1f} to {100 * figure.high:.1f}"
-            table.add_row(title, f"{100 * figure.value:.1f}", interval, f"{figure.count} of {figure.total}")
+        both = getattr(folder, name), getattr(stream, name)
+        if both[0].total:
+            cells = [f"{100 * one.value:.1f} ({100 * one.low:.1f} to {100 * one.high:.1f})" for one in both]
+            table.add_row(title, *cells, str(both[0].total))
     console().print(table)
+    print_sentences([_PASSES])
 
 
 def _print_target(found: "Evaluation", target: float | None) -> None:

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +98,22 @@ def new_table(*columns: str, **options: Any) -> "Table":
     from rich.table import Table
 
     return Table(*columns, title_justify="left", **options)
+
+
+def print_sentences(sentences: Iterable[str]) -> None:
+    """Print sentences as a list."""
+    width = min(console().width, 100)
+    for sentence in sentences:
+        lines = textwrap.fill(
+            printable(sentence), width, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
+        )
+        typer.echo(lines)
+
+
+def print_diagnosis(diagnosis: Mapping[str, Any]) -> None:
+    """Print the sentences of a diagnosis, as `Diagnosis.to_dict` returns it."""
+    review = ["`protodcs review` asks about the most doubtful decisions."] if diagnosis["misses_similar"] else []
+    print_sentences([*diagnosis["sentences"], *review])
 
 
 def warn_of_boxes(missing: set[str]) -> None:

@@ -69,6 +69,7 @@ class Action:
     EDIT_CLUSTERS = "edit clusters"
     EXPLAIN = "explain"
     EXPLAIN_SAMPLE = "explain sample"
+    DIAGNOSE = "diagnose"
     READ_LOG = "read log"
     READ_EVENTS = "read events"
     READ_THUMBNAIL = "read thumbnail"

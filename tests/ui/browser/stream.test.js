@@ -42,6 +42,36 @@ test("the overview shows decisions, scores, classes and unknown images, and expl
   await close();
 });
 
+test("an operator asks what the stream can and cannot decide", async () => {
+  const { page, errors, close } = await open(browser, service, "#/streams/camera");
+  const scores = page.getByRole("region", { name: "Scores" });
+  await scores.getByRole("button", { name: "Check classes" }).click();
+  await scores.getByText(/^If a class were missing from your list, about \d+ %/).waitFor();
+  const { sentences } = await service.request("GET", "v1/streams/camera/diagnosis");
+  assert.deepEqual(await scores.getByRole("listitem").allTextContents(), sentences);
+  await scores.getByRole("button", { name: "Check again" }).waitFor();
+  await checkAccessibility(page);
+  if (process.env.PROTODCS_PICTURE) {
+    await page.screenshot({ path: process.env.PROTODCS_PICTURE });
+  }
+  await page.setViewportSize({ width: 390, height: 800 });
+  await checkWidth(page);
+  assert.deepEqual(errors, []);
+  await close();
+});
+
+test("a check that fails says so, and can be repeated", async () => {
+  const { page, close } = await open(browser, service, "#/streams/camera");
+  const failure = { status: 500, contentType: "application/problem+json", body: '{"detail": "No worker."}' };
+  await page.route("**/diagnosis", (route) => route.fulfill(failure));
+  await page.getByRole("button", { name: "Check classes" }).click();
+  await page.getByText("No worker.").waitFor();
+  await page.unroute("**/diagnosis");
+  await page.getByRole("button", { name: "Check classes" }).click();
+  await page.getByText(/^If a class were missing/).waitFor();
+  await close();
+});
+
 test("a planted kind becomes a cluster, is named, and later images of it get the new class", async (context) => {
   const { share: earlier } = await feed("recognised", service.url, "", "camera", KIND, 30, 99);
   const { page, errors, close } = await open(browser, service, "#/streams/camera/clusters");

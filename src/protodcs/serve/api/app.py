@@ -26,6 +26,7 @@ from .classes import router as classes
 from .clusters import router as clusters
 from .context import Control, Encoding, Services
 from .decisions import router as decisions
+from .diagnosis import router as diagnosis
 from .direct import DirectMiddleware
 from .errors import handle_errors
 from .events import router as events
@@ -52,6 +53,7 @@ _V1: tuple[APIRouter, ...] = (
     observations.router,
     decisions.router,
     streams.router,
+    diagnosis.router,
     classes.router,
     feedback.router,
     clusters.router,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ... import methods
-from ...arrays import Feature
+from ...arrays import Feature, Features
 from ...core import state as states
 from ...core.decision import Decision
 from ...core.protodcs.engine import ProtoDCS
@@ -337,6 +337,11 @@ class LiveStream:
         if not isinstance(self.engine, StreamDCS | ProtoDCS):
             raise UsageError(f"the method {self.engine.name!r} has no explanations")
         return self.engine.explain(feature).to_dict()
+
+    def copied(self) -> tuple[FeatureMethod, Features]:
+        """Return a copy of the engine, and the recent features (N, d): all that `diagnose` needs, for a thread."""
+        none = np.empty((0, self.engine.dimension), dtype=np.float32)
+        return self._restored(self.state()), none if self.samples is None else self.samples.latest
 
     def recent(self, most: int) -> list[Answer]:
         """Return the newest observes whose answers are stored, newest first."""

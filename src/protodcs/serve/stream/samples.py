@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from ...arrays import Feature
+from ...arrays import Feature, Features
 from ...core.decision import Decision
 from ...core.streamdcs.engine import StreamDCS
 from ...discovery import Discovery, DiscoveryConfig
@@ -83,6 +83,12 @@ class StreamSamples:
     def recent(self, positions: list[int]) -> list[Feature | None]:
         """Return the features at some positions, as far as they are stored."""
         return [None if (row := self._recent.get(p)) is None else row.astype(np.float32) for p in positions]
+
+    @property
+    def latest(self) -> Features:
+        """The stored features of recent samples (N, d), oldest first."""
+        rows = np.array([*self._recent.values()], dtype=np.float32)
+        return rows.reshape(-1, self._discovery.dimension)
 
     def facts(self) -> dict[str, Any]:
         """Return all clusters, the largest first, JSON-ready."""

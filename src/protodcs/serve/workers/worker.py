@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from prometheus_client.core import Metric
 
+from ...diagnosis import diagnose
 from ...errors import FencedError, ProtoDCSError, StoreError, UnknownStreamError
 from .. import guard
 from ..access import audit
@@ -99,6 +100,7 @@ class Worker:
             Action.ROLLBACK: snapshots.roll_back,
             Action.IMPORT: snapshots.import_state,
             Action.EDIT_CLUSTERS: self._edit_clusters,
+            Action.DIAGNOSE: self._diagnose,
             Action.DELETE: self._delete,
             Action.DESCRIBE: self._describe,
             Action.READ_LOG: self._decision_log.read,
@@ -107,6 +109,8 @@ class Worker:
             Action.PURGE_LOG: self._decision_log.purge,
             Action.CHECK_HEALTH: self._check_health,
         }
+        # One at a time: it takes a second, and others need the threads.
+        self._diagnosing = asyncio.Semaphore(1)
         self._tasks: list[asyncio.Task[None]] = []
         # Work that a call did not wait for, and since when, by stream and requests.
         self._unfinished: dict[str, dict[_Signature, tuple[asyncio.Task[list[Reply]], float]]] = {}
@@ -367,6 +371,15 @@ class Worker:
         loaded = await self._streams.get(request.stream, request.stand_in)
         self._quotas.check(request.stream)
         return await self._changes.apply(loaded, Kind.EDIT_CLUSTERS, request, request.payload)
+
+    async def _diagnose(self, request: Request) -> Reply:
+        """Estimate what a stream can and cannot decide, on a copy, so that its samples do not wait."""
+        async with self._diagnosing:
+            loaded = await self._streams.get(request.stream, request.stand_in)
+            async with loaded.in_use:
+                engine, features = await self._computing.run(loaded, loaded.live.copied, long=True)
+            found = await self._computing.in_thread(partial(diagnose, engine, features), slow=True)
+        return Reply(Outcome.DONE, facts=found.to_dict())
 
     async def _delete(self, request: Request) -> Reply:
         """Delete the incarnation of a stream that the request names; if it does not exist, it is gone already."""

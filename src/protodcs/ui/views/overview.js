@@ -11,6 +11,7 @@ import { timeline } from "../logic/timeline.js";
 import { usePolling } from "../polling.js";
 import { useMemo, useRef, useState } from "../vendor/hooks.js";
 import { h } from "../vendor/preact.js";
+import { ClassCheck } from "./diagnosis.js";
 import { ExplainDialog } from "./explain.js";
 
 /** @typedef {import("../api.js").StreamStatus} StreamStatus */
@@ -234,6 +235,7 @@ function Scores({ status, recent, groups }) {
         `Last ${count(recent.length)} decisions. A score below the threshold is unknown; earlier decisions used earlier thresholds. `,
         groups ? `Two groups were fitted to these scores; ${modes}.` : "The scores form one group.",
       ),
+    status.sequence > 0 && h(ClassCheck, { id: status.id, incarnation: status.incarnation }),
   );
 }
 
