@@ -41,6 +41,7 @@ from .snapshots import router as snapshots
 from .state import router as state
 from .streams import router as streams
 from .ui import router as ui
+from .vocabularies import router as vocabularies
 from .webhooks import router as webhook_routes
 from .workers import router as workers
 
@@ -52,6 +53,7 @@ _V1: tuple[APIRouter, ...] = (
     observations.router,
     decisions.router,
     streams.router,
+    vocabularies.router,
     classes.router,
     feedback.router,
     clusters.router,
@@ -92,7 +94,7 @@ def application(
         router,
         control,
         encoding,
-        None if encoding is None else ClassNameEncoder(encoding.prototypes, config),
+        None if encoding is None else ClassNameEncoder(encoding.prototypes, config, encoding.vocabulary),
         limits,
         Readiness(control, encoding, config.lease_seconds),
         browser_sessions,
