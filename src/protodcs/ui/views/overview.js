@@ -74,7 +74,7 @@ function fittedGroups(recent, status) {
 /** @param {{status: StreamStatus}} props */
 function Tiles({ status }) {
   const { stats } = status;
-  const vocabulary = status.vocabulary === null ? "no vocabulary" : `vocabulary ${status.vocabulary.slice(0, 8)}`;
+  const vocabulary = status.vocabulary ? `vocabulary ${status.vocabulary.slice(0, 8)}` : "no vocabulary";
   return h(
     "dl",
     { class: "tiles" },
