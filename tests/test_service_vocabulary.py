@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from hostile_images import saved
 from made_service import (
     FEATURES,
+    LIMITS,
     PROTOTYPES,
     ROWS,
     ask,
@@ -36,8 +37,11 @@ from protodcs.core.vocabulary import Vocabulary
 from protodcs.data.prompts import class_names
 from protodcs.errors import ServiceError
 from protodcs.serve.encoder.encoding import SharedEncoder
+from protodcs.serve.guard import GuardSettings
 from protodcs.serve.messages import STOPPING, Action, Outcome, Request
-from protodcs.serve.stream.live_stream import StreamSpec, pack_class
+from protodcs.serve.store.base import AcquiredStream, Fence
+from protodcs.serve.stream.live_stream import LiveStream, StreamSpec, pack_class
+from protodcs.serve.stream.records import Kind
 from protodcs.serve.stream.shared import MAX_NAMES, pack_rows, unpack_vocabulary
 from test_encoder_vocabulary import Texts, encoder, images
 from test_local_runtime import local
@@ -499,6 +503,13 @@ def test_images_take_turns_with_the_names_of_the_vocabulary_which_are_encoded_on
 
 
 def test_a_service_that_stops_does_not_wait_for_the_vocabulary(own_cache):
+    texts, ended = HeldTexts(), threading.Event()
+
+    def go_on():
+        # Slowly, so that a service that waited would be seen.
+        while not ended.wait(0.2):
+            texts.turns.release()
+
     async def run():
         shared = SharedEncoder(encoder(texts), lambda count: None)
         work = asyncio.create_task(shared.vocabulary(["cat"]))
@@ -506,8 +517,43 @@ def test_a_service_that_stops_does_not_wait_for_the_vocabulary(own_cache):
         while not texts.seen:
             await asyncio.sleep(0.001)
         work.cancel()
+        threading.Thread(target=go_on, daemon=True).start()
 
-    texts = HeldTexts()
-    threading.Timer(1.0, texts.turns.release, [100]).start()
+    try:
+        asyncio.run(run())
+        assert 0 < len(texts.seen) < 4433
+    finally:
+        ended.set()
+
+
+def test_an_encoder_that_fails_is_asked_again(own_cache):
+    async def run():
+        failing = encoder(texts := Texts())
+        encode, failing.text_tower = failing.text_tower, None
+        shared = SharedEncoder(failing, lambda count: None)
+        with pytest.raises(AttributeError):
+            await shared.vocabulary(["cat"])
+        failing.text_tower = encode
+        fingerprint, _ = await shared.vocabulary(["cat"])
+        assert fingerprint == encoder(Texts()).vocabulary().fingerprint
+        assert len(texts.seen) == 4433
+
     asyncio.run(run())
-    assert 0 < len(texts.seen) < 4433
+
+
+# Guards.
+
+
+def test_a_guard_rolls_a_stream_back_to_a_state_with_its_vocabulary():
+    guard = GuardSettings(window=32, action="roll back")
+    spec = spec_of().model_copy(update={"vocabulary": NAMES.fingerprint, "guard": guard})
+    live = LiveStream(AcquiredStream(Fence(1), spec.pack(), None, 0, []), PROTOTYPES.with_vocabulary(NAMES), LIMITS)
+    for number in range(300):
+        # At last one image again and again.
+        sample = FEATURES[min(number, 150)].astype("<f4").tobytes()
+        live.change(Kind.OBSERVE, f"k{number}", sample, 0.0)
+    assert next(event.action for event in live.events()) == "roll back"
+    assert live.engine.vocabulary is NAMES
+    restored = AcquiredStream(Fence(2), spec.pack(), live.snapshot(), live.position, [])
+    again = LiveStream(restored, PROTOTYPES.with_vocabulary(NAMES), LIMITS)
+    assert again.engine.snapshot() == live.engine.snapshot()
