@@ -30,7 +30,7 @@ from protodcs.serve.store.base import (
 @dataclass
 class _Stream:
     spec: bytes
-    shared: str
+    shared: tuple[str, ...]
     fence: Fence
     incarnation: str
     # Where the newest epoch began, and the fence that wrote the snapshot.
@@ -119,12 +119,12 @@ class MemoryStore:
         if self.leases.get(worker, ("", 0.0))[0] == incarnation:
             del self.leases[worker]
 
-    async def create(self, stream: str, spec: bytes, shared: str, start: int = 0) -> bool:
+    async def create(self, stream: str, spec: bytes, *shared: str, start: int = 0) -> bool:
         self._reach()
         if stream in self.content:
             return False
-        if shared not in self.shared:
-            raise StoreError(f"there is no shared blob {shared!r}: put it first")
+        if any(name not in self.shared for name in shared):
+            raise StoreError(f"a shared blob of {shared} is missing: put it first")
         self._created += 1
         self.content[stream] = _Stream(spec, shared, Fence(self.past, "nobody"), str(self._created), start=start)
         return True
@@ -225,8 +225,9 @@ class MemoryStore:
         shared = self._own(stream, fence).shared
         del self.content[stream]
         self.past = max(self.past, fence.epoch + 1)
-        if all(other.shared != shared for other in self.content.values()):
-            del self.shared[shared]
+        for name in shared:
+            if all(name not in other.shared for other in self.content.values()):
+                del self.shared[name]
 
     async def describe(self, stream: str) -> Described:
         self._reach()
@@ -278,8 +279,9 @@ class MemoryStore:
         for stream, content in self.content.items():
             tenant = tenant_of(stream)
             found[tenant] = found.get(tenant, 0) + _size(content)
-        for tenant, blob in {(tenant_of(stream), content.shared) for stream, content in self.content.items()}:
-            found[tenant] += len(self.shared[blob])
+        used = {(tenant_of(stream), name) for stream, content in self.content.items() for name in content.shared}
+        for tenant, name in used:
+            found[tenant] += len(self.shared[name])
         return found
 
     async def log_usage(self) -> dict[str, int]:
@@ -309,6 +311,10 @@ class MemoryStore:
     async def put_shared(self, name: str, data: bytes) -> None:
         self._reach()
         self.shared[name] = data
+
+    async def has_shared(self, name: str) -> bool:
+        self._reach()
+        return name in self.shared
 
     async def get_shared(self, name: str) -> bytes:
         self._reach()

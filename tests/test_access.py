@@ -21,6 +21,7 @@ from PIL import Image
 
 from made_service import FEATURES, ROWS, engine_of, feature, learned
 from protodcs import StreamDCS
+from protodcs.core.vocabulary import Vocabulary
 from protodcs.errors import ConfigError
 from protodcs.serve.access import keys, limits
 from protodcs.serve.access.authentication import AccessMiddleware
@@ -128,12 +129,15 @@ def needed(method, path):
 
 STATE = StreamDCS(ROWS).snapshot()
 OWL = {"name": "owl", "prototype": FEATURES[5].tolist()}
+NAMES = Vocabulary(np.eye(16, 4, dtype=np.float32) + 1)
+NAMED = f"{NAMES.fingerprint}?count=16"
 TENSOR = {"name": "feature", "shape": [1, 32], "datatype": "FP32", "data": FEATURES[0].tolist()}
 INFERENCE = {"inputs": [TENSOR], "parameters": {"sequence_id": "s"}}
 BODIES = {
     "/v1/streams/{stream}/explain": {"content": feature(0)},
     "/v1/streams/{stream}/classes": {"json": OWL},
     "/v1/streams/{stream}/state": {"content": STATE},
+    "/v1/vocabularies/{fingerprint}": {"content": NAMES.rows.tobytes()},
     "/v2/models/{model}/infer": {"json": INFERENCE},
     "/v2/models/{model}/versions/{version}/infer": {"json": INFERENCE},
     "/v1/streams/{stream}/feedback": {"json": {"label": None, "feature": FEATURES[0].tolist()}},
@@ -164,7 +168,8 @@ def needs_samples(path):
 def place(path, stream="s"):
     """A path of the description, with names in it that are there."""
     name = "0" if "/classes/" in path else "kept"
-    return path.format(stream=stream, model="protodcs", version="1", name=name, path="main.js", webhook="none", **IDS)
+    names = {"model": "protodcs", "version": "1", "path": "main.js", "webhook": "none", "fingerprint": NAMED}
+    return path.format(stream=stream, name=name, **names, **IDS)
 
 
 def routes(service):
@@ -818,6 +823,7 @@ ACTS = [
     ("delete snapshot", "DELETE", "/v1/streams/s/snapshots/kept", {}),
     ("export", "GET", "/v1/streams/s/state", {}),
     ("import", "PUT", "/v1/streams/s/state", {"content": STATE}),
+    ("upload vocabulary", "PUT", f"/v1/vocabularies/{NAMED}", {"content": NAMES.rows.tobytes()}),
     ("add class", "POST", "/v1/streams/s/classes", {"json": OWL}),
     ("remove class", "DELETE", "/v1/streams/s/classes/owl", {}),
     ("reset", "POST", "/v1/streams/s/reset", {}),

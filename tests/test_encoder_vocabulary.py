@@ -81,7 +81,7 @@ def test_the_progress_counts_the_names_that_are_encoded():
     counts: list[int] = []
     encoder(Texts()).vocabulary(advance=counts.append)
     assert sum(counts) == 4433
-    assert max(counts) == 256
+    assert max(counts) == 64
 
 
 def test_names_other_templates_and_other_weights_make_another_vocabulary():

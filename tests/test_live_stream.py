@@ -239,8 +239,8 @@ def test_a_damaged_spec_is_refused_in_words(data):
 
 
 def test_a_spec_from_the_future_is_refused_in_words():
-    with pytest.raises(StateVersionError, match="it has version 3, and this one reads 2"):
-        StreamSpec.unpack(SPEC.replace(b'"schema_version":2', b'"schema_version":3'))
+    with pytest.raises(StateVersionError, match="it has version 4, and this one reads 3"):
+        StreamSpec.unpack(SPEC.replace(b'"schema_version":3', b'"schema_version":4'))
 
 
 def test_a_stream_beside_other_prototypes_is_refused():

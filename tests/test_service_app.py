@@ -58,6 +58,9 @@ class FakeEncoding:
         assert len(classes) == len(ROWS)
         return PROTOTYPES.fingerprint, SHARED
 
+    async def vocabulary(self, classes):
+        return None
+
     async def facts(self):
         return {"name": "fake", "fingerprint": "fake-encoder", "temperature": 0.02, "dimension": ROWS.shape[1]}
 
@@ -1056,7 +1059,7 @@ def test_a_state_is_imported_only_if_it_has_not_changed():
     asyncio.run(run())
 
 
-def test_a_state_with_a_vocabulary_is_not_imported():
+def test_a_state_with_a_vocabulary_is_not_imported_to_a_stream_without_one():
     async def run():
         async with served() as service:
             path = "/v1/streams/s/state"
@@ -1064,7 +1067,7 @@ def test_a_state_with_a_vocabulary_is_not_imported():
             names = np.random.default_rng(0).normal(size=(20, engine.dimension))
             other = StreamDCS(engine._prototypes, engine.classes, engine.config, engine.encoder, names)
             refused = await service.client.put(path, content=other.snapshot())
-            assert "streams of the service have none" in words_of(refused, 422)
+            assert "is not that of the stream (none)" in words_of(refused, 422)
 
     asyncio.run(run())
 

@@ -7,7 +7,7 @@ import pytest
 
 from protodcs import Prototypes
 from protodcs.errors import StoreError
-from protodcs.serve.stream.shared import pack_prototypes, unpack_prototypes
+from protodcs.serve.stream.shared import pack_prototypes, pack_rows, unpack_prototypes, unpack_vocabulary
 
 
 def prototypes(count=7, dimension=12):
@@ -29,12 +29,19 @@ def test_many_threads_may_unpack_at_once():
     assert {one.fingerprint for one in found} == {prototypes().fingerprint}
 
 
+def test_a_packed_vocabulary_comes_back_with_its_fingerprint():
+    rows = prototypes(20).unit
+    found = unpack_vocabulary(pack_rows(rows), "0" * 64)
+    assert np.array_equal(found.rows, rows)
+    assert found.fingerprint == "0" * 64
+
+
 @pytest.mark.parametrize("cut", [0, 4, 8, 20, -1])
 def test_a_blob_that_was_cut_is_rejected(cut):
-    with pytest.raises(StoreError, match="shared prototypes are damaged"):
+    with pytest.raises(StoreError, match="shared rows are damaged"):
         unpack_prototypes(pack_prototypes(prototypes())[:cut])
 
 
 def test_a_blob_with_more_bytes_is_rejected():
-    with pytest.raises(StoreError, match="shared prototypes are damaged"):
+    with pytest.raises(StoreError, match="shared rows are damaged"):
         unpack_prototypes(pack_prototypes(prototypes()) + b"x")

@@ -14,6 +14,7 @@ import pytest
 from power_loss import PowerLoss
 from protodcs.errors import FencedError, InputError, StoreError
 from protodcs.serve.log.entries import LogQuery
+from protodcs.serve.store import sqlite
 from protodcs.serve.store.base import Batch, Checkpoint
 from protodcs.serve.store.sqlite import DATABASE, SqliteStore, back_up
 
@@ -167,6 +168,27 @@ def test_a_store_in_another_layout_is_left_alone(tmp_path):
     database.close()
     with pytest.raises(StoreError, match="layout 99"):
         SqliteStore(tmp_path)
+
+
+def test_blobs_that_no_stream_uses_have_a_limit_and_go_when_the_store_is_opened_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(sqlite, "_MAX_UNUSED", 1000)
+
+    async def check():
+        store = SqliteStore(tmp_path)
+        await created(store)
+        for name in "abcba":
+            await store.put_shared(name, bytes(600))
+        # Two of 600 bytes reach the limit, and the one that was put last is the newest.
+        assert [await store.has_shared(name) for name in ("a", "b", "c", "blob")] == [True, True, False, True]
+        await store.put_shared("large", bytes(5000))
+        await store.put_shared("blob", b"shared")
+        assert [await store.has_shared(name) for name in ("a", "b", "large", "blob")] == [False, False, True, True]
+        await store.close()
+        store = SqliteStore(tmp_path)
+        assert [await store.has_shared(name) for name in ("large", "blob")] == [False, True]
+        await store.close()
+
+    run(check())
 
 
 def test_a_file_that_is_no_database_is_an_error_and_stays(tmp_path):

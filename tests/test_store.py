@@ -330,6 +330,23 @@ async def test_a_shared_blob_lives_as_long_as_a_stream_uses_it(store):
 
 
 @of_every_store
+async def test_a_stream_may_use_several_shared_blobs(store):
+    await store.put_shared("one", b"1" * 1000)
+    await store.put_shared("two", b"2" * 2000)
+    with pytest.raises(StoreError, match="nowhere"):
+        await store.create("acme/both", b"", "one", "nowhere")
+    assert await store.create("acme/both", b"", "one", "two")
+    assert await store.create("acme/second", b"", "two")
+    assert (await store.usage())["acme"] == 3000
+    await store.delete("acme/both", (await store.acquire("acme/both", "one", "1")).fence)
+    assert [await store.has_shared(name) for name in ("one", "two")] == [False, True]
+    assert (await store.usage())["acme"] == 2000
+    await store.delete("acme/second", (await store.acquire("acme/second", "one", "1")).fence)
+    assert not await store.has_shared("two")
+    assert (await store.usage()).get("acme", 0) == 0
+
+
+@of_every_store
 async def test_no_stream_begins_without_its_shared_blob(store):
     with pytest.raises(StoreError, match="nowhere"):
         await store.create("s", b"", "nowhere")
@@ -451,7 +468,7 @@ async def test_the_usage_of_a_tenant_follows_what_its_streams_hold(store):
 @of_every_store
 async def test_a_stream_can_begin_at_the_position_where_it_ended_elsewhere(store):
     await store.put_shared("blob", b"shared")
-    assert await store.create("s", b"spec", "blob", 40)
+    assert await store.create("s", b"spec", "blob", start=40)
     fence = (await store.acquire("s", "me", "1")).fence
     writes = [Checkpoint("s", fence, 40, b"snapshot"), Batch("s", fence, 40, [b"forty"])]
     assert await store.commit(writes) == [None, None]
@@ -1254,7 +1271,7 @@ def test_a_stream_in_another_layout_is_left_alone(server):
                     await attempt
             writes = [Batch("s", fence, 0, [b"0"]), Checkpoint("s", fence, 0, b"")]
             assert all("layout 99" in str(outcome) for outcome in await store.commit(writes))
-            server.command("HSET", "protodcs:meta:s", "schema", "5")
+            server.command("HSET", "protodcs:meta:s", "schema", "6")
             assert await tail(store) == []
 
     asyncio.run(run())

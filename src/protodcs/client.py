@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import protocol
+from .core.vocabulary import Vocabulary, VocabularyLike
 from .errors import InputError, MissingPackageError, ServiceError
 from .prefetch import Prefetcher
 from .protocol import (
@@ -100,6 +101,7 @@ class Client:
         config: Mapping[str, Any] | None = None,
         guard: Mapping[str, Any] | None = None,
         like: str | None = None,
+        vocabulary: str | None = protocol.DEFAULT_VOCABULARY,
     ) -> "Stream":
         """Create a stream. To create it again in the same way is fine; in another way it is a ServiceError, status 409.
 
@@ -111,9 +113,27 @@ class Client:
             config: settings that differ from the defaults of the method.
             guard: settings that differ from those of the service's guards.
             like: another stream, to be created as that one was; then nothing else.
+            vocabulary: "default": "general" if the service has an encoder and you give class names only, otherwise
+                none. "general": that of the service's encoder. The fingerprint of an uploaded one, or None for none.
         """
-        answer = self._send(protocol.create(id, classes, prototypes, method, config, guard, like))
-        return Stream(self._send, self._send_rows, id, protocol.facts(answer))
+        call = protocol.create(id, classes, prototypes, method, config, guard, like, vocabulary)
+        return Stream(self._send, self._send_rows, id, protocol.facts(self._send(call)))
+
+    def upload_vocabulary(self, vocabulary: VocabularyLike) -> str:
+        """Store a vocabulary unless the service has it, and return its fingerprint, as `create` takes it.
+
+        Args:
+            vocabulary: the text features of 16 to 5,000 general names, (V, d), or a `Vocabulary`.
+        """
+        shared = Vocabulary.of(vocabulary)
+        try:
+            answer = self._send(protocol.find_vocabulary(shared))
+        except ServiceError as problem:
+            if problem.status != 404:
+                raise
+            answer = self._send(protocol.upload_vocabulary(shared))
+        fingerprint: str = protocol.facts(answer)["fingerprint"]
+        return fingerprint
 
     def create_many(self, streams: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Create up to 1,000 streams in one request.
@@ -534,10 +554,23 @@ class AsyncClient:
         config: Mapping[str, Any] | None = None,
         guard: Mapping[str, Any] | None = None,
         like: str | None = None,
+        vocabulary: str | None = protocol.DEFAULT_VOCABULARY,
     ) -> "AsyncStream":
         """Create a stream, as `Client.create` does."""
-        answer = await self._send(protocol.create(id, classes, prototypes, method, config, guard, like))
-        return AsyncStream(self._send, self._send_rows, id, protocol.facts(answer))
+        call = protocol.create(id, classes, prototypes, method, config, guard, like, vocabulary)
+        return AsyncStream(self._send, self._send_rows, id, protocol.facts(await self._send(call)))
+
+    async def upload_vocabulary(self, vocabulary: VocabularyLike) -> str:
+        """Store a vocabulary unless the service has it, and return its fingerprint, as `create` takes it."""
+        shared = Vocabulary.of(vocabulary)
+        try:
+            answer = await self._send(protocol.find_vocabulary(shared))
+        except ServiceError as problem:
+            if problem.status != 404:
+                raise
+            answer = await self._send(protocol.upload_vocabulary(shared))
+        fingerprint: str = protocol.facts(answer)["fingerprint"]
+        return fingerprint
 
     async def create_many(self, streams: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Create up to 1,000 streams in one request.

@@ -128,6 +128,10 @@ class UnknownSampleError(InputError, LookupError):
     """A sample whose feature is not stored."""
 
 
+class UnknownVocabularyError(InputError, LookupError):
+    """A vocabulary that is not stored."""
+
+
 class UnknownClusterError(InputError, LookupError):
     """A cluster that does not exist."""
 

@@ -25,6 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .core.decision import Decision, Outcome
+from .core.vectors import row_fingerprint
+from .core.vocabulary import Vocabulary
 from .errors import ImageError, InputError, ServiceError
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ _ROWS = 1024
 # must fit into the buffers on the way.
 MAX_STREAM_ROWS = 128
 _FEATURES = "application/octet-stream"
+# The vocabulary that the service chooses.
+DEFAULT_VOCABULARY = "default"
 # Bytes of all image references in an address, at most: gateways accept about 16 kB of headers.
 _REF_BYTES = 6000
 # The service looks into the bytes to see which kind of image they are.
@@ -218,8 +222,9 @@ def create(
     config: Mapping[str, Any] | None,
     guard: Mapping[str, Any] | None,
     like: str | None,
+    vocabulary: str | None = DEFAULT_VOCABULARY,
 ) -> Call:
-    """Create a stream; what is None is left to the service."""
+    """Create a stream; what is None is left to the service, except the vocabulary."""
     given = {
         "classes": list(classes) if classes is not None and not isinstance(classes, str) else classes,
         "prototypes": None if prototypes is None else _rows(prototypes).tolist(),
@@ -228,9 +233,22 @@ def create(
         "guard": None if guard is None else dict(guard),
         "like": like,
     }
+    chosen = {} if vocabulary == DEFAULT_VOCABULARY else {"vocabulary": vocabulary}
     return _with_json(
-        "/v1/streams", {"id": stream, **{name: value for name, value in given.items() if value is not None}}
+        "/v1/streams", {"id": stream, **{name: value for name, value in given.items() if value is not None}, **chosen}
     )
+
+
+def find_vocabulary(vocabulary: Vocabulary) -> Call:
+    """Ask whether a vocabulary is stored."""
+    return Call("GET", f"/v1/vocabularies/{row_fingerprint(vocabulary.rows)}")
+
+
+def upload_vocabulary(vocabulary: Vocabulary) -> Call:
+    """Store a vocabulary."""
+    rows = vocabulary.rows
+    path = f"/v1/vocabularies/{row_fingerprint(rows)}?count={len(rows)}"
+    return Call("PUT", path, {"content-type": _FEATURES}, rows.astype("<f4", copy=False).tobytes())
 
 
 def create_many(streams: Sequence[Mapping[str, Any]]) -> Call:

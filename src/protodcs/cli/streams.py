@@ -129,6 +129,11 @@ def create(
     prototypes: Path | None = typer.Option(None, help="Array (K, d) in a .npy file, if you send your own features."),
     method: str | None = typer.Option(None, help="Method: streamdcs or protodcs (default: streamdcs)."),
     option: list[str] = typer.Option([], help="Option of the method, such as history=1024. May be repeated."),
+    vocabulary: str = typer.Option(
+        "default",
+        help="General names to compare the classes with: general (default if the service has an encoder and --classes "
+        "are given alone), none, or the fingerprint of an uploaded vocabulary.",
+    ),
     like: str | None = typer.Option(None, help="Id of a stream whose settings to copy."),
     url: str = _URL,
     key_file: Path | None = _KEY_FILE,
@@ -144,11 +149,13 @@ def create(
             method=method,
             config=config or None,
             like=like,
+            vocabulary=None if vocabulary == "none" else vocabulary,
         )
     if as_json:
         typer.echo(json.dumps(stream.created))
     else:
-        tell({"created": stream.id, "classes": len(stream.created["classes"])}, as_json)
+        about = {"classes": len(stream.created["classes"]), "vocabulary": stream.created["vocabulary"] or "none"}
+        tell({"created": stream.id, **about}, as_json)
 
 
 @app.command()
@@ -457,6 +464,7 @@ def _readable(status: dict[str, Any]) -> dict[str, Any]:
     events = guard.pop("events", [])
     first = {name: status.pop(name) for name in _FIRST if name in status}
     status["classes"] = len(status.get("classes", []))
+    status["vocabulary"] = status.get("vocabulary") or "none"
     status |= status.pop("stats", {})
     guarded = {f"guard {name}": value for name, value in guard.items()}
     last = {"guard's last event": events[-1]} if events else {}

@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
@@ -34,6 +35,8 @@ ImageTower = Callable[[Features], Features]
 # The list of names that stands for things in general.
 GENERAL = "general"
 _SENTENCES_AT_ONCE = 256
+# The same for a vocabulary: others may use the encoder after each batch.
+_NAMES_AT_ONCE = 64
 # Encoding more names than this takes long enough to say so.
 _MANY_NAMES = 1000
 _log = logging.getLogger(__name__)
@@ -180,6 +183,7 @@ class Encoder:
         names: str | Path | Sequence[str] = GENERAL,
         classes: Sequence[str] = (),
         advance: Callable[[int], None] = lambda count: None,
+        run: Callable[[Callable[[], Features]], Features] = lambda batch: batch(),
     ) -> Vocabulary | None:
         """Return names to compare classes with. They are encoded once and stored on disk, like prototypes.
 
@@ -189,6 +193,7 @@ class Encoder:
             names: "general" is the list of the package, or all names that the encoder knows; otherwise names or a file.
             classes: if fewer than 16 general names are none of these, there is no vocabulary.
             advance: receives the number of names that were encoded, batch by batch.
+            run: runs each batch and returns its features, for example in a thread that others use too.
         """
         known = self.text_tower.known_names
         chosen = known if names == GENERAL and known is not None else class_names(names)
@@ -204,7 +209,7 @@ class Encoder:
             rows = kept.remembered(
                 self._key(chosen, templates),
                 (None if names == GENERAL else len(chosen), self.dimension),
-                lambda: self._encoded_names(chosen, templates, names == GENERAL, advance),
+                lambda: self._encoded_names(chosen, templates, names == GENERAL, advance, run),
             )
             found = self._vocabularies[fingerprint] = Vocabulary(rows, fingerprint)
         return found
@@ -214,16 +219,21 @@ class Encoder:
         return _digest(["prototypes", 1, self.back_end, self.weights, templates, names])
 
     def _encoded_names(
-        self, names: Sequence[str], templates: Sequence[str], leave_out: bool, advance: Callable[[int], None]
+        self,
+        names: Sequence[str],
+        templates: Sequence[str],
+        leave_out: bool,
+        advance: Callable[[int], None],
+        run: Callable[[Callable[[], Features]], Features],
     ) -> Features:
         """Return the features of names; `leave_out` those that are too long for the text tower."""
         if len(names) > _MANY_NAMES:
             place = kept.folder()
             stored = "" if place is None else f" This happens once: the result is stored in {place}."
             _log.warning("Encoding %d names of the vocabulary with %s.%s", len(names), self.name, stored)
-        rows = []
-        for part in parts(names, _SENTENCES_AT_ONCE):
-            rows.append((self._readable if leave_out else self._named)(part, templates))
+        rows, encode = [], self._readable if leave_out else self._named
+        for part in parts(names, _NAMES_AT_ONCE):
+            rows.append(run(partial(encode, part, templates)))
             advance(len(part))
         return self._joined(rows)
 

@@ -11,9 +11,9 @@ class Request(NamedTuple):
         stream: its id.
         action: one of `Action`.
         key: the idempotency key.
-        payload: a feature as float32, little-endian; a name; what a stream is created with; another stream's id; or the
-            incarnation of a stream that is deleted.
-        shared: the packed prototypes of a stream that is created.
+        payload: a feature as float32, little-endian; a name; what a stream is created with; another stream's id; the
+            incarnation of a stream that is deleted; or the fingerprint of a vocabulary.
+        shared: the packed prototypes of a stream that is created, or the packed rows of a vocabulary.
         stand_in: the worker that the stream belongs to was asked in vain.
         take_from: the worker that holds the stream and that the router cannot reach; take the stream from it.
         trace: the span that it belongs to, as a traceparent; empty where nobody records it.
@@ -61,6 +61,8 @@ class Action:
     ROLLBACK = "rollback"
     DELETE = "delete"
     DESCRIBE = "describe"
+    FIND_VOCABULARY = "find vocabulary"
+    PUT_VOCABULARY = "put vocabulary"
     ADD_CLASS = "add class"
     REMOVE_CLASS = "remove class"
     FEEDBACK = "feedback"

@@ -14,6 +14,7 @@ import { seconds } from "./logic/format.js";
  * @property {string} id
  * @property {string} method
  * @property {string[]} classes
+ * @property {string | null} vocabulary
  * @property {string} created
  * @property {string | null} last_seen
  * @property {number | null} unknown_rate

@@ -42,6 +42,7 @@ from .snapshots import router as snapshots
 from .state import router as state
 from .streams import router as streams
 from .ui import router as ui
+from .vocabularies import router as vocabularies
 from .webhooks import router as webhook_routes
 from .workers import router as workers
 
@@ -54,6 +55,7 @@ _V1: tuple[APIRouter, ...] = (
     decisions.router,
     streams.router,
     diagnosis.router,
+    vocabularies.router,
     classes.router,
     feedback.router,
     clusters.router,
@@ -94,7 +96,7 @@ def application(
         router,
         control,
         encoding,
-        None if encoding is None else ClassNameEncoder(encoding.prototypes, config),
+        None if encoding is None else ClassNameEncoder(encoding.prototypes, config, encoding.vocabulary),
         limits,
         Readiness(control, encoding, config.lease_seconds),
         browser_sessions,

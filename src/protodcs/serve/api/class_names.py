@@ -21,6 +21,12 @@ CHUNK = 64
 
 # Fingerprint and packed prototypes of class names.
 EncodeNames = Callable[[list[str]], Awaitable[tuple[str, bytes]]]
+# The same for the general names; None if there are too few beside the given classes.
+FindVocabulary = Callable[[list[str]], Awaitable[tuple[str, bytes] | None]]
+
+
+async def _no_vocabulary(classes: list[str]) -> None:
+    return None
 
 
 class ClassEncodingTimeoutError(ProtoDCSError, TimeoutError):
@@ -33,10 +39,12 @@ class ClassNameEncoder:
     Args:
         encode: encodes one chunk.
         config: the settings of the service.
+        find_vocabulary: returns the vocabulary of the encoder.
     """
 
-    def __init__(self, encode: EncodeNames, config: ServeConfig):
+    def __init__(self, encode: EncodeNames, config: ServeConfig, find_vocabulary: FindVocabulary = _no_vocabulary):
         self._encode = encode
+        self._find_vocabulary = find_vocabulary
         self._config = config
         self._calls = asyncio.Semaphore(config.max_encoders)
         # Each tenant has at most one chunk under way or next in line, so tenants take turns.
@@ -63,6 +71,21 @@ class ClassNameEncoder:
                     f"{self._config.class_encoding_timeout:g} seconds. Send the request again, or use fewer classes."
                 ) from None
             return chunks[0] if len(chunks) == 1 else await asyncio.to_thread(_joined, chunks)
+
+    async def vocabulary(self, classes: list[str]) -> tuple[str, bytes] | None:
+        """Return the fingerprint and the packed rows of the encoder's vocabulary; None if it has none for the classes.
+
+        Raises:
+            ClassEncodingTimeoutError: it is not encoded yet. The encoder goes on.
+        """
+        try:
+            async with asyncio.timeout(self._config.request_seconds):
+                return await self._find_vocabulary(classes)
+        except TimeoutError:
+            raise ClassEncodingTimeoutError(
+                "The encoder is still encoding its vocabulary, which takes minutes on a CPU, once for each encoder. "
+                'Send the request again later, or create the stream with `"vocabulary": null`.'
+            ) from None
 
     @contextmanager
     def _admitted(self, tenant: str, count: int) -> Iterator[None]:

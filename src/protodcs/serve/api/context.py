@@ -52,6 +52,10 @@ class Encoding(Protocol):
         """Return the fingerprint and the packed prototypes of class names."""
         ...
 
+    async def vocabulary(self, classes: list[str]) -> tuple[str, bytes] | None:
+        """Return the fingerprint and the packed rows of the general names; None if there are too few others."""
+        ...
+
     async def facts(self) -> dict[str, Any]:
         """Return name, fingerprint, temperature and dimension."""
         ...

@@ -233,13 +233,13 @@ class Store(Protocol):
         """Say that this worker holds nothing any more; nothing happens if its lease is of another incarnation."""
         ...
 
-    async def create(self, stream: str, spec: bytes, shared: str, start: int = 0) -> bool:
-        """Begin a stream that uses the shared blob of this name; False if it exists already, whatever its spec.
+    async def create(self, stream: str, spec: bytes, *shared: str, start: int = 0) -> bool:
+        """Begin a stream that uses the shared blobs of these names; False if it exists already, whatever its spec.
 
         Its first record has the position `start`. A stream that comes from another store goes on with its positions.
 
         Raises:
-            StoreError: the blob is not there. It may have gone with the last stream that used it, after it was put:
+            StoreError: a blob is not there. It may have gone with the last stream that used it, after it was put:
                 put it again and try again.
         """
         ...
@@ -295,7 +295,7 @@ class Store(Protocol):
         ...
 
     async def delete(self, stream: str, fence: Fence) -> None:
-        """Forget a stream and all that belongs to it, and its shared blob if it was the last to use it.
+        """Forget a stream and all that belongs to it, and those shared blobs that no other stream uses.
 
         Raises:
             FencedError: the fence is not the newest, or there is no such stream.
@@ -356,8 +356,12 @@ class Store(Protocol):
     async def put_shared(self, name: str, data: bytes) -> None:
         """Put a blob that many streams share; its name is a fingerprint of its content, so it never changes.
 
-        If no stream uses it within an hour, it may go.
+        If no stream uses it within an hour, or if many others are put meanwhile, it may go.
         """
+        ...
+
+    async def has_shared(self, name: str) -> bool:
+        """Return whether there is a shared blob of this name."""
         ...
 
     async def get_shared(self, name: str) -> bytes:

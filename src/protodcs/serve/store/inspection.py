@@ -20,7 +20,7 @@ from .commit_marks import MARKS, CommitMarks, Mark, read_marks
 
 DATABASE: Final = "streams.db"
 WAL: Final = f"{DATABASE}-wal"
-LAYOUT: Final = 4
+LAYOUT: Final = 5
 # Problems of the database that a report names, at most.
 _MAX_PROBLEMS: Final = 10
 

@@ -314,21 +314,15 @@ class RedisStore:
         """Say that this worker holds nothing any more."""
         await self._run("resign", [self._lease + _bytes(worker)], _bytes(incarnation))
 
-    async def create(self, stream: str, spec: bytes, shared: str, start: int = 0) -> bool:
-        """Begin a stream; False if it exists already. A StoreError if its shared blob was not put before."""
-        name, blob, tenant = _bytes(stream), _bytes(shared), _tenant(stream)
-        keys = [
-            self._meta + name,
-            self._streams + tenant,
-            self._blob + blob,
-            self._users + blob,
-            self._past,
-            self._usage,
-        ]
+    async def create(self, stream: str, spec: bytes, *shared: str, start: int = 0) -> bool:
+        """Begin a stream; False if it exists already. A StoreError if a shared blob was not put before."""
+        name, blobs, tenant = _bytes(stream), [*map(_bytes, shared)], _tenant(stream)
+        keys = [self._meta + name, self._streams + tenant, self._past, self._usage]
+        keys += [key for blob in blobs for key in (self._blob + blob, self._users + blob)]
         incarnation = secrets.token_hex(8).encode()
-        answer = await self._run("create", keys, name, spec, blob, incarnation, tenant, b"%d" % start)
+        answer = await self._run("create", keys, name, spec, incarnation, tenant, b"%d" % start, *blobs)
         if isinstance(answer, list):
-            raise StoreError(f"{self._place} holds no shared blob {shared!r} for stream {stream!r}: put it first")
+            raise StoreError(f"{self._place} lacks a shared blob of {shared} for stream {stream!r}: put it first")
         return bool(answer)
 
     async def members(self) -> list[str] | None:
@@ -546,6 +540,10 @@ class RedisStore:
         """Put a blob that many streams share. If none uses it within an hour, it expires."""
         blob = _bytes(name)
         await self._run("share", [self._blob + blob, self._users + blob], data, b"%d" % _UNUSED_BLOB_MILLISECONDS)
+
+    async def has_shared(self, name: str) -> bool:
+        """Return whether there is a shared blob of this name."""
+        return bool(await self._ask(b"EXISTS", self._blob + _bytes(name)))
 
     async def get_shared(self, name: str) -> bytes:
         """A shared blob; a StoreError if it is missing."""

@@ -59,6 +59,8 @@ _MIN_UNUSED_SHARE: Final = 0.25
 _PAGES_AT_ONCE: Final = 500
 # How often that is done in a row to get the reserve back.
 _VACUUMS_AT_ONCE: Final = 10
+# Bytes of shared blobs that no stream uses yet. Beyond it, the oldest of them are deleted.
+_MAX_UNUSED: Final = 1 << 28
 # Free bytes with which writes should work again.
 _ROOM: Final = 1 << 20
 # Specs, snapshots and records are apart from `streams`, so that an append changes few pages.
@@ -68,7 +70,6 @@ CREATE TABLE streams (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     id BLOB NOT NULL UNIQUE,
     tenant BLOB NOT NULL,
-    shared BLOB NOT NULL,
     epoch INTEGER NOT NULL,
     start INTEGER NOT NULL DEFAULT 0,
     finish INTEGER NOT NULL DEFAULT 0,
@@ -80,7 +81,6 @@ CREATE TABLE streams (
     summary BLOB NOT NULL DEFAULT x''
 ) STRICT;
 CREATE INDEX streams_by_tenant ON streams (tenant, id);
-CREATE INDEX streams_by_blob ON streams (shared, tenant);
 CREATE TABLE specs (stream INTEGER PRIMARY KEY, data BLOB NOT NULL) STRICT;
 CREATE TABLE records (key INTEGER PRIMARY KEY, data BLOB NOT NULL) STRICT;
 CREATE TABLE snapshots (stream INTEGER PRIMARY KEY, data BLOB NOT NULL) STRICT;
@@ -88,6 +88,11 @@ CREATE TABLE saved (
     stream INTEGER NOT NULL, name BLOB NOT NULL, place INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (stream, name)
 ) STRICT;
 CREATE TABLE blobs (name BLOB PRIMARY KEY, data BLOB NOT NULL) STRICT;
+CREATE TABLE uses (
+    blob BLOB NOT NULL, tenant BLOB NOT NULL, stream INTEGER NOT NULL, PRIMARY KEY (blob, tenant, stream)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX uses_by_stream ON uses (stream);
+CREATE TABLE unused (name BLOB PRIMARY KEY, size INTEGER NOT NULL) STRICT;
 CREATE TABLE deleted (epoch INTEGER NOT NULL) STRICT;
 INSERT INTO deleted VALUES (0);
 CREATE TABLE documents (
@@ -110,7 +115,6 @@ class _Stream(NamedTuple):
         base: the position where the epoch begins. Only records from there on can be a repetition by this epoch.
         covered_by: the epoch that wrote the snapshot; None before the first.
         tenant: whose stream it is.
-        shared: the blob that the stream uses.
         state_bytes: of its spec, snapshot and saved snapshots.
         journal_bytes: of its records behind the snapshot.
         created: when, in seconds since 1970.
@@ -123,7 +127,6 @@ class _Stream(NamedTuple):
     base: int
     covered_by: int | None
     tenant: bytes
-    shared: bytes
     state_bytes: int
     journal_bytes: int
     created: float
@@ -253,24 +256,27 @@ class SqliteStore:
 
     # Streams.
 
-    async def create(self, stream: str, spec: bytes, shared: str, start: int = 0) -> bool:
-        """Create a stream; False if it exists already. Raise StoreError if its shared blob is missing."""
-        return await self._call(lambda: self._create(stream, spec, _bytes(shared), start))
+    async def create(self, stream: str, spec: bytes, *shared: str, start: int = 0) -> bool:
+        """Create a stream; False if it exists already. Raise StoreError if a shared blob is missing."""
+        return await self._call(lambda: self._create(stream, spec, [*map(_bytes, shared)], start))
 
-    def _create(self, stream: str, spec: bytes, shared: bytes, start: int) -> bool:
+    def _create(self, stream: str, spec: bytes, shared: list[bytes], start: int) -> bool:
         if self._find(stream) is not None:
             return False
-        if self._one("SELECT 1 FROM blobs WHERE name = ?", shared) is None:
-            raise self._missing(shared)
+        for name in shared:
+            if not self._has_shared(name):
+                raise self._missing(name)
         tenant = _bytes(tenant_of(stream))
-        self._added[tenant] += len(spec) + self._unused_blob(tenant, shared)
+        self._added[tenant] += len(spec) + sum(self._unused_blob(tenant, name) for name in shared)
         # Above the epochs of all deleted streams: who held one of the same name has no fence of this one.
         (epoch,) = self._database.execute("SELECT epoch FROM deleted").fetchone()
         number = self._database.execute(
-            "INSERT INTO streams (id, tenant, shared, epoch, start, finish, state_bytes, created) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (_bytes(stream), tenant, shared, epoch, start, start, len(spec), time.time()),
+            "INSERT INTO streams (id, tenant, epoch, start, finish, state_bytes, created) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (_bytes(stream), tenant, epoch, start, start, len(spec), time.time()),
         ).lastrowid
+        for name in shared:
+            self._database.execute("INSERT INTO uses VALUES (?, ?, ?)", (name, tenant, number))
+            self._database.execute("DELETE FROM unused WHERE name = ?", (name,))
         self._database.execute("INSERT INTO specs VALUES (?, ?)", (number, spec))
         return True
 
@@ -311,7 +317,7 @@ class SqliteStore:
             self._holders.pop(stream, None)
 
     async def delete(self, stream: str, fence: Fence) -> None:
-        """Delete a stream and all that belongs to it, and its shared blob if no other stream uses it."""
+        """Delete a stream and all that belongs to it, and its shared blobs if no other stream uses them."""
         await self._call(lambda: self._delete(stream, fence.epoch), may_use_reserve=True)
 
     def _delete(self, stream: str, epoch: int) -> None:
@@ -321,12 +327,15 @@ class SqliteStore:
         for table in ("specs", "snapshots", "saved"):
             execute(f"DELETE FROM {table} WHERE stream = ?", (known.number,))
         self._cut(known, known.finish)
-        self._added[known.tenant] -= known.size + self._unused_blob(known.tenant, known.shared)
+        shared = [name for (name,) in execute("SELECT blob FROM uses WHERE stream = ?", (known.number,))]
+        execute("DELETE FROM uses WHERE stream = ?", (known.number,))
+        self._added[known.tenant] -= known.size + sum(self._unused_blob(known.tenant, name) for name in shared)
         self._log.delete_stream(known.number)
         self._notices.delete_stream(known.number)
         execute("UPDATE deleted SET epoch = max(epoch, ?)", (epoch + 1,))
-        if self._one("SELECT 1 FROM streams WHERE shared = ? LIMIT 1", known.shared) is None:
-            execute("DELETE FROM blobs WHERE name = ?", (known.shared,))
+        for name in shared:
+            if not self._is_used(name):
+                execute("DELETE FROM blobs WHERE name = ?", (name,))
         self._holders.pop(stream, None)
 
     async def describe(self, stream: str) -> Described:
@@ -363,7 +372,7 @@ class SqliteStore:
 
     def _unused_blob(self, tenant: bytes, shared: bytes) -> int:
         """Return the bytes of a shared blob; 0 if a stream of the tenant uses it."""
-        if self._one("SELECT 1 FROM streams WHERE shared = ? AND tenant = ? LIMIT 1", shared, tenant):
+        if self._one("SELECT 1 FROM uses WHERE blob = ? AND tenant = ? LIMIT 1", shared, tenant):
             return 0
         size: int = self._one("SELECT length(data) FROM blobs WHERE name = ?", shared)
         return size
@@ -550,8 +559,28 @@ class SqliteStore:
 
     async def put_shared(self, name: str, data: bytes) -> None:
         """Put a blob that many streams share. If none uses it, it is deleted when the store is opened again."""
-        put = "INSERT OR IGNORE INTO blobs VALUES (?, ?)"
-        await self._call(lambda: self._database.execute(put, (_bytes(name), data)))
+        await self._call(lambda: self._put_shared(_bytes(name), data))
+
+    def _put_shared(self, name: bytes, data: bytes) -> None:
+        execute = self._database.execute
+        execute("INSERT OR IGNORE INTO blobs VALUES (?, ?)", (name, data))
+        if self._is_used(name):
+            return
+        execute("INSERT OR REPLACE INTO unused VALUES (?, ?)", (name, len(data)))
+        newer = "SELECT name, size, sum(size) OVER (ORDER BY rowid DESC) AS total FROM unused"
+        old = execute(f"SELECT name FROM ({newer}) WHERE total - size >= ?", (_MAX_UNUSED,)).fetchall()
+        for table in ("unused", "blobs"):
+            self._database.executemany(f"DELETE FROM {table} WHERE name = ?", old)
+
+    async def has_shared(self, name: str) -> bool:
+        """Return whether there is a shared blob of this name."""
+        return await self._call(lambda: self._has_shared(_bytes(name)))
+
+    def _has_shared(self, name: bytes) -> bool:
+        return self._one("SELECT 1 FROM blobs WHERE name = ?", name) is not None
+
+    def _is_used(self, name: bytes) -> bool:
+        return self._one("SELECT 1 FROM uses WHERE blob = ? LIMIT 1", name) is not None
 
     async def get_shared(self, name: str) -> bytes:
         """Return a shared blob. Raise StoreError if it is missing."""
@@ -699,7 +728,7 @@ class SqliteStore:
 
     def _find(self, stream: str) -> _Stream | None:
         found = self._database.execute(
-            "SELECT number, epoch, start, finish, base, covered_by, tenant, shared, state_bytes, journal_bytes, "
+            "SELECT number, epoch, start, finish, base, covered_by, tenant, state_bytes, journal_bytes, "
             "created FROM streams WHERE id = ?",
             (_bytes(stream),),
         ).fetchone()
@@ -957,7 +986,8 @@ def _open(folder: Path) -> sqlite3.Connection:
             sync_folder(folder)
             sync_folder(folder.parent)
         # Nobody waits to use them: a creation that failed left them behind.
-        database.execute("DELETE FROM blobs WHERE name NOT IN (SELECT shared FROM streams)")
+        database.execute("DELETE FROM blobs WHERE name NOT IN (SELECT blob FROM uses)")
+        database.execute("DELETE FROM unused")
     except BaseException:
         database.close()
         raise
@@ -985,7 +1015,7 @@ def _read_usage(database: sqlite3.Connection) -> Counter[bytes]:
     found = database.execute(
         "SELECT tenant, sum(size) FROM ("
         "SELECT tenant, state_bytes + journal_bytes AS size FROM streams UNION ALL "
-        "SELECT tenant, length(data) FROM (SELECT DISTINCT tenant, shared FROM streams) JOIN blobs ON name = shared"
+        "SELECT tenant, length(data) FROM (SELECT DISTINCT tenant, blob FROM uses) JOIN blobs ON name = blob"
         ") GROUP BY tenant"
     )
     return Counter(dict(found))

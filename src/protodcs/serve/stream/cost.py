@@ -21,6 +21,7 @@ Measured on an Intel Xeon at 2.50 GHz, one thread, 100 to 10,000 classes, 16 to 
 | StreamDCS: refit, per sample of its window; of the history | 8,000; 500 |
 | StreamDCS: class baseline, per class; linear head, per dimension | 30; 10 |
 | insertion into a sorted window, per sample of the window | 1.7 |
+| names of a vocabulary compared with the classes, per number of the names; per class and number | 4; 0.04 |
 | copy, per byte | 0.45 |
 | snapshot or restore, per byte | 10 |
 """
@@ -37,6 +38,7 @@ from ...core.streamdcs.config import StreamDCSConfig
 from ...errors import ConfigError
 from ..guard import GuardSettings
 from ..settings import CostLimits
+from .shared import MAX_NAMES
 
 _STEP = 60_000.0
 _COSINE, _TEXT_STEP, _FUSED_STEP = 0.5, 3.5, 20.0
@@ -52,6 +54,7 @@ _USUAL_TOLERANCE = 1e-4
 _INSERTION = 1.7
 _COPY, _SNAPSHOT = 0.45, 10.0
 _LIKENESS, _BIAS_REBUILD = 0.5, 4.0
+_NAMES, _NAMES_WITH_CLASSES = 4.0, 0.04
 # Guards compare a window with eight earlier ones by their quantiles.
 _GUARD_WINDOWS, _GUARD_SAMPLE = 9, 30.0
 _GUARD_STATES = 2
@@ -109,7 +112,11 @@ def has_estimate(config: BaseModel) -> TypeGuard[StreamDCSConfig | ProtoDCSConfi
 
 
 def estimate(
-    config: StreamDCSConfig | ProtoDCSConfig, classes: int, dimension: int, guard: GuardSettings | None
+    config: StreamDCSConfig | ProtoDCSConfig,
+    classes: int,
+    dimension: int,
+    guard: GuardSettings | None,
+    has_vocabulary: bool = False,
 ) -> Estimate:
     """Return the estimated cost of a stream.
 
@@ -118,6 +125,7 @@ def estimate(
         classes: number of classes.
         dimension: length of a feature.
         guard: the resolved settings of its guard; None if it has none.
+        has_vocabulary: whether a class edit compares the classes with a vocabulary.
     """
     if isinstance(config, StreamDCSConfig):
         parts = _streamdcs(config, classes, dimension)
@@ -127,6 +135,10 @@ def estimate(
     parts = [part._replace(slowest=part.slowest + _COPY * part.memory) for part in parts]
     if guard is not None and guard.enabled:
         parts = _guarded(guard, parts)
+    if has_vocabulary:
+        compared = (_NAMES + _NAMES_WITH_CLASSES * classes) * MAX_NAMES * dimension
+        # Streams share the vocabulary itself.
+        parts.append(Part(("classes", "vocabulary"), slowest=compared))
     return Estimate(tuple(parts))
 
 
@@ -270,7 +282,12 @@ class _Measure(NamedTuple):
 
 
 def check_cost(
-    config: BaseModel, classes: int, dimension: int, guard: GuardSettings | None, limits: CostLimits
+    config: BaseModel,
+    classes: int,
+    dimension: int,
+    guard: GuardSettings | None,
+    limits: CostLimits,
+    has_vocabulary: bool = False,
 ) -> None:
     """Raise ConfigError if a stream costs more than the limits allow. Methods without an estimate have no limit.
 
@@ -280,15 +297,16 @@ def check_cost(
         dimension: length of a feature.
         guard: the resolved settings of the guard; None if there is none.
         limits: what a stream may cost.
+        has_vocabulary: whether it has a vocabulary.
     """
     if not has_estimate(config):
         return
-    found = estimate(config, classes, dimension, guard)
+    found = estimate(config, classes, dimension, guard, has_vocabulary)
     for measure in _measures(limits):
         given = measure.whole(found)
         if given > measure.limit:
             largest = max(found.parts, key=measure.part)
-            options = {**config.model_dump(), "classes": classes}
+            options = {**config.model_dump(), "classes": classes, "vocabulary": f"up to {MAX_NAMES} names"}
             if guard is not None:
                 options |= {f"guard.{name}": value for name, value in guard.model_dump().items()}
             causes = ", ".join(f"`{name}`={options[name]}" for name in largest.options)

@@ -47,7 +47,7 @@ from .records import LONGEST_KEY, Kind, Record
 from .samples import StreamSamples, give_feedback
 from .summary import Summary
 
-BIRTH_SCHEMA = 2
+BIRTH_SCHEMA = 3
 # Specs that a process keeps at hand.
 _AT_HAND = 64
 # Number of decisions that the share of unknown samples in a list is taken from.
@@ -72,6 +72,7 @@ class StreamSpec(BaseModel):
     config: dict[str, Any] = Field(description="Every option, resolved.")
     classes: list[str] = Field(min_length=1)
     prototypes: str = Field(pattern="^[0-9a-f]{64}$", description="Fingerprint of the initial prototypes.")
+    vocabulary: str | None = Field(None, pattern="^[0-9a-f]{64}$", description="Fingerprint of its vocabulary, if any.")
     encoder: str | None = Field(None, max_length=1000, description="Fingerprint of what makes the features, if known.")
     guard: GuardSettings | None = Field(None, description="Every setting of its guard, resolved. None: it has none.")
     discovery: DiscoveryConfig | None = Field(
@@ -80,7 +81,8 @@ class StreamSpec(BaseModel):
 
     def pack(self) -> bytes:
         """Return the spec as bytes, without what it does not have. The same spec gives the same bytes."""
-        said = self.model_dump(exclude={name for name in ("guard", "discovery") if getattr(self, name) is None})
+        absent = {name for name in ("guard", "discovery", "vocabulary") if getattr(self, name) is None}
+        said = self.model_dump(exclude=absent)
         return json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
 
     @staticmethod
@@ -97,6 +99,11 @@ class StreamSpec(BaseModel):
             return StreamSpec.model_validate_json(data)
         except ValidationError as problem:
             raise StoreError(f"what a stream was created with cannot be read: {problem.errors()[0]['msg']}") from None
+
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        """The names of the shared blobs that the stream uses."""
+        return tuple(dict.fromkeys(name for name in (self.prototypes, self.vocabulary) if name is not None))
 
     def settings(self, config: Mapping[str, Any] | None = None) -> Settings:
         """Return the settings of the stream, or those that another `config` gives its method."""
@@ -148,7 +155,7 @@ class LiveStream:
 
     Args:
         held: the stream as the store gave it.
-        prototypes: those it was created with.
+        prototypes: those it was created with, and its vocabulary if it has one.
         limits: how much it stores to recognise retries.
 
     Attributes:
@@ -156,6 +163,7 @@ class LiveStream:
         covered: how many records its newest snapshot covers.
         different: how many decisions differed when the journal was replayed: on another type of processor
             they may, in the last digits.
+        prototypes: those it was created with.
         guard: watches the engine; None where the stream has none.
         samples: features that are stored for people to work with; None if the stream stores none.
     """
@@ -168,7 +176,7 @@ class LiveStream:
         self.covered = held.start
         self.position = held.start
         self.different = 0
-        self._prototypes = prototypes
+        self.prototypes = prototypes
         self._applied = IdempotencyCache(limits)
         self._events: list[Event] = []
         self._roll_backs: list[Range] = []
@@ -312,7 +320,7 @@ class LiveStream:
 
     def state(self) -> bytes:
         """What the engine has learned, without the prototypes that it shares; whole once its classes were edited."""
-        shares = self.engine._prototypes is self._prototypes
+        shares = self.engine._prototypes is self.prototypes
         return self.engine.difference() if shares else self.engine.snapshot()
 
     def describe_state(self, state: bytes) -> dict[str, Any]:
@@ -366,13 +374,13 @@ class LiveStream:
 
     def _restored(self, state: bytes) -> FeatureMethod:
         """Return the engine of a state that this service wrote."""
-        shared = self._prototypes if leaves_out_prototypes(state) else None
-        return methods.restore(state, self.spec.encoder, shared, trusted=True)
+        shared = self.prototypes if leaves_out_prototypes(state) else None
+        return methods.restore(state, self.spec.encoder, shared, self.prototypes.vocabulary, trusted=True)
 
     def _watcher(self) -> Guard | None:
         """A new guard over the classes that the engine has now."""
         own = self.engine._prototypes
-        return self.spec.watcher(own, own is not self._prototypes)
+        return self.spec.watcher(own, own is not self.prototypes)
 
     def _no_samples(self) -> StreamSamples | None:
         config = self.spec.discovery
@@ -508,18 +516,21 @@ def check_state(data: bytes, spec: StreamSpec, dimension: int, check: Check) -> 
             f"The state belongs to the method {header.method!r} with prototypes of shape {shape}. The stream needs "
             f"the method {spec.method!r} and {dimension} dimensions."
         )
-    if header.vocabulary is not None:
+    if header.vocabulary != spec.vocabulary:
         raise StateError(
-            f"The state was learned with the vocabulary {header.vocabulary}, and streams of the service have none. "
-            "Make a state with `vocabulary=None`, or `protodcs classify --vocabulary none`."
+            f"The vocabulary of the state ({header.vocabulary or 'none'}) is not that of the stream "
+            f"({spec.vocabulary or 'none'}). Create a stream with the vocabulary of the state, and import it there."
         )
     check(spec, header.config, len(header.classes), dimension)
 
 
-def imported_state(data: bytes, spec: StreamSpec, dimension: int, check: Check) -> bytes:
-    """Return a state from outside in the form that a stream stores. Raise StateError if it does not fit."""
-    check_state(data, spec, dimension, check)
-    return methods.restore(data, spec.encoder).snapshot()
+def imported_state(data: bytes, spec: StreamSpec, prototypes: Prototypes, check: Check) -> bytes:
+    """Return a state from outside in the form that a stream stores. Raise StateError if it does not fit.
+
+    `prototypes` are those of the stream, with its vocabulary.
+    """
+    check_state(data, spec, prototypes.unit.shape[1], check)
+    return methods.restore(data, spec.encoder, vocabulary=prototypes.vocabulary).snapshot()
 
 
 def check_classes(count: int, most: int) -> None:

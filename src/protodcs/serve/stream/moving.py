@@ -59,9 +59,9 @@ async def _begin(
 ) -> Fence | None:
     """Create a stream in the new store, with its saved snapshots. Return None if all of it is there already."""
     names = await source.saved_snapshots(stream)
-    blob = StreamSpec.unpack(held.spec).prototypes
-    await target.put_shared(blob, await source.get_shared(blob))
-    if not await target.create(new_id, held.spec, blob, held.start):
+    blobs = StreamSpec.unpack(held.spec).blobs
+    await _copy_blobs(source, target, blobs)
+    if not await target.create(new_id, held.spec, *blobs, start=held.start):
         found = await target.acquire(new_id, _WORKER, incarnation)
         if _content(found) == _content(held) and await target.saved_snapshots(new_id) == names:
             await target.release(new_id, found.fence)
@@ -71,14 +71,19 @@ async def _begin(
             raise InputError(f"The stream {new_id!r} exists with other content. Delete it there, and repeat the move.")
         # An earlier move was interrupted: it wrote the content last.
         await target.delete(new_id, found.fence)
-        await target.put_shared(blob, await source.get_shared(blob))
-        await target.create(new_id, held.spec, blob, held.start)
+        await _copy_blobs(source, target, blobs)
+        await target.create(new_id, held.spec, *blobs, start=held.start)
     fence = (await target.acquire(new_id, _WORKER, incarnation)).fence
     for name in names:
         saved = await source.saved_snapshot(stream, name)
         assert saved is not None
         await target.save_snapshot(new_id, fence, name, saved)
     return fence
+
+
+async def _copy_blobs(source: Store, target: Store, names: Sequence[str]) -> None:
+    for name in names:
+        await target.put_shared(name, await source.get_shared(name))
 
 
 async def _write(target: Store, stream: str, fence: Fence, held: AcquiredStream, summary: bytes) -> None:

@@ -1,12 +1,13 @@
-"""Create streams: from prototypes, or as another stream was created."""
+"""Create streams: from prototypes, or as another stream was created. Store the vocabularies that streams share."""
 
 from functools import partial
 
-from ...errors import InputError, StoreError, UnknownStreamError
+from ...core.vocabulary import Vocabulary
+from ...errors import InputError, StoreError, UnknownStreamError, UnknownVocabularyError
 from ..messages import Outcome, Reply, Request
 from ..store.base import Store
 from ..stream.live_stream import StreamSpec
-from ..stream.shared import unpack_prototypes
+from ..stream.shared import check_vocabulary, unpack_prototypes
 from .computing import Computing
 from .loaded_streams import LoadedStreams
 from .quotas import Quotas
@@ -34,7 +35,11 @@ class Creation:
     async def create(self, request: Request) -> Reply:
         """Create a stream with the prototypes in the request."""
         spec = StreamSpec.unpack(request.payload)
-        await self._computing.in_thread(partial(self._check, request, spec))
+        vocabulary = None
+        if spec.vocabulary is not None:
+            await self._check_stored(spec.vocabulary)
+            vocabulary = await self._streams.vocabulary(spec.vocabulary)
+        await self._computing.in_thread(partial(self._check, request, spec, vocabulary))
         # Before anything is put: prototypes that no stream uses stay for an hour.
         found = await self._existing(request.stream, spec)
         if found is not None:
@@ -49,18 +54,41 @@ class Creation:
             await self._store.put_shared(spec.prototypes, request.shared)
             return await self._begin_stream(request.stream, spec)
 
-    def _check(self, request: Request, spec: StreamSpec) -> None:
+    async def find_vocabulary(self, request: Request) -> Reply:
+        """Reply if a vocabulary is stored."""
+        await self._check_stored(request.payload.decode())
+        return Reply(Outcome.DONE)
+
+    async def put_vocabulary(self, request: Request) -> Reply:
+        """Store a vocabulary, which streams can use from now on."""
+        name = request.payload.decode()
+        if not await self._store.has_shared(name):
+            self._quotas.check(request.stream)
+            self._quotas.add(request.stream, len(request.shared))
+        await self._store.put_shared(name, request.shared)
+        return Reply(Outcome.DONE)
+
+    async def _check_stored(self, name: str) -> None:
+        if not await self._store.has_shared(name):
+            raise UnknownVocabularyError(
+                f"The vocabulary {name} is not stored. Upload it with PUT /v1/vocabularies/{name}, or create the "
+                'stream with `"vocabulary": null`.'
+            )
+
+    def _check(self, request: Request, spec: StreamSpec, vocabulary: Vocabulary | None) -> None:
         """Raise an error if a stream cannot be created. This runs in a thread."""
         prototypes = unpack_prototypes(request.shared)
         if prototypes.fingerprint != spec.prototypes:
             raise InputError("the prototypes of a new stream are not those that it names")
         self._sizes.check(request.stream, spec, spec.config, *prototypes.unit.shape)
-        spec.engine(prototypes)
+        if vocabulary is not None:
+            check_vocabulary(len(vocabulary))
+        spec.engine(prototypes.with_vocabulary(vocabulary))
 
     async def create_like(self, request: Request) -> Reply:
         """Create a stream as another one was, with the prototypes that it uses."""
         spec = StreamSpec.unpack((await self._store.describe(request.payload.decode())).spec)
-        prototypes = await self._streams.prototypes(spec.prototypes)
+        prototypes = await self._streams.prototypes(spec)
         self._sizes.check(request.stream, spec, spec.config, *prototypes.unit.shape)
         found = await self._existing(request.stream, spec)
         if found is not None:
@@ -70,7 +98,7 @@ class Creation:
 
     async def _begin_stream(self, stream: str, spec: StreamSpec) -> Reply:
         packed = spec.pack()
-        created = await self._store.create(stream, packed, spec.prototypes)
+        created = await self._store.create(stream, packed, *spec.blobs)
         if created:
             self._streams.forget_failure(stream)
             self._quotas.add(stream, len(packed))

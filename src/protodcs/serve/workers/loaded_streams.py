@@ -9,10 +9,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 from ...core.prototypes import Prototypes
+from ...core.vocabulary import Vocabulary
 from ...errors import FencedError, StoreError
 from ..messages import Reply, Request
 from ..settings import ServeConfig
@@ -20,7 +21,7 @@ from ..store.base import AcquiredStream, Store, Takeover
 from ..stream.idempotency import Limits
 from ..stream.live_stream import LiveStream, StreamSpec
 from ..stream.records import Record
-from ..stream.shared import unpack_prototypes
+from ..stream.shared import unpack_prototypes, unpack_vocabulary
 from ..telemetry import logs
 from ..telemetry.metrics import WorkerMetrics
 from .changes import Changes
@@ -39,6 +40,8 @@ _LOAD_TIMES = 1000
 # What reads more bytes runs in a thread.
 _LARGE = 4 * 2**20
 
+T = TypeVar("T")
+
 
 class RestorableState(NamedTuple):
     """A state to restore, and the position of the stream when it was saved; None if it comes from outside."""
@@ -47,8 +50,8 @@ class RestorableState(NamedTuple):
     position: int | None = None
 
 
-# Returns the state that a request restores, for a stream created so and with features of this length.
-FindState = Callable[[Request, StreamSpec, int], Awaitable[RestorableState]]
+# Returns the state that a request restores, for a stream created so and with these prototypes.
+FindState = Callable[[Request, StreamSpec, Prototypes], Awaitable[RestorableState]]
 
 
 @dataclass(slots=True)
@@ -99,7 +102,11 @@ class LoadedStreams:
         self.loaded: OrderedDict[str, LoadedStream] = OrderedDict()
         self.busy: dict[str, asyncio.Task[Any]] = {}
         self._failed: dict[str, _FailedLoad] = {}
-        self._shared: WeakValueDictionary[str, Prototypes] = WeakValueDictionary()
+        # By the blobs that they are made of.
+        self._shared: WeakValueDictionary[tuple[str, ...], Prototypes] = WeakValueDictionary()
+        self._vocabularies: WeakValueDictionary[str, Vocabulary] = WeakValueDictionary()
+        # Held while a vocabulary is read, so that many loads at once read it once.
+        self._reading = asyncio.Lock()
         self.ring: Ring | None = None
         self.refusal: Reply | None = None
         # How often the memory of all streams was discarded.
@@ -148,16 +155,30 @@ class LoadedStreams:
                 return loaded
             loaded.in_use.release()
 
-    async def prototypes(self, name: str) -> Prototypes:
-        """Return prototypes that streams share."""
-        found = self._shared.get(name)
+    async def prototypes(self, spec: StreamSpec) -> Prototypes:
+        """Return the prototypes that a stream shares with others, with its vocabulary if it has one."""
+        found = self._shared.get(spec.blobs)
         if found is None:
-            data = await self._store.get_shared(name)
-            unpack = partial(unpack_prototypes, data)
+            prototypes = await self._read(spec.prototypes, unpack_prototypes)
+            vocabulary = None if spec.vocabulary is None else await self.vocabulary(spec.vocabulary)
             with load_errors():
-                found = await self._computing.in_thread(unpack) if len(data) > _LARGE else unpack()
-            self._shared[name] = found
+                found = self._shared.setdefault(spec.blobs, prototypes.with_vocabulary(vocabulary))
         return found
+
+    async def vocabulary(self, name: str) -> Vocabulary:
+        """Return a vocabulary that streams share."""
+        async with self._reading:
+            found = self._vocabularies.get(name)
+            if found is None:
+                found = await self._read(name, partial(unpack_vocabulary, fingerprint=name))
+                self._vocabularies[name] = found
+            return found
+
+    async def _read(self, name: str, unpack: Callable[[bytes], T]) -> T:
+        """Return what a shared blob holds."""
+        data = await self._store.get_shared(name)
+        with load_errors():
+            return await self._computing.in_thread(partial(unpack, data)) if len(data) > _LARGE else unpack(data)
 
     # Loading.
 
@@ -171,7 +192,7 @@ class LoadedStreams:
         try:
             with load_errors():
                 spec = StreamSpec.unpack(held.spec)
-            prototypes = await self.prototypes(spec.prototypes)
+            prototypes = await self.prototypes(spec)
             with load_errors():
                 live = await self._load(held, prototypes)
         except NotLoadedError as problem:
@@ -189,6 +210,8 @@ class LoadedStreams:
         computing = self._computing
         restore = partial(LiveStream, replace(held, tail=[]), prototypes, self._limits)
         large = len(held.snapshot or b"") + prototypes.unit.nbytes > _LARGE
+        # All names of a vocabulary are compared with all classes.
+        large = large or prototypes.vocabulary is not None
         loaded = LoadedStream(await computing.in_thread(restore) if large else restore())
         at = 0
         while at < len(held.tail):
@@ -267,8 +290,8 @@ class LoadedStreams:
         held = await self._store.acquire(stream, self._lease.worker, self._lease.incarnation)
         with load_errors():
             spec = StreamSpec.unpack(held.spec)
-        prototypes = await self.prototypes(spec.prototypes)
-        found = await find(request, spec, prototypes.unit.shape[1])
+        prototypes = await self.prototypes(spec)
+        found = await find(request, spec, prototypes)
         repaired = partial(LiveStream.repaired, held, prototypes, self._limits, found.state)
         loaded = LoadedStream(await self._computing.in_thread(repaired))
         self._changes.queue_snapshot(stream, loaded)

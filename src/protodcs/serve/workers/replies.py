@@ -19,6 +19,7 @@ from ...errors import (
     UnknownSampleError,
     UnknownSnapshotError,
     UnknownStreamError,
+    UnknownVocabularyError,
     UsageError,
 )
 from ..messages import Outcome, Reply
@@ -78,6 +79,7 @@ _OUTCOMES: list[tuple[type[ProtoDCSError], Outcome, str]] = [
     (UnknownStreamError, Outcome.MISSING, ""),
     (UnknownSnapshotError, Outcome.MISSING, "snapshot_not_found"),
     (UnknownClassError, Outcome.MISSING, "class_not_found"),
+    (UnknownVocabularyError, Outcome.MISSING, "vocabulary_not_found"),
     (UnknownClusterError, Outcome.MISSING, "cluster_not_found"),
     (UnknownSampleError, Outcome.MISSING, "sample_not_found"),
     (FencedError, Outcome.LATER, ""),

@@ -17,4 +17,4 @@ class SizeLimits:
         """Raise an error if a stream may not have these settings and so many classes."""
         check_classes(classes, classes_of(self._config, stream))
         limits = cost_limits_of(self._config, stream)
-        check_cost(spec.settings(config), classes, dimension, spec.guard, limits)
+        check_cost(spec.settings(config), classes, dimension, spec.guard, limits, spec.vocabulary is not None)

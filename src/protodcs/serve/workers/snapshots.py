@@ -4,6 +4,7 @@ import struct
 from contextlib import suppress
 from functools import partial
 
+from ...core.prototypes import Prototypes
 from ...errors import StateError, UnknownSnapshotError
 from ..messages import Outcome, Reply, Request
 from ..settings import ServeConfig
@@ -110,7 +111,7 @@ class Snapshots:
     async def describe(self, request: Request) -> Reply:
         """Return what the stream would be after a roll-back. Nothing changes."""
         live = (await self._streams.get(request.stream, request.stand_in)).live
-        saved = await self._saved_state(request, live.spec, live.engine.dimension)
+        saved = await self._saved_state(request, live.spec, live.prototypes)
         facts = await self._computing.in_thread(partial(live.describe_state, saved.state))
         return Reply(Outcome.DONE, facts={**facts, "position": saved.position})
 
@@ -134,21 +135,21 @@ class Snapshots:
             if found is not None:
                 return done_reply(found, repeated=True)
             self._quotas.check(request.stream)
-            state, position = await find(request, loaded.live.spec, loaded.live.engine.dimension)
+            state, position = await find(request, loaded.live.spec, loaded.live.prototypes)
             return await self._changes.apply(loaded, Kind.RESTORE, request, state, position)
 
-    async def _saved_state(self, request: Request, spec: StreamSpec, dimension: int) -> RestorableState:
+    async def _saved_state(self, request: Request, spec: StreamSpec, prototypes: Prototypes) -> RestorableState:
         saved = await self._store.saved_snapshot(request.stream, request.payload.decode())
         if saved is None:
             raise _unknown(request)
         found = _unpack(saved)
-        check_size = partial(self._sizes.check, request.stream)
+        check_size, dimension = partial(self._sizes.check, request.stream), prototypes.unit.shape[1]
         await self._computing.in_thread(partial(check_state, found.state, spec, dimension, check_size))
         return found
 
-    async def _sent_state(self, request: Request, spec: StreamSpec, dimension: int) -> RestorableState:
+    async def _sent_state(self, request: Request, spec: StreamSpec, prototypes: Prototypes) -> RestorableState:
         check_size = partial(self._sizes.check, request.stream)
-        load = partial(imported_state, request.payload, spec, dimension, check_size)
+        load = partial(imported_state, request.payload, spec, prototypes, check_size)
         return RestorableState(await self._computing.in_thread(load))
 
 

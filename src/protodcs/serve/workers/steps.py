@@ -131,6 +131,7 @@ class Steps:
         facts = {
             **{name: stats.pop(name) for name in ("method", "sequence")},
             "classes": list(live.engine.classes),
+            "vocabulary": live.spec.vocabulary,
             "created": live.created,
             **live.summary()._asdict(),
             "worker": self._lease.worker,

@@ -56,6 +56,7 @@ _RESULT_SECONDS = 60.0
 
 _LATER = Reply(Outcome.LATER, "a request before this one was not served")
 _BUSY = Reply(Outcome.BUSY, "the worker is still at work on this request")
+_CLASS_EDITS = (Action.ADD_CLASS, Action.REMOVE_CLASS)
 _SUPERSEDED = Reply(Outcome.LATER, "another process took over from this worker")
 
 _Signature = tuple[tuple[str, str, int, bytes], ...]
@@ -93,6 +94,8 @@ class Worker:
         self._special: dict[str, Callable[[Request], Awaitable[Reply]]] = {
             Action.CREATE: creation.create,
             Action.CREATE_LIKE: creation.create_like,
+            Action.FIND_VOCABULARY: creation.find_vocabulary,
+            Action.PUT_VOCABULARY: creation.put_vocabulary,
             Action.SAVE_SNAPSHOT: snapshots.save,
             Action.LIST_SNAPSHOTS: snapshots.list_names,
             Action.DESCRIBE_SNAPSHOT: snapshots.describe,
@@ -345,7 +348,9 @@ class Worker:
         first = loaded.live.position
         serve = partial(self._steps.serve, loaded.live, requests, self._computing.turn_end())
         with loaded.changing():
-            served = await self._computing.run(loaded, serve)
+            # A class edit compares all names of a vocabulary with all classes.
+            long = loaded.live.spec.vocabulary is not None and any(one.action in _CLASS_EDITS for one in requests)
+            served = await self._computing.run(loaded, serve, long)
         loaded.used = time.monotonic()
         for seconds, answer in served.steps:
             self.counted.stepped(seconds, answer)

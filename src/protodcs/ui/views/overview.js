@@ -75,13 +75,14 @@ function fittedGroups(recent, status) {
 /** @param {{status: StreamStatus}} props */
 function Tiles({ status }) {
   const { stats } = status;
+  const vocabulary = status.vocabulary ? `vocabulary ${status.vocabulary.slice(0, 8)}` : "no vocabulary";
   return h(
     "dl",
     { class: "tiles" },
     h(Tile, {
       name: "Samples",
       value: count(status.sequence),
-      detail: `${status.classes.length} classes, ${status.method}`,
+      detail: `${status.classes.length} classes, ${status.method}, ${vocabulary}`,
     }),
     h(Tile, {
       name: "Unknown, last 100",

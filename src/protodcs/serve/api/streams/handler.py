@@ -18,6 +18,7 @@ from ...stream.cost import check_cost
 from ...stream.live_stream import StreamSpec
 from ...stream.samples import check_capacity
 from ...stream.shared import pack_prototypes
+from ..class_names import ClassNameEncoder
 from ..context import RequestContext, checked
 from ..errors import as_response
 from ..features import as_float32
@@ -26,6 +27,8 @@ from .schemas import BatchResult, CreatedStream, NewStream
 
 # Streams of a batch that are created at the same time.
 _AT_ONCE = 32
+# The vocabulary of an encoder.
+_GENERAL = "general"
 # Stands for the prototypes of a stream that are not known yet.
 _NO_PROTOTYPES = "0" * 64
 
@@ -65,7 +68,7 @@ def _created_facts(reply: Reply) -> dict[str, Any]:
 
 
 async def _create(name: str, stream: NewStream, context: RequestContext) -> Reply:
-    services, key = context.services, uuid.uuid4().hex
+    services, key, rows_of_vocabulary = context.services, uuid.uuid4().hex, b""
     if stream.like is not None:
         if stream.model_fields_set != {"id", "like"}:
             raise InputError("A stream that is created like another one takes no other settings. Send `id` and `like`.")
@@ -74,7 +77,9 @@ async def _create(name: str, stream: NewStream, context: RequestContext) -> Repl
     if stream.prototypes is not None:
         rows = _prototypes(stream.prototypes)
         numbers = tuple(str(number) for number in range(len(rows)))
-        spec = _spec(stream, numbers if stream.classes is None else _class_names(stream.classes), context)
+        names = numbers if stream.classes is None else _class_names(stream.classes)
+        spec = _spec(stream, names, context)
+        vocabulary, _ = await _vocabulary(stream, names, None)
         fingerprint, shared = rows.fingerprint, pack_prototypes(rows)
     elif stream.classes is not None and services.encoding is not None and services.class_encoder is not None:
         names = _class_names(stream.classes)
@@ -82,21 +87,50 @@ async def _create(name: str, stream: NewStream, context: RequestContext) -> Repl
         encoder = await services.encoding.facts()
         spec = _spec(stream, names, context, encoder)
         limits = cost_limits_of(services.config, name)
-        check_cost(spec.settings(), len(names), encoder["dimension"], spec.guard, limits)
+        check_cost(spec.settings(), len(names), encoder["dimension"], spec.guard, limits, stream.vocabulary is not None)
+        vocabulary, rows_of_vocabulary = await _vocabulary(stream, names, services.class_encoder)
+        spec = spec.model_copy(update={"vocabulary": vocabulary})
         existing = await _existing(name, spec, context)
         if existing is not None:
             return existing
         fingerprint, shared = await services.class_encoder.prototypes(context.tenant, list(names))
     else:
         raise InputError("Send `classes`, or `prototypes` if the service has no encoder.")
-    spec = spec.model_copy(update={"prototypes": fingerprint})
-    return await services.router.ask(Request(name, Action.CREATE, key, spec.pack(), shared))
+    spec = spec.model_copy(update={"prototypes": fingerprint, "vocabulary": vocabulary})
+    request = Request(name, Action.CREATE, key, spec.pack(), shared)
+    reply = await services.router.ask(request)
+    if spec.vocabulary is not None and rows_of_vocabulary and reply.code == "vocabulary_not_found":
+        put = Request(name, Action.PUT_VOCABULARY, uuid.uuid4().hex, spec.vocabulary.encode(), rows_of_vocabulary)
+        checked(await services.router.ask(put))
+        reply = await services.router.ask(request)
+    return reply
+
+
+async def _vocabulary(
+    stream: NewStream, names: tuple[str, ...], encoder: ClassNameEncoder | None
+) -> tuple[str | None, bytes]:
+    """Return the fingerprint of a new stream's vocabulary, and its packed rows if it is the encoder's."""
+    chosen, is_given = stream.vocabulary, "vocabulary" in stream.model_fields_set
+    if chosen is not None and not methods.REGISTER[stream.method].uses_vocabulary:
+        if is_given:
+            raise InputError(f"The method {stream.method!r} uses no vocabulary. Leave `vocabulary` out.")
+        return None, b""
+    if chosen != _GENERAL:
+        return chosen, b""
+    if encoder is not None:
+        return await encoder.vocabulary(list(names)) or (None, b"")
+    if is_given:
+        raise InputError(
+            "The vocabulary 'general' belongs to the encoder of the service, and this stream has none. Upload a "
+            "vocabulary with PUT /v1/vocabularies/FINGERPRINT and send its fingerprint, or send null."
+        )
+    return None, b""
 
 
 def _spec(
     stream: NewStream, names: tuple[str, ...], context: RequestContext, encoder: Mapping[str, Any] | None = None
 ) -> StreamSpec:
-    """Return what a stream is created with, validated, but without its prototypes. `encoder` are its facts."""
+    """Return what a stream is created with, validated, without prototypes and vocabulary. `encoder` are its facts."""
     options = {} if encoder is None else {"temperature": encoder["temperature"]}
     settings = methods.REGISTER[stream.method].config_type(**{**options, **stream.config})
     return StreamSpec(

@@ -14,6 +14,11 @@ class NewStream(Body):
     id: StreamId = Field(description="1 to 200 characters without slashes and control characters.")
     classes: ClassNames | Text | None = Field(None, description="Class names, or the name of a list such as 'cifar10'.")
     prototypes: Rows | None = Field(None, description="One row per class, if you send your own features.")
+    vocabulary: Annotated[str, Field(pattern=r"^(general|[0-9a-f]{64})$")] | None = Field(
+        "general",
+        description="General names to compare the classes with: general, those of the service's encoder; the "
+        "fingerprint of an uploaded vocabulary; or null for none. Streams of your own features have none by default.",
+    )
     like: Text | None = Field(
         None, max_length=200, description="Id of another stream to copy all settings from. Then give nothing else."
     )
@@ -35,6 +40,7 @@ class CreatedStream(BaseModel):
     config: dict[str, Any] = Field(description="Every setting of the method.")
     classes: list[str]
     prototypes: str = Field(description="Fingerprint of the prototypes.")
+    vocabulary: str | None = Field(description="Fingerprint of the vocabulary; null if it has none.")
     encoder: str | None = Field(description="Fingerprint of the encoder; null if you send your own features.")
     guard: dict[str, Any] | None = Field(description="Every setting of the guards.")
     discovery: dict[str, Any] | None = Field(None, description="Every setting of its discovery; null if it has none.")
@@ -97,6 +103,7 @@ class StreamStatus(ListedStream):
     tenant: str | None = Field(description="Null if the service has no keys.")
     method: str
     classes: list[str]
+    vocabulary: str | None = Field(description="Fingerprint of the vocabulary; null if it has none.")
     sequence: int = Field(description="Number of samples observed.")
     position: int = Field(description="Number of records in its journal.")
     snapshot_position: int = Field(description="Number of records that the newest snapshot covers.")

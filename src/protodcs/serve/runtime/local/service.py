@@ -178,6 +178,9 @@ class _LocalEncoder:
     async def prototypes(self, classes: list[str]) -> tuple[str, bytes]:
         return await self._shared.prototypes(classes)
 
+    async def vocabulary(self, classes: list[str]) -> tuple[str, bytes] | None:
+        return await self._shared.vocabulary(classes)
+
     async def facts(self) -> dict[str, Any]:
         return self._shared.facts()
 

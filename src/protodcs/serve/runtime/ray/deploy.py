@@ -53,6 +53,10 @@ class _Encoding:
         found: tuple[str, bytes] = await _answered(self._handle.prototypes.remote(classes))
         return found
 
+    async def vocabulary(self, classes: list[str]) -> tuple[str, bytes] | None:
+        found: tuple[str, bytes] | None = await _answered(self._handle.vocabulary.remote(classes))
+        return found
+
     async def facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = await _answered(self._handle.facts.remote())
         return facts

@@ -40,6 +40,10 @@ class EncoderReplica:
         """Return the fingerprint and the packed prototypes of class names."""
         return await self._shared.prototypes(classes)
 
+    async def vocabulary(self, classes: list[str]) -> tuple[str, bytes] | None:
+        """Return the fingerprint and the packed rows of the general names; None if there are too few others."""
+        return await self._shared.vocabulary(classes)
+
     async def facts(self) -> dict[str, Any]:
         """Return what the encoder is."""
         return self._shared.facts()

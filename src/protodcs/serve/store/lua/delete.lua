@@ -1,4 +1,4 @@
--- Forgets a stream and all that belongs to it, and its shared blob if nobody else uses it. Answers 0.
+-- Forgets a stream and all that belongs to it, and its shared blobs if nobody else uses them. Answers 0.
 -- It must never delete for a fence that is not the newest, nor a blob that another stream uses.
 -- KEYS: meta, journal, snapshot, kept snapshots, their order, a snapshot left lying where Redis died, the tenant's streams, an
 -- epoch above those of all deleted streams, usage of the tenants, decision log, ranges of positions that were rolled back,
@@ -20,12 +20,14 @@ if above > tonumber(redis.call('GET', past) or '0') then
 end
 redis.call('ZREM', streams, stream)
 count_for_tenant(usage, tenant, -tonumber(found[5]) - tonumber(found[6]))
-local blob, uses = blobs .. found[3], users .. found[3]
-if redis.call('HINCRBY', uses, tenant, -1) == 0 then
-  redis.call('HDEL', uses, tenant)
-  count_for_tenant(usage, tenant, -redis.call('STRLEN', blob))
-end
-if redis.call('EXISTS', uses) == 0 then
-  redis.call('DEL', blob)
+for _, name in ipairs(cmsgpack.unpack(found[3])) do
+  local blob, uses = blobs .. name, users .. name
+  if redis.call('HINCRBY', uses, tenant, -1) == 0 then
+    redis.call('HDEL', uses, tenant)
+    count_for_tenant(usage, tenant, -redis.call('STRLEN', blob))
+  end
+  if redis.call('EXISTS', uses) == 0 then
+    redis.call('DEL', blob)
+  end
 end
 return 0

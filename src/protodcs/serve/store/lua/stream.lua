@@ -1,7 +1,7 @@
 -- Part of every script in this folder: the version of the layout, the check of who may write to a stream, and the count
 -- of the bytes of each tenant.
 -- A script checks everything before its first write, because Redis does not undo what a script did before it failed.
-local SCHEMA = 5
+local SCHEMA = 6
 
 -- Return the given fields of a stream's meta hash; nothing if there is no such stream; nothing and a reply if its layout
 -- is another one.

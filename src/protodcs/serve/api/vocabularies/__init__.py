@@ -1,0 +1,1 @@
+"""Vocabularies that streams share: upload, and find."""
