@@ -153,8 +153,13 @@ def test_evaluate_says_if_the_target_is_missed(folder, capsys):
     assert "than the target" not in met.stdout
     rejected = proportion(np.arange(100) % 10 == 0)
     for target, word in ((0.01, "More"), (0.5, "Fewer")):
-        _print_target(SimpleNamespace(false_reject=rejected), target)
+        _print_target(SimpleNamespace(false_reject=rejected, unknown_recall=rejected), target)
         assert f"{word} known images are rejected than the target of" in capsys.readouterr().out
+    everything_found = SimpleNamespace(false_reject=rejected, unknown_recall=proportion(np.ones(10, dtype=bool)))
+    _print_target(everything_found, 0.5)
+    assert "than the target" not in capsys.readouterr().out
+    _print_target(everything_found, 0.01)
+    assert "More known images" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

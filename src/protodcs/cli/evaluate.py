@@ -157,9 +157,11 @@ def _print(folder: "Evaluation", stream: "Evaluation") -> None:
 
 
 def _print_target(found: "Evaluation", target: float | None) -> None:
-    """Say so if the interval of the false rejects does not contain the target."""
-    rejected = found.false_reject
-    if target is not None and not rejected.low <= target <= rejected.high:
+    """Say so if the interval of the false rejects does not contain the target, unless nothing is left to find."""
+    rejected, unknown = found.false_reject, found.unknown_recall
+    if target is None or (unknown.total and unknown.count == unknown.total and rejected.value <= target):
+        return
+    if not rejected.low <= target <= rejected.high:
         typer.echo(
             f"{'More' if rejected.value > target else 'Fewer'} known images are rejected than the target of "
             f"{100 * target:g} %. Measure other values of --target-false-reject."
