@@ -19,6 +19,7 @@ from protodcs import ProtoDCSConfig, StreamDCSConfig, methods
 from protodcs import errors as protodcs_errors
 from protodcs.cli import app
 from protodcs.discovery import DiscoveryConfig
+from protodcs.methods.scored import ScoredMethod
 from protodcs.serve.access.problems import FIXES, RETRYABLE, TYPES
 from protodcs.serve.api.app import RESOURCES, RULES
 from protodcs.serve.api.openapi import common_problems, describe
@@ -294,7 +295,8 @@ def _peer(name: str) -> str:
     method = methods.REGISTER[name]
     fields = method.config_type.model_fields
     about = f"`protodcs.methods.create({name!r}, prototypes, classes)`. {(method.__doc__ or '').splitlines()[0]}"
-    if "threshold" in fields and fields["threshold"].default is None:
+    decides = issubclass(method, ScoredMethod)
+    if not decides and "threshold" in fields and fields["threshold"].default is None:
         about += '\n\n**It never answers "unknown" unless you set `threshold`.** By default, every image gets a class.'
     return f"\n## {name}\n\n{about}\n{_options(method.config_type)}"
 

@@ -493,6 +493,34 @@ def test_a_worker_that_sees_other_data_refuses(data_folder, tmp_path):
             cells.run(replace(cell, **{part: "0"}))
 
 
+BROKEN = """
+from protodcs.methods.zero_shot import ZeroShot
+
+
+class Broken(ZeroShot):
+    def _advance(self, memory, feature, scores):
+        if memory.sequence == 5:
+            raise RuntimeError("the sixth sample")
+        return super()._advance(memory, feature, scores)
+"""
+
+
+def test_a_method_that_raises_fails_only_its_own_cells_and_is_named_with_its_seed(command, tmp_path, monkeypatch):
+    (tmp_path / "broken_method.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    entries = [{"method": "broken_method:Broken", "label": "broken"}, PLAIN]
+    file = written(tmp_path, seeds=[0, 3], methods=entries)
+    result = command(file, "--out", tmp_path / "out", "--jobs", "2")
+    assert result.exit_code == 1
+    assert {row["label"] for row in rows.read_folder(tmp_path / "out")} == {"plain"}
+    assert {row["seed"] for row in rows.read_folder(tmp_path / "out")} == {0, 3}
+    told = " ".join(result.output.split())
+    for seed in (0, 3):
+        reason = rf"failed: broken on dtd, seed {seed}: RuntimeError: the sixth sample \(broken_method.py, line 8\)"
+        assert re.search(reason, told)
+
+
 IMAGES = [
     {"method": "tent", "label": "frozen", "options": {"batch_size": 1, "rate": 0, "score": "max"}},
     {"method": "tent", "options": {"batch_size": 16}},

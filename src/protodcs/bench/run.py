@@ -5,6 +5,7 @@ started again, and a worker that dies costs the cell it was at. On a cluster all
 """
 
 import os
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -40,7 +41,7 @@ class WorkerDiedError(Exception):
 
 @dataclass(frozen=True)
 class Failure:
-    """A cell that raised one of our errors: told, and left out."""
+    """A cell that raised an error: reported, and left out."""
 
     cell: Cell
     words: str
@@ -215,7 +216,7 @@ def _attempt_as_task(folder: Path, cell: Cell, environment: dict[str, str]) -> t
 
 
 def _attempt(folder: Path, cell: Cell, environment: dict[str, str]) -> tuple[Cell, str]:
-    """Run one cell in a worker and keep what comes of it; an error of ours comes back as words, a bug is raised."""
+    """Run one cell in a worker and keep what comes of it. An error comes back as words: other cells still run."""
     os.environ.update(environment)
     _one_thread()
     try:
@@ -224,6 +225,9 @@ def _attempt(folder: Path, cell: Cell, environment: dict[str, str]) -> tuple[Cel
             _keep(Plan(folder, [], {}), cell, run_cell(cell))
     except ProtoDCSError as problem:
         return cell, f"{type(problem).__name__}: {problem}"
+    except Exception as problem:
+        place = traceback.extract_tb(problem.__traceback__)[-1]
+        return cell, f"{type(problem).__name__}: {problem} ({Path(place.filename).name}, line {place.lineno})"
     return cell, ""
 
 

@@ -67,7 +67,8 @@ def run(
         for done in execute(plan, cells, (on_ray if ray else on_this_machine)(jobs)):
             if isinstance(done, Failure):
                 failures.append(done)
-                text = f"failed: {done.cell.task.method_spec.title}: {done.words}"
+                failed = done.cell.task
+                text = f"failed: {failed.method_spec.title} on {failed.stream.name}, seed {failed.seed}: {done.words}"
                 bar.console.print(text, style="red", highlight=False, markup=False)
             else:
                 bar.update(

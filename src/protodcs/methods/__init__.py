@@ -30,6 +30,17 @@ REGISTER.add("online_gaussian", "protodcs.methods.online_gaussian:OnlineGaussian
 REGISTER.add("rosita_gate", "protodcs.methods.rosita_gate:RositaGate")
 REGISTER.add("dpe", "protodcs.methods.dpe:DPE")
 REGISTER.add("adand", "protodcs.methods.adand:AdaND")
+REGISTER.add("mixture", "protodcs.methods.mixture:Mixture")
+REGISTER.add("neglabel", "protodcs.methods.neglabel:NegLabel")
+REGISTER.add("oodd", "protodcs.methods.oodd:OODD")
+REGISTER.add("dcac", "protodcs.methods.dcac:DCAC")
+REGISTER.add("adaneg", "protodcs.methods.adaneg:AdaNeg")
+REGISTER.add("tanl", "protodcs.methods.tanl:TANL")
+REGISTER.add("dde", "protodcs.methods.dde:DDE")
+REGISTER.add("visual_prototypes", "protodcs.methods.visual_prototypes:VisualPrototypes")
+REGISTER.add("knn", "protodcs.methods.history:KNN")
+REGISTER.add("mahalanobis", "protodcs.methods.history:Mahalanobis")
+REGISTER.add("vim", "protodcs.methods.history:ViM")
 
 
 def names() -> list[str]:
