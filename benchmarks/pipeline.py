@@ -30,7 +30,8 @@ from protodcs.encoders import Encoder  # noqa: E402
 NAME = "pipeline"
 # Where Linux tells how long the cores have worked.
 STATISTICS = Path("/proc/stat")
-METHODS = ("streamdcs", "protodcs")
+# Each with its options.
+METHODS = {"streamdcs": {}, "protodcs": {"preset": "paper"}}
 # What the product promises: the least ratio, by encoder.
 TARGETS = {"mini": 0.97, "ViT-B/16": 0.995}
 
@@ -143,7 +144,7 @@ def of_others() -> float:
 
 
 def adapting(case: Case, encoder: Encoder, method: str) -> OpenSetClassifier:
-    return OpenSetClassifier.with_encoder(encoder, case.classes, method=method)
+    return OpenSetClassifier.with_encoder(encoder, case.classes, method=method, **METHODS[method])
 
 
 def encoded(encoder: Encoder, part: Sequence[Any]) -> Iterator[np.ndarray]:

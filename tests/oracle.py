@@ -119,7 +119,10 @@ class Oracle:
         aleatoric, epistemic = uncertainty(after + affinity if c.evidence_logits == "fused" else after)
 
         evolved = False
-        if known and self.passes(float(aleatoric), probabilities, margins):
+        predicting = after / c.temperature
+        if c.evidence_logits == "fused" or c.prediction_scale == "logit":
+            predicting = predicting + affinity
+        if known and self.passes(float(aleatoric), predicting, margins):
             self.passed += 1
             n = self.passed if c.evolution_count == "passed" else self.known + 1
             if trusted:
@@ -272,7 +275,7 @@ class Oracle:
         self.cold_threshold = crossing(model)
         return model
 
-    def passes(self, aleatoric: float, probabilities: torch.Tensor, margins: dict[str, float]) -> bool:
+    def passes(self, aleatoric: float, logits: torch.Tensor, margins: dict[str, float]) -> bool:
         c = self.config
         if c.evolution_gate == "off" or not c.text_prototypes:
             return False
@@ -283,8 +286,9 @@ class Oracle:
             return bool(aleatoric < gate)
         value = aleatoric
         if c.evolution_gate == "entropy":
-            entropy = float(torch.distributions.Categorical(probs=probabilities, validate_args=False).entropy())
-            value = entropy / np.log(len(probabilities)) if len(probabilities) > 1 else 0.0
+            # The rule of DPE: nats over log2 K.
+            entropy = float(torch.distributions.Categorical(logits=logits, validate_args=False).entropy())
+            value = entropy / np.log2(len(logits)) if len(logits) > 1 else 0.0
         margins["evolved"] = abs(value - self.evolution_threshold)
         if value >= self.evolution_threshold:
             return False

@@ -10,7 +10,8 @@ from protodcs.core.protodcs import compiled
 from test_native import INSTRUCTIONS
 
 OPTIONS = {
-    "paper": {},
+    "working": {"preset": "working"},
+    "paper": {"preset": "paper"},
     "all keys": {"alignment_keys": "all"},
     "verified, entropy gate": {"cache_admission": "verified", "evolution_gate": "entropy", "mixture_period": 50},
     "buffered, raw": {"cache_admission": "buffered", "evolution_gate": "entropy", "evolution_norm": "raw"},

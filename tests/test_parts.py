@@ -167,7 +167,7 @@ def test_a_fit_that_does_not_converge_is_not_used():
 
 def test_after_a_failed_fit_the_last_boundary_decides():
     prototypes, features, _ = random_stream(samples=200, seed=3)
-    engine = ProtoDCS(prototypes, config=ProtoDCSConfig())
+    engine = ProtoDCS(prototypes)
     engine.observe_many(features[:100])
     boundary = engine.stats()["cold_threshold"]
     assert engine.stats()["fits"] == 1
@@ -214,7 +214,7 @@ def test_the_queue_mean_is_the_mean(cache, count):
 @pytest.mark.parametrize("classes", [5, 40, 150])
 def test_the_kept_alignment_equals_the_full_one(classes, keys):
     prototypes, features, _ = random_stream(classes=classes, width=32, samples=900, seed=1, unknown=0.1)
-    engine = ProtoDCS(prototypes, config=ProtoDCSConfig(alignment_keys=keys))
+    engine = ProtoDCS(prototypes, config=ProtoDCSConfig.preset("paper", alignment_keys=keys))
     for i, feature in enumerate(features):
         engine.observe(feature)
         if i % 60 == 59:
@@ -230,7 +230,7 @@ def test_the_kept_alignment_equals_the_full_one(classes, keys):
 
 def test_the_alignment_is_computed_anew_after_a_thousand_updates():
     prototypes, features, _ = random_stream(classes=6, samples=1500, seed=1, unknown=0.0)
-    engine = ProtoDCS(prototypes, config=ProtoDCSConfig(first_check=False, cache_similarity=1.0))
+    engine = ProtoDCS(prototypes, config=ProtoDCSConfig.preset("paper", first_check=False, cache_similarity=1.0))
     counted = []
     for feature in features:
         engine.observe(feature)

@@ -4,23 +4,38 @@ Each such place is one named option, so that you can run and compare both readin
 symbol, the unit and the source.
 """
 
-from typing import Any, Literal, Self, get_args
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from ...errors import ConfigError
 from ..settings import Settings
 
-Preset = Literal["paper"]
+Preset = Literal["working", "paper"]
+
+# What the presets set. They agree on all other settings.
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    # The paper, with the quality gate and the first update of its ancestor DPE, so that the text prototypes evolve.
+    "working": {"evolution_gate": "entropy", "evolution_prior": 1},
+    # The letter of the paper. Its quality gate cannot open with two or more classes.
+    "paper": {"evolution_gate": "aleatoric", "evolution_prior": 0},
+}
+# The only place that says which preset is the default.
+DEFAULT_PRESET: Preset = "working"
+_DEFAULTS = PRESETS[DEFAULT_PRESET]
 
 
 class ProtoDCSConfig(Settings):
-    """The settings of one ProtoDCS engine. The defaults follow the paper to the letter.
+    """The settings of one ProtoDCS engine. The defaults are those of the preset `working`.
 
-    >>> ProtoDCSConfig().trust_quantile
-    0.6
-    >>> ProtoDCSConfig(evolution_gate="entropy").evolution_gate
-    'entropy'
+    A preset is a name for some settings. Call `preset`, or pass `preset` among the options, as in
+    `methods.create("protodcs", prototypes, preset="paper")` and in grids. Options beside it replace its settings.
+
+    >>> ProtoDCSConfig() == ProtoDCSConfig.preset("working")
+    True
+    >>> ProtoDCSConfig.preset("paper", cache_size=3).evolution_gate
+    'aleatoric'
     """
 
     # First check: openness and its two gates.
@@ -144,9 +159,10 @@ class ProtoDCSConfig(Settings):
 
     # Evolution of the text prototypes.
     evolution_gate: Literal["aleatoric", "entropy", "quantile", "off"] = Field(
-        "aleatoric",
+        _DEFAULTS["evolution_gate"],
         description="What a known sample must pass to evolve the text prototypes: AU below Theta_q (literal; it cannot "
-        "fire with two or more classes), normalised entropy below Theta_q (DPE), AU below its own rolling quantile.",
+        "fire with two or more classes), entropy below Theta_q (DPE), or AU below its own rolling quantile. Entropy is "
+        "that of the logits that predict, in nats over log2 K: 0 to 0.69. Fused logits include the affinity.",
     )
     evolution_threshold: float = Field(
         0.1, ge=0, le=1000, description="Theta_q at first, of the gates 'aleatoric' and 'entropy'."
@@ -159,10 +175,11 @@ class ProtoDCSConfig(Settings):
         "passed", description="What n counts: samples that passed the gate (Algorithm 1) or all known ones (main text)."
     )
     evolution_prior: int = Field(
-        0,
+        _DEFAULTS["evolution_prior"],
         ge=0,
         le=1_000_000,
-        description="Samples the initial prototypes are worth: 0 (literal: the first replaces), 1 (DPE).",
+        description="Samples the initial prototypes are worth: 0 (literal: the first replaces), 1 (DPE: the first "
+        "weighs one half).",
     )
     evolution_norm: Literal["unit", "raw"] = Field(
         "unit", description="Renormalise the text prototypes after each evolution, or keep the mean as it is (DPE)."
@@ -188,9 +205,30 @@ class ProtoDCSConfig(Settings):
             return self.mixture_start - learned
         return self.mixture_period - (learned - self.mixture_start) % self.mixture_period
 
+    @model_validator(mode="before")
     @classmethod
-    def preset(cls, name: Preset = "paper", **options: Any) -> Self:
-        """Return the named settings with some options replaced. `paper` follows the paper to the letter."""
-        if name not in get_args(Preset):
-            raise ConfigError(f"there is no preset {name!r}: choose one of {', '.join(get_args(Preset))}")
-        return cls(**options)
+    def _with_preset(cls, options: Any) -> Any:
+        return resolved(options) if isinstance(options, Mapping) else options
+
+    def replace(self, **options: Any) -> Self:
+        """Return a copy with some options replaced, validated again. `preset` replaces what that preset sets."""
+        return super().replace(**resolved(options))
+
+    @classmethod
+    def preset(cls, name: Preset = DEFAULT_PRESET, **options: Any) -> Self:
+        """Return the settings of a preset with some options replaced.
+
+        `working` is the paper with the quality gate of DPE, which can open. `paper` follows the paper to the letter.
+        """
+        return cls(**resolved({"preset": name, **options}))
+
+
+def resolved(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with the settings of their `preset` in its place."""
+    if "preset" not in options:
+        return dict(options)
+    given = dict(options)
+    name = given.pop("preset")
+    if not isinstance(name, str) or name not in PRESETS:
+        raise ConfigError(f"there is no preset {name!r}: choose one of {', '.join(PRESETS)}")
+    return {**PRESETS[name], **given}

@@ -51,6 +51,7 @@ class ProtoDCS(FeatureMethod):
     """
 
     name: ClassVar[str] = "protodcs"
+    version: ClassVar[int] = 2
     capabilities: ClassVar[Capabilities] = Capabilities(
         batch_invariant=True, rotation_invariant=False, editable_classes=True, cost="prototypes"
     )
