@@ -26,7 +26,7 @@ from protodcs.serve.stream.live_stream import LiveStream, StreamSpec  # noqa: E4
 from protodcs.serve.stream.records import Kind  # noqa: E402
 
 NAME = "guards"
-METHODS = {"streamdcs": StreamDCSConfig, "protodcs": ProtoDCSConfig}
+CONFIGS = {"streamdcs": StreamDCSConfig(), "protodcs": ProtoDCSConfig.preset("paper")}
 # Neither method predicted wrong classes under attack. These settings, which nobody should use, do.
 RECKLESS = {"evolution_gate": "quantile", "evolution_quantile": 1.0, "text_rate": 0.02}
 ATTACKED = ("dtd", "ucf", "flowers", "sun", "near")
@@ -103,7 +103,7 @@ def attack(name, recipe, seed, title, config):
 
 def attacked(quick):
     recipes, seeds = (("dtd",), SEEDS[:1]) if quick else (ATTACKED, SEEDS)
-    configs = [(method, kind(), seeds) for method, kind in METHODS.items()]
+    configs = [(method, config, seeds) for method, config in CONFIGS.items()]
     configs.append(("reckless", ProtoDCSConfig(**RECKLESS), SEEDS[:1]))
     return [
         attack(name, recipe, seed, title, config)
@@ -147,7 +147,7 @@ def minis(quick, folder):
 
 
 def honest_row(name, protocol, seed, prototypes, features, labels, resets, temperature, method):
-    config = METHODS[method](temperature=temperature)
+    config = CONFIGS[method].replace(temperature=temperature)
     stream = live(prototypes, config, GuardSettings())
     index, known, score, events = through(stream, features, resets)
     row = {"stream": name, "protocol": protocol, "seed": seed, "method": method, "samples": len(labels)}
@@ -173,7 +173,7 @@ def judged(labels, index, known, score):
 def honest(quick):
     folder = os.environ.get("PROTODCS_FEATURES")
     makers = [packs(quick)] + ([minis(quick, folder)] if folder else [])
-    return [honest_row(*made, method) for maker in makers for made in maker for method in METHODS]
+    return [honest_row(*made, method) for maker in makers for made in maker for method in CONFIGS]
 
 
 # Cost.
@@ -184,8 +184,8 @@ def cost(quick):
     made = feature_pack.stream("dtd", SEEDS[0], "judge")
     shared, rows = Prototypes(made.prototypes), []
     payloads = [feature.astype("<f4").tobytes() for feature in made.features]
-    for method in METHODS:
-        config = METHODS[method]()
+    for method in CONFIGS:
+        config = CONFIGS[method]
         both = {"without": live(shared, config), "with": live(shared, config, GuardSettings())}
         at = dict.fromkeys(both, 0)
 
@@ -250,7 +250,7 @@ def attack_lines(rows):
 def honest_lines(rows):
     lines = ["## Honest streams", "", "Windows in which a guard fired, of all windows.", ""]
     body = []
-    for method in METHODS:
+    for method in CONFIGS:
         for name in dict.fromkeys(row["stream"] for row in rows):
             some = [row for row in rows if (row["method"], row["stream"]) == (method, name)]
             body.append((f"`{method}`", name, len(some), *_rate(some), _protocols(some)))

@@ -20,7 +20,7 @@ def decided(encoder, features, threshold):
     prototypes = encoder.prototypes(KNOWN)
     settings = {
         "zero_shot": {"threshold": threshold},
-        "protodcs": {"temperature": 1 / encoder.logit_scale},
+        "protodcs": {"preset": "paper", "temperature": 1 / encoder.logit_scale},
         "streamdcs": {"temperature": 1 / encoder.logit_scale},
     }
     return {

@@ -268,19 +268,31 @@ def configuration() -> str:
     introduction = """# Method options
 
 Each method has a config. A config is immutable and validated. The state of an engine contains all of it. The defaults
-of `StreamDCSConfig` are the recommended settings. The defaults of `ProtoDCSConfig` follow the paper exactly.
+of `StreamDCSConfig` are the recommended settings. The defaults of `ProtoDCSConfig` are those of its preset `working`.
 
 ``` { .python .notest }
 from protodcs import ProtoDCSConfig, StreamDCSConfig
 
 StreamDCSConfig()  # recommended
 StreamDCSConfig(target_false_reject=0.02)  # one option changed
-ProtoDCSConfig(evolution_gate="entropy")
+ProtoDCSConfig(cache_size=3)  # the preset `working` with one option changed
+ProtoDCSConfig.preset("paper")  # the letter of the paper
 ```
 
 [Set a false-reject target](../how-to/false-reject-target.md) explains the option that most people change.
 """
-    paper = "\nIf the paper allows two readings, both are options, so that you can run and compare them.\n"
+    paper = """
+If the paper allows two readings, both are options, so that you can run and compare them. A preset names some of them:
+
+| preset | what it sets | why |
+|---|---|---|
+| `working` (the default) | `evolution_gate="entropy"`, `evolution_prior=1` | as in DPE: text prototypes evolve |
+| `paper` | `evolution_gate="aleatoric"`, `evolution_prior=0` | as printed: the gate cannot open |
+
+Give a preset as the option `preset`: in a grid (`options: {preset: paper}`), in `methods.create("protodcs", prototypes,
+preset="paper")`, in the `config` of `POST /v1/streams`, or with `protodcs streams create --option preset=paper`.
+Options beside it replace its settings. The state of an engine holds the settings, not the name of a preset.
+"""
     return (
         introduction
         + "\n## StreamDCS\n" + _options(StreamDCSConfig)

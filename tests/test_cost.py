@@ -68,10 +68,16 @@ def test_the_estimated_snapshot_is_as_large_as_that_of_a_stream_whose_memories_a
 
 @pytest.mark.parametrize(
     ("method", "classes"),
-    [("streamdcs", 1), ("streamdcs", 100), ("streamdcs", 10_000), ("protodcs", 1), ("protodcs", 1000)],
+    [("streamdcs", 1), ("streamdcs", 100), ("streamdcs", 10_000), ("protodcs", 1), ("protodcs", 150)],
 )
 def test_both_methods_are_within_the_default_limits(method, classes):
     check(classes, 1024, method)
+
+
+def test_the_letter_of_the_paper_is_cheaper_because_its_text_prototypes_never_move():
+    check(1000, 1024, "protodcs", preset="paper")
+    with pytest.raises(ConfigError, match=r"the limit `max_mean_step_cost`.*`evolution_gate`=entropy"):
+        check(1000, 1024, "protodcs", preset="working")
 
 
 def test_the_paper_with_ten_thousand_classes_is_above_the_default_limits():
@@ -91,7 +97,7 @@ def test_documented_settings_are_within_the_default_limits():
     grids = list(grid_options())
     assert len(grids) > 30
     for options in (
-        {"method": "protodcs", "evolution_gate": "entropy"},
+        {"method": "protodcs"},
         {"method": "protodcs", "mixture_period": 1},
         {"method": "protodcs", "cache_admission": "buffered"},
         {"method": "protodcs", "evidence_logits": "fused"},
@@ -131,6 +137,7 @@ def test_documented_settings_are_within_the_default_limits():
             1000,
             {
                 "method": "protodcs",
+                "preset": "paper",
                 "guard": GuardSettings(window=32, keep_windows=1),
                 "limits": {"max_mean_step_cost": 8.0},
             },

@@ -36,7 +36,7 @@ def test_a_third_of_the_classes_decides_nearly_always_as_all_of_them(options):
 
 def test_candidates_hold_the_best_class_of_every_sample():
     prototypes, features, _ = random_stream(classes=50, samples=200, seed=3)
-    config = ProtoDCSConfig(candidates=3, candidates_above=10)
+    config = ProtoDCSConfig.preset("paper", candidates=3, candidates_above=10)
     engine = ProtoDCS(prototypes, config=config)
     for feature in features:
         engine.observe(feature)
@@ -49,7 +49,7 @@ def test_classes_that_a_step_leaves_out_move_as_the_others_do():
     prototypes, features, _ = random_stream(classes=60, samples=300, seed=4)
 
     def uncertainty(**options):
-        engine = ProtoDCS(prototypes, config=ProtoDCSConfig(**options))
+        engine = ProtoDCS(prototypes, config=ProtoDCSConfig.preset("paper", **options))
         decisions = engine.observe_many(features)
         return decisions.aleatoric[decisions.trusted]
 

@@ -5,6 +5,7 @@ import pytest
 
 from conftest import random_stream
 from protodcs import ProtoDCS, ProtoDCSConfig, StreamDCS, StreamDCSConfig, methods
+from protodcs.core.protodcs.config import DEFAULT_PRESET, PRESETS
 from protodcs.errors import ConfigError, InputError, ProtoDCSError, UsageError
 
 WIDTH = 32
@@ -109,6 +110,12 @@ def test_bad_prototypes_and_names_are_refused(name, prototypes, classes, message
         ({"cache_quantile": 0.7}, "what is cached must also be trusted"),
         ({"alignment_keys": "all", "alignment_direction": "text-to-visual"}, "no visual prototype"),
         ({"target_false_reject": 1.0}, "target_false_reject"),
+        ({"openness": "energy"}, "openness.*'mcm'"),
+        ({"score": "max"}, "score.*'prediction'"),
+        ({"evidence_scale": 0.0}, "evidence_scale"),
+        ({"mixture_relative_floor": 0.0}, "mixture_relative_floor"),
+        ({"cache_admission": "gated", "evolution_gate": "off"}, "needs the quality gate"),
+        ({"cache_admission": "gated", "text_prototypes": False}, "needs the quality gate"),
     ],
 )
 def test_a_bad_option_of_protodcs_is_an_error_that_names_it(options, message):
@@ -138,15 +145,30 @@ def test_a_bad_option_of_streamdcs_is_an_error_that_names_it(options, message):
         methods.create("streamdcs", np.eye(2, 4), **options)
 
 
+def test_the_defaults_of_protodcs_are_those_of_the_default_preset():
+    assert ProtoDCSConfig() == ProtoDCSConfig.preset() == ProtoDCSConfig.preset(DEFAULT_PRESET)
+    assert {name for name in PRESETS if ProtoDCSConfig.preset(name) == ProtoDCSConfig()} == {DEFAULT_PRESET}
+
+
+def test_a_preset_can_be_named_wherever_options_are_given():
+    wanted = ProtoDCSConfig(evolution_gate="aleatoric", evolution_prior=0, cache_size=7)
+    assert ProtoDCSConfig.preset("paper", cache_size=7) == wanted
+    assert methods.create("protodcs", np.eye(2, 4), preset="paper", cache_size=7).config == wanted
+    assert ProtoDCSConfig.preset("working", cache_size=7).replace(preset="paper") == wanted
+    assert ProtoDCSConfig.preset("paper", evolution_gate="off").evolution_gate == "off"
+    for name in ("best", None, ["paper"]):
+        with pytest.raises(ConfigError, match=r"^there is no preset .*: choose one of working, paper$"):
+            methods.create("protodcs", np.eye(2, 4), preset=name)
+        with pytest.raises(ConfigError, match="there is no preset"):
+            ProtoDCSConfig().replace(preset=name)
+
+
 def test_a_config_is_frozen_and_replaceable():
     config = ProtoDCSConfig()
     with pytest.raises(ValueError, match="frozen"):
         config.cache_size = 7
     assert config.replace(cache_size=7).cache_size == 7
     assert config.cache_size == 5
-    with pytest.raises(ConfigError, match="there is no preset 'best'"):
-        ProtoDCSConfig.preset("best")
-    assert ProtoDCSConfig.preset("paper", cache_size=7) == config.replace(cache_size=7)
     with pytest.raises(ConfigError, match="config must be a ProtoDCSConfig; given: StreamDCSConfig"):
         ProtoDCS(np.eye(2, 4), config=StreamDCSConfig())
     with pytest.raises(ConfigError, match="config must be a StreamDCSConfig; given: dict"):
@@ -213,7 +235,7 @@ def test_errors_are_also_the_builtin_ones():
 
 def test_calibration_sets_the_cold_threshold_and_nothing_else():
     prototypes, features, labels = random_stream(width=WIDTH, samples=600, unknown=0.5, seed=1)
-    paper = ProtoDCSConfig()
+    paper = ProtoDCSConfig.preset("paper")
     engine = ProtoDCS(prototypes, config=paper)
     cold = ProtoDCS(prototypes, config=paper).observe_many(features[:90])
     assert engine.calibrate(features[100:])

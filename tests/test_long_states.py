@@ -16,8 +16,10 @@ from test_contract import FEATURE_METHODS, same
 VARIANTS = {
     "streamdcs, reviewed": ("streamdcs", {"review_rate": 0.1}),
     "streamdcs, short history": ("streamdcs", {"history": 64}),
-    "protodcs, evolving": ("protodcs", {"evolution_gate": "entropy", "evolution_prior": 1}),
-    "protodcs, evolving without norm": ("protodcs", {"evolution_gate": "entropy", "evolution_norm": "raw"}),
+    "protodcs, paper": ("protodcs", {"preset": "paper"}),
+    "protodcs, gated by softmax": ("protodcs", {"openness": "softmax", "cache_admission": "gated"}),
+    "protodcs, by MCM": ("protodcs", {"openness": "mcm", "evidence_scale": 100.0, "score": "prediction"}),
+    "protodcs, evolving without norm": ("protodcs", {"preset": "working", "evolution_norm": "raw"}),
 }
 ENGINES = [(name, "native") for name in FEATURE_METHODS] + [("streamdcs", "numpy"), ("protodcs", "numpy")]
 AGES = (10, 1_000, 3_000, 10_000)

@@ -10,12 +10,15 @@ from protodcs.core.protodcs import compiled
 from test_native import INSTRUCTIONS
 
 OPTIONS = {
-    "paper": {},
+    "working": {"preset": "working"},
+    "paper": {"preset": "paper"},
     "all keys": {"alignment_keys": "all"},
     "verified, entropy gate": {"cache_admission": "verified", "evolution_gate": "entropy", "mixture_period": 50},
     "buffered, raw": {"cache_admission": "buffered", "evolution_gate": "entropy", "evolution_norm": "raw"},
     "quantile gate, scaled step": {"evolution_gate": "quantile", "step_epsilon": 1e-3},
     "text to visual": {"alignment_direction": "text-to-visual"},
+    "gated": {"cache_admission": "gated", "mixture_period": 30},
+    "score of equation 9": {"score": "prediction"},
     "no first check": {"first_check": False},
     "no verification": {"verification": False},
     "no visual": {"visual_prototypes": False},
@@ -32,6 +35,8 @@ NUMPY_ONLY = (
     {"evidence_logits": "fused"},
     {"cache_quality": "entropy"},
     {"prediction_scale": "logit"},
+    {"openness": "softmax"},
+    {"evidence_scale": 2.0},
     {"text_prototypes": False},
     {"candidates": 3, "candidates_above": 3},
 )

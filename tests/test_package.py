@@ -25,6 +25,7 @@ READINGS = (
     {"evolution_gate": "entropy", "cache_admission": "verified"},
     {"evolution_gate": "quantile", "cache_admission": "buffered"},
     {"evolution_gate": "off", "first_check": False},
+    {"cache_admission": "gated", "openness": "softmax", "evidence_scale": 100.0},
     {"verification": False, "visual_prototypes": False},
     {"text_prototypes": False, "evidence_logits": "fused"},
     {"target_false_reject": 0.05, "text_rate": 0.0},
@@ -203,7 +204,7 @@ def test_an_explanation_of_protodcs_agrees_with_the_decision_and_changes_nothing
 
 def test_a_frozen_engine_explains_that_nothing_is_kept():
     prototypes, features, _ = random_stream(samples=150)
-    engine = ProtoDCS(prototypes, config=ProtoDCSConfig(evolution_gate="entropy"))
+    engine = ProtoDCS(prototypes, config=ProtoDCSConfig.preset("working"))
     engine.observe_many(features)
     engine.freeze()
     for feature in features[:40]:
@@ -216,7 +217,7 @@ def test_a_frozen_engine_explains_that_nothing_is_kept():
 
 def test_an_explanation_says_what_held_the_evolution_back():
     prototypes, features, _ = random_stream(samples=150)
-    engine = ProtoDCS(prototypes, config=ProtoDCSConfig())
+    engine = ProtoDCS(prototypes, config=ProtoDCSConfig.preset("paper"))
     engine.observe_many(features)
     reasons = {engine.explain(feature).evolution.reason for feature in features}
     assert any("gate at 0.10000 did not open for AU" in reason for reason in reasons)

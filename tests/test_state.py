@@ -194,7 +194,7 @@ def test_every_snapshot_of_a_stream_with_many_classes_can_be_restored():
 def test_a_real_stream_with_a_thousand_classes_can_be_restored_and_continued_bit_equal(clip_stream):
     """Beyond some hundred open classes a restore proves a sample of the alignment instead of all of it."""
     prototypes, features, _ = clip_stream("big")
-    paper = ProtoDCSConfig()
+    paper = ProtoDCSConfig.preset("paper")
     engine, twin = ProtoDCS(prototypes, config=paper), ProtoDCS(prototypes, config=paper)
     for step, feature in enumerate(features[:2500]):
         assert engine.observe(feature).openness == twin.observe(feature).openness
@@ -257,6 +257,7 @@ READINGS = (
     {"method": "streamdcs"},
     {"method": "streamdcs", "target_false_reject": 0.05},
     {"method": "protodcs"},
+    {"method": "protodcs", "preset": "paper"},
     {"method": "protodcs", "evolution_gate": "entropy", "cache_admission": "buffered"},
     {"method": "protodcs", "alignment_keys": "all", "evolution_norm": "raw", "evolution_gate": "quantile"},
 )

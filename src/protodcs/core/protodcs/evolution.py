@@ -66,5 +66,5 @@ def passes_gate(state: ProtoDCSState, prediction: Prediction) -> bool:
 
 
 def normalised_entropy(entropy: float, classes: int) -> float:
-    """Return an entropy in nats as a fraction of the largest one of so many classes."""
-    return entropy / math.log(classes) if classes > 1 else 0.0
+    """Return an entropy in nats over log2 K, as DPE has it: from 0 to ln 2 = 0.69 for K classes."""
+    return entropy / math.log2(classes) if classes > 1 else 0.0

@@ -18,7 +18,7 @@ class Prediction(NamedTuple):
         best: the class with the highest score; the first one of several.
         scores: (K,) text term plus affinity.
         aleatoric, epistemic: AU and EU.
-        entropy: that of the text probabilities, in nats.
+        entropy: that of the logits that predict, in nats. Fused logits include the affinity.
     """
 
     best: int
@@ -42,9 +42,12 @@ def affinities(state: ProtoDCSState, visual: Feature, feature: Feature) -> Float
 def predict(state: ProtoDCSState, cosines: Floats, affinity: Floats) -> Prediction:
     """Predict from the text cosines P'_t f (K,) and the affinities (K,)."""
     config = state.config
-    aleatoric, epistemic = uncertainty(cosines + affinity if config.evidence_logits == "fused" else cosines)
+    evidence = config.evidence_scale * cosines
+    aleatoric, epistemic = uncertainty(evidence + affinity if config.evidence_logits == "fused" else evidence)
     similarities = cosines / config.temperature
     probabilities, entropy = softmax(similarities)
+    if config.evidence_logits == "fused" or config.prediction_scale == "logit":
+        _, entropy = softmax(similarities + affinity)
     scores = affinity + (probabilities if config.prediction_scale == "probability" else similarities)
     if not config.text_prototypes and len(state.opened):
         scores = affinity
