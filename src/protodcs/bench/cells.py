@@ -283,7 +283,7 @@ def _places(parts: Sequence[Part]) -> NDArray[np.int64]:
 
 
 def _figures(columns: Columns) -> dict[str, float]:
-    return metrics.summary(
+    found = metrics.summary(
         columns["label"],
         columns["index"],
         columns["known"],
@@ -291,6 +291,7 @@ def _figures(columns: Columns) -> dict[str, float]:
         np.clip(columns["confidence"], 0.0, 1.0),
         columns["entropy"],
     )
+    return {**found, "evolved_samples": float(np.count_nonzero(columns["evolved"]))}
 
 
 def _identity(cell: Cell, stream: Packed | Imaged, method: FeatureMethod | ImageMethod) -> Row:
