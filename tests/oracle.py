@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from scipy.special import logsumexp
+from scipy.stats import norm
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 
@@ -35,6 +37,7 @@ class Outcome:
     text_after: torch.Tensor
     visual_after: dict[int, torch.Tensor]
     margins: dict[str, float] = field(default_factory=dict)
+    score: float = 0.0
 
 
 class Oracle:
@@ -47,7 +50,10 @@ class Oracle:
         self.quality_window: list[float] = []
         self.waiting: list[tuple[int, torch.Tensor, float]] = []
         self.mixture: GaussianMixture | None = None
+        # With probabilities, 0.7 means that the largest one is 0.3.
         self.cold_threshold = config.cold_threshold
+        if config.openness != "cosine":
+            self.cold_threshold = -np.log(1 - config.cold_threshold)
         self.evolution_threshold = config.evolution_threshold
         self.sequence = self.known = self.passed = 0
 
@@ -78,7 +84,7 @@ class Oracle:
         f = torch.tensor(feature, dtype=torch.float64)
         z = normed(self.text) @ f
         predicted = int(z.argmax())
-        openness_first = float(1 - z.max())
+        openness_first = self.openness(z)
         push(self.gate_window, openness_first, c.gate_window)
         low, high = np.quantile(self.gate_window, [c.cache_quantile, c.trust_quantile])
         confident = trusted = True
@@ -100,7 +106,7 @@ class Oracle:
         if trusted:
             text_gradient, visual_gradient, text_after, visual_after = self.optimise(f)
         after = normed(text_after) @ f
-        openness = float(1 - after.max())
+        openness = self.openness(after)
         push(self.mixture_window, openness, c.mixture_window)
 
         p_unknown, known = self.verify(trusted, openness, margins)
@@ -116,13 +122,15 @@ class Oracle:
         if len(final) > 1:
             top = final.topk(2).values
             margins["index"] = float(top[0] - top[1])
-        aleatoric, epistemic = uncertainty(after + affinity if c.evidence_logits == "fused" else after)
+        evidence = c.evidence_scale * after
+        aleatoric, epistemic = uncertainty(evidence + affinity if c.evidence_logits == "fused" else evidence)
 
         evolved = False
         predicting = after / c.temperature
         if c.evidence_logits == "fused" or c.prediction_scale == "logit":
             predicting = predicting + affinity
-        if known and self.passes(float(aleatoric), predicting, margins):
+        passed = known and self.passes(float(aleatoric), predicting, margins)
+        if passed:
             self.passed += 1
             n = self.passed if c.evolution_count == "passed" else self.known + 1
             if trusted:
@@ -130,23 +138,31 @@ class Oracle:
                 share = 1 / (n + c.evolution_prior)
                 mean = (1 - share) * self.text + share * text_after
                 self.text = normed(mean) if c.evolution_norm == "unit" else mean
-        if c.cache_admission != "immediate" and confident and known:
-            if c.cache_admission == "verified":
-                cached = self.offer(predicted, f, quality, margins)
-            else:
-                self.waiting.append((predicted, f, quality))
-        if c.cache_admission == "buffered" and self.refit_due():
+        if c.cache_admission == "verified" and confident and known:
+            cached = self.offer(predicted, f, quality, margins)
+        held = passed if c.cache_admission == "gated" else confident and known
+        if c.cache_admission in ("buffered", "gated") and held and c.visual_prototypes:
+            self.waiting.append((predicted, f, quality))
+        if c.cache_admission in ("buffered", "gated") and self.refit_due():
             cached = self.flush(margins)
         self.sequence += 1
         self.known += known
         return Outcome(
             int(final.argmax()), known, bool(trusted), cached, evolved, openness_first, openness, p_unknown,
             float(aleatoric), float(epistemic), text_gradient, visual_gradient, self.text, visual_after, margins,
+            {"openness": 1 - openness, "openness_first": 1 - openness_first, "posterior": 1 - p_unknown,
+             "prediction": float(final.max())}[c.score],
         )  # fmt: skip
+
+    def openness(self, z: torch.Tensor) -> float:
+        if self.config.openness == "cosine":
+            return float(1 - z.max())
+        scale = self.config.temperature if self.config.openness == "softmax" else 1.0
+        return float(-torch.log_softmax(z / scale, 0).max())
 
     def quality(self, z: torch.Tensor) -> float:
         if self.config.cache_quality == "aleatoric":
-            return float(uncertainty(z)[0])
+            return float(uncertainty(self.config.evidence_scale * z)[0])
         return float(torch.distributions.Categorical(logits=z / self.config.temperature).entropy())
 
     def offer(self, k: int, f: torch.Tensor, quality: float, margins: dict[str, float]) -> bool:
@@ -194,7 +210,8 @@ class Oracle:
                 (torch.tensor(opened),), c.affinity_weight * torch.exp(-c.affinity_sharpness * (1 - visual @ f))
             )
         if c.uncertainty == "evidence":
-            aleatoric, epistemic = uncertainty(z + affinity if c.evidence_logits == "fused" else z)
+            evidence = c.evidence_scale * z
+            aleatoric, epistemic = uncertainty(evidence + affinity if c.evidence_logits == "fused" else evidence)
             loss = c.aleatoric_weight * aleatoric + c.epistemic_weight * epistemic
         else:
             logits = z / c.temperature + (affinity if c.evidence_logits == "fused" else 0)
@@ -248,7 +265,8 @@ class Oracle:
     def fit(self, values: np.ndarray, margins: dict[str, float]) -> GaussianMixture | None:
         c = self.config
         parts = best_split(np.sort(values))
-        variances = [max(part.var(), c.mixture_floor) for part in parts]
+        floor = c.mixture_floor if c.openness == "cosine" else c.mixture_relative_floor * values.var()
+        variances = [max(part.var(), floor) for part in parts]
         model = GaussianMixture(
             2,
             tol=c.mixture_tolerance,
@@ -265,8 +283,10 @@ class Oracle:
             except ValueError:  # A component has shrunk to a point: the engine's variance floor is in charge there.
                 margins["mixture"] = 0.0
                 return None
-        # The engine stops where sklearn does, unless the gain lies on the edge of the tolerance.
+        if model.covariances_.min() <= floor:
+            model = floored(np.sort(values), parts, floor, c)
         bounds = np.diff(model.lower_bounds_) if hasattr(model, "lower_bounds_") else np.array([])
+        # The engine stops where sklearn does, unless the gain lies on the edge of the tolerance.
         if len(bounds):
             margins["tolerance"] = float(np.abs(np.abs(bounds) - c.mixture_tolerance).min())
         if not model.converged_ or model.weights_.min() < c.mixture_weight:
@@ -340,6 +360,29 @@ def crossing(model: GaussianMixture) -> float:
             return float(middle)
         low, high = grid[above.argmax() - 1], grid[above.argmax()]
     return float(high)
+
+
+def floored(values: np.ndarray, parts, floor: float, c: ProtoDCSConfig) -> GaussianMixture:
+    """Expectation and maximisation with a smallest variance, which sklearn does not have."""
+    weights = np.array([len(part) / len(values) for part in parts])
+    means = np.array([part.mean() for part in parts])
+    variances = np.array([max(part.var(), floor) for part in parts])
+    before, converged = -np.inf, False
+    for _ in range(c.mixture_iterations):
+        log_densities = np.log(weights) + norm.logpdf(values[:, None], means, np.sqrt(variances))
+        likelihood = logsumexp(log_densities, axis=1)
+        share = np.exp(log_densities - likelihood[:, None])
+        weights = share.mean(axis=0)
+        means = (share * values[:, None]).sum(axis=0) / share.sum(axis=0)
+        variances = (share * (values[:, None] - means) ** 2).sum(axis=0) / share.sum(axis=0)
+        variances = np.maximum(variances, floor)
+        if likelihood.mean() - before < c.mixture_tolerance:
+            converged = True
+            break
+        before = likelihood.mean()
+    model = as_sklearn(np.array([weights[0], means[0], variances[0], weights[1], means[1], variances[1]]))
+    model.converged_ = converged
+    return model
 
 
 def as_sklearn(parameters: np.ndarray) -> GaussianMixture:

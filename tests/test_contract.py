@@ -27,6 +27,15 @@ VARIANTS = {name: (name, {}) for name in FEATURE_METHODS} | {
         {"cache_admission": "buffered", "evolution_gate": "quantile", "mixture_period": 30},
     ),
     "protodcs, fused": ("protodcs", {"evidence_logits": "fused", "mixture_start": 20, "mixture_period": 7}),
+    "protodcs, paper": ("protodcs", {"preset": "paper"}),
+    "protodcs, gated by softmax": (
+        "protodcs",
+        {"openness": "softmax", "cache_admission": "gated", "mixture_start": 20, "mixture_period": 7},
+    ),
+    "protodcs, much evidence": (
+        "protodcs",
+        {"openness": "mcm", "evidence_scale": 100.0, "score": "prediction", "mixture_start": 20},
+    ),
     "protodcs, raw": (
         "protodcs",
         {"evolution_norm": "raw", "evolution_gate": "entropy", "alignment_keys": "all"},

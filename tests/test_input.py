@@ -110,6 +110,12 @@ def test_bad_prototypes_and_names_are_refused(name, prototypes, classes, message
         ({"cache_quantile": 0.7}, "what is cached must also be trusted"),
         ({"alignment_keys": "all", "alignment_direction": "text-to-visual"}, "no visual prototype"),
         ({"target_false_reject": 1.0}, "target_false_reject"),
+        ({"openness": "energy"}, "openness.*'mcm'"),
+        ({"score": "max"}, "score.*'prediction'"),
+        ({"evidence_scale": 0.0}, "evidence_scale"),
+        ({"mixture_relative_floor": 0.0}, "mixture_relative_floor"),
+        ({"cache_admission": "gated", "evolution_gate": "off"}, "needs the quality gate"),
+        ({"cache_admission": "gated", "text_prototypes": False}, "needs the quality gate"),
     ],
 )
 def test_a_bad_option_of_protodcs_is_an_error_that_names_it(options, message):

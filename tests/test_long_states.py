@@ -17,6 +17,8 @@ VARIANTS = {
     "streamdcs, reviewed": ("streamdcs", {"review_rate": 0.1}),
     "streamdcs, short history": ("streamdcs", {"history": 64}),
     "protodcs, paper": ("protodcs", {"preset": "paper"}),
+    "protodcs, gated by softmax": ("protodcs", {"openness": "softmax", "cache_admission": "gated"}),
+    "protodcs, by MCM": ("protodcs", {"openness": "mcm", "evidence_scale": 100.0, "score": "prediction"}),
     "protodcs, evolving without norm": ("protodcs", {"preset": "working", "evolution_norm": "raw"}),
 }
 ENGINES = [(name, "native") for name in FEATURE_METHODS] + [("streamdcs", "numpy"), ("protodcs", "numpy")]

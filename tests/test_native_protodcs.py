@@ -17,6 +17,8 @@ OPTIONS = {
     "buffered, raw": {"cache_admission": "buffered", "evolution_gate": "entropy", "evolution_norm": "raw"},
     "quantile gate, scaled step": {"evolution_gate": "quantile", "step_epsilon": 1e-3},
     "text to visual": {"alignment_direction": "text-to-visual"},
+    "gated": {"cache_admission": "gated", "mixture_period": 30},
+    "score of equation 9": {"score": "prediction"},
     "no first check": {"first_check": False},
     "no verification": {"verification": False},
     "no visual": {"visual_prototypes": False},
@@ -33,6 +35,8 @@ NUMPY_ONLY = (
     {"evidence_logits": "fused"},
     {"cache_quality": "entropy"},
     {"prediction_scale": "logit"},
+    {"openness": "softmax"},
+    {"evidence_scale": 2.0},
     {"text_prototypes": False},
     {"candidates": 3, "candidates_above": 3},
 )

@@ -27,6 +27,24 @@ OPTIONS = {
     "scaled step": {"step_epsilon": 1e-3, **EVOLVING},
     "refit every sample": {"preset": "paper", "mixture_period": 1},
     "quantile gate, entropy quality": {"evolution_gate": "quantile", "cache_quality": "entropy"},
+    "score of equation 9": {"score": "prediction"},
+    "posterior as score": {"score": "posterior"},
+    "openness by softmax": {"openness": "softmax"},
+    "openness by MCM": {"openness": "mcm"},
+    "openness by softmax, first score": {"openness": "softmax", "preset": "paper", "score": "openness_first"},
+    "evidence x 100": {"evidence_scale": 100.0},
+    "like DPE": {
+        "evidence_scale": 100.0,
+        "evidence_logits": "fused",
+        "step_epsilon": 1e-3,
+        "prediction_scale": "logit",
+        "affinity_weight": 6.0,
+        "affinity_sharpness": 5.0,
+        "score": "prediction",
+    },
+    "gated buffer": {"cache_admission": "gated", "mixture_period": 50},
+    "gated buffer, quantile gate": {"cache_admission": "gated", "evolution_gate": "quantile", "mixture_period": 30},
+    "no evolution": {"evolution_gate": "off"},
     "entropy loss, all keys": {"uncertainty": "entropy", "alignment_keys": "all"},
     "fused entropy loss": {"uncertainty": "entropy", "evidence_logits": "fused"},
     "text to visual": {"alignment_direction": "text-to-visual"},
@@ -46,6 +64,11 @@ ON_REAL_DATA = (
     "fused",
     "raw",
     "scaled step",
+    "openness by softmax",
+    "openness by MCM",
+    "evidence x 100",
+    "like DPE",
+    "gated buffer",
     "refit every sample",
     "quantile gate, entropy quality",
 )
@@ -63,13 +86,14 @@ class Report:
     def prototypes(self, got, wanted, gradient):
         """Within 1e-5 wherever the gradient has a sign to speak of; the rest may differ by a step, and is counted."""
         off = np.abs(got - wanted) >= 1e-5
-        assert not off[np.abs(gradient) > 1e-6].any()
+        # With few classes the gradient is large, and float32 has fewer decimals to give.
+        assert not off[np.abs(gradient) > max(1e-6, 1e-5 * np.abs(gradient).max())].any()
         self.elements += off.size
         self.differing += int(off.sum())
 
-    def check(self):
+    def check(self, share=0.001):
         assert len(self.ties) <= 0.001 * self.samples, self.ties
-        assert self.differing <= 0.001 * self.elements, (self.differing, self.elements)
+        assert self.differing <= share * self.elements, (self.differing, self.elements)
 
 
 def engine_gradient(engine, feature):
@@ -101,9 +125,12 @@ def compare(engine, oracle, feature, report):
         return
     assert got.openness_first == pytest.approx(expected.openness_first, abs=1e-5)
     assert got.openness == pytest.approx(expected.openness, abs=1e-5)
-    assert got.aleatoric == pytest.approx(expected.aleatoric, abs=1e-6)
-    assert got.epistemic == pytest.approx(expected.epistemic, abs=1e-6)
+    # Fused evidence contains the step of the visual prototypes, whose signs may differ where the gradient is small.
+    tolerance = 1e-5 if engine.config.evidence_logits == "fused" else 1e-6
+    assert got.aleatoric == pytest.approx(expected.aleatoric, abs=tolerance)
+    assert got.epistemic == pytest.approx(expected.epistemic, abs=tolerance)
     assert got.p_unknown == pytest.approx(expected.p_unknown, abs=1e-3)
+    assert got.score == pytest.approx(expected.score, abs=1e-3)
     report.evolved += got.evolved
     report.cached += got.cached
     if got.cached:
@@ -131,7 +158,8 @@ def tolerance_for(config, gradient):
         return 1e-5 * np.abs(gradient).max()
     if not config.first_check:  # Queues open by the first few samples, and each of few classes pulls hard.
         return 1e-6 * np.abs(gradient).max()
-    return 1e-9
+    # With two classes, each queue pulls hard.
+    return max(1e-9, 1e-6 * np.abs(gradient).max())
 
 
 def compare_queues(memory, oracle, tolerance):
@@ -152,11 +180,13 @@ def teacher_forced(prototypes, features, options):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_engine_follows_the_oracle_on_a_random_stream(name):
-    prototypes, features, _ = random_stream(classes=24, width=64, samples=260, seed=3)
+@pytest.mark.parametrize("classes", [2, 10, 100])
+def test_engine_follows_the_oracle_on_a_random_stream(name, classes):
+    prototypes, features, _ = random_stream(classes=classes, width=48, samples=160, seed=3)
     report = teacher_forced(prototypes, features, OPTIONS[name])
-    assert report.samples == 260
-    report.check()
+    assert report.samples == 160
+    # Two classes far apart leave hardly a gradient by their visual prototypes, so more signs are open.
+    report.check(share=0.01 if classes == 2 else 0.001)
 
 
 @pytest.mark.parametrize("name", ON_REAL_DATA)

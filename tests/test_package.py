@@ -25,6 +25,7 @@ READINGS = (
     {"evolution_gate": "entropy", "cache_admission": "verified"},
     {"evolution_gate": "quantile", "cache_admission": "buffered"},
     {"evolution_gate": "off", "first_check": False},
+    {"cache_admission": "gated", "openness": "softmax", "evidence_scale": 100.0},
     {"verification": False, "visual_prototypes": False},
     {"text_prototypes": False, "evidence_logits": "fused"},
     {"target_false_reject": 0.05, "text_rate": 0.0},

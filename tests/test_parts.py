@@ -15,6 +15,7 @@ from protodcs.core.numerics import evidence, gaussian_mixture, linalg, softmax
 from protodcs.core.numerics.windows import Window
 from protodcs.core.protodcs import alignment, evolution, residual
 from protodcs.core.protodcs.cache import choose_slot
+from protodcs.core.protodcs.verification import fit_mixture
 
 finite = st.floats(-1, 1, allow_nan=False)
 logits = arrays(np.float64, st.integers(1, 40), elements=finite)
@@ -177,6 +178,55 @@ def test_after_a_failed_fit_the_last_boundary_decides():
     assert stats["cold_threshold"] == boundary
     decision = engine.observe(features[5])
     assert decision.p_unknown == float(decision.openness >= boundary)
+
+
+def test_the_mixture_of_log_probabilities_does_not_depend_on_their_scale():
+    values = np.sort(window_of(np.random.default_rng(3)))
+    for scale in (1.0, 1e-3):
+        config = ProtoDCSConfig(openness="mcm")
+        usual, scaled = fit_mixture(config, values), fit_mixture(config, scale * values)
+        np.testing.assert_allclose(scaled[[1, 4]], scale * usual[[1, 4]], rtol=1e-6)
+        np.testing.assert_allclose(scaled[[2, 5]], scale**2 * usual[[2, 5]], rtol=1e-6)
+    by_cosine = fit_mixture(ProtoDCSConfig(), 1e-3 * values)
+    assert by_cosine is None or by_cosine[[2, 5]].min() >= 1e-6
+
+
+def test_openness_by_probability_is_minus_the_log_of_the_largest_one():
+    prototypes, features, _ = random_stream(classes=20, samples=5, seed=2)
+    for openness, temperature in (("softmax", 0.01), ("mcm", 1.0)):
+        engine = ProtoDCS(prototypes, config=ProtoDCSConfig(openness=openness, text_rate=0.0, evolution_gate="off"))
+        for feature in features:
+            found = engine.observe(feature).openness
+            powers = np.exp(engine.initial_cosines() / temperature)
+            assert found == pytest.approx(-np.log(powers.max() / powers.sum()), abs=1e-9)
+
+
+def test_the_gated_buffer_holds_samples_that_passed_the_quality_gate_until_the_next_refit():
+    prototypes, features, _ = random_stream(classes=10, samples=300, seed=2)
+    engine = ProtoDCS(prototypes, config=ProtoDCSConfig(cache_admission="gated"))
+    held = passed = 0
+    for number, feature in enumerate(features):
+        before = engine.stats()
+        decision = engine.observe(feature)
+        after = engine.stats()
+        assert decision.cached == (after["cached"] > before["cached"])
+        if (number + 1) % 100:
+            assert not decision.cached
+            assert after["waiting"] - before["waiting"] == after["passed"] - before["passed"]
+        else:
+            assert after["waiting"] == 0
+        held, passed = max(held, after["waiting"]), after["passed"]
+    assert held > 0
+    assert engine.stats()["cached_features"] > 0
+    assert passed >= engine.stats()["cached"]
+
+
+def test_the_score_of_equation_9_is_the_largest_of_the_scores():
+    prototypes, features, _ = random_stream(samples=150)
+    engine = ProtoDCS(prototypes, config=ProtoDCSConfig(score="prediction"))
+    decisions = engine.observe_many(features, scores=True)
+    np.testing.assert_allclose(decisions.score, decisions.scores.max(axis=1), rtol=1e-6)
+    assert engine.score_name == "largest value of equation 9"
 
 
 # The cache.

@@ -37,7 +37,7 @@ class Decision:
         index: position of the best class, always given, 0..K-1.
         label: name of that class if known, else None.
         p_unknown: probability that the sample belongs to no class on the list.
-        openness: one minus the largest cosine. ProtoDCS: S', after the temporary step.
+        openness: one minus the largest cosine. ProtoDCS: S', after the temporary step; `openness` chooses its kind.
         openness_first: the same before any step, S.
         score: increases as the sample looks more known; the number behind AUROC.
         scores: (K,) float32, the final prediction of every class, its own copy; None where not asked for.

@@ -62,7 +62,7 @@ def place(state: ProtoDCSState, k: int, slot: int, feature: Feature, uncertainty
 
 
 def hold(state: ProtoDCSState, k: int, feature: Feature, uncertainty: float) -> None:
-    """Hold a verified sample back until the next refit ("buffered" admission)."""
+    """Hold a sample back until the next refit (admission "buffered" and "gated")."""
     state.waiting.append(Waiting(k, feature.copy(), uncertainty))
 
 

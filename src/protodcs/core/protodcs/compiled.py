@@ -37,7 +37,9 @@ def is_compiled(config: ProtoDCSConfig, classes: int) -> bool:
         and classes <= max(config.candidates, config.candidates_above)
         and config.text_prototypes
         and config.uncertainty == "evidence"
+        and config.openness == "cosine"
         and config.evidence_logits == "text"
+        and config.evidence_scale == 1.0
         and config.cache_quality == "aleatoric"
         and config.prediction_scale == "probability"
     )

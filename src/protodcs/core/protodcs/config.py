@@ -42,6 +42,11 @@ class ProtoDCSConfig(Settings):
     first_check: bool = Field(
         True, description="Gate samples by openness. Off: every sample is cached and trusted (ablation 'Check')."
     )
+    openness: Literal["cosine", "softmax", "mcm"] = Field(
+        "cosine",
+        description="S and S': one minus the largest cosine (stated three times in the paper), or minus the log of the "
+        "largest probability of the softmax at tau (softmax) or at temperature 1 (mcm). In nats.",
+    )
     gate_window: int = Field(
         100, ge=2, le=100_000, description="W_c: how many recent openness scores set the gates. Samples."
     )
@@ -56,10 +61,11 @@ class ProtoDCSConfig(Settings):
     visual_prototypes: bool = Field(
         True, description="P_v: keep a visual cache and use it. Off: text alone (ablation 'P_v')."
     )
-    cache_admission: Literal["immediate", "verified", "buffered"] = Field(
+    cache_admission: Literal["immediate", "verified", "buffered", "gated"] = Field(
         "immediate",
         description="When a confident sample enters its queue: at once (Algorithm 1), after both checks (main text), "
-        "or held and flushed at each refit of the mixture, lowest uncertainty first (supplement).",
+        "or held and flushed at each refit of the mixture, lowest uncertainty first (buffered). gated: known samples "
+        "that pass the quality gate are held and flushed, confident or not (supplement).",
     )
     cache_size: int = Field(5, ge=1, le=64, description="l, N_cache: features kept per class.")
     cache_similarity: float = Field(
@@ -79,6 +85,12 @@ class ProtoDCSConfig(Settings):
     )
     evidence_logits: Literal["text", "fused"] = Field(
         "text", description="Logits behind loss, reported uncertainty and quality gate: text, or text plus affinity."
+    )
+    evidence_scale: float = Field(
+        1.0,
+        gt=0,
+        le=1000,
+        description="Factor on the cosines before they become evidence: 1 (literal), 100 as for the logits of DPE.",
     )
     aleatoric_weight: float = Field(1.0, ge=0, le=100, description="lambda_AU: weight of AU in the loss; 0 ablates it.")
     epistemic_weight: float = Field(1.0, ge=0, le=100, description="Weight of EU in the loss; 0 ablates it.")
@@ -129,13 +141,26 @@ class ProtoDCSConfig(Settings):
         1e-3, gt=0, le=1, description="EM stops when the mean log-likelihood gains less than this. Nats per sample."
     )
     mixture_iterations: int = Field(100, ge=1, le=10_000, description="EM gives up after so many iterations.")
-    mixture_floor: float = Field(1e-6, gt=0, le=1, description="Smallest variance of a component.")
+    mixture_floor: float = Field(
+        1e-6, gt=0, le=1, description="Smallest variance of a component, if openness is by cosine."
+    )
+    mixture_relative_floor: float = Field(
+        1e-3,
+        gt=0,
+        le=1,
+        description="The same for the other kinds of openness, as a share of the variance of the window. Cosines of "
+        "CLIP vary so that 1e-6 is about this share.",
+    )
     mixture_weight: float = Field(0.02, ge=0, lt=0.5, description="A fit with a lighter component counts as failed.")
     unknown_threshold: float = Field(
         0.5, gt=0, le=1, description="Theta_p: posterior of 'unknown' at or above which a sample is rejected."
     )
     cold_threshold: float = Field(
-        0.7, ge=-1, le=3, description="Theta_c: openness that means unknown while there is no mixture."
+        0.7,
+        ge=-1,
+        le=3,
+        description="Theta_c: openness that means unknown while there is no mixture, as one minus a cosine or one "
+        "minus a probability. By MCM, all samples of four or more classes are above 0.7: call `calibrate` first.",
     )
     target_false_reject: float | None = Field(
         None,
@@ -152,9 +177,10 @@ class ProtoDCSConfig(Settings):
     prediction_scale: Literal["probability", "logit"] = Field(
         "probability", description="Text term of the prediction: softmax (equation 9), or similarity over temperature."
     )
-    score: Literal["openness", "openness_first", "posterior"] = Field(
+    score: Literal["openness", "openness_first", "posterior", "prediction"] = Field(
         "openness",
-        description="The number behind AUROC: 1 - S', 1 - S, or 1 - p. Not given in the paper.",
+        description="The number behind AUROC: 1 - S', 1 - S, 1 - p, or the largest value of equation 9. Not given in "
+        "the paper.",
     )
 
     # Evolution of the text prototypes.
@@ -196,6 +222,11 @@ class ProtoDCSConfig(Settings):
             raise ValueError(
                 "alignment_keys='all' needs alignment_direction='visual-to-text': classes without a queue have no "
                 "visual prototype to be matched with"
+            )
+        if self.cache_admission == "gated" and (self.evolution_gate == "off" or not self.text_prototypes):
+            raise ValueError(
+                "cache_admission='gated' needs the quality gate: choose another evolution_gate than 'off', and leave "
+                "text_prototypes on"
             )
         return self
 

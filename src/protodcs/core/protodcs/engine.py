@@ -27,7 +27,8 @@ from .compiled import compare, is_compiled
 from .config import ProtoDCSConfig
 from .evolution import evolve, passes_gate
 from .explain import ProtoDCSExplanation, explain
-from .first_check import FirstCheck, check_openness
+from .first_check import FirstCheck, check_openness, quality_of
+from .openness import openness_of
 from .prediction import predict
 from .stages import Stages
 from .state import ProtoDCSState
@@ -58,6 +59,7 @@ class ProtoDCS(FeatureMethod):
     config_type = ProtoDCSConfig
     score_names: ClassVar[Mapping[str, str]] = {
         "openness": "1 - openness", "openness_first": "1 - first openness", "posterior": "1 - p(unknown)",
+        "prediction": "largest value of equation 9",
     }  # fmt: skip
     config: ProtoDCSConfig
     _memory: ProtoDCSState
@@ -103,17 +105,21 @@ class ProtoDCS(FeatureMethod):
         evolved = passed and evolve(state, feature, first.cosines, temporary, first.trusted)
 
         # Readings in which a sample enters its queue only after both checks.
-        cached = cached or self._admit_verified(state, feature, first, known)
+        cached = cached or self._admit_later(state, feature, first, known, passed)
         return Stages(first, temporary, prediction, p_unknown, known, cached, evolved)
 
-    def _admit_verified(self, state: ProtoDCSState, feature: Feature, first: FirstCheck, known: bool) -> bool:
-        """Offer a confident and known sample to its queue, now or at the next refit. Return whether a queue changed."""
+    def _admit_later(
+        self, state: ProtoDCSState, feature: Feature, first: FirstCheck, known: bool, passed: bool
+    ) -> bool:
+        """Offer a sample to its queue after both checks, now or at the next refit. Return whether a queue changed."""
         admission = self.config.cache_admission
         if admission == "verified" and first.confident and known:
             return offer(state, first.nearest, feature, first.quality)
         if admission == "buffered" and first.confident and known:
             hold(state, first.nearest, feature, first.quality)
-        return admission == "buffered" and state.refit_due and flush(state)
+        if admission == "gated" and passed and self.config.visual_prototypes:
+            hold(state, first.nearest, feature, quality_of(self.config, first.cosines))
+        return admission in ("buffered", "gated") and state.refit_due and flush(state)
 
     def _run_compiled(self, state: ProtoDCSState, feature: Feature) -> Stages:
         """Run the same, with one compiled call for most of it."""
@@ -124,7 +130,7 @@ class ProtoDCS(FeatureMethod):
             known = is_known(state, temporary.openness, p_unknown)
         passed = known and passes_gate(state, prediction)
         evolved = passed and evolve(state, feature, first.cosines, temporary, first.trusted)
-        cached = cached or self._admit_verified(state, feature, first, known)
+        cached = cached or self._admit_later(state, feature, first, known, passed)
         return Stages(first, temporary, prediction, p_unknown, known, cached, evolved)
 
     def _conclude(self, state: ProtoDCSState, stages: Stages, scores: bool) -> Decision:
@@ -156,6 +162,8 @@ class ProtoDCS(FeatureMethod):
     def _score(self, stages: Stages) -> float:
         if self.config.score == "openness":
             return 1.0 - stages.temporary.openness
+        if self.config.score == "prediction":
+            return float(stages.prediction.scores[stages.prediction.best])
         return 1.0 - (stages.first.openness if self.config.score == "openness_first" else stages.p_unknown)
 
     def explain(self, feature: NDArray[np.floating]) -> ProtoDCSExplanation:
@@ -194,7 +202,7 @@ class ProtoDCS(FeatureMethod):
             rows = check_features(features, self.dimension)
             if len(rows) < 4:
                 raise InputError(f"calibration needs at least 4 features; given: {len(rows)}")
-            openness = np.sort([1.0 - products(self._memory.unit_text, row).max() for row in rows])
+            openness = np.sort([openness_of(self.config, products(self._memory.unit_text, row)) for row in rows])
             parameters = fit_mixture(self.config, openness)
             if parameters is None:
                 return False

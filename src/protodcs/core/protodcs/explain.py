@@ -159,7 +159,7 @@ def explain(
     return ProtoDCSExplanation(
         decision=decision,
         first_check=first,
-        cache=_cache(before, feature, stages, first),
+        cache=_cache(before, feature, stages, first, after.passed > before.passed),
         temporary=_temporary(before, feature, stages),
         verification=_verification(after, decision),
         best=[(classes[k], float(scores[k])) for k in np.argsort(-scores, kind="stable")[:_SHOWN]],
@@ -183,7 +183,7 @@ def _first_check(after: ProtoDCSState, first: FirstCheck, predicted: str) -> Fir
     return FirstCheckStage(predicted, openness, cache_gate, trust_gate, confident, first.trusted, reason)
 
 
-def _cache(before: ProtoDCSState, feature: Feature, stages: Stages, first: FirstCheckStage) -> CacheStage:
+def _cache(before: ProtoDCSState, feature: Feature, stages: Stages, first: FirstCheckStage, passed: bool) -> CacheStage:
     config, k, queue = before.config, stages.first.nearest, first.predicted
     held = int(before.counts[k])
     cosines = products(before.cache[k, :held], feature)
@@ -191,11 +191,13 @@ def _cache(before: ProtoDCSState, feature: Feature, stages: Stages, first: First
     similar = bool(nearest) and nearest[0][0] > config.cache_similarity
     if not config.visual_prototypes:
         reason = "switched off"
-    elif not first.confident:
+    elif config.cache_admission == "gated" and not passed:
+        reason = "not offered: admission is 'gated' and the sample did not pass the quality gate"
+    elif config.cache_admission != "gated" and not first.confident:
         reason = "not offered: the sample is not confident"
     elif config.cache_admission != "immediate" and not stages.known:
         reason = f"not offered: admission is '{config.cache_admission}' and the sample is not known"
-    elif config.cache_admission == "buffered":
+    elif config.cache_admission in ("buffered", "gated"):
         reason = "held back until the mixture is fitted again" + (", which is now" if stages.cached else "")
     elif not stages.cached:
         reason = f"refused: a cached feature at cosine {nearest[0][0]:.3f} shows the same and is less uncertain"
@@ -210,7 +212,7 @@ def _cache(before: ProtoDCSState, feature: Feature, stages: Stages, first: First
 
 def _temporary(before: ProtoDCSState, feature: Feature, stages: Stages) -> TemporaryStage:
     config, first, temporary, prediction = before.config, stages.first, stages.temporary, stages.prediction
-    aleatoric, epistemic = uncertainty(first.cosines)
+    aleatoric, epistemic = uncertainty(config.evidence_scale * first.cosines)
     stepped = first.trusted and config.text_prototypes and config.text_rate > 0
     if stepped:
         reason = f"one step moves openness by {temporary.openness - first.openness:+.5f}"

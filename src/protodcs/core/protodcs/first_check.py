@@ -1,7 +1,7 @@
 """Stage 1, first check: the openness of a sample against two gates (equation 2).
 
-Openness is `S = 1 - max z` with the cosines `z = P_t f`. The gates Theta_a and Theta_b are quantiles of a window W_c of
-recent openness, which includes the sample itself.
+Openness is `S = 1 - max z` with the cosines `z = P_t f`; the file `openness` has the other readings. The gates Theta_a
+and Theta_b are quantiles of a window W_c of recent openness, which includes the sample itself.
 """
 
 from typing import NamedTuple
@@ -11,6 +11,7 @@ from ..numerics.evidence import uncertainty
 from ..numerics.linalg import products
 from ..numerics.softmax import softmax
 from .config import ProtoDCSConfig
+from .openness import openness_of
 from .state import ProtoDCSState
 
 
@@ -39,16 +40,16 @@ def check_openness(state: ProtoDCSState, feature: Feature) -> FirstCheck:
     config, window = state.config, state.gate_window
     cosines = products(state.unit_text, feature)
     nearest = int(cosines.argmax())
-    openness = 1.0 - float(cosines[nearest])
+    openness = openness_of(config, cosines)
     window.push(openness)
     trusted = not config.first_check or openness < window.quantile(config.trust_quantile)
     confident = not config.first_check or openness < window.quantile(config.cache_quantile)
     confident = confident and config.visual_prototypes
-    return FirstCheck(cosines, nearest, openness, confident, trusted, _quality(config, cosines) if confident else 0.0)
+    return FirstCheck(cosines, nearest, openness, confident, trusted, quality_of(config, cosines) if confident else 0.0)
 
 
-def _quality(config: ProtoDCSConfig, cosines: Floats) -> float:
+def quality_of(config: ProtoDCSConfig, cosines: Floats) -> float:
     """Return the uncertainty of the cosines (K,) before any step. The lower it is, the better the sample."""
     if config.cache_quality == "aleatoric":
-        return uncertainty(cosines)[0]
+        return uncertainty(config.evidence_scale * cosines)[0]
     return softmax(cosines / config.temperature)[1]

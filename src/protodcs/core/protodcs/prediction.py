@@ -42,7 +42,8 @@ def affinities(state: ProtoDCSState, visual: Feature, feature: Feature) -> Float
 def predict(state: ProtoDCSState, cosines: Floats, affinity: Floats) -> Prediction:
     """Predict from the text cosines P'_t f (K,) and the affinities (K,)."""
     config = state.config
-    aleatoric, epistemic = uncertainty(cosines + affinity if config.evidence_logits == "fused" else cosines)
+    evidence = config.evidence_scale * cosines
+    aleatoric, epistemic = uncertainty(evidence + affinity if config.evidence_logits == "fused" else evidence)
     similarities = cosines / config.temperature
     probabilities, entropy = softmax(similarities)
     if config.evidence_logits == "fused" or config.prediction_scale == "logit":

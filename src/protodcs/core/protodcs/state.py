@@ -18,6 +18,7 @@ from ..prototypes import Prototypes
 from ..state import Arrays
 from ..state_checks import Counters
 from .config import ProtoDCSConfig
+from .openness import initial_threshold
 
 # Numbers beside the arrays, exported by name.
 NUMBERS = (
@@ -89,7 +90,7 @@ class ProtoDCSState:
         text_alignment: (K, d) float32, the gradient of `lambda_align * InfoNCE` by the text residual.
         gate_window, mixture_window, quality_window: recent S, recent S', and recent AU of known samples.
         mixture: (6,) float64, the parameters of the last fit; zero unless `fitted`.
-        waiting: verified samples that wait for the next refit ("buffered" admission).
+        waiting: samples that wait for the next refit (admission "buffered" and "gated").
         cold_threshold, evolution_threshold: Theta_c and Theta_q.
         sequence, learned, known, trusted, cached, passed, evolved: how many samples were observed, learned from,
             called known, trusted, cached, let through the quality gate, and moved the text prototypes.
@@ -123,7 +124,7 @@ class ProtoDCSState:
         self.waiting: list[Waiting] = []
         self.work: Floats | None = None
         self.fitted = False
-        self.cold_threshold = config.cold_threshold
+        self.cold_threshold = initial_threshold(config)
         self.evolution_threshold = config.evolution_threshold
         self.sequence = 0
         self.learned = 0

@@ -19,6 +19,7 @@ from ..state import Arrays
 from ..state_checks import Counters, check_means, check_unit, counter, required, truth, within
 from .alignment import REBUILD_AFTER, contrast
 from .config import ProtoDCSConfig
+from .openness import initial_threshold, largest_openness
 from .residual import directions
 from .state import NUMBERS
 
@@ -33,7 +34,7 @@ _COMPARED_PAIRS = 2**17
 
 def since_flush(config: ProtoDCSConfig, learned: int) -> int:
     """Return the number of samples since the last refit, which empties the buffer."""
-    if config.cache_admission != "buffered":
+    if config.cache_admission not in ("buffered", "gated"):
         return 0
     return learned if learned < config.mixture_start else config.mixture_period - config.until_refit(learned)
 
@@ -53,7 +54,7 @@ def checked_arrays(
     expected = {*NUMBERS, "confirmed", "unknown", "skipped"}
     if set(counters) != expected:
         raise StateError(f"the state's counters are {sorted(counters)[:20]}, they must be {sorted(expected)}")
-    check_counters(config, counters)
+    check_counters(config, counters, len(initial))
     remaining = {name: array for name, array in arrays.items() if name != "initial_prototypes"}
     found: Arrays = {"initial_prototypes": initial}
 
@@ -63,7 +64,7 @@ def checked_arrays(
         return found[name]
 
     _check_prototypes(config, counters, initial, take)
-    _check_windows(config, counters, take)
+    _check_windows(config, counters, len(initial), take)
     if remaining:
         raise StateError(f"the state holds arrays that do not belong there: {sorted(remaining)[:10]}")
     if found["counts"].any() and not trusted:
@@ -99,14 +100,15 @@ def _check_prototypes(config: ProtoDCSConfig, counters: Counters, initial: Featu
     within(take("buffer_quality", np.float64, len(waiting)), "buffer_quality", 0.0, 1e6)
 
 
-def _check_windows(config: ProtoDCSConfig, counters: Counters, take: Take) -> None:
+def _check_windows(config: ProtoDCSConfig, counters: Counters, classes: int, take: Take) -> None:
     """Check the windows and the mixture."""
     learned, confirmed = counter(counters, "learned"), counter(counters, "confirmed")
+    largest = largest_openness(config, classes)
     for name, capacity in (("gate_window", config.gate_window), ("mixture_window", config.mixture_window)):
-        within(take(name, np.float64, min(capacity, learned)), name, -0.001, 2.001)
+        within(take(name, np.float64, min(capacity, learned)), name, -0.001, largest + 0.001)
     within(take("quality_window", np.float64, min(config.gate_window, confirmed)), "quality_window", 0.0, 1e6)
     parameters = take("mixture", np.float64, gaussian_mixture.PARAMETERS)
-    gaussian_mixture.check(parameters, bool(counters["fitted"]), (-0.001, 2.001), 1.001)
+    gaussian_mixture.check(parameters, bool(counters["fitted"]), (-0.001, largest + 0.001), largest**2 / 4 + 0.001)
 
 
 def _check_alignment(config: ProtoDCSConfig, found: Arrays) -> None:
@@ -137,7 +139,7 @@ def _close(got: NDArray[Any], wanted: NDArray[Any]) -> bool:
     return bool(np.allclose(got, wanted, rtol=_DRIFT_TOLERANCE, atol=_DRIFT_TOLERANCE))
 
 
-def check_counters(config: ProtoDCSConfig, counters: Counters) -> None:
+def check_counters(config: ProtoDCSConfig, counters: Counters, classes: int) -> None:
     """Raise StateError for numbers that contradict each other or the settings."""
     sequence = counter(counters, "sequence", high=2**62)
     learned = counter(counters, "learned", high=sequence)
@@ -152,8 +154,11 @@ def check_counters(config: ProtoDCSConfig, counters: Counters) -> None:
     counter(counters, "alignment_updates", high=REBUILD_AFTER - 1)
     if truth(counters, "fitted") and not counters["fits"]:
         raise StateError("the state has a mixture that was never fitted")
-    for name, high in (("cold_threshold", 2.001), ("evolution_threshold", 1e6)):
+    for name, initial, high in (
+        ("cold_threshold", initial_threshold(config), largest_openness(config, classes) + 0.001),
+        ("evolution_threshold", config.evolution_threshold, 1e6),
+    ):
         value = counters[name]
         number = isinstance(value, float | int) and not isinstance(value, bool)
-        if value != getattr(config, name) and not (number and -0.001 <= value <= high):  # type: ignore[operator]
+        if value != initial and not (number and -0.001 <= value <= high):  # type: ignore[operator]
             raise StateError(f"the state's {name} is {value!r}, it must lie from 0 to {high}")

@@ -15,6 +15,7 @@ from ..numerics.softmax import entropy_gradient, softmax
 from .alignment import visual_step
 from .config import ProtoDCSConfig
 from .first_check import FirstCheck
+from .openness import openness_of
 from .prediction import affinities
 from .residual import adam_step, text_gradient
 from .state import ProtoDCSState
@@ -25,7 +26,7 @@ class Temporary(NamedTuple):
 
     Attributes:
         cosines: (K,) P'_t f.
-        openness: S' = 1 - max P'_t f.
+        openness: S', by default 1 - max P'_t f.
         affinity: (K,) alpha exp(-beta (1 - P'_v f)).
         slopes: (K,) the derivative of the loss by each text cosine; zero without a step.
     """
@@ -49,7 +50,7 @@ def temporary_prototypes(state: ProtoDCSState, feature: Feature, first: FirstChe
     after, openness = first.cosines, first.openness
     if config.text_prototypes and config.text_rate > 0:
         after = _text_step(state, feature, first.cosines, slopes)
-        openness = 1.0 - float(after.max())
+        openness = openness_of(config, after)
     return Temporary(after, openness, affinities(state, visual, feature), slopes)
 
 
@@ -68,8 +69,9 @@ def step_of(state: ProtoDCSState, feature: Feature, first: FirstCheck) -> tuple[
 def _loss_slopes(config: ProtoDCSConfig, text: Floats, affinity: Floats) -> tuple[Floats, Floats]:
     """Return the derivative (K,) of the uncertainty by each text cosine, and by each visual one."""
     if config.uncertainty == "evidence":
-        by_logit = uncertainty_gradient(text + affinity, config.aleatoric_weight, config.epistemic_weight)
-        by_text = by_logit
+        logits = config.evidence_scale * text + affinity
+        by_logit = uncertainty_gradient(logits, config.aleatoric_weight, config.epistemic_weight)
+        by_text = config.evidence_scale * by_logit
     else:
         by_logit = entropy_gradient(*softmax(text / config.temperature + affinity))
         by_text = by_logit / config.temperature

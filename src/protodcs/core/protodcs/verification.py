@@ -8,6 +8,9 @@ from ..numerics.gaussian_mixture import Stop, boundary, components, fit, posteri
 from .config import ProtoDCSConfig
 from .state import ProtoDCSState
 
+# The variance floor of a window of equal values.
+_LEAST_FLOOR = 1e-12
+
 
 def verify(state: ProtoDCSState, openness: float, trusted: bool) -> tuple[float, bool]:
     """Add S' to the window W_g. Return `p = P(unknown | S')`, and whether the sample counts as known.
@@ -55,7 +58,10 @@ def refit(state: ProtoDCSState) -> None:
 
 def fit_mixture(config: ProtoDCSConfig, ordered: Floats) -> Floats | None:
     """Return the mixture (6,) of ascending openness (n,); None if none fits."""
-    stop = Stop(config.mixture_tolerance, config.mixture_iterations, config.mixture_floor, config.mixture_weight)
+    floor = config.mixture_floor
+    if config.openness != "cosine":
+        floor = max(config.mixture_relative_floor * float(ordered.var()), _LEAST_FLOOR)
+    stop = Stop(config.mixture_tolerance, config.mixture_iterations, floor, config.mixture_weight)
     return fit(ordered, stop)
 
 

@@ -216,7 +216,7 @@ def _visual(config: ProtoDCSConfig, classes: int, dimension: int) -> list[Part]:
             mean=share * (change + in_full / REBUILD_AFTER if follows else in_full) + fused,
         )
     ]
-    if config.cache_admission == "buffered":
+    if config.cache_admission in ("buffered", "gated"):
         rows = max(config.mixture_start, config.mixture_period)
         held = float(rows * (4 * dimension + 16))
         # A refit offers all samples that wait to their queues, at most a queue's size for each class.
@@ -231,7 +231,7 @@ def _evolving_share(config: ProtoDCSConfig) -> float:
         return 0.0
     if config.evolution_gate == "entropy" and config.evolution_threshold <= _USUAL_ENTROPY:
         return _USUAL_EVOLUTIONS
-    literal = config.evolution_gate == "aleatoric" and config.evidence_logits == "text"
+    literal = config.evolution_gate == "aleatoric" and config.evidence_logits == "text" and config.evidence_scale <= 1
     return 0.0 if literal and config.evolution_threshold < _LEAST_ALEATORIC else 1.0
 
 
