@@ -1,10 +1,10 @@
 """Print how readings of ProtoDCS compare: `python scripts/protodcs_readings.py RESULTS... [--against LABEL]`.
 
-RESULTS are folders that `protodcs bench run` has filled with `grids/protodcs-*.yaml`. Entries come in pairs: `NAME` is
-scored by openness, `NAME, by Eq. 9` by the largest value of equation 9. A table has the streams with the same kind of
-classes and the same share of unknown samples. Its figures are means over the streams, then over seeds, in percent.
-Accuracy is compared with zero-shot, seed by seed. With `--against` all figures are differences to that entry, with
-paired 95 % intervals over seeds.
+RESULTS are folders that `protodcs bench run` has filled with `grids/protodcs-*.yaml`. A table has the streams with the
+same kind of classes and the same share of unknown samples. Its figures are means over the streams, then over seeds, in
+percent. AUROC has two columns: by openness, which is the score of the rows, and by the largest value of equation 9.
+FPR95 and OSCR by that score need an entry `NAME, by Eq. 9`. Accuracy is compared with zero-shot, seed by seed. With
+`--against` all figures are differences to that entry, with paired 95 % intervals over seeds.
 """
 
 import argparse
@@ -24,7 +24,7 @@ BY_PREDICTION = ", by Eq. 9"
 
 
 class Figure(NamedTuple):
-    """A column: its head, the key in rows, whether it is a share, and whether Eq. 9 is the score behind it."""
+    """A column: its head, the key in rows, whether it is a share, and whether it needs an entry with Eq. 9 as score."""
 
     head: str
     key: str
@@ -34,7 +34,7 @@ class Figure(NamedTuple):
 
 ACCURACY = Figure("accuracy", "known_accuracy")
 AUROC = Figure("AUROC by openness", "auroc")
-AUROC_PREDICTION = Figure("AUROC by Eq. 9", "auroc", by_prediction=True)
+AUROC_PREDICTION = Figure("AUROC by Eq. 9", "auroc_class_score")
 DECISIONS = (
     Figure("updates", "evolved_samples", is_share=False),
     Figure("known rejected", "false_reject"),
@@ -81,7 +81,9 @@ def readings(entries: Mapping[str, object]) -> list[str]:
 
 
 def values(entries: Mapping[str, Mapping[int, Sequence[rows.Row]]], label: str, figure: Figure) -> dict[int, float]:
-    """Return a figure of a reading for each seed; empty if it was not run with this score."""
+    """Return a figure of a reading for each seed; empty if it was not run with this score, or has none."""
+    if "zero-shot" in label and figure.head.endswith("Eq. 9"):
+        return {}
     name = label + BY_PREDICTION if figure.by_prediction else label
     return by_seed(entries[name], figure.key) if name in entries else {}
 
@@ -100,7 +102,9 @@ def means(entries: Mapping[str, Mapping[int, Sequence[rows.Row]]]) -> str:
 
 def differences(entries: Mapping[str, Mapping[int, Sequence[rows.Row]]], against: str) -> str:
     """Return a Markdown table of the differences between the readings of a group and one of them."""
-    figures = (ACCURACY, AUROC, AUROC_PREDICTION, *RANKINGS, *DECISIONS)
+    figures = [ACCURACY, AUROC, AUROC_PREDICTION, *RANKINGS, *DECISIONS]
+    if not any(label.endswith(BY_PREDICTION) for label in entries):
+        figures = [figure for figure in figures if not figure.by_prediction]
     lines = []
     for label in ordered(entries):
         if label != against:

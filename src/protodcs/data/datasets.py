@@ -192,8 +192,8 @@ SETS: tuple[KnownSet, ...] = (
         (Place("imagenet/val", _imagenet_folder), Place("imagenet-val", _imagenet_folder)),
         images=50_000,
         classes=1_000,
-        origin="the ImageNet project, after registration: the validation images of ILSVRC 2012, sorted into a folder for "
-        "each WordNet number",
+        origin="the ImageNet project, after registration: the validation images of ILSVRC 2012, sorted into a folder "
+        "for each WordNet number",
     ),
     KnownSet(
         "imagenetv2",

@@ -1,7 +1,7 @@
 """A folder of image files: one sub-folder a class, or images side by side without labels.
 
-The images are in the order of the relative paths, byte by byte, so it is the same on every machine. Hidden files are skipped.
-Links are followed, but within a class no folder is entered twice, so links in a circle come to an end.
+The images are in the order of the relative paths, byte by byte, so it is the same on every machine. Hidden files are
+skipped. Links are followed, but within a class no folder is entered twice, so links in a circle come to an end.
 """
 
 import os
