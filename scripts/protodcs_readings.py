@@ -3,8 +3,10 @@
 RESULTS are folders that `protodcs bench run` has filled with `grids/protodcs-*.yaml`. A table has the streams with the
 same kind of classes and the same share of unknown samples. Its figures are means over the streams, then over seeds, in
 percent. AUROC has two columns: by openness, which is the score of the rows, and by the largest value of equation 9.
-FPR95 and OSCR by that score need an entry `NAME, by Eq. 9`. Accuracy is compared with zero-shot, seed by seed. With
-`--against` all figures are differences to that entry, with paired 95 % intervals over seeds.
+FPR95 and OSCR by that score need an entry `NAME, by Eq. 9`. Accuracy is compared with zero-shot. With `--against` all
+figures are differences to that entry. Differences are paired: seed by seed with a 95 % interval over seeds. If there is
+one seed, they are paired stream by stream with an interval over streams. Less than three pairs have no interval.
+`--seed` leaves out the other seeds, `--only` the other entries.
 """
 
 import argparse
@@ -21,6 +23,8 @@ from protodcs.bench.statistics import Estimate, estimate, paired
 
 ZERO_SHOT = "zero-shot, max cosine"
 BY_PREDICTION = ", by Eq. 9"
+# Two pairs give intervals that tell nothing.
+_LEAST_PAIRS = 3
 
 
 class Figure(NamedTuple):
@@ -71,7 +75,10 @@ def group_of(row: rows.Row) -> str:
 
 
 def by_seed(entry: Mapping[int, Sequence[rows.Row]], key: str) -> dict[int, float]:
-    """Return the mean of a figure over the streams for each seed."""
+    """Return the mean of a figure over the streams for each seed; for one seed, the figure of each stream."""
+    if len(entry) == 1:
+        (found,) = entry.values()
+        return {place: row[key] for place, row in enumerate(sorted(found, key=lambda row: row["stream"]))}
     return {seed: sum(row[key] for row in found) / len(found) for seed, found in entry.items()}
 
 
@@ -131,7 +138,7 @@ def difference(figure: Figure, of: Estimate) -> str:
     if not of.seeds:
         return "-"
     scale, digits = (100, 2) if figure.is_share else (1, 0)
-    half = f" ± {scale * of.half:.{digits}f}" if of.has_interval else ""
+    half = f" ± {scale * of.half:.{digits}f}" if of.seeds >= _LEAST_PAIRS else ""
     return f"{scale * of.mean:+.{digits}f}{half}"
 
 
@@ -160,14 +167,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path, nargs="+", help="folders that `protodcs bench run` has filled")
     parser.add_argument("--against", help="print differences to this entry")
+    parser.add_argument("--seed", type=int, action="append", help="only this seed; may be repeated")
+    parser.add_argument("--only", action="append", help="only this entry; may be repeated")
     chosen = parser.parse_args()
-    groups = grouped(row for folder in chosen.results for row in rows.read_folder(folder))
+    found = (row for folder in chosen.results for row in rows.read_folder(folder))
+    groups = grouped(
+        row
+        for row in found
+        if (chosen.seed is None or row["seed"] in chosen.seed) and (chosen.only is None or row["label"] in chosen.only)
+    )
     for problem in mistakes(groups):
         raise SystemExit(f"{problem}. Run the grid again, or use another folder.")
     for name, entries in sorted(groups.items()):
         streams = sorted({row["stream"] for found in entries.values() for some in found.values() for row in some})
         seeds = sorted({seed for found in entries.values() for seed in found})
-        print(f"**{name}** ({len(streams)} streams, seeds {seeds[0]} to {seeds[-1]})\n")
+        told = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
+        print(f"**{name}** ({len(streams)} streams, {told})\n")
         print((differences(entries, chosen.against) if chosen.against else means(entries)) + "\n")
 
 
