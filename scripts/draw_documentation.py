@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from protodcs import StreamDCS, encoders, plot
+from protodcs import ProtoDCS, StreamDCS, encoders, plot
 from protodcs.demo import KNOWN, DemoStream
 
 ASSETS = Path(__file__).parent.parent / "docs" / "assets"
@@ -30,6 +30,7 @@ def main() -> None:
     draw_steps(stream, cosines, scores, checks[0].threshold, known)
     draw_scores(cosines.max(axis=1), scores, checks[0].threshold, known)
     draw_charts(encoder)
+    draw_protodcs(encoder)
 
 
 def draw_steps(stream, cosines, scores, threshold, known) -> None:
@@ -92,6 +93,52 @@ def draw_charts(encoder) -> None:
     truth = [sample.kind if sample.label >= 0 else None for sample in stream]
     plot.confusion_matrix(decisions, truth, axes=matrix.subplots())
     save(figure, "charts.png")
+
+
+def draw_protodcs(encoder) -> None:
+    """Draw the two checks of ProtoDCS, and its temporary and evolved prototypes, on the stream of the explanation."""
+    stream = DemoStream(540, unknown=0.5)
+    known = np.array([sample.label >= 0 for sample in stream])
+    engine = ProtoDCS(encoder.prototypes(KNOWN), classes=KNOWN)
+    told = []
+    for feature in encoder.encode(sample.image for sample in stream):
+        told.append(engine.explain(feature))
+        engine.observe(feature)
+    figure = Figure(figsize=(11, 3.9), layout="constrained")
+    FigureCanvasAgg(figure)
+    first, second, third = figure.subplots(1, 3)
+
+    late = range(len(told) - 140, len(told))
+    openness = np.array([why.first_check.openness for why in told])
+    for chosen, color, marker, label in ((known, BLUE, "o", "known image"), (~known, ORANGE, "^", "unknown image")):
+        shown = [place for place in late if chosen[place]]
+        first.scatter(shown, openness[shown], 12, color=color, marker=marker, label=label)
+    for gate, style, label in (("trust_gate", "-", "trust gate"), ("cache_gate", "--", "cache gate")):
+        first.plot(late, [getattr(told[n].first_check, gate) for n in late], style, color="black", label=label)
+    first.set_title("First check: openness S and the gates", fontsize=10)
+    first.set_xlabel("image")
+
+    scores = engine.score_distribution()
+    second.hist(scores.values, 20, density=True, color="#cccccc", label="latest 100 images")
+    grid = np.linspace(scores.values.min(), scores.values.max(), 200)
+    for group, color in zip(scores.groups, (BLUE, ORANGE), strict=True):
+        second.plot(grid, group.density(grid), color=color, label=f"{group.name} component")
+    second.axvline(scores.threshold, color="black", linestyle="--", label="boundary")
+    second.set_title("Final verification: the mixture over S'", fontsize=10)
+    second.set_yticks([])
+
+    stepped = [n for n, why in enumerate(told) if why.temporary.stepped]
+    third.scatter(stepped, [told[n].temporary.text_step for n in stepped], 8, color=GREY, label="temporary, from P_t")
+    # The distance of two unit vectors from one minus their cosine.
+    moved = [np.sqrt(2 * why.evolution.drift_after) for why in told]
+    third.plot(moved, color=BLUE, linewidth=2, label="evolved, from the initial prototypes")
+    third.set_ylim(0, 1.5 * max(max(moved), max(told[n].temporary.text_step for n in stepped)))
+    third.set_title("Text prototypes: mean distance", fontsize=10)
+    third.set_xlabel("image")
+    for axes in (first, second, third):
+        axes.legend(fontsize=8, frameon=False, loc="upper left" if axes is not second else "best")
+    first.set_ylim(openness.min() - 0.05, openness.max() + 0.25)
+    save(figure, "protodcs.png")
 
 
 def save(figure: Figure, name: str) -> None:

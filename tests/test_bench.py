@@ -688,6 +688,43 @@ def test_a_dry_run_tells_the_plan_and_its_cost_and_runs_nothing(command, tmp_pat
     assert "4 of 4 cells to do" in " ".join(command(file, "--out", tmp_path / "out", "--dry-run").output.split())
 
 
+def test_a_dry_run_without_weights_and_dataset_plans_with_the_published_sizes(command, tmp_path):
+    file = written(
+        tmp_path,
+        streams=[{**PIXELS, "encoder": "mini:nowhere", "known": "imagenet-a", "classes": "imagenet-a"}],
+        methods=[PLAIN, {"method": "tent"}],
+    )
+    told = json.loads(command(file, "--out", tmp_path / "out", "--dry-run", "--json").output)
+    assert {entry["samples"] for entry in told["plan"]} == {100}
+    assert {entry["method"]: entry["seconds"] is None for entry in told["plan"]} == {"plain": False, "tent": True}
+    assert "imagenet-a is missing" in told["missing"][0]
+    assert "nowhere" in told["missing"][1]
+    assert "cannot be measured without the weights" in " ".join(
+        command(file, "--out", tmp_path / "out", "--dry-run").output.split()
+    )
+    assert command(file, "--out", tmp_path / "out").exit_code == 1
+
+
+def test_a_dry_run_tells_a_mistake_although_sizes_are_known(command, tmp_path):
+    file = written(tmp_path, streams=[{**PIXELS, "classes": "cifar100"}])
+    result = command(file, "--out", tmp_path / "out", "--dry-run")
+    assert result.exit_code == 1
+    assert "100 names" in " ".join(result.output.split())
+
+
+def test_streams_can_be_chosen_and_taken_from_another_grid(command, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    streams_of = written(other, streams=[PIXELS, {**PIXELS, "name": "more"}])
+    file = written(tmp_path)
+    out = ("--out", tmp_path / "out", "--dry-run", "--json")
+    told = json.loads(command(file, "--streams-of", streams_of, "--stream", "more", *out).output)
+    assert {(entry["method"], entry["stream"]) for entry in told["plan"]} == {("plain", "more")}
+    refused = command(file, "--stream", "nowhere", *out)
+    assert refused.exit_code == 1
+    assert "no stream 'nowhere'" in refused.output
+
+
 def test_an_unknown_method_to_run_alone_is_told(command, tmp_path):
     result = command(written(tmp_path), "--out", tmp_path / "out", "--only", "nobody")
     assert result.exit_code == 1

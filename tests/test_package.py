@@ -195,11 +195,25 @@ def test_an_explanation_of_protodcs_agrees_with_the_decision_and_changes_nothing
             assert first.trusted == (first.openness < first.trust_gate) == decision.trusted
         assert why.temporary.openness_after == decision.openness
         assert why.temporary.stepped == (why.temporary.gradient_norm > 0)
+        assert why.temporary.stepped == (why.temporary.text_step > 0)
+        assert {name: text + visual for name, text, visual in why.prediction.parts} == pytest.approx(dict(why.best))
+        assert decision.evolved or why.evolution.drift_after == why.evolution.drift_before
         assert why.evolution.evolved == decision.evolved
         assert len(why.cache.nearest) == why.cache.held
         if why.verification.fitted and engine.config.verification:
             assert len(why.verification.mixture) == 2
         assert len(str(why).splitlines()) == 7
+
+
+def test_an_explanation_has_the_drift_of_the_text_prototypes_and_what_their_gate_measured():
+    prototypes, features, _ = random_stream(samples=260, seed=2)
+    engine = ProtoDCS(prototypes)
+    for why, decision in explained(engine, features):
+        evolution = why.evolution
+        assert evolution.drift_after == pytest.approx(engine.stats()["text_drift_mean"], abs=1e-15)
+        assert evolution.passed == (decision.known and evolution.measured < evolution.threshold)
+        assert why.prediction.entropy == evolution.measured
+    assert engine.stats()["evolved"] > 20
 
 
 def test_a_frozen_engine_explains_that_nothing_is_kept():
@@ -403,7 +417,7 @@ def test_the_readme_shows_what_its_example_prints(tmp_path, monkeypatch, capsys)
     # Probabilities may round differently on another machine.
     assert [line[:-1] for line in printed] == [line.split()[:-1] for line in shown.splitlines()]
     assert any("unknown" in line for line in printed)
-    assert len(readme.splitlines()) <= 120
+    assert len(readme.splitlines()) <= 155
 
 
 def test_the_documentation_lists_every_constant_of_streamdcs():

@@ -885,6 +885,40 @@ def test_wordnet_numbers_get_their_words(pictures, tmp_path):
     assert Folder(folder).classes == class_names("tiny-imagenet")
 
 
+def write_class_folders(path: Path, folders, image) -> None:
+    for folder in folders:
+        (path / folder).mkdir(parents=True)
+        (path / folder / "1.JPEG").write_bytes(png(image))
+
+
+def test_images_of_imagenet_o_are_of_no_class(pictures, tmp_path):
+    write_class_folders(tmp_path / "imagenet-o", ["n01443537", "n01770081"], pictures[0][0])
+    source = open_source("imagenet-o", tmp_path)
+    assert source.classes == ()
+    assert source.labels.tolist() == [-1, -1]
+
+
+def test_folders_named_by_numbers_are_in_the_order_of_the_numbers(pictures, tmp_path):
+    write_class_folders(tmp_path / "imagenetv2", map(str, range(1000)), pictures[0][0])
+    source = open_source("imagenetv2", tmp_path)
+    assert source.classes == class_names("imagenet")
+    # Files are in the order of their paths: 0, 1, 10, 100, 101, and so on.
+    assert source.labels[:5].tolist() == [0, 1, 10, 100, 101]
+
+
+@pytest.mark.parametrize("name", ["imagenet-a", "imagenet-r"])
+def test_the_variants_of_imagenet_with_200_classes_have_their_own_names(pictures, tmp_path, name):
+    write_class_folders(tmp_path / name, [f"n{number:08}" for number in range(200)], pictures[0][0])
+    assert open_source(name, tmp_path).classes == class_names(name)
+    assert len(set(class_names(name)) & set(class_names("imagenet"))) == 200
+
+
+def test_an_incomplete_dataset_is_told_by_its_number_of_classes(pictures, tmp_path):
+    write_class_folders(tmp_path / "imagenet-val", ["n01440764"], pictures[0][0])
+    with pytest.raises(DataError, match="has 1 class folders, and imagenet-val has 1000 classes"):
+        _ = open_source("imagenet-val", tmp_path).labels
+
+
 @pytest.mark.parametrize("line", ["val_0.JPEG", "../val_0.JPEG\tn1", "/etc/passwd\tn1", "val_0.JPEG\t", ""])
 def test_bad_annotations_are_refused(tmp_path, line):
     (tmp_path / "val_annotations.txt").write_text(line + "\n")
@@ -977,7 +1011,7 @@ def test_files_of_unknown_kinds_are_refused(tmp_path):
 
 
 def test_every_name_says_where_its_set_comes_from(tmp_path):
-    assert len(names()) == 10
+    assert len(names()) == 16
     for name in names():
         concrete = name.replace("<corruption>", "fog").replace("<severity>", "1")
         with pytest.raises(

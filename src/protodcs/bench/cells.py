@@ -237,6 +237,7 @@ def _columns(decisions: Decisions, method: FeatureMethod | ImageMethod) -> Colum
     probabilities = method.probabilities(decisions.scores)
     columns["confidence"] = probabilities.max(axis=1)
     columns["entropy"] = entropy_rows(probabilities)
+    columns["class_score"] = decisions.scores.max(axis=1)
     return columns
 
 
@@ -283,7 +284,7 @@ def _places(parts: Sequence[Part]) -> NDArray[np.int64]:
 
 
 def _figures(columns: Columns) -> dict[str, float]:
-    return metrics.summary(
+    found = metrics.summary(
         columns["label"],
         columns["index"],
         columns["known"],
@@ -291,6 +292,12 @@ def _figures(columns: Columns) -> dict[str, float]:
         np.clip(columns["confidence"], 0.0, 1.0),
         columns["entropy"],
     )
+    is_known = columns["label"] >= 0
+    return {
+        **found,
+        "auroc_class_score": metrics.auroc(columns["class_score"][is_known], columns["class_score"][~is_known]),
+        "evolved_samples": float(np.count_nonzero(columns["evolved"])),
+    }
 
 
 def _identity(cell: Cell, stream: Packed | Imaged, method: FeatureMethod | ImageMethod) -> Row:

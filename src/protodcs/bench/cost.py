@@ -3,12 +3,14 @@
 An estimate: real streams fill caches and open gates that noise does not, and other work slows a machine.
 """
 
+import math
 import time
 from collections.abc import Iterable
 
 import numpy as np
 
 from ..data.prompts import class_names
+from ..errors import EncoderError
 from ..method import FeatureMethod, ImageMethod
 from .cells import Cell
 from .grid import ImageStream
@@ -19,7 +21,10 @@ _MOST = 512
 
 
 def estimates(cells: Iterable[Cell]) -> dict[tuple[str, str], float]:
-    """Seconds a sample, by the titles of method and stream; one measurement serves all seeds and protocols."""
+    """Seconds a sample, by the titles of method and stream; one measurement serves all seeds and protocols.
+
+    NaN for a method over images if its encoder cannot be loaded.
+    """
     found: dict[tuple[str, str], float] = {}
     for cell in cells:
         key = cell.task.method_spec.title, cell.task.stream.name
@@ -49,7 +54,10 @@ def _features(cell: Cell) -> float:
 def _images(cell: Cell) -> float:
     words = cell.task.stream
     assert isinstance(words, ImageStream)
-    tower = encoder(words.encoder)
+    try:
+        tower = encoder(words.encoder)
+    except EncoderError:
+        return math.nan
     kind = cell.task.method_spec.implementation
     assert issubclass(kind, ImageMethod)
     method = kind(tower, class_names(words.classes), cell.task.method_spec.config(cell.temperature))

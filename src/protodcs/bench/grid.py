@@ -307,8 +307,30 @@ class Task:
     vocabulary: str | None = None
 
 
-def load(file: str | Path, encoder: str | None = None) -> Grid:
-    """The grid of a YAML file; `encoder` replaces that of every stream of images."""
+def load(file: str | Path, encoder: str | None = None, streams_of: str | Path | None = None) -> Grid:
+    """Return the grid of a YAML file.
+
+    Args:
+        file: the YAML file.
+        encoder: replaces that of every stream of images.
+        streams_of: another grid, whose streams replace those of this one.
+    """
+    content = _read(file)
+    if streams_of is not None:
+        content["streams"] = _read(streams_of).get("streams")
+    if encoder is not None:
+        listed = content.get("streams")
+        for stream in listed if isinstance(listed, list) else []:
+            if isinstance(stream, dict) and not {"pack", "family"} & set(stream):
+                stream["encoder"] = encoder
+    try:
+        return Grid.model_validate(content)
+    except ValidationError as problem:
+        raise ConfigError(f"{file}: {as_error(problem)}") from None
+
+
+def _read(file: str | Path) -> dict[str, Any]:
+    """Return the content of a grid's file."""
     try:
         content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     except OSError as problem:
@@ -319,12 +341,4 @@ def load(file: str | Path, encoder: str | None = None) -> Grid:
         raise ConfigError(f"{file} is not YAML: {' '.join(str(problem).split())}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{file} is not a grid. A grid has the keys name, streams and methods.")
-    if encoder is not None:
-        listed = content.get("streams")
-        for stream in listed if isinstance(listed, list) else []:
-            if isinstance(stream, dict) and not {"pack", "family"} & set(stream):
-                stream["encoder"] = encoder
-    try:
-        return Grid.model_validate(content)
-    except ValidationError as problem:
-        raise ConfigError(f"{file}: {as_error(problem)}") from None
+    return content

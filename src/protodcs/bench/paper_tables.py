@@ -16,7 +16,7 @@ from typing import Any
 from .comparison import BASELINE, MAIN, SECONDS_PER_THOUSAND, Comparison, Entry, Metric
 from .rows import MEAN, POOLED
 from .statistics import Estimate, estimate
-from .summaries import encoder_words
+from .summaries import encoder_words, scores
 from .tables import Cell, Number, Share, Table, percent
 
 # Three figures rounded to hundredths may miss a bound that their exact values keep.
@@ -153,9 +153,13 @@ def beside(table: Printed, comparisons: Sequence[Comparison]) -> Table:
         f"Table {table.number}: {table.title}",
         heads,
         rows,
-        [*_notes(table, met), *_same_figures(table, met), *lines.notes],
+        [*_notes(table, met), *_same_figures(table, met), *lines.notes, *_scores(table, met)],
         groups,
     )
+
+
+def _scores(table: Printed, met: Sequence[Comparison]) -> list[str]:
+    return scores(met) if "auroc" in _columns(table) else []
 
 
 def _same_figures(table: Printed, met: Sequence[Comparison]) -> list[str]:
@@ -334,7 +338,9 @@ def _notes(table: Printed, met: Sequence[Comparison]) -> list[str]:
 
 
 def _paper_command(table: Printed) -> str:
-    return table.command if not table.is_ablation else f"{table.command} --encoder open_clip:ViT-B-16/openai"
+    if not table.is_ablation:
+        return table.command
+    return f'{table.command} --streams-of grids/clip-vit-b16.yaml --stream "CIFAR-100-C + SVHN-C"'
 
 
 def _bare(text: str) -> str:

@@ -19,12 +19,13 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 from threadpoolctl import threadpool_limits
 
 from ..data.streams import Manifest
-from ..errors import DataError, ProtoDCSError, UsageError
+from ..errors import DataError, EncoderError, ProtoDCSError, UsageError
 from . import rows, streams, traces
 from .cells import Cell, Outcome, vocabulary_words
 from .cells import run as run_cell
 from .grid import Grid, ImageStream, Task
 from .preparation import Extract, Report, store_for
+from .published_sizes import TEMPERATURE, Size, size_of
 
 # Runs one cell in a worker; says which, and what went wrong.
 Attempt = Callable[[Path, Cell, dict[str, str]], tuple[Cell, str]]
@@ -54,6 +55,7 @@ class Plan:
     folder: Path
     cells: list[Cell]
     manifests: dict[str, list[Manifest]]  # by name of the stream
+    missing: tuple[str, ...] = ()  # what is not here; a plan with such can only be looked at
 
     def file(self, cell: Cell) -> Path:
         """Where the rows of a cell are."""
@@ -84,6 +86,34 @@ def planned(grid: Grid, folder: Path, command: str = "") -> Plan:
         _check_vocabulary(task, known[key].dimension)
         cells.append(replace(known[key], task=task, command=command, vocabulary=vocabulary_words(task)))
     return Plan(folder, cells, manifests)
+
+
+def sketched(grid: Grid, folder: Path) -> Plan:
+    """Return a plan to look at, not to run: streams whose data or weights are missing have their published sizes."""
+    try:
+        return planned(grid, folder)
+    except (DataError, EncoderError) as problem:
+        plan = _by_published_sizes(grid, folder)
+        if not plan.missing:
+            raise problem from None
+        return plan
+
+
+def _by_published_sizes(grid: Grid, folder: Path) -> Plan:
+    sizes: dict[tuple[str, str], Size] = {}
+    cells = []
+    for task in grid.tasks():
+        if not isinstance(task.stream, ImageStream):
+            cells.append(_described(task, {}))
+            continue
+        # All seeds of a stream have one length.
+        key = task.stream.name, task.protocol
+        if key not in sizes:
+            sizes[key] = size_of(task.stream, task.protocol, task.seed)
+        size = sizes[key]
+        cells.append(Cell(task, "", "", "", TEMPERATURE, size.samples, size.classes, size.dimension))
+    missing = dict.fromkeys(words for size in sizes.values() for words in size.missing)
+    return Plan(folder, cells, {}, tuple(missing))
 
 
 def _check_vocabulary(task: Task, dimension: int) -> None:

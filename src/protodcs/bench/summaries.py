@@ -55,7 +55,12 @@ def overview(comparisons: Sequence[Comparison], metric: Metric, segment: str) ->
         f"{arrowed(metric)} on every stream, {AVERAGES[segment]} of the stream",
         ["Method", *_heads(comparisons)],
         rows,
-        [*_seed_notes(comparisons), *encoders(comparisons), *vocabularies(comparisons)],
+        [
+            *_seed_notes(comparisons),
+            *encoders(comparisons),
+            *vocabularies(comparisons),
+            *(scores(comparisons) if metric != ACC else []),
+        ],
     )
 
 
@@ -109,7 +114,7 @@ def corruption_table(comparison: Comparison, metric: Metric) -> Table:
         f"{comparison.setting.title}: {arrowed(metric)} by corruption",
         ["Method", *segments],
         rows,
-        [*_seed_notes([comparison]), *encoders([comparison])],
+        [*_seed_notes([comparison]), *encoders([comparison]), *scores([comparison])],
     )
 
 
@@ -139,6 +144,7 @@ def differences(comparison: Comparison, segment: str) -> Table | None:
             _POINTS,
             *_lonely(rows),
             *dict.fromkeys(notes),
+            *scores([comparison]),
         ],
     )
 
@@ -171,6 +177,7 @@ def headline(comparisons: Sequence[Comparison]) -> Table:
             *_lonely(rows),
             "Of several zero-shot scores the one with the best AUROC is taken.",
             *dict.fromkeys(notes),
+            *scores(comparisons),
         ],
         [("", 1), ("less zero-shot", len(MAIN)), ("less the best peer", len(MAIN))],
     )
@@ -254,6 +261,18 @@ def encoders(comparisons: Iterable[Comparison]) -> list[str]:
     for comparison in comparisons:
         found.setdefault(comparison.setting.encoder, []).append(comparison.setting.stream)
     return [f"{', '.join(dict.fromkeys(names))}: {encoder_words(encoder)}." for encoder, names in found.items()]
+
+
+def scores(comparisons: Iterable[Comparison]) -> list[str]:
+    """Return sentences with the scores of ProtoDCS: the paper does not say what its AUROC is computed from."""
+    found: dict[str, dict[str, None]] = {}
+    for comparison in comparisons:
+        for entry in comparison.entries:
+            if entry.method == "protodcs":
+                found.setdefault(entry.first["score"], {})[entry.label] = None
+    if len(found) == 1:
+        return [f"AUROC, FPR95 and OSCR of ProtoDCS: by {score}." for score in found]
+    return [f"AUROC, FPR95 and OSCR of {', '.join(labels)}: by {score}." for score, labels in found.items()]
 
 
 def vocabularies(comparisons: Iterable[Comparison]) -> list[str]:

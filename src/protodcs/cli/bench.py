@@ -1,6 +1,7 @@
 """`protodcs bench`: run a grid of methods, streams and seeds, and keep its results."""
 
 import json
+import math
 import shlex
 import time
 from collections import Counter
@@ -30,6 +31,8 @@ def run(
     out: Path = typer.Option(..., help="Folder of results. A run into the same folder continues."),
     features: Path | None = typer.Option(None, help="Folder of features, shared by grids. Default: OUT/features."),
     encoder: str | None = typer.Option(None, help="Use this encoder for every stream of images."),
+    streams_of: Path | None = typer.Option(None, help="Take the streams of this grid instead."),
+    stream: list[str] = typer.Option([], help="Only these streams, by name; may be repeated."),
     only: list[str] = typer.Option([], help="Only these methods, by name or label; may be repeated."),
     seeds: int | None = typer.Option(None, min=1, help="Number of the grid's seeds to run (default: all)."),
     jobs: int = typer.Option(-1, help="Cells to run at once; -1 uses all CPU cores."),
@@ -39,17 +42,17 @@ def run(
 ) -> None:
     """Run every cell of a grid that has no result yet."""
     from ..bench import grid as grids
-    from ..bench.run import Failure, execute, on_ray, on_this_machine, planned, prepared
+    from ..bench.run import Failure, execute, on_ray, on_this_machine, planned, prepared, sketched
     from ..features.on_ray import on_ray as extract_on_ray
     from ..features.run import in_a_loop
 
     if jobs == 0:
         raise InputError("--jobs 0 would do nothing: give a number of workers, or -1 for as many as cores")
-    chosen = _chosen(grids.load(grid, encoder), only, seeds)
-    plan = planned(chosen, out, _command(grid, out, encoder, only, seeds))
+    chosen = _chosen(grids.load(grid, encoder, streams_of), stream, only, seeds)
     if dry_run:
-        _tell_plan(plan, jobs, as_json)
+        _tell_plan(sketched(chosen, out), jobs, as_json)
         return
+    plan = planned(chosen, out, _command(grid, out, encoder, streams_of, stream, only, seeds))
     started, failures = time.perf_counter(), []
     with connected(ray, "leave out --ray") if ray else nullcontext(), progress(as_json) as bar:
         extraction = bar.add_task("features", total=None, visible=False)
@@ -87,18 +90,32 @@ def run(
         raise typer.Exit(1)
 
 
-def _chosen(grid: "Grid", only: list[str], seeds: int | None) -> "Grid":
+def _chosen(grid: "Grid", stream: list[str], only: list[str], seeds: int | None) -> "Grid":
     methods = [entry for entry in grid.methods if not only or {entry.method, entry.title} & set(only)]
     strange = sorted(set(only) - {name for entry in grid.methods for name in (entry.method, entry.title)})
     if strange:
         raise ConfigError(f"the grid has no method {strange[0]!r}; it has {', '.join(e.title for e in grid.methods)}")
-    return grid.model_copy(update={"methods": methods, "seeds": grid.seeds[:seeds]})
+    streams = [entry for entry in grid.streams if not stream or entry.name in stream]
+    strange = sorted(set(stream) - {entry.name for entry in grid.streams})
+    if strange:
+        raise ConfigError(f"the grid has no stream {strange[0]!r}; it has {', '.join(e.name for e in grid.streams)}")
+    return grid.model_copy(update={"methods": methods, "streams": streams, "seeds": grid.seeds[:seeds]})
 
 
-def _command(grid: Path, out: Path, encoder: str | None, only: list[str], seeds: int | None) -> str:
+def _command(
+    grid: Path,
+    out: Path,
+    encoder: str | None,
+    streams_of: Path | None,
+    stream: list[str],
+    only: list[str],
+    seeds: int | None,
+) -> str:
     """Return the parts of this command that the results depend on, with relative paths."""
     words = ["protodcs", "bench", "run", _inside(grid), "--out", _inside(out)]
     words += ["--encoder", encoder] if encoder else []
+    words += ["--streams-of", _inside(streams_of)] if streams_of else []
+    words += [part for name in stream for part in ("--stream", name)]
     words += [part for name in only for part in ("--only", name)]
     words += ["--seeds", str(seeds)] if seeds else []
     return shlex.join(words)
@@ -125,20 +142,28 @@ def _tell_plan(plan: "Plan", jobs: int, as_json: bool) -> None:
             "stream": stream,
             "protocol": protocol,
             "samples": samples,
-            "seconds": round(samples * cost[method, stream], 3),
+            # Unknown without the weights.
+            "seconds": None if math.isnan(cost[method, stream]) else round(samples * cost[method, stream], 3),
         }
         for (method, stream, protocol), samples in rows.items()
     ]
-    total = sum(entry["seconds"] for entry in entries)
+    total = sum(entry["seconds"] or 0.0 for entry in entries)
     workers = effective_n_jobs(jobs)
     if as_json:
         summary = {"cells": len(plan.cells), "todo": len(todo), "seconds": round(total, 1), "workers": workers}
-        typer.echo(json.dumps({**summary, "plan": entries}))
+        typer.echo(json.dumps({**summary, "missing": plan.missing, "plan": entries}))
         return
     table = new_table("method", "stream", "protocol", "samples", "seconds")
     for entry in entries:
-        table.add_row(*(f"{value:,.1f}" if isinstance(value, float) else str(value) for value in entry.values()))
+        table.add_row(*(f"{value:,.1f}" if isinstance(value, float) else str(value or "-") for value in entry.values()))
     console().print(table)
+    for words in plan.missing:
+        console().print(f"Missing: {words}", highlight=False, markup=False)
+    if plan.missing:
+        console().print(
+            "Sizes are the published ones. A dash means that the cost cannot be measured without the weights.",
+            highlight=False,
+        )
     console().print(
         f"{len(todo)} of {len(plan.cells)} cells to do: about {total:,.0f} seconds of work, {total / workers:,.0f} on "
         f"{workers} workers of this machine, without extracting features. Measured on noise just now: an estimate.",

@@ -26,10 +26,15 @@ class Place:
 
 @dataclass(frozen=True)
 class KnownSet:
-    """A dataset with a name. If it is `corrupted`, corruption and severity follow the name."""
+    """A dataset with a name. If it is `corrupted`, corruption and severity follow the name.
+
+    `images` and `classes` are the published numbers: enough to plan with before the dataset is here.
+    """
 
     name: str
     places: tuple[Place, ...]
+    images: int
+    classes: int
     corrupted: bool = False
     # Where to get it, if `ORIGINS` does not list it.
     origin: str = ""
@@ -73,6 +78,21 @@ def _folder(path: Path, name: str) -> ImageSource:
     return Folder(path, name)
 
 
+def _imagenet_folder(path: Path, name: str) -> ImageSource:
+    """Read a folder of class folders whose classes are those of ImageNet, in its order, or the 200 of a variant."""
+    from .prompts import class_names
+    from .readers.folder import Folder
+
+    return Folder(path, name, class_names(name if name in ("imagenet-a", "imagenet-r") else "imagenet"))
+
+
+def _imagenet_o(path: Path, name: str) -> ImageSource:
+    """Read ImageNet-O without labels: its folders do not name what the images show."""
+    from .readers.folder import Folder
+
+    return Folder(path, name, classes=())
+
+
 def _folder_of_severity(path: Path, name: str) -> ImageSource:
     from .readers.folder import Folder
 
@@ -89,10 +109,14 @@ SETS: tuple[KnownSet, ...] = (
     KnownSet(
         "cifar10-test",
         (Place("cifar10_test.parquet", _parquet), Place("cifar-10-batches-py", _cifar)),
+        images=10_000,
+        classes=10,
     ),
     KnownSet(
         "cifar100-test",
         (Place("cifar100_test.parquet", _parquet), Place("cifar-100-python", _cifar)),
+        images=10_000,
+        classes=100,
     ),
     KnownSet(
         "svhn-test",
@@ -102,43 +126,102 @@ SETS: tuple[KnownSet, ...] = (
             Place("SVHN/test_32x32.mat", _svhn),
             Place("test_32x32.mat", _svhn),
         ),
+        images=26_032,
+        classes=10,
     ),
     KnownSet(
         "tiny-imagenet-val",
         (Place("tiny_imagenet_val.parquet", _parquet), Place("tiny-imagenet-200/val", _tiny_imagenet)),
+        images=10_000,
+        classes=200,
     ),
     KnownSet(
         "dtd10-64",
         (Place("dtd10_64.parquet", _parquet), Place("dtd10-64", _folder)),
+        images=1_200,
+        classes=10,
         origin="the Describable Textures Dataset page of the Visual Geometry Group, Oxford: the first ten classes, "
         "centre-cropped and scaled to 64 x 64, one folder a class",
     ),
     KnownSet(
         "dtd",
         (Place("dtd/images", _folder),),
+        images=5_640,
+        classes=47,
     ),
     KnownSet(
         "cifar10-c",
         (Place("CIFAR-10-C", _cifar_c), Place("cifar-10-c", _cifar_c)),
+        images=10_000,
+        classes=10,
         corrupted=True,
     ),
     KnownSet(
         "cifar100-c",
         (Place("CIFAR-100-C", _cifar_c), Place("cifar-100-c", _cifar_c)),
+        images=10_000,
+        classes=100,
         corrupted=True,
     ),
     KnownSet(
         "tiny-imagenet-c",
         (Place("Tiny-ImageNet-C", _folder_of_severity), Place("tiny-imagenet-c", _folder_of_severity)),
+        images=10_000,
+        classes=200,
         origin="the robustness project of Dan Hendrycks and Thomas Dietterich, on Zenodo: Tiny-ImageNet-C, unpacked",
         corrupted=True,
     ),
     KnownSet(
         "imagenet-c",
         (Place("ImageNet-C", _folder_of_severity), Place("imagenet-c", _folder_of_severity)),
+        images=50_000,
+        classes=1_000,
         origin="the robustness project of Dan Hendrycks and Thomas Dietterich, on Zenodo: ImageNet-C, its parts "
         "unpacked into one folder",
         corrupted=True,
+    ),
+    KnownSet(
+        "imagenet-o",
+        (Place("imagenet-o", _imagenet_o), Place("ImageNet-O", _imagenet_o)),
+        images=2_000,
+        classes=0,
+        origin="the project page of Natural Adversarial Examples by Dan Hendrycks and others: ImageNet-O, unpacked",
+    ),
+    KnownSet(
+        "imagenet-val",
+        (Place("imagenet/val", _imagenet_folder), Place("imagenet-val", _imagenet_folder)),
+        images=50_000,
+        classes=1_000,
+        origin="the ImageNet project, after registration: the validation images of ILSVRC 2012, sorted into a folder "
+        "for each WordNet number",
+    ),
+    KnownSet(
+        "imagenetv2",
+        (Place("imagenetv2-matched-frequency-format-val", _imagenet_folder), Place("imagenetv2", _imagenet_folder)),
+        images=10_000,
+        classes=1_000,
+        origin="the ImageNetV2 project of Benjamin Recht and others: the version matched-frequency, unpacked",
+    ),
+    KnownSet(
+        "imagenet-sketch",
+        (Place("imagenet-sketch", _imagenet_folder), Place("sketch", _imagenet_folder)),
+        images=50_889,
+        classes=1_000,
+        origin="the ImageNet-Sketch project of Haohan Wang and others, unpacked",
+    ),
+    KnownSet(
+        "imagenet-a",
+        (Place("imagenet-a", _imagenet_folder),),
+        images=7_500,
+        classes=200,
+        origin="the project page of Natural Adversarial Examples by Dan Hendrycks and others: ImageNet-A, unpacked",
+    ),
+    KnownSet(
+        "imagenet-r",
+        (Place("imagenet-r", _imagenet_folder),),
+        images=30_000,
+        classes=200,
+        origin="the project page of The Many Faces of Robustness by Dan Hendrycks and others: ImageNet-R, unpacked",
     ),
 )
 
@@ -150,6 +233,11 @@ def names() -> list[str]:
     'cifar10-test'
     """
     return [f"{row.name}/{PATTERN}" if row.corrupted else row.name for row in SETS]
+
+
+def published(name: str) -> KnownSet | None:
+    """Return the row of a dataset by its name, or None if it has none. The dataset need not be here."""
+    return _row_of(name)
 
 
 def open_source(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> ImageSource:

@@ -15,13 +15,14 @@ from ...arrays import Feature
 from ..decision import Decision
 from ..numerics.evidence import uncertainty
 from ..numerics.gaussian_mixture import components
-from ..numerics.linalg import products
+from ..numerics.linalg import normalised, products
 from .cache import offer
 from .evolution import normalised_entropy
 from .first_check import FirstCheck
 from .residual import text_gradient
 from .stages import Stages
 from .state import ProtoDCSState
+from .temporary import moved_text
 
 _SHOWN = 5
 
@@ -53,10 +54,11 @@ class CacheStage:
 
 @dataclass(frozen=True, slots=True)
 class TemporaryStage:
-    """Uncertainty before and after the temporary step."""
+    """Uncertainty before and after the temporary step; `text_step` is the mean distance from P_t to P'_t."""
 
     stepped: bool
     gradient_norm: float
+    text_step: float
     aleatoric_before: float
     aleatoric_after: float
     epistemic_before: float
@@ -82,13 +84,32 @@ class VerificationStage:
 
 
 @dataclass(frozen=True, slots=True)
+class PredictionStage:
+    """The best classes with their text term and their affinity, which add up to the score, and the normalised entropy.
+
+    The entropy is that of the logits that predict, over log2 K. Without text prototypes, the affinity alone is the
+    score.
+    """
+
+    parts: list[tuple[str, float, float]]
+    entropy: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class EvolutionStage:
-    """Whether the text prototypes would move, and what held them back."""
+    """Whether the text prototypes would move, and what held them back.
+
+    `measured` is compared with `threshold`. Drift is the mean of 1 - cosine with the initial prototypes.
+    """
 
     gate: str
+    measured: float
     threshold: float | None
     passed: bool
     evolved: bool
+    drift_before: float
+    drift_after: float
     reason: str
 
 
@@ -104,6 +125,7 @@ class ProtoDCSExplanation:
     cache: CacheStage
     temporary: TemporaryStage
     verification: VerificationStage
+    prediction: PredictionStage
     best: list[tuple[str, float]]
     evolution: EvolutionStage
 
@@ -114,12 +136,17 @@ class ProtoDCSExplanation:
             self,
             decision=replace(self.decision, cached=False, evolved=False),
             cache=replace(self.cache, changed=False, reason=frozen + self.cache.reason),
-            evolution=replace(self.evolution, evolved=False, reason=frozen + self.evolution.reason),
+            evolution=replace(
+                self.evolution,
+                evolved=False,
+                drift_after=self.evolution.drift_before,
+                reason=frozen + self.evolution.reason,
+            ),
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
-        stages = ("first_check", "cache", "temporary", "verification", "evolution")
+        stages = ("first_check", "cache", "temporary", "verification", "prediction", "evolution")
         return {
             "decision": self.decision.to_dict(),
             **{stage: asdict(getattr(self, stage)) for stage in stages},
@@ -132,14 +159,13 @@ class ProtoDCSExplanation:
 
     def __str__(self) -> str:
         answer = f"known: {self.decision.label}" if self.decision.known else "unknown"
-        best = ", ".join(f"{name} {value:.3f}" for name, value in self.best)
         lines = [
             f"Decision      {answer} (p_unknown {self.decision.p_unknown:.3f})",
             f"First check   {self.first_check.reason}",
             f"Cache         {self.cache.reason}",
             f"Temporary     {self.temporary.reason}",
             f"Verification  {self.verification.reason}",
-            f"Prediction    {best}",
+            f"Prediction    {self.prediction.reason}",
             f"Evolution     {self.evolution.reason}",
         ]
         return "\n".join(lines)
@@ -162,6 +188,7 @@ def explain(
         cache=_cache(before, feature, stages, first, after.passed > before.passed),
         temporary=_temporary(before, feature, stages),
         verification=_verification(after, decision),
+        prediction=_prediction(classes, stages),
         best=[(classes[k], float(scores[k])) for k in np.argsort(-scores, kind="stable")[:_SHOWN]],
         evolution=_evolution(before, after, stages),
     )
@@ -222,9 +249,11 @@ def _temporary(before: ProtoDCSState, feature: Feature, stages: Stages) -> Tempo
         reason = "trusted, but the text prototypes are not adapted (text_rate or text_prototypes is off)"
     else:
         reason = "no step: the sample is not trusted, the global prototypes answer"
+    gradient_norm, text_step = _text_step(before, feature, stages) if stepped else (0.0, 0.0)
     return TemporaryStage(
         stepped,
-        _gradient_norm(before, feature, stages) if stepped else 0.0,
+        gradient_norm,
+        text_step,
         aleatoric,
         prediction.aleatoric,
         epistemic,
@@ -235,16 +264,28 @@ def _temporary(before: ProtoDCSState, feature: Feature, stages: Stages) -> Tempo
     )
 
 
-def _gradient_norm(before: ProtoDCSState, feature: Feature, stages: Stages) -> float:
-    """Return the length of the gradient by the text residual, with the queues as they were at the step."""
+def _text_step(before: ProtoDCSState, feature: Feature, stages: Stages) -> tuple[float, float]:
+    """Return the length of the gradient by the text residual, and the mean distance from P_t to P'_t.
+
+    The queues are as they were at the step.
+    """
     state, first = before, stages.first
     if stages.cached and before.config.cache_admission == "immediate":
         state = before.fork()
         offer(state, first.nearest, feature, first.quality)
-    gradient = text_gradient(
-        state.text, state.inverse_norms, first.cosines, stages.temporary.slopes, feature, state.text_alignment
-    )
-    return float(np.linalg.norm(gradient))
+    slopes, classes = stages.temporary.slopes, np.arange(len(state.text))
+    gradient = text_gradient(state.text, state.inverse_norms, first.cosines, slopes, feature, state.text_alignment)
+    moved = normalised(moved_text(state, feature, first.cosines, slopes, classes))
+    return float(np.linalg.norm(gradient)), float(np.linalg.norm(moved - state.unit_text, axis=1).mean())
+
+
+def _prediction(classes: Sequence[str], stages: Stages) -> PredictionStage:
+    scores, affinity = stages.prediction.scores, stages.temporary.affinity
+    best = np.argsort(-scores, kind="stable")[:_SHOWN]
+    parts = [(classes[k], float(scores[k] - affinity[k]), float(affinity[k])) for k in best]
+    reason = ", ".join(f"{name} {text + visual:.3f} ({text:.3f} + {visual:.3f})" for name, text, visual in parts)
+    entropy = normalised_entropy(stages.prediction.entropy, len(scores))
+    return PredictionStage(parts, entropy, f"text + affinity: {reason}")
 
 
 def _verification(after: ProtoDCSState, decision: Decision) -> VerificationStage:
@@ -276,18 +317,27 @@ def _evolution(before: ProtoDCSState, after: ProtoDCSState, stages: Stages) -> E
     if config.evolution_gate == "quantile":
         window = after.quality_window
         threshold = window.quantile(config.evolution_quantile) if stages.known and window.size else None
+    measured, quantity = prediction.aleatoric, "AU"
+    if config.evolution_gate == "entropy":
+        measured, quantity = normalised_entropy(prediction.entropy, len(prediction.scores)), "normalised entropy"
+    at = "" if threshold is None else f" at {threshold:.5f}"
+    drift_before, drift_after = text_drift(before), text_drift(after)
     if stages.evolved:
-        reason = f"the text prototypes move: the sample passed the {config.evolution_gate!r} gate"
+        reason = f"the text prototypes move: {quantity} {measured:.5f} passed the {config.evolution_gate!r} gate{at}; "
+        reason += f"their mean drift changes from {drift_before:.2e} to {drift_after:.2e}"
     elif config.evolution_gate == "off" or not config.text_prototypes:
         reason = "switched off"
     elif not stages.known:
         reason = "held back: the sample is not known"
     elif not passed:
-        at = "" if threshold is None else f" at {threshold:.5f}"
-        measured = f"AU {prediction.aleatoric:.5f}"
-        if config.evolution_gate == "entropy":
-            measured = f"normalised entropy {normalised_entropy(prediction.entropy, len(prediction.scores)):.5f}"
-        reason = f"held back: the {config.evolution_gate!r} gate{at} did not open for {measured}"
+        reason = f"held back: the {config.evolution_gate!r} gate{at} did not open for {quantity} {measured:.5f}"
     else:
         reason = "held back: it passed the gate but was not trusted, so there is no step to take over"
-    return EvolutionStage(config.evolution_gate, threshold, passed, stages.evolved, reason)
+    return EvolutionStage(
+        config.evolution_gate, measured, threshold, passed, stages.evolved, drift_before, drift_after, reason
+    )
+
+
+def text_drift(state: ProtoDCSState) -> float:
+    """Return the mean of one minus the cosine of the text prototypes with the initial ones."""
+    return float((1.0 - products(state.initial, state.unit_text)).mean()) if state.evolved else 0.0

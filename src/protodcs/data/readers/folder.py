@@ -1,11 +1,11 @@
 """A folder of image files: one sub-folder a class, or images side by side without labels.
 
-The order is that of the relative paths, byte by byte, so it is the same on every machine. Hidden files are skipped.
-Links are followed, but within a class no folder is entered twice, so links in a circle come to an end.
+The images are in the order of the relative paths, byte by byte, so it is the same on every machine. Hidden files are
+skipped. Links are followed, but within a class no folder is entered twice, so links in a circle come to an end.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -33,28 +33,42 @@ class Folder(StoredImages):
     Args:
         path: the folder. With sub-folders that hold images, each is a class (at any depth below it); without, the
             images have no labels. Sub-folders named by WordNet number are classes by their words, where known.
+            Sub-folders named by numbers, as those of ImageNet-V2, are in the order of the numbers.
         name: the name of the set; by default the folder's.
+        classes: names of the classes in the order of the sub-folders; by default those of the sub-folders. Without any
+            name, the images have no labels.
     """
 
-    def __init__(self, path: FilePath, name: str | None = None):
+    def __init__(self, path: FilePath, name: str | None = None, classes: Sequence[str] | None = None):
         super().__init__(name or named_after(Path(path).resolve()))
         self.path = Path(path)
+        self._given = None if classes is None else tuple(classes)
 
     @cached_property
     def _listing(self) -> _Listing:
         files = image_files(self.path)
         owners = [file.partition("/")[0] if "/" in file else None for file in files]
-        if all(owner is None for owner in owners):
+        if self._given == () or all(owner is None for owner in owners):
             return _Listing(tuple(files), np.full(len(files), -1, np.int64), ())
         if None in owners:
             stray = files[owners.index(None)]
             raise DataError(
                 f"{self.path}: {stray!r} lies beside the class folders, so it has no class; move it out, or into one"
             )
-        classes = sorted({owner for owner in owners if owner is not None}, key=os.fsencode)
+        classes = _in_order({owner for owner in owners if owner is not None})
         number = {owner: label for label, owner in enumerate(classes)}
         labels = np.array([number[owner] for owner in owners if owner is not None], np.int64)
-        return _Listing(tuple(files), labels, class_words(classes, self.path))
+        return _Listing(tuple(files), labels, self._named(classes))
+
+    def _named(self, folders: list[str]) -> tuple[str, ...]:
+        if self._given is None:
+            return class_words(folders, self.path)
+        if len(self._given) != len(folders):
+            raise DataError(
+                f"{self.path} has {len(folders)} class folders, and {self.name} has {len(self._given)} classes. Unpack "
+                "the dataset again."
+            )
+        return self._given
 
     def _find_classes(self) -> tuple[str, ...]:
         return self._listing.classes
@@ -68,6 +82,13 @@ class Folder(StoredImages):
 
     def _read(self, positions: list[int]) -> list[Pixels]:
         return [decode(self.path / self._listing.files[position]) for position in positions]
+
+
+def _in_order(folders: set[str]) -> list[str]:
+    """Return the class folders in label order: as numbers if all are numbers, otherwise byte by byte."""
+    if all(folder.isascii() and folder.isdecimal() for folder in folders):
+        return sorted(folders, key=lambda folder: (int(folder), folder))
+    return sorted(folders, key=os.fsencode)
 
 
 def image_files(folder: Path) -> list[str]:
