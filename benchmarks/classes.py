@@ -87,7 +87,8 @@ def as_markdown(rows):
     lines = [
         "The prototypes are the thousand of ImageNet in the CLIP feature pack, cut off or widened with distractors. "
         f"The stream is `big`. After {WARM} samples, {TIMED} turns of one sample and one bare `prototypes @ feature` "
-        f"are timed, on one thread. Above 10,000 classes a step works on the {CANDIDATES:,} most similar ones.",
+        f"are timed, on one thread. Above 10,000 classes a step works on the {CANDIDATES:,} most similar ones. "
+        "`protodcs` is the preset `paper`.",
         "",
         "![Cost against the number of classes](classes.png)",
         "",

@@ -196,7 +196,8 @@ def row(case: Case, method: str, times: dict[str, np.ndarray], about: dict[str, 
 def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
         "The figures are images per second of `OpenSetClassifier.stream`, with adaptation, over those of the bare "
-        "encoder on the same images. Both take turns in one run, with new images in each round. Half of the images are "
+        "encoder on the same images. Both take turns in one run, with new images in each round. "
+        "`protodcs` is the preset `paper`. Half of the images are "
         "of no known class. Ratios "
         "are medians over the rounds, with quartiles. Without overlap is the same work in one thread, each batch "
         "encoded and then decided on. The encoder of the size of ViT-B/16 has random weights: only its speed is real. "

@@ -33,6 +33,8 @@ SAMPLES = 200
 EXPONENTS = (1.0, 1.2)
 # Visits in one block.
 BLOCK = 500
+# The options of each method.
+OPTIONS = {"streamdcs": {}, "protodcs": {"preset": "paper"}}
 # Where every queue is full there are fewer streams: a state weighs some megabytes.
 SIZES = {"streamdcs": 100_000, "protodcs": 10_000}
 QUICK = {"streamdcs": 600, "protodcs": 150}
@@ -52,7 +54,7 @@ def resident():
 
 def full_queues(features, prototypes):
     """The state of an engine in which every class's queue is full."""
-    engine = ProtoDCS(prototypes)
+    engine = ProtoDCS.from_options(prototypes, **OPTIONS["protodcs"])
     engine.observe_many(features)
     rng = np.random.default_rng(0)
     rows, width = prototypes.rows, prototypes.rows.shape[1]
@@ -181,13 +183,15 @@ def run_part(part, parts, method, count, loaded, visits, folder, together, resul
     """What one process does with its part of the streams."""
     prototypes, features = clip_stream("dtd", CLASSES)
     prototypes = Prototypes(prototypes)
-    single = methods.create(method, prototypes)
+    single = methods.create(method, prototypes, **OPTIONS[method])
     single.observe_many(features[:SAMPLES])
     begun = full_queues(features, prototypes) if method == "protodcs" else None
     check_room(count, begun or single.difference(), folder)
     numbers, place = range(part, count, parts), folder / str(part)
     place.mkdir()
-    with StreamPool(prototypes, method=method, folder=place / "pool", max_loaded=loaded // parts) as streams:
+    with StreamPool(
+        prototypes, config=single.config, method=method, folder=place / "pool", max_loaded=loaded // parts
+    ) as streams:
         filled, rows = fill(streams, numbers, features, prototypes, begun, place), []
         for streams.max_loaded in (loaded // parts, max(loaded, count // LARGE_PART) // parts):
             load_some(streams, numbers)
@@ -252,7 +256,7 @@ def as_markdown(rows):
     processes = rows[0]["processes"]
     lines = [
         f"Real CLIP ViT-B/32 features, K = {CLASSES}, d = 512; each stream has seen {SAMPLES} samples, with `protodcs` "
-        f"upon full queues. {processes} processes of one thread, each with its part of the streams.",
+        f"(preset `paper`) upon full queues. {processes} processes of one thread, each with its part of the streams.",
         "",
     ]
     lines += table(
