@@ -138,6 +138,13 @@ def test_one_seed_is_called_one_seed():
     assert "±" not in to_markdown(table).split("One seed")[0]
 
 
+def test_tables_name_the_score_of_protodcs_except_those_of_accuracy():
+    rows = rows_of("zero-shot", [0.5, 0.52], "zero_shot") + rows_of("ProtoDCS (paper)", [0.5, 0.52], "protodcs")
+    tables = {metric: summaries.overview(comparisons(rows), metric, MEAN) for metric in (ACC, AUROC)}
+    found = {metric: [note for note in table.notes if "of ProtoDCS: by " in note] for metric, table in tables.items()}
+    assert found == {ACC: [], AUROC: [f"AUROC, FPR95 and OSCR of ProtoDCS: by {rows[-1]['score']}."]}
+
+
 def test_differences_name_the_baseline_and_the_best_peer():
     (comparison,) = comparisons(some_rows())
     table = summaries.differences(comparison, POOLED)
