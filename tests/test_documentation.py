@@ -182,7 +182,7 @@ def test_the_shell_commands_of_a_page_run(page, in_shell, tmp_path):
         assert len(figures) == 8
         assert [figure for figure in figures if figure not in printed] == []
     else:
-        assert "| streamdcs | **82.69" in printed
+        assert "| streamdcs | **82.66" in printed
 
 
 def test_the_first_service_runs(tmp_path, in_shell, capsys):
