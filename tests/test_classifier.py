@@ -328,7 +328,7 @@ def test_a_collection_is_classified_without_regard_to_its_order(mini, mixed):
     assert classifier.engine.sequence == 200
     again = OpenSetClassifier.with_encoder(mini, "cifar10").classify(iter(sorted_by_kind)).known
     assert np.concatenate([known[::2], known[1::2]]).tolist() == again.tolist()
-    assert (~known[1::2]).sum() >= 95
+    assert (~known[1::2]).sum() >= 90
     assert (~known[::2]).sum() <= 10
     assert len(OpenSetClassifier.with_encoder(mini, "cifar10").classify([])) == 0
 

@@ -23,8 +23,7 @@ from protodcs.serve.stream.feedback import Feedback, pack_feedback
 from protodcs.serve.stream.idempotency import Limits
 from protodcs.serve.stream.live_stream import LiveStream, StreamSpec
 from protodcs.serve.stream.records import Kind
-from protodcs.serve.stream.shared import unpack_prototypes
-from service.rig import Service
+from service.rig import Service, stored_prototypes
 from test_stream_samples import kinds
 
 NOW = 1_700_000_000.0
@@ -111,7 +110,7 @@ async def final_streams(service):
         found = {}
         async for stream in store.streams():
             held = await store.acquire(stream, "reader", "reader")
-            prototypes = unpack_prototypes(await store.get_shared(StreamSpec.unpack(held.spec).prototypes))
+            prototypes = await stored_prototypes(store, StreamSpec.unpack(held.spec))
             first = replace(held, snapshot=None, start=0, tail=[])
             found[stream] = [LiveStream(one, prototypes, Limits(0, 0, 0.0)) for one in (held, first)]
         return found

@@ -96,7 +96,8 @@ def replay(spec: StreamSpec, prototypes: Prototypes, payloads: Iterable[bytes]) 
         if event.action == Action.ROLL_BACK and good is None:
             engine.reset()
         elif event.action == Action.ROLL_BACK:
-            engine = methods.restore(good, spec.encoder, prototypes if leaves_out_prototypes(good) else None)
+            shared = prototypes if leaves_out_prototypes(good) else None
+            engine = methods.restore(good, spec.encoder, shared, prototypes.vocabulary)
         engine.unfreeze() if event.action == Action.UNFREEZE else engine.freeze()
     return Replay(answers, state_digest(engine, guard), events)
 

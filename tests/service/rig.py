@@ -21,10 +21,10 @@ import yaml
 
 from protodcs.core.prototypes import Prototypes
 from protodcs.serve.settings import ServeConfig
-from protodcs.serve.store import open_store
+from protodcs.serve.store import Store, open_store
 from protodcs.serve.stream.idempotency import Limits
 from protodcs.serve.stream.live_stream import LiveStream, StreamSpec
-from protodcs.serve.stream.shared import unpack_prototypes
+from protodcs.serve.stream.shared import unpack_prototypes, unpack_vocabulary
 from redis_server import RedisServer, free_port
 
 from .checker import Final, state_digest
@@ -235,18 +235,26 @@ class Service:
         store = await open_store(ServeConfig(**self.settings))
         try:
             found = {}
-            shared: dict[str, Prototypes] = {}
+            shared: dict[tuple[str, ...], Prototypes] = {}
             async for stream in store.streams():
                 held = await store.acquire(stream, "reader", "reader")
                 spec = StreamSpec.unpack(held.spec)
-                if spec.prototypes not in shared:
-                    shared[spec.prototypes] = unpack_prototypes(await store.get_shared(spec.prototypes))
-                live = LiveStream(held, shared[spec.prototypes], Limits(0, 0, 0.0))
+                if spec.blobs not in shared:
+                    shared[spec.blobs] = await stored_prototypes(store, spec)
+                live = LiveStream(held, shared[spec.blobs], Limits(0, 0, 0.0))
                 final = Final(live.position, state_digest(live.engine, live.guard))
-                found[stream] = final, spec, shared[spec.prototypes]
+                found[stream] = final, spec, shared[spec.blobs]
             return found
         finally:
             await store.close()
+
+
+async def stored_prototypes(store: Store, spec: StreamSpec) -> Prototypes:
+    """Return what a stream was created with, read from its store: the prototypes, with their vocabulary if any."""
+    prototypes = unpack_prototypes(await store.get_shared(spec.prototypes))
+    if spec.vocabulary is None:
+        return prototypes
+    return prototypes.with_vocabulary(unpack_vocabulary(await store.get_shared(spec.vocabulary), spec.vocabulary))
 
 
 class LocalRig:
