@@ -165,3 +165,34 @@ def test_a_state_that_no_engine_writes_is_refused(name, array, value):
     engine._memory[array].flat[0] = value
     with pytest.raises(StateError):
         methods.restore(engine.snapshot())
+
+
+@pytest.mark.parametrize("score", ["max", "softmax", "mcm", "energy"])
+def test_zero_shot_calls_the_lowest_of_the_recent_scores_unknown(score):
+    prototypes, features, _ = random_stream(samples=700)
+    engine = methods.create("zero_shot", prototypes, score=score, target_false_reject=0.1, window=200)
+    decisions = engine.observe_many(features)
+    for i, known in enumerate(decisions.known):
+        recent = decisions.score[max(0, i - 199) : i + 1]
+        assert known == ((recent <= decisions.score[i]).mean() > 0.1)
+    assert 0.05 < (~decisions.known).mean() < 0.15
+
+
+def test_zero_shot_keeps_its_target_on_known_images_of_any_scale():
+    rng = np.random.default_rng(0)
+    for width in (4, 512):
+        decisions = methods.create("zero_shot", np.eye(3, width)).observe_many(rng.normal(size=(5_000, width)))
+        assert (~decisions.known).mean() == pytest.approx(0.05, abs=0.01)
+        assert decisions.known[:19].all()
+    alike = methods.create("zero_shot", np.eye(3, 8)).observe_many(np.tile(np.eye(3, 8), (100, 1)))
+    assert alike.known.all()
+
+
+def test_zero_shot_starts_its_threshold_again_if_the_classes_change():
+    prototypes, features, _ = random_stream(samples=300)
+    engine = methods.create("zero_shot", prototypes, score="mcm")
+    engine.observe_many(features[:200])
+    engine.add_class("new", np.ones(prototypes.shape[1]))
+    # With one more class every score is lower than all before.
+    assert engine.observe_many(features[200:219]).known.all()
+    assert methods.restore(engine.snapshot()).snapshot() == engine.snapshot()

@@ -223,7 +223,7 @@ class Prediction(NamedTuple):
 class DPE(FeatureMethod):
     """Dual prototype evolving, one view per sample.
 
-    DPE says nothing of unknown samples: as with zero-shot, `known` follows from `threshold` on `score` alone. `scores`
+    DPE says nothing of unknown samples: `known` follows from `threshold` on `score` alone. `scores`
     are the final logits, `trusted` is always true because every sample shapes its own prototypes, and the uncertainties
     are those of the cosines before the step.
     """

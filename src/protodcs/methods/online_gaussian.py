@@ -2,7 +2,7 @@
 
 This is the idea of FreeTTA with a diagonal covariance, so that a sample costs O(K d): means start at the prototypes,
 each sample moves them by its responsibilities, and unsure samples count less, `w = exp(-beta H)`. It has no open-set
-rule and none is made up here: like zero-shot, every sample is known unless a threshold on the score is given, so
+rule and none is made up here: every sample is known unless a threshold on the score is given, so
 unknown samples move the means too. The prototypes are never written to.
 """
 

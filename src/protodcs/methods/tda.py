@@ -2,7 +2,7 @@
 
 A positive cache keeps the surest samples of each class, a negative cache some unsure ones with the classes they might
 be; `logits = f P / tau + A_pos - A_neg`, where an affinity is `alpha exp(-beta (1 - f . key))` for each class of the
-key. TDA has no open-set rule and none is made up here: like zero-shot, every sample is known unless a threshold on the
+key. TDA has no open-set rule and none is made up here: every sample is known unless a threshold on the
 score is given. The prototypes are never written to.
 """
 
