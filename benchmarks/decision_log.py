@@ -24,7 +24,6 @@ from benchmarks.local_service import CLASSES, DIMENSION, HOST, STREAMS, create, 
 from benchmarks.timing import RESULTS, machine
 from protodcs.serve.log.entries import LogEntry, LogQuery, Purge
 from protodcs.serve.log.export import as_datetime
-from protodcs.serve.log.sqlite import read_page
 from protodcs.serve.store.base import Batch, Checkpoint
 from protodcs.serve.store.sqlite import DATABASE, SqliteStore
 
@@ -139,25 +138,24 @@ def read_pages(client, rows, start):
     return {**times, "all pages": np.concatenate(list(times.values())), "`GET /v1/health`, for comparison": others}
 
 
-def store_reads(folder, rows, start):
+async def store_reads(folder, rows, start):
     """Return the milliseconds of processor time of the same pages inside the store, by kind, without HTTP."""
-    times, made = {}, pages(rows, start, random.Random(0))
-    with closing(sqlite3.connect(folder / DATABASE)) as database:
-        (stream,) = database.execute("SELECT number FROM streams").fetchone()
-        for _ in range(7 * _PAGES):
-            kind, given = next(made)
-            query = LogQuery(
-                since=_milliseconds(given.get("since")),
-                until=_milliseconds(given.get("until")),
-                outcome=given.get("outcome"),
-                label=given.get("label"),
-                nearest_class=given.get("nearest_class"),
-                after=given.get("cursor"),
-                newest_first="order" not in given,
-            )
-            began = time.thread_time()
-            read_page(database, stream, query)
-            times.setdefault(kind, []).append(1000 * (time.thread_time() - began))
+    times, made, store = {}, pages(rows, start, random.Random(0)), SqliteStore(folder)
+    for _ in range(7 * _PAGES):
+        kind, given = next(made)
+        query = LogQuery(
+            since=_milliseconds(given.get("since")),
+            until=_milliseconds(given.get("until")),
+            outcome=given.get("outcome"),
+            label=given.get("label"),
+            nearest_class=given.get("nearest_class"),
+            after=given.get("cursor"),
+            newest_first="order" not in given,
+        )
+        began = time.process_time()
+        await store.read_log("s", query)
+        times.setdefault(kind, []).append(1000 * (time.process_time() - began))
+    await store.close()
     return {**times, "all pages": np.concatenate(list(times.values()))}
 
 
@@ -203,7 +201,7 @@ def large_log(rows, folder):
         httpx.Client(base_url=f"http://{HOST}:{PORTS['with the log']}", timeout=60) as client,
     ):
         times = read_pages(client, rows, start)
-    inside = store_reads(streams, rows, start)
+    inside = asyncio.run(store_reads(streams, rows, start))
     found = {
         "rows": rows,
         "write_seconds_per_entry": seconds,

@@ -21,9 +21,11 @@ from memory_store import MemoryStore
 from protodcs.errors import FencedError, UnknownStreamError
 from protodcs.serve.settings import tenant_of
 from protodcs.serve.store.base import Batch, Checkpoint, Fence, Store
+from protodcs.serve.store.postgres import PostgresStore
 from protodcs.serve.store.redis import RedisStore
 from protodcs.serve.store.sqlite import SqliteStore
 from redis_server import RedisServer, redis_program
+from service.postgres import shared_postgres
 
 BLOB = "prototypes-of-a-test"
 # For folders of stores that no power cut meets: a disk that waits would take most of the time.
@@ -47,6 +49,12 @@ async def redis_store(folder: Path) -> Store:
     return RedisStore(shared_redis().url, prefix=hashlib.sha256(str(folder).encode()).hexdigest()[:16])
 
 
+async def postgres_store(folder: Path) -> Store:
+    """Open a PostgreSQL store in a schema of its own for each folder."""
+    url = shared_postgres().schema(hashlib.sha256(str(folder).encode()).hexdigest()[:16])
+    return await PostgresStore(url).prepare()
+
+
 async def sqlite_store(folder: Path) -> Store:
     """Open a SQLite store in a folder."""
     return SqliteStore(folder / "store")
@@ -64,6 +72,7 @@ async def memory_store(folder: Path) -> Store:
 
 STORES: dict[str, Callable[[Path], Awaitable[Store]]] = {
     "redis": redis_store,
+    "postgres": postgres_store,
     "sqlite": sqlite_store,
     "memory": memory_store,
 }

@@ -28,7 +28,7 @@ from protodcs.discovery import snapshots as discovery_snapshots
 from protodcs.errors import StateVersionError, StoreError
 from protodcs.serve import guard
 from protodcs.serve import stream as stream_package
-from protodcs.serve.store import inspection, sqlite
+from protodcs.serve.store import inspection, schema, sqlite
 from protodcs.serve.stream import live_stream, records, snapshots
 
 FEATURE_METHODS = [name for name in methods.names() if issubclass(methods.REGISTER[name], FeatureMethod)]
@@ -84,7 +84,7 @@ def method_format(name: str) -> tuple[int, object]:
 
 
 def store_schema() -> str:
-    return " ".join(sqlite._SCHEMA.split())
+    return " ".join((schema.SQLITE + schema.POSTGRES).split())
 
 
 def formats() -> dict[str, tuple[object, object]]:
@@ -104,7 +104,7 @@ def formats() -> dict[str, tuple[object, object]]:
         ),
         "stream of the service": (live_stream.BIRTH_SCHEMA, fields(live_stream.StreamSpec)),
         "journal and snapshots of the service": (journal_versions, {**journal, "guard": sorted(guard._NUMBERS)}),
-        "SQLite store": (inspection.LAYOUT, store_schema()),
+        "tables of the store": (schema.LAYOUT, store_schema()),
     }
 
 

@@ -168,7 +168,19 @@ class PostgresServer:
         standby = PostgresServer()
         source = ["-h", "127.0.0.1", "-p", str(self.port), "-U", _USER]
         self.run(
-            "pg_basebackup", *source, "-D", str(standby.data), "-R", "-c", "fast", "-X", "stream", "-C", "-S", "s1"
+            "pg_basebackup",
+            *source,
+            "-D",
+            str(standby.data),
+            "-R",
+            "-N",
+            "-c",
+            "fast",
+            "-X",
+            "stream",
+            "-C",
+            "-S",
+            "s1",
         )
         with (standby.data / "postgresql.auto.conf").open("a") as file:
             connection = f"host=127.0.0.1 port={self.port} user={_USER} application_name=s1"

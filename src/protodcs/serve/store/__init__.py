@@ -1,4 +1,4 @@
-"""Where streams are stored: SQLite for one process, Redis for many; `open_store` chooses by the address."""
+"""Where streams are stored: SQLite for one process, PostgreSQL or Redis for many. The address chooses."""
 
 from ...errors import ConfigError, without_passwords
 from ..settings import ServeConfig
@@ -12,13 +12,25 @@ async def open_store(config: ServeConfig) -> Store:
 
     Raises:
         ConfigError: the address is invalid.
-        StoreError: the store cannot be reached, or Redis could lose acknowledged writes.
+        StoreError: the store cannot be reached, or could lose acknowledged writes.
     """
     scheme, _, rest = config.store.partition(":")
     if scheme == "sqlite":
         from .sqlite import SqliteStore
 
-        return SqliteStore(rest)
+        return SqliteStore(rest, config.reserve_bytes)
+    if scheme in ("postgresql", "postgres"):
+        try:
+            from .postgres import PostgresStore
+        except ModuleNotFoundError:
+            raise ConfigError("A store in PostgreSQL needs psycopg: pip install 'protodcs[postgres]'.") from None
+
+        database = PostgresStore(config.store, replicas=config.store_replicas)
+        try:
+            return await database.prepare()
+        except BaseException:
+            await database.close()
+            raise
     if scheme in ("redis", "rediss", "unix"):
         from .redis import RedisStore
 
@@ -29,4 +41,7 @@ async def open_store(config: ServeConfig) -> Store:
             await store.close()
             raise
         return store
-    raise ConfigError(f"a store is sqlite:FOLDER or redis://HOST:PORT/DB; given: {without_passwords(config.store)!r}")
+    raise ConfigError(
+        "a store is sqlite:FOLDER, postgresql://HOST/DATABASE or redis://HOST:PORT/DB; "
+        f"given: {without_passwords(config.store)!r}"
+    )

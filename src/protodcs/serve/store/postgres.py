@@ -1,0 +1,316 @@
+"""Streams in PostgreSQL, for any number of processes.
+
+A transaction is sent as a pipeline: as long as a rule reads nothing, all of it is one round trip, the commit included.
+Time is the clock of the server. This module must never read another one, except to give up a call that takes too long.
+"""
+
+import asyncio
+import json
+import os
+import random
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import cache
+from typing import Any, Final, Self, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.types.numeric import FloatBinaryDumper, Int8, Int8BinaryDumper
+from psycopg.types.string import StrBinaryDumper
+
+from ...errors import ConfigError, StoreError, without_passwords
+from .schema import LAYOUT, MIGRATIONS, POSTGRES, for_postgres, query_for_postgres
+from .sql import SqlStore
+from .transaction import Added, Rows, StaleError, Transaction, add_to_usage
+
+T = TypeVar("T")
+Rule = Callable[[Transaction], Awaitable[T]]
+Connection = psycopg.AsyncConnection[Any]
+
+# Usage of a tenant is counted in so many rows. Each connection uses one of them, so commits seldom wait for another.
+_SHARDS: Final = 256
+# What the lock is called that a migration holds.
+_MIGRATION_LOCK: Final = 0x50726F746F444353
+_OLDEST: Final = 150_000
+# With other values, PostgreSQL can lose acknowledged writes.
+_SAFE_SETTINGS: Final = {"fsync": ("on",), "full_page_writes": ("on",)}
+
+
+class _Transaction:
+    """A transaction of one connection in pipeline mode."""
+
+    def __init__(self, connection: Connection):
+        self._connection = connection
+        self.added: dict[bytes, Added] = {}
+        self.ends: dict[str, int] = {}
+
+    async def _send(self, statement: str, values: Sequence[Any]) -> "psycopg.AsyncRawCursor[Any]":
+        cursor = psycopg.AsyncRawCursor(self._connection)
+        await cursor.execute(statement, values, prepare=True, binary=True)
+        return cursor
+
+    async def rows(self, statement: str, *values: Any) -> Rows:
+        return await (await self._send(query_for_postgres(statement), values)).fetchall()
+
+    async def rows_of_all(self, *statements: tuple[Any, ...]) -> list[Rows]:
+        sent = [await self._send(query_for_postgres(statement), values) for statement, *values in statements]
+        return [await cursor.fetchall() for cursor in sent]
+
+    async def run(self, statement: str, *values: Any) -> None:
+        await self._send(query_for_postgres(statement), values)
+
+    async def run_many(self, statement: str, types: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        if rows:
+            await self._send(_with_table(statement, types), _columns(types, rows))
+
+    async def rows_of_many(self, statement: str, types: str, rows: Sequence[tuple[Any, ...]]) -> Rows:
+        return await (await self._send(_with_table(statement, types), _columns(types, rows))).fetchall() if rows else []
+
+    async def change_all(self, statement: str, types: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        # A division by zero ends the transaction without another round trip.
+        count = f"SELECT 1 / CAST(count(*) = ${len(rows[0]) + 1} AS int) FROM changed"
+        await self._send(
+            f"WITH changed AS ({_with_table(statement, types)} RETURNING 1) {count}",
+            [*_columns(types, rows), len(rows)],
+        )
+
+    async def wait_turn(self, tenant: bytes) -> None:
+        await self.run("SELECT pg_advisory_xact_lock(hashtextextended(encode(?, 'hex'), 0))", tenant)
+
+
+def _columns(types: str, rows: Sequence[tuple[Any, ...]]) -> list[list[Any]]:
+    """Return an array of each column. psycopg would choose the type of integers by their values."""
+    columns = zip(types.split(), zip(*rows, strict=True), strict=True)
+    return [
+        [value if value is None else Int8(value) for value in column] if name == "bigint" else list(column)
+        for name, column in columns
+    ]
+
+
+@cache
+def _with_table(statement: str, types: str) -> str:
+    """Return a statement for any number of rows of values: it gets an array of each column."""
+    names = types.split()
+    arrays = ", ".join(f"${number}::{name}[]" for number, name in enumerate(names, 1))
+    columns = ", ".join(f"column{number}" for number in range(1, len(names) + 1))
+    return query_for_postgres(statement.format(rows=f"unnest({arrays}) AS given ({columns})"))
+
+
+class PostgresStore(SqlStore):
+    """A store in one database of PostgreSQL 15 or later.
+
+    Args:
+        url: `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`, with parameters of libpq. Several hosts are fine.
+        timeout: seconds that one call waits for its result, connecting included.
+        connections: how many are open at most; calls beyond that wait for one.
+        replicas: how many standbys must confirm a write; checked against the settings of the server.
+
+    Attributes:
+        failure: never done. A store whose server fails works again as soon as the server does.
+
+    Raises:
+        ConfigError: the address is invalid.
+    """
+
+    def __init__(self, url: str, *, timeout: float = 5.0, connections: int = 8, replicas: int = 0):
+        super().__init__()
+        try:
+            given = conninfo_to_dict(url)
+        except psycopg.ProgrammingError:
+            # The message may quote the password.
+            raise ConfigError(
+                "the address of a PostgreSQL is postgresql://USER@HOST:PORT/DATABASE; "
+                f"given: {without_passwords(url)!r}"
+            ) from None
+        self._host = f"{given.get('host', 'localhost')}:{given.get('port', 5432)}/{given.get('dbname', '')}"
+        milliseconds = max(1, int(1000 * timeout))
+        # A process that hangs must not hold the lock of a row for longer than a call lasts.
+        limits = {"statement_timeout": milliseconds, "idle_in_transaction_session_timeout": milliseconds, "jit": "off"}
+        options = " ".join(f"-c {name}={value}" for name, value in limits.items())
+        self._address = make_conninfo(
+            url,
+            **{
+                "application_name": "protodcs",
+                "target_session_attrs": "read-write",
+                **given,
+                "options": f"{options} {given.get('options', '')}",
+            },
+        )
+        self._timeout, self._replicas = timeout, replicas
+        self._room = asyncio.Semaphore(connections)
+        self._idle: list[Connection] = []
+        self._shards: dict[Connection, int] = {}
+        self._closed = False
+        self.failure: asyncio.Future[BaseException] | None = None
+
+    @property
+    def _place(self) -> str:
+        return f"PostgreSQL at {self._host}"
+
+    async def prepare(self) -> Self:
+        """Check the settings of the server, and bring the tables to this layout. Return the store.
+
+        Raises:
+            StoreError: the server cannot be reached, could lose acknowledged writes, or has tables of a newer version.
+        """
+        async with self._connected() as connection:
+            problems = await self._unsafe_settings(connection)
+            if problems:
+                raise StoreError(f"{self._place} could lose acknowledged writes: {'; '.join(problems)}")
+            await _migrate(connection, self._place)
+        return self
+
+    async def _unsafe_settings(self, connection: Connection) -> list[str]:
+        names = (*_SAFE_SETTINGS, "synchronous_commit", "synchronous_standby_names", "server_version_num")
+        row = await (
+            await connection.execute("SELECT " + ", ".join(f"current_setting('{name}')" for name in names))
+        ).fetchone()
+        found = dict(zip(names, row or (), strict=True))
+        problems = [
+            f"`{name}` is `{found[name]}` (set it to `{safe[0]}`)"
+            for name, safe in _SAFE_SETTINGS.items()
+            if found[name] not in safe
+        ]
+        if found["synchronous_commit"] == "off" or (self._replicas and found["synchronous_commit"] == "local"):
+            problems.append(f"`synchronous_commit` is `{found['synchronous_commit']}` (set it to `on`)")
+        if self._replicas and not found["synchronous_standby_names"]:
+            problems.append(f"`synchronous_standby_names` is empty (name {self._replicas} standbys)")
+        if int(found["server_version_num"]) < _OLDEST:
+            problems.append("it is older than PostgreSQL 15")
+        return problems
+
+    async def members(self) -> list[str] | None:
+        """Return the names of the workers that streams may belong to; None if no list was stored."""
+        found = (await self.documents("members")).get("")
+        return None if found is None else list(json.loads(found))
+
+    async def set_members(self, names: Sequence[str]) -> None:
+        """Store the names of the workers that streams may belong to."""
+        await self.put_document("members", "", json.dumps(list(names)).encode())
+
+    async def close(self) -> None:
+        """Close all connections."""
+        self._closed = True
+        while self._idle:
+            await self._idle.pop().close()
+
+    # Transactions.
+
+    async def _write(self, work: Rule[T], *, may_use_reserve: bool = False, counts: bool = True) -> T:
+        async with self._connected() as connection:
+            tx = _Transaction(connection)
+            try:
+                async with connection.pipeline():
+                    await tx.run("BEGIN")
+                    result = await work(tx)
+                    await add_to_usage(tx, self._shards[connection])
+                    await tx.run("COMMIT")
+            except psycopg.errors.DivisionByZero as problem:
+                raise StaleError from problem
+            return result
+
+    async def _read(self, work: Rule[T]) -> T:
+        async with self._connected() as connection, connection.pipeline():
+            tx = _Transaction(connection)
+            await tx.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            result = await work(tx)
+            await tx.run("COMMIT")
+            return result
+
+    async def _ask(self, statement: str, *values: Any) -> Rows:
+        async with self._connected() as connection:
+            return await _Transaction(connection).rows(statement, *values)
+
+    # Connections.
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Connection]:
+        """Yield a connection that nobody else uses. It is used again unless it broke."""
+        if self._closed:
+            raise StoreError(f"{self._place} is closed: open it again")
+        connection: Connection | None = None
+        timer = None
+        async with self._room:
+            try:
+                connection = self._idle.pop() if self._idle else await self._connect()
+                timer = asyncio.get_running_loop().call_later(self._timeout, _cut, connection)
+                yield connection
+            except psycopg.Error as problem:
+                # The others may have lost the same server.
+                while self._idle and isinstance(problem, psycopg.OperationalError):
+                    await self._discard(self._idle.pop())
+                raise StoreError(f"{self._place} cannot be read or written: {_words(problem)}") from problem
+            finally:
+                if connection is not None:
+                    await self._put_back(connection)
+                if timer is not None:
+                    timer.cancel()
+
+    async def _put_back(self, connection: Connection) -> None:
+        """Keep a connection for the next call, if it works and holds nothing."""
+        status = connection.info.transaction_status
+        if status in (psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.INERROR):
+            with suppress(psycopg.Error):
+                await connection.execute("ROLLBACK")
+            status = connection.info.transaction_status
+        if status == psycopg.pq.TransactionStatus.IDLE and not (connection.closed or self._closed):
+            self._idle.append(connection)
+        else:
+            await self._discard(connection)
+
+    async def _discard(self, connection: Connection) -> None:
+        self._shards.pop(connection, None)
+        _cut(connection)
+        await connection.close()
+
+    async def _connect(self) -> Connection:
+        connection = await asyncio.wait_for(
+            psycopg.AsyncConnection.connect(self._address, autocommit=True, connect_timeout=2), self._timeout
+        )
+        for kind, dumper in ((int, Int8BinaryDumper), (str, StrBinaryDumper), (float, FloatBinaryDumper)):
+            connection.adapters.register_dumper(kind, dumper)
+        connection.prepared_max = 500
+        self._shards[connection] = random.randrange(_SHARDS)
+        # After a fail-over or a restored backup, another timeline answers.
+        with suppress(psycopg.errors.FeatureNotSupported, psycopg.errors.InsufficientPrivilege):
+            cursor = await connection.execute("SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)")
+            self.generation = (await cursor.fetchone() or ("",))[0]
+        return connection
+
+
+def _cut(connection: Connection) -> None:
+    """End a connection whose server may not respond, so that whoever waits for it gets an error."""
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as copy:
+        copy.shutdown(socket.SHUT_RDWR)
+
+
+def _words(problem: psycopg.Error) -> str:
+    return " ".join(str(problem).split()) or type(problem).__name__
+
+
+async def _migrate(connection: Connection, place: str) -> None:
+    """Bring the tables to this layout. Another process that does the same waits for the lock."""
+    # With other timeouts: the lock may be held for long.
+    await connection.execute("BEGIN")
+    await connection.execute("SET LOCAL statement_timeout = 0")
+    await connection.execute(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
+    # The layout, and the oldest one whose programs can use the tables.
+    await connection.execute("CREATE TABLE IF NOT EXISTS layout (number int NOT NULL, readable_by int NOT NULL)")
+    found = await (await connection.execute("SELECT number, readable_by FROM layout")).fetchone()
+    number, readable_by = found or (0, 0)
+    if readable_by > LAYOUT:
+        raise StoreError(
+            f"{place} was written by another version of protodcs: it has layout {number}, and this one reads {LAYOUT}. "
+            "Nothing is lost. Use the version of protodcs that wrote it"
+        )
+    if found is None:
+        await connection.execute(for_postgres(POSTGRES))
+        await connection.execute(f"INSERT INTO layout VALUES ({LAYOUT}, {LAYOUT})")
+    for migration in MIGRATIONS:
+        if found is not None and number < migration.layout:
+            await connection.execute(for_postgres(migration.postgres))
+            oldest = migration.layout if migration.breaks else readable_by
+            await connection.execute(f"UPDATE layout SET number = {migration.layout}, readable_by = {oldest}")
+            readable_by = oldest
+    await connection.execute("COMMIT")
