@@ -22,6 +22,7 @@ from protodcs import ProtoDCSConfig, StreamDCS, StreamDCSConfig, methods, metric
 from protodcs.bench import cells, feature_pack, figures, grid, preparation, rows, run, streams, traces, user_streams
 from protodcs.cli import app
 from protodcs.errors import ConfigError, DataError
+from protodcs.features import FeatureStore
 from protodcs.features.run import Extraction, in_a_loop
 
 PACKED = {"pack": "dtd"}
@@ -573,6 +574,22 @@ def test_a_store_that_covers_a_stream_is_found_and_one_that_does_not_is_not(data
     assert store(wide) == first
     assert store(narrow) == first
     assert store(other) != first
+
+
+def test_a_stream_of_views_has_features_and_results_of_its_own(command, tmp_path):
+    methods = [{"method": "tda"}, {"method": "protodcs"}]
+    folder = "--jobs", 1, "--json", "--features", tmp_path / "features"
+    for name, views in (("plain", 1), ("views", 3), ("again", 3)):
+        file = written(tmp_path, streams=[{**PIXELS, "protocols": ["continual"], "views": views}], methods=methods)
+        result = command(file, "--out", tmp_path / name, *folder)
+        assert result.exit_code == 0, result.output
+    stores = [FeatureStore(file.parent) for file in sorted((tmp_path / "features").glob("*/job.json"))]
+    assert sorted(store.job.views for store in stores) == [1, 3]
+    plain, views, again = (done(tmp_path / name) for name in ("plain", "views", "again"))
+    assert same(views, again)
+    assert {row["fingerprint"].count(",views=3,") for row in views} == {1}
+    assert not {row["cell"] for row in plain} & {row["cell"] for row in views}
+    assert [row["auroc"] for row in plain] != [row["auroc"] for row in views]
 
 
 def test_a_union_holds_every_image_once(data_folder):

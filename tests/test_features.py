@@ -20,6 +20,7 @@ from protodcs.errors import ConfigError, DataError, EncoderError, ImageError, In
 from protodcs.features import FeatureStore, run
 from protodcs.features.job import Job, shards
 from protodcs.features.on_ray import on_ray
+from protodcs.features.views import Views
 
 pytest.importorskip("torch")
 ray = pytest.importorskip("ray")
@@ -41,6 +42,15 @@ def sources(small):
 
 
 @pytest.fixture(scope="module")
+def few(small, tmp_path_factory):
+    """The first 30 and 20 of them: views take long."""
+    folder = tmp_path_factory.mktemp("few")
+    for name, count in (("cifar10_test", 30), ("svhn_test", 20)):
+        pq.write_table(pq.read_table(small / f"{name}.parquet").slice(0, count), folder / f"{name}.parquet")
+    return [open_source(folder / "cifar10_test.parquet"), open_source(folder / "svhn_test.parquet")]
+
+
+@pytest.fixture(scope="module")
 def mini(data_folder):
     return encoders.load("mini", device="cpu")
 
@@ -56,7 +66,7 @@ def cluster():
 def plan(sources, mini, tmp_path):
     """`plan(name)`: an extraction into a folder of that name, two segments with a shorter last shard each."""
 
-    def planned(name, **settings):
+    def planned(name, sources=sources, **settings):
         manifest = build("whole", sources[0], [sources[1]], 0, [None, "fog"])
         return run.Extraction.planned(
             tmp_path / name, manifest, sources, mini, **{"shard_size": 60, "batch_size": 25, **settings}
@@ -82,10 +92,12 @@ def done(extraction, how=run.in_a_loop, **options):
 @pytest.mark.ray
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
-def test_ray_writes_the_bytes_that_a_plain_loop_writes(plan, cluster):
+def test_ray_writes_the_bytes_that_a_plain_loop_writes(plan, few, mini, cluster):
     in_a_loop = done(plan("loop"))
     assert done(plan("one stage"), on_ray) == in_a_loop
     assert done(plan("two stages"), on_ray, stages=2, workers=2) == in_a_loop
+    views = {"views": Views.of(mini, CLASSES, 3)}
+    assert done(plan("views, two stages", few, **views), on_ray, stages=2) == done(plan("views, loop", few, **views))
     # 330 and 170 images make 9 shards of 60 in each of the two segments.
     assert len(in_a_loop) == 18 + 2
 
@@ -98,6 +110,54 @@ def test_a_feature_is_that_of_its_image_under_its_corruption(plan, sources, mini
     assert np.abs(store.segment(0)[7] - mini.encode_pixels(sources[0].read([7]))[0]).max() < 1e-6
     assert np.abs(store.segment(1)[7] - mini.encode_pixels(list(fog))[0]).max() < 1e-6
     assert np.abs(store.segment(1)[330 + 5] - store.segment(0)[330 + 5]).max() > 1e-3
+
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def test_a_feature_of_views_is_the_mean_of_those_with_least_entropy(mini):
+    views = Views.of(mini, CLASSES, 25)
+    rows = np.random.default_rng(0).normal(size=(3 * 25, mini.dimension)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    averaged = views.averaged(rows)
+    for image, got in zip(np.split(rows, 3), averaged, strict=True):
+        doubts = []
+        for row in image:
+            powers = np.exp(mini.logit_scale * (mini.prototypes(CLASSES) @ row).astype(np.float64))
+            shares = powers / powers.sum()
+            doubts.append(-sum(share * np.log(share) for share in shares if share > 0))
+        mean = (image[np.argsort(doubts)[0]] + image[np.argsort(doubts)[1]]) / 2
+        assert np.abs(got - mean / np.linalg.norm(mean)).max() < 1e-6
+
+
+def test_features_of_views_do_not_depend_on_batches_and_shards(plan, few, mini):
+    views = Views.of(mini, CLASSES, 12)
+    first, again = plan("first", few, views=views), plan("again", few, views=views, shard_size=17, batch_size=7)
+    done(first)
+    done(again)
+    found = FeatureStore(first.folder)
+    assert np.abs(found.segment(0) - FeatureStore(again.folder).segment(0)).max() < 1e-6
+    # By hand, for an image of each source.
+    for place, number, index in ((7, 0, 7), (30 + 5, 1, 5)):
+        image = few[number].read([index])[0]
+        seen = views.fitted(image, mini.preprocessing, (number, index))
+        assert seen.shape == (12, *mini.preprocessing.shape)
+        assert np.array_equal(seen[0], mini.preprocessing.fit(image))
+        assert len({view.tobytes() for view in seen}) > 9
+        assert np.abs(found.segment(0)[place] - views.averaged(mini.encode_fitted(seen))[0]).max() < 1e-6
+    plain = plan("plain", few)
+    done(plain)
+    cosines = (found.segment(0) * FeatureStore(plain.folder).segment(0)).sum(axis=1)
+    assert 0.5 < np.median(cosines) < 0.999
+
+
+def test_features_of_views_are_another_job(plan, few, mini):
+    jobs = [
+        plan("jobs", few, views=views).job
+        for views in (None, Views.of(mini, CLASSES, 4), Views.of(mini, CLASSES, 8), Views.of(mini, CLASSES[:5], 8))
+    ]
+    assert len({job.to_bytes() for job in jobs}) == 4
+    assert len({job.encoder for job in jobs}) == 4
 
 
 def test_any_stream_over_the_same_sources_is_gathered_in_its_own_order(plan, sources):

@@ -54,6 +54,13 @@ class ImageStream(_Part):
     protocols: list[str] = Field(["continual"], min_length=1)
     corruptions: Literal["standard", "clean"] | list[str] = Field("standard")
     severity: int = Field(5, ge=1, le=5)
+    views: int = Field(
+        1,
+        ge=1,
+        le=4096,
+        description="Of each image. A feature is the mean of the tenth that is most confident about the classes. "
+        "Methods that take images see them as they are.",
+    )
     options: dict[str, Any] = Field({}, description="Options of the protocol, such as known_count.")
 
     @field_validator("protocols")

@@ -19,6 +19,9 @@ from ..features.run import Extraction
 from . import streams
 from .grid import ImageStream
 
+# Fitted images of a shard and of a batch, if images have several views.
+_SHARD, _BATCH = 1000, 100
+
 # Told the name of the stream, how many images are done, and how many there are.
 Report = Callable[[str, int, int], None]
 # Does shards of a job, and yields each when it is done: `in_a_loop`, or `on_ray`.
@@ -30,13 +33,20 @@ def store_for(
 ) -> Path:
     """A store that serves these manifests of one stream, all of them; extracted now if there is none."""
     wanted = union(manifests)
-    encoder = streams.encoder(words.encoder)
+    encoder, views = streams.encoder(words.encoder), streams.views_of(words)
+    fingerprint = f"{encoder.image_fingerprint}," if views is None else views.fingerprint(encoder)
     for candidate in sorted(path.parent for path in folder.glob("*/job.json")):
-        if _serves(candidate, wanted, encoder.image_fingerprint):
+        if _serves(candidate, wanted, fingerprint, words.views):
             return candidate
     home = folder / f"{words.encoder.partition(':')[0].replace('/', '-')}-{wanted.hash[:12]}"
     sources = [streams.source(name) for name in (words.known, *words.unknown)]
-    extraction = Extraction.planned(home, wanted, sources, encoder)
+    if views is None:
+        extraction = Extraction.planned(home, wanted, sources, encoder)
+    else:
+        # Fewer images at once: all their views are held together.
+        home = home.with_name(f"{home.name}-{views.count}-views-{views.prompts}")
+        sizes = {"shard_size": max(1, _SHARD // views.count), "batch_size": max(1, _BATCH // views.count)}
+        extraction = Extraction.planned(home, wanted, sources, encoder, views, **sizes)
     todo, total = extraction.open(), len(wanted)
     done = total - sum(shard.last - shard.first for shard in todo)
     for shard in extract(extraction, todo) if todo else ():
@@ -66,13 +76,13 @@ def union(manifests: Sequence[Manifest]) -> Manifest:
     return Manifest("union", {}, 0, first.classes, first.sources, tuple(segments), source, index, label)
 
 
-def _serves(folder: Path, wanted: Manifest, fingerprint: str) -> bool:
+def _serves(folder: Path, wanted: Manifest, fingerprint: str, views: int) -> bool:
     try:
         store = FeatureStore(folder)
     except DataError:
         return False
     # Features of cropped images, or rounded ones, are other features.
-    plain = store.job.side is None and store.job.number_type == "float32"
-    if not plain or not store.job.encoder.startswith(f"{fingerprint},"):
+    plain = store.job.side is None and store.job.number_type == "float32" and store.job.views == views
+    if not plain or not store.job.encoder.startswith(fingerprint):
         return False
     return all(store.covers(wanted, number) for number in range(len(wanted.segments)))

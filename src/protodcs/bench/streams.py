@@ -24,6 +24,7 @@ from ..data.streams import Manifest, build
 from ..encoders import Encoder
 from ..errors import DataError
 from ..features import FeatureStore
+from ..features.views import Views
 from . import feature_pack, user_streams
 from .grid import ImageStream, PackStream, UserStream
 
@@ -83,7 +84,9 @@ class Imaged:
         ]
         self._store = store
         loaded = encoder(words.encoder)
-        self.encoder, self.fingerprint = words.encoder, loaded.fingerprint
+        views = views_of(words)
+        self.encoder = words.encoder
+        self.fingerprint = loaded.fingerprint if views is None else views.fingerprint(loaded)
         self.device = str(getattr(loaded.image_tower, "device", ""))
         self.temperature = 1.0 / loaded.logit_scale
         if len(self.classes) != len(self.manifest.classes):
@@ -164,6 +167,16 @@ def conditions(words: ImageStream) -> list[str | None]:
 def encoder(name: str) -> Encoder:
     """The encoder, loaded once a process; whoever adapts it gives its parameters back."""
     return encoders.load(name, device="auto")
+
+
+@lru_cache(maxsize=4)
+def _views(name: str, classes: str, count: int) -> Views:
+    return Views.of(encoder(name), class_names(classes), count)
+
+
+def views_of(words: ImageStream) -> Views | None:
+    """Return how the features of a stream come from views; None if they come from the plain images."""
+    return None if words.views == 1 else _views(words.encoder, words.classes, words.views)
 
 
 @lru_cache(maxsize=16)

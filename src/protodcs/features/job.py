@@ -23,12 +23,15 @@ class Job(BaseModel):
 
     schema_version: Literal[1] = 1
     manifest: str = Field(pattern="^[0-9a-f]{64}$", description="Hash of the manifest.")
-    encoder: str = Field(min_length=1, max_length=1000, description="Fingerprint of the encoder.")
+    encoder: str = Field(
+        min_length=1, max_length=1000, description="Fingerprint of the encoder, and what chooses among views."
+    )
     dimension: int = Field(ge=1, description="Length of a feature.")
     logit_scale: float = Field(gt=0, description="Of the encoder: the temperature is its inverse.")
     shard_size: int = Field(1000, ge=1, le=1_000_000, description="Images per shard, the last of a segment fewer.")
     batch_size: int = Field(100, ge=1, le=100_000, description="Images encoded at once, from the shard's start.")
     number_type: Literal["float32", "float16"] = Field("float32", description="Of the stored features.")
+    views: int = Field(1, ge=1, le=4096, description="Of each image; its feature is the mean of the most confident.")
     side: int | None = Field(None, ge=8, le=2048, description="Images are cropped to this before they are corrupted.")
 
     def to_bytes(self) -> bytes:

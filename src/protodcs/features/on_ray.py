@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from .extract import extract
+from .extract import extract, write_features
 from .job import Shard
 from .run import Extraction
-from .shard import write_shard
 
 
 def on_ray(
@@ -91,6 +90,7 @@ class _Encode:
 
     def __init__(self, shared: Any):
         self.extraction, self.todo = _received(shared)
+        self.preparer = self.extraction.preparer()
         self.encoder = self.extraction.encoder("auto")
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -100,10 +100,9 @@ class _Encode:
         return _told(batch, lambda: self._write(self.todo[batch["place"][0]], images))
 
     def _write(self, shard: Shard, images: NDArray[np.uint8]) -> None:
-        job = self.extraction.job
-        cuts = range(0, len(images), job.batch_size)
-        features = [self.encoder.encode_fitted(images[first : first + job.batch_size]) for first in cuts]
-        write_shard(self.extraction.folder, job, self.extraction.manifest, shard, np.concatenate(features))
+        size = self.extraction.job.batch_size * self.extraction.job.views
+        batches = (images[first : first + size] for first in range(0, len(images), size))
+        write_features(self.extraction.folder, shard, self.preparer, self.encoder, batches)
 
 
 def _told(batch: dict[str, Any], work: Callable[[], None]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from ..errors import EncoderError
 from .extract import Preparer, extract
 from .job import SHARDS, Job, Shard, begin, shards
 from .shard import is_done
+from .views import Views
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Extraction:
         sources: the manifest's sources, in its order.
         model: the encoder, as `protodcs.encoders.load` takes it.
         preprocessing: of that encoder.
+        views: of each image; None if its feature is that of the plain image.
     """
 
     folder: Path
@@ -36,18 +38,26 @@ class Extraction:
     sources: Sequence[ImageSource]
     model: str
     preprocessing: Preprocessing
+    views: Views | None = None
 
     @classmethod
     def planned(
-        cls, folder: Path, manifest: Manifest, sources: Sequence[ImageSource], encoder: Encoder, **settings: Any
+        cls,
+        folder: Path,
+        manifest: Manifest,
+        sources: Sequence[ImageSource],
+        encoder: Encoder,
+        views: Views | None = None,
+        **settings: Any,
     ) -> "Extraction":
-        """An extraction whose job follows from the manifest and the encoder; `settings` are the job's."""
+        """An extraction whose job follows from manifest, encoder and views; `settings` are the job's."""
         by_name = {source.name: source for source in sources}
         manifest.verify(by_name)
         try:
             job = Job(
                 manifest=manifest.hash,
-                encoder=encoder.fingerprint,
+                encoder=encoder.fingerprint if views is None else views.fingerprint(encoder),
+                views=1 if views is None else views.count,
                 dimension=encoder.dimension,
                 logit_scale=encoder.logit_scale,
                 **settings,
@@ -55,7 +65,7 @@ class Extraction:
         except ValidationError as problem:
             raise as_error(problem) from None
         ordered = [by_name[origin.name] for origin in manifest.sources]
-        return cls(folder.absolute(), job, manifest, ordered, encoder.name, encoder.preprocessing)
+        return cls(folder.absolute(), job, manifest, ordered, encoder.name, encoder.preprocessing, views)
 
     def shards(self) -> list[Shard]:
         """All of the job's shards."""
@@ -70,7 +80,7 @@ class Extraction:
 
     def preparer(self) -> Preparer:
         """What turns samples into fitted images."""
-        return Preparer(self.job, self.manifest, self.sources, self.preprocessing)
+        return Preparer(self.job, self.manifest, self.sources, self.preprocessing, self.views)
 
     def encoder(self, device: str) -> Encoder:
         """The encoder, proven to be the one the job names."""
