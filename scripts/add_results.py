@@ -15,8 +15,8 @@ from typing import Any
 
 from publish_results import RESULTS, short
 
-from protodcs.bench import rows, summaries
-from protodcs.bench.comparison import MAIN, Comparison, comparisons
+from protodcs.bench import leaderboard, rows, summaries
+from protodcs.bench.comparison import Comparison, comparisons
 from protodcs.bench.paper_tables import without_ablations
 from protodcs.bench.rows import FIGURES, GATHERED, IDENTITY, MEAN, MEASURED, POOLED, Row
 from protodcs.bench.tables import Table, to_csv, to_markdown
@@ -79,10 +79,11 @@ def _place(row: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def tables(compared: Sequence[Comparison]) -> list[Table]:
-    """Return the main tables and those of the streams."""
-    found = [summaries.overview(compared, metric, MEAN) for metric in MAIN]
-    found.append(summaries.headline(compared))
-    return found + [
+    """Return the leaderboard, the main tables and those of the streams."""
+    found = [summaries.overview(compared, metric, MEAN) for metric in leaderboard.BY_STREAM]
+    if any(entry.method == leaderboard.OWN for comparison in compared for entry in comparison.entries):
+        found += [leaderboard.behind_table(compared, metric) for metric in leaderboard.BEHIND]
+    return [leaderboard.summary(compared), *found] + [
         summaries.stream_table(comparison, segment) for comparison in compared for segment in comparison.averages
     ]
 

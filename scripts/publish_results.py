@@ -1,7 +1,7 @@
 """Copy what a report says into the documentation: `python scripts/publish_results.py REPORT NAME`.
 
-REPORT is the folder that `protodcs report` wrote. The main tables, those of the streams and those of the paper that
-were run go to docs/results/NAME as CSV and Markdown, the figures that the pages show as PNG. `results.csv` has the
+REPORT is the folder that `protodcs report` wrote. The leaderboard, the main tables, those of the streams and those of
+the paper go to docs/results/NAME as CSV and Markdown, the figures that the pages show as PNG. `results.csv` has the
 averages of every seed, `summary.csv` single corruptions over seeds, both with six digits.
 """
 
@@ -13,9 +13,9 @@ from pathlib import Path
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 AVERAGES = ("mean", "pooled")
-TABLES = ("main-", "stream-", "table-")
+TABLES = ("leaderboard", "behind-", "main-", "stream-", "table-")
 # The figures that the documentation shows. All others are in the report itself.
-SHOWN = ("cold-start-dtd-judge-shuffled",)
+SHOWN = ("found-by-share",)
 
 
 def main(report: Path, place: Path) -> None:
@@ -23,7 +23,7 @@ def main(report: Path, place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     for table in sorted((report / "tables").glob("*.md")):
-        if table.name.startswith(TABLES) and "\n- Not run" not in table.read_text():
+        if table.name.startswith(TABLES):
             for file in (table, table.with_suffix(".csv")):
                 shutil.copyfile(file, place / file.name)
     shorten(report / "tables" / "results.csv", place / "results.csv", lambda row: row["segment"] in AVERAGES)

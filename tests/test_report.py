@@ -13,8 +13,8 @@ from sklearn.manifold import trustworthiness
 
 from made_results import rows_of, trace_of, write_folder
 from protodcs import metrics
-from protodcs.bench import figures, paper_tables, summaries
-from protodcs.bench.captions import missing, pictures
+from protodcs.bench import figures, leaderboard, paper_tables, summaries
+from protodcs.bench.captions import pictures
 from protodcs.bench.comparison import ACC, AUROC, MAIN, OSCR, comparisons
 from protodcs.bench.drawing import style, texts, to_png, to_svg
 from protodcs.bench.embedding import MOST_POINTS, tsne
@@ -145,17 +145,6 @@ def test_tables_name_the_score_of_protodcs_except_those_of_accuracy():
     assert found == {ACC: [], AUROC: [f"AUROC, FPR95 and OSCR of ProtoDCS: by {rows[-1]['score']}."]}
 
 
-def test_differences_name_the_baseline_and_the_best_peer():
-    (comparison,) = comparisons(some_rows())
-    table = summaries.differences(comparison, POOLED)
-    rows = {(row[0], row[1]): row for row in table.rows}
-    ours = rows["ProtoDCS (paper)", "zero-shot"]
-    assert ours[2].of.mean == pytest.approx((0.05 + 0.04 + 0.07) / 3)
-    assert rows["ProtoDCS (paper)", "best peer"][2].of.mean == pytest.approx((0.03 + 0.03 + 0.04) / 3)
-    assert ours[2].bold
-    assert any("Acc TDA" in note for note in table.notes)
-
-
 def test_both_averages_are_shown_where_a_stream_has_several_corruptions():
     (clean,), (shifted,) = comparisons(some_rows()), comparisons(cifar_rows())
     assert clean.averages == [POOLED]
@@ -245,18 +234,11 @@ def test_rows_of_another_set_or_encoder_stay_away_from_a_published_table():
         ("II", ten, False), ("II", residual, True), ("I-cifar10", residual, False), ("III", ten, False),
         ("VIII", ten, False), ("IX", ten, True),
     ]:  # fmt: skip
-        assert ("Here" not in paper_tables.beside(by_key[key], given).columns) == there, key
+        assert (by_key[key] in paper_tables.run(given)) == there, key
 
 
-def test_a_table_that_was_not_run_says_so_and_how_to_run_it():
-    for table in paper_tables.tables():
-        shown = paper_tables.beside(table, [])
-        assert any(note.startswith("Not run") and "protodcs bench run grids/" in note for note in shown.notes)
-        assert shown.columns[-1] == "Here"
-    natural = paper_tables.beside(next(t for t in paper_tables.tables() if t.key == "VIII"), [])
-    (line,) = [row for row in natural.rows if row[0] == "DiffTPT"]
-    assert line[-1] == "left out: needs images from a diffusion model"
-    assert any("DiffTPT: the mean of its five figures is 62.58" in note for note in natural.notes)
+def test_only_tables_of_which_something_was_run_are_shown():
+    assert [table.key for table in paper_tables.run(comparisons(cifar_rows()))] == ["I-cifar10", "IX"]
 
 
 def test_the_table_of_efficiency_shows_samples_a_second():
@@ -428,7 +410,7 @@ def test_every_picture_draws_without_a_warning_and_says_what_it_is():
     names = []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for picture in pictures(comparisons(some_rows() + cifar_rows()), traces, "protodcs report a --out b"):
+        for picture in pictures(comparisons(some_rows() + cifar_rows()), traces, "protodcs report a --out b", True):
             assert to_png(picture.figure).startswith(b"\x89PNG")
             assert b"<svg" in to_svg(picture.figure)[:600]
             names.append(picture.name)
@@ -444,7 +426,6 @@ def test_every_picture_draws_without_a_warning_and_says_what_it_is():
         "accuracy", "uncertainty", "corruptions", "time", "confidence", "reliability", "cold", "openness", "cache"
     }  # fmt: skip
     assert len(set(names)) == len(names)
-    assert any("CIFAR-10-C" in words for words in missing([], traces))
 
 
 def test_figures_of_equal_input_are_equal_to_the_byte():
@@ -473,6 +454,97 @@ def test_the_map_is_the_same_every_time_and_bears_twins():
 def test_a_map_of_too_few_or_too_many_points_is_refused(shape):
     with pytest.raises(InputError, match="a map needs"):
         tsne(np.ones(shape))
+
+
+# The leaderboard.
+
+
+def board_rows(label, method, values, **options):
+    figures_of = {"auroc": values, "found_of_possible": values, "unknown_recall": values, "false_reject": [0.05] * 3}
+    return rows_of(label, values, method, **{**figures_of, **options})
+
+
+def test_the_leaderboard_is_the_mean_over_the_streams_that_all_methods_have():
+    rows = board_rows("StreamDCS", "streamdcs", [0.8, 0.9, 0.7]) + board_rows("TDA", "tda", [0.6, 0.5, 0.7])
+    rows += board_rows("StreamDCS", "streamdcs", [0.6, 0.7, 0.5], stream="sun")
+    rows += board_rows("TDA", "tda", [0.7, 0.7, 0.9], stream="sun")
+    rows += board_rows("StreamDCS", "streamdcs", [0.1, 0.1, 0.1], stream="alone")
+    first, second = leaderboard.lines(comparisons(rows))
+    assert (first.label, second.label) == ("StreamDCS", "TDA")
+    assert first.values["auroc"] == pytest.approx({0: 0.7, 1: 0.8, 2: 0.6})
+    assert (first.streams, first.seconds) == (2, pytest.approx(2.0))
+    table = leaderboard.summary(comparisons(rows))
+    assert any("1 stream with fewer methods" in note for note in table.notes)
+    # The seeds differ by more than the means.
+    assert [row[1].bold for row in table.rows] == [True, True]
+
+
+def test_a_method_that_a_stream_lacks_has_no_line():
+    names = ("A", "B", "C", "StreamDCS")
+    rows = [row for name in names for row in board_rows(name, name.lower(), [0.8, 0.9, 0.7])]
+    rows += [row for name in names[1:] for row in board_rows(name, name.lower(), [0.6] * 3, stream="sun")]
+    table = leaderboard.summary(comparisons(rows))
+    assert {row[0] for row in table.rows} == {"B", "C", "StreamDCS"}
+    assert "Not on all of these streams, so without a line: A." in table.notes
+
+
+def test_a_stream_without_unknown_images_counts_for_accuracy_alone():
+    rows = board_rows("StreamDCS", "streamdcs", [0.8, 0.9, 0.7])
+    rows += board_rows("StreamDCS", "streamdcs", [0.4] * 3, stream="none", auroc=[math.nan] * 3)
+    (line,) = leaderboard.lines(comparisons(rows))
+    assert line.mean(AUROC) == pytest.approx(0.8)
+    assert line.mean(ACC) == pytest.approx(0.6)
+
+
+def test_a_method_with_fewer_seeds_has_the_seeds_of_all_its_streams():
+    rows = board_rows("DPE", "dpe", [0.8, 0.9, 0.7]) + board_rows("DPE", "dpe", [0.6] * 3, stream="sun")[:10]
+    (line,) = leaderboard.lines(comparisons(rows))
+    assert set(line.values["auroc"]) == {0, 1}
+
+
+def test_decisions_that_reject_many_known_images_are_not_compared():
+    greedy = board_rows("gate", "rosita_gate", [0.99, 0.98, 0.99], false_reject=[0.3] * 3)
+    rows = board_rows("StreamDCS", "streamdcs", [0.8, 0.81, 0.8]) + greedy
+    found = comparisons(rows)
+    assert "gate has the highest AUROC of 2 methods: 98.7 %" in leaderboard.headline(found)
+    assert "StreamDCS finds most" in leaderboard.headline(found)
+    assert "on 0 of 1 stream, and in found of possible on 1 of 1 stream." in leaderboard.headline(found)
+    (behind,) = leaderboard.behind(found, AUROC)
+    assert behind.other.label == "gate"
+    assert behind.difference.mean == pytest.approx(0.55 / 3)
+    assert not leaderboard.behind(found, leaderboard.OF_POSSIBLE)
+    column = [row[7].bold for row in leaderboard.summary(found).rows]
+    assert column == [False, True]
+
+
+def test_a_method_within_the_interval_is_not_better():
+    rows = board_rows("StreamDCS", "streamdcs", [0.8, 0.9, 0.7]) + board_rows("TDA", "tda", [0.9, 0.7, 0.9])
+    assert not leaderboard.behind(comparisons(rows), AUROC)
+
+
+def test_the_figure_has_a_line_for_each_method_and_a_point_for_each_share():
+    rows = []
+    for share, unknown in (("1/50", 2.0), ("1/10", 10.0), ("1/2", 50.0)):
+        for label, method in (("StreamDCS", "streamdcs"), ("TDA", "tda"), ("k-NN", "knn"), ("OODD", "oodd")):
+            stream = f"wild (judge, near, {share} unknown)"
+            rows += board_rows(label, method, [unknown / 100, 0.5, 0.6], stream=stream)
+    for row in rows:
+        row["unknown_samples"] = float({"1/50": 2, "1/10": 10, "1/2": 50}[row["stream"].split()[-2]])
+        row["known_samples"] = 100.0 - row["unknown_samples"]
+    # A stream with one share would move one point and no other.
+    rows += board_rows("StreamDCS", "streamdcs", [0.0] * 3, stream="wild (judge, near, 1/10 unknown, tail)")
+    found = leaderboard.curves(comparisons(rows))
+    ours = next(curve for curve in found if curve.label == "StreamDCS")
+    assert list(ours.found) == [0.02, 0.1, 0.5]
+    assert ours.found[0.1] == pytest.approx((0.1 + 0.5 + 0.6) / 3)
+    figure = figures.found_by_share(found)
+    assert [len(panel.lines) for panel in figure.axes] == [4, 4]
+    assert "other methods" in texts(figure)
+
+
+def test_streams_of_one_share_give_a_point_for_each_method():
+    figure = figures.found_by_share(leaderboard.curves(comparisons(some_rows())))
+    assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == ["zero-shot", "TDA", "ProtoDCS (paper)"]
 
 
 # The page.
@@ -508,7 +580,7 @@ def report(tmp_path_factory):
     traces = [trace_of("zero-shot"), trace_of("ProtoDCS (paper)", "protodcs", seed=1)]
     one = write_folder(folder / "clip", some_rows(label=NASTY), traces)
     two = write_folder(folder / "mini", cifar_rows())
-    return write_report([one, two], folder / "out"), [one, two]
+    return write_report([one, two], folder / "out", paper=True), [one, two]
 
 
 def test_the_page_stands_alone(report):
@@ -526,23 +598,37 @@ def test_the_page_stands_alone(report):
     assert "<script>" not in text
 
 
-def test_the_page_says_what_was_run_and_what_was_not(report):
+def test_the_page_says_what_was_run(report):
     page = Page()
     page.feed(report[0].read_text())
     text = " ".join(page.text)
-    for words in (
-        "protodcs bench run grids/made-up.yaml", "manifest0", "protodcs 0.1", "not CLIP", "Not run",
-        "grids/clip-rn50.yaml", "grids/ablation-loss.yaml", "prefers-color-scheme",
-    ):  # fmt: skip
+    for words in ("protodcs bench run grids/made-up.yaml", "protodcs 0.1", "not CLIP", "prefers-color-scheme"):
         assert words in text, words
+    assert "not run" not in text.lower().replace("a dash: not run", "")
+
+
+def test_the_page_begins_with_one_table_and_one_figure_and_folds_the_rest(report):
+    page = Page()
+    text = report[0].read_text()
+    page.feed(text.split("<details>")[0])
+    assert [page.tags.count(tag) for tag in ("table", "img")] == [1, 1]
+    # What is folded is closed again: nothing lies behind it.
+    assert text.rstrip().endswith("</details>\n</main>\n</body>\n</html>")
+
+
+def test_a_report_has_the_tables_of_the_paper_only_if_asked_or_if_its_grids_were_run(report, tmp_path):
+    assert "table-i-cifar10.md" in {file.name for file in (report[0].parent / "tables").iterdir()}
+    plain = write_folder(tmp_path / "plain", cifar_rows())
+    ablation = write_folder(tmp_path / "ablation", rows_of("full", [0.5], grid="ablation-loss", method="protodcs"))
+    for number, (folders, wanted) in enumerate([([plain], False), ([plain, ablation], True)]):
+        text = write_report(folders, tmp_path / str(number)).read_text()
+        assert ("figures are those printed in the paper" in text) == wanted
 
 
 def test_every_table_lies_beside_the_page_in_three_formats(report):
     tables = report[0].parent / "tables"
     stems = {file.stem for file in tables.glob("*.md")}
-    assert stems >= {f"table-{t.key.lower()}" for t in paper_tables.tables()} | {
-        f"main-{m.short.lower()}-mean" for m in MAIN
-    }
+    assert stems >= {"leaderboard", "table-ix", *(f"main-{m.short.lower()}-mean" for m in MAIN)}
     for ending in ("csv", "tex"):
         assert {file.stem for file in tables.glob(f"*.{ending}")} - {"results", "summary"} == stems
     assert len(read_csv((tables / "results.csv").read_text())) == len(some_rows()) + len(cifar_rows())
@@ -555,15 +641,14 @@ def test_the_same_folders_give_the_same_bytes_and_no_path_of_this_computer(repor
     file, folders = report
     before = file.read_bytes()
     assert str(file.parent).encode() not in before
-    again = write_report(folders, file.parent)
+    again = write_report(folders, file.parent, paper=True)
     assert again.read_bytes() == before
 
 
-def test_a_report_of_ablations_alone_says_how_to_fill_the_rest(tmp_path):
+def test_a_report_of_ablations_alone_compares_their_variants(tmp_path):
     rows = rows_of("full", [0.5], "protodcs") + rows_of("loss: entropy", [0.4], "protodcs")
-    text = write_report([write_folder(tmp_path / "a", rows)], tmp_path / "out").read_text()
-    assert "Nothing but ablations was run" in text
-    assert "No trace was kept" in text
+    write_report([write_folder(tmp_path / "a", rows)], tmp_path / "out")
+    assert "loss: entropy" in (tmp_path / "out" / "tables" / "leaderboard.md").read_text()
 
 
 def test_a_folder_without_results_is_refused_by_name(tmp_path):
@@ -588,7 +673,7 @@ def test_the_command_tells_a_program_what_it_wrote(tmp_path):
     done = CliRunner().invoke(app, [str(folder), "--out", str(tmp_path / "out"), "--json"])
     told = json.loads(done.stdout)
     assert Path(told["report"]).stat().st_size == told["bytes"]
-    assert told["tables"] > 10
+    assert told["tables"] > 5
     failed = CliRunner().invoke(app, [str(tmp_path), "--out", str(tmp_path / "out")])
     assert failed.exit_code == 1
     assert "holds no results" in failed.stderr

@@ -89,14 +89,6 @@ def test_the_baseline_is_the_zero_shot_score_with_the_best_auroc():
     assert _contest(weak, strong).baseline(POOLED).label == "strong"
 
 
-def test_zero_shot_and_ours_are_no_peers():
-    zero, peer = rows_of("zero", [0.9, 0.9], "zero_shot"), rows_of("peer", [0.5, 0.6], "tda")
-    ours = rows_of("ours", [0.95, 0.95], "protodcs")
-    assert _contest(zero, peer, ours).best_peer(ACC, POOLED).label == "peer"
-    assert _contest(zero, ours).best_peer(ACC, POOLED).label == "zero"
-    assert _contest(ours).best_peer(ACC, POOLED) is None
-
-
 def test_a_cell_that_lies_in_two_folders_counts_once():
     rows = rows_of("tda", [0.5, 0.7])
     assert _contest(rows, rows).entries[0].estimate(ACC.key, POOLED).seeds == 2

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.figure import Figure
 
-from . import figures
+from . import figures, leaderboard
 from .comparison import AUROC, OSCR, OURS, Comparison, in_order
 from .summaries import encoder_words, encoders, place_slug, slug
 from .traces import Trace
 
 # A reader can tell so many lines apart.
 _MOST_LINES = 7
-_TRACED = "its grid asks for no trace of {who}: add `trace: true` to the method there and run it again"
+_MOST_PANELS = 24
 
 
 @dataclass(frozen=True)
@@ -29,30 +29,32 @@ class Picture:
     figure: Figure
 
 
-def pictures(comparisons: Sequence[Comparison], traces: Sequence[Trace], command: str) -> Iterator[Picture]:
-    """All figures that the results allow, drawn one by one."""
-    if comparisons:
+def by_share(comparisons: Sequence[Comparison], command: str) -> Picture:
+    """Return the figure of the leaderboard."""
+    drawn = leaderboard.curves(comparisons)
+    caption = (
+        "Left: unknown images found, as a share of what a threshold set with labels finds at the same false rejects. "
+        "Right: known images rejected. A method that rejects many known images finds nearly all unknown ones, so read "
+        "both. Means over streams and seeds. Some methods may have fewer shares. Grey: all other methods. "
+        f"Made by: {command}"
+    )
+    return Picture("found-by-share", "Decisions by the share of unknown images", caption, figures.found_by_share(drawn))
+
+
+def pictures(
+    comparisons: Sequence[Comparison], traces: Sequence[Trace], command: str, paper: bool
+) -> Iterator[Picture]:
+    """All other figures that the results allow, drawn one by one; the drawing of the formulas belongs to the paper."""
+    # More panels nobody can read.
+    if len(comparisons) <= _MOST_PANELS:
         yield _scatter(comparisons, command)
-    yield _landscape(command)
+    if paper:
+        yield _landscape(command)
     for comparison in comparisons:
         if len(comparison.segments) > 1:
             yield from _along(comparison, command)
     for place in _places(traces):
         yield from _traced(place, command)
-
-
-def missing(comparisons: Sequence[Comparison], traces: Sequence[Trace]) -> list[str]:
-    """Figures that could not be drawn, and what would fill them."""
-    if not traces:
-        return ["No trace was kept, so there is no figure sample by sample: " + _TRACED.format(who="any method") + "."]
-    ours = {_where(trace) for trace in traces if trace.about["method"] in OURS}
-    told = []
-    for place in _places(traces):
-        if _where(place[0]) not in ours:
-            who = f"{place[0].about['stream']}, {place[0].about['protocol']}"
-            how = _TRACED.format(who="StreamDCS or ProtoDCS")
-            told.append(f"No map of the cache and no figure of the mixture for {who}: {how}.")
-    return told
 
 
 def _scatter(comparisons: Sequence[Comparison], command: str) -> Picture:

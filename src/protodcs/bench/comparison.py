@@ -131,12 +131,6 @@ class Comparison:
         every = [{row["seed"] for row in entry.rows} for entry in self.entries]
         return sorted(set.intersection(*every)) if every else []
 
-    def best_peer(self, metric: Metric, segment: str) -> Entry | None:
-        """The best entry that is not ours; zero-shot counts only where there is nothing else."""
-        others = [entry for entry in self.entries if entry.method not in OURS]
-        peers = [entry for entry in others if entry.method != BASELINE]
-        return self.best(peers or others, metric, segment)
-
     def best(self, entries: Iterable[Entry], metric: Metric, segment: str) -> Entry | None:
         """The entry with the best mean; None if no mean can be said or the metric has no better side."""
         means = [(entry, self._mean(entry, metric, segment)) for entry in entries if metric.better]

@@ -21,6 +21,7 @@ from ..core.numerics.softmax import softmax
 from .comparison import ACC, AUROC, Comparison, Metric
 from .drawing import KNOWN, UNKNOWN, legend_below, panels, settings, shorten, style
 from .embedding import tsne
+from .leaderboard import Curve
 from .rows import MEAN, POOLED
 from .statistics import Estimate
 from .traces import Trace
@@ -74,6 +75,49 @@ def _shared_legend(figure: Figure, axes: Sequence[Axes], labels: Sequence[str]) 
     shown = [label for label in labels if label in found]
     handles = [found[label] for label in shown]
     figure.legend(handles, [shorten(label) for label in shown], loc="outside lower center", ncols=min(3, len(shown)))
+
+
+def found_by_share(curves: Sequence[Curve]) -> Figure:
+    """Found of possible and false rejects by the share of unknown images, or by method if there is one share."""
+    shares = sorted({share for curve in curves for share in curve.found})
+    with settings():
+        if len(shares) < 2:
+            return _by_method(curves)
+        figure, axes = panels(1, 2, 8.4, 4.4)
+        emphasised = [curve for curve in curves if curve.emphasised]
+        for curve in sorted(curves, key=lambda curve: curve.emphasised):
+            place = emphasised.index(curve) if curve.emphasised else -1
+            for panel, values in zip(axes, (curve.found, curve.rejected), strict=True):
+                x, y = [shares.index(share) for share in values], [100 * value for value in values.values()]
+                if curve.emphasised:
+                    look = style(place)
+                    panel.plot(
+                        x, y, color=look.colour, marker=look.marker, linestyle=look.line, markersize=5, linewidth=1.8,
+                        label=curve.label,
+                    )  # fmt: skip
+                else:
+                    panel.plot(x, y, color="#b8bcc2", linewidth=0.9, label="other methods")
+        for panel, title in zip(
+            axes, ("Unknown images found, of possible (%)", "Known images rejected (%)"), strict=True
+        ):
+            panel.set(title=title, xlabel="share of unknown images (%)", ylim=(0, None))
+            panel.set_xticks(range(len(shares)), [f"{100 * share:.0f}" for share in shares])
+        _shared_legend(figure, axes, [*(curve.label for curve in emphasised), "other methods"])
+    return figure
+
+
+def _by_method(curves: Sequence[Curve]) -> Figure:
+    figure, axes = panels(1, 2, 8.4, 0.24 * len(curves) + 1.1, sharey=True)
+    for panel, title, several in (
+        (axes[0], "Unknown images found, of possible (%)", [curve.found for curve in curves]),
+        (axes[1], "Known images rejected (%)", [curve.rejected for curve in curves]),
+    ):
+        for place, (curve, values) in enumerate(zip(curves, several, strict=True)):
+            look = "#0072B2" if curve.emphasised else "#8a9099"
+            panel.plot([100 * value for value in values.values()], [place] * len(values), "o", color=look, markersize=6)
+        panel.set_yticks(range(len(curves)), [shorten(curve.label, 30) for curve in curves])
+        panel.set(title=title, xlim=(-2, None))
+    return figure
 
 
 def landscape(temperature: float = 0.01) -> Figure:

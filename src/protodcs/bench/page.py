@@ -5,8 +5,7 @@ It handles layout only. `html.escape` is applied to every text.
 
 import base64
 import html
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #59636e; --paper: #ffffff; --wash: #f5f6f8; --line: #d6dae0; --link: #0b5cad; }
@@ -17,10 +16,7 @@ _STYLE = """
 body { margin: 0 auto; padding: 1.2rem clamp(0.8rem, 3vw, 2rem) 4rem; max-width: 76rem; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, "Segoe UI", "Helvetica Neue", Arial, sans-serif; overflow-wrap: break-word; }
 h1 { font-size: 1.7rem; line-height: 1.2; margin: 0.4rem 0; }
-h2 { font-size: 1.3rem; margin: 2.6rem 0 0.6rem; padding-top: 0.6rem; border-top: 1px solid var(--line); }
-h3 { font-size: 1.05rem; margin: 1.8rem 0 0.4rem; }
-a { color: var(--link); }
-nav ul { display: flex; flex-wrap: wrap; gap: 0.2rem 1.1rem; padding: 0; list-style: none; margin: 0.6rem 0; }
+.lead { font-size: 1.08rem; max-width: 60rem; }
 p, li, dd { max-width: 50rem; }
 code { font: 0.86em/1.4 ui-monospace, "SF Mono", Consolas, monospace; background: var(--wash); padding: 0.1em 0.3em; border-radius: 3px; overflow-wrap: anywhere; }
 dl { display: grid; grid-template-columns: minmax(6rem, max-content) 1fr; gap: 0.25rem 1rem; }
@@ -44,6 +40,9 @@ tbody tr:hover > * { background: var(--wash); }
 figure.picture figcaption { font-size: 0.88rem; color: var(--soft); margin-top: 0.4rem; max-width: 56rem; overflow-wrap: anywhere; }
 figure.picture figcaption b { color: var(--ink); }
 details { margin: 0.5rem 0; } summary { cursor: pointer; color: var(--link); }
+main > details { border-top: 1px solid var(--line); padding: 0.5rem 0 0; }
+main > details > summary { font-size: 1.1rem; font-weight: 600; }
+details details { margin-left: 0.6rem; }
 pre { background: var(--wash); padding: 0.6rem; border-radius: 6px; overflow-x: auto; font-size: 0.8rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 @media (max-width: 640px) {
   body { font-size: 15px; } dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: 0.5rem; }
@@ -56,37 +55,16 @@ pre { background: var(--wash); padding: 0.6rem; border-radius: 6px; overflow-x: 
 _WIDE = 640
 
 
-@dataclass(frozen=True)
-class Section:
-    """A part of the page under its own heading; `parts` are ready HTML."""
-
-    anchor: str
-    title: str
-    parts: Sequence[str]
-
-
-def page(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """The whole document."""
-    links = "".join(f'<li><a href="#{s.anchor}">{html.escape(s.title)}</a></li>' for s in sections)
-    body = "\n".join(_section(section) for section in sections)
+def page(title: str, lead: str, parts: Iterable[str]) -> str:
+    """The whole document; `parts` are ready HTML."""
+    body = "\n".join(parts)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        f"<header><h1>{html.escape(title)}</h1><p>{html.escape(lead)}</p></header>\n"
-        f'<nav aria-label="Contents"><ul>{links}</ul></nav>\n<main>\n{body}\n</main>\n</body>\n</html>\n'
+        f'<header><h1>{html.escape(title)}</h1><p class="lead">{html.escape(lead)}</p></header>\n'
+        f"<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
-
-
-def _section(section: Section) -> str:
-    inside = "\n".join(section.parts)
-    anchor = html.escape(section.anchor)
-    return f'<section id="{anchor}">\n<h2>{html.escape(section.title)}</h2>\n{inside}\n</section>'
-
-
-def heading(text: str) -> str:
-    """A heading within a section."""
-    return f"<h3>{html.escape(text)}</h3>"
 
 
 def paragraph(text: str) -> str:

@@ -55,7 +55,6 @@ class Printed:
         grid: what would run it.
         known, unknown: how the sets of its streams begin here; empty: any.
         only_encoder: whether it means one encoder and no other.
-        missing: why it was not run, where that is known.
         remarks: what to know before citing it.
     """
 
@@ -69,7 +68,6 @@ class Printed:
     known: str = ""
     unknown: str = ""
     only_encoder: bool = False
-    missing: str = ""
     remarks: tuple[str, ...] = ()
 
     @property
@@ -103,6 +101,16 @@ def ablation_labels() -> set[str]:
     return {label for table in tables() if table.is_ablation for line in table.rows for label in line.ours}
 
 
+def grids() -> set[str]:
+    """The names of the grids that run the rows of the paper."""
+    return {table.grid.removeprefix("grids/").removesuffix(".yaml") for table in tables()}
+
+
+def run(comparisons: Sequence[Comparison]) -> list[Printed]:
+    """Return the published tables of which something was run."""
+    return [table for table in tables() if _met(table, comparisons)]
+
+
 def without_ablations(comparisons: Iterable[Comparison]) -> list[Comparison]:
     """What belongs into comparisons of methods: everything but the variants that the ablations try."""
     variants = ablation_labels()
@@ -132,7 +140,7 @@ def impossible(table: Printed, line: Line) -> str:
 
 
 def beside(table: Printed, comparisons: Sequence[Comparison]) -> Table:
-    """A published table with what was run here at its side."""
+    """Return a published table beside what was run here: one of those that `run` returns."""
     met = _met(table, comparisons)
     lines = _Lines(table)
     rows = [lines.row(line, met) for line in table.rows]
@@ -145,9 +153,6 @@ def beside(table: Printed, comparisons: Sequence[Comparison]) -> Table:
         metrics = _columns(table)
         groups.append((_title(comparison), len(metrics)))
         heads += [_HEADS[name] for name in metrics]
-    if not met:
-        groups.append(("", 1))
-        heads.append("Here")
     return Table(
         f"table-{table.key.lower()}",
         f"Table {table.number}: {table.title}",
@@ -227,8 +232,6 @@ class _Lines:
         row: list[Cell] = [line.name]
         for place, (column, value) in enumerate(zip(self.table.columns, line.figures, strict=True)):
             row.append(_as_printed(column, value, mark if place == last else ""))
-        if not met:
-            return [*row, line.remark or "not run"]
         labels = []
         for place, comparison in enumerate(met):
             entry = _stand_in(line, comparison)
@@ -316,24 +319,17 @@ def _as_printed(column: str, value: float, mark: str) -> Cell:
 
 
 def _notes(table: Printed, met: Sequence[Comparison]) -> list[str]:
-    notes = []
-    if not met:
-        why = f": {table.missing}" if table.missing else ""
-        notes.append(f"Not run{why}. To run it: {table.command}")
-    else:
+    notes = ["Published figures: as printed in the paper, without intervals. A dash: not run, or cannot be said."]
+    if "throughput" not in table.columns:
+        averages = dict.fromkeys("mean over corruptions" if MEAN in c.averages else "one segment" for c in met)
+        notes.append(f"Here: {', '.join(averages)}; ± half of the 95 % interval over seeds.")
+    strange = [c for c in met if _bare(table.encoder.split()[-1]) not in _bare(c.setting.encoder)]
+    if strange or table.is_ablation:
+        other = "Other data than the paper's" if table.is_ablation else "Another encoder than the paper's"
         notes.append(
-            "Published figures: as printed in the paper, without intervals. A dash: not run, or cannot be said."
+            f"{other}: compare the rows with each other, not the levels with the published ones. With the paper's "
+            f"encoder: {_paper_command(table)}"
         )
-        if "throughput" not in table.columns:
-            averages = dict.fromkeys("mean over corruptions" if MEAN in c.averages else "one segment" for c in met)
-            notes.append(f"Here: {', '.join(averages)}; ± half of the 95 % interval over seeds.")
-        strange = [c for c in met if _bare(table.encoder.split()[-1]) not in _bare(c.setting.encoder)]
-        if strange or table.is_ablation:
-            other = "Other data than the paper's" if table.is_ablation else "Another encoder than the paper's"
-            notes.append(
-                f"{other}: compare the rows with each other, not the levels with the published ones. With the paper's "
-                f"encoder: {_paper_command(table)}"
-            )
     return [*notes, *table.remarks]
 
 

@@ -12,24 +12,21 @@ from pathlib import Path
 
 from ..atomic_io import replace_file
 from ..errors import DataError
-from . import drawing, page, paper_tables, rows, summaries, traces
-from .captions import missing, pictures
+from . import drawing, leaderboard, page, paper_tables, rows, summaries, traces
+from .captions import Picture, by_share, pictures
 from .comparison import MAIN, Comparison, comparisons, distinct
-from .page import Section
 from .rows import MEAN, Row
 from .summaries import encoder_words
 from .tables import Table, to_csv, to_html, to_latex, to_markdown
-from .traces import Trace
-
-_EXAMPLE = "protodcs bench run grids/clip-features.yaml --out results"
 
 
-def write_report(folders: Sequence[Path], out: Path) -> Path:
+def write_report(folders: Sequence[Path], out: Path, paper: bool | None = None) -> Path:
     """Write report.html, tables/ and figures/ into `out`; returns the page.
 
     Args:
         folders: of results, as `protodcs bench run --out` makes them. A cell that lies in two of them counts once.
         out: is made if it is not there; files of the same names are replaced.
+        paper: whether to show the tables of the ProtoDCS paper that were run; None: if its grids were run.
     """
     if not folders:
         raise DataError("a report needs at least one folder of results: `protodcs bench run` writes them")
@@ -38,21 +35,29 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
     for folder in (out, out / "tables", out / "figures"):
         folder.mkdir(parents=True, exist_ok=True)
     everything = comparisons(found)
+    if paper is None:
+        paper = bool({row["grid"] for row in found} & paper_tables.grids())
     command = shlex.join(["protodcs", "report", *map(_shown, folders), "--out", _shown(out)])
     writer = _Writer(out)
-    compared = paper_tables.without_ablations(everything)
+    # A folder with ablations alone compares their variants.
+    compared = paper_tables.without_ablations(everything) or everything
     sections = [
-        Section("run", "What was run", _front(found, command)),
-        Section("main", "Main tables", _main(writer, compared)),
-        Section("streams", "Stream by stream", _streams(writer, compared)),
-        Section("paper", "The paper's tables, beside what came out here", _paper(writer, everything)),
-        Section("figures", "Figures", _figures(writer, compared, kept, command)),
-        Section("provenance", "Provenance", _provenance(everything)),
+        ("Streams on which another method is better than StreamDCS", _behind(writer, compared)),
+        (
+            "Every stream, by metric",
+            [writer.table(summaries.overview(compared, m, MEAN)) for m in leaderboard.BY_STREAM],
+        ),
+        ("Stream by stream", _streams(writer, compared)),
+        ("The paper's tables, beside what came out here", _paper(writer, everything) if paper else []),
+        ("More figures", _pictures(writer, pictures(compared, kept, command, paper))),
+        ("What was run", _run(found, command)),
     ]
+    lead = [writer.table(leaderboard.summary(compared)), *_pictures(writer, [by_share(compared, command)])]
     writer.file("tables/results.csv", summaries.long_csv(found).encode())
     writer.file("tables/summary.csv", summaries.summary_csv(everything).encode())
-    lead = "Open-set test-time adaptation: every method on the same streams, sample by sample in the same order."
-    return writer.file("report.html", page.page("ProtoDCS benchmark report", lead, sections).encode())
+    folded = [page.folded(title, parts) for title, parts in sections if parts]
+    words = leaderboard.headline(compared)
+    return writer.file("report.html", page.page("Leaderboard", words, [*lead, *folded]).encode())
 
 
 def _shown(path: Path) -> str:
@@ -78,7 +83,7 @@ class _Writer:
         return to_html(table)
 
 
-def _front(found: Sequence[Row], command: str) -> list[str]:
+def _run(found: Sequence[Row], command: str) -> list[str]:
     cells = {row["cell"]: row for row in found}
     # Averages carry the seconds of their whole cell: one of them for each.
     seconds = math.fsum(row["seconds"] or 0.0 for row in distinct(found) if row["segment"] == MEAN)
@@ -103,9 +108,9 @@ def _front(found: Sequence[Row], command: str) -> list[str]:
     return [
         page.facts(pairs),
         page.paragraph(
-            "Tables and figures lie beside this page in `tables/` (CSV with shares from 0 to 1, Markdown and LaTeX in "
-            "percent) and `figures/` (PNG, SVG). `tables/results.csv` has every row of every seed, "
-            "`tables/summary.csv` the means and intervals."
+            "Tables and figures are beside this page in `tables/` (CSV with shares from 0 to 1, Markdown and LaTeX in "
+            "percent) and `figures/` (PNG, SVG). `tables/results.csv` has every row of every seed with its settings, "
+            "manifest and cell. `tables/summary.csv` has means and intervals."
         ),
     ]
 
@@ -114,27 +119,20 @@ def _versions(words: str | None) -> str:
     return ", ".join(f"{name} {version}" for name, version in sorted(json.loads(words or "{}").items()))
 
 
-def _main(writer: _Writer, compared: Sequence[Comparison]) -> list[str]:
-    if not compared:
-        return [page.paragraph(f"Nothing but ablations was run. To fill this: `{_EXAMPLE}`")]
-    parts = [writer.table(summaries.overview(compared, metric, MEAN)) for metric in MAIN]
-    headline = summaries.headline(compared)
-    return [*parts, writer.table(headline)] if headline.rows else parts
+def _behind(writer: _Writer, compared: Sequence[Comparison]) -> list[str]:
+    if not any(entry.method == leaderboard.OWN for comparison in compared for entry in comparison.entries):
+        return []
+    return [writer.table(leaderboard.behind_table(compared, metric)) for metric in leaderboard.BEHIND]
 
 
 def _streams(writer: _Writer, compared: Sequence[Comparison]) -> list[str]:
     parts = []
     for comparison in compared:
-        parts.append(page.heading(comparison.setting.title))
-        parts += [writer.table(summaries.stream_table(comparison, segment)) for segment in comparison.averages]
-        tables = [summaries.differences(comparison, segment) for segment in comparison.averages]
-        inside = [writer.table(table) for table in tables if table]
-        if inside:
-            parts.append(page.folded("Paired differences", inside))
+        inside = [writer.table(summaries.stream_table(comparison, segment)) for segment in comparison.averages]
         if len(comparison.segments) > 1:
-            inside = [writer.table(summaries.corruption_table(comparison, metric)) for metric in MAIN]
-            parts.append(page.folded("Corruption by corruption", inside))
-    return parts or [page.paragraph(f"No stream was run. To fill this: `{_EXAMPLE}`")]
+            inside += [writer.table(summaries.corruption_table(comparison, metric)) for metric in MAIN]
+        parts.append(page.folded(comparison.setting.title, inside))
+    return parts
 
 
 def _paper(writer: _Writer, everything: Sequence[Comparison]) -> list[str]:
@@ -143,33 +141,15 @@ def _paper(writer: _Writer, everything: Sequence[Comparison]) -> list[str]:
         "of its figures cannot be: OSCR always lies between Acc + AUROC - 100 % and Acc. Such rows are cited with a "
         "footnote. Where the encoder or the data here differ from the paper's, the heads say so."
     )
-    return [page.paragraph(intro), *(writer.table(paper_tables.beside(t, everything)) for t in paper_tables.tables())]
+    tables = [paper_tables.beside(table, everything) for table in paper_tables.run(everything)]
+    return [page.paragraph(intro), *map(writer.table, tables)] if tables else []
 
 
-def _figures(writer: _Writer, compared: Sequence[Comparison], kept: Sequence[Trace], command: str) -> list[str]:
+def _pictures(writer: _Writer, drawn: Iterable[Picture]) -> list[str]:
     parts = []
-    for picture in pictures(compared, kept, command):
+    for picture in drawn:
         png = drawing.to_png(picture.figure)
         writer.file(f"figures/{picture.name}.png", png)
         writer.file(f"figures/{picture.name}.svg", drawing.to_svg(picture.figure))
         parts.append(page.picture(picture.name, picture.title, picture.caption, png))
-    return [*parts, *(page.paragraph(words) for words in missing(compared, kept))]
-
-
-def _provenance(everything: Iterable[Comparison]) -> list[str]:
-    """What every figure depends on: manifests, cells and settings, folded away."""
-    parts = [
-        page.paragraph(
-            "A manifest hash fixes which samples came in which order; a cell is the hash of method, settings, stream, "
-            "order and encoder. Equal cells give equal figures."
-        )
-    ]
-    for comparison in everything:
-        inside = []
-        for entry in comparison.entries:
-            cells = {row["seed"]: row for row in entry.rows}
-            lines = [f"seed {seed}: cell {r['cell']}, manifest {r['manifest']}" for seed, r in sorted(cells.items())]
-            lines += [f"grid: {entry.first['grid']}", f"encoder: {entry.first['fingerprint']}"]
-            inside.append(page.folded(entry.label, [page.raw("\n".join([*lines, entry.first["config"]]))]))
-        parts.append(page.folded(f"{comparison.setting.title}: {encoder_words(comparison.setting.encoder)}", inside))
     return parts

@@ -14,7 +14,6 @@ from .comparison import (
     MAIN,
     MORE,
     OSCR,
-    OURS,
     SECONDS_PER_THOUSAND,
     Comparison,
     Entry,
@@ -22,7 +21,6 @@ from .comparison import (
     distinct,
 )
 from .rows import FIGURES, MEAN, POOLED, Row
-from .statistics import paired
 from .tables import Cell, Number, Share, Table, write_csv
 
 AVERAGES = {MEAN: "mean over corruptions", POOLED: "all samples pooled"}
@@ -31,10 +29,6 @@ CSV_NAMES = {ACC.key: "acc", AUROC.key: "auroc", FPR.key: "fpr95", OSCR.key: "os
 _RULE = (
     "Percent; mean over seeds ± half of the 95 % interval (Student's t). Bold: the best, and all whose paired "
     "difference from it has an interval that holds zero; nothing is bold without an interval."
-)
-_POINTS = (
-    "Percentage points; mean over seeds ± half of the 95 % interval of the difference on the same stream and seed. "
-    "Bold: the whole interval lies on the better side of zero."
 )
 _ONE_SEED = "One seed: no interval can be given, and nothing is bold."
 
@@ -116,90 +110,6 @@ def corruption_table(comparison: Comparison, metric: Metric) -> Table:
         rows,
         [*_seed_notes([comparison]), *encoders([comparison]), *scores([comparison])],
     )
-
-
-def differences(comparison: Comparison, segment: str) -> Table | None:
-    """Every entry against zero-shot, and ours against the best peer, seed by seed; None without a baseline."""
-    baseline = comparison.baseline(segment)
-    if baseline is None:
-        return None
-    rows: list[list[Cell]] = [
-        [entry.label, baseline.label, *(_difference(entry, baseline, metric, segment) for metric in MAIN)]
-        for entry in comparison.entries
-        if entry is not baseline
-    ]
-    notes = list[str]()
-    for entry in comparison.entries:
-        if entry.method in OURS:
-            row, note = _against_peers(comparison, entry, segment)
-            rows.append(row)
-            notes.append(note)
-    where = AVERAGES[segment] if len(comparison.segments) > 1 else "all samples"
-    return Table(
-        f"differences-{place_slug(comparison)}-{segment}",
-        f"{comparison.setting.title}: paired differences in points, {where}",
-        ["Method", "less", *(arrowed(metric) for metric in MAIN)],
-        rows,
-        [
-            _POINTS,
-            *_lonely(rows),
-            *dict.fromkeys(notes),
-            *scores([comparison]),
-        ],
-    )
-
-
-def headline(comparisons: Sequence[Comparison]) -> Table:
-    """Ours against zero-shot and against the best peer, on every stream."""
-    rows: list[list[Cell]] = []
-    notes = []
-    for comparison in comparisons:
-        segment, baseline = comparison.averages[0], comparison.baseline(comparison.averages[0])
-        for entry in comparison.entries:
-            if entry.method not in OURS:
-                continue
-            row: list[Cell] = [f"{comparison.setting.title}: {entry.label}"]
-            for metric in MAIN:
-                row.append(_difference(entry, baseline, metric, segment) if baseline else "")
-            against, note = _against_peers(comparison, entry, segment)
-            rows.append([*row, *against[2:]])
-            notes.append(
-                f"{comparison.setting.title}: zero-shot is {baseline.label if baseline else 'missing'}. {note}"
-            )
-    heads = [arrowed(metric) for metric in MAIN]
-    return Table(
-        "main-differences",
-        "StreamDCS and ProtoDCS less zero-shot, and less the best peer",
-        ["Stream and method", *heads, *heads],
-        rows,
-        [
-            _POINTS,
-            *_lonely(rows),
-            "Of several zero-shot scores the one with the best AUROC is taken.",
-            *dict.fromkeys(notes),
-            *scores(comparisons),
-        ],
-        [("", 1), ("less zero-shot", len(MAIN)), ("less the best peer", len(MAIN))],
-    )
-
-
-def _lonely(rows: Iterable[Sequence[Cell]]) -> list[str]:
-    shares = (cell for row in rows for cell in row if isinstance(cell, Share))
-    return ["Differences without ± come from one common seed."] if any(share.of.seeds == 1 for share in shares) else []
-
-
-def _against_peers(comparison: Comparison, entry: Entry, segment: str) -> tuple[list[Cell], str]:
-    peers = {metric: comparison.best_peer(metric, segment) for metric in MAIN}
-    row: list[Cell] = [entry.label, "best peer"]
-    row += [_difference(entry, peer, metric, segment) if peer else "" for metric, peer in peers.items()]
-    named = ", ".join(f"{metric.short} {peer.label}" for metric, peer in peers.items() if peer)
-    return row, f"The best peer by its mean: {named or 'none was run'}."
-
-
-def _difference(entry: Entry, other: Entry, metric: Metric, segment: str) -> Share:
-    of = paired(entry.values(metric.key, segment), other.values(metric.key, segment))
-    wins = of.has_interval and (of.low > 0 if metric.better > 0 else of.high < 0)
-    return Share(of, bold=wins, signed=True)
 
 
 def long_csv(rows: Iterable[Row]) -> str:

@@ -22,6 +22,16 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Benchmarks: every method on the same streams.", no_args_is_help=True)
 app.command()(manifest)
+# Of the leaderboard: names in JSON, and heads that leave room for the method.
+_COLUMNS = {
+    "auroc": "AUROC",
+    "fpr95_known_positive": "FPR95",
+    "known_accuracy": "Acc",
+    "oscr": "OSCR",
+    "false_reject": "reject",
+    "unknown_recall": "recall",
+    "ms_per_sample": "ms",
+}
 
 
 @app.command()
@@ -85,9 +95,47 @@ def run(
         "seconds": round(time.perf_counter() - started, 1),
         "results": str(out),
     }
+    board = _leaderboard(plan)
+    if as_json:
+        report["leaderboard"] = [{"method": row[0], **dict(zip(_COLUMNS, row[1:], strict=True))} for row in board]
+    elif board:
+        table = new_table("method", *_COLUMNS.values())
+        for row in board:
+            table.add_row(*(str(cell) if isinstance(cell, str) else _shown(cell) for cell in row))
+        console().print(table)
+        console().print(
+            "Percent, mean over streams and seeds. reject: known images called unknown; recall: unknown images called "
+            f"unknown; ms: of a sample. For intervals and a figure: protodcs report {out} --out report",
+            highlight=False,
+            soft_wrap=True,
+        )
     tell(report, as_json)
     if failures:
         raise typer.Exit(1)
+
+
+def _leaderboard(plan: "Plan") -> list[list[str | float | None]]:
+    """Return a row for each method with results: its label, its figures in percent, and milliseconds a sample."""
+    from ..bench import leaderboard, rows
+    from ..bench.comparison import comparisons
+
+    found = [row for cell in plan.cells if plan.is_done(cell) for row in rows.read(plan.file(cell))]
+    return [
+        [
+            line.label,
+            *(_number(100 * line.mean(metric), 1) for metric in leaderboard.METRICS if metric.key in _COLUMNS),
+            _number(line.seconds, 3),
+        ]
+        for line in leaderboard.lines(comparisons(found))
+    ]
+
+
+def _number(value: float, digits: int) -> float | None:
+    return None if math.isnan(value) else round(value, digits)
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
 
 
 def _chosen(grid: "Grid", stream: list[str], only: list[str], seeds: int | None) -> "Grid":
