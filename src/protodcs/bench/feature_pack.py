@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
 from ..arrays import Flags, Integers
@@ -22,8 +22,16 @@ from ..core.vocabulary import Vocabulary
 from ..errors import DataError, InputError
 
 FILE = "clip_vitb32_features.safetensors"
+# Names another pack; see `packing`.
+VARIABLE = "PROTODCS_PACK"
 ENCODER = "CLIP ViT-B/32 feature pack"
 TEMPERATURE = 0.01
+# Names in a pack: the known classes, their texts, and the sets of unknown images.
+KNOWN, TEXT = "imagenet", "text_imagenet1000"
+# In a pack of your own and in files of vocabularies: features of general names.
+VOCABULARY = "text"
+GENERAL = "general"
+UNKNOWN_SETS = ("dtd", "ucf101", "oxford_flowers", "sun397", "oxford_pets")
 SHUFFLED = "shuffled"
 # Unknown samples in a row.
 BURST = 1000
@@ -59,15 +67,14 @@ class Packed:
 
 
 @lru_cache(maxsize=1)
-def _content(folder: str) -> tuple[dict[str, NDArray[np.float16]], str]:
-    file = Path(folder) / FILE
+def _content(file: Path) -> tuple[dict[str, NDArray[np.float16]], str]:
     try:
         return load_file(file), hashlib.sha256(file.read_bytes()).hexdigest()
     except FileNotFoundError:
         raise DataError(
-            f"The feature pack is missing: {file.parent.absolute()} has no {FILE}. If you have the file, set "
-            "PROTODCS_DATA to its folder. It is not public, so use streams of your own images otherwise: "
-            "`known: FOLDER` in the grid."
+            f"The feature pack is missing: {file.parent.absolute()} has no {file.name}. If you have the file, set "
+            "PROTODCS_DATA to its folder. It is not public: build one from your image sets with `protodcs data pack`, "
+            "and name it with --pack."
         ) from None
     except (OSError, SafetensorError) as problem:
         raise DataError(f"{file} cannot be read: {problem}. Copy it again.") from None
@@ -75,22 +82,43 @@ def _content(folder: str) -> tuple[dict[str, NDArray[np.float16]], str]:
 
 def content() -> tuple[dict[str, NDArray[np.float16]], str]:
     """Return the arrays of the feature pack, by name, and the hash of its file."""
-    return _content(folder())
+    return _content(path())
 
 
-def folder() -> str:
-    """Return the folder of the feature pack."""
-    return os.environ.get("PROTODCS_DATA", ".")
+def path() -> Path:
+    """Return the file of the feature pack."""
+    named = os.environ.get(VARIABLE)
+    return Path(named) if named else Path(os.environ.get("PROTODCS_DATA", ".")) / FILE
+
+
+def is_own() -> bool:
+    """Return whether the pack is one of `protodcs data pack`."""
+    return bool(os.environ.get(VARIABLE))
+
+
+def encoder() -> tuple[str, float]:
+    """Return the name and the temperature of the encoder of the pack."""
+    return _encoder(path())
+
+
+@lru_cache(maxsize=1)
+def _encoder(file: Path) -> tuple[str, float]:
+    content()
+    with safe_open(file, "np") as opened:
+        about = opened.metadata() or {}
+    if "encoder" not in about:
+        return ENCODER, TEMPERATURE
+    return f"{about['encoder']} feature pack", float(about["temperature"])
 
 
 def vocabulary(name: str) -> Vocabulary:
-    """Return the vocabulary of a file in the folder of the feature pack."""
-    return _vocabulary(folder(), name)
+    """Return the vocabulary of a file in the folder of the feature pack, or with `GENERAL` that of the pack itself."""
+    return _vocabulary(path() if name == GENERAL else Path(os.environ.get("PROTODCS_DATA", ".")) / name)
 
 
 @lru_cache(maxsize=4)
-def _vocabulary(folder: str, name: str) -> Vocabulary:
-    return read_vocabulary(Path(folder) / name)
+def _vocabulary(file: Path) -> Vocabulary:
+    return read_vocabulary(file)
 
 
 def read_vocabulary(file: Path) -> Vocabulary:
@@ -104,13 +132,13 @@ def read_vocabulary(file: Path) -> Vocabulary:
         ) from None
     except (OSError, SafetensorError) as problem:
         raise DataError(f"{file} cannot be read: {problem}. Copy it again.") from None
-    if "text" not in arrays:
+    if VOCABULARY not in arrays:
         raise DataError(
             f"{file} has no array `text`; it has: {', '.join(sorted(arrays)) or 'none'}. Name a file with the text "
             "features of general names."
         )
     try:
-        return Vocabulary(arrays["text"])
+        return Vocabulary(arrays[VOCABULARY])
     except InputError as problem:
         raise DataError(f"{file}: {problem}") from None
 
@@ -147,21 +175,22 @@ def stream(
     count = classes or recipe.known
     arrays, digest = content()
     chance = np.random.default_rng(seed)
-    pool = np.arange(1000) if split == "all" else np.arange(split == "judge", 1000, 2)
+    text = arrays[TEXT].astype(np.float32)
+    pool = np.arange(len(text)) if split == "all" else np.arange(split == "judge", len(text), 2)
     if len(pool) < count:
         raise DataError(f"the stream {name!r} needs {count} known classes, its split {split!r} has {len(pool)}")
     known = chance.permutation(pool)[:count]
-    place = np.full(1000, -1)
+    place = np.full(len(text), -1)
     place[known] = np.arange(count)
-    labels = arrays["imagenet_y"].astype(int)
+    labels = arrays[f"{KNOWN}_y"].astype(int)
     inside = place[labels] >= 0
     if recipe.unknown:
         unknown_features = np.concatenate([_unknown_features(arrays, other, split) for other in recipe.unknown])
     else:
-        unknown_features = arrays["imagenet_x"][~inside & np.isin(labels, pool)].astype(np.float32)
+        unknown_features = arrays[f"{KNOWN}_x"][~inside & np.isin(labels, pool)].astype(np.float32)
     if recipe.most:
         unknown_features = unknown_features[chance.permutation(len(unknown_features))[: recipe.most]]
-    features = np.concatenate([arrays["imagenet_x"][inside].astype(np.float32), unknown_features])
+    features = np.concatenate([arrays[f"{KNOWN}_x"][inside].astype(np.float32), unknown_features])
     truth = np.concatenate([place[labels[inside]], np.full(len(unknown_features), -1)])
     chosen = chance.permutation(len(features))
     if unknown is not None:
@@ -177,7 +206,6 @@ def stream(
     words += f" samples={samples}" if samples is not None else ""
     told = hashlib.sha256(words.encode())
     told.update(truth[chosen].astype("<i8").tobytes())
-    text = arrays["text_imagenet1000"].astype(np.float32)
     return Packed(unit(text[known]), unit(features[chosen]), truth[chosen].astype(np.int64), told.hexdigest())
 
 
@@ -232,6 +260,10 @@ ORDERS: dict[str, Callable[[Flags], Integers]] = {SHUFFLED: shuffled, "bursts": 
 
 
 def _unknown_features(arrays: dict[str, NDArray[np.float16]], name: str, split: str) -> NDArray[np.float32]:
+    if f"{name}_val_x" not in arrays:
+        raise DataError(
+            f"{path()} has no unknown set {name!r}. Add it with `protodcs data pack --unknown {name}=DATASET`."
+        )
     part = "val" if split == "tune" or f"{name}_test_x" not in arrays else "test"
     rows, classes = arrays[f"{name}_{part}_x"].astype(np.float32), arrays[f"{name}_{part}_y"].astype(int)
     return rows if split == "all" else rows[classes % 2 == (split == "judge")]

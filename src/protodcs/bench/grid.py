@@ -302,7 +302,10 @@ class Grid(_Part):
 
     def vocabulary_of(self, stream: Stream) -> str | None:
         """Return the name of the vocabulary for a stream, for methods that use one."""
-        return stream.vocabulary if isinstance(stream, ImageStream) else self.vocabulary
+        if isinstance(stream, ImageStream):
+            return stream.vocabulary
+        # The names must come from the encoder of the pack.
+        return feature_pack.GENERAL if self.vocabulary and feature_pack.is_own() else self.vocabulary
 
 
 @dataclass(frozen=True)

@@ -263,7 +263,7 @@ def _attempt(folder: Path, cell: Cell, environment: dict[str, str]) -> tuple[Cel
 
 def _environment() -> Iterator[tuple[str, str]]:
     """What a worker elsewhere must know of this process to find the same data."""
-    for name in ("PROTODCS_DATA", "PROTODCS_CACHE"):
+    for name in ("PROTODCS_DATA", "PROTODCS_PACK", "PROTODCS_CACHE"):
         if name in os.environ:
             yield name, os.environ[name]
 

@@ -51,15 +51,13 @@ class Packed:
                 words.pack, seed, words.split, words.unknown, words.order, words.classes, words.samples
             )
             self.classes = tuple(str(number) for number in range(len(content.prototypes)))
-            self.known = f"{len(self.classes)} ImageNet classes"
-            unknown = " + ".join(feature_pack.STREAMS[words.pack].unknown) or "other ImageNet classes"
+            kind = "ImageNet classes" if feature_pack.encoder()[0] == feature_pack.ENCODER else "known classes"
+            self.known = f"{len(self.classes)} {kind}"
+            unknown = " + ".join(feature_pack.STREAMS[words.pack].unknown) or f"other {kind}"
         self.prototypes = content.prototypes
         self.unknown = unknown if (content.labels < 0).any() else ""
-        self.encoder, self.fingerprint, self.temperature = (
-            feature_pack.ENCODER,
-            feature_pack.fingerprint(),
-            feature_pack.TEMPERATURE,
-        )
+        self.encoder, self.temperature = feature_pack.encoder()
+        self.fingerprint = feature_pack.fingerprint()
         self.hash, self.prompts = content.hash, _digest(self.classes)
         self.device = ""
         self.parts = [Part("clean", False, content.labels)]
@@ -124,12 +122,12 @@ def opened(
     """The stream that a grid means by these words."""
     if isinstance(words, ImageStream):
         return Imaged(words, protocol, seed, store)
-    return _packed(words, seed, feature_pack.folder())
+    return _packed(words, seed, feature_pack.path())
 
 
 # The methods of a stream and a seed follow each other.
 @lru_cache(maxsize=2)
-def _packed(words: PackStream | UserStream, seed: int, folder: str) -> Packed:
+def _packed(words: PackStream | UserStream, seed: int, file: Path) -> Packed:
     return Packed(words, seed)
 
 

@@ -7,6 +7,7 @@ from . import (
     bench,
     classify,
     corrupt,
+    data,
     demo,
     discover,
     evaluate,
@@ -34,6 +35,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(bench.app, name="bench")
+app.add_typer(data.app, name="data")
 app.add_typer(keys.app, name="keys")
 app.add_typer(reference.app, name="reference")
 app.add_typer(state.app, name="state")

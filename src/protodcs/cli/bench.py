@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shlex
 import time
 from collections import Counter
@@ -41,6 +42,7 @@ def run(
     out: Path = typer.Option(..., help="Folder of results. A run into the same folder continues."),
     features: Path | None = typer.Option(None, help="Folder of features, shared by grids. Default: OUT/features."),
     encoder: str | None = typer.Option(None, help="Use this encoder for every stream of images."),
+    pack: Path | None = typer.Option(None, help="Feature pack, written by `protodcs data pack`."),
     streams_of: Path | None = typer.Option(None, help="Take the streams of this grid instead."),
     stream: list[str] = typer.Option([], help="Only these streams, by name; may be repeated."),
     only: list[str] = typer.Option([], help="Only these methods, by name or label; may be repeated."),
@@ -52,17 +54,21 @@ def run(
 ) -> None:
     """Run every cell of a grid that has no result yet."""
     from ..bench import grid as grids
+    from ..bench.feature_pack import VARIABLE
     from ..bench.run import Failure, execute, on_ray, on_this_machine, planned, prepared, sketched
     from ..features.on_ray import on_ray as extract_on_ray
     from ..features.run import in_a_loop
 
     if jobs == 0:
         raise InputError("--jobs 0 would do nothing: give a number of workers, or -1 for as many as cores")
+    if pack is not None:
+        # Workers find it by the same name.
+        os.environ[VARIABLE] = str(pack.absolute())
     chosen = _chosen(grids.load(grid, encoder, streams_of), stream, only, seeds)
     if dry_run:
         _tell_plan(sketched(chosen, out), jobs, as_json)
         return
-    plan = planned(chosen, out, _command(grid, out, encoder, streams_of, stream, only, seeds))
+    plan = planned(chosen, out, _command(grid, out, encoder, pack, streams_of, stream, only, seeds))
     started, failures = time.perf_counter(), []
     with connected(ray, "leave out --ray") if ray else nullcontext(), progress(as_json) as bar:
         extraction = bar.add_task("features", total=None, visible=False)
@@ -154,6 +160,7 @@ def _command(
     grid: Path,
     out: Path,
     encoder: str | None,
+    pack: Path | None,
     streams_of: Path | None,
     stream: list[str],
     only: list[str],
@@ -162,6 +169,7 @@ def _command(
     """Return the parts of this command that the results depend on, with relative paths."""
     words = ["protodcs", "bench", "run", _inside(grid), "--out", _inside(out)]
     words += ["--encoder", encoder] if encoder else []
+    words += ["--pack", _inside(pack)] if pack else []
     words += ["--streams-of", _inside(streams_of)] if streams_of else []
     words += [part for name in stream for part in ("--stream", name)]
     words += [part for name in only for part in ("--only", name)]

@@ -86,8 +86,8 @@ def _imagenet_folder(path: Path, name: str) -> ImageSource:
     return Folder(path, name, class_names(name if name in ("imagenet-a", "imagenet-r") else "imagenet"))
 
 
-def _imagenet_o(path: Path, name: str) -> ImageSource:
-    """Read ImageNet-O without labels: its folders do not name what the images show."""
+def _without_labels(path: Path, name: str) -> ImageSource:
+    """Read a set of unknown images: its folders are no classes of the stream, or do not name what the images show."""
     from .readers.folder import Folder
 
     return Folder(path, name, classes=())
@@ -182,10 +182,54 @@ SETS: tuple[KnownSet, ...] = (
     ),
     KnownSet(
         "imagenet-o",
-        (Place("imagenet-o", _imagenet_o), Place("ImageNet-O", _imagenet_o)),
+        (Place("imagenet-o", _without_labels), Place("ImageNet-O", _without_labels)),
         images=2_000,
         classes=0,
         origin="the project page of Natural Adversarial Examples by Dan Hendrycks and others: ImageNet-O, unpacked",
+    ),
+    KnownSet(
+        "ssb-hard",
+        (Place("images_largescale/ssb_hard", _without_labels), Place("ssb-hard", _without_labels)),
+        images=49_000,
+        classes=0,
+        origin="the OpenOOD benchmark, its ImageNet-1K sets: SSB-hard, from the Semantic Shift Benchmark "
+        "of Sagar Vaze and others",
+    ),
+    KnownSet(
+        "ninco",
+        (Place("images_largescale/ninco", _without_labels), Place("ninco", _without_labels)),
+        images=5_879,
+        classes=0,
+        origin="the project of Julian Bitterwolf and others, In or Out? Fixing ImageNet Out-of- "
+        "Distribution Detection Evaluation: NINCO, its out-of-distribution classes alone",
+    ),
+    KnownSet(
+        "inaturalist-ood",
+        (Place("images_largescale/inaturalist", _without_labels), Place("inaturalist-ood", _without_labels)),
+        images=10_000,
+        classes=0,
+        origin="the project MOS of Rui Huang and Yixuan Li: iNaturalist, 10,000 images",
+    ),
+    KnownSet(
+        "sun-ood",
+        (Place("images_largescale/sun", _without_labels), Place("sun-ood", _without_labels)),
+        images=10_000,
+        classes=0,
+        origin="the project MOS of Rui Huang and Yixuan Li: SUN, 10,000 images",
+    ),
+    KnownSet(
+        "places-ood",
+        (Place("images_largescale/places", _without_labels), Place("places-ood", _without_labels)),
+        images=10_000,
+        classes=0,
+        origin="the project MOS of Rui Huang and Yixuan Li: Places, 10,000 images",
+    ),
+    KnownSet(
+        "openimage-o",
+        (Place("images_largescale/openimage_o", _without_labels), Place("openimage-o", _without_labels)),
+        images=17_632,
+        classes=0,
+        origin="the project ViM of Haoqi Wang and others: OpenImage-O",
     ),
     KnownSet(
         "imagenet-val",
