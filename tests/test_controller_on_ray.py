@@ -14,6 +14,7 @@ from protodcs.serve.messages import Outcome
 from protodcs.serve.runtime.ray import cluster
 from protodcs.serve.runtime.ray.cluster import Calls, Controller, end, start_controller
 from protodcs.serve.settings import ServeConfig
+from protodcs.serve.workers.ring import ring_of
 from protodcs.serve.workers.router import Router
 from redis_server import RedisServer
 
@@ -74,7 +75,7 @@ def test_all_streams_are_served_after_the_controller_dies_between_the_drain_and_
 
     async def run():
         calls = Calls()
-        router = Router(calls.call, calls.workers, config)
+        router = Router(calls.call, ring_of(calls.workers), config)
         for stream in STREAMS:
             assert (await router.ask(create(stream))).outcome is Outcome.DONE
         await observe_all(router, 0)
@@ -92,6 +93,6 @@ def test_all_streams_are_served_after_the_controller_dies_between_the_drain_and_
         assert await calls.workers() == ["worker-0", "worker-1"]
         await observe_all(router, 2)
         # A router that starts now sees the list only.
-        await observe_all(Router(calls.call, calls.workers, config), 3)
+        await observe_all(Router(calls.call, ring_of(calls.workers), config), 3)
 
     asyncio.run(run())

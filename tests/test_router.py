@@ -15,7 +15,7 @@ from protodcs.errors import InputError, ProtoDCSError
 from protodcs.serve.messages import Action, Outcome, Reply, Request
 from protodcs.serve.telemetry.metrics import families
 from protodcs.serve.workers import router as router_module
-from protodcs.serve.workers.ring import Ring
+from protodcs.serve.workers.ring import Ring, ring_of
 from protodcs.serve.workers.router import LateError, OverloadedError, Router, WorkerLostError
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -72,9 +72,9 @@ class Workers:
     async def view(self):
         return list(self.names)
 
-    def router(self, shares_calls=True, **changes):
+    def router(self, local=None, **changes):
         config = settings(**{"attempt_seconds": 0.1, "lease_seconds": 0.2, **changes})
-        return Router(self.call, self.view, config, shares_calls)
+        return Router(self.call, ring_of(self.view), config, local)
 
 
 def request(key, stream="s"):
@@ -304,16 +304,16 @@ def test_one_stream_does_not_wait_for_another():
 # Shared calls.
 
 
-def test_without_shared_calls_no_stream_waits_for_any_number_of_others():
+def test_in_the_same_process_no_stream_waits_for_any_number_of_others():
     async def run():
-        workers, event = Workers(), asyncio.Event()
+        workers, event = Workers(["a"]), asyncio.Event()
 
         async def fate(_, requests):
             if requests[0].stream != "free":
                 await event.wait()
 
         workers.fate = fate
-        router = workers.router(attempt_seconds=60, shares_calls=False)
+        router = workers.router(attempt_seconds=60, local="a")
         waiting = [asyncio.create_task(router.ask(request(1, f"s{number}"))) for number in range(20)]
         await asyncio.sleep(0)
         reply = await asyncio.wait_for(router.ask(request(1, "free")), 5)
@@ -884,7 +884,7 @@ def test_a_router_waits_for_the_first_workers():
                 await asyncio.sleep(10)
             return OWNERS
 
-        router = Router(workers.call, view, settings(attempt_seconds=0.05, request_seconds=5))
+        router = Router(workers.call, ring_of(view), settings(attempt_seconds=0.05, request_seconds=5))
         assert (await router.ask(request(0))).outcome is Outcome.DONE
         assert len(views) == 4
 

@@ -27,6 +27,7 @@ from protodcs.serve.api.streams import listing
 from protodcs.serve.api.streams.schemas import NewStream
 from protodcs.serve.messages import Outcome, Reply
 from protodcs.serve.stream.answers import pack_decision, unpack_decision
+from protodcs.serve.workers.ring import ring_of
 from protodcs.serve.workers.router import Router, WorkerLostError
 from protodcs.serve.workers.webhooks import Webhooks
 from protodcs.serve.workers.worker import Worker
@@ -73,7 +74,7 @@ class Service:
         self.store = MemoryStore()
         self.worker = Worker("worker-0", self.store, config)
         self.problem = None
-        self.router = Router(self.call, self.view, config)
+        self.router = Router(self.call, ring_of(self.view), config)
         self.webhooks = Webhooks(self.store, config)
         self.api = application(config, self.router, self, encoding, self.webhooks)
         transport = httpx.ASGITransport(self.api)
@@ -94,6 +95,9 @@ class Service:
         if self.problem is not None:
             raise self.problem
         return [self.worker.facts()]
+
+    async def all_facts(self):
+        return await self.facts()
 
     async def resize(self, count):
         return [f"worker-{number}" for number in range(count)]

@@ -11,7 +11,7 @@ from made_service import ask, create, done, engine_of, feature, learned, observe
 from memory_store import MemoryStore
 from protodcs.errors import StoreError
 from protodcs.serve.messages import Action, Outcome, Reply, Request
-from protodcs.serve.workers.ring import Ring
+from protodcs.serve.workers.ring import Ring, ring_of
 from protodcs.serve.workers.router import LateError, Router, WorkerLostError
 from protodcs.serve.workers.worker import Worker
 
@@ -229,7 +229,7 @@ class Network:
         async def view():
             return WORKERS
 
-        return Router(call, view, settings(**{**SETTINGS, **changes}))
+        return Router(call, ring_of(view), settings(**{**SETTINGS, **changes}))
 
     def takeovers(self):
         """Return how many streams workers took from live ones."""

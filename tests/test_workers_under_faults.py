@@ -20,6 +20,7 @@ from protodcs.serve.messages import Action, Outcome, Reply, Request
 from protodcs.serve.stream.answers import pack_decision
 from protodcs.serve.stream.feedback import Feedback, pack_feedback
 from protodcs.serve.stream.samples import StreamSamples
+from protodcs.serve.workers.ring import ring_of
 from protodcs.serve.workers.router import LateError, Router, WorkerLostError
 from protodcs.serve.workers.worker import Worker
 
@@ -70,7 +71,7 @@ class Cluster:
         self.names = ["worker-0", "worker-1", "worker-2"]
         self.workers = {}
         self.frozen = set()
-        self.router = Router(self.call, self.view, CONFIG)
+        self.router = Router(self.call, ring_of(self.view), CONFIG)
         self.faults = 0
 
     async def start(self, name):

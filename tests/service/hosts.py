@@ -216,7 +216,7 @@ class MultiHostService:
         file, log = self._folder / "serve.yaml", self._folder / "serve.log"
         file.write_text(yaml.safe_dump(self.settings))
         address = f"{self.head.address}:{_RAY_PORT}"
-        command = [sys.executable, "-W", "ignore", "-m", "protodcs", "serve", "--address", address]
+        command = [sys.executable, "-W", "ignore", "-m", "protodcs", "serve", "--ray", address]
         with log.open("ab") as errors:
             self._serve = self.head.popen(
                 [*command, "--cluster", str(file), "--json"],

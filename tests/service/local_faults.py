@@ -13,11 +13,10 @@ import psutil
 from protodcs.errors import ProtoDCSError
 from protodcs.serve.store.redis import RedisStore
 
-from .faults import FAULTS, Target, fault, until
+from . import faults
+from .faults import Target, fault, until
 from .proxy import Proxy
 from .rig import Rig
-
-__all__ = ["FAULTS"]
 
 _TIMEOUT = 120.0
 
@@ -299,3 +298,7 @@ async def step_clock(rig: Rig, rng: random.Random) -> Target:
     hours = rng.choice((-1, 1)) * rng.uniform(0.5, 48)
     (rig.clocks / str(process.pid)).write_text(f"{3600 * hours:+.0f}\n")
     return Target(f"clock by {hours:+.1f} h", process.pid)
+
+
+# The faults of this module.
+FAULTS = [kind for kind, function in faults.FAULTS.items() if function.__module__ == __name__]

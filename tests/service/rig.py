@@ -152,7 +152,7 @@ class Service:
     @property
     def is_cluster(self) -> bool:
         """Whether it runs on Ray."""
-        return not ServeConfig(**self.settings).is_single
+        return ServeConfig(**self.settings).is_on_ray
 
     @property
     def pid(self) -> int:

@@ -1,4 +1,4 @@
-"""`protodcs serve`: the service, in one process or on a cluster."""
+"""`protodcs serve`: the service, in one process, in several that share a store, or on Ray."""
 
 import os
 import signal
@@ -29,6 +29,7 @@ _NEEDED = {
     "fastapi": "fastapi", "uvicorn": "uvicorn", "httptools": "httptools", "python_multipart": "python-multipart",
     "yaml": "pyyaml", "prometheus_client": "prometheus-client", "opentelemetry": "opentelemetry-api",
 }  # fmt: skip
+_NEEDED_BY_PEERS = {"psycopg": "psycopg[binary]", "aiohttp": "aiohttp", "msgspec": "msgspec"}
 # What actors ask of a cluster of our own is bookkeeping: on a small machine they share its cores.
 _LEAST_CPUS = 16
 
@@ -39,10 +40,12 @@ def serve(
         None, help="YAML file of settings. PROTODCS_SETTING_NAME variables and options override it."
     ),
     cluster: Path | None = typer.Option(
-        None, help="The same for a Ray cluster with Redis. Without it, the service is one process with SQLite."
+        None, help="The same for a Ray cluster with Redis. Without it, this process is the service, or one of several."
     ),
     store: str | None = typer.Option(
-        None, help="sqlite:FOLDER (default: sqlite:protodcs-streams), or redis://HOST:PORT/DB with --cluster."
+        None,
+        help="sqlite:FOLDER (default: sqlite:protodcs-streams); postgresql://USER@HOST/DB, which several processes can "
+        "share; or redis://HOST:PORT/DB with --cluster.",
     ),
     encoder: str | None = typer.Option(
         None, help="Encoder, such as demo (default: none; the service takes features only)."
@@ -50,13 +53,17 @@ def serve(
     workers: int | None = typer.Option(None, help="Number of workers; more than 1 needs --cluster."),
     host: str | None = typer.Option(None, help="Address to listen on (default: 127.0.0.1)."),
     port: int | None = typer.Option(None, help="Port to listen on (default: 8000)."),
+    address: str | None = typer.Option(
+        None,
+        help="URL at which other processes with the same PostgreSQL reach this one (default: from host and port).",
+    ),
     keys: str | None = typer.Option(
         None, help="File of API keys. Required for addresses that other machines can reach."
     ),
     log_format: str | None = typer.Option(
         None, help="Format of the log on standard output: text or json (default: text on a terminal, otherwise json)."
     ),
-    address: str = typer.Option(
+    ray: str = typer.Option(
         "local", help="The Ray cluster for --cluster, such as auto; local: one of its own on this machine."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object when it is ready."),
@@ -66,8 +73,8 @@ def serve(
 
     if config is not None and cluster is not None:
         raise ConfigError("--config and --cluster cannot be given together. Use --cluster alone for a Ray cluster.")
-    given = {"store": store, "encoder": encoder, "workers": workers, "host": host, "port": port, "keys": keys}
-    given["log_format"] = log_format
+    given = {"store": store, "encoder": encoder, "workers": workers, "host": host, "port": port}
+    given |= {"address": address, "keys": keys, "log_format": log_format}
     defaults = {"log_format": "text" if sys.stdout.isatty() else "json"}
     options = {
         **defaults,
@@ -76,20 +83,26 @@ def serve(
         **{name: value for name, value in given.items() if value is not None},
     }
     settings = ServeConfig(**_absolute(options))
-    _check(settings, is_cluster=cluster is not None, owns_ports=cluster is None or address == "local")
+    _check(settings, is_cluster=cluster is not None, owns_ports=cluster is None or ray == "local")
     check_installed(_NEEDED, "serve" if cluster is None else "cluster")
+    if settings.is_shared:
+        check_installed(_NEEDED_BY_PEERS, "postgres")
     as_json = as_json or settings.log_format == "json"
 
     def ready(at: str) -> None:
         store = without_passwords(settings.store)
         tell({"serving": at, "store": store, "workers": settings.workers, "pid": os.getpid()}, as_json)
 
-    if cluster is None:
+    if cluster is not None:
+        _serve_on_ray(settings, ray, ready)
+    elif settings.is_shared:
+        from ..serve.cluster import service as one_of_many
+
+        one_of_many.serve(settings, ready)
+    else:
         from ..serve.runtime.local import service
 
         service.serve(settings, ready)
-    else:
-        _serve_on_ray(settings, address, ready)
     tell({"stopped": "all acknowledged requests are stored"}, as_json)
 
 

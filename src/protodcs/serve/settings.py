@@ -40,7 +40,8 @@ class ServeConfig(Settings):
         "sqlite:protodcs-streams",
         # It may hold a password.
         repr=False,
-        description="sqlite:FOLDER for a service in one process, or redis://HOST:PORT/DB for a cluster.",
+        description="sqlite:FOLDER for a service in one process, postgresql://USER@HOST/DB for several processes that "
+        "share their streams, or redis://HOST:PORT/DB for a cluster on Ray.",
     )
     allow_unsafe_redis: bool = Field(
         False, description="Log a warning instead of an error if the settings of Redis can lose acknowledged writes."
@@ -123,12 +124,12 @@ class ServeConfig(Settings):
     log_entries: int | None = Field(
         None,
         ge=0,
-        description="Maximum number of log entries per stream. None: 1,000,000 with SQLite, 10,000 with Redis.",
+        description="Maximum number of log entries per stream. None: 1,000,000, or 10,000 with Redis.",
     )
     log_bytes: int = Field(2**30, ge=0, description="Maximum size of the log of a stream, thumbnails included. Bytes.")
     thumbnails: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="Store thumbnails of observed images in the log. auto: on with SQLite, off with Redis.",
+        description="Store thumbnails of observed images in the log. auto: on, except with Redis.",
     )
     thumbnail_url: str | None = Field(
         None,
@@ -236,7 +237,7 @@ class ServeConfig(Settings):
         None,
         ge=0,
         description="Bytes in the store, without decision logs, after which the writes of a tenant get 413. 0: no "
-        "limit. None: 8 GiB with SQLite, 1 GiB with Redis.",
+        "limit. None: 8 GiB, or 1 GiB with Redis.",
     )
     tenant_log_bytes: int = Field(
         64 * 2**30,
@@ -293,6 +294,12 @@ class ServeConfig(Settings):
     # HTTP.
     host: str = Field("127.0.0.1", description="Address to listen on. Addresses other than loopback need `keys`.")
     port: int = Field(8000, ge=1, le=65535, description="Port to listen on.")
+    address: str | None = Field(
+        None,
+        pattern=r"^https?://[^/\s]+$",
+        description="URL at which other processes with the same PostgreSQL reach this one. Also its name. None: from "
+        "`host` and `port`.",
+    )
     tls_certificate: str | None = Field(None, description="PEM file with the certificate chain. None: no TLS.")
     tls_key: str | None = Field(None, description="PEM file with the private key.")
     ingresses: int = Field(1, ge=1, description="Number of HTTP processes.")
@@ -325,6 +332,16 @@ class ServeConfig(Settings):
         return self.store.startswith("sqlite:")
 
     @property
+    def is_shared(self) -> bool:
+        """Whether the store is for several processes of `protodcs serve`."""
+        return self.store.startswith(("postgresql:", "postgres:"))
+
+    @property
+    def is_on_ray(self) -> bool:
+        """Whether the store is for a cluster on Ray."""
+        return not (self.is_single or self.is_shared)
+
+    @property
     def is_local(self) -> bool:
         """Whether only this machine can reach the address."""
         return is_loopback(self.host)
@@ -332,21 +349,24 @@ class ServeConfig(Settings):
     @property
     def stores_thumbnails(self) -> bool:
         """Whether the decision log has thumbnails of observed images."""
-        return not self.forbid_images and (self.thumbnails == "on" or (self.thumbnails == "auto" and self.is_single))
+        return not self.forbid_images and (
+            self.thumbnails == "on" or (self.thumbnails == "auto" and not self.is_on_ray)
+        )
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
         if self.forbid_images and self.thumbnails == "on":
             raise ConfigError("forbid_images=true and thumbnails=on exclude each other. Remove one of them.")
-        if self.thumbnails == "on" and not self.is_single and self.thumbnail_url is None:
+        if self.thumbnails == "on" and self.is_on_ray and self.thumbnail_url is None:
             raise ConfigError("Redis stores no images. Set thumbnail_url to a folder, such as s3://bucket/thumbnails.")
-        if self.thumbnail_url is not None and self.is_single:
-            raise ConfigError("With SQLite, thumbnails are in its database. Remove thumbnail_url.")
+        if self.thumbnail_url is not None and not self.is_on_ray:
+            raise ConfigError("With SQLite and PostgreSQL, thumbnails are in the database. Remove thumbnail_url.")
         for name in ("workers", "ingresses", "encoders", "max_encoders"):
-            if self.is_single and getattr(self, name) != 1:
+            if not self.is_on_ray and getattr(self, name) != 1:
                 raise ConfigError(
-                    f"A service with a SQLite store is one process. Given: {name}={getattr(self, name)}. Use "
-                    "store=redis://... and `protodcs serve --cluster` for more."
+                    f"`protodcs serve` is one process. Given: {name}={getattr(self, name)}. Set "
+                    "store=postgresql://... and start several processes with it, or use store=redis://... and "
+                    "`protodcs serve --cluster`."
                 )
         if self.max_encoders < self.encoders:
             raise ConfigError(f"max_encoders={self.max_encoders} is less than encoders={self.encoders}. Raise it.")
@@ -362,17 +382,17 @@ class ServeConfig(Settings):
 
 
 def check_single(config: ServeConfig) -> None:
-    """Raise ConfigError if the store of these settings is for a cluster."""
-    if not config.is_single:
+    """Raise ConfigError if the store of these settings is for a cluster on Ray."""
+    if config.is_on_ray:
         raise ConfigError(
-            "A service in one process stores its streams in SQLite. Set store=sqlite:FOLDER, or start a cluster with "
-            "`protodcs serve --cluster FILE`."
+            "`protodcs serve` stores its streams in SQLite or PostgreSQL. Set store=sqlite:FOLDER or "
+            "store=postgresql://USER@HOST/DB, or start a cluster on Ray with `protodcs serve --cluster FILE`."
         )
 
 
 def check_cluster(config: ServeConfig) -> None:
-    """Raise ConfigError if the store of these settings is for one process."""
-    if config.is_single:
+    """Raise ConfigError if the store of these settings is not for a cluster on Ray."""
+    if not config.is_on_ray:
         raise ConfigError(
             f"A cluster stores its streams in Redis. Given: store={config.store}. Set store=redis://HOST:PORT/DB."
         )
@@ -428,7 +448,7 @@ def tenant_bytes_of(config: ServeConfig, tenant: str) -> int | None:
     limit: int | None = limit_of(config, tenant, "tenant_bytes")
     if limit is None:
         # 1,000 streams of the largest size take 6 GB. Redis holds them in memory.
-        limit = 2**33 if config.is_single else 2**30
+        limit = 2**30 if config.is_on_ray else 2**33
     return limit if tenant and limit else None
 
 
@@ -436,7 +456,7 @@ def log_limits(config: ServeConfig) -> LogLimits:
     """Return how much of the decision log a stream retains."""
     entries = config.log_entries
     if entries is None:
-        entries = 1_000_000 if config.is_single else 10_000
+        entries = 10_000 if config.is_on_ray else 1_000_000
     return LogLimits(86_400 * config.log_days, entries, config.log_bytes, config.tenant_log_bytes)
 
 

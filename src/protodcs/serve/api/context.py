@@ -69,6 +69,10 @@ class Control(Protocol):
         ...
 
     async def facts(self) -> list[dict[str, Any]]:
+        """Return what the workers report that this process needs in order to serve."""
+        ...
+
+    async def all_facts(self) -> list[dict[str, Any]]:
         """Return what each worker reports."""
         ...
 

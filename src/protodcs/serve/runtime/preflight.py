@@ -43,7 +43,7 @@ def check(config: ServeConfig, *, ports: bool = True) -> None:
         from ... import encoders
 
         encoders.check(config.encoder)
-    if not config.is_single:
+    if config.is_on_ray:
         check_cluster(config)
         asyncio.run(_check_redis(config))
 
@@ -67,7 +67,7 @@ def bind(host: str, port: int, setting: str) -> socket.socket:
 def _check_certificate(config: ServeConfig) -> None:
     if config.tls_certificate is None or config.tls_key is None:
         return
-    if not config.is_single and os.environ.get(_HAPROXY) == "1":
+    if config.is_on_ray and os.environ.get(_HAPROXY) == "1":
         raise ConfigError(
             f"The HAProxy of Ray Serve has no TLS. Unset {_HAPROXY}, or remove `tls_certificate` and `tls_key` and use "
             "the gateway in deploy/haproxy."

@@ -29,7 +29,7 @@ from .computing import Computing
 from .lease import WorkerLease
 from .loaded_stream import LoadedStream
 from .replies import DamagedError, MovedError, NotLoadedError, RefusedError, load_errors
-from .ring import Ring
+from .ring import Placement, Ring
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class LoadedStreams:
     Attributes:
         loaded: the streams in memory; the one that was used last is the last one.
         busy: loads and unloads under way.
-        ring: which worker each stream belongs to; None: all belong to this one.
+        placement: which worker each stream belongs to; None: all belong to this one.
         refusal: the reply of a worker that drains.
         loads: how many there were.
         load_times: of the last ones, in seconds.
@@ -107,7 +107,7 @@ class LoadedStreams:
         self._vocabularies: WeakValueDictionary[str, Vocabulary] = WeakValueDictionary()
         # Held while a vocabulary is read, so that many loads at once read it once.
         self._reading = asyncio.Lock()
-        self.ring: Ring | None = None
+        self.placement: Placement | None = None
         self.refusal: Reply | None = None
         # How often the memory of all streams was discarded.
         self._discards = 0
@@ -130,9 +130,9 @@ class LoadedStreams:
                 continue
             if self.refusal is not None:
                 raise RefusedError(self.refusal)
-            if self.ring is not None:
-                first = self.ring.first(stream)
-                if self._lease.worker not in (self.ring.workers if stand_in else (first,)):
+            if self.placement is not None:
+                first = self.placement.first(stream)
+                if self._lease.worker not in (self.placement.workers if stand_in else (first,)):
                     raise MovedError(first)
             failed = self._failed.get(stream)
             if failed is not None and failed.failures >= self._config.quarantine_failures:
@@ -304,23 +304,28 @@ class LoadedStreams:
     def arrange(self, workers: Iterable[str]) -> None:
         """Take note of who the workers are now, and hand over the streams that belong to others."""
         ring = Ring(workers)
-        self.ring = ring if ring.workers else None
-        if self.ring is None:
-            return
+        if ring.workers:
+            self.place(ring)
+        else:
+            self.placement = None
+
+    def place(self, placement: Placement) -> None:
+        """Take note of where streams belong now, and begin to unload those that belong to others."""
+        self.placement = placement
         for stream in list(self.loaded):
-            if ring.first(stream) != self._lease.worker:
+            if placement.first(stream) != self._lease.worker:
                 self.begin_unload(stream)
         # Another worker may delete or restore the others.
         self._failed = {
-            stream: failed for stream, failed in self._failed.items() if ring.first(stream) == self._lease.worker
+            stream: failed for stream, failed in self._failed.items() if placement.first(stream) == self._lease.worker
         }
 
-    async def unload_all(self) -> None:
-        """Unload all streams, also those that are being loaded."""
-        while self.loaded or self.busy:
-            for stream in list(self.loaded):
+    async def unload(self, moves: Callable[[str], bool] = lambda _: True) -> None:
+        """Unload all streams, or those for which `moves` is true, also while they are being loaded."""
+        while streams := [stream for stream in (*self.loaded, *self.busy) if moves(stream)]:
+            for stream in streams:
                 self.begin_unload(stream)
-            await asyncio.gather(*self.busy.values(), return_exceptions=True)
+            await asyncio.gather(*(self.busy[stream] for stream in streams), return_exceptions=True)
 
     def make_room(self) -> None:
         """Unload the streams that were not used for longest, if too many are loaded."""
@@ -407,7 +412,7 @@ class LoadedStreams:
 
     def _stood_in_enough(self, stream: str, loaded: LoadedStream, now: float) -> bool:
         """Whether it is time to see if the worker that the stream belongs to is back."""
-        away = self.ring is not None and self.ring.first(stream) != self._lease.worker
+        away = self.placement is not None and self.placement.first(stream) != self._lease.worker
         return away and now - loaded.loaded_at > _STANDING_IN * self._config.lease_seconds
 
 

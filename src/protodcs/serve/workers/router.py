@@ -22,12 +22,11 @@ from ..messages import Action, Outcome, Reply, Request, internal_error
 from ..settings import ServeConfig, tenant_of, tenant_queue_limit
 from ..telemetry import logs, traces
 from ..telemetry.metrics import IngressMetrics
-from .ring import Ring
+from .ring import FindPlacement, Placement
 
 _log = logging.getLogger(__name__)
 
 Call = Callable[[str, list[Request]], Awaitable[list[Reply]]]
-ListWorkers = Callable[[], Awaitable[list[str]]]
 
 # Calls in progress to one worker, and requests in each, at most.
 _MAX_CALLS, _MAX_REQUESTS = 2, 256
@@ -71,8 +70,8 @@ class _StreamQueue:
         name: what the router finds the queue by: the stream, or another object for questions outside of the order.
         items: the requests that have no reply yet.
         in_flight: whether the first of them were sent.
-        target: the worker that holds the stream, if it is not the first of the ring.
-        stand_in: whether another worker than the first of the ring is asked.
+        target: the worker that holds the stream, if it is not the first of the placement.
+        stand_in: whether another worker than the first of the placement is asked.
         take_from: the worker to take the stream from; empty: none.
         problem: of the last call, for the log.
     """
@@ -131,18 +130,18 @@ class Router:
 
     Args:
         call: sends requests to one worker. It raises WorkerLostError if it cannot reach it.
-        list_workers: returns the names of the present workers.
+        find_placement: returns the present workers, and which streams belong to them.
         config: the settings of the service.
-        shares_calls: whether requests on different streams share calls, because a call is expensive. Otherwise no
-            stream waits for another.
+        local: the worker in this process, if any. Requests to other workers share calls, because these are expensive.
+            Here, no stream waits for another.
     """
 
-    def __init__(self, call: Call, list_workers: ListWorkers, config: ServeConfig, shares_calls: bool = True):
+    def __init__(self, call: Call, find_placement: FindPlacement, config: ServeConfig, local: str | None = None):
         self._call = call
-        self._list_workers = list_workers
+        self._find_placement = find_placement
         self._config = config
-        self._shares_calls = shares_calls
-        self._ring: Ring | None = None
+        self._local = local
+        self._placement: Placement | None = None
         self._refreshed = 0.0
         self._refreshing: asyncio.Task[None] | None = None
         self._health: dict[str, _Health] = {}
@@ -219,7 +218,7 @@ class Router:
 
     def _take_places(self, queue: _StreamQueue, requests: Sequence[Request | None]) -> list[_Item]:
         """Take places in a queue for all of the requests, or for none."""
-        if self._ring is None or time.monotonic() - self._refreshed > _REFRESH:
+        if self._placement is None or time.monotonic() - self._refreshed > _REFRESH:
             self._refresh_workers()
         if self.waiting + len(requests) > self._config.max_queued_requests:
             self.metrics.gave_up("overloaded")
@@ -275,7 +274,7 @@ class Router:
             if self._stream_queues.get(queue.name) is queue:
                 del self._stream_queues[queue.name]
             return
-        if self._ring is None:
+        if self._placement is None:
             return
         group: list[_Item] = []
         for item in queue.items:
@@ -292,17 +291,19 @@ class Router:
             self._schedule_call(worker, pending)
 
     def _target(self, queue: _StreamQueue) -> str:
-        """Return the worker that is known to hold the stream, or else the first around the ring that is not suspect."""
-        assert self._ring is not None
+        """Return the worker that is known to hold the stream, or else the first by placement that is not suspect."""
+        assert self._placement is not None
         queue.take_from = ""
         if queue.target is not None:
             if not self._is_suspect(queue.target):
                 return queue.target
             if self._health[queue.target].failures_in_a_row >= self._config.takeover_failures:
                 queue.take_from = queue.target
-        around = self._ring.order(queue.stream)
-        found = next((worker for worker in around if not self._is_suspect(worker)), around[0])
-        queue.stand_in = found != around[0]
+        first = found = self._placement.first(queue.stream)
+        if self._is_suspect(first):
+            others = self._placement.order(queue.stream)
+            found = next((worker for worker in others if not self._is_suspect(worker)), first)
+        queue.stand_in = found != first
         return found
 
     def _take_replies(self, worker: str, queue: _StreamQueue, group: list[_Item], replies: list[Reply]) -> None:
@@ -330,7 +331,7 @@ class Router:
             if self._is_suspect(queue.target):
                 self._health[queue.target].wanted.set()
         elif problem.outcome is Outcome.MOVED:
-            first = None if self._ring is None else self._ring.first(queue.stream)
+            first = None if self._placement is None else self._placement.first(queue.stream)
             # The worker may know of a change before this router does.
             queue.target = problem.message if problem.message not in ("", worker, first) else None
             queue.stand_in = queue.target is not None
@@ -352,14 +353,14 @@ class Router:
 
     def _schedule_call(self, worker: str, pending: _WorkerQueue) -> None:
         """Call a worker in the next turn of the event loop, so that requests of the same turn share the call."""
-        has_room = not self._shares_calls or pending.calls < _MAX_CALLS
+        has_room = worker == self._local or pending.calls < _MAX_CALLS
         if not pending.scheduled and pending.groups and has_room:
             pending.scheduled = True
             asyncio.get_running_loop().call_soon(self._start_call, worker, pending)
 
     def _start_call(self, worker: str, pending: _WorkerQueue) -> None:
         pending.scheduled = False
-        if not self._shares_calls:
+        if worker == self._local:
             while pending.groups:
                 self._call_in_task(worker, pending, [pending.groups.popleft()])
             return
@@ -504,24 +505,24 @@ class Router:
             self._refreshing = asyncio.create_task(self._read_workers(), context=Context())
 
     async def _read_workers(self) -> None:
-        workers = await self._wait_for_workers()
+        placement = await self._wait_for_workers()
         self._refreshed = time.monotonic()
-        if self._ring is None or set(self._ring.workers) != set(workers):
-            first = self._ring is None
-            self._ring = Ring(workers)
-            for gone in set(self._health) - set(workers):
+        if self._placement != placement:
+            first = self._placement is None
+            self._placement = placement
+            for gone in set(self._health) - set(placement.workers):
                 self._forget_failures(gone)
             for queue in list(self._stream_queues.values()):
                 queue.target = None
                 if first:
                     self._send_next(queue)
 
-    async def _wait_for_workers(self) -> list[str]:
-        """Return the workers as soon as there are any."""
+    async def _wait_for_workers(self) -> Placement:
+        """Return where streams belong as soon as there is a worker."""
         while True:
             with suppress(WorkerLostError, TimeoutError):
                 async with asyncio.timeout(self._config.attempt_seconds):
-                    workers = await self._list_workers()
-                if workers:
-                    return workers
+                    placement = await self._find_placement()
+                if placement.workers:
+                    return placement
             await asyncio.sleep(_PAUSE)

@@ -39,6 +39,7 @@ from .loaded_stream import LoadedStream
 from .loaded_streams import LoadedStreams
 from .quotas import Quotas
 from .replies import error_reply
+from .ring import Placement
 from .size_limits import SizeLimits
 from .snapshots import Snapshots
 from .steps import Steps
@@ -132,7 +133,7 @@ class Worker:
     async def drain(self, refusal: Reply) -> None:
         """Reply to every further request with `refusal`, unload all streams, and give up the lease."""
         self._streams.refusal = refusal
-        await self._streams.unload_all()
+        await self._streams.unload()
         # From here on nobody renews the lease, or it would come back after it was given up.
         self._renewals.cancel()
         with suppress(StoreError):
@@ -151,6 +152,14 @@ class Worker:
     def arrange(self, workers: Iterable[str]) -> None:
         """Take note of who the workers are now, and hand over the streams that belong to others."""
         self._streams.arrange(workers)
+
+    def place(self, placement: Placement) -> None:
+        """Take note of where streams belong now, and begin to unload those that belong to others."""
+        self._streams.place(placement)
+
+    async def unload(self, moves: Callable[[str], bool]) -> None:
+        """Unload the streams for which `moves` is true. They should belong to others by now."""
+        await self._streams.unload(moves)
 
     def on_commit(self, call: Callable[[str, int, bool], None]) -> None:
         """Have `call` called as soon as records are durable.
@@ -207,9 +216,9 @@ class Worker:
 
     async def handle(self, requests: list[Request]) -> list[Reply]:
         """Serve requests; those on one stream in their order, and after one that is not final none behind it."""
-        ring = self._streams.ring
-        if ring is not None and self.name not in ring.workers:
-            return [Reply(Outcome.MOVED, ring.first(request.stream)) for request in requests]
+        placement = self._streams.placement
+        if placement is not None and self.name not in placement.workers:
+            return [Reply(Outcome.MOVED, placement.first(request.stream)) for request in requests]
         if self._streams.refusal is not None:
             return [self._streams.refusal] * len(requests)
         if self._lease.superseded:
@@ -426,8 +435,8 @@ class Worker:
 
     async def _read_members(self) -> None:
         """Follow the list of workers in the store, also while the controller is dead."""
-        members, ring = await self._store.members(), self._streams.ring
-        if members is not None and (ring is None or set(members) != set(ring.workers)):
+        members, placement = await self._store.members(), self._streams.placement
+        if members is not None and (placement is None or set(members) != set(placement.workers)):
             self.arrange(members)
 
     def _incarnations(self) -> list[tuple[str, str]]:

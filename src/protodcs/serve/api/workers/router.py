@@ -36,7 +36,7 @@ class WorkerList(WorkerNames):
 async def list_workers(context: Context) -> WorkerList:
     """Return the names of all workers, and what those report that respond."""
     control = context.services.control
-    return WorkerList(names=await control.workers(), workers=await control.facts())
+    return WorkerList(names=await control.workers(), workers=await control.all_facts())
 
 
 @router.put("/v1/workers")

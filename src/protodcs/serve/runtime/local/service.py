@@ -1,4 +1,4 @@
-"""The service in one process: HTTP, one worker, the encoder in a thread, streams in SQLite.
+"""The service in one process: HTTP, one worker, the encoder in a thread. Streams are in SQLite, or shared with peers.
 
 The worker shares the event loop with HTTP. It computes slow streams in threads, and so does the encoder. This module
 must never import Ray.
@@ -10,12 +10,13 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ....errors import ConfigError, InputError
@@ -30,6 +31,7 @@ from ...store.sqlite import SqliteStore
 from ...telemetry import logs, traces
 from ...telemetry.gathering import Gathering, gather_forever
 from ...telemetry.metrics import EncoderMetrics, families
+from ...workers.ring import Placement, ring_of
 from ...workers.router import Router
 from ...workers.webhooks import Webhooks
 from ...workers.worker import Worker
@@ -66,8 +68,41 @@ def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
         StoreError: the folder of the streams cannot be used, or its disk failed.
     """
     check_single(config)
+    run(config, lambda listener: _serve_alone(config, listener, ready))
+
+
+def run(config: ServeConfig, work: Callable[[socket.socket], Coroutine[Any, Any, None]]) -> None:
+    """Run a service that listens on the address of its settings. Raise ConfigError if that cannot be listened on."""
     with bind(config.host, config.port, "port") as listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(config, listener, ready))
+        runner.run(work(listener))
+
+
+class Peers(Protocol):
+    """The other processes that share the streams."""
+
+    async def find_placement(self) -> Placement:
+        """Return where streams belong now."""
+        ...
+
+    async def call(self, process: str, requests: list[Request]) -> list[Reply]:
+        """Return the replies of the worker of another process. Raise WorkerLostError if it cannot be reached."""
+        ...
+
+    async def facts(self) -> list[dict[str, Any]]:
+        """Return what the workers of the others say of themselves."""
+        ...
+
+    def application(self, app: ASGIApp) -> ASGIApp:
+        """Return the application that also serves the calls of the others."""
+        ...
+
+    async def join(self) -> None:
+        """Share the streams from now on. This process serves HTTP."""
+        ...
+
+    async def leave(self) -> None:
+        """Hand over all streams. This process still serves HTTP."""
+        ...
 
 
 class LocalService:
@@ -79,6 +114,7 @@ class LocalService:
         config: the settings of the service.
         encoder: None if the service accepts features only.
         webhooks: the webhooks of all tenants.
+        peers: the other processes that share the streams; None: there are none.
     """
 
     def __init__(
@@ -88,10 +124,14 @@ class LocalService:
         config: ServeConfig,
         encoder: "Encoder | None",
         webhooks: Webhooks,
+        peers: Peers | None = None,
     ):
         self._worker = worker
         self._store = store
-        self._router = Router(self._call, self.workers, config, shares_calls=False)
+        self._peers = peers
+        self._leaving = False
+        find_placement = ring_of(self.workers) if peers is None else peers.find_placement
+        self._router = Router(self._call, find_placement, config, local=worker.name)
         self._encoder = None if encoder is None else _LocalEncoder(encoder, config)
         if self._encoder is not None:
             self._router.metrics.queued_images.set_function(self._encoder.queued)
@@ -106,25 +146,39 @@ class LocalService:
         if noticed:
             self.webhooks.notify()
 
-    async def _call(self, _: str, requests: list[Request]) -> list[Reply]:
-        return await self._worker.handle(requests)
+    async def _call(self, name: str, requests: list[Request]) -> list[Reply]:
+        if self._peers is None or name == self._worker.name:
+            return await self._worker.handle(requests)
+        return await self._peers.call(name, requests)
 
     async def workers(self) -> list[str]:
-        """Return the name of the one worker."""
-        return [_WORKER]
+        """Return the names of the workers: each process has one."""
+        return [self._worker.name] if self._peers is None else list((await self._peers.find_placement()).workers)
 
     async def facts(self) -> list[dict[str, Any]]:
-        """Return what the worker says of itself."""
-        return [{**self._worker.facts(), "pid": os.getpid()}]
+        """Return what the worker of this process says of itself."""
+        facts = {**self._worker.facts(), "pid": os.getpid()}
+        return [{**facts, "draining": facts["draining"] or self._leaving}]
+
+    async def all_facts(self) -> list[dict[str, Any]]:
+        """Return what each worker says of itself."""
+        return await self.facts() + ([] if self._peers is None else await self._peers.facts())
 
     async def resize(self, count: int) -> list[str]:
-        """Raise ConfigError for more than the one worker."""
-        if count != 1:
+        """Raise ConfigError for another number of workers: each process has one."""
+        names = await self.workers()
+        if count != len(names):
             raise ConfigError(
-                f"A service in one process has one worker. Given: {count}. Start a cluster with "
-                "`protodcs serve --cluster FILE`."
+                f"Each process has one worker, and {len(names)} are running. Given: {count}. Start or stop processes "
+                "with the same PostgreSQL store instead."
             )
-        return [_WORKER]
+        return names
+
+    async def leave(self) -> None:
+        """Hand over all streams to the other processes, while this one still serves requests."""
+        self._leaving = True
+        if self._peers is not None:
+            await self._peers.leave()
 
     async def list_streams(self, tenant: str, after: str | None, limit: int) -> list[ListedStream]:
         """Return streams of a tenant after an id, in the order of their ids."""
@@ -146,11 +200,11 @@ class LocalService:
         self._publishing = asyncio.create_task(gather_forever(self._gather))
 
     async def _gather(self) -> None:
-        self._gathering.put(_WORKER, self._worker.metrics())
+        self._gathering.put("worker-0", self._worker.metrics())
         self._gathering.put("ingress", families(self._router.metrics.registry))
         if self._encoder is not None:
             self._gathering.put("encoder", families(self._encoder.metrics.registry))
-        self._gathering.saw([_WORKER], await self.facts())
+        self._gathering.saw([self._worker.name], await self.facts())
         await self._gathering.read_totals(self._store)
 
 
@@ -289,13 +343,41 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _serve(config: ServeConfig, listener: socket.socket, ready: Callable[[str], None]) -> None:
-    logs.start(config.log_format, config.log_level, "protodcs")
-    traces.start(config.tracing)
+async def _serve_alone(config: ServeConfig, listener: socket.socket, ready: Callable[[str], None]) -> None:
+    start_telemetry(config)
     # Before the encoder, which may take long to load: that the folder is in use should be known at once.
     store = SqliteStore(config.store.removeprefix("sqlite:"), config.reserve_bytes)
     worker = Worker(_WORKER, store, config)
-    webhooks = Webhooks(store, config)
+    await serve_worker(config, worker, store, listener, ready, asyncio.wrap_future(store.failure))
+
+
+def start_telemetry(config: ServeConfig) -> None:
+    """Start logs and traces in this process."""
+    logs.start(config.log_format, config.log_level, "protodcs")
+    traces.start(config.tracing)
+
+
+async def serve_worker(
+    config: ServeConfig,
+    worker: Worker,
+    store: Store,
+    listener: socket.socket,
+    ready: Callable[[str], None],
+    failure: "asyncio.Future[BaseException]",
+    peers: Peers | None = None,
+) -> None:
+    """Serve the streams of a worker until a signal arrives or the service fails. Close the worker and its store.
+
+    Args:
+        config: the settings of the service.
+        worker: not started yet.
+        store: of the worker.
+        listener: where to serve HTTP.
+        ready: called with the address as soon as the service answers there.
+        failure: has a result if the service cannot go on. This function raises it.
+        peers: the other processes that share the streams; None: there are none.
+    """
+    webhooks = Webhooks(store, config, worker.name)
     try:
         encoder = None
         if config.encoder is not None:
@@ -303,12 +385,12 @@ async def _serve(config: ServeConfig, listener: socket.socket, ready: Callable[[
             from .... import encoders
 
             encoder = encoders.load(config.encoder, device=config.device, batch_size=config.batch_size)
-        service = LocalService(worker, store, config, encoder, webhooks)
+        service = LocalService(worker, store, config, encoder, webhooks, peers)
         await worker.start()
         await webhooks.start()
         if config.metrics_port:
             service.listen_for_prometheus(config.host, config.metrics_port)
-        await _serve_http(config, service, listener, ready, worker, store)
+        await _serve_http(config, service, listener, ready, worker, failure, peers)
     finally:
         await webhooks.close()
         await worker.close()
@@ -320,16 +402,16 @@ async def _serve_http(
     listener: socket.socket,
     ready: Callable[[str], None],
     worker: Worker,
-    store: SqliteStore,
+    failure: "asyncio.Future[BaseException]",
+    peers: Peers | None,
 ) -> None:
     loop = asyncio.get_running_loop()
     signalled = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, signalled.set)
-    failure = asyncio.wrap_future(store.failure)
     server = _Server(
         uvicorn.Config(
-            service.api,
+            service.api if peers is None else peers.application(service.api),
             http=_HeaderLimits,
             log_config=None,
             log_level="warning",
@@ -348,10 +430,16 @@ async def _serve_http(
     avoid_pauses()
     while not (server.started or serving.done()):
         await asyncio.sleep(0.001)
-    ready(_address(config))
+    if peers is not None:
+        await peers.join()
+    ready(address_of(config))
     ends: list[asyncio.Future[Any]] = [serving, loop.create_task(signalled.wait()), failure]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     end = loop.time() + config.drain_seconds
+    if not failure.done():
+        # Requests are still served. What is not handed over by then is taken by others when it is released.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(service.leave(), _FRACTION_FOR_REQUESTS * config.drain_seconds)
     if failure.done():
         server.config.timeout_graceful_shutdown = _SECONDS_AFTER_FAILURE
     # uvicorn closes the port and idle connections, and waits for the responses that are due.
@@ -368,7 +456,8 @@ async def _serve_http(
         raise failure.result()
 
 
-def _address(config: ServeConfig) -> str:
+def address_of(config: ServeConfig) -> str:
+    """Return the URL of the address that the service listens on."""
     scheme = "http" if config.tls_certificate is None else "https"
     host = f"[{config.host}]" if ":" in config.host else config.host
     return f"{scheme}://{host}:{config.port}"

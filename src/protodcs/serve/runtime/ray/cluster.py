@@ -407,6 +407,10 @@ class Calls:
         facts: list[dict[str, Any]] = await self._of_controller("facts")
         return facts
 
+    async def all_facts(self) -> list[dict[str, Any]]:
+        """The same: every worker counts."""
+        return await self.facts()
+
     async def resize(self, count: int) -> list[str]:
         """Have so many workers."""
         try:

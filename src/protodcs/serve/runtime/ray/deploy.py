@@ -16,6 +16,7 @@ from ....errors import ConfigError
 from ...api.app import application
 from ...encoder.micro_batcher import MicroBatcher
 from ...settings import ServeConfig, check_cluster
+from ...workers.ring import ring_of
 from ...workers.router import Router, WorkerLostError
 from ..startup import avoid_pauses
 from .cluster import Calls, RemoteWebhooks, begin, cause_of, drain, end, process_name, start_controller
@@ -81,7 +82,7 @@ def build(config: ServeConfig) -> Any:
     def routes() -> FastAPI:
         """Runs in each process that speaks HTTP."""
         calls = Calls()
-        router = Router(calls.call, calls.workers, config)
+        router = Router(calls.call, ring_of(calls.workers), config)
         begin(config, process_name("ingress"), router.metrics.registry)
         encoding = None
         if config.encoder is not None:

@@ -1,0 +1,344 @@
+"""Which processes there are and which partitions they own, kept in the database.
+
+A process that renews its row in `processes` is alive. Each beat reads the other rows, and the partitions that changed.
+Then the process takes partitions that it should own and that nobody owns who is alive, and hands over those that
+another process should own. All changes of partitions wait for one lock of the database, so their epochs become visible
+in order, and a beat reads nothing but what has a higher epoch than it knows.
+
+Beats are not synchronous commits. A beat that a crash of the database loses makes a lease end early. A lost change of
+partitions makes a request take another hop. Neither loses a write to a stream.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+import psycopg
+
+from ...errors import ConfigError, StoreError
+from ..settings import ServeConfig
+from ..telemetry import logs
+from ..workers.ring import Placement
+from .partitions import COUNT, PartitionMap, partition_of
+from .peers import PROTOCOL
+
+_log = logging.getLogger(__name__)
+
+# Beats within a lease, and seconds between two of them at most.
+_BEATS_PER_LEASE, _MAX_BEAT = 5, 1.0
+# Partitions that are handed over together. While they move, their streams are served by nobody for some milliseconds.
+_BATCH = 128
+# A stream that is not unloaded after so many seconds is handed over by the lease of the store.
+_UNLOAD_SECONDS = 5.0
+# Requests at the wrong process have the partitions read again, so many seconds after the last time.
+_FRESH_SECONDS = 0.2
+# Rows of processes that ended are deleted after so many leases.
+_FORGOTTEN_LEASES = 100
+# Taken by whoever creates the tables or changes partitions: the bytes of "protodcs".
+_LOCK = int.from_bytes(b"protodcs", "big", signed=True)
+
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS processes (
+    name text PRIMARY KEY,
+    incarnation text NOT NULL,
+    protocol integer NOT NULL,
+    leaving boolean NOT NULL DEFAULT false,
+    expires timestamptz NOT NULL
+);
+CREATE SEQUENCE IF NOT EXISTS partition_epochs;
+CREATE TABLE IF NOT EXISTS partitions (number integer PRIMARY KEY, owner text, epoch bigint NOT NULL DEFAULT 0);
+INSERT INTO partitions (number) SELECT generate_series(0, {COUNT - 1}) ON CONFLICT DO NOTHING;
+"""
+_JOIN = """
+INSERT INTO processes (name, incarnation, protocol, expires)
+VALUES (%(name)s, %(incarnation)s, %(protocol)s, clock_timestamp() + %(lease)s * interval '1 second')
+ON CONFLICT (name) DO UPDATE SET
+    incarnation = excluded.incarnation, protocol = excluded.protocol, leaving = false, expires = excluded.expires
+"""
+_RENEW = """
+UPDATE processes SET expires = clock_timestamp() + %(lease)s * interval '1 second', leaving = %(leaving)s
+WHERE name = %(name)s AND incarnation = %(incarnation)s RETURNING true
+"""
+_READ_PROCESSES = "SELECT name, protocol, leaving FROM processes WHERE expires > clock_timestamp()"
+_READ_PARTITIONS = "SELECT number, owner, epoch FROM partitions WHERE epoch > %s"
+_HOLDS_LEASE = """EXISTS (
+    SELECT FROM processes WHERE name = %(name)s AND incarnation = %(incarnation)s AND expires > clock_timestamp()
+)"""
+_TAKE = f"""
+UPDATE partitions SET owner = %(name)s, epoch = nextval('partition_epochs')
+WHERE number = ANY(%(numbers)s) AND {_HOLDS_LEASE}
+AND NOT EXISTS (SELECT FROM processes WHERE name = owner AND expires > clock_timestamp())
+"""
+_HAND_OVER = f"""
+UPDATE partitions SET owner = moved.owner, epoch = nextval('partition_epochs')
+FROM unnest(%(numbers)s::integer[], %(owners)s::text[]) AS moved (number, owner)
+WHERE partitions.number = moved.number AND partitions.owner = %(name)s AND {_HOLDS_LEASE}
+"""
+_LEAVE = "DELETE FROM processes WHERE name = %(name)s AND incarnation = %(incarnation)s"
+_FORGET = "DELETE FROM processes WHERE expires < clock_timestamp() - %(lease)s * %(leases)s * interval '1 second'"
+
+
+class Owner(Protocol):
+    """The worker of a process."""
+
+    name: str
+    incarnation: str
+
+    def place(self, placement: Placement) -> None:
+        """Take note of where streams belong."""
+        ...
+
+    async def unload(self, moves: Callable[[str], bool]) -> None:
+        """Unload the streams for which `moves` is true."""
+        ...
+
+
+class SupersededError(ConfigError):
+    """Another process has the same address."""
+
+
+class Membership:
+    """One process among those that share the store.
+
+    Args:
+        url: of the database.
+        owner: the worker of this process. Its name is the address at which other processes reach it.
+        config: the settings of the service.
+
+    Attributes:
+        placement: where streams belong, as this process knows it.
+        ended: has a `SupersededError` if this process has to end.
+    """
+
+    def __init__(self, url: str, owner: Owner, config: ServeConfig):
+        self._url = url
+        self._owner = owner
+        self._lease = config.lease_seconds
+        self._beat_seconds = min(config.lease_seconds / _BEATS_PER_LEASE, _MAX_BEAT)
+        self._connection: psycopg.AsyncConnection[Any] | None = None
+        # Held while the connection is used.
+        self._using = asyncio.Lock()
+        self._owners: list[str | None] = [None] * COUNT
+        # Partitions that are being handed over, and to whom. This process accepts nothing more for them.
+        self._moving: dict[int, str] = {}
+        self._epoch = -1
+        self._live: list[str] = []
+        self._staying: list[str] = []
+        self._read = -float("inf")
+        self._joined = False
+        self._leaving = False
+        self._wanted = asyncio.Event()
+        self._beating: asyncio.Task[None] | None = None
+        self.placement = PartitionMap((), (), self._owners)
+        self.ended: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+    # What router and routes ask.
+
+    async def find_placement(self) -> PartitionMap:
+        """Return where streams belong now. The database is asked, unless that was done a moment ago."""
+        if time.monotonic() - self._read > _FRESH_SECONDS:
+            with suppress(StoreError):
+                await self._beat()
+        return self.placement
+
+    # Join and leave.
+
+    async def open(self) -> None:
+        """Create what is missing in the database, and read where streams belong.
+
+        Raises:
+            ConfigError: a process of a version that does not understand this one is running.
+            StoreError: the database cannot be reached.
+        """
+        await self._use(self._prepare)
+        await self._beat()
+
+    async def join(self) -> None:
+        """Become one of the processes, and own partitions from now on."""
+        await self._use(self._insert)
+        self._joined = True
+        await self._beat()
+        self._beating = asyncio.create_task(self._beat_forever())
+
+    async def leave(self) -> None:
+        """Hand over all partitions. Return when this process owns none, or nobody is there to take them."""
+        self._leaving = True
+        self._wanted.set()
+        while self._mine() and set(self._staying) - {self._owner.name} and not self.ended.done():
+            await asyncio.sleep(self._beat_seconds / 10)
+            self._wanted.set()
+
+    async def close(self) -> None:
+        """Give the lease up, and disconnect."""
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
+        if self._joined:
+            with suppress(StoreError):
+                await self._use(lambda connection: connection.execute(_LEAVE, self._values()))
+        await self._disconnect()
+
+    def _mine(self) -> list[int]:
+        return [number for number, owner in enumerate(self._owners) if owner == self._owner.name]
+
+    # Beats.
+
+    async def _beat_forever(self) -> None:
+        while not self.ended.done():
+            self._wanted.clear()
+            try:
+                await self._beat()
+                await self._take()
+                if await self._hand_over():
+                    continue
+            except StoreError as problem:
+                _log.warning("the lease of this process was not renewed", extra=logs.with_fields(problem=str(problem)))
+            except Exception:
+                _log.exception("the partitions cannot be shared")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._beat_seconds):
+                    await self._wanted.wait()
+
+    async def _beat(self) -> None:
+        """Renew the lease, and read what is new."""
+        await self._use(self._renew_and_read)
+
+    async def _renew_and_read(self, connection: "psycopg.AsyncConnection[Any]") -> None:
+        async with connection.pipeline():
+            renewed = await connection.execute(_RENEW, self._values(leaving=self._leaving)) if self._joined else None
+            processes = await connection.execute(_READ_PROCESSES)
+            changed = await connection.execute(_READ_PARTITIONS, [self._epoch])
+        if renewed is not None and await renewed.fetchone() is None:
+            self._end()
+        live = await processes.fetchall()
+        for number, owner, epoch in await changed.fetchall():
+            self._owners[number] = owner
+            self._epoch = max(self._epoch, epoch)
+        self._read = time.monotonic()
+        self._live = [name for name, _, _ in live]
+        self._staying = [name for name, _, leaving in live if not leaving]
+        self._place()
+
+    def _place(self) -> None:
+        owners = [self._moving.get(number, owner) for number, owner in enumerate(self._owners)]
+        placement = PartitionMap(self._live, self._staying, owners)
+        if placement != self.placement:
+            self.placement = placement
+            if placement.workers:
+                self._owner.place(placement)
+
+    def _end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(
+                SupersededError(
+                    f"Another process has the address {self._owner.name}. Give each process an address of its own."
+                )
+            )
+
+    async def _take(self) -> None:
+        """Take the partitions that this process should own and that belong to nobody who lives."""
+        placement, name = self.placement, self._owner.name
+        numbers = [
+            number
+            for number, (best, owner) in enumerate(zip(placement.best, placement.owners, strict=True))
+            if best == name and owner != name and owner not in placement.workers
+        ]
+        if numbers:
+            await self._change(_TAKE, numbers=numbers)
+
+    async def _hand_over(self) -> bool:
+        """Hand over some partitions that other processes should own. Return whether there were any."""
+        placement, name = self.placement, self._owner.name
+        moves = (
+            (number, best)
+            for number, (best, owner) in enumerate(zip(placement.best, placement.owners, strict=True))
+            if owner == name and best not in (name, "")
+        )
+        self._moving = moving = dict(itertools.islice(moves, _BATCH))
+        if not moving:
+            return False
+        try:
+            self._place()
+            try:
+                async with asyncio.timeout(_UNLOAD_SECONDS):
+                    await self._owner.unload(lambda stream: partition_of(stream) in moving)
+            except TimeoutError:
+                _log.warning("partitions are handed over before their streams are unloaded")
+            await self._change(_HAND_OVER, numbers=list(moving), owners=list(moving.values()))
+        finally:
+            self._moving = {}
+        return True
+
+    async def _change(self, statement: str, **values: Any) -> None:
+        """Change partitions, and read them."""
+
+        async def change(connection: "psycopg.AsyncConnection[Any]") -> None:
+            async with connection.transaction():
+                await connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+                await connection.execute(statement, self._values(**values))
+
+        await self._use(change)
+        await self._beat()
+
+    # The database.
+
+    async def _prepare(self, connection: "psycopg.AsyncConnection[Any]") -> None:
+        async with connection.transaction():
+            await connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+            await connection.execute(_SCHEMA)
+            await connection.execute(_FORGET, self._values(leases=_FORGOTTEN_LEASES))
+
+    async def _insert(self, connection: "psycopg.AsyncConnection[Any]") -> None:
+        found = await connection.execute(_READ_PROCESSES)
+        others = [name for name, protocol, _ in await found.fetchall() if protocol != PROTOCOL]
+        if others:
+            raise ConfigError(
+                f"This version cannot share streams with the running version of {', '.join(sorted(others))}. Stop all "
+                "processes, then start them with one version."
+            )
+        await connection.execute(_JOIN, self._values(protocol=PROTOCOL))
+
+    def _values(self, **more: Any) -> dict[str, Any]:
+        return {"name": self._owner.name, "incarnation": self._owner.incarnation, "lease": self._lease, **more}
+
+    async def _use(self, work: Callable[["psycopg.AsyncConnection[Any]"], Awaitable[Any]]) -> None:
+        """Do work with the connection. Connect first if necessary. Raise StoreError if the database does not answer."""
+
+        async def connected() -> None:
+            if self._connection is None:
+                self._connection = await self._connect()
+            await work(self._connection)
+
+        async with self._using:
+            working = asyncio.create_task(connected())
+            try:
+                done, _ = await asyncio.wait([working], timeout=self._lease)
+                if not done:
+                    raise TimeoutError("no answer in time")
+                working.result()
+            except BaseException as problem:
+                # Before the task is cancelled: it would ask the database to cancel, and wait for that.
+                await self._disconnect()
+                working.cancel()
+                await asyncio.gather(working, return_exceptions=True)
+                if isinstance(problem, psycopg.Error | OSError):
+                    raise StoreError(f"The database does not answer: {str(problem).strip()}") from None
+                raise
+
+    async def _connect(self) -> "psycopg.AsyncConnection[Any]":
+        connection = await psycopg.AsyncConnection.connect(
+            self._url, autocommit=True, application_name="protodcs membership"
+        )
+        await connection.execute("SET synchronous_commit = off")
+        # Another server, or an older backup, may answer now.
+        self._epoch = -1
+        return connection
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()

@@ -1,0 +1,83 @@
+"""The service as one of several processes that share their streams in PostgreSQL."""
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from ..messages import Reply, Request
+from ..runtime.local.service import address_of, run, serve_worker, start_telemetry
+from ..settings import ServeConfig
+from ..store import open_store
+from ..workers.ring import Placement
+from ..workers.worker import Worker
+from .membership import Membership
+from .peers import Calls, PeerMiddleware
+
+
+def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT; then hand all streams over to the other processes, and return.
+
+    Args:
+        config: the settings of the service.
+        ready: called with the address as soon as the service answers there.
+
+    Raises:
+        ConfigError: the address cannot be listened on, another process has the same address, or a version that does
+            not understand this one is running.
+        StoreError: the database cannot be reached.
+    """
+    run(config, lambda listener: _serve(config, listener, ready))
+
+
+async def _serve(config: ServeConfig, listener: socket.socket, ready: Callable[[str], None]) -> None:
+    start_telemetry(config)
+    store = await open_store(config)
+    worker = Worker(config.address or address_of(config), store, config)
+    membership = Membership(config.store, worker, config)
+    try:
+        await membership.open()
+        secret = await store.add_document("secret", "processes", secrets.token_bytes(32))
+    except BaseException:
+        await membership.close()
+        await store.close()
+        raise
+    async with aclosing(_Peers(worker, membership, secret)) as peers:
+        await serve_worker(config, worker, store, listener, ready, membership.ended, peers)
+
+
+class _Peers:
+    """The other processes, as this one uses them: see `Peers` of the local runtime."""
+
+    def __init__(self, worker: Worker, membership: Membership, secret: bytes):
+        self._worker = worker
+        self._membership = membership
+        self._secret = secret
+        self._calls = Calls(secret)
+
+    async def find_placement(self) -> Placement:
+        return await self._membership.find_placement()
+
+    async def call(self, process: str, requests: list[Request]) -> list[Reply]:
+        return await self._calls.call(process, requests)
+
+    async def facts(self) -> list[dict[str, Any]]:
+        others = (name for name in self._membership.placement.workers if name != self._worker.name)
+        return [found for found in await asyncio.gather(*map(self._calls.facts, others)) if found is not None]
+
+    def application(self, app: ASGIApp) -> ASGIApp:
+        return PeerMiddleware(app, self._worker, self._secret)
+
+    async def join(self) -> None:
+        await self._membership.join()
+
+    async def leave(self) -> None:
+        await self._membership.leave()
+
+    async def aclose(self) -> None:
+        await self._membership.close()
+        await self._calls.close()
