@@ -554,44 +554,6 @@ def backup(
     tell({"copied": str(target)}, as_json=False)
 
 
-@app.command()
-@explained
-def move(
-    source: str = typer.Argument(..., help="The store to move streams from, such as sqlite:streams."),
-    target: str = typer.Argument(..., help="The store to move them to, such as redis://127.0.0.1:6390/0."),
-    tenant: str = typer.Option("", help="The new tenant of streams that have none."),
-    allow_unsafe_redis: bool = typer.Option(False, help="Accept a Redis that can lose acknowledged writes."),
-) -> None:
-    """Move all streams to another store, with states, logs, saved snapshots and the answers to idempotency keys.
-
-    Stop the service on SOURCE first. Each stream is deleted there when it is durable in TARGET. You can repeat an
-    interrupted move.
-    """
-    import asyncio
-
-    from ..serve.settings import ServeConfig
-    from ..serve.store import open_store
-    from ..serve.stream.moving import move_streams
-
-    moved: list[str] = []
-
-    async def run() -> None:
-        old = await open_store(ServeConfig(store=source, allow_unsafe_redis=allow_unsafe_redis))
-        try:
-            new = await open_store(ServeConfig(store=target, allow_unsafe_redis=allow_unsafe_redis))
-            try:
-                await move_streams(old, new, tenant, moved.append)
-            finally:
-                await new.close()
-        finally:
-            await old.close()
-
-    try:
-        asyncio.run(run())
-    finally:
-        tell({"moved": len(moved)}, as_json=False)
-
-
 def _pair(text: str) -> tuple[str, Any]:
     name, found, value = text.partition("=")
     if not found:

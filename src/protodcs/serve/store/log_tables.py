@@ -15,7 +15,7 @@ from ...core.decision import REASONS
 from ..log.entries import OUTCOMES, LogEntry, LogLimits, LogPage, LogQuery, Purge, Range, marked
 from ..log.notices import MAX_NOTICES, Notice
 from .schema import POSITION_BITS
-from .transaction import Transaction, add_usage, to_text
+from .transaction import Transaction, add_usage, to_bytes, to_text
 
 _COLUMNS: Final = "key, time, request, image_ref, outcome, name, p_unknown, score, reason, thumbnail"
 # Bytes of an entry beside its image reference and thumbnail, indexes included.
@@ -56,12 +56,12 @@ class LogTables:
 
     async def add_classes(self, tx: Transaction, names: list[str]) -> None:
         """Give class names a number. It must be durable before they are used."""
-        rows = [(name,) for name in names]
-        await tx.run_many(
-            "INSERT INTO log_classes (name) SELECT * FROM {rows} WHERE true ON CONFLICT DO NOTHING", "text", rows
-        )
+        rows = [(to_bytes(name),) for name in names]
+        insert = "INSERT INTO log_classes (name) SELECT * FROM {rows} WHERE true ON CONFLICT DO NOTHING"
+        await tx.run_many(insert, "bytea", rows)
         known = "SELECT name, number FROM {rows} JOIN log_classes ON name = column1"
-        self._classes.update(dict(await tx.rows_of_many(known, "text", rows)))
+        found = await tx.rows_of_many(known, "bytea", rows)
+        self._classes.update((to_text(name), number) for name, number in found)
 
     async def append(
         self, tx: Transaction, added: "Sequence[tuple[int, bytes, Sequence[LogEntry], Sequence[Range]]]"
@@ -78,7 +78,7 @@ class LogTables:
                     (
                         key,
                         entry.time,
-                        _packed_key(entry.key),
+                        packed_key(entry.key),
                         entry.image_ref,
                         entry.outcome_code,
                         self._classes[entry.nearest_class],
@@ -320,7 +320,7 @@ async def _read(tx: Transaction, query: LogQuery, low: int, high: int) -> list[t
     if name is None:
         index, fixed, values = "log_by_outcome", "", ()
     else:
-        found = await tx.rows("SELECT number FROM log_classes WHERE name = ?", name)
+        found = await tx.rows("SELECT number FROM log_classes WHERE name = ?", to_bytes(name))
         if not found:
             return []
         index, fixed, values = "log_by_class", "nearest = ? AND", found[0]
@@ -383,7 +383,7 @@ def _entry(row: tuple[Any, ...]) -> LogEntry:
         image_ref,
         outcome,
         known,
-        name,
+        to_text(name),
         p_unknown,
         score,
         None if reason is None else REASONS[reason],
@@ -391,7 +391,8 @@ def _entry(row: tuple[Any, ...]) -> LogEntry:
     )
 
 
-def _packed_key(key: str) -> bytes:
+def packed_key(key: str) -> bytes:
+    """Return an idempotency key as it is stored."""
     if _HEXADECIMAL.fullmatch(key):
         return bytes.fromhex(key)
     data = key.encode()

@@ -20,9 +20,9 @@ from psycopg.types.numeric import FloatBinaryDumper, Int8, Int8BinaryDumper
 from psycopg.types.string import StrBinaryDumper
 
 from ...errors import ConfigError, StoreError, without_passwords
-from .schema import LAYOUT, MIGRATIONS, POSTGRES, for_postgres, query_for_postgres
+from .schema import LAYOUT, MIGRATIONS, POSITION_BITS, POSTGRES, USAGE, for_postgres, query_for_postgres
 from .sql import SqlStore
-from .transaction import Added, Rows, StaleError, Transaction, add_to_usage
+from .transaction import Added, Rows, StaleError, Transaction, add_to_usage, to_text
 
 T = TypeVar("T")
 Rule = Callable[[Transaction], Awaitable[T]]
@@ -35,6 +35,26 @@ _MIGRATION_LOCK: Final = 0x50726F746F444353
 _OLDEST: Final = 150_000
 # With other values, PostgreSQL can lose acknowledged writes.
 _SAFE_SETTINGS: Final = {"fsync": ("on",), "full_page_writes": ("on",)}
+
+
+# At most ten problems of each kind.
+_GAPS: Final = f"""
+SELECT id, what FROM (
+    SELECT id, 'records' AS what FROM streams WHERE finish - start <> (
+        SELECT count(*) FROM records
+        WHERE key >= (number << {POSITION_BITS}) + start AND key < (number << {POSITION_BITS}) + finish)
+    UNION ALL SELECT id, 'settings' FROM streams WHERE NOT EXISTS (SELECT 1 FROM specs WHERE stream = number)
+    UNION ALL SELECT id, 'prototypes' FROM streams JOIN uses ON stream = number
+        WHERE NOT EXISTS (SELECT 1 FROM blobs WHERE name = blob)
+) AS gaps LIMIT 10
+"""
+_WRONG_USAGE: Final = f"""
+SELECT tenant FROM (
+    SELECT tenant, streams, bytes, log_bytes FROM usage
+    UNION ALL SELECT tenant, -streams, -bytes, -log_bytes
+        FROM ({USAGE}) AS counted (tenant, shard, streams, bytes, log_bytes)
+) AS both_ways GROUP BY tenant HAVING sum(streams) <> 0 OR sum(bytes) <> 0 OR sum(log_bytes) <> 0 LIMIT 10
+"""
 
 
 class _Transaction:
@@ -179,6 +199,22 @@ class PostgresStore(SqlStore):
         if int(found["server_version_num"]) < _OLDEST:
             problems.append("it is older than PostgreSQL 15")
         return problems
+
+    async def find_problems(self) -> list[str]:
+        """Return what is wrong: settings that can lose writes, streams that lack something, and wrong counts.
+
+        Nothing is changed, and a service may use the store meanwhile.
+        """
+
+        async def find(tx: Transaction) -> list[str]:
+            found = await tx.rows(_GAPS)
+            problems = [f"{what} of the stream {to_text(stream)!r} are missing" for stream, what in found]
+            wrong = await tx.rows(_WRONG_USAGE)
+            return problems + [f"the usage of the tenant {to_text(tenant)!r} is counted wrongly" for (tenant,) in wrong]
+
+        async with self._connected() as connection:
+            unsafe = await self._unsafe_settings(connection)
+        return unsafe + await self._read(find)
 
     async def members(self) -> list[str] | None:
         """Return the names of the workers that streams may belong to; None if no list was stored."""

@@ -62,7 +62,7 @@ CREATE TABLE notices (
 ) STRICT;
 CREATE INDEX notices_by_tenant ON notices (tenant, id);
 CREATE TABLE log_classes (
-    number INTEGER PRIMARY KEY /*+ GENERATED ALWAYS AS IDENTITY */, name TEXT NOT NULL UNIQUE
+    number INTEGER PRIMARY KEY /*+ GENERATED ALWAYS AS IDENTITY */, name BLOB NOT NULL UNIQUE
 ) STRICT;
 CREATE TABLE log (
     key INTEGER PRIMARY KEY,
@@ -99,6 +99,16 @@ CREATE TABLE usage (
     log_bytes INTEGER NOT NULL,
     PRIMARY KEY (tenant, shard)
 ) STRICT, WITHOUT ROWID /*+ WITH (fillfactor = 50) */;
+"""
+
+# The usage of tenants, from all streams.
+USAGE: Final = """
+SELECT tenant, 0, CAST(sum(streams) AS BIGINT), CAST(sum(bytes) AS BIGINT), CAST(sum(log_bytes) AS BIGINT) FROM (
+    SELECT tenant, 1 AS streams, state_bytes + journal_bytes AS bytes, 0 AS log_bytes FROM streams
+    UNION ALL SELECT used.tenant, 0, length(data), 0 FROM (SELECT DISTINCT tenant, blob FROM uses) AS used
+        JOIN blobs ON name = blob
+    UNION ALL SELECT tenant, 0, 0, bytes FROM log_sizes JOIN streams ON number = stream
+) AS counted GROUP BY tenant
 """
 
 # Leases. In SQLite they are in memory, because they end with its process.
@@ -152,13 +162,13 @@ ALTER TABLE streams ADD COLUMN token TEXT NOT NULL DEFAULT 'nobody';
 ALTER TABLE streams ADD COLUMN worker BLOB;
 ALTER TABLE streams ADD COLUMN incarnation BLOB;
 ALTER TABLE streams ADD COLUMN moved_until REAL NOT NULL DEFAULT 0;
+CREATE TABLE names (number INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE) STRICT;
+INSERT INTO names SELECT number, CAST(name AS BLOB) FROM log_classes;
+DROP TABLE log_classes;
+ALTER TABLE names RENAME TO log_classes;
 DROP TABLE unused;
 {_LAYOUT_6}
-INSERT INTO usage SELECT tenant, 0, sum(streams), sum(bytes), sum(log_bytes) FROM (
-    SELECT tenant, 1 AS streams, state_bytes + journal_bytes AS bytes, 0 AS log_bytes FROM streams
-    UNION ALL SELECT tenant, 0, length(data), 0 FROM (SELECT DISTINCT tenant, blob FROM uses) JOIN blobs ON name = blob
-    UNION ALL SELECT tenant, 0, 0, bytes FROM log_sizes JOIN streams ON number = stream
-) GROUP BY tenant;
+INSERT INTO usage {USAGE};
 """,
         "",
         breaks=True,

@@ -1,0 +1,269 @@
+"""`protodcs store copy`, and stores of the layout before: everything is there afterwards, also if a process was killed.
+
+`layouts/stores/layout-5.tar.xz` is the folder of a killed process of commit 8c23615. It has streams with and without a
+tenant, a snapshot, a saved one, records behind it, a log with keys of all kinds, a thumbnail, a roll-back, a notice, a
+document, and what a deleted stream left behind.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import tarfile
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from made_service import ask, create, done, engine_of, learned, observe, settings
+from protodcs.cli import app
+from protodcs.errors import InputError, StoreError
+from protodcs.serve.log.entries import LogQuery
+from protodcs.serve.messages import STOPPING, Action
+from protodcs.serve.settings import ServeConfig
+from protodcs.serve.store import open_store
+from protodcs.serve.store.copying import _TABLES, copy_store
+from protodcs.serve.workers.worker import Worker
+from service.postgres import shared_postgres
+
+run = asyncio.run
+
+
+@pytest.fixture
+def url():
+    return shared_postgres().database()
+
+
+@pytest.fixture
+def old(tmp_path):
+    """The folder of a store in layout 5."""
+    with tarfile.open(Path(__file__).parent / "layouts" / "stores" / "layout-5.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path / "streams"
+
+
+@asynccontextmanager
+async def opened(address):
+    store = await open_store(ServeConfig(store=str(address)))
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def rows_of(address):
+    """Return everything that a store has, by table."""
+    async with opened(address) as store:
+        usage = await store.usage(), await store.log_usage(), (await store.totals())[:2]
+        rows = {table: await store._ask(f"SELECT * FROM {table} ORDER BY {key}") for table, key in _TABLES.items()}
+        return rows, usage
+
+
+async def check_old(store):
+    """The store has what the process of layout 5 wrote."""
+    assert sorted([stream async for stream in store.streams()]) == ["acme/a", "acme/b", "plain"]
+    assert await store.usage() == {"": 21, "acme": 48}
+    assert await store.log_usage() == {"acme": 488}
+    await store.renew("one", "2", 60, takes_over=True)
+    held = await store.acquire("acme/a", "one", "2")
+    assert (held.spec, held.snapshot, held.start, held.tail) == (b"spec of acme/a", b"snapshot", 3, [b"3"])
+    assert held.epoch == 2
+    assert await store.saved_snapshot("acme/a", "first") == b"saved"
+    assert (await store.list_streams("acme", None, 1))[0].summary == b"summary"
+    entries = (await store.read_log("acme/a", LogQuery(newest_first=False))).entries
+    keys = ["0123456789abcdef" * 2, "a key", "sixteen letters!", "seventeen letters"]
+    assert [entry.key for entry in entries] == keys
+    assert [entry.nearest_class for entry in entries] == ["c\0t", "cat", "c\0t", "cat"]
+    assert [entry.rolled_back for entry in entries] == [False, True, False, False]
+    assert [entry.position for entry in (await store.read_log("acme/a", LogQuery(label="c\0t"))).entries] == [2, 0]
+    assert await store.read_thumbnail("acme/a", 1) == b"jpeg"
+    ((number, stream, notice),) = await store.read_tenant_notices("acme", 0, 10)
+    assert (number, stream, notice.position) == (1, "acme/a", 2)
+    assert await store.documents("webhook") == {"acme/hook": b"{}"}
+    assert await store.get_shared("blob") == b"shared"
+    # Above the epoch of the deleted stream.
+    assert await store.create("acme/gone", b"", "blob")
+    assert (await store.describe("acme/gone")).epoch == 2
+    assert (await store.describe("acme/gone")).incarnation == "5"
+
+
+def test_a_store_of_the_layout_before_opens_with_everything(old):
+    async def use():
+        for _ in range(2):
+            async with opened(f"sqlite:{old}") as store:
+                if "acme/gone" not in [stream async for stream in store.streams()]:
+                    await check_old(store)
+
+    run(use())
+
+
+KILLED = """
+import asyncio, os, sqlite3, sys
+from protodcs.serve.store import sqlite
+left = int(sys.argv[2])
+
+class Connection(sqlite3.Connection):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.set_trace_callback(self.count)
+
+    def count(self, statement):
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), 9)
+
+connect = sqlite3.connect
+sqlite.sqlite3.connect = lambda *args, **kwargs: connect(*args, **kwargs, factory=Connection)
+store = sqlite.SqliteStore(sys.argv[1])
+asyncio.run(store.close())
+print("opened")
+"""
+
+
+def test_a_migration_that_is_killed_anywhere_loses_nothing(old):
+    for statements in (3, 5, 8, 11, 12, 14, 16, 18, 20, 22):
+        command = [sys.executable, "-c", KILLED, str(old), str(statements)]
+        killed = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert killed.returncode == -9, killed.stderr
+
+    async def use():
+        async with opened(f"sqlite:{old}") as store:
+            await check_old(store)
+
+    run(use())
+
+
+def test_a_copy_to_postgresql_and_back_is_the_same(old, url, tmp_path):
+    async def use():
+        assert await copy_store(f"sqlite:{old}", url) == 3
+        assert await copy_store(url, f"sqlite:{tmp_path / 'back'}") == 3
+        first = await rows_of(f"sqlite:{old}")
+        first[0]["log"] = sorted(first[0]["log"])
+        copied = await rows_of(url)
+        assert copied[1] == first[1]
+        assert {table: rows for table, rows in copied[0].items() if table != "log"} == {
+            table: rows for table, rows in first[0].items() if table != "log"
+        }
+        assert await rows_of(f"sqlite:{tmp_path / 'back'}") == copied
+        for address in (url, f"sqlite:{tmp_path / 'back'}"):
+            async with opened(address) as store:
+                await check_old(store)
+
+    run(use())
+
+
+def test_a_copy_needs_a_stopped_source_and_an_empty_target(old, url, tmp_path):
+    async def use():
+        async with opened(f"sqlite:{old}"):
+            with pytest.raises(StoreError, match="in use"):
+                await copy_store(f"sqlite:{old}", url)
+        with pytest.raises(InputError, match="exists already"):
+            await copy_store(f"sqlite:{old}", f"sqlite:{old}")
+        with pytest.raises(InputError, match="no store"):
+            await copy_store(f"sqlite:{tmp_path / 'nothing'}", url)
+        with pytest.raises(InputError, match="sqlite:FOLDER or postgresql"):
+            await copy_store(f"sqlite:{old}", "redis://localhost")
+        await copy_store(f"sqlite:{old}", url)
+        with pytest.raises(InputError, match="has streams"):
+            await copy_store(f"sqlite:{old}", url)
+        async with opened(url) as store:
+            await store.renew("one", "1", 60)
+            with pytest.raises(StoreError, match="in use"):
+                await copy_store(url, f"sqlite:{tmp_path / 'new'}")
+        assert not (tmp_path / "new").exists()
+
+    run(use())
+
+
+INTERRUPTED = """
+import asyncio, os, sys
+from protodcs.serve.store import copying
+changed = copying._changed
+left = int(sys.argv[3])
+
+def kill(table, row, tenant):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), 9)
+    return changed(table, row, tenant)
+
+copying._changed = kill
+asyncio.run(copying.copy_store(sys.argv[1], sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_copy_that_is_killed_leaves_nothing_and_can_be_repeated(old, url, tmp_path, kind):
+    target = url if kind == "postgres" else f"sqlite:{tmp_path / 'new'}"
+    for rows in (1, 8, 15, 25):
+        command = [sys.executable, "-c", INTERRUPTED, f"sqlite:{old}", target, str(rows)]
+        killed = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert killed.returncode == -9, killed.stderr
+    assert not (tmp_path / "new").exists()
+    assert run(copy_store(f"sqlite:{old}", target)) == 3
+    assert run(rows_of(target))[1] == run(rows_of(f"sqlite:{old}"))[1]
+
+
+async def served(address, work, **changes):
+    """Run `work` with a worker on a store, then stop the worker as a service does."""
+    store = await open_store(ServeConfig(store=address))
+    worker = Worker("worker-0", store, settings(**changes))
+    await worker.start()
+    try:
+        return await work(worker)
+    finally:
+        await worker.drain(STOPPING)
+        await worker.close()
+
+
+def test_a_copied_stream_goes_on_where_it_was(tmp_path, url):
+    async def fill(worker):
+        await done(worker, create("new"), create("s"), *(observe(number) for number in range(30)))
+        await done(worker, ask(Action.SAVE_SNAPSHOT, "saving", b"before"))
+        await done(worker, *(observe(number, key=f"lost {number}") for number in range(3)))
+        await done(worker, ask(Action.ROLLBACK, "back to before", b"before"))
+        return await done(worker, *(observe(number) for number in range(30, 50)))
+
+    source = f"sqlite:{tmp_path / 'streams'}"
+    answers = run(served(source, fill, unload_records=10, snapshot_records=40))
+    copied = CliRunner().invoke(app, ["store", "copy", source, url, "--tenant", "acme"])
+    assert copied.exit_code == 0, copied.output
+    assert "2" in copied.output
+
+    async def go_on(worker):
+        repeated = await done(worker, *(observe(number, "acme/s") for number in range(30, 50)))
+        assert all(reply.repeated for reply in repeated)
+        assert [reply.answer for reply in repeated] == [reply.answer for reply in answers]
+        (after,) = await done(worker, observe(50, "acme/s"))
+        # Among the records are the saved snapshot, the roll-back and what it took back.
+        assert after.position == 55
+        assert engine_of(worker, "acme/s") == learned(51)
+        await done(worker, ask(Action.ROLLBACK, "back", b"before", stream="acme/s"), observe(0, "acme/new"))
+        assert engine_of(worker, "acme/s") == learned(30)
+        assert engine_of(worker, "acme/new") == learned(1)
+
+    run(served(url, go_on))
+
+
+def test_a_check_of_postgresql_names_what_is_missing_and_what_is_counted_wrongly(old, url):
+    run(copy_store(f"sqlite:{old}", url))
+    good = CliRunner().invoke(app, ["store", "check", url])
+    assert (good.exit_code, "The store is complete." in good.output) == (0, True)
+    for statement in (
+        "DELETE FROM records WHERE key = (SELECT max(key) FROM records)",
+        "DELETE FROM blobs",
+        "UPDATE usage SET bytes = bytes + 1 WHERE tenant = 'acme'",
+    ):
+        shared_postgres().sql(statement, url)
+    bad = CliRunner().invoke(app, ["store", "check", url, "--json"])
+    assert bad.exit_code == 1
+    found = json.loads(bad.output)
+    assert found["streams"] == 3
+    assert [problem for problem in found["problems"] if "records" in problem] == [
+        "records of the stream 'acme/a' are missing"
+    ]
+    assert "prototypes of the stream 'plain' are missing" in found["problems"]
+    assert "the usage of the tenant 'acme' is counted wrongly" in found["problems"]
