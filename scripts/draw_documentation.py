@@ -125,7 +125,9 @@ def draw_protodcs(encoder) -> None:
         second.plot(grid, group.density(grid), color=color, label=f"{group.name} component")
     second.axvline(scores.threshold, color="black", linestyle="--", label="boundary")
     second.set_title("Final verification: the mixture over S'", fontsize=10)
+    second.set_xlabel("openness S'")
     second.set_yticks([])
+    second.set_ylim(0, 1.45 * second.get_ylim()[1])
 
     stepped = [n for n, why in enumerate(told) if why.temporary.stepped]
     third.scatter(stepped, [told[n].temporary.text_step for n in stepped], 8, color=GREY, label="temporary, from P_t")
@@ -136,7 +138,7 @@ def draw_protodcs(encoder) -> None:
     third.set_title("Text prototypes: mean distance", fontsize=10)
     third.set_xlabel("image")
     for axes in (first, second, third):
-        axes.legend(fontsize=8, frameon=False, loc="upper left" if axes is not second else "best")
+        axes.legend(fontsize=8, loc="upper left", framealpha=1, edgecolor="white")
     first.set_ylim(openness.min() - 0.05, openness.max() + 0.25)
     save(figure, "protodcs.png")
 

@@ -259,6 +259,12 @@ class Oracle:
             margins["cold"] = abs(openness - self.cold_threshold)
             return float(openness >= self.cold_threshold), bool(openness < self.cold_threshold)
         p_unknown = float(self.mixture.predict_proba([[openness]])[0, int(self.mixture.means_.argmax())])
+        if c.target_false_reject is not None:
+            known = int(self.mixture.means_.argmin())
+            spread = float(np.sqrt(self.mixture.covariances_[known, 0, 0]))
+            limit = norm.isf(c.target_false_reject, float(self.mixture.means_[known, 0]), spread)
+            margins["known"] = abs(openness - limit)
+            return p_unknown, bool(openness < limit)
         margins["known"] = abs(p_unknown - c.unknown_threshold)
         return p_unknown, p_unknown < c.unknown_threshold
 

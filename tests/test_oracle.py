@@ -1,5 +1,8 @@
 """The engine against the oracle: on a real CLIP stream and on random ones, under many readings of the method."""
 
+from contextlib import suppress
+from typing import Literal, get_args, get_origin
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +14,7 @@ from protodcs.core.protodcs.cache import offer
 from protodcs.core.protodcs.first_check import check_openness
 from protodcs.core.protodcs.residual import text_gradient
 from protodcs.core.protodcs.temporary import step_of
+from protodcs.errors import ConfigError
 
 torch.set_num_threads(1)
 
@@ -54,6 +58,33 @@ OPTIONS = {
     "no verification": {"verification": False},
     "no visual": {"visual_prototypes": False},
     "no text": {"text_prototypes": False},
+    "target": {"target_false_reject": 0.05, "mixture_period": 30},
+    "first update replaces": {"evolution_prior": 0},
+    "other numbers": {
+        "gate_window": 60,
+        "cache_quantile": 0.2,
+        "trust_quantile": 0.7,
+        "cache_size": 2,
+        "cache_similarity": 0.6,
+        "aleatoric_weight": 0.5,
+        "epistemic_weight": 2.0,
+        "alignment_weight": 0.7,
+        "alignment_temperature": 0.05,
+        "text_rate": 1e-3,
+        "visual_rate": 2e-3,
+        "mixture_window": 40,
+        "mixture_start": 30,
+        "mixture_period": 20,
+        "mixture_tolerance": 1e-4,
+        "unknown_threshold": 0.4,
+        "cold_threshold": 0.5,
+        "temperature": 0.02,
+        "affinity_weight": 1.0,
+        "affinity_sharpness": 4.0,
+        "evolution_threshold": 0.3,
+        "evolution_momentum": 0.1,
+        "evolution_prior": 3,
+    },
 }
 ON_REAL_DATA = (
     "working",
@@ -187,6 +218,41 @@ def test_engine_follows_the_oracle_on_a_random_stream(name, classes):
     assert report.samples == 160
     # Two classes far apart leave hardly a gradient by their visual prototypes, so more signs are open.
     report.check(share=0.01 if classes == 2 else 0.001)
+
+
+def drawn(seed):
+    """Return a choice for each option that has some, so that options meet each other."""
+    rng = np.random.default_rng(seed)
+    choices = {
+        name: get_args(field.annotation) if get_origin(field.annotation) is Literal else (True, False)
+        for name, field in ProtoDCSConfig.model_fields.items()
+        if get_origin(field.annotation) is Literal or field.annotation is bool
+    }
+    while True:
+        # Parts are seldom left out: without them, most choices say nothing.
+        options = {
+            name: bool(rng.random() < 0.9) if values == (True, False) else str(rng.choice(values))
+            for name, values in choices.items()
+        }
+        options |= {"mixture_period": 30, "evidence_scale": float(rng.choice([1.0, 100.0]))}
+        with suppress(ConfigError):
+            ProtoDCSConfig(**options)
+            return options
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_engine_follows_the_oracle_under_options_that_meet(seed):
+    options = drawn(seed)
+    prototypes, features, _ = random_stream(classes=10, width=48, samples=160, seed=seed)
+    print(options)
+    teacher_forced(prototypes, features, options).check()
+
+
+def test_every_reading_is_drawn():
+    drawings = [drawn(seed) for seed in range(12)]
+    for name, field in ProtoDCSConfig.model_fields.items():
+        if get_origin(field.annotation) is Literal:
+            assert {options[name] for options in drawings} == set(get_args(field.annotation)), name
 
 
 @pytest.mark.parametrize("name", ON_REAL_DATA)

@@ -7,6 +7,7 @@ and cannot contradict it.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,10 @@ from .stages import Stages
 from .state import ProtoDCSState
 from .temporary import moved_text
 
-_SHOWN = 5
+# Of the best classes: in the numbers, and in the sentence.
+_SHOWN, _TOLD = 5, 3
+# Columns of the printed text, and of the names of the stages.
+_WIDTH, _MARGIN = 76, 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,16 +163,19 @@ class ProtoDCSExplanation:
 
     def __str__(self) -> str:
         answer = f"known: {self.decision.label}" if self.decision.known else "unknown"
-        lines = [
-            f"Decision      {answer} (p_unknown {self.decision.p_unknown:.3f})",
-            f"First check   {self.first_check.reason}",
-            f"Cache         {self.cache.reason}",
-            f"Temporary     {self.temporary.reason}",
-            f"Verification  {self.verification.reason}",
-            f"Prediction    {self.prediction.reason}",
-            f"Evolution     {self.evolution.reason}",
-        ]
-        return "\n".join(lines)
+        stages = {
+            "Decision": f"{answer} (p_unknown {self.decision.p_unknown:.3f})",
+            "First check": self.first_check.reason,
+            "Cache": self.cache.reason,
+            "Temporary": self.temporary.reason,
+            "Verification": self.verification.reason,
+            "Prediction": self.prediction.reason,
+            "Evolution": self.evolution.reason,
+        }
+        return "\n".join(
+            fill(reason, _WIDTH, initial_indent=f"{stage:{_MARGIN}}", subsequent_indent=" " * _MARGIN)
+            for stage, reason in stages.items()
+        )
 
 
 def explain(
@@ -283,7 +290,9 @@ def _prediction(classes: Sequence[str], stages: Stages) -> PredictionStage:
     scores, affinity = stages.prediction.scores, stages.temporary.affinity
     best = np.argsort(-scores, kind="stable")[:_SHOWN]
     parts = [(classes[k], float(scores[k] - affinity[k]), float(affinity[k])) for k in best]
-    reason = ", ".join(f"{name} {text + visual:.3f} ({text:.3f} + {visual:.3f})" for name, text, visual in parts)
+    reason = ", ".join(
+        f"{name} {text + visual:.3f} ({text:.3f} + {visual:.3f})" for name, text, visual in parts[:_TOLD]
+    )
     entropy = normalised_entropy(stages.prediction.entropy, len(scores))
     return PredictionStage(parts, entropy, f"text + affinity: {reason}")
 
@@ -320,17 +329,17 @@ def _evolution(before: ProtoDCSState, after: ProtoDCSState, stages: Stages) -> E
     measured, quantity = prediction.aleatoric, "AU"
     if config.evolution_gate == "entropy":
         measured, quantity = normalised_entropy(prediction.entropy, len(prediction.scores)), "normalised entropy"
-    at = "" if threshold is None else f" at {threshold:.5f}"
+    at = "" if threshold is None else f" at {threshold:.3g}"
     drift_before, drift_after = text_drift(before), text_drift(after)
     if stages.evolved:
-        reason = f"the text prototypes move: {quantity} {measured:.5f} passed the {config.evolution_gate!r} gate{at}; "
+        reason = f"the text prototypes move: {quantity} {measured:.3g} passed the {config.evolution_gate!r} gate{at}; "
         reason += f"their mean drift changes from {drift_before:.2e} to {drift_after:.2e}"
     elif config.evolution_gate == "off" or not config.text_prototypes:
         reason = "switched off"
     elif not stages.known:
         reason = "held back: the sample is not known"
     elif not passed:
-        reason = f"held back: the {config.evolution_gate!r} gate{at} did not open for {quantity} {measured:.5f}"
+        reason = f"held back: the {config.evolution_gate!r} gate{at} did not open for {quantity} {measured:.3g}"
     else:
         reason = "held back: it passed the gate but was not trusted, so there is no step to take over"
     return EvolutionStage(

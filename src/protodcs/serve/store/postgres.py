@@ -9,14 +9,16 @@ import json
 import os
 import random
 import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import cache
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import psycopg
+from psycopg.adapt import Dumper
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.types.numeric import FloatBinaryDumper, Int8, Int8BinaryDumper
+from psycopg.types.numeric import FloatBinaryDumper, Int8BinaryDumper
 from psycopg.types.string import StrBinaryDumper
 
 from ...errors import ConfigError, StoreError, without_passwords
@@ -58,10 +60,17 @@ SELECT tenant FROM (
 
 
 class _Transaction:
-    """A transaction of one connection in pipeline mode."""
+    """A transaction of one connection.
+
+    Changes of many rows wait until something is read, or until the end. If nothing was read by then, all of them are
+    sent as one statement, which is a transaction of its own. Such changes never depend on each other.
+    """
 
     def __init__(self, connection: Connection):
         self._connection = connection
+        self._pipeline = AsyncExitStack()
+        self._begun = False
+        self._changes: list[_Change] = []
         self.added: dict[bytes, Added] = {}
         self.ends: dict[str, int] = {}
 
@@ -70,51 +79,142 @@ class _Transaction:
         await cursor.execute(statement, values, prepare=True, binary=True)
         return cursor
 
+    async def begin(self, mode: str = "") -> None:
+        """Send what waits as a part of a transaction that goes on."""
+        if not self._begun:
+            self._begun = True
+            await self._pipeline.enter_async_context(self._connection.pipeline())
+            await self._send(f"BEGIN {mode}", ())
+        changes, self._changes = self._changes, []
+        for change in changes:
+            await self._send(_combined((change.text,)), change.values)
+
+    async def end(self) -> None:
+        """Make the changes durable."""
+        if self._begun:
+            await self.begin()
+            await self._send("COMMIT", ())
+            await self._pipeline.aclose()
+        elif self._changes:
+            values = [value for change in self._changes for value in change.values]
+            await self._send(_combined(tuple(change.text for change in self._changes)), values)
+
+    async def abort(self) -> None:
+        """Leave the pipeline after an error."""
+        with suppress(psycopg.Error):
+            await self._pipeline.aclose()
+
     async def rows(self, statement: str, *values: Any) -> Rows:
-        return await (await self._send(query_for_postgres(statement), values)).fetchall()
+        (found,) = await self.rows_of_all((statement, *values))
+        return found
 
     async def rows_of_all(self, *statements: tuple[Any, ...]) -> list[Rows]:
+        await self.begin()
         sent = [await self._send(query_for_postgres(statement), values) for statement, *values in statements]
         return [await cursor.fetchall() for cursor in sent]
 
     async def run(self, statement: str, *values: Any) -> None:
+        await self.begin()
         await self._send(query_for_postgres(statement), values)
 
     async def run_many(self, statement: str, types: str, rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
-            await self._send(_with_table(statement, types), _columns(types, rows))
-
-    async def rows_of_many(self, statement: str, types: str, rows: Sequence[tuple[Any, ...]]) -> Rows:
-        return await (await self._send(_with_table(statement, types), _columns(types, rows))).fetchall() if rows else []
+            self._changes.append(_Change(_Text(statement, types), _arrays(types, rows)))
 
     async def change_all(self, statement: str, types: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        # A division by zero ends the transaction without another round trip.
-        count = f"SELECT 1 / CAST(count(*) = ${len(rows[0]) + 1} AS int) FROM changed"
-        await self._send(
-            f"WITH changed AS ({_with_table(statement, types)} RETURNING 1) {count}",
-            [*_columns(types, rows), len(rows)],
-        )
+        self._changes.append(_Change(_Text(statement, types, counts=True), [*_arrays(types, rows), len(rows)]))
+
+    async def rows_of_many(self, statement: str, types: str, rows: Sequence[tuple[Any, ...]]) -> Rows:
+        if not rows:
+            return []
+        await self.begin()
+        return await (await self._send(_with_table(_Text(statement, types)), _arrays(types, rows))).fetchall()
 
     async def wait_turn(self, tenant: bytes) -> None:
         await self.run("SELECT pg_advisory_xact_lock(hashtextextended(encode(?, 'hex'), 0))", tenant)
 
 
-def _columns(types: str, rows: Sequence[tuple[Any, ...]]) -> list[list[Any]]:
-    """Return an array of each column. psycopg would choose the type of integers by their values."""
-    columns = zip(types.split(), zip(*rows, strict=True), strict=True)
-    return [
-        [value if value is None else Int8(value) for value in column] if name == "bigint" else list(column)
-        for name, column in columns
-    ]
+class _Text(NamedTuple):
+    """A statement for any number of rows of values.
+
+    Attributes:
+        statement: with `{rows}`.
+        types: of the columns.
+        counts: whether it must change one row for each row of values. Their number is then the last value.
+    """
+
+    statement: str
+    types: str
+    counts: bool = False
+
+
+class _Change(NamedTuple):
+    text: _Text
+    values: list[Any]
 
 
 @cache
-def _with_table(statement: str, types: str) -> str:
-    """Return a statement for any number of rows of values: it gets an array of each column."""
-    names = types.split()
-    arrays = ", ".join(f"${number}::{name}[]" for number, name in enumerate(names, 1))
+def _with_table(text: _Text, first: int = 1) -> str:
+    """Return a statement that gets an array of each column. The number of its first parameter is given."""
+    names = text.types.split()
+    arrays = ", ".join(f"${number}::{name}[]" for number, name in enumerate(names, first))
     columns = ", ".join(f"column{number}" for number in range(1, len(names) + 1))
-    return query_for_postgres(statement.format(rows=f"unnest({arrays}) AS given ({columns})"))
+    return query_for_postgres(text.statement.format(rows=f"unnest({arrays}) AS given ({columns})"))
+
+
+@cache
+def _combined(texts: tuple[_Text, ...]) -> str:
+    """Return one statement that makes some changes. A wrong count is a division by zero, which undoes all of them."""
+    changes, checks, first = [], ["1"], 1
+    for number, text in enumerate(texts):
+        changes.append(f"change{number} AS ({_with_table(text, first)} RETURNING 1)")
+        first += len(text.types.split())
+        if text.counts:
+            checks.append(f"1 / CAST((SELECT count(*) FROM change{number}) = ${first} AS int)")
+            first += 1
+    return f"WITH {', '.join(changes)} SELECT {', '.join(checks)}"
+
+
+class _Array(bytes):
+    """An array in the binary format of PostgreSQL. psycopg would send text, and choose the type of integers itself."""
+
+
+class _ArrayDumper(Dumper):
+    format = psycopg.pq.Format.BINARY
+
+    def dump(self, obj: bytes) -> bytes:
+        return obj
+
+
+_DUMPERS: Final[dict[type, type[Dumper]]] = {
+    _Array: _ArrayDumper,
+    int: Int8BinaryDumper,
+    str: StrBinaryDumper,
+    float: FloatBinaryDumper,
+}
+# For each type its number, and how an element is packed; empty for bytes behind their length.
+_ELEMENTS: Final = {"bigint": (20, ">iq"), "float8": (701, ">id"), "bytea": (17, ""), "text": (25, "")}
+_NULL: Final = struct.pack(">i", -1)
+
+
+def _arrays(types: str, rows: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Return an array of each column."""
+    return [_array(name, column) for name, column in zip(types.split(), zip(*rows, strict=True), strict=True)]
+
+
+def _array(name: str, values: tuple[Any, ...]) -> _Array:
+    number, form = _ELEMENTS[name]
+    if name == "text":
+        values = tuple(None if value is None else value.encode() for value in values)
+    parts = [struct.pack(">5i", 1, 1, number, len(values), 1)]
+    for value in values:
+        if value is None:
+            parts.append(_NULL)
+        elif form:
+            parts.append(struct.pack(form, 8, value))
+        else:
+            parts += (struct.pack(">i", len(value)), value)
+    return _Array(b"".join(parts))
 
 
 class PostgresStore(SqlStore):
@@ -234,29 +334,33 @@ class PostgresStore(SqlStore):
     # Transactions.
 
     async def _write(self, work: Rule[T], *, may_use_reserve: bool = False, counts: bool = True) -> T:
-        async with self._connected() as connection:
-            tx = _Transaction(connection)
-            try:
-                async with connection.pipeline():
-                    await tx.run("BEGIN")
-                    result = await work(tx)
-                    await add_to_usage(tx, self._shards[connection])
-                    await tx.run("COMMIT")
-            except psycopg.errors.DivisionByZero as problem:
-                raise StaleError from problem
+        async with self._transaction() as (tx, connection):
+            result = await work(tx)
+            await add_to_usage(tx, self._shards[connection])
             return result
 
     async def _read(self, work: Rule[T]) -> T:
-        async with self._connected() as connection, connection.pipeline():
+        async with self._transaction() as (tx, _):
+            await tx.begin("ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            return await work(tx)
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[tuple[_Transaction, Connection]]:
+        async with self._connected() as connection:
             tx = _Transaction(connection)
-            await tx.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            result = await work(tx)
-            await tx.run("COMMIT")
-            return result
+            try:
+                yield tx, connection
+                await tx.end()
+            except psycopg.errors.DivisionByZero as problem:
+                raise StaleError from problem
+            finally:
+                await tx.abort()
 
     async def _ask(self, statement: str, *values: Any) -> Rows:
         async with self._connected() as connection:
-            return await _Transaction(connection).rows(statement, *values)
+            cursor = psycopg.AsyncRawCursor(connection)
+            await cursor.execute(query_for_postgres(statement), values, prepare=True, binary=True)
+            return await cursor.fetchall()
 
     # Connections.
 
@@ -304,14 +408,17 @@ class PostgresStore(SqlStore):
         connection = await asyncio.wait_for(
             psycopg.AsyncConnection.connect(self._address, autocommit=True, connect_timeout=2), self._timeout
         )
-        for kind, dumper in ((int, Int8BinaryDumper), (str, StrBinaryDumper), (float, FloatBinaryDumper)):
+        for kind, dumper in _DUMPERS.items():
             connection.adapters.register_dumper(kind, dumper)
         connection.prepared_max = 500
         self._shards[connection] = random.randrange(_SHARDS)
-        # After a fail-over or a restored backup, another timeline answers.
-        with suppress(psycopg.errors.FeatureNotSupported, psycopg.errors.InsufficientPrivilege):
+        try:
+            # After a fail-over or a restored backup, another timeline answers.
             cursor = await connection.execute("SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)")
             self.generation = (await cursor.fetchone() or ("",))[0]
+        except BaseException:
+            await self._discard(connection)
+            raise
         return connection
 
 
