@@ -376,6 +376,11 @@ class ServeConfig(Settings):
                 "`protodcs keys create --file keys.json --tenant NAME --role admin` and set keys=keys.json, or use "
                 "host=127.0.0.1."
             )
+        if self.is_shared and self.address is None and self.host in ("0.0.0.0", "::"):
+            raise ConfigError(
+                f"Other processes cannot reach this one at host={self.host}. Set `address` to a URL at which they can, "
+                "such as http://10.0.0.11:8000."
+            )
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("TLS needs tls_certificate and tls_key. One of them is missing.")
         return self

@@ -21,6 +21,7 @@ import psycopg
 
 from ...errors import ConfigError, StoreError
 from ..settings import ServeConfig
+from ..store.postgres import cut
 from ..telemetry import logs
 from ..workers.ring import Placement
 from .partitions import COUNT, PartitionMap, partition_of
@@ -133,6 +134,7 @@ class Membership:
         self._leaving = False
         self._wanted = asyncio.Event()
         self._beating: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
         self.placement = PartitionMap((), (), self._owners)
         self.ended: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
@@ -141,8 +143,11 @@ class Membership:
     async def find_placement(self) -> PartitionMap:
         """Return where streams belong now. The database is asked, unless that was done a moment ago."""
         if time.monotonic() - self._read > _FRESH_SECONDS:
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.create_task(self._beat())
             with suppress(StoreError):
-                await self._beat()
+                # A caller that gives up must not cancel it: that can take long, and beats would wait.
+                await asyncio.shield(self._reading)
         return self.placement
 
     # Join and leave.
@@ -307,27 +312,22 @@ class Membership:
 
     async def _use(self, work: Callable[["psycopg.AsyncConnection[Any]"], Awaitable[Any]]) -> None:
         """Do work with the connection. Connect first if necessary. Raise StoreError if the database does not answer."""
-
-        async def connected() -> None:
-            if self._connection is None:
-                self._connection = await self._connect()
-            await work(self._connection)
-
         async with self._using:
-            working = asyncio.create_task(connected())
+            timer = None
             try:
-                done, _ = await asyncio.wait([working], timeout=self._lease)
-                if not done:
-                    raise TimeoutError("no answer in time")
-                working.result()
+                if self._connection is None:
+                    self._connection = await asyncio.wait_for(self._connect(), self._lease)
+                timer = asyncio.get_running_loop().call_later(self._lease, cut, self._connection)
+                await work(self._connection)
             except BaseException as problem:
-                # Before the task is cancelled: it would ask the database to cancel, and wait for that.
                 await self._disconnect()
-                working.cancel()
-                await asyncio.gather(working, return_exceptions=True)
                 if isinstance(problem, psycopg.Error | OSError):
-                    raise StoreError(f"The database does not answer: {str(problem).strip()}") from None
+                    reason = " ".join(str(problem).split()) or "no answer in time"
+                    raise StoreError(f"The database does not answer: {reason}") from None
                 raise
+            finally:
+                if timer is not None:
+                    timer.cancel()
 
     async def _connect(self) -> "psycopg.AsyncConnection[Any]":
         connection = await psycopg.AsyncConnection.connect(

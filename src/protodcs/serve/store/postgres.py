@@ -374,7 +374,7 @@ class PostgresStore(SqlStore):
         async with self._room:
             try:
                 connection = self._idle.pop() if self._idle else await self._connect()
-                timer = asyncio.get_running_loop().call_later(self._timeout, _cut, connection)
+                timer = asyncio.get_running_loop().call_later(self._timeout, cut, connection)
                 yield connection
             except psycopg.Error as problem:
                 # The others may have lost the same server.
@@ -401,7 +401,7 @@ class PostgresStore(SqlStore):
 
     async def _discard(self, connection: Connection) -> None:
         self._shards.pop(connection, None)
-        _cut(connection)
+        cut(connection)
         await connection.close()
 
     async def _connect(self) -> Connection:
@@ -422,7 +422,7 @@ class PostgresStore(SqlStore):
         return connection
 
 
-def _cut(connection: Connection) -> None:
+def cut(connection: Connection) -> None:
     """End a connection whose server may not respond, so that whoever waits for it gets an error."""
     with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as copy:
         copy.shutdown(socket.SHUT_RDWR)
