@@ -72,9 +72,10 @@ def run(variant: Variant, file: Path, seeds: int | None, out: Path, features: Pa
     from protodcs.bench import grid
     from protodcs.bench.run import Failure, execute, on_this_machine, planned, prepared
     from protodcs.features.run import in_a_loop
+    from protodcs.methods.spec import MethodSpec
 
     chosen = grid.load(file)
-    methods = [grid.MethodSpec(method="streamdcs", label=WHOLE.name, options=dict(variant.settings))]
+    methods = [MethodSpec(method="streamdcs", label=WHOLE.name, options=dict(variant.settings))]
     chosen = chosen.model_copy(update={"methods": methods, "seeds": chosen.seeds[:seeds]})
     plan = planned(chosen, out, f"python scripts/{Path(__file__).name}")
     cells = prepared(plan, features, in_a_loop, lambda name, done, total: None)

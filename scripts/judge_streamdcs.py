@@ -28,12 +28,13 @@ from protodcs.bench.comparison import (
     Setting,
     comparisons,
 )
-from protodcs.bench.grid import ImageStream, MethodSpec, PackStream
+from protodcs.bench.grid import ImageStream, PackStream
 from protodcs.bench.rows import FIRST, LATER
 from protodcs.bench.statistics import Estimate, estimate, paired
 from protodcs.bench.summaries import arrowed
 from protodcs.bench.tables import Cell, Share, Table, to_csv, to_markdown
 from protodcs.errors import DataError
+from protodcs.methods.spec import MethodSpec
 
 ROOT = Path(__file__).parent.parent
 METHOD, OURS, PAPER = "streamdcs", "StreamDCS", "ProtoDCS (paper)"

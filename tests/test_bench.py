@@ -24,6 +24,7 @@ from protodcs.cli import app
 from protodcs.errors import ConfigError, DataError
 from protodcs.features import FeatureStore
 from protodcs.features.run import Extraction, in_a_loop
+from protodcs.methods.spec import MethodSpec
 
 PACKED = {"pack": "dtd"}
 PIXELS = {
@@ -124,13 +125,13 @@ def test_every_grid_that_ships_is_valid():
 @pytest.mark.parametrize(("method", "config"), [("streamdcs", StreamDCSConfig), ("protodcs", ProtoDCSConfig)])
 def test_a_method_without_options_has_its_default_settings(method, config):
     created = methods.create(method, np.eye(2, 4)).config
-    assert grid.MethodSpec(method=method).config() == created == config()
+    assert MethodSpec(method=method).config() == created == config()
 
 
 def test_the_temperature_is_that_of_the_encoder_unless_the_grid_names_another():
-    assert grid.MethodSpec(method="tda").config(0.25).temperature == 0.25
-    assert grid.MethodSpec(method="tda", options={"temperature": 0.5}).config(0.25).temperature == 0.5
-    assert grid.MethodSpec(method="streamdcs").config(0.25).temperature == 0.25
+    assert MethodSpec(method="tda").config(0.25).temperature == 0.25
+    assert MethodSpec(method="tda", options={"temperature": 0.5}).config(0.25).temperature == 0.5
+    assert MethodSpec(method="streamdcs").config(0.25).temperature == 0.25
 
 
 def test_a_method_of_ones_own_is_one_file(command, tmp_path, monkeypatch):

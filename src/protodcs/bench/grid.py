@@ -3,13 +3,10 @@
 Nothing here reads an image or runs a method, so a mistake in a grid is reported before any work begins.
 """
 
-import hashlib
-import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -28,9 +25,8 @@ from pydantic import (
 
 from ..core.settings import as_error
 from ..data.streams import protocols
-from ..errors import ConfigError, ProtoDCSError, did_you_mean
-from ..method import FeatureMethod, ImageMethod
-from ..methods import REGISTER, images
+from ..errors import ConfigError
+from ..methods.spec import MethodSpec
 from . import feature_pack, user_streams
 
 SEEDS = [0, 1, 2, 3, 4]
@@ -160,79 +156,6 @@ class UserStream(_Part):
     def protocols(self) -> list[str]:
         """Its order: it has one segment, and nothing to reset."""
         return [feature_pack.SHUFFLED if self.run == 1 else "runs"]
-
-
-class MethodSpec(_Part):
-    """A method with its options."""
-
-    method: str = Field(description="A registered name, or module:Class.")
-    label: str = Field("", max_length=80, description="In tables; empty: the name of the method.")
-    options: dict[str, Any] = {}
-    trace: bool = Field(False, description="Keep what it does sample by sample, for figures; on the first seed.")
-
-    @model_validator(mode="after")
-    def _valid(self) -> Self:
-        """Refuse an unknown method, or options it does not take."""
-        try:
-            self.config()
-        except (ProtoDCSError, TypeError) as problem:
-            raise ValueError(f"{self.title}: {problem}") from None
-        return self
-
-    @property
-    def title(self) -> str:
-        """What tables call it."""
-        return self.label or self.method
-
-    @property
-    def implementation(self) -> type[FeatureMethod] | type[ImageMethod]:
-        """Its class: a registered one, or that which `module:Class` names."""
-        for register in (REGISTER, images.REGISTER):
-            if self.method in register:
-                return register[self.method]
-        module, colon, name = self.method.partition(":")
-        if not colon:
-            known = [*REGISTER, *images.REGISTER]
-            raise ConfigError(
-                f"There is no method {self.method!r}.{did_you_mean(self.method, known)} Choose one of "
-                f"{', '.join(known)}, or write module:Class."
-            )
-        try:
-            found = getattr(import_module(module), name)
-        except (ImportError, AttributeError, ValueError) as problem:
-            raise ConfigError(
-                f"The method {self.method!r} cannot be imported: {problem}. Set PYTHONPATH to the folder of its module."
-            ) from None
-        if not (isinstance(found, type) and issubclass(found, FeatureMethod | ImageMethod)):
-            raise ConfigError(f"{self.method!r} is neither a FeatureMethod nor an ImageMethod")
-        return found
-
-    @property
-    def source(self) -> str:
-        """Hash of the file of a method of your own, whose results must not outlive a change; else empty."""
-        if ":" not in self.method:
-            return ""
-        file = inspect.getsourcefile(self.implementation)
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
-
-    @property
-    def sees(self) -> Literal["features", "images"]:
-        """What it takes."""
-        return "features" if issubclass(self.implementation, FeatureMethod) else "images"
-
-    @property
-    def uses_vocabulary(self) -> bool:
-        """Whether it takes the vocabulary of a stream."""
-        kind = self.implementation
-        return issubclass(kind, FeatureMethod) and kind.uses_vocabulary
-
-    def config(self, temperature: float | None = None) -> BaseModel:
-        """Its settings, resolved; a temperature is that of the encoder, and taken unless the grid names another."""
-        options = dict(self.options)
-        kind = self.implementation.config_type
-        if temperature is not None and "temperature" in kind.model_fields:
-            options.setdefault("temperature", temperature)
-        return kind(**options)
 
 
 def _kind(words: object) -> str:
