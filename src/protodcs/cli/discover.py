@@ -46,7 +46,9 @@ class _Unknown(NamedTuple):
 
 @explained
 def discover(
-    source: Path = typer.Argument(..., help="Folder of images, file of decisions (.csv, .jsonl), or features (.npy)."),
+    source: Path = typer.Argument(
+        ..., help="Folder of images, file of decisions (.csv, .jsonl), or of features (.npy, .npz, ...)."
+    ),
     classes: str | None = typer.Option(
         None, help="Known classes, as in `classify`; only unknown images of a folder are clustered. Default: all are."
     ),
@@ -104,16 +106,18 @@ def _unknown(source: Path, classes: str | None, model: str, images: Path | None,
         known = [place for place, sample in enumerate(decided.samples) if sample.label is not None]
         names = [decided.samples[place].file for place in rejected]
         return _Unknown(names, features[rejected], features[known], decided.files)
+    from ..data.feature_file import ENDINGS as FEATURE_ENDINGS
     from ..encoders import load
 
     if source.is_dir():
         encoded, files = encode_folder(source, load(model), quiet)
         return _Unknown([*encoded.names], encoded.features, encoded.features[:0], files)
-    if source.suffix == ".npy":
+    if source.suffix in FEATURE_ENDINGS:
         return _stored_features(source)
     if source.suffix not in ENDINGS:
         raise InputError(
-            f"give a folder, a file of decisions ({', '.join(ENDINGS)}) or features (.npy); given: {source.name!r}"
+            f"give a folder, a file of decisions ({', '.join(ENDINGS)}) or of features "
+            f"({', '.join(FEATURE_ENDINGS)}); given: {source.name!r}"
         )
     decided = read_decisions(source, images)
     rejected_files = {s.file: decided.files[s.file] for s in decided.samples if s.label is None}
@@ -128,15 +132,9 @@ def _unknown(source: Path, classes: str | None, model: str, images: Path | None,
 
 
 def _stored_features(file: Path) -> _Unknown:
-    import numpy as np
+    from ..data.feature_file import read_features
 
-    try:
-        features = np.load(file, allow_pickle=False)
-    except (ValueError, EOFError) as problem:
-        raise DataError(f"{file} is not a file of numpy: {problem}") from None
-    if features.ndim != 2 or features.dtype.kind != "f":
-        raise DataError(f"{file} must have an array of floats (n, d); it has {features.dtype} {features.shape}.")
-    rows = features.astype(np.float32)
+    rows = read_features(file).features
     return _Unknown([str(number) for number in range(len(rows))], rows, rows[:0], {})
 
 

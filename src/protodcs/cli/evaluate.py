@@ -3,11 +3,10 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..errors import DataError
 from .screen import (
     VOCABULARY_HELP,
     console,
@@ -25,7 +24,6 @@ from .screen import (
 if TYPE_CHECKING:
     from ..metrics import Evaluation
 
-_UNKNOWN = -1
 _TITLES = {
     "false_reject": "known: rejected",
     "unknown_recall": "unknown: found",
@@ -68,10 +66,13 @@ def evaluate(
 
     from .. import encoders, metrics
     from ..classifier import OpenSetClassifier
+    from ..data.labelled_folder import labelled_folder
     from ..diagnosis import diagnose
     from ..encoders.files import encode_files
 
-    labelled = _labelled(folder, None if classes is None else given_classes(classes), None if known_only else unknown)
+    labelled = labelled_folder(
+        folder, None if classes is None else given_classes(classes), None if known_only else unknown
+    )
     options: dict[str, Any] = {**target_options(target_false_reject), "vocabulary": given_vocabulary(vocabulary)}
     encoder = encoders.load(model, device=device, batch_size=batch_size)
     classifier = OpenSetClassifier.with_encoder(encoder, labelled.classes, method=method, **options)
@@ -79,7 +80,7 @@ def evaluate(
         task = bar.add_task("images", total=len(labelled.files))
         encoded = encode_files(encoder, labelled.files, advance=lambda count: bar.advance(task, count))
     for error in encoded.errors.values():
-        typer.echo(f"warning: skipped: {error}", err=True)
+        typer.echo(f"warning: skipped: {printable(error)}", err=True)
     engine, features = classifier.engine, encoded.features
     labels = np.array([labelled.labels[name] for name in encoded.names], dtype=np.int64)
     order = np.random.default_rng(_SEED).permutation(len(labels))
@@ -96,43 +97,6 @@ def evaluate(
     _print(folder_figures, stream)
     _print_target(folder_figures, getattr(engine.config, "target_false_reject", None))
     print_diagnosis(diagnosis.to_dict())
-
-
-class _Labelled(NamedTuple):
-    classes: tuple[str, ...]
-    files: dict[str, Path]
-    labels: dict[str, int]
-
-
-def _labelled(folder: Path, classes: tuple[str, ...] | None, unknown: str | None) -> _Labelled:
-    """Return the classes and the labelled files of a folder; `unknown` names the subfolder without a class."""
-    from ..data.readers.folder import image_files
-    from ..data.readers.wordnet import class_words
-
-    if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder. Give a folder with one subfolder of images for each class.")
-    subfolders = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if unknown is not None and unknown not in subfolders:
-        raise DataError(
-            f"{folder} has no subfolder {unknown!r} with images of no class. Name it with --unknown, or pass "
-            "--known-only to measure without unknown images."
-        )
-    known = tuple(name for name in subfolders if name != unknown)
-    if not known:
-        raise DataError(f"{folder} has no class subfolder. Put the images of each class into a subfolder of its name.")
-    names = dict(zip(known, class_words(known, folder), strict=True))
-    classes = classes or tuple(names.values())
-    if missing := [name for name in names.values() if name not in classes]:
-        raise DataError(f"The subfolder {missing[0]!r} is not a class of the list. Rename it, or add it to --classes.")
-    numbers = {subfolder: classes.index(name) for subfolder, name in names.items()}
-    if unknown is not None:
-        numbers[unknown] = _UNKNOWN
-    files, labels = {}, {}
-    for subfolder, label in numbers.items():
-        for file in image_files(folder / subfolder):
-            name = printable(f"{subfolder}/{file}")
-            files[name], labels[name] = folder / subfolder / file, label
-    return _Labelled(classes, files, labels)
 
 
 def _as_json(found: "Evaluation") -> dict[str, dict[str, float | None]]:
