@@ -31,8 +31,6 @@ from .errors import ConfigError, ImageError, UsageError
 from .method import FeatureMethod
 from .prefetch import Prefetcher
 
-# The methods that use the encoder's temperature unless another one is given.
-_TAKES_TEMPERATURE = ("streamdcs", "protodcs")
 # One batch of features waits while the next is computed, so that the encoder never waits.
 BATCHES_AHEAD = 2
 
@@ -83,8 +81,8 @@ class OpenSetClassifier:
             vocabulary: names of other things, with which StreamDCS compares the classes: "general" for a list of 4,400
                 names, your own names, a text file, or None. They are encoded once for each encoder, which can take
                 minutes on a CPU, and stored on disk.
-            options: single settings, if you give no `config`. StreamDCS and ProtoDCS use the encoder's temperature
-                unless you set another.
+            options: single settings, if you give no `config`. The temperature is that of the encoder unless you set
+                another.
         """
         encoder = encoders.load(
             name, device=device, dtype=dtype, batch_size=batch_size, revision=revision, templates=templates
@@ -108,7 +106,7 @@ class OpenSetClassifier:
         names = class_names(classes)
         kind = methods.REGISTER[method]
         if config is None:
-            if method in _TAKES_TEMPERATURE:
+            if "temperature" in kind.config_type.model_fields:
                 options.setdefault("temperature", 1 / encoder.logit_scale)
             config = kind.config_type(**options)
         elif options:
