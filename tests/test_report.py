@@ -16,7 +16,7 @@ from protodcs import metrics
 from protodcs.bench import figures, leaderboard, paper_tables, summaries
 from protodcs.bench.captions import pictures
 from protodcs.bench.comparison import ACC, AUROC, MAIN, OSCR, comparisons
-from protodcs.bench.drawing import style, texts, to_png, to_svg
+from protodcs.bench.drawing import texts, to_png, to_svg
 from protodcs.bench.embedding import MOST_POINTS, tsne
 from protodcs.bench.report import write_report
 from protodcs.bench.rows import GATHERED, MEAN, POOLED
@@ -25,6 +25,7 @@ from protodcs.bench.tables import Number, Share, Table, escape_latex, to_csv, to
 from protodcs.core.protodcs.config import ProtoDCSConfig
 from protodcs.errors import DataError, InputError
 from protodcs.methods import REGISTER, images
+from protodcs.plot import style
 
 GRIDS = Path(__file__).parent.parent / "grids"
 ABLATIONS = sorted(GRIDS.glob("ablation-*.yaml"))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .core.streamdcs.engine import StreamDCS
     from .core.streamdcs.explain import StreamDCSExplanation
     from .core.vocabulary import Vocabulary
+    from .method_comparison import MethodComparison, compare
     from .pool import StreamPool
     from .protocol import Observed
 
@@ -33,6 +34,7 @@ _HOMES = {
     "Decision": ".core.decision",
     "Decisions": ".core.decision",
     "ProtoDCSExplanation": ".core.protodcs.explain",
+    "MethodComparison": ".method_comparison",
     "Observed": ".protocol",
     "OpenSetClassifier": ".classifier",
     "ProtoDCS": ".core.protodcs.engine",
@@ -43,6 +45,7 @@ _HOMES = {
     "StreamDCSExplanation": ".core.streamdcs.explain",
     "StreamPool": ".pool",
     "Vocabulary": ".core.vocabulary",
+    "compare": ".method_comparison",
 }
 
 _PACKAGES = ("data", "discovery", "encoders", "errors", "methods", "metrics", "plot")
@@ -52,6 +55,7 @@ __all__ = [
     "Client",
     "Decision",
     "Decisions",
+    "MethodComparison",
     "Observed",
     "OpenSetClassifier",
     "ProtoDCS",
@@ -64,6 +68,7 @@ __all__ = [
     "StreamPool",
     "Vocabulary",
     "__version__",
+    "compare",
     "data",
     "discovery",
     "encoders",

@@ -5,7 +5,8 @@ tell things apart.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,13 +20,39 @@ from .errors import InputError, MissingPackageError, UsageError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from .method_comparison import MethodComparison
+
 # Two of Okabe and Ito's colours, which colour-blind readers can tell apart.
 _COLOURS = {"known": "#0072B2", "unknown": "#D55E00"}
 _LINES = {"known": "-", "unknown": "-."}
 _GREY = "#c8c8c8"
+# For several methods: Okabe and Ito's colours without the yellow that vanishes on white, and two more.
+_METHOD_COLOURS = (
+    "#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#777777", "#7B3F00",
+)  # fmt: skip
+_METHOD_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p")
+_METHOD_LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (3, 1)), (0, (1, 1)))
 _MOST_BINS = 50
 # With more classes, a confusion matrix has no numbers in its cells, and names only some rows.
 _MOST_NUMBERS, _MOST_NAMES = 24, 40
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How one of several methods is drawn: never by colour alone."""
+
+    colour: str
+    marker: str
+    line: Any
+
+
+def style(place: int) -> Style:
+    """Return the style of the method at `place`; no two of the first 63 have the same colour and line."""
+    return Style(
+        _METHOD_COLOURS[place % len(_METHOD_COLOURS)],
+        _METHOD_MARKERS[place % len(_METHOD_MARKERS)],
+        _METHOD_LINES[place % len(_METHOD_LINES)],
+    )
 
 
 def score_histogram(
@@ -151,6 +178,61 @@ def confusion_counts(decisions: Decisions, truth: Sequence[str | None]) -> Integ
     rows = np.array([numbers.get(name, unknown) for name in truth], dtype=np.int64)
     cells = rows * (unknown + 1) + np.where(decisions.known, decisions.index, unknown)
     return np.bincount(cells, minlength=(unknown + 1) ** 2).reshape(unknown + 1, unknown + 1)
+
+
+# Known images rejected, in percent: the figure shows these, on an axis where each doubling is as wide.
+_REJECTED_TICKS = (0.5, 1, 2, 5, 10, 20, 50, 100)
+
+
+def found_and_rejected(comparison: "MethodComparison", axes: "Axes | None" = None) -> "Axes":
+    """Draw unknown images found against known images rejected: a line for each method, its own decisions as a point.
+
+    A line shows what the score of a method allows, for every threshold. A point shows where the method decided itself.
+    Points at the left edge reject fewer known images than the axis shows.
+    """
+    if not (comparison.known and comparison.unknown):
+        raise UsageError("The figure needs known and unknown images. One of the two kinds is missing.")
+    drawn = _axes(axes, (8.4, 4.8))
+    # A single known image is the smallest step.
+    left = max(_REJECTED_TICKS[0], min(2.0, 100.0 / comparison.known))
+    drawn.axvline(100 * comparison.target, color=_GREY, linewidth=6, zorder=0)
+    for place, one in enumerate(comparison.methods):
+        look, (rejected, found) = style(place), 100 * one.curve
+        own = 100 * one.decisions.false_reject.value, 100 * one.decisions.unknown_recall.value
+        at = 100 * one.recall_at[comparison.target].value
+        drawn.plot(
+            np.maximum(rejected, left),
+            found,
+            color=look.colour,
+            linestyle=look.line,
+            linewidth=2.4 if not place else 1.5,
+            drawstyle="steps-post",
+            zorder=3 - place / 100,
+        )
+        drawn.plot(
+            [max(own[0], left)],
+            [own[1]],
+            color=look.colour,
+            marker=look.marker,
+            linestyle=look.line,
+            markersize=9,
+            markeredgecolor="white",
+            label=f"{one.label}: {at:.0f} %",
+            zorder=5,
+            clip_on=False,
+        )
+    drawn.set_xscale("log")
+    drawn.set_xlim(left, 100)
+    drawn.set_ylim(0, 101)
+    ticks = [tick for tick in _REJECTED_TICKS if tick >= left]
+    drawn.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    drawn.minorticks_off()
+    drawn.set_xlabel("known images rejected, in %")
+    drawn.set_ylabel("unknown images found, in %")
+    drawn.grid(color="#eeeeee")
+    title = f"line: any threshold\nmarker: own decisions\nnumber: found at {100 * comparison.target:g} % rejected"
+    drawn.legend(title=title, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, alignment="left")
+    return drawn
 
 
 def _axes(axes: "Axes | None", size: tuple[float, float]) -> "Axes":

@@ -6,7 +6,6 @@ and without matplotlib's global state, and equal input gives equal bytes.
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
@@ -14,10 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, without the yellow that vanishes on white.
-_COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p")
-_LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (3, 1)), (0, (1, 1)))
 KNOWN, UNKNOWN = "#0072B2", "#D55E00"
 _RESOLUTION = 130
 _SETTINGS: dict[Any, Any] = {
@@ -35,20 +30,6 @@ _SETTINGS: dict[Any, Any] = {
     "hatch.linewidth": 0.6,
     "svg.hashsalt": "protodcs",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Style:
-    """How one of several things is drawn: never by colour alone."""
-
-    colour: str
-    marker: str
-    line: Any
-
-
-def style(place: int) -> Style:
-    """The style of the thing at `place`; no two of the first seventy-seven are the same."""
-    return Style(_COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)], _LINES[place % len(_LINES)])
 
 
 def settings() -> Any:

@@ -18,8 +18,9 @@ from ..arrays import Floats
 from ..core.numerics.evidence import uncertainty
 from ..core.numerics.gaussian_mixture import boundary
 from ..core.numerics.softmax import softmax
+from ..plot import style
 from .comparison import ACC, AUROC, Comparison, Metric
-from .drawing import KNOWN, UNKNOWN, legend_below, panels, settings, shorten, style
+from .drawing import KNOWN, UNKNOWN, legend_below, panels, settings, shorten
 from .embedding import tsne
 from .leaderboard import Curve
 from .rows import MEAN, POOLED

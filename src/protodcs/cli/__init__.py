@@ -6,6 +6,7 @@ from ..version import __version__
 from . import (
     bench,
     classify,
+    compare,
     corrupt,
     data,
     demo,
@@ -43,6 +44,7 @@ app.add_typer(store.app, name="store")
 app.add_typer(streams.app, name="streams")
 app.add_typer(webhooks.app, name="webhooks")
 app.command("classify")(classify.classify)
+app.command("compare")(compare.compare)
 app.command("corrupt")(corrupt.corrupt)
 app.command("demo")(demo.demo)
 app.command("discover")(discover.discover)

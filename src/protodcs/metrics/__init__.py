@@ -20,14 +20,17 @@ from .accuracy import (
     unknown_recall,
 )
 from .averaging import per_group, per_group_mean, pooled
+from .bootstrap import Draws, Interval, bootstrap
 from .calibration import Reliability, accuracy_uncertainty_curve, area_under_accuracy_uncertainty, ece, reliability
-from .detection import aupr, auroc, fpr_at_tpr
+from .detection import aupr, auroc, fpr_at_tpr, recall_at_false_reject
 from .evaluation import Evaluation, Proportion, evaluate
 from .openset import h_score, oscr, oscr_curve, oscr_legacy
 from .summary import summary
 
 __all__ = [
+    "Draws",
     "Evaluation",
+    "Interval",
     "Proportion",
     "Reliability",
     "accepted_accuracy",
@@ -37,6 +40,7 @@ __all__ = [
     "aupr",
     "auroc",
     "balanced_accuracy",
+    "bootstrap",
     "coverage",
     "ece",
     "evaluate",
@@ -51,6 +55,7 @@ __all__ = [
     "per_group",
     "per_group_mean",
     "pooled",
+    "recall_at_false_reject",
     "reliability",
     "summary",
     "unknown_recall",

@@ -79,6 +79,27 @@ def fpr_at_tpr(known: Scores, unknown: Scores, tpr: float = 0.95, positive: Posi
     return int(np.count_nonzero(negatives >= threshold)) / len(negatives)
 
 
+def recall_at_false_reject(known: Scores, unknown: Scores, rate: float = 0.05) -> float:
+    """The share of the unknown samples that a threshold finds if it rejects at most `rate` of the known ones.
+
+    It compares methods at an equal rate of false rejects. The threshold is chosen with labels, the strictest of that
+    kind, so no method without labels decides better by the same score. This is one minus `fpr_at_tpr` at 1 - `rate`.
+
+    >>> recall_at_false_reject(np.array([4.0, 3.0, 2.0, 1.0]), np.array([1.5, 0.5]), 0.25)
+    1.0
+    """
+    return 1.0 - fpr_at_tpr(known, unknown, 1.0 - checking.share(rate, "rate"))
+
+
+def rejectable(count: int, rate: float) -> int:
+    """Return how many of `count` known samples a threshold may reject at this rate: at most `rate` of them.
+
+    >>> rejectable(100, 0.05), rejectable(19, 0.05)
+    (5, 0)
+    """
+    return count - _smallest_count(1.0 - rate, count)
+
+
 def aupr(known: Scores, unknown: Scores, positive: Positive = "known") -> float:
     """Average precision: over all distinct thresholds, the precision weighted by the gain in recall.
 
