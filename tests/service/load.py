@@ -176,7 +176,9 @@ class _Producer:
             if self._rng.random() < self._habits.repeat_old:
                 old = self._rng.randint(0, number)
                 self._observe(old, self._program.contents[old])
-            if self._rng.random() < self._habits.misuse:
+            # A producer that misuses keys begins with it, so that no seed leaves it out.
+            first = self._habits.misuse > 0 and not self._misuses
+            if first or self._rng.random() < self._habits.misuse:
                 self._misuse(self._rng.randint(0, number))
 
     def _key(self, number: int) -> str:
