@@ -179,7 +179,8 @@ def test_entries_beyond_the_limits_are_deleted_from_the_oldest_on(tmp_path, limi
         await store.trim_log(limits, now / 1000)
         assert await positions(store, EVERYTHING) == list(left)
 
-    for name in ("redis", "postgres", "sqlite"):
+    # PostgreSQL deletes what is too old by whole months: see test_log_months.
+    for name in ("redis", "sqlite") if limits.seconds < 1e12 else ("redis", "postgres", "sqlite"):
         (tmp_path / name).mkdir()
         check(name, tmp_path / name)
 

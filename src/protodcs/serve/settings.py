@@ -120,13 +120,24 @@ class ServeConfig(Settings):
     max_snapshots: int = Field(10, ge=1, le=1000, description="Maximum number of named snapshots per stream.")
 
     # The decision log.
-    log_days: float = Field(30.0, gt=0, le=36_500, description="Delete log entries after this time. Days.")
+    log_days: float = Field(
+        30.0,
+        gt=0,
+        le=36_500,
+        description="Delete log entries after this time. PostgreSQL deletes a month when all of it is older. Days.",
+    )
     log_entries: int | None = Field(
         None,
         ge=0,
         description="Maximum number of log entries per stream. None: 1,000,000, or 10,000 with Redis.",
     )
     log_bytes: int = Field(2**30, ge=0, description="Maximum size of the log of a stream, thumbnails included. Bytes.")
+    total_log_bytes: int = Field(
+        0,
+        ge=0,
+        description="Maximum size of the logs of all streams with SQLite or PostgreSQL, thumbnails included. Beyond "
+        "it, the oldest month is deleted, never the current one. Bytes. 0: no limit.",
+    )
     thumbnails: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Store thumbnails of observed images in the log. auto: on, except with Redis.",
@@ -236,14 +247,15 @@ class ServeConfig(Settings):
     tenant_bytes: int | None = Field(
         None,
         ge=0,
-        description="Bytes in the store, without decision logs, after which the writes of a tenant get 413. 0: no "
-        "limit. None: 8 GiB, or 1 GiB with Redis.",
+        description="Bytes in the store, with decision logs, after which the writes of a tenant get 413. 0: no limit. "
+        "None: 8 GiB more than `tenant_log_bytes`, and no limit if that is 0. With Redis, logs do not count, and None "
+        "is 1 GiB.",
     )
     tenant_log_bytes: int = Field(
         64 * 2**30,
         ge=0,
-        description="Maximum size of the decision logs of a tenant with SQLite, thumbnails included. Beyond it, the "
-        "oldest entries of its largest logs are deleted. Bytes. 0: no limit.",
+        description="Maximum size of the decision logs of a tenant with SQLite or PostgreSQL, thumbnails included. "
+        "Beyond it, the oldest entries of its largest logs are deleted. Bytes. 0: no limit.",
     )
     tenant_max_fraction: float = Field(
         0.5,
@@ -453,7 +465,7 @@ def tenant_bytes_of(config: ServeConfig, tenant: str) -> int | None:
     limit: int | None = limit_of(config, tenant, "tenant_bytes")
     if limit is None:
         # 1,000 streams of the largest size take 6 GB. Redis holds them in memory.
-        limit = 2**30 if config.is_on_ray else 2**33
+        limit = 2**30 if config.is_on_ray else config.tenant_log_bytes and 2**33 + config.tenant_log_bytes
     return limit if tenant and limit else None
 
 
@@ -462,7 +474,9 @@ def log_limits(config: ServeConfig) -> LogLimits:
     entries = config.log_entries
     if entries is None:
         entries = 10_000 if config.is_on_ray else 1_000_000
-    return LogLimits(86_400 * config.log_days, entries, config.log_bytes, config.tenant_log_bytes)
+    return LogLimits(
+        86_400 * config.log_days, entries, config.log_bytes, config.tenant_log_bytes, config.total_log_bytes
+    )
 
 
 def tenant_queue_limit(config: ServeConfig) -> int:

@@ -97,7 +97,7 @@ FIXES = {
     "body_too_large": "Send less per request, or raise `body_bytes` or `json_bytes`.",
     "image_too_large": "Scale the image down, or raise `pixels`.",
     "too_many_classes": "Use fewer classes, or raise `classes`.",
-    "quota_exceeded": "Delete streams or snapshots, or raise `tenant_bytes`.",
+    "quota_exceeded": "Delete streams or snapshots, purge decision logs, or raise `tenant_bytes`.",
     "unsupported_media_type": "Use one of the content types that the route lists, without `Content-Encoding`.",
     "invalid_request": "`errors` names each wrong field.",
     "invalid_image": "The bytes are no image that can be decoded. Try to open the file in a viewer.",

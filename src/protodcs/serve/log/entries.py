@@ -137,12 +137,14 @@ class LogLimits(NamedTuple):
         entries: maximum number of entries.
         size: maximum bytes, thumbnails included.
         tenant_size: maximum bytes of all logs of a tenant; 0: no limit. Redis has none.
+        total_size: maximum bytes of the logs of all streams; 0: no limit. Redis has none.
     """
 
     seconds: float
     entries: int
     size: int
     tenant_size: int = 0
+    total_size: int = 0
 
 
 class LogPage(NamedTuple):

@@ -184,7 +184,7 @@ class Totals(NamedTuple):
 
     Attributes:
         streams: how many there are, of all tenants.
-        bytes: that they use, as quotas count them.
+        bytes: that they use, without decision logs.
         memory: bytes of memory that the store uses; 0 if the streams are on a disk.
         memory_limit: that it may use; 0 if there is no limit.
         log_bytes: of the decision logs, thumbnails included; 0 if the store does not count them.

@@ -17,6 +17,7 @@ from ...errors import InputError, StoreError, without_passwords
 from .commit_marks import CommitMarks
 from .inspection import DATABASE
 from .log_tables import packed_key
+from .months import month_of
 from .schema import LAYOUT, SQLITE, USAGE
 from .sql import SqlStore
 from .sqlite import SqliteStore
@@ -30,8 +31,10 @@ _TABLES: Final = {
     "streams": "number", "specs": "stream", "records": "key", "snapshots": "stream", "saved": "stream, name",
     "blobs": "name", "uses": "blob, tenant, stream", "documents": "kind, name", "notices": "id",
     "log_classes": "number", "log": "key", "log_thumbnails": "key", "log_roll_backs": "stream, first, last",
-    "log_sizes": "stream", "log_deleted": "stream", "unused": "name",
+    "log_sizes": "stream, month", "log_deleted": "stream", "unused": "name",
 }  # fmt: skip
+# Where rows have the time that says in which table of PostgreSQL they are.
+_TIMES: Final = {"log": 1, "log_thumbnails": 2}
 # Rows that are in memory at once; snapshots have megabytes.
 _FEW_ROWS: Final = {"snapshots": 16, "saved": 16, "blobs": 4}
 _ROWS: Final = 2000
@@ -165,6 +168,8 @@ async def _to_postgres(address: str, numbers: tuple[int, ...]) -> AsyncIterator[
     """Yield what writes rows of tables to a database that has no streams."""
     from psycopg.errors import UniqueViolation
 
+    from .postgres import add_months
+
     store = await _postgres(address).prepare()
     try:
         async with store._connected() as connection, connection.transaction():
@@ -176,6 +181,8 @@ async def _to_postgres(address: str, numbers: tuple[int, ...]) -> AsyncIterator[
             await connection.execute(f"TRUNCATE {', '.join(_TABLES)}, usage")
 
             async def write(table: str, rows: Rows) -> None:
+                if table in _TIMES:
+                    await add_months(connection, {month_of(row[_TIMES[table]]) for row in rows})
                 async with connection.cursor() as cursor, cursor.copy(f"COPY {table} FROM STDIN") as copy:
                     for row in rows:
                         await copy.write_row(row)

@@ -14,13 +14,11 @@ from typing import Any, Final
 from ...core.decision import REASONS
 from ..log.entries import OUTCOMES, LogEntry, LogLimits, LogPage, LogQuery, Purge, Range, marked
 from ..log.notices import MAX_NOTICES, Notice
-from .schema import POSITION_BITS
+from .months import month_of, range_of
+from .schema import ENTRY_BYTES, ENTRY_SIZE, POSITION_BITS
 from .transaction import Transaction, add_usage, to_bytes, to_text
 
 _COLUMNS: Final = "key, time, request, image_ref, outcome, name, p_unknown, score, reason, thumbnail"
-# Bytes of an entry beside its image reference and thumbnail, indexes included.
-_ENTRY_BYTES: Final = 110
-_SIZE: Final = f"{_ENTRY_BYTES} + coalesce(octet_length(image_ref), 0) + thumbnail"
 # Entries that one transaction deletes, at most. Observes wait meanwhile.
 _CHUNK: Final = 2000
 # Bytes of entries that one transaction purges. SQLite overwrites them, so they pass through its write-ahead log.
@@ -35,10 +33,14 @@ _STREAMS_AT_ONCE: Final = 100
 # contains if it would have 16 bytes too.
 _HEXADECIMAL: Final = re.compile("[0-9a-f]{32}")
 _TEXT: Final = b"\xff"
+_ALL_TIMES: Final = (-(1 << 63), (1 << 63) - 1)
 
 
 class LogTables:
     """Writes to the log tables of one database."""
+
+    # Whether each month has tables of its own. Then entries that are too old are deleted with their month.
+    _has_month_tables = False
 
     def __init__(self) -> None:
         # Numbers of class names that are durable.
@@ -68,10 +70,10 @@ class LogTables:
     ) -> None:
         """Add entries to the logs of streams of tenants, and mark earlier ones as rolled back."""
         rows: list[tuple[Any, ...]] = []
-        sizes: dict[int, list[int]] = {}
+        sizes: dict[tuple[int, int], list[int]] = {}
         thumbnails = []
         for stream, tenant, entries, _ in added:
-            base, total = stream << POSITION_BITS, 0
+            base = stream << POSITION_BITS
             for entry in entries:
                 key, thumbnail = base + entry.position, entry.thumbnail
                 rows.append(
@@ -88,24 +90,23 @@ class LogTables:
                         len(thumbnail),
                     )
                 )
-                total += _ENTRY_BYTES + len((entry.image_ref or "").encode()) + len(thumbnail)
                 if thumbnail:
-                    thumbnails.append((key, thumbnail))
-            if entries:
-                size = sizes.setdefault(stream, [0, 0])
-                size[0] += len(entries)
-                size[1] += total
-                add_usage(tx, tenant, log_size=total)
+                    thumbnails.append((key, thumbnail, entry.time))
+                grown = ENTRY_BYTES + len((entry.image_ref or "").encode()) + len(thumbnail)
+                size = sizes.setdefault((stream, month_of(entry.time)), [0, 0])
+                size[0] += 1
+                size[1] += grown
+                add_usage(tx, tenant, log_size=grown)
         types = "bigint bigint bytea text bigint bigint float8 float8 bigint bigint"
         await tx.run_many("INSERT INTO log SELECT * FROM {rows}", types, rows)
-        await tx.run_many("INSERT INTO log_thumbnails SELECT * FROM {rows}", "bigint bytea", thumbnails)
+        await tx.run_many("INSERT INTO log_thumbnails SELECT * FROM {rows}", "bigint bytea bigint", thumbnails)
         await tx.run_many(
-            "INSERT INTO log_sizes SELECT * FROM {rows} WHERE true ON CONFLICT (stream) DO UPDATE "
+            "INSERT INTO log_sizes SELECT * FROM {rows} WHERE true ON CONFLICT (stream, month) DO UPDATE "
             "SET entries = log_sizes.entries + excluded.entries, bytes = log_sizes.bytes + excluded.bytes",
-            "bigint bigint bigint",
-            [(stream, *size) for stream, size in sizes.items()],
+            "bigint bigint bigint bigint",
+            [(*name, *size) for name, size in sorted(sizes.items())],
         )
-        self._grown.update(sizes)
+        self._grown.update(stream for stream, _ in sizes)
         await tx.run_many(
             "INSERT INTO log_roll_backs SELECT * FROM {rows} WHERE true ON CONFLICT DO NOTHING",
             "bigint bigint bigint",
@@ -117,7 +118,7 @@ class LogTables:
         await self._lock(tx, stream)
         low, high = await _range_of_times(tx, stream, wanted.since, wanted.until)
         if wanted.image_ref is None:
-            chosen = f"SELECT key, {_SIZE} FROM log WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
+            chosen = f"SELECT key, {ENTRY_SIZE} FROM log WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
             keys: list[int] = []
             size = 0
             for key, row_size in await tx.rows(chosen, low, high, _CHUNK):
@@ -133,34 +134,86 @@ class LogTables:
 
     async def delete_thumbnails(self, tx: Transaction) -> int:
         """Delete some of the thumbnails. Return how many; 0 if none is left."""
-        rows = await tx.rows("SELECT key, length(data) FROM log_thumbnails LIMIT ?", _CHUNK)
-        keys = [(key,) for key, _ in rows]
+        rows = await tx.rows("SELECT key, time, length(data) FROM log_thumbnails LIMIT ?", _CHUNK)
+        keys = [(key,) for key, *_ in rows]
         await tx.run_many("DELETE FROM log_thumbnails WHERE key IN (SELECT column1 FROM {rows})", "bigint", keys)
         await tx.run_many("UPDATE log SET thumbnail = 0 WHERE key IN (SELECT column1 FROM {rows})", "bigint", keys)
-        sizes: dict[int, int] = {}
-        for key, size in rows:
-            sizes[key >> POSITION_BITS] = sizes.get(key >> POSITION_BITS, 0) + size
-        tenants: dict[int, bytes] = dict(await tx.rows_of_many(_TENANTS, "bigint", [(stream,) for stream in sizes]))
-        for stream, size in sorted(sizes.items()):
-            await self._shrink(tx, stream, tenants.get(stream), 0, size)
+        deleted: dict[int, list[tuple[int, int]]] = {}
+        for key, written, size in rows:
+            deleted.setdefault(key >> POSITION_BITS, []).append((written, size))
+        tenants: dict[int, bytes] = dict(await tx.rows_of_many(_TENANTS, "bigint", [(stream,) for stream in deleted]))
+        for stream, sizes in sorted(deleted.items()):
+            await self._shrink(tx, stream, tenants.get(stream), sizes, entries=0)
         return len(rows)
+
+    async def month_to_delete(self, tx: Transaction, limits: LogLimits, now: float | None) -> int | None:
+        """Return the oldest month if all of it is too old, or if the logs of all streams take too much; else None.
+
+        The current month is never returned.
+        """
+        month = await self._oldest_month(tx)
+        if month is None or now is None:
+            return None
+        # Streams of all processes are concerned. One whose clock is ahead must not delete them.
+        ((clock,),) = await tx.rows("SELECT store_clock()")
+        now = min(now, clock)
+        if month >= month_of(int(1000 * now)):
+            return None
+        if self._has_month_tables and range_of(month)[1] <= 1000 * (now - limits.seconds):
+            return month
+        if limits.total_size:
+            ((size,),) = await tx.rows("SELECT CAST(coalesce(sum(log_bytes), 0) AS BIGINT) FROM usage")
+            if size > limits.total_size:
+                return month
+        return None
+
+    async def _oldest_month(self, tx: Transaction) -> int | None:
+        """Return the oldest month of which anything is left."""
+        month: int | None
+        ((month,),) = await tx.rows("SELECT min(month) FROM log_sizes")
+        return month
+
+    async def delete_month(self, tx: Transaction, month: int) -> bool:
+        """Delete a month of the logs of all streams, at most a few thousand entries. Return whether more is left."""
+        found = await tx.rows(
+            "SELECT stream, tenant, entries FROM log_sizes LEFT JOIN streams ON number = stream "
+            "WHERE month = ? LIMIT 1",
+            month,
+        )
+        if not found:
+            return False
+        ((stream, tenant, entries),) = found
+        # The number of entries ends the search where the month ends.
+        keys = await tx.rows(
+            "SELECT key FROM log WHERE key >= ? AND key < ? AND time >= ? AND time < ? ORDER BY key LIMIT ?",
+            *(*_whole_range(stream), *range_of(month), min(entries, _CHUNK)),
+        )
+        if keys:
+            await self._delete(tx, stream, tenant, [(keys[0][0], keys[-1][0])], range_of(month))
+            await self._delete_roll_backs(tx, stream)
+        else:
+            await tx.run("DELETE FROM log_sizes WHERE stream = ? AND month = ?", stream, month)
+        return True
 
     async def trim(self, tx: Transaction, limits: LogLimits, now: float | None) -> bool:
         """Delete entries beyond the limits, at most a few thousand. Return whether more may be left.
 
-        If `now` is None, no entry is too old.
+        If `now` is None, no entry is too old. None is if the log has tables of months, which are dropped as a whole.
         """
+        if self._has_month_tables:
+            now = None
         deleted = await tx.rows("SELECT stream FROM log_deleted LIMIT 1")
         if deleted:
             return await self._delete_rest(tx, deleted[0][0])
         # Some of those that have grown, and in turn some of all streams, whose entries may be too old.
         chosen = [self._grown.pop() for _ in range(min(len(self._grown), _STREAMS_AT_ONCE))]
         found = await tx.rows(
-            "SELECT stream FROM log_sizes WHERE stream > ? ORDER BY stream LIMIT ?",
+            "SELECT DISTINCT stream FROM log_sizes WHERE stream > ? ORDER BY stream LIMIT ?",
             *(self._last_trimmed, _STREAMS_AT_ONCE),
         )
         self._last_trimmed = found[-1][0] if len(found) == _STREAMS_AT_ONCE else 0
-        chosen += [stream for (stream,) in found]
+        # In one order, because two processes may lock several of them.
+        chosen = sorted({*chosen, *(stream for (stream,) in found)})
         tenants: dict[int, bytes] = dict(await tx.rows_of_many(_TENANTS, "bigint", [(stream,) for stream in chosen]))
         for at, stream in enumerate(chosen):
             if stream in tenants and await self._trim_stream(tx, stream, tenants[stream], limits, now):
@@ -177,7 +230,8 @@ class LogTables:
             "SELECT tenant FROM usage GROUP BY tenant HAVING sum(log_bytes) > ?", limits.tenant_size
         ):
             sizes = await tx.rows(
-                "SELECT bytes, stream FROM log_sizes JOIN streams ON number = stream WHERE tenant = ? ORDER BY bytes",
+                "SELECT CAST(sum(bytes) AS BIGINT) AS size, stream FROM log_sizes JOIN streams ON number = stream "
+                "WHERE tenant = ? GROUP BY stream ORDER BY size",
                 tenant,
             )
             if not sizes:
@@ -203,7 +257,7 @@ class LogTables:
         keys: list[int] = []
         # The first entry shows whether there is anything to do.
         for limit in (1, _CHUNK):
-            chosen = f"SELECT key, time, {_SIZE} FROM log WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
+            chosen = f"SELECT key, time, {ENTRY_SIZE} FROM log WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
             left, bytes_left = entries, size
             keys = []
             for key, written, row_size in await tx.rows(chosen, low, high, limit):
@@ -222,8 +276,7 @@ class LogTables:
             if not keys:
                 return False
         await self._delete(tx, stream, tenant, [(keys[0], keys[-1])])
-        last = keys[-1] - (stream << POSITION_BITS)
-        await tx.run("DELETE FROM log_roll_backs WHERE stream = ? AND last <= ?", stream, last)
+        await self._delete_roll_backs(tx, stream)
         return len(keys) == _CHUNK
 
     async def _time_behind(self, tx: Transaction, key: int, high: int, newest_time: int) -> int:
@@ -243,30 +296,67 @@ class LogTables:
 
     async def _lock(self, tx: Transaction, stream: int) -> tuple[int, int]:
         """Return the number of entries and bytes of a log, which nobody else changes until the transaction ends."""
-        found = await tx.rows("SELECT entries, bytes FROM log_sizes WHERE stream = ? /*+ FOR UPDATE */", stream)
-        return (found[0][0], found[0][1]) if found else (0, 0)
+        found = await tx.rows(
+            "SELECT entries, bytes FROM log_sizes WHERE stream = ? ORDER BY month /*+ FOR UPDATE */", stream
+        )
+        return sum(entries for entries, _ in found), sum(size for _, size in found)
 
     async def _delete(
-        self, tx: Transaction, stream: int, tenant: bytes | None, ranges: Sequence[tuple[int, int]]
+        self,
+        tx: Transaction,
+        stream: int,
+        tenant: bytes | None,
+        ranges: Sequence[tuple[int, int]],
+        times: tuple[int, int] = _ALL_TIMES,
     ) -> int:
-        """Delete the entries between pairs of keys, ends included. Return how many."""
-        entries = size = 0
-        where = "WHERE key >= ? AND key <= ?"
+        """Delete the entries between pairs of keys, ends included, if their times are in a range. Return how many."""
+        deleted: list[tuple[int, int]] = []
+        where = "WHERE key >= ? AND key <= ? AND time >= ? AND time < ?"
         for ends in ranges:
-            sizes = await tx.rows(f"DELETE FROM log {where} RETURNING {_SIZE}", *ends)
-            await tx.run(f"DELETE FROM log_thumbnails {where}", *ends)
-            entries += len(sizes)
-            size += sum(row_size for (row_size,) in sizes)
-        await self._shrink(tx, stream, tenant, entries, size)
-        return entries
+            rows = await tx.rows(f"DELETE FROM log {where} RETURNING time, {ENTRY_SIZE}", *ends, *times)
+            await tx.run(f"DELETE FROM log_thumbnails {where}", *ends, *times)
+            deleted += [(written, size) for written, size in rows]
+        await self._shrink(tx, stream, tenant, deleted)
+        return len(deleted)
 
-    async def _shrink(self, tx: Transaction, stream: int, tenant: bytes | None, entries: int, size: int) -> None:
-        """Count what was deleted from the log of a stream. What a deleted stream leaves behind counts for no tenant."""
+    async def _delete_roll_backs(self, tx: Transaction, stream: int) -> None:
+        """Delete what is known of roll-backs before the oldest entry of a stream."""
         await tx.run(
-            "UPDATE log_sizes SET entries = entries - ?, bytes = bytes - ? WHERE stream = ?", entries, size, stream
+            "DELETE FROM log_roll_backs WHERE stream = ?1 AND last <= "
+            "coalesce((SELECT min(key) FROM log WHERE key >= ?2 AND key < ?3) - ?2, last)",
+            *(stream, *_whole_range(stream)),
         )
+
+    async def _shrink(
+        self,
+        tx: Transaction,
+        stream: int,
+        tenant: bytes | None,
+        deleted: Sequence[tuple[int, int]],
+        entries: int = 1,
+    ) -> None:
+        """Count what was deleted from the log of a stream. What a deleted stream leaves behind counts for no tenant.
+
+        Args:
+            tx: the transaction.
+            stream: the number of the stream.
+            tenant: whose stream it is; None if it was deleted.
+            deleted: the time and the bytes of each entry.
+            entries: how many entries each of them is; 0 if only thumbnails were deleted.
+        """
+        sizes: dict[int, list[int]] = {}
+        for written, size in deleted:
+            total = sizes.setdefault(month_of(written), [0, 0])
+            total[0] += entries
+            total[1] += size
+        for month, (count, size) in sorted(sizes.items()):
+            await tx.run(
+                "UPDATE log_sizes SET entries = entries - ?, bytes = bytes - ? WHERE stream = ? AND month = ?",
+                *(count, size, stream, month),
+            )
+            await tx.run("DELETE FROM log_sizes WHERE stream = ? AND month = ? AND entries <= 0", stream, month)
         if tenant is not None:
-            add_usage(tx, tenant, log_size=-size)
+            add_usage(tx, tenant, log_size=-sum(size for _, size in deleted))
 
 
 _TENANTS: Final = "SELECT number, tenant FROM {rows} JOIN streams ON number = column1"

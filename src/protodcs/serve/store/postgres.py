@@ -6,10 +6,12 @@ Time is the clock of the server. This module must never read another one, except
 
 import asyncio
 import json
+import math
 import os
 import random
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import cache
@@ -22,9 +24,12 @@ from psycopg.types.numeric import FloatBinaryDumper, Int8BinaryDumper
 from psycopg.types.string import StrBinaryDumper
 
 from ...errors import ConfigError, StoreError, without_passwords
+from ..log.entries import LogEntry
+from .log_tables import LogTables
+from .months import month_of, range_of
 from .schema import LAYOUT, MIGRATIONS, POSITION_BITS, POSTGRES, USAGE, for_postgres, query_for_postgres
 from .sql import SqlStore
-from .transaction import Added, Rows, StaleError, Transaction, add_to_usage, to_text
+from .transaction import Added, Rows, StaleError, Transaction, add_to_usage, add_usage, to_text
 
 T = TypeVar("T")
 Rule = Callable[[Transaction], Awaitable[T]]
@@ -35,6 +40,14 @@ _SHARDS: Final = 256
 # What the lock is called that a migration holds.
 _MIGRATION_LOCK: Final = 0x50726F746F444353
 _OLDEST: Final = 150_000
+# Tables that have one of their own for each month.
+_MONTHLY: Final = ("log", "log_thumbnails")
+# The tables of a month are created so many milliseconds before it begins.
+_AHEAD: Final = 7 * 86_400_000
+# Dropping the tables of a month needs a moment in which nobody uses the log. Observes wait for so many milliseconds at
+# most. If that was not enough, for example because of a backup, it is tried again after so many seconds.
+_LOCK_MILLISECONDS: Final = 50
+_DROP_SECONDS: Final = 60.0
 # With other values, PostgreSQL can lose acknowledged writes.
 _SAFE_SETTINGS: Final = {"fsync": ("on",), "full_page_writes": ("on",)}
 
@@ -57,6 +70,10 @@ SELECT tenant FROM (
         FROM ({USAGE}) AS counted (tenant, shard, streams, bytes, log_bytes)
 ) AS both_ways GROUP BY tenant HAVING sum(streams) <> 0 OR sum(bytes) <> 0 OR sum(log_bytes) <> 0 LIMIT 10
 """
+
+
+# A row is not as it was, the tables of a month were dropped, or others use a table that is to be dropped.
+_STALE: Final = (psycopg.errors.DivisionByZero, psycopg.errors.CheckViolation, psycopg.errors.LockNotAvailable)
 
 
 class _Transaction:
@@ -217,6 +234,53 @@ def _array(name: str, values: tuple[Any, ...]) -> _Array:
     return _Array(b"".join(parts))
 
 
+class _MonthlyLog(LogTables):
+    """A log with tables for each month, which are dropped as a whole."""
+
+    _has_month_tables = True
+
+    async def _oldest_month(self, tx: Transaction) -> int | None:
+        month: int | None
+        ((month,),) = await tx.rows(
+            "SELECT CAST(min(substr(relname, 5)) AS bigint) FROM pg_inherits JOIN pg_class ON oid = inhrelid "
+            "WHERE inhparent = CAST('log' AS regclass)"
+        )
+        return month
+
+    async def delete_month(self, tx: Transaction, month: int) -> bool:
+        await tx.run(f"SET LOCAL lock_timeout = {_LOCK_MILLISECONDS}")
+        await tx.run(f"LOCK TABLE {', '.join(_MONTHLY)} IN ACCESS EXCLUSIVE MODE")
+        # Nobody writes to the log now, so these are all.
+        sizes = await tx.rows(
+            "SELECT tenant, CAST(sum(bytes) AS bigint) FROM log_sizes JOIN streams ON number = stream "
+            "WHERE month = ? GROUP BY tenant",
+            month,
+        )
+        for tenant, size in sizes:
+            add_usage(tx, tenant, log_size=-size)
+        await tx.run("DELETE FROM log_sizes WHERE month = ?", month)
+        await tx.run(f"DROP TABLE IF EXISTS {', '.join(_tables_of(month))}")
+        return False
+
+
+def _tables_of(month: int) -> list[str]:
+    return [f"{table}_{month}" for table in _MONTHLY]
+
+
+async def add_months(connection: Connection, months: set[int]) -> None:
+    """Create the tables of months that have none. The connection must be in a transaction."""
+    await connection.execute(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
+    for month in sorted(months):
+        begin, end = range_of(month)
+        for table, new in zip(_MONTHLY, _tables_of(month), strict=True):
+            if await (await connection.execute(f"SELECT 1 WHERE to_regclass('{new}') IS NULL")).fetchone():
+                # Attaching a table blocks nobody. Creating it as a part of the other one would.
+                await connection.execute(f"CREATE TABLE {new} (LIKE {table} INCLUDING STORAGE)")
+                await connection.execute(
+                    f"ALTER TABLE {table} ATTACH PARTITION {new} FOR VALUES FROM ({begin}) TO ({end})"
+                )
+
+
 class PostgresStore(SqlStore):
     """A store in one database of PostgreSQL 15 or later.
 
@@ -234,7 +298,7 @@ class PostgresStore(SqlStore):
     """
 
     def __init__(self, url: str, *, timeout: float = 5.0, connections: int = 8, replicas: int = 0):
-        super().__init__()
+        super().__init__(_MonthlyLog())
         try:
             given = conninfo_to_dict(url)
         except psycopg.ProgrammingError:
@@ -262,6 +326,9 @@ class PostgresStore(SqlStore):
         self._idle: list[Connection] = []
         self._shards: dict[Connection, int] = {}
         self._closed = False
+        # Months whose tables are there, unless somebody dropped them. When to drop one again, by the monotonic clock.
+        self._months: set[int] = set()
+        self._next_drop = -math.inf
         self.failure: asyncio.Future[BaseException] | None = None
 
     @property
@@ -331,6 +398,32 @@ class PostgresStore(SqlStore):
         while self._idle:
             await self._idle.pop().close()
 
+    # The decision log.
+
+    async def _add_months(self, entries: Sequence[LogEntry], again: bool = False) -> None:
+        if again:
+            self._months.clear()
+        months = {month_of(moment) for entry in entries for moment in (entry.time, entry.time + _AHEAD)} - self._months
+        if months:
+            async with self._connected() as connection, connection.transaction():
+                await add_months(connection, months)
+            self._months |= months
+
+    async def _delete_month(self, month: int) -> bool:
+        if time.monotonic() < self._next_drop:
+            return False
+        try:
+            await super()._delete_month(month)
+        except StaleError:
+            self._next_drop = time.monotonic() + _DROP_SECONDS * (1 + random.random())
+            return False
+        self._months.discard(month)
+        await self._ask(
+            f"DELETE FROM log_roll_backs WHERE NOT EXISTS (SELECT 1 FROM log WHERE key >= (stream << {POSITION_BITS}) "
+            f"AND key < (stream << {POSITION_BITS}) + last) RETURNING 1"
+        )
+        return True
+
     # Transactions.
 
     async def _write(self, work: Rule[T], *, may_use_reserve: bool = False, counts: bool = True) -> T:
@@ -351,7 +444,7 @@ class PostgresStore(SqlStore):
             try:
                 yield tx, connection
                 await tx.end()
-            except psycopg.errors.DivisionByZero as problem:
+            except _STALE as problem:
                 raise StaleError from problem
             finally:
                 await tx.abort()

@@ -12,7 +12,8 @@ LAYOUT: Final = 6
 POSITION_BITS: Final = 32
 
 # Specs, snapshots and records are apart from `streams`, so that an append changes few pages. The key of a record or log
-# entry is the number of its stream and its position, so that those of a stream are one range.
+# entry is the number of its stream and its position, so that those of a stream are one range. In PostgreSQL the log and
+# its thumbnails have a table for each month, which can be dropped.
 TABLES: Final = """
 CREATE TABLE streams (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -65,7 +66,7 @@ CREATE TABLE log_classes (
     number INTEGER PRIMARY KEY /*+ GENERATED ALWAYS AS IDENTITY */, name BLOB NOT NULL UNIQUE
 ) STRICT;
 CREATE TABLE log (
-    key INTEGER PRIMARY KEY,
+    key INTEGER,
     time INTEGER NOT NULL,
     request ANY NOT NULL,
     image_ref TEXT,
@@ -74,18 +75,24 @@ CREATE TABLE log (
     p_unknown REAL,
     score REAL,
     reason INTEGER,
-    thumbnail INTEGER NOT NULL
-) STRICT;
+    thumbnail INTEGER NOT NULL,
+    PRIMARY KEY (key /*+ , time */)
+) STRICT /*+ PARTITION BY RANGE (time) */;
 CREATE INDEX log_by_outcome ON log (outcome /*+ , key */);
 CREATE INDEX log_by_class ON log (nearest, outcome /*+ , key */);
 CREATE INDEX log_by_image ON log (image_ref /*+ , key */) WHERE image_ref IS NOT NULL;
-CREATE TABLE log_thumbnails (key INTEGER PRIMARY KEY, data BLOB NOT NULL) STRICT;
+CREATE TABLE log_thumbnails (
+    key INTEGER, data BLOB NOT NULL, time INTEGER NOT NULL, PRIMARY KEY (key /*+ , time */)
+) STRICT /*+ PARTITION BY RANGE (time) */;
 CREATE TABLE log_roll_backs (
     stream INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL, PRIMARY KEY (stream, first, last)
 ) STRICT, WITHOUT ROWID;
-CREATE TABLE log_sizes (stream INTEGER PRIMARY KEY, entries INTEGER NOT NULL, bytes INTEGER NOT NULL) STRICT;
 CREATE TABLE log_deleted (stream INTEGER PRIMARY KEY) STRICT;
 """
+
+# Bytes of an entry of the log: image reference, thumbnail, and what all entries take, indexes included.
+ENTRY_BYTES: Final = 110
+ENTRY_SIZE: Final = f"{ENTRY_BYTES} + coalesce(octet_length(image_ref), 0) + thumbnail"
 
 # What came with layout 6. Writers that share a database count the usage of a tenant in different rows, so that none of
 # them waits for another one's commit.
@@ -99,6 +106,14 @@ CREATE TABLE usage (
     log_bytes INTEGER NOT NULL,
     PRIMARY KEY (tenant, shard)
 ) STRICT, WITHOUT ROWID /*+ WITH (fillfactor = 50) */;
+CREATE TABLE log_sizes (
+    stream INTEGER NOT NULL,
+    month INTEGER NOT NULL,
+    entries INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    PRIMARY KEY (stream, month)
+) STRICT, WITHOUT ROWID /*+ WITH (fillfactor = 50) */;
+CREATE INDEX log_sizes_by_month ON log_sizes (month);
 """
 
 # The usage of tenants, from all streams.
@@ -166,8 +181,15 @@ CREATE TABLE names (number INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE) STRIC
 INSERT INTO names SELECT number, CAST(name AS BLOB) FROM log_classes;
 DROP TABLE log_classes;
 ALTER TABLE names RENAME TO log_classes;
+ALTER TABLE log_thumbnails ADD COLUMN time INTEGER NOT NULL DEFAULT 0;
+UPDATE log_thumbnails SET time = coalesce((SELECT time FROM log WHERE log.key = log_thumbnails.key), 0);
 DROP TABLE unused;
+DROP TABLE log_sizes;
 {_LAYOUT_6}
+INSERT INTO log_sizes
+    SELECT key >> {POSITION_BITS}, CAST(strftime('%Y%m', time / 1000, 'unixepoch') AS INTEGER) AS month,
+        count(*), sum({ENTRY_SIZE})
+    FROM log GROUP BY key >> {POSITION_BITS}, month;
 INSERT INTO usage {USAGE};
 """,
         "",

@@ -7,10 +7,12 @@ written as one thing.
 
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ...errors import FencedError, HeldError, StoreError, UnknownStreamError
-from ..log.entries import LogLimits, LogPage, LogQuery, Purge
+from ..log.entries import LogEntry, LogLimits, LogPage, LogQuery, Purge
 from ..log.notices import Notice
 from ..settings import tenant_of
 from .base import (
@@ -32,6 +34,8 @@ from .transaction import Added, Rows, StaleError, Transaction, add_usage, to_byt
 
 T = TypeVar("T")
 
+# How often a commit is tried again that relied on something that has changed. Once should do.
+_RETRIES: Final = 3
 # Rows of streams in memory, at most.
 _MAX_ROWS: Final = 10_000
 _LISTED_AT_ONCE: Final = 1000
@@ -119,10 +123,10 @@ class SqlStore:
 
     generation = ""
 
-    def __init__(self) -> None:
+    def __init__(self, log: LogTables | None = None) -> None:
         # Rows as this process left them. In PostgreSQL others may have changed them, which every use of them checks.
         self._rows: dict[str, Stream] = {}
-        self._log = LogTables()
+        self._log = log or LogTables()
 
     # What a driver does.
 
@@ -309,7 +313,7 @@ class SqlStore:
         _, shared, log_size = await tx.rows_of_all(
             ("SELECT 1 FROM blobs JOIN uses ON name = blob WHERE stream = ? /*+ FOR UPDATE OF blobs */", number),
             (_USES, number),
-            ("SELECT bytes FROM log_sizes WHERE stream = ?", number),
+            ("SELECT CAST(sum(bytes) AS BIGINT) FROM log_sizes WHERE stream = ?", number),
         )
         await tx.run("DELETE FROM streams WHERE number = ?", number)
         for table in ("specs", "snapshots", "saved", "uses", "notices"):
@@ -379,14 +383,18 @@ class SqlStore:
         writes = list(writes)
         if not writes:
             return []
-        batches = [write for write in writes if isinstance(write, Batch)]
-        if unknown := self._log.unknown_classes(entry for batch in batches for entry in batch.log):
+        entries = [entry for write in writes if isinstance(write, Batch) for entry in write.log]
+        if unknown := self._log.unknown_classes(entries):
             # In a transaction of its own: others may use the numbers of classes as soon as they are known.
             await self._write(lambda tx: self._log.add_classes(tx, unknown))
-        try:
-            return await self._write(lambda tx: self._commit(tx, writes, trusting=True))
-        except StaleError:
-            return await self._write(lambda tx: self._commit(tx, writes, trusting=False))
+        for trusting in (True, *[False] * _RETRIES):
+            with suppress(StaleError):
+                await self._add_months(entries, again=not trusting)
+                return await self._write(partial(self._commit, writes=writes, trusting=trusting))
+        raise StoreError(f"{self._place} changed again and again while it was written")
+
+    async def _add_months(self, entries: Sequence[LogEntry], again: bool = False) -> None:
+        """Create what the months of some entries need. With `again`, do not rely on memory."""
 
     async def _commit(
         self, tx: Transaction, writes: list[Write], trusting: bool
@@ -697,8 +705,17 @@ class SqlStore:
 
     async def trim_log(self, limits: LogLimits, now: float | None) -> None:
         """Delete entries of the decision log beyond the limits, a few thousand in each transaction."""
+        while (month := await self._write(lambda tx: self._log.month_to_delete(tx, limits, now))) is not None:
+            if not await self._delete_month(month):
+                break
         while await self._write(lambda tx: self._log.trim(tx, limits, now), may_use_reserve=True):
             pass
+
+    async def _delete_month(self, month: int) -> bool:
+        """Delete a month of the logs of all streams. Return whether it is gone."""
+        while await self._write(lambda tx: self._log.delete_month(tx, month), may_use_reserve=True):
+            pass
+        return True
 
     # Helpers.
 

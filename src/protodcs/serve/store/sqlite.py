@@ -456,11 +456,11 @@ def _open(folder: Path) -> sqlite3.Connection:
             # SQLite does not sync the folder when it creates the database.
             sync_folder(folder)
             sync_folder(folder.parent)
+        _add_functions(database)
         for migration in MIGRATIONS:
             if database.execute("PRAGMA user_version").fetchone()[0] < migration.layout:
                 database.executescript(f"BEGIN; {migration.sqlite} PRAGMA user_version = {migration.layout}; COMMIT;")
         database.executescript(f"PRAGMA temp_store = MEMORY; {LEASES.replace('CREATE', 'CREATE TEMP')}")
-        _add_functions(database)
         # Nobody waits to use them: a creation that failed left them behind.
         database.execute("DELETE FROM blobs WHERE name NOT IN (SELECT blob FROM uses)")
         database.execute("DELETE FROM unused")

@@ -32,10 +32,10 @@ _TOTALS_PERIOD = 10.0
 _CONTROLLER = "controller"
 _TOTALS = {
     "streams": "Streams in the store, of all tenants.",
-    "bytes": "Bytes that streams use in the store, as `tenant_bytes` counts them: without logs and unused space.",
+    "bytes": "Bytes that streams use in the store, without decision logs and unused space.",
     "memory_bytes": "Memory that Redis uses; 0 with SQLite.",
     "memory_limit_bytes": "Memory that Redis may use (`maxmemory`); 0 if it has no limit.",
-    "log_bytes": "Bytes of the decision logs in SQLite; 0 with Redis.",
+    "log_bytes": "Bytes of the decision logs, thumbnails included; 0 with Redis.",
     "file_bytes": "Bytes of the files of a SQLite store; 0 with Redis.",
     "free_bytes": "Free bytes on the disk of a SQLite store; 0 with Redis.",
     "disk_bytes": "Size of the disk of a SQLite store; 0 with Redis.",

@@ -29,7 +29,9 @@ class Quotas:
     def __init__(self, store: Store, config: ServeConfig):
         self._store = store
         self._config = config
+        # The first includes the second.
         self._usage: dict[str, int] = {}
+        self._log_usage: dict[str, int] = {}
         self._full: set[str] = set()
 
     async def run(self) -> None:
@@ -44,7 +46,9 @@ class Quotas:
 
     async def read(self) -> None:
         """Read the usage of all tenants."""
-        self._usage = await self._store.usage()
+        self._usage, self._log_usage = await self._store.usage(), await self._store.log_usage()
+        for tenant, size in self._log_usage.items():
+            self._usage[tenant] = self._usage.get(tenant, 0) + size
         self._full = {tenant for tenant in self._usage if self._is_full(tenant)}
 
     def add(self, stream: str, size: int) -> None:
@@ -59,8 +63,9 @@ class Quotas:
         tenant = tenant_of(stream)
         if tenant in self._full:
             raise QuotaError(
-                f"The tenant {tenant!r} uses {self._usage[tenant]} bytes of {tenant_bytes_of(self._config, tenant)}. "
-                "Nothing was applied. Delete streams or snapshots, or ask the operator for a higher `tenant_bytes`."
+                f"The tenant {tenant!r} uses {self._usage[tenant]} bytes of {tenant_bytes_of(self._config, tenant)}, "
+                f"{self._log_usage.get(tenant, 0)} of them in decision logs. Nothing was applied. Delete streams or "
+                "snapshots, purge logs, or ask the operator for a higher `tenant_bytes`."
             )
 
     def _is_full(self, tenant: str) -> bool:
