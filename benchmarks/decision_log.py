@@ -103,7 +103,11 @@ def copy(folder, written, rows):
                 (first, base, min(written, rows - first)),
             )
             print(f"{first + written:,} entries", flush=True)
-        database.execute("UPDATE log_sizes SET entries = ?1, bytes = bytes * (?1 / ?2)", (rows, written))
+        database.execute("DELETE FROM log_sizes")
+        database.execute(
+            "INSERT INTO log_sizes SELECT key >> 32, CAST(strftime('%Y%m', time / 1000, 'unixepoch') AS INTEGER) "
+            "AS month, count(*), sum(110 + length(image_ref)) FROM log GROUP BY key >> 32, month"
+        )
 
 
 def pages(rows, start, dice):

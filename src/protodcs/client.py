@@ -389,7 +389,12 @@ class Stream:
         return protocol.facts(self._send(protocol.explain(self.id, payloads)))
 
     def log(
-        self, wanted: LogFilter = _ALL, *, order: Literal["newest", "oldest"] = "newest", limit: int | None = None
+        self,
+        wanted: LogFilter = _ALL,
+        *,
+        order: Literal["newest", "oldest"] = "newest",
+        limit: int | None = None,
+        after: int | None = None,
     ) -> Iterator[LoggedDecision]:
         """Yield entries of the decision log, a page at a time.
 
@@ -397,8 +402,10 @@ class Stream:
             wanted: which ones, such as `LogFilter(outcome="unknown")`.
             order: newest or oldest first.
             limit: maximum number of entries; None for all.
+            after: position behind which the entries begin, in this order; None for the first one.
         """
-        cursor: str | None = None
+        # No page is behind a position before the first one.
+        cursor = None if after is None or after < 0 else str(after)
         left = math.inf if limit is None else limit
         while left > 0:
             call = protocol.log(self.id, wanted, order, int(min(left, _LOG_PAGE)), cursor)
@@ -829,7 +836,12 @@ class AsyncStream:
         return protocol.facts(await self._send(protocol.explain(self.id, payloads)))
 
     async def log(
-        self, wanted: LogFilter = _ALL, *, order: Literal["newest", "oldest"] = "newest", limit: int | None = None
+        self,
+        wanted: LogFilter = _ALL,
+        *,
+        order: Literal["newest", "oldest"] = "newest",
+        limit: int | None = None,
+        after: int | None = None,
     ) -> AsyncIterator[LoggedDecision]:
         """Yield entries of the decision log, a page at a time.
 
@@ -837,8 +849,10 @@ class AsyncStream:
             wanted: which ones, such as `LogFilter(outcome="unknown")`.
             order: newest or oldest first.
             limit: maximum number of entries; None for all.
+            after: position behind which the entries begin, in this order; None for the first one.
         """
-        cursor: str | None = None
+        # No page is behind a position before the first one.
+        cursor = None if after is None or after < 0 else str(after)
         left = math.inf if limit is None else limit
         while left > 0:
             call = protocol.log(self.id, wanted, order, int(min(left, _LOG_PAGE)), cursor)

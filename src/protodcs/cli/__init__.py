@@ -16,6 +16,7 @@ from . import (
     features,
     fetch,
     keys,
+    log,
     reference,
     report,
     review,
@@ -38,6 +39,7 @@ app = typer.Typer(
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
 app.add_typer(keys.app, name="keys")
+app.add_typer(log.app, name="log")
 app.add_typer(reference.app, name="reference")
 app.add_typer(state.app, name="state")
 app.add_typer(store.app, name="store")
