@@ -42,6 +42,9 @@ def serve(
     cluster: Path | None = typer.Option(
         None, help="The same for a Ray cluster with Redis. Without it, this process is the service, or one of several."
     ),
+    cells: Path | None = typer.Option(
+        None, help="YAML file with host, port and cells: pass requests on to the cells, and serve no stream here."
+    ),
     store: str | None = typer.Option(
         None,
         help="sqlite:FOLDER (default: sqlite:protodcs-streams); postgresql://USER@HOST/DB, which several processes can "
@@ -73,6 +76,9 @@ def serve(
 
     if config is not None and cluster is not None:
         raise ConfigError("--config and --cluster cannot be given together. Use --cluster alone for a Ray cluster.")
+    if cells is not None:
+        _serve_cells(_read(cells), host, port, as_json)
+        return
     given = {"store": store, "encoder": encoder, "workers": workers, "host": host, "port": port}
     given |= {"address": address, "keys": keys, "log_format": log_format}
     defaults = {"log_format": "text" if sys.stdout.isatty() else "json"}
@@ -104,6 +110,19 @@ def serve(
 
         service.serve(settings, ready)
     tell({"stopped": "all acknowledged requests are stored"}, as_json)
+
+
+def _serve_cells(options: dict[str, Any], host: str | None, port: int | None, as_json: bool) -> None:
+    check_installed({**_NEEDED, **_NEEDED_BY_PEERS}, "postgres")
+    from ..serve.cluster import cells
+
+    given = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    config = cells.CellsConfig(**{**options, **given})
+
+    def ready(at: str) -> None:
+        tell({"serving": at, "cells": len(config.cells), "pid": os.getpid()}, as_json)
+
+    cells.serve(config, ready)
 
 
 def _serve_on_ray(settings: "ServeConfig", address: str, ready: Callable[[str], None]) -> None:

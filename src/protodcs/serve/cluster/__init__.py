@@ -11,6 +11,7 @@ Each process is the whole service: HTTP, a router, one worker, an encoder if the
 - `peers`: a request that arrives at the wrong process goes to the owner in one hop. The router does this as for any
   worker: it calls a name, and the name of a process is its address.
 - `service`: the parts together.
+- `cells`: a front before several databases, each with processes of its own. It needs none of the other modules.
 
 Partitions say who should load a stream. They don't protect it. The fence that the store gives out with each acquisition
 does: only its newest one can write, whatever a process believes. So acquiring a stream does not check who owns its

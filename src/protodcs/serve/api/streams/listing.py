@@ -32,12 +32,12 @@ async def list_streams(
     else:
         descending = sort.startswith("-")
         every = [stream async for stream in _streams(context, None) if frozen is None or stream.frozen == frozen]
-        every.sort(key=lambda stream: _key(stream, sort), reverse=descending)
+        every.sort(key=lambda stream: key_of(stream, sort), reverse=descending)
         if after is not None:
-            every = [stream for stream in every if _is_behind(_key(stream, sort), after, descending)]
+            every = [stream for stream in every if _is_behind(key_of(stream, sort), after, descending)]
         found = every[: limit + 1]
     page = found[:limit]
-    cursor = _pack_cursor(_key(page[-1], sort), sort) if len(found) > limit else None
+    cursor = pack_cursor(key_of(page[-1], sort), sort) if len(found) > limit else None
     return StreamList(streams=page, next_cursor=cursor)
 
 
@@ -60,7 +60,7 @@ async def _streams(context: RequestContext, after: str | None) -> AsyncIterator[
         last = page[-1].id
 
 
-def _key(stream: ListedStream, sort: Sort) -> list[Any]:
+def key_of(stream: ListedStream, sort: Sort) -> list[Any]:
     """Return what streams are ordered by. Without a value, a stream comes first in ascending order."""
     if sort == "id":
         return [stream.id]
@@ -70,7 +70,8 @@ def _key(stream: ListedStream, sort: Sort) -> list[Any]:
     return [-1.0 if value is None else value, stream.id]
 
 
-def _pack_cursor(key: list[Any], sort: Sort) -> str:
+def pack_cursor(key: list[Any], sort: Sort) -> str:
+    """Return the cursor of the page behind a stream."""
     return base64.urlsafe_b64encode(json.dumps([sort, *key]).encode()).decode()
 
 

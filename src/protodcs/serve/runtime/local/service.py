@@ -334,8 +334,8 @@ class _HeaderLimits(HttpToolsProtocol):
             self._timer = None
 
 
-class _Server(uvicorn.Server):
-    """A server that leaves signals to `_serve_http`."""
+class Server(uvicorn.Server):
+    """A server that leaves signals to others."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -409,7 +409,7 @@ async def _serve_http(
     signalled = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, signalled.set)
-    server = _Server(
+    server = Server(
         uvicorn.Config(
             service.api if peers is None else peers.application(service.api),
             http=_HeaderLimits,
