@@ -7,10 +7,11 @@ import sys
 import time
 from contextlib import asynccontextmanager
 
+import psycopg
 import pytest
 
 from protodcs.errors import ConfigError, FencedError, HeldError, StoreError
-from protodcs.serve.log.entries import LogEntry, LogQuery
+from protodcs.serve.log.entries import LogEntry, LogLimits, LogQuery
 from protodcs.serve.log.notices import Notice
 from protodcs.serve.settings import ServeConfig
 from protodcs.serve.store import open_store, postgres, schema
@@ -189,6 +190,31 @@ def test_a_blob_that_one_process_deletes_while_another_uses_it_is_there_or_missi
 
 
 # Layouts.
+
+
+def test_trimming_a_log_waits_for_no_commit_unless_it_deletes_something(url):
+    """Commits of all streams of all processes would wait for trims too, and trims for each other."""
+    limits = LogLimits(3600.0, 2, 2**20, 0)
+
+    async def write():
+        async with opened(url) as store, await psycopg.AsyncConnection.connect(url) as other:
+            fence = await created(store)
+            await store.commit([Batch("s", fence, 0, [b"a"], log=[entry(0, "a")])])
+            # As another process that is writing to the stream.
+            await other.execute("SELECT * FROM log_sizes FOR UPDATE")
+            await store.trim_log(limits, now=None)
+            await other.rollback()
+            await store.commit([Batch("s", fence, 1, [b"b", b"c"], log=[entry(1, "b"), entry(2, "c")])])
+            await other.execute("SELECT * FROM log_sizes FOR UPDATE")
+            trim = asyncio.create_task(store.trim_log(limits, now=None))
+            while not shared_postgres().sql("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
+                assert not trim.done()
+                await asyncio.sleep(0.01)
+            await other.rollback()
+            await trim
+            return [found.position for found in (await store.read_log("s", LogQuery())).entries]
+
+    assert run(write()) == [2, 1]
 
 
 def test_processes_that_start_at_once_create_the_tables_once(url):

@@ -104,6 +104,7 @@ class LogTables:
             "INSERT INTO log_sizes SELECT * FROM {rows} WHERE true ON CONFLICT (stream, month) DO UPDATE "
             "SET entries = log_sizes.entries + excluded.entries, bytes = log_sizes.bytes + excluded.bytes",
             "bigint bigint bigint bigint",
+            # In the order in which they are trimmed.
             [(*name, *size) for name, size in sorted(sizes.items())],
         )
         self._grown.update(stream for stream, _ in sizes)
@@ -252,12 +253,15 @@ class LogTables:
         low, high = _whole_range(stream)
         newest_time = None if now is None else int(1000 * now)
         oldest_time = 0 if now is None else int(1000 * (now - limits.seconds))
-        entries, size = await self._lock(tx, stream)
+        entries, size = await self._lock(tx, stream, waits=False)
         following: int | None = None
         keys: list[int] = []
         # The first entry shows whether there is anything to do.
         for limit in (1, _CHUNK):
             chosen = f"SELECT key, time, {ENTRY_SIZE} FROM log WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
+            if limit > 1:
+                # Not before, because commits of this stream wait meanwhile.
+                entries, size = await self._lock(tx, stream)
             left, bytes_left = entries, size
             keys = []
             for key, written, row_size in await tx.rows(chosen, low, high, limit):
@@ -294,10 +298,14 @@ class LogTables:
             self._grown.discard(stream)
         return True
 
-    async def _lock(self, tx: Transaction, stream: int) -> tuple[int, int]:
-        """Return the number of entries and bytes of a log, which nobody else changes until the transaction ends."""
+    async def _lock(self, tx: Transaction, stream: int, waits: bool = True) -> tuple[int, int]:
+        """Return the number of entries and bytes of a log, which nobody else changes until the transaction ends.
+
+        If `waits` is false, others may change them.
+        """
+        lock = "/*+ FOR UPDATE */" if waits else ""
         found = await tx.rows(
-            "SELECT entries, bytes FROM log_sizes WHERE stream = ? ORDER BY month /*+ FOR UPDATE */", stream
+            f"SELECT entries, bytes FROM log_sizes WHERE stream = ? ORDER BY month {lock}", stream
         )
         return sum(entries for entries, _ in found), sum(size for _, size in found)
 
