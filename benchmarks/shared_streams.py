@@ -1,15 +1,18 @@
 """Compare one process with SQLite, one with PostgreSQL, and several behind HAProxy that share one PostgreSQL.
 
 All take turns on this machine, with the same load of durable observes of features. Several processes are measured
-twice: if HAProxy takes them in turn, most requests are forwarded. If it knows the owner of each stream, none is.
+three times. If HAProxy takes them in turn, most requests are forwarded. With a hash of the stream, as in
+deploy/haproxy, they are forwarded too, but all of a stream by the same process. If HAProxy knows the owner of each
+stream, none is.
 
 `processor_ms` is the time of all processes together, the database and HAProxy included. It depends less than the rate
-on what else the machine does.
+on what else the machine does. `wal_bytes` is what PostgreSQL writes to its write-ahead log. All are for one observe.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -22,9 +25,10 @@ import numpy as np
 
 from benchmarks.load import closed_loop
 from benchmarks.local_service import HOST, STREAMS, bodies_of, create, processor_seconds
-from benchmarks.timing import ROOT
+from benchmarks.timing import ROOT, machine
 
-SQLITE, POSTGRES, TURNS, OWNER = "SQLite", "PostgreSQL", "several, in turn", "several, at the owner"
+SQLITE, POSTGRES = "SQLite", "PostgreSQL"
+TURNS, HASH, OWNER = "several, in turn", "several, by hash", "several, at the owner"
 _HAPROXY = """
 defaults
     mode http
@@ -38,6 +42,12 @@ listen turns
     balance roundrobin
 {servers}
 
+listen hash
+    bind 127.0.0.1:{hashed}
+    balance hash path,field(4,/)
+    hash-type consistent
+{servers}
+
 listen owner
     bind 127.0.0.1:{owner}
     use-server %[path,field(4,/),map({owners})] if TRUE
@@ -45,12 +55,12 @@ listen owner
 """
 
 
-def balancer(folder, turns, owner, servers, owners):
-    """Start HAProxy with one port that takes servers in turn, and one that takes the owner of the stream."""
+def balancer(folder, turns, hashed, owner, servers, owners):
+    """Start HAProxy with a port that takes servers in turn, one by a hash, and one that takes the stream's owner."""
     (folder / "owners").write_text("".join(f"{stream} s{port}\n" for stream, port in owners.items()))
     lines = "\n".join(f"    server s{port} 127.0.0.1:{port} check inter 1s" for port in servers)
     file = folder / "haproxy.cfg"
-    file.write_text(_HAPROXY.format(turns=turns, owner=owner, servers=lines, owners=folder / "owners"))
+    file.write_text(_HAPROXY.format(turns=turns, hashed=hashed, owner=owner, servers=lines, owners=folder / "owners"))
     return subprocess.Popen([shutil.which("haproxy") or "/usr/sbin/haproxy", "-db", "-f", str(file)])
 
 
@@ -84,6 +94,7 @@ def measure(processes=4, connections=64, seconds=10.0, rounds=5):
             SQLITE: start("sqlite", f"sqlite:{folder / 'streams'}"),
             POSTGRES: start("alone", postgres.database()),
             TURNS: free_port(),
+            HASH: free_port(),
             OWNER: free_port(),
         }
         servers = [start(f"process-{number}", shared) for number in range(processes)]
@@ -93,7 +104,7 @@ def measure(processes=4, connections=64, seconds=10.0, rounds=5):
                 break
             time.sleep(0.1)
         owners = {f"s{number}": int(found[partition_of(f"s{number}")].rpartition(":")[2]) for number in range(STREAMS)}
-        haproxy = balancer(folder, ports[TURNS], ports[OWNER], servers, owners)
+        haproxy = balancer(folder, ports[TURNS], ports[HASH], ports[OWNER], servers, owners)
         stack.callback(haproxy.wait)
         stack.callback(haproxy.kill)
         time.sleep(3)
@@ -104,18 +115,32 @@ def measure(processes=4, connections=64, seconds=10.0, rounds=5):
             body = bodies[chance.integers(len(bodies))]
             return f"/v1/streams/s{worker % STREAMS}/observe", body, "application/octet-stream"
 
-        def processor_time():
-            processes = [haproxy.pid, *postgres._processes(), *(service.pid for service in services)]
-            return sum(processor_seconds(psutil.Process(pid)) for pid in processes)
+        def seconds_of(pid):
+            # Processes of the database come and go.
+            try:
+                return processor_seconds(psutil.Process(pid))
+            except (psutil.NoSuchProcess, FileNotFoundError):
+                return 0.0
+
+        def used():
+            """Return the seconds of all processes, and the bytes that the database wrote to its log."""
+            groups = {
+                "service": [service.pid for service in services],
+                "database": postgres._processes(),
+                "haproxy": [haproxy.pid],
+            }
+            found = {f"{name}_ms": 1000 * sum(map(seconds_of, pids)) for name, pids in groups.items()}
+            ((written,),) = postgres.sql("SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')")
+            return {"processor_ms": sum(found.values()), **found, "wal_bytes": float(written)}
 
         for turn in range(rounds + 1):
             row = {}
             for name, port in ports.items():
-                before = processor_time()
+                before = used()
                 times, took = asyncio.run(closed_loop(HOST, port, observe, connections, seconds))
                 row[name] = {
                     "per_second": len(times) / took,
-                    "processor_ms": 1000 * (processor_time() - before) / len(times),
+                    **{what: (value - before[what]) / len(times) for what, value in used().items()},
                     "p50_ms": 1000 * float(np.median(times)),
                     "p99_ms": 1000 * float(np.quantile(times, 0.99)),
                 }
@@ -128,10 +153,13 @@ if __name__ == "__main__":
     parser.add_argument("--processes", type=int, default=4, help="Processes that share streams (default: 4).")
     parser.add_argument("--seconds", type=float, default=10.0, help="Seconds per turn (default: 10).")
     parser.add_argument("--rounds", type=int, default=5, help="Rounds after the warm-up (default: 5).")
+    parser.add_argument("--json", type=Path, help="Write the rounds to this file.")
     given = parser.parse_args()
     found = []
     for measured in measure(given.processes, seconds=given.seconds, rounds=given.rounds):
         print(json.dumps(measured), flush=True)
         found.append(measured)
+    if given.json is not None:
+        given.json.write_text(json.dumps({**machine(), "load": os.getloadavg(), "rounds": found}, indent=1) + "\n")
     for name, first in found[0].items():
         print(name, {figure: round(float(np.median([row[name][figure] for row in found])), 2) for figure in first})

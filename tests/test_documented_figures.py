@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from script_modules import load_file
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 # Pages with a row for each share of unknown images.
@@ -68,3 +70,11 @@ def test_the_first_install_command_works_in_a_clone(page):
     first = text_of(page).partition("pip install ")[2]
     (extra,) = re.match(r"'\.\[(.*?)\]'", first).groups()
     assert extra in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def test_the_page_about_scale_has_the_tables_of_the_measurements():
+    script = load_file(ROOT / "scripts" / "cells.py")
+    found = script.measured()
+    page = (ROOT / "docs" / "explanation" / "scale.md").read_text()
+    assert script.costs(found) in page
+    assert script.cells(found) in page
