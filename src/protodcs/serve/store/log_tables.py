@@ -304,9 +304,7 @@ class LogTables:
         If `waits` is false, others may change them.
         """
         lock = "/*+ FOR UPDATE */" if waits else ""
-        found = await tx.rows(
-            f"SELECT entries, bytes FROM log_sizes WHERE stream = ? ORDER BY month {lock}", stream
-        )
+        found = await tx.rows(f"SELECT entries, bytes FROM log_sizes WHERE stream = ? ORDER BY month {lock}", stream)
         return sum(entries for entries, _ in found), sum(size for _, size in found)
 
     async def _delete(
