@@ -35,7 +35,7 @@ _WRITTEN = 500_000
 _PAGES = 300
 _SERVICE = """
 import sys
-from protodcs.serve.runtime.local.service import serve
+from protodcs.serve.runtime.service import serve
 from protodcs.serve.settings import ServeConfig
 folder, port = sys.argv[1:]
 config = ServeConfig(

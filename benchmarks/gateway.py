@@ -14,12 +14,12 @@ import re
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.load import Sender, any_certificate
-from benchmarks.overload import p50, p99, statuses
 from benchmarks.timing import ROOT, clip_stream
 
 # Requests per second of each calm tenant, and its connections.
@@ -54,6 +54,21 @@ async def slow_connections(port):
             await asyncio.sleep(0.5)
 
     await asyncio.gather(*(hold(number) for number in range(SLOW_CONNECTIONS)))
+
+
+def p99(told):
+    """Return the p99 latency of the requests that were served, in milliseconds."""
+    return 1000 * float(np.quantile([seconds for _, status, seconds in told if status == 200], 0.99))
+
+
+def p50(told):
+    """Return their median latency in milliseconds."""
+    return 1000 * float(np.median([seconds for _, status, seconds in told if status == 200]))
+
+
+def statuses(told):
+    """Return how many requests had which outcome."""
+    return dict(Counter(str(status) for _, status, _ in told))
 
 
 def _hold(port):

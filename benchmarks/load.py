@@ -150,7 +150,7 @@ class Sender:
 
 
 def _send_politely(sender, pipe, niceness, *plan):
-    # Ray runs its processes at niceness 15: a load at 0 would take the cores from what it measures.
+    # A load at 0 would take the cores from what it measures.
     os.nice(niceness)
     pipe.send("begins")
     pipe.send(sender.send(*plan))

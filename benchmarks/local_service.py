@@ -28,7 +28,7 @@ _TYPES = {"features": "application/octet-stream", "images": "image/png"}
 
 _SERVICE = """
 import sys
-from protodcs.serve.runtime.local.service import serve
+from protodcs.serve.runtime.service import serve
 from protodcs.serve.settings import ServeConfig
 folder, port, *encoder = sys.argv[1:]
 store, audit = f"sqlite:{folder}/streams", f"{folder}/audit"
@@ -46,7 +46,7 @@ if encoder:
     from protodcs.serve.encoder.micro_batcher import MicroBatcher
     from protodcs.serve.settings import ServeConfig
     images = ServeConfig().batch_size
-    shared = SharedEncoder(encoders.load(*encoder, batch_size=images), lambda _: None)
+    shared = SharedEncoder(encoders.load(*encoder, batch_size=images))
     batches = MicroBatcher(shared.encode, calls=1, images=images)
 
 @api.post("/v1/streams/{stream}/observe")

@@ -69,8 +69,8 @@ def measure(processes=4, connections=64, seconds=10.0, rounds=5):
     sys.path.insert(0, str(ROOT / "tests"))
     import psutil
 
+    from ports import free_port
     from protodcs.serve.cluster.partitions import partition_of
-    from redis_server import free_port
     from service.postgres import PostgresServer
     from service.rig import Service
 

@@ -27,7 +27,7 @@ from protodcs.serve.settings import ServeConfig
 
 # The settings that most services change. The settings page shows them first and folds the others.
 COMMON_SETTINGS = (
-    "store", "encoder", "device", "host", "port", "keys", "workers", "max_loaded_streams", "rate", "streams",
+    "store", "encoder", "device", "host", "port", "address", "keys", "max_loaded_streams", "rate", "streams",
     "tls_certificate", "tls_key", "audit", "metrics_port", "log_format", "log_level",
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from redis_server import free_port
+from ports import free_port
 
 CONFIGURATION = Path(__file__).parent.parent / "deploy" / "haproxy" / "haproxy.cfg"
 

@@ -8,6 +8,7 @@ from conftest import random_stream
 from memory_store import MemoryStore
 from protodcs import StreamDCS, StreamDCSConfig
 from protodcs.core.prototypes import Prototypes
+from protodcs.serve.cluster.partitions import COUNT, PartitionMap
 from protodcs.serve.messages import Action, Outcome, Request
 from protodcs.serve.settings import ServeConfig
 from protodcs.serve.stream.idempotency import Limits
@@ -49,7 +50,21 @@ def learned(samples):
 
 def settings(**changes):
     """Settings that do nothing by themselves within a test, but for the changes."""
-    return ServeConfig(**{"store": "redis://nowhere", "lease_seconds": 60.0, **changes})
+    return ServeConfig(**{"store": "postgresql://nowhere/none", "lease_seconds": 60.0, **changes})
+
+
+def placement_of(workers):
+    """Where streams belong among these workers."""
+    return PartitionMap(workers, workers, [None] * COUNT)
+
+
+def placement_finder(list_workers):
+    """What finds the placement among the workers that `list_workers` returns."""
+
+    async def find():
+        return placement_of(await list_workers())
+
+    return find
 
 
 def create(stream="s", spec=SPEC):

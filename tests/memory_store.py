@@ -67,7 +67,6 @@ class MemoryStore:
         self._acquired = 0
         self.content: dict[str, _Stream] = {}
         self.leases: dict[str, tuple[str, float]] = {}
-        self.member_names: list[str] | None = None
         # When each stream may be taken again from a holder that lives, and what was taken from each worker.
         self._takeovers: dict[str, float] = {}
         self._taken: dict[str, dict[str, int]] = {}
@@ -128,14 +127,6 @@ class MemoryStore:
         self._created += 1
         self.content[stream] = _Stream(spec, shared, Fence(self.past, "nobody"), str(self._created), start=start)
         return True
-
-    async def members(self) -> list[str] | None:
-        self._reach()
-        return self.member_names
-
-    async def set_members(self, names: Sequence[str]) -> None:
-        self._reach()
-        self.member_names = list(names)
 
     async def acquire(
         self, stream: str, worker: str, incarnation: str, takeover: Takeover | None = None

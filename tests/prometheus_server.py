@@ -11,7 +11,7 @@ import httpx
 import pytest
 import yaml
 
-from redis_server import free_port
+from ports import free_port
 
 FILES = Path(__file__).parent.parent / "deploy" / "prometheus"
 

@@ -5,7 +5,6 @@ hold what it held before.
 """
 
 import asyncio
-import atexit
 import hashlib
 import tempfile
 from collections import Counter
@@ -22,31 +21,12 @@ from protodcs.errors import FencedError, UnknownStreamError
 from protodcs.serve.settings import tenant_of
 from protodcs.serve.store.base import Batch, Checkpoint, Fence, Store
 from protodcs.serve.store.postgres import PostgresStore
-from protodcs.serve.store.redis import RedisStore
 from protodcs.serve.store.sqlite import SqliteStore
-from redis_server import RedisServer, redis_program
 from service.postgres import shared_postgres
 
 BLOB = "prototypes-of-a-test"
 # For folders of stores that no power cut meets: a disk that waits would take most of the time.
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
-
-
-@cache
-def shared_redis() -> RedisServer:
-    """One Redis for all tests that do it no harm, until the tests end."""
-    redis_program()
-    folder = tempfile.TemporaryDirectory(prefix="redis-")
-    server = RedisServer(Path(folder.name))
-    server.start()
-    atexit.register(folder.cleanup)
-    atexit.register(server.kill)
-    return server
-
-
-async def redis_store(folder: Path) -> Store:
-    """A Redis store of its own for each folder: the folder names the keys."""
-    return RedisStore(shared_redis().url, prefix=hashlib.sha256(str(folder).encode()).hexdigest()[:16])
 
 
 async def postgres_store(folder: Path) -> Store:
@@ -71,7 +51,6 @@ async def memory_store(folder: Path) -> Store:
 
 
 STORES: dict[str, Callable[[Path], Awaitable[Store]]] = {
-    "redis": redis_store,
     "postgres": postgres_store,
     "sqlite": sqlite_store,
     "memory": memory_store,

@@ -152,7 +152,6 @@ BODIES = {
     "/v1/streams/{stream}/peek": {"content": feature(0)},
     "/v1/streams/{stream}/snapshots": {"json": {**NAME, "replace": True}},
     "/v1/streams/{stream}/rollback": {"json": NAME},
-    "/v1/workers": {"json": {"count": 2}},
 }
 
 
@@ -551,15 +550,6 @@ def test_a_bucket_gives_no_more_than_burst_and_rate_and_keeps_its_word(rate, bur
             taken += 1
 
 
-def test_a_rate_is_shared_among_the_processes_that_speak_http(tmp_path):
-    async def run():
-        async with guarded(tmp_path, rate=0.001, burst=4, ingresses=2) as service:
-            statuses = [(await service.ask("rival read", "GET", "/v1/streams")).status_code for _ in range(4)]
-            assert statuses == [200, 200, 429, 429]
-
-    asyncio.run(run())
-
-
 def test_a_flood_of_one_tenant_leaves_room_for_another(tmp_path):
     async def run():
         async with guarded(tmp_path, FakeEncoding(), max_queued_requests=8, tenant_max_fraction=0.5) as service:
@@ -724,7 +714,6 @@ def test_a_body_that_says_that_it_is_too_long_is_not_read(tmp_path):
     [
         ("POST", "/v1/streams/s/snapshots", 2**16),
         ("POST", "/v1/streams/s/rollback", 2**16),
-        ("PUT", "/v1/workers", 2**16),
         ("POST", "/v1/streams/s/classes", 2**19),
     ],
 )
@@ -830,7 +819,6 @@ ACTS = [
     ("purge", "DELETE", "/v1/streams/s/decisions", {}),
     ("feedback", "POST", "/v1/streams/s/feedback", {"json": {"label": None, "feature": FEATURES[0].tolist()}}),
     ("delete", "DELETE", "/v1/streams/s", {}),
-    ("resize", "PUT", "/v1/workers", {"json": {"count": 2}}),
 ]
 
 
@@ -845,7 +833,7 @@ def test_every_administrative_act_is_a_line(tmp_path):
             await service.ask("acme admin", "DELETE", "/v1/streams/s")
             begun = len(service.lines())
             for action, method, path, more in ACTS:
-                who = "operator admin" if action == "resize" else "acme admin"
+                who = "acme admin"
                 named = {"x-request-id": f"request-{action.split()[0]}"}
                 response = await service.ask(who, method, path, named, **more)
                 assert response.is_success, response.text
@@ -912,13 +900,12 @@ def test_acts_that_fail_are_lines_and_what_changes_nothing_is_none(tmp_path):
             await service.ask("acme admin", "POST", "/v1/streams/none/freeze")
             await service.made(method="protodcs")
             await service.made(id="a/b")
-            service.problem = WorkerLostError("the controller is not there")
 
             async def broken(_):
-                raise service.problem
+                raise WorkerLostError("the worker is not there")
 
-            service.resize = broken
-            await service.ask("operator admin", "PUT", "/v1/workers", json={"count": 2})
+            service.router.ask = broken
+            await service.ask("acme admin", "POST", "/v1/streams/s/freeze")
             told = [
                 (line["action"], line["stream"], line["status"], line["outcome"]) for line in service.lines()[begun:]
             ]
@@ -926,7 +913,7 @@ def test_acts_that_fail_are_lines_and_what_changes_nothing_is_none(tmp_path):
                 ("freeze", "none", 404, "refused"),
                 ("create", "s", 409, "refused"),
                 ("create", None, 422, "refused"),
-                ("resize", None, 503, "failed"),
+                ("freeze", "s", 503, "failed"),
             ]
 
     asyncio.run(run())
@@ -939,13 +926,13 @@ def test_an_error_that_nobody_foresaw_is_a_line_and_has_an_id(tmp_path):
             async def broken(_):
                 raise ZeroDivisionError("a bug")
 
-            service.resize = broken
+            service.router.ask = broken
             transport = httpx.ASGITransport(service.api, raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as service.client:
-                response = await service.ask("operator admin", "PUT", "/v1/workers", json={"count": 2})
+                response = await service.ask("acme admin", "POST", "/v1/streams/s/freeze")
             words_of(response, 500)
             line = service.lines()[-1]
-            assert (line["action"], line["status"], line["outcome"]) == ("resize", 500, "failed")
+            assert (line["action"], line["status"], line["outcome"]) == ("freeze", 500, "failed")
             assert line["request_id"] == response.headers["x-request-id"]
 
     asyncio.run(run())
@@ -981,7 +968,7 @@ def test_denied_attempts_are_lines_that_name_a_key_only_if_it_was_made_here(tmp_
                 "rival admin",
             ):
                 path = "/v1/workers" if who == "rival admin" else "/v1/streams/s/observe"
-                await service.ask(who, "PUT" if who == "rival admin" else "POST", path, content=feature(0))
+                await service.ask(who, "GET" if who == "rival admin" else "POST", path, content=feature(0))
             ids = {who: record.id for who, record in service.records.items()}
             told = [
                 (line["action"], line["tenant"], line["key"], line.get("claimed"), line["status"])
@@ -995,7 +982,7 @@ def test_denied_attempts_are_lines_that_name_a_key_only_if_it_was_made_here(tmp_
                 ("observe", None, None, ids["revoked"], 401),
                 ("observe", None, None, ids["expired"], 401),
                 ("observe", "acme", ids["acme read"], None, 403),
-                ("resize", "rival", ids["rival admin"], None, 403),
+                ("workers", "rival", ids["rival admin"], None, 403),
             ]
             assert {line["outcome"] for line in service.lines()[begun:]} == {"denied"}
 

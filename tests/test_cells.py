@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import yaml
 
+from ports import free_port
 from protodcs import Client, StreamDCS
 from protodcs.errors import ServiceError
 from protodcs.serve.cluster.cells import cell_of
-from redis_server import free_port
 from service.postgres import PostgresServer
 from service.rig import Service
 from test_durable_streams import FEATURES, PROTOTYPES

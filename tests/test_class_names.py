@@ -172,7 +172,7 @@ def test_one_call_for_each_encoder_is_under_way():
             under_way -= 1
             return "", b""
 
-        names = ClassNameEncoder(encode, settings(encoders=2, max_encoders=2))
+        names = ClassNameEncoder(encode, settings(), calls=2)
         await asyncio.gather(*(names.prototypes(f"tenant-{number}", ["owl"]) for number in range(9)))
         assert most == 2
 
@@ -268,7 +268,7 @@ def test_images_are_encoded_between_the_pieces_of_a_long_list_and_lists_one_afte
 
     async def run():
         model = OneAtATime()
-        shared = SharedEncoder(model, lambda _: None)
+        shared = SharedEncoder(model)
         lists = [asyncio.create_task(shared.prototypes([f"{who} {n}" for n in range(12)])) for who in ("a", "b")]
         await asyncio.sleep(0)
         images = asyncio.create_task(shared.encode([png(4)]))
@@ -286,7 +286,7 @@ def test_a_list_whose_caller_went_away_is_not_encoded_to_its_end(monkeypatch):
 
     async def run():
         model = OneAtATime()
-        shared = SharedEncoder(model, lambda _: None)
+        shared = SharedEncoder(model)
         gone = asyncio.create_task(shared.prototypes([f"gone {number}" for number in range(100)]))
         await asyncio.sleep(0)
         gone.cancel()

@@ -7,8 +7,7 @@ from typer.testing import CliRunner
 
 from protodcs.cli import app
 from protodcs.serve.access.problems import TYPES
-from protodcs.serve.runtime import preflight
-from protodcs.serve.runtime.local import service
+from protodcs.serve.runtime import preflight, service
 from protodcs.serve.settings import ServeConfig
 
 

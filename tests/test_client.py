@@ -20,12 +20,12 @@ from PIL import Image
 
 import protodcs
 from made_service import FEATURES, PROTOTYPES, ROWS, engine_of, feature, learned
+from ports import free_port
 from protodcs import AsyncClient, Client, Decision, Observed, StreamDCS, protocol
 from protodcs import client as client_module
 from protodcs.data import decode
 from protodcs.errors import ImageError, InputError, ProtoDCSError, ServiceError
 from protodcs.protocol import LogFilter, Row
-from redis_server import free_port
 from served_over_http import Faulty, Impatient, serving
 from service.proxy import Proxy
 from test_service_app import FakeEncoding, served
@@ -671,7 +671,6 @@ def test_a_client_tells_of_the_service(client):
     assert client.ready() == {"ready": True}
     assert client.health()["waiting"] == 0
     assert client.workers()["names"] == ["worker-0"]
-    assert client.resize(2) == ["worker-0", "worker-1"]
 
 
 def test_a_repeated_delete_of_what_is_gone_has_succeeded():
@@ -895,7 +894,7 @@ def test_a_service_that_is_away_is_given_up_in_words_with_asyncio():
 
 
 def test_a_client_imports_neither_kernels_nor_what_serves():
-    heavy = "('numba', 'torch', 'PIL', 'ray', 'pydantic', 'fastapi', 'redis')"
+    heavy = "('numba', 'torch', 'PIL', 'ray', 'pydantic', 'fastapi')"
     code = f"import protodcs, sys; protodcs.Client; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 

@@ -31,7 +31,7 @@ def settings(method, **options):
 
 
 def check(classes, dimension, method="streamdcs", guard=GUARD, limits=None, **options):
-    allowed = cost_limits_of(ServeConfig(store="redis://nowhere", **(limits or {})), "s")
+    allowed = cost_limits_of(ServeConfig(store="postgresql://nowhere/none", **(limits or {})), "s")
     check_cost(settings(method, **options), classes, dimension, guard, allowed)
 
 
@@ -167,7 +167,9 @@ def test_expensive_settings_are_an_error_that_names_them(classes, options, limit
 
 def test_a_tenant_can_have_limits_of_its_own():
     config = ServeConfig(
-        store="redis://nowhere", max_step_cost=300.0, tenants={"lab": TenantLimits(max_step_cost=9e9, classes=7)}
+        store="postgresql://nowhere/none",
+        max_step_cost=300.0,
+        tenants={"lab": TenantLimits(max_step_cost=9e9, classes=7)},
     )
     assert cost_limits_of(config, "lab/s").max_step_cost == 9e9
     assert cost_limits_of(config, "lab/s").max_stream_bytes == config.max_stream_bytes

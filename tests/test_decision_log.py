@@ -13,14 +13,12 @@ from PIL import Image
 from pyarrow import parquet
 
 from made_service import FEATURES, ROWS, feature
-from protodcs.errors import ConfigError, FencedError, UnknownStreamError
+from protodcs.errors import FencedError, UnknownStreamError
 from protodcs.serve.access.keys import Keys, create_key
 from protodcs.serve.log.entries import OUTCOMES, LogEntry, LogLimits, LogQuery, Purge
-from protodcs.serve.log.thumbnail_files import ThumbnailFiles
 from protodcs.serve.log.thumbnails import make_thumbnail
 from protodcs.serve.settings import ServeConfig
 from protodcs.serve.store.base import Batch, Checkpoint
-from protodcs.serve.store.redis import RedisStore
 from protodcs.serve.store.sqlite import SqliteStore
 from protodcs.serve.workers.worker import Worker
 from store_contract import BLOB, begun, of_every_store
@@ -180,7 +178,7 @@ def test_entries_beyond_the_limits_are_deleted_from_the_oldest_on(tmp_path, limi
         assert await positions(store, EVERYTHING) == list(left)
 
     # PostgreSQL deletes what is too old by whole months: see test_log_months.
-    for name in ("redis", "sqlite") if limits.seconds < 1e12 else ("redis", "postgres", "sqlite"):
+    for name in ("sqlite",) if limits.seconds < 1e12 else ("postgres", "sqlite"):
         (tmp_path / name).mkdir()
         check(name, tmp_path / name)
 
@@ -316,8 +314,6 @@ def test_a_thumbnail_is_a_small_jpeg_of_any_image():
 
 @of_every_store
 async def test_thumbnails_go_with_their_entries_or_on_their_own(store):
-    if isinstance(store, RedisStore):
-        return
     fence = await begun(store)
     log = [entry(position, thumbnail=b"jpeg %d" % position) for position in range(6)]
     assert await store.commit([Batch("s", fence, 0, [b"record"] * 6, b"", log)]) == [None]
@@ -385,58 +381,11 @@ def test_an_observed_image_has_a_thumbnail_unless_the_settings_say_no(settings, 
     asyncio.run(run())
 
 
-def test_thumbnails_are_on_in_one_process_and_off_in_a_cluster():
+def test_thumbnails_are_stored_unless_a_setting_says_otherwise():
     assert ServeConfig().stores_thumbnails
-    assert not ServeConfig(store="redis://localhost:6379/0").stores_thumbnails
+    assert ServeConfig(store="postgresql://nowhere/none").stores_thumbnails
+    assert not ServeConfig(thumbnails="off").stores_thumbnails
     assert not ServeConfig(forbid_images=True).stores_thumbnails
-    with pytest.raises(ConfigError, match="exclude each other"):
-        ServeConfig(forbid_images=True, thumbnails="on")
-    with pytest.raises(ConfigError, match="thumbnail_url"):
-        ServeConfig(store="redis://localhost:6379/0", thumbnails="on")
-    with pytest.raises(ConfigError, match="thumbnail_url"):
-        ServeConfig(thumbnail_url="file:///tmp/thumbnails")
-
-
-def files_in(folder):
-    return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
-
-
-@pytest.mark.parametrize("purge", ["?image_ref=a.png", "", "stream"])
-def test_thumbnails_of_a_cluster_are_files_that_go_with_their_entries(tmp_path, purge):
-    async def run():
-        settings = {"store": "redis://localhost:1/0", "thumbnails": "on", "thumbnail_url": f"file://{tmp_path}"}
-        async with served(Shades(), **settings) as service:
-            for name in ("a.png", "b.png"):
-                answer = await service.client.post(f"/v1/streams/s/observe?image_ref={name}", **png(200))
-                assert answer.status_code == 200, answer.text
-            while len(files_in(tmp_path)) < 2:
-                await asyncio.sleep(0.01)
-            assert [file.rpartition("/")[2] for file in files_in(tmp_path)] == ["0.jpg", "1.jpg"]
-            answer = await service.client.get("/v1/streams/s/decisions/1/thumbnail")
-            assert Image.open(io.BytesIO(answer.content)).size == (128, 85)
-            words_of(await service.client.get("/v1/streams/s/decisions/2/thumbnail"), 404)
-            path = "/v1/streams/s" if purge == "stream" else f"/v1/streams/s/decisions{purge}"
-            assert (await service.client.delete(path)).status_code in (200, 204)
-            left = ["1.jpg"] if purge == "?image_ref=a.png" else []
-            assert [file.rpartition("/")[2] for file in files_in(tmp_path)] == left
-            words_of(await service.client.get("/v1/streams/s/decisions/0/thumbnail"), 404)
-
-    asyncio.run(run())
-
-
-def test_files_of_old_thumbnails_are_deleted_folder_by_folder(tmp_path):
-    async def run():
-        files = ThumbnailFiles(f"file://{tmp_path}")
-        await files.write("acme/s", "1", [(position, b"jpeg") for position in (5, 999, 1000, 2500)])
-        await files.delete_before("acme/s", "1", 2100)
-        assert await files.read("acme/s", "1", 999) is None
-        assert await files.read("acme/s", "1", 1000) is None
-        assert await files.read("acme/s", "1", 2500) == b"jpeg"
-        await files.delete_before("nobody", "1", 2100)
-        await files.delete_all()
-        assert files_in(tmp_path) == []
-
-    asyncio.run(run())
 
 
 def test_forbidden_images_are_deleted(tmp_path):

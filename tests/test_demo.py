@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from ports import free_port
 from protodcs import Client, OpenSetClassifier, encoders, metrics
 from protodcs.cli import app
 from protodcs.data.prompts import class_names
@@ -19,7 +20,6 @@ from protodcs.demo.comparison import Comparison
 from protodcs.demo.terminal import view
 from protodcs.encoders.demo import FOLDER
 from protodcs.errors import EncoderError, InputError
-from redis_server import free_port
 
 # Images.
 

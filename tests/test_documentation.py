@@ -16,10 +16,11 @@ import pytest
 import typer
 import yaml
 
+from ports import free_port
 from protodcs.bench import grid
 from protodcs.cli import app
+from protodcs.cli.cluster.settings import ClusterSettings
 from protodcs.serve.settings import ServeConfig
-from redis_server import free_port
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^( *)```(.*)\n((?:.*\n)*?)\1```$", re.MULTILINE)
@@ -160,6 +161,8 @@ def test_the_grids_and_settings_of_the_documentation_are_valid():
                 )
                 grids += 1
             else:
+                cluster = content.pop("cluster", {})
+                assert set(cluster) <= set(ClusterSettings.model_fields)
                 assert set(content) <= set(ServeConfig.model_fields)
                 services += 1
         for text in blocks(page, "json"):

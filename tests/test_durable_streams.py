@@ -1,38 +1,32 @@
 """The service as a whole under faults: every acknowledged observe is applied exactly once, in order, and never lost.
 
-Real processes: Ray with workers, two ingress replicas, an encoder, and a Redis that waits for its disk; or the one
-process of the local runtime. The faults come from a printed seed; set PROTODCS_FAULT_SEED to repeat a run.
+A real process with SQLite. tests/test_shared_streams.py does the same with several processes and PostgreSQL. The
+faults come from a printed seed; set PROTODCS_FAULT_SEED to repeat a run.
 """
 
 import asyncio
 import os
 import random
-import shutil
-import subprocess
 import time
 from collections import Counter
 from functools import partial
 
 import httpx
 import numpy as np
-import psutil
 import pytest
 
 from conftest import random_stream
-from protodcs import Client, StreamDCSConfig
+from protodcs import StreamDCSConfig
 from protodcs.serve.guard import GuardSettings
 from protodcs.serve.log.entries import LogQuery
-from protodcs.serve.store.redis import RedisStore
 from protodcs.serve.store.sqlite import SqliteStore
-from redis_server import RedisServer
 from service.checker import Kind, Stress, Violation, check, replay
 from service.faults import describe, inject, plan, until
-from service.journal import entry_of, journal_from_answers, journals_from_aof, merged, takeovers
-from service.load import Habits, Load, feature_programs, image_programs
-from service.local_faults import FAULTS
-from service.rig import LocalRig, Rig, Service
+from service.journal import journal_from_answers
+from service.load import Load, feature_programs
+from service.local_faults import LocalRig
+from service.rig import Service
 
-CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 LEASE = 1.5
 REQUEST = 20.0
 # Only a service that hangs takes so long.
@@ -66,46 +60,18 @@ SETTINGS = {
 }
 
 
-@pytest.fixture
-def disk(tmp_path):
-    """A file system of its own for Redis, which can run full; None if this machine does not allow one."""
-    image, folder = tmp_path / "disk.ext4", tmp_path / "disk"
-    folder.mkdir()
-    with image.open("wb") as file:
-        file.truncate(8 * 2**30)
-    commands = ["mkfs.ext4", "-q", "-F", "-m", "0", str(image)], ["mount", "-o", "loop", str(image), str(folder)]
-    mounted = all(
-        shutil.which(command[0]) and subprocess.run(command, capture_output=True, check=False).returncode == 0
-        for command in commands
-    )
-    yield folder if mounted else None
-    if mounted:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-    image.unlink()
-
-
-@pytest.fixture
-def images(png_files):
-    """Real images as PNG files."""
-    return png_files(200)
-
-
 def fault_seed():
     return int(os.environ.get("PROTODCS_FAULT_SEED", time.time()))
 
 
-def mixed_load(base_urls, seed, images, feature_streams, image_streams, samples, largest):
-    """Plan streams of features and streams of images that share `samples` evenly."""
+def mixed_load(base_urls, seed, streams, samples, largest):
+    """Plan streams of features that share `samples` evenly."""
     rng, creations, programs = random.Random(seed), {}, []
-    each = samples // (feature_streams + image_streams)
-    for number in range(feature_streams):
+    each = samples // streams
+    for number in range(streams):
         stream = f"features-{number}"
         creations[stream] = {"prototypes": PROTOTYPES}
         programs += feature_programs(rng, stream, FEATURES, each, largest)
-    for number in range(image_streams):
-        stream = f"images-{number}"
-        creations[stream] = {"classes": CLASSES}
-        programs += image_programs(rng, stream, images, each)
     return Load(base_urls, creations, programs, timeout=REQUEST + 40, give_up=900.0, seed=seed)
 
 
@@ -165,129 +131,6 @@ def required(samples):
     return ["repeated_keys", "misuses", *(["retries", "guard_events"] if samples >= 10_000 else [])]
 
 
-def under_faults(tmp_path, disk, images, counts, **sizes):
-    """Load a service, inject the faults, and check every promise."""
-    seed, done = fault_seed(), []
-    settings = {**SETTINGS, "workers": 4, "ingresses": 2, "encoder": "mini", "audit": str(tmp_path / "audit.jsonl")}
-    rig = Rig(tmp_path, disk, **settings)
-    impossible = {"disk full": disk is None, "step clock": rig.clocks is None}
-    counts = {kind: count for kind, count in counts.items() if not impossible.get(kind)}
-    with rig:
-        load = mixed_load(rig.base_urls, seed, images, **sizes)
-        planned = plan(seed, counts, load.rows)
-        print(describe(seed, planned))
-        start = time.monotonic()
-        asyncio.run(run(load, rig, planned, done))
-        print(f"{load.history.applied_rows} of {load.rows} rows in {time.monotonic() - start:.0f} s")
-        rig.service.stop()
-        streams = rig.service.streams()
-        found = merged(journals_from_aof(folder) for folder in rig.folders)
-        fences = sum(takeovers(folder) for folder in rig.folders)
-        journals = {stream: [entry_of(record) for record in records] for stream, records in found.items()}
-        check_log(RedisStore(rig.redis.url), {stream: journals.get(stream, []) for stream in streams})
-    for fault in done:
-        print(fault)
-    violations, replays = judge(load, journals, streams, rig.outages)
-    stress = Stress.of(load.history.requests, len(done), fences, replays)
-    print(stress)
-    assert not violations, report(violations)
-    assert len(done) == len(planned)
-    assert not stress.missing("faults", "fences", *required(sizes["samples"])), stress
-
-
-# Ray Serve with HAProxy instead of its own proxy.
-HAPROXY = {
-    "RAY_SERVE_ENABLE_HA_PROXY": "1",
-    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-}
-
-
-@pytest.mark.ray
-@pytest.mark.parametrize(
-    "environment", [pytest.param({}, id="proxy"), pytest.param(HAPROXY, id="haproxy", marks=pytest.mark.long)]
-)
-def test_every_acknowledged_observe_is_applied_once_under_faults(tmp_path, disk, images, environment, monkeypatch):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    kinds = ["fence worker", "kill worker", "pause worker", "kill ingress", "cut power", "lose replies of redis"]
-    kinds += ["lose replies to clients"]
-    sizes = {"feature_streams": 5, "image_streams": 2, "samples": 560, "largest": 128}
-    under_faults(tmp_path, disk, images, dict.fromkeys(kinds, 1), **sizes)
-
-
-@pytest.mark.ray
-@pytest.mark.long
-def test_a_restored_redis_is_the_truth_though_workers_remember_more(tmp_path):
-    """A restore loses acknowledged requests by design. Then reads agree with what is left, and producers can resend."""
-    seed = fault_seed()
-    print(f"seed {seed}")
-    # Streams stay loaded, so that workers remember what the restore loses. No answer expires, because the second load
-    # sends requests again that the first load made old.
-    settings = {**SETTINGS, "unload_seconds": 600.0, "workers": 3, "idempotency_answers": 100_000}
-    with Rig(tmp_path, **settings) as rig:
-        first, again = (mixed_load(rig.base_urls, seed, (), 8, 0, 1600, 128) for _ in range(2))
-        first.habits = Habits(misuse=0.0)
-        asyncio.run(loaded_with_backup(first, rig.redis, tmp_path / "backup"))
-        assert not first.errors
-        before = next_positions(rig.redis)
-        restore(rig.redis, tmp_path / "backup")
-        left = next_positions(rig.redis)
-        lost = sum(before.values()) - sum(left.values())
-        print(f"the restore lost {lost} of {sum(before.values())} records")
-        asyncio.run(until(lambda: told_positions(rig.service, left) == left, "reads that agree with the store", 60))
-        again.run()
-        with Client(rig.service.base_url) as client:
-            read = {stream: list(client.stream(stream).log(limit=20)) for stream in again.creations}
-        rig.service.stop()
-        streams = rig.service.streams()
-        journals = {s: [entry_of(r) for r in records] for s, records in journals_from_aof(rig.redis.folder).items()}
-    violations, _ = judge(again, journals, streams)
-    assert not violations, report(violations)
-    assert lost > 0
-    for stream, logged in read.items():
-        for found in logged:
-            entry = journals[stream][found.position]
-            assert (found.key, found.score) == (entry.key, entry.answer["score"])
-
-
-async def loaded_with_backup(load, redis, backup):
-    """Run a load, and copy the append-only file to `backup` in the middle of it."""
-    loading = asyncio.create_task(asyncio.to_thread(load.run))
-    await until(lambda: load.history.applied_rows > load.rows / 2 or loading.done(), "half of the run", 300)
-    redis.pause()
-    shutil.copytree(redis.folder / "appendonlydir", backup)
-    redis.resume()
-    await loading
-
-
-def restore(redis, backup):
-    """Start Redis again from a backup."""
-    redis.kill()
-    shutil.rmtree(redis.folder / "appendonlydir")
-    shutil.copytree(backup, redis.folder / "appendonlydir")
-    redis.start()
-
-
-def next_positions(redis):
-    """Return where the next record of each stream goes, by the append-only file."""
-    return {stream: len(records) for stream, records in journals_from_aof(redis.folder).items()}
-
-
-def told_positions(service, streams):
-    """Return where the next record of each stream goes, as the service says."""
-    with Client(service.base_url) as client:
-        return {stream: client.stream(stream).status()["position"] for stream in streams}
-
-
-@pytest.mark.ray
-@pytest.mark.long
-def test_every_acknowledged_observe_of_60_streams_is_applied_once_under_all_faults(tmp_path, disk, images):
-    counts = {**dict.fromkeys(FAULTS, 3), "kill worker": 8, "pause worker": 6, "restart ray": 2}
-    sizes = {"feature_streams": 50, "image_streams": 10, "samples": 30_000, "largest": 1024}
-    under_faults(tmp_path, disk, images, counts, **sizes)
-
-
 def in_one_process(tmp_path, streams, samples, counts, beside=None):
     """Load a service in one process, inject the faults, and check every promise."""
     seed, done = fault_seed(), []
@@ -298,7 +141,7 @@ def in_one_process(tmp_path, streams, samples, counts, beside=None):
         await asyncio.gather(run(load, rig, planned, done), *([] if beside is None else [beside(rig, load)]))
 
     with rig:
-        load = mixed_load([rig.service.base_url], seed, (), streams, 0, samples, 128)
+        load = mixed_load([rig.service.base_url], seed, streams, samples, 128)
         planned = plan(seed, counts, load.rows)
         print(describe(seed, planned))
         asyncio.run(run_both())
@@ -316,12 +159,12 @@ def in_one_process(tmp_path, streams, samples, counts, beside=None):
 
 
 def test_every_acknowledged_observe_is_applied_once_in_one_process_under_faults(tmp_path):
-    in_one_process(tmp_path, 6, 1200, {"kill worker": 6, "pause worker": 1})
+    in_one_process(tmp_path, 6, 1200, {"kill service": 6, "pause service": 1})
 
 
 @pytest.mark.long
 def test_every_acknowledged_observe_is_applied_once_in_one_process_that_is_killed_50_times(tmp_path):
-    in_one_process(tmp_path, 50, 20_000, {"kill worker": 50})
+    in_one_process(tmp_path, 50, 20_000, {"kill service": 50})
 
 
 def test_a_service_in_one_process_is_stopped_in_mid_work_and_started_again(tmp_path):
@@ -342,10 +185,9 @@ def test_a_service_in_one_process_is_stopped_in_mid_work_and_started_again(tmp_p
     assert max(unsnapshotted.values()) <= SETTINGS["unload_records"]
 
 
-@pytest.mark.ray
 @pytest.mark.long
 def test_ten_minutes_of_load_do_not_make_it_grow(tmp_path, clip_stream):
-    """Once streams have learned as much as they hold, no process grows by more than a tenth."""
+    """Once streams have learned as much as they hold, it grows by no more than a tenth."""
     seconds = float(os.environ.get("PROTODCS_STEADY_SECONDS", 600))
     prototypes, features, _ = clip_stream("dtd")
     rng = np.random.default_rng(7)
@@ -377,19 +219,14 @@ def test_ten_minutes_of_load_do_not_make_it_grow(tmp_path, clip_stream):
 
     async def watch(until):
         while time.monotonic() < until:
-            samples.append({**service.memory(), "redis": psutil.Process(redis.pid).memory_info().rss / 2**20})
+            samples.append(service.memory())
             await asyncio.sleep(seconds / 60)
 
-    with RedisServer(tmp_path) as redis:
-        service = Service(tmp_path, store=redis.url, workers=4, snapshot_records=100, unload_seconds=30.0)
-        with service:
-            asyncio.run(load())
+    service = Service(tmp_path, store=f"sqlite:{tmp_path / 'streams'}", snapshot_records=100, unload_seconds=30.0)
+    with service:
+        asyncio.run(load())
     print(f"{sum(sent)} samples in {seconds:.0f} s, after {learned} for each of {len(streams)} streams")
     third = len(samples) // 3
-    for kind in samples[0]:
-        first, *later = (
-            np.mean([sample[kind] for sample in part if kind in sample])
-            for part in (samples[:third], samples[third : 2 * third], samples[2 * third :])
-        )
-        print(f"{kind}: {first:.0f}, {later[0]:.0f} and {later[1]:.0f} MiB in the thirds of the run")
-        assert max(later) < 1.1 * first + 5, kind
+    first, *later = (np.mean(part) for part in (samples[:third], samples[third : 2 * third], samples[2 * third :]))
+    print(f"{first:.0f}, {later[0]:.0f} and {later[1]:.0f} MiB in the thirds of the run")
+    assert max(later) < 1.1 * first + 5

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from conftest import random_stream
+from ports import free_port
 from protodcs import Client
-from redis_server import free_port
 from service.rig import Service
 from webhook_receiver import receiving
 

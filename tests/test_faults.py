@@ -1,4 +1,4 @@
-"""The planner of faults: the same plan from the same seed, each fault when it is due, on processes that run."""
+"""The planner of faults: the same plan from the same seed, each fault when it is due."""
 
 import asyncio
 import random
@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from service import faults
-from service.faults import Processes, Target, describe, inject, plan, until
+from service.faults import Target, describe, inject, plan, until
 
 COUNTS = {"kill": 5, "pause": 4, "resize": 2}
 LENGTH = 1000
@@ -135,75 +135,7 @@ def test_inject_does_no_fault_before_it_is_due():
     assert {entry.planned for entry in done} == set(planned[:3])
 
 
-def test_a_fault_without_a_target_is_an_error():
-    processes = Processes(lambda _: [], timeout=0.05)
-    with pytest.raises(TimeoutError, match="a worker that runs"):
-        asyncio.run(processes.kill("worker", random.Random(0)))
-
-
 def test_until_returns_when_the_condition_holds():
     end = time.monotonic() + 0.05
     asyncio.run(until(lambda: time.monotonic() > end, "the end", 60))
     assert time.monotonic() > end
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_kill_ends_one_process_of_the_role(seed):
-    with sleepers(2) as workers, sleepers(1) as others:
-        roles = {"worker": workers, "ingress": others}
-        target = asyncio.run(Processes(roles.__getitem__).kill("worker", random.Random(seed)))
-        dead = {p.pid for p in workers + others if p.status() == psutil.STATUS_ZOMBIE}
-        assert dead == {target.pid} <= {p.pid for p in workers}
-
-
-def test_a_dead_process_is_not_killed_again():
-    with sleepers(3) as workers:
-        processes = Processes(lambda _: workers)
-        killed = [asyncio.run(processes.kill("worker", random.Random(0))).pid for _ in workers]
-        assert sorted(killed) == sorted(p.pid for p in workers)
-
-
-def paused(processes, workers, seconds, act=None):
-    """Pause a process, act while it stands still, and return it after the pause."""
-
-    async def run():
-        pausing = asyncio.create_task(processes.pause("worker", random.Random(0), seconds))
-        stopped = [None]
-
-        def stands():
-            stopped[0] = next((p for p in workers if p.status() == psutil.STATUS_STOPPED), None)
-            return stopped[0] is not None
-
-        await until(stands, "a process that stands still", 10)
-        if act is not None:
-            await act(pausing)
-        await asyncio.gather(pausing, return_exceptions=True)
-        return stopped[0]
-
-    return asyncio.run(run())
-
-
-def test_a_paused_process_goes_on():
-    with sleepers(2) as workers:
-        process = paused(Processes(lambda _: workers), workers, 0.2)
-        assert process.status() != psutil.STATUS_STOPPED
-
-
-def test_a_paused_process_goes_on_if_the_pause_is_cancelled():
-    async def cancel(pausing):
-        pausing.cancel()
-
-    with sleepers(1) as workers:
-        process = paused(Processes(lambda _: workers), workers, 600, cancel)
-        assert process.status() != psutil.STATUS_STOPPED
-
-
-def test_kill_chooses_a_process_that_is_not_paused():
-    with sleepers(2) as workers:
-        processes, killed = Processes(lambda _: workers), []
-
-        async def kill(_):
-            killed.append((await processes.kill("worker", random.Random(0))).pid)
-
-        process = paused(processes, workers, 0.2, kill)
-        assert {process.pid, *killed} == {p.pid for p in workers}

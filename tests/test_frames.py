@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ports import free_port
 from protodcs import Client
 from protodcs.demo import DemoStream
 from protodcs.errors import InputError
 from protodcs.frames import read_frames
-from redis_server import free_port
 
 RATE = 10
 

@@ -7,12 +7,12 @@ import httpx
 import pytest
 
 from conftest import random_stream
+from ports import free_port
 from protodcs import Client
 from protodcs.errors import StoreError
 from protodcs.serve.log.entries import LogEntry, LogLimits, Purge
 from protodcs.serve.store.base import Batch
 from protodcs.serve.store.sqlite import DATABASE, SqliteStore
-from redis_server import free_port
 from service.rig import Service
 from test_sqlite_store import content_of, created
 

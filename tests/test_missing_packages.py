@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ports import free_port
 from protodcs import StreamDCS, encoders, plot
 from protodcs.errors import EncoderError, MissingPackageError
-from redis_server import free_port
 
 EXTRAS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 SERVICE = ("fastapi", "uvicorn", "httptools", "python_multipart", "yaml", "prometheus_client", "opentelemetry")

@@ -107,6 +107,28 @@ def test_a_process_that_remembers_a_stream_is_fenced_by_another_that_took_it(url
     run(use())
 
 
+def test_an_epoch_that_is_given_out_twice_fences_its_first_worker(url):
+    """A restored backup, or a standby that lacks the last commits, undoes an acquisition, so its epoch comes again."""
+    sql = shared_postgres().sql
+
+    async def use():
+        async with opened(url) as one, opened(url) as two, opened(url) as three:
+            await one.release("s", await created(one))
+            sql("CREATE TABLE backup AS SELECT * FROM streams", url)
+            first = (await two.acquire("s", "two", "1")).fence
+            names = ("epoch", "token", "worker", "incarnation")
+            sql(f"UPDATE streams SET {', '.join(f'{name} = backup.{name}' for name in names)} FROM backup", url)
+            second = (await three.acquire("s", "three", "1")).fence
+            assert second.epoch == first.epoch
+            # The position that both write to is free: only the token tells them apart.
+            (outcome,) = await two.commit([Batch("s", first, 0, [b"of the first"])])
+            assert isinstance(outcome, FencedError)
+            assert await three.commit([Batch("s", second, 0, [b"of the second"])]) == [None]
+            assert (await three.acquire("s", "three", "1")).tail == [b"of the second"]
+
+    run(use())
+
+
 def test_a_stream_that_another_process_deleted_is_fenced(url):
     async def use():
         async with opened(url) as one, opened(url) as two:

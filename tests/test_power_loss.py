@@ -1,21 +1,13 @@
-"""The power-loss simulation, and what Redis keeps when the power is cut."""
+"""The power-loss simulation."""
 
 import os
 import random
 import subprocess
 import sys
-import threading
-import time
 
 import pytest
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from power_loss import PowerLoss
-from redis_server import RedisServer
-
-CLIENTS = 4
 
 
 def run_watched(folder, program):
@@ -96,88 +88,3 @@ def test_files_outside_of_the_folder_are_not_recorded(tmp_path):
     program = "import os; file = open('../inside2', 'wb', 0); file.write(b'1'); os.fsync(file.fileno())"
     run_watched(folder, program).cut(random.Random(0), keep_bytes=0)
     assert (tmp_path / "inside2").read_bytes() == b"1"
-
-
-class Writer(threading.Thread):
-    """Sends one transaction after another until Redis is gone. Each writes a counter, a list and a large value."""
-
-    def __init__(self, server, number, sent):
-        super().__init__()
-        self.number = number
-        self.sent = self.acknowledged = sent
-        self._server = server
-
-    def run(self):
-        # Without retries: a repeated transaction would count twice.
-        with redis.Redis(port=self._server.port, socket_timeout=20, retry=Retry(NoBackoff(), 0)) as client:
-            try:
-                while True:
-                    self.sent += 1
-                    with client.pipeline(transaction=True) as transaction:
-                        transaction.incr(f"counter:{self.number}")
-                        transaction.rpush(f"list:{self.number}", self.sent)
-                        transaction.set(f"value:{self.number}", f"{self.sent} " * 4000)
-                        transaction.execute()
-                    self.acknowledged = self.sent
-            except redis.RedisError:
-                pass
-
-
-def read_back(server, number):
-    """Return how many transactions of a writer are in Redis. Fail if one of them is incomplete."""
-    with redis.Redis(port=server.port, socket_timeout=20) as client:
-        count = int(client.get(f"counter:{number}") or 0)
-        assert [int(item) for item in client.lrange(f"list:{number}", 0, -1)] == list(range(1, count + 1))
-        assert client.get(f"value:{number}") == (f"{count} ".encode() * 4000 if count else None)
-        return count
-
-
-def cut_power_while_writing(server, rng, counts, rewrite):
-    """Run the writers, cut the power at a random moment, restart. Return the writers and their new counts."""
-    writers = [Writer(server, number, count) for number, count in enumerate(counts)]
-    for writer in writers:
-        writer.start()
-    if rewrite:
-        server.command("BGREWRITEAOF")
-    time.sleep(rng.uniform(0.01, 0.1))
-    server.cut_power(rng)
-    for writer in writers:
-        writer.join()
-    server.start()
-    return writers, [read_back(server, writer.number) for writer in writers]
-
-
-def test_the_first_write_to_a_new_folder_is_durable(tmp_path):
-    """Redis does not sync the entry of its folder `appendonlydir`. The start script must do it."""
-    with RedisServer(tmp_path, power_loss=True) as server:
-        assert server.command("SET", "key", "value") == b"+OK"
-        server.cut_power(random.Random(0), keep_entries=False, keep_bytes=0)
-        server.start()
-        assert server.command("EXISTS", "key") == b":1"
-
-
-def test_redis_that_always_syncs_keeps_every_acknowledged_transaction(tmp_path):
-    rng = random.Random(1)
-    counts = [0] * CLIENTS
-    with RedisServer(tmp_path, power_loss=True) as server:
-        # Some cuts must hit a transaction between its write and its fsync, so that the start script repairs the file.
-        for attempt in range(100):
-            writers, counts = cut_power_while_writing(server, rng, counts, rewrite=attempt % 3 == 2)
-            for writer, count in zip(writers, counts, strict=True):
-                assert writer.acknowledged <= count <= writer.sent
-            repaired = list(tmp_path.glob("appendonlydir/*.cut-*"))
-            if attempt >= 11 and len(repaired) >= 2:
-                break
-    assert len(repaired) >= 2
-    assert sum(counts) > 0
-
-
-def test_redis_that_syncs_every_second_loses_acknowledged_transactions(tmp_path):
-    rng = random.Random(1)
-    counts = [0] * CLIENTS
-    with RedisServer(tmp_path, power_loss=True, appendfsync="everysec") as server:
-        for _ in range(50):
-            writers, counts = cut_power_while_writing(server, rng, counts, rewrite=False)
-            if any(count < writer.acknowledged for writer, count in zip(writers, counts, strict=True)):
-                return
-    pytest.fail("no acknowledged transaction was lost")

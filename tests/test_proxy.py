@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from redis_server import free_port
+from ports import free_port
 from service.proxy import Proxy
 
 

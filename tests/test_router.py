@@ -10,12 +10,10 @@ from itertools import pairwise
 
 import pytest
 
-from made_service import settings
+from made_service import placement_finder, placement_of, settings
 from protodcs.errors import InputError, ProtoDCSError
 from protodcs.serve.messages import Action, Outcome, Reply, Request
-from protodcs.serve.telemetry.metrics import families
 from protodcs.serve.workers import router as router_module
-from protodcs.serve.workers.ring import Ring, ring_of
 from protodcs.serve.workers.router import LateError, OverloadedError, Router, WorkerLostError
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -74,7 +72,7 @@ class Workers:
 
     def router(self, local=None, **changes):
         config = settings(**{"attempt_seconds": 0.1, "lease_seconds": 0.2, **changes})
-        return Router(self.call, ring_of(self.view), config, local)
+        return Router(self.call, placement_finder(self.view), config, local)
 
 
 def request(key, stream="s"):
@@ -106,7 +104,7 @@ async def held(event):
 
 def stream_of(worker, workers=OWNERS):
     """A stream that belongs to a worker."""
-    ring = Ring(workers)
+    ring = placement_of(workers)
     return next(f"s{number}" for number in range(1000) if ring.first(f"s{number}") == worker)
 
 
@@ -489,10 +487,6 @@ def test_a_failure_while_marking_a_request_leaves_no_queue(monkeypatch):
     asyncio.run(run())
 
 
-def test_a_ring_has_a_place_for_every_string():
-    assert sorted(Ring(OWNERS).order("\ud800")) == OWNERS
-
-
 def test_a_worker_that_is_busy_is_asked_again_and_not_suspected():
     async def run():
         replies = [Outcome.BUSY, Outcome.BUSY, None]
@@ -526,7 +520,7 @@ def test_a_suspect_worker_is_left_alone_until_it_passes_a_health_check():
         workers.fate = fate
         router = workers.router(lease_seconds=1.0)
         await router.ask(request(0, stream))
-        stand_in = Ring(OWNERS).order(stream)[1]
+        stand_in = placement_of(OWNERS).order(stream)[1]
         assert [worker for worker, _ in workers.calls] == ["a", stand_in]
         assert [requests[0].stand_in for _, requests in workers.calls] == [False, True]
         await asyncio.sleep(0.6)
@@ -574,10 +568,10 @@ def test_a_hung_worker_costs_each_stream_at_most_one_timeout():
     async def run():
         router = Workers(fate=hangs("a")).router(attempt_seconds=5.0, lease_seconds=5.0)
         await asyncio.gather(*(client(router, stream) for stream in streams))
-        assert value(families(router.metrics.registry), "protodcs_ingress_suspect_workers") == 1
+        assert value(router.metrics.registry.collect(), "protodcs_ingress_suspect_workers") == 1
 
     asyncio.run(run())
-    assert sum(Ring(OWNERS).first(stream) == "a" for stream in streams) > 3
+    assert sum(placement_of(OWNERS).first(stream) == "a" for stream in streams) > 3
     assert sum(stalls.values()) > 0
     assert max(stalls.values()) == 1
 
@@ -588,7 +582,7 @@ def test_a_hung_worker_is_checked_after_pauses_that_double_up_to_a_minute():
         router = workers.router(attempt_seconds=5.0, lease_seconds=5.0)
         await router.ask(request(0, stream_of("a")))
         await until_checked(workers, 12)
-        report = families(router.metrics.registry)
+        report = router.metrics.registry.collect()
         assert value(report, "protodcs_ingress_failed_calls_total", reason="silent") == 1
         assert value(report, "protodcs_ingress_health_checks_total", result="failed") == 11
         return [when for _, when in workers.checks]
@@ -662,7 +656,7 @@ def test_a_worker_that_recovers_has_all_others_checked():
     """All failed for the same reason, such as a store that was down; it must not take minutes to use them all again."""
 
     async def run():
-        workers, ring = Workers(fate=hangs(*OWNERS)), Ring(OWNERS)
+        workers, ring = Workers(fate=hangs(*OWNERS)), placement_of(OWNERS)
         router = workers.router(attempt_seconds=5.0, lease_seconds=5.0, request_seconds=30.0)
         streams = [stream_of(worker) for worker in OWNERS]
         for _ in range(20):
@@ -699,7 +693,7 @@ def test_another_worker_takes_a_stream_whose_holder_fails_again_and_again():
         router = workers.router(takeover_failures=3, request_seconds=30.0)
         await router.ask(request(0, stream))
         demands = [(worker, requests[0].take_from) for worker, requests in workers.calls if requests[0].take_from]
-        assert demands == [(Ring(OWNERS).order(stream)[1], "a")]
+        assert demands == [(placement_of(OWNERS).order(stream)[1], "a")]
         # One call and two checks failed.
         assert len(workers.checks) == 2
 
@@ -756,8 +750,6 @@ def test_no_stream_is_taken_from_a_holder_that_can_be_reached():
 
 
 def test_the_worker_that_a_stream_moved_to_is_asked_though_the_router_does_not_know_it():
-    """As after a resize whose controller died before it told anyone."""
-
     async def run():
         workers = Workers(["a", "b"])
 
@@ -785,7 +777,7 @@ def test_what_waits_for_a_worker_that_was_lost_goes_to_others_at_once():
         workers.fate = fate
         router = workers.router(lease_seconds=60.0)
         # More than fit into the calls that are under way to the lost worker.
-        ring = Ring(OWNERS)
+        ring = placement_of(OWNERS)
         streams = [f"s{number}" for number in range(3000)]
         mine = [stream for stream in streams if ring.first(stream) == "a"]
         assert len(mine) > 3 * 256
@@ -884,7 +876,7 @@ def test_a_router_waits_for_the_first_workers():
                 await asyncio.sleep(10)
             return OWNERS
 
-        router = Router(workers.call, ring_of(view), settings(attempt_seconds=0.05, request_seconds=5))
+        router = Router(workers.call, placement_finder(view), settings(attempt_seconds=0.05, request_seconds=5))
         assert (await router.ask(request(0))).outcome is Outcome.DONE
         assert len(views) == 4
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import made_service
-from made_service import FEATURES, PROTOTYPES, ROWS, SHARED, engine_of, feature, learned
+from made_service import FEATURES, PROTOTYPES, ROWS, SHARED, engine_of, feature, learned, placement_finder
 from memory_store import MemoryStore
 from protodcs import StreamDCS
 from protodcs.errors import ImageError
@@ -27,7 +27,6 @@ from protodcs.serve.api.streams import listing
 from protodcs.serve.api.streams.schemas import NewStream
 from protodcs.serve.messages import Outcome, Reply
 from protodcs.serve.stream.answers import pack_decision, unpack_decision
-from protodcs.serve.workers.ring import ring_of
 from protodcs.serve.workers.router import Router, WorkerLostError
 from protodcs.serve.workers.webhooks import Webhooks
 from protodcs.serve.workers.worker import Worker
@@ -46,6 +45,8 @@ FIELDS = {"outcome", "known", "index", "label", "p_unknown", "openness", "openne
 
 class FakeEncoding:
     """Images are numbers of samples; a pause may stand before the number."""
+
+    calls = 1
 
     async def encode(self, image):
         try:
@@ -74,7 +75,7 @@ class Service:
         self.store = MemoryStore()
         self.worker = Worker("worker-0", self.store, config)
         self.problem = None
-        self.router = Router(self.call, ring_of(self.view), config)
+        self.router = Router(self.call, placement_finder(self.view), config)
         self.webhooks = Webhooks(self.store, config)
         self.api = application(config, self.router, self, encoding, self.webhooks)
         transport = httpx.ASGITransport(self.api)
@@ -98,9 +99,6 @@ class Service:
 
     async def all_facts(self):
         return await self.facts()
-
-    async def resize(self, count):
-        return [f"worker-{number}" for number in range(count)]
 
     async def list_streams(self, *asked):
         return await self.worker.list_streams(*asked)
@@ -369,15 +367,11 @@ def test_health_and_workers():
             assert health["waiting"] == 0
             said = (await client.get("/v1/workers")).json()
             assert (said["names"], [facts["worker"] for facts in said["workers"]]) == (["worker-0"], ["worker-0"])
-            resized = await client.put("/v1/workers", json={"count": 3})
-            assert resized.json() == {"names": ["worker-0", "worker-1", "worker-2"]}
-            for count in (0, 1001, -1, "many", None, 1.5):
-                words_of(await client.put("/v1/workers", json={"count": count}), 422)
-            service.problem = WorkerLostError("the controller is not there")
+            service.problem = WorkerLostError("the worker is not there")
             for path in ("/v1/ready", "/v1/workers"):
-                assert "controller" in words_of(await client.get(path), 503)
+                assert "the worker" in words_of(await client.get(path), 503)
             for path in ("/v2/health/ready", "/v2/models/protodcs/ready"):
-                assert "controller" in inference_error(await client.get(path), 503)
+                assert "the worker" in inference_error(await client.get(path), 503)
             assert (await client.get("/v1/health")).status_code == 200
 
     asyncio.run(run())
@@ -489,7 +483,6 @@ def test_a_body_that_is_too_long_is_413_on_every_route():
                 await service.post("s/snapshots", json={"name": "x" * 10_000}),
                 await service.post("s/rollback", json={"name": "x" * 10_000}),
                 await service.create(prototypes=np.ones((40, 100)).tolist()),
-                await service.client.put("/v1/workers", content=in_parts()),
             ):
                 assert "10000 bytes" in words_of(response, 413)
             assert service.router.waiting == 0
@@ -1090,8 +1083,8 @@ def test_head_is_get_without_a_body():
 def test_a_problem_names_each_wrong_field():
     async def run():
         async with served() as service:
-            refused = (await service.client.put("/v1/workers", json={"count": 0})).json()
-            assert [error["field"] for error in refused["errors"]] == ["count"]
+            refused = (await service.client.post("/v1/streams/s/snapshots", json={"name": ""})).json()
+            assert [error["field"] for error in refused["errors"]] == ["name"]
             assert refused["code"] == "invalid_request"
             refused = (await service.client.get("/v1/streams/s/decisions?limit=0&outcome=maybe")).json()
             assert [error["field"] for error in refused["errors"]] == ["outcome", "limit"]

@@ -161,7 +161,7 @@ def test_an_encoder_gives_streams_of_class_names_its_vocabulary_unless_they_want
                 client.create(id_, classes=["cat", "car"], **given)
 
 
-def test_streams_move_to_another_store_with_their_vocabulary(tmp_path):
+def test_streams_are_copied_to_another_store_with_their_vocabulary(tmp_path):
     folders = [tmp_path / name for name in ("old", "new")]
     for folder in folders:
         folder.mkdir()
@@ -170,7 +170,7 @@ def test_streams_move_to_another_store_with_their_vocabulary(tmp_path):
         fingerprint = client.upload_vocabulary(NAMES)
         for id_ in ("a", "b"):
             client.create(id_, prototypes=ROWS, vocabulary=fingerprint).observe(FEATURES[:20])
-    result = CliRunner().invoke(app, ["streams", "move", *(f"sqlite:{folder / 'streams'}" for folder in folders)])
+    result = CliRunner().invoke(app, ["store", "copy", *(f"sqlite:{folder / 'streams'}" for folder in folders)])
     assert result.exit_code == 0, result.output
     engine.observe_many(FEATURES[:20])
     with local(folders[1]) as service, Client(service.base_url) as client:
@@ -475,7 +475,7 @@ class HeldTexts(Texts):
 
 def test_images_take_turns_with_the_names_of_the_vocabulary_which_are_encoded_once(own_cache, caplog):
     async def run():
-        shared = SharedEncoder(encoder(texts := HeldTexts()), lambda count: None)
+        shared = SharedEncoder(encoder(texts := HeldTexts()))
         first = asyncio.create_task(shared.vocabulary(["cat"]))
         texts.turns.release()
         while not texts.seen:
@@ -511,7 +511,7 @@ def test_a_service_that_stops_does_not_wait_for_the_vocabulary(own_cache):
             texts.turns.release()
 
     async def run():
-        shared = SharedEncoder(encoder(texts), lambda count: None)
+        shared = SharedEncoder(encoder(texts))
         work = asyncio.create_task(shared.vocabulary(["cat"]))
         texts.turns.release()
         while not texts.seen:
@@ -530,7 +530,7 @@ def test_an_encoder_that_fails_is_asked_again(own_cache):
     async def run():
         failing = encoder(texts := Texts())
         encode, failing.text_tower = failing.text_tower, None
-        shared = SharedEncoder(failing, lambda count: None)
+        shared = SharedEncoder(failing)
         with pytest.raises(AttributeError):
             await shared.vocabulary(["cat"])
         failing.text_tower = encode

@@ -152,7 +152,7 @@ def under_faults(tmp_path, processes, streams, samples, counts):
     seed, done = fault_seed(), []
     # No answer expires, because the answers are all that is known of the journal.
     with PeersRig(tmp_path, processes, **{**SETTINGS, "idempotency_answers": 100_000}) as rig:
-        load = mixed_load(rig.base_urls, seed, (), streams, 0, samples, 128)
+        load = mixed_load(rig.client_urls, seed, streams, samples, 128)
         planned = plan(seed, counts, load.rows)
         print(describe(seed, planned))
         start = time.monotonic()

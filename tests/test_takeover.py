@@ -7,11 +7,23 @@ from contextlib import AsyncExitStack, suppress
 
 import pytest
 
-from made_service import ask, create, done, engine_of, feature, learned, observe, one, settings, started
+from made_service import (
+    ask,
+    create,
+    done,
+    engine_of,
+    feature,
+    learned,
+    observe,
+    one,
+    placement_finder,
+    placement_of,
+    settings,
+    started,
+)
 from memory_store import MemoryStore
 from protodcs.errors import StoreError
 from protodcs.serve.messages import Action, Outcome, Reply, Request
-from protodcs.serve.workers.ring import Ring, ring_of
 from protodcs.serve.workers.router import LateError, Router, WorkerLostError
 from protodcs.serve.workers.worker import Worker
 
@@ -143,30 +155,20 @@ def test_a_worker_whose_lease_another_process_has_fails_its_health_check():
 def test_a_worker_that_is_not_a_member_says_where_its_streams_are_and_serves_nothing():
     async def run():
         store = MemoryStore()
-        await store.set_members(["one", "two"])
         async with started(store, "one", streams=()) as first, started(store, "two", streams=()) as second:
-            streams = [f"s{number}" for number in range(8)]
-            await done(first, *(create(stream) for stream in streams))
-            mine = [stream for stream in streams if Ring(["one", "two"]).first(stream) == "one"]
+            for worker in (first, second):
+                worker.place(placement_of(["one", "two"]))
+            streams = [f"s{number}" for number in range(30)]
+            mine = [stream for stream in streams if placement_of(["one", "two"]).first(stream) == "one"]
+            await done(first, *(create(stream) for stream in mine))
             await done(first, *(observe(0, stream) for stream in mine))
-            await store.set_members(["two"])
-            # No controller tells it.
-            await asyncio.sleep(60)
+            for worker in (first, second):
+                worker.place(placement_of(["two"]))
+            await asyncio.sleep(1)
             for request in (observe(1, mine[0]), observe(1, mine[0], stand_in=True), CHECK):
                 assert await one(first, request) == Reply(Outcome.MOVED, "two")
             assert first.facts()["loaded"] == 0
             await done(second, *(observe(1, stream) for stream in mine))
-
-    asyncio.run(run())
-
-
-def test_a_removed_worker_that_is_restarted_does_not_serve():
-    async def run():
-        store = MemoryStore()
-        async with started(store, "two"):
-            await store.set_members(["two"])
-            async with started(store, "one", streams=()) as restarted:
-                assert await one(restarted, observe(0)) == Reply(Outcome.MOVED, "two")
 
     asyncio.run(run())
 
@@ -210,8 +212,8 @@ class Network:
         self.cut = set()
 
     async def start(self, stack):
-        await self.store.set_members(WORKERS)
         for worker in self.workers.values():
+            worker.place(placement_of(WORKERS))
             await worker.start()
             stack.push_async_callback(worker.close)
 
@@ -229,7 +231,7 @@ class Network:
         async def view():
             return WORKERS
 
-        return Router(call, ring_of(view), settings(**{**SETTINGS, **changes}))
+        return Router(call, placement_finder(view), settings(**{**SETTINGS, **changes}))
 
     def takeovers(self):
         """Return how many streams workers took from live ones."""
@@ -254,7 +256,7 @@ def in_a_network(scenario):
         async with AsyncExitStack() as stack:
             network = Network()
             await network.start(stack)
-            await done(network.workers["one"], *(create(f"s{number}") for number in range(6)))
+            await done(network.workers["one"], *(create(f"s{number}") for number in range(20)))
             await scenario(network)
             assert network.store.misfits == []
 
@@ -263,7 +265,7 @@ def in_a_network(scenario):
 
 def stream_of(worker):
     """Return one of the streams that belong to a worker."""
-    return next(f"s{number}" for number in range(6) if Ring(WORKERS).first(f"s{number}") == worker)
+    return next(f"s{number}" for number in range(20) if placement_of(WORKERS).first(f"s{number}") == worker)
 
 
 def test_an_ingress_that_cannot_reach_the_holder_is_served_by_another_worker():
@@ -287,7 +289,7 @@ def test_an_ingress_that_cannot_reach_the_holder_is_served_by_another_worker():
 @pytest.mark.parametrize("store_timeout", [0.0, 5.0], ids=["refused", "silent"])
 def test_a_worker_that_is_cut_off_from_the_store_stalls_each_stream_once(store_timeout):
     async def scenario(network):
-        router, streams = network.router("ingress"), [f"s{number}" for number in range(6)]
+        router, streams = network.router("ingress"), [f"s{number}" for number in range(20)]
         waits = {stream: [] for stream in streams}
         network.connections["one"].timeout = store_timeout
         await asyncio.gather(*(send(router, stream, range(3), 1.0, []) for stream in streams))
@@ -295,7 +297,7 @@ def test_a_worker_that_is_cut_off_from_the_store_stalls_each_stream_once(store_t
         await asyncio.gather(*(send(router, stream, range(3, 200), 1.0, waits[stream]) for stream in streams))
         network.connections["one"].cut = False
         assert [sum(wait > 0.5 for wait in waits[stream]) for stream in streams] == [
-            int(Ring(WORKERS).first(stream) == "one") for stream in streams
+            int(placement_of(WORKERS).first(stream) == "one") for stream in streams
         ]
         longest = SETTINGS["attempt_seconds"] + LEASE + 1.0
         assert max(max(stalls) for stalls in waits.values()) < longest
@@ -321,7 +323,7 @@ def test_two_ingresses_that_reach_different_workers_take_a_stream_from_each_othe
     async def scenario(network):
         first, second = network.router("first"), network.router("second")
         stream = stream_of("one")
-        stand_in, third = Ring(WORKERS).order(stream)[1:]
+        stand_in, third = placement_of(WORKERS).order(stream)[1:]
         network.cut = {("first", "one"), ("second", stand_in), ("first", third), ("second", third)}
         start = time.monotonic()
         await asyncio.gather(send(first, stream, range(40), 0.5, []), send(second, stream, range(40), 0.5, []))
@@ -347,7 +349,7 @@ def test_every_request_is_applied_once_whatever_the_ingresses_cannot_reach(seed)
 
         changing = asyncio.create_task(change_network())
         routers = [network.router(name) for name in names]
-        streams = [f"s{number}" for number in range(6)]
+        streams = [f"s{number}" for number in range(20)]
         await asyncio.gather(*(send(router, stream, range(30), 0.5, []) for router in routers for stream in streams))
         changing.cancel()
         network.cut = set()

@@ -28,9 +28,9 @@ from protodcs.errors import ConfigError
 from protodcs.serve.messages import Action, Outcome, Reply
 from protodcs.serve.store.base import Fence
 from protodcs.serve.stream.answers import unpack_decision
-from protodcs.serve.telemetry import gathering, logs, readiness, traces
+from protodcs.serve.telemetry import logs, readiness, traces
 from protodcs.serve.telemetry.gathering import Gathering
-from protodcs.serve.telemetry.metrics import EncoderMetrics, IngressMetrics, families
+from protodcs.serve.telemetry.metrics import EncoderMetrics, IngressMetrics
 from protodcs.serve.telemetry.readiness import Readiness
 from protodcs.serve.workers import stream_statistics as statistics_module
 from protodcs.serve.workers.router import WorkerLostError
@@ -62,20 +62,17 @@ def value(report, name, **labels):
 
 
 def page_of(worker):
-    """The page of a whole service: a worker, an HTTP process, an encoder, and the controller itself."""
-    gathered = Gathering(lease=5.0, encodes=True)
-    gathered.put("ingress-1", families(IngressMetrics(100).registry))
-    gathered.put("ingress-2", families(IngressMetrics(100).registry))
-    gathered.put("encoder-1", families(EncoderMetrics().registry))
-    gathered.put("worker-0", worker.metrics())
-    gathered.saw(["worker-0"], [worker.facts()])
+    """The page of a whole service: a worker, HTTP and an encoder."""
+    registries = [IngressMetrics(100).registry, EncoderMetrics().registry]
+    gathered = Gathering(lease=5.0, parts=("workers", "store", "encoder"), registries=registries)
+    gathered.put(worker.metrics(), {})
     return gathered
 
 
-# One page for many processes.
+# The page.
 
 
-def test_the_page_of_all_processes_is_valid_in_both_formats_and_every_family_is_there_once():
+def test_the_page_is_valid_in_both_formats_and_every_family_is_there_once():
     async def run():
         async with started() as worker:
             await done(worker, *(observe(number) for number in range(20)))
@@ -87,11 +84,9 @@ def test_the_page_of_all_processes_is_valid_in_both_formats_and_every_family_is_
     assert list(parse_openmetrics(generate_openmetrics(registry).decode()))
     assert len({family.name for family in found}) == len(found) > 30
     assert all(family.name.startswith(("protodcs_", "http_", "process_")) and family.documentation for family in found)
-    assert all(sample.labels["role"] and sample.labels["instance"] for family in found for sample in family.samples)
     assert not [family.name for family in found if family.name.endswith("_created")]
-    assert value(found, "protodcs_worker_step_seconds_count", role="worker", instance="worker-0") == 20
-    both = samples(found, "protodcs_ingress_waiting_limit_requests")
-    assert both == {frozenset({("role", "ingress"), ("instance", f"ingress-{number}")}): 100 for number in (1, 2)}
+    assert value(found, "protodcs_worker_step_seconds_count") == 20
+    assert value(found, "protodcs_ingress_waiting_limit_requests") == 100
     promtool("check", "metrics", text=text)
 
 
@@ -118,7 +113,7 @@ def test_whoever_asks_for_readiness_costs_one_look_a_second(monkeypatch):
             looks += 1
             await asyncio.sleep(0)
             if looks == 2:
-                raise WorkerLostError("the controller is not there")
+                raise WorkerLostError("the worker is not there")
             return [{"draining": False, "store_silence_seconds": 0.0, "store_problem": ""}]
 
     async def run():
@@ -131,69 +126,31 @@ def test_whoever_asks_for_readiness_costs_one_look_a_second(monkeypatch):
         now += 0.9
         assert (await shared.failing(), looks) == ({}, 1)
         now += 0.2
-        assert (await shared.failing(), looks) == ({"workers": "the controller is not there"}, 2)
+        assert (await shared.failing(), looks) == ({"workers": "the worker does not answer: WorkerLostError"}, 2)
         now += 1.1
         assert (await shared.failing(), looks) == ({}, 3)
 
     asyncio.run(run())
 
 
-def test_a_process_that_falls_silent_is_left_out_and_comes_back(monkeypatch):
-    now = 1000.0
-    monkeypatch.setattr(gathering.time, "monotonic", lambda: now)
-    gathered = Gathering(lease=5.0, encodes=False)
-    report = families(EncoderMetrics().registry)
-    gathered.put("encoder-1", report)
-    now += 9
-    gathered.put("encoder-2", report)
-    assert set(gathered.present()) == {"controller", "encoder-1", "encoder-2"}
-    now += 2
-    assert set(gathered.present()) == {"controller", "encoder-2"}
-    gathered.put("encoder-1", report)
-    assert set(gathered.present()) == {"controller", "encoder-1", "encoder-2"}
-
-
-def test_the_controller_counts_workers_that_came_back_and_says_which_part_fails():
-    gathered = Gathering(lease=5.0, encodes=True)
-
-    def fact(incarnation, silence=0.0, draining=False):
-        return {
-            "worker": "worker-0",
-            "incarnation": incarnation,
-            "draining": draining,
-            "store_silence_seconds": silence,
-            "store_problem": "",
-        }
+def test_the_page_says_which_part_fails():
+    gathered = Gathering(lease=5.0, parts=("workers", "store"), registries=[])
 
     def ready():
         found = samples(gathered.registry.collect(), "protodcs_ready")
         return {dict(labels)["part"]: bool(value) for labels, value in found.items()}
 
-    gathered.saw(["worker-0"], [fact("a")])
-    assert ready() == {"workers": True, "store": True, "ingress": False, "encoder": False}
-    gathered.put("ingress-1", [])
-    gathered.put("encoder-1", [])
-    gathered.saw(["worker-0"], [fact("a", silence=6.0)])
-    assert ready() == {"workers": True, "store": False, "ingress": True, "encoder": True}
-    gathered.saw(["worker-0"], [])
-    assert not ready()["workers"]
-    gathered.saw(["worker-0"], [fact("b")])
-    gathered.saw(["worker-0"], [fact("b")])
-    assert (
-        value(gathered.registry.collect(), "protodcs_worker_restarts_total", role="controller", instance="controller")
-        == 1
-    )
-    gathered.saw(["worker-0"], [fact("b", draining=True)])
-    assert not ready()["workers"]
+    gathered.put([], {})
+    assert ready() == {"workers": True, "store": True}
+    gathered.put([], {"store": "silent"})
+    assert ready() == {"workers": True, "store": False}
 
 
-def test_a_page_whose_port_is_taken_is_said_in_words_and_harms_nothing():
+def test_a_page_whose_port_is_taken_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        gathered = Gathering(lease=5.0, encodes=False)
-        gathered.listen("127.0.0.1", port)
-    assert f"metrics_port={port}" in gathered.deaf
-    assert "protodcs_build_info" in generate_latest(gathered.registry).decode()
+        with pytest.raises(ConfigError, match=f"metrics_port={port}"):
+            Gathering(lease=5.0, parts=(), registries=[]).listen("127.0.0.1", port)
 
 
 # What a worker counts.
@@ -376,7 +333,7 @@ def test_requests_are_counted_by_route_and_status_and_timed_by_stage():
             await service.post("nobody/observe", feature(0), BYTES)
             await service.client.get("/v1/streams/s")
             await service.client.get("/nowhere/at/all")
-            return families(service.router.metrics.registry)
+            return list(service.router.metrics.registry.collect())
 
     report = asyncio.run(run())
     route = "/v1/streams/{stream}/observe"
@@ -403,7 +360,7 @@ def test_a_caller_that_goes_away_is_no_failure_of_the_service(caplog):
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
-            return families(service.router.metrics.registry)
+            return list(service.router.metrics.registry.collect())
 
     with caplog.at_level(logging.DEBUG, "protodcs.serve.api.request_log"):
         report = asyncio.run(run())
@@ -424,7 +381,7 @@ def test_retries_late_and_refused_requests_are_counted_by_their_reason():
             assert many.status_code == 429
             service.store.down = True
             assert (await service.observe(feature(1))).status_code == 503
-            return families(service.router.metrics.registry)
+            return list(service.router.metrics.registry.collect())
 
     report = asyncio.run(run())
     assert value(report, "protodcs_ingress_given_up_total", reason="overloaded") == 1

@@ -1,21 +1,11 @@
 """A service without keys: only programs on its own machine are served, wherever it listens."""
 
 import asyncio
-import os
-import socket
-import subprocess
-import sys
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
 import pytest
 
-from protodcs.errors import ConfigError
-from protodcs.serve.runtime.ray import listening
-from protodcs.serve.runtime.ray.listening import Listener, check_keys
-from protodcs.serve.settings import ServeConfig, is_loopback
+from protodcs.serve.settings import is_loopback
 from test_access import guarded
 from test_service_app import served, status_of, words_of
 
@@ -113,91 +103,3 @@ def test_with_keys_every_address_is_served(tmp_path):
 )
 def test_loopback_addresses_in_other_notations(host, local):
     assert is_loopback(host) == local
-
-
-# The start.
-
-LOCAL, OTHER = Listener("http", "127.0.0.1", 8000), Listener("https", "0.0.0.0", 8443)
-
-
-def test_a_service_without_keys_refuses_to_start_where_others_reach_it():
-    with pytest.raises(ConfigError, match=r"listens on https://0\.0\.0\.0:8443, which other machines reach"):
-        check_keys(ServeConfig(), [LOCAL, OTHER])
-    check_keys(ServeConfig(), [LOCAL])
-    check_keys(ServeConfig(), [])
-    check_keys(ServeConfig(keys="keys.json"), [LOCAL, OTHER])
-
-
-class Healthy(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200 if self.path == "/-/healthz" else 404)
-        self.end_headers()
-
-    def log_message(self, *_):
-        pass
-
-
-@contextmanager
-def health_server(host):
-    server = HTTPServer((host, 0), Healthy)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_a_socket_that_answers_as_ray_serve_is_a_listener(host):
-    with health_server(host) as port:
-        assert listening._probed(host, port) == Listener("http", host, port)
-
-
-def test_a_socket_that_speaks_something_else_is_no_listener(monkeypatch):
-    monkeypatch.setattr(listening, "_TIMEOUT", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert listening._probed(*silent.getsockname()) is None
-
-
-# One cluster, because it takes long to start. Ray Serve keeps its address until it is shut down.
-_STARTS = """
-import ray
-from ray import serve
-from protodcs.errors import ConfigError
-from protodcs.serve.runtime.ray import deploy
-from protodcs.serve.runtime.ray.listening import Listener, listeners
-from protodcs.serve.settings import ServeConfig
-from redis_server import free_port
-
-def refused(start, *given):
-    try:
-        start(*given)
-    except ConfigError as problem:
-        return str(problem)
-    raise AssertionError("it started")
-
-ray.init("local", include_dashboard=False, num_cpus=4, log_to_driver=False)
-port = free_port()
-serve.start(http_options={"host": "0.0.0.0", "port": port})
-assert listeners() == [Listener("http", "0.0.0.0", port)], listeners()
-reached = f"listens on http://0.0.0.0:{port}, which other machines reach"
-assert reached in refused(deploy.app, {"store": "redis://never"})
-assert reached in refused(deploy.Service, ServeConfig(store="redis://never", port=port))
-serve.shutdown()
-serve.start(http_options={"host": "127.0.0.1", "port": port})
-assert "would not change to" in refused(deploy.Service, ServeConfig(store="redis://never", port=free_port()))
-serve.shutdown()
-ray.shutdown()
-print("all refused")
-"""
-
-
-@pytest.mark.ray
-def test_a_service_refuses_to_start_beside_a_ray_serve_that_listens_elsewhere():
-    environment = {**os.environ, "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
-    command = [sys.executable, "-W", "ignore", "-c", _STARTS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
-    assert done.stdout.endswith("all refused\n"), done.stdout + done.stderr

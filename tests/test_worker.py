@@ -24,6 +24,7 @@ from made_service import (
     learned,
     observe,
     one,
+    placement_of,
     settings,
     spec_of,
     started,
@@ -41,7 +42,6 @@ from protodcs.serve.stream.live_stream import LiveStream, StreamSpec, pack_class
 from protodcs.serve.stream.records import Kind, Record
 from protodcs.serve.workers import loaded_stream, loaded_streams
 from protodcs.serve.workers import worker as worker_module
-from protodcs.serve.workers.ring import Ring
 from protodcs.serve.workers.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -489,12 +489,12 @@ def test_streams_are_handed_over_when_the_workers_change():
     async def run():
         store = MemoryStore()
         streams = [f"s{number}" for number in range(20)]
-        both, ring = ["one", "two"], Ring(["one", "two"])
+        both, ring = ["one", "two"], placement_of(["one", "two"])
         async with started(store, "one", streams=streams) as first, started(store, "two", streams=()) as second:
-            first.arrange(["one"])
+            first.place(placement_of(["one"]))
             await done(first, *(observe(number, stream) for number in range(5) for stream in streams))
             for worker in (first, second):
-                worker.arrange(both)
+                worker.place(placement_of(both))
             theirs = [stream for stream in streams if ring.first(stream) == "two"]
             assert 0 < len(theirs) < 20
             assert set(first._streams.loaded) == set(streams) - set(theirs)
@@ -518,9 +518,11 @@ def test_one_who_stands_in_gives_the_stream_back_after_a_while(monkeypatch):
 
     async def run():
         store = MemoryStore()
-        stream = next(f"s{number}" for number in range(100) if Ring(["one", "two"]).first(f"s{number}") == "two")
+        stream = next(
+            f"s{number}" for number in range(100) if placement_of(["one", "two"]).first(f"s{number}") == "two"
+        )
         async with started(store, "one", streams=[stream], lease_seconds=1.0) as worker:
-            worker.arrange(["one", "two"])
+            worker.place(placement_of(["one", "two"]))
             await done(worker, observe(0, stream, stand_in=True))
             assert store.content[stream].holder is not None
             await until(lambda: store.content[stream].holder is None)
@@ -532,7 +534,6 @@ def test_one_who_stands_in_gives_the_stream_back_after_a_while(monkeypatch):
 def test_before_anybody_said_who_the_workers_are_every_stream_is_served():
     async def run():
         async with started() as worker:
-            worker.arrange([])
             await done(worker, observe(0))
 
     asyncio.run(run())
@@ -719,7 +720,7 @@ def test_a_request_that_waits_while_its_worker_drains_does_not_wake_the_stream_a
             store.gate = asyncio.Event()
             first = asyncio.create_task(handled(worker, [observe(1)]))
             await turns()
-            worker.arrange(["worker-0"])
+            worker.place(placement_of(["worker-0"]))
             worker._streams.begin_unload("s")
             waits = [asyncio.create_task(handled(worker, [observe(2)])) for _ in range(3)]
             await turns()

@@ -11,7 +11,17 @@ from contextlib import suppress
 
 import pytest
 
-from made_service import FEATURES, PROTOTYPES, create, engine_of, feature, settings, spec_of
+from made_service import (
+    FEATURES,
+    PROTOTYPES,
+    create,
+    engine_of,
+    feature,
+    placement_finder,
+    placement_of,
+    settings,
+    spec_of,
+)
 from memory_store import MemoryStore
 from protodcs import StreamDCS
 from protodcs.discovery import DiscoveryConfig
@@ -20,7 +30,6 @@ from protodcs.serve.messages import Action, Outcome, Reply, Request
 from protodcs.serve.stream.answers import pack_decision
 from protodcs.serve.stream.feedback import Feedback, pack_feedback
 from protodcs.serve.stream.samples import StreamSamples
-from protodcs.serve.workers.ring import ring_of
 from protodcs.serve.workers.router import LateError, Router, WorkerLostError
 from protodcs.serve.workers.worker import Worker
 
@@ -71,12 +80,12 @@ class Cluster:
         self.names = ["worker-0", "worker-1", "worker-2"]
         self.workers = {}
         self.frozen = set()
-        self.router = Router(self.call, ring_of(self.view), CONFIG)
+        self.router = Router(self.call, placement_finder(self.view), CONFIG)
         self.faults = 0
 
     async def start(self, name):
         worker = Worker(name, self.store, CONFIG)
-        worker.arrange(self.names)
+        worker.place(placement_of(self.names))
         with suppress(OSError):
             await worker.start()
             self.workers[name] = worker
@@ -139,7 +148,7 @@ class Cluster:
         else:
             self.names.remove("worker-3")
         for worker in list(self.workers.values()):
-            worker.arrange(self.names)
+            worker.place(placement_of(self.names))
         if "worker-3" not in self.names and last is not None:
             await last.drain(Reply(Outcome.MOVED, "this worker is being removed"))
             self.workers.pop("worker-3", None)

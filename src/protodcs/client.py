@@ -180,10 +180,6 @@ class Client:
         """Return the names of all workers, and what those report that respond. For operators."""
         return protocol.facts(self._send(protocol.workers()))
 
-    def resize(self, count: int) -> list[str]:
-        """Change the number of workers, and return their names. For operators."""
-        return protocol.names(self._send(protocol.resize(count)), "names")
-
     def stream(self, id: str) -> "Stream":  # noqa: A002 - as the service calls it
         """A stream that is there already; nothing is asked before it is used."""
         return Stream(self._send, self._send_rows, id, {})
@@ -623,10 +619,6 @@ class AsyncClient:
     async def workers(self) -> dict[str, Any]:
         """Return the names of all workers, and what those report that respond. For operators."""
         return protocol.facts(await self._send(protocol.workers()))
-
-    async def resize(self, count: int) -> list[str]:
-        """Change the number of workers, and return their names. For operators."""
-        return protocol.names(await self._send(protocol.resize(count)), "names")
 
     def stream(self, id: str) -> "AsyncStream":  # noqa: A002 - as the service calls it
         """A stream that is there already; nothing is asked before it is used."""

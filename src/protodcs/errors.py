@@ -16,8 +16,8 @@ _PASSWORD_OPTION = re.compile(r"(password=)[^&\s]*", re.IGNORECASE)
 def without_passwords(text: str) -> str:
     """Return a text in which addresses have no user and password.
 
-    >>> without_passwords("redis://user:secret@10.0.0.7:6379/0")
-    'redis://***@10.0.0.7:6379/0'
+    >>> without_passwords("postgresql://user:secret@10.0.0.7:5432/streams")
+    'postgresql://***@10.0.0.7:5432/streams'
     """
     return _PASSWORD_OPTION.sub(r"\1***", _CREDENTIALS.sub(r"\1***@", text))
 

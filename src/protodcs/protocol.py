@@ -277,11 +277,6 @@ def workers() -> Call:
     return Call("GET", "/v1/workers")
 
 
-def resize(count: int) -> Call:
-    """Change the number of workers."""
-    return _with_json("/v1/workers", {"count": count}, method="PUT")
-
-
 def status(stream: str) -> Call:
     """Ask how a stream fares."""
     return Call("GET", _path(stream))
@@ -887,8 +882,7 @@ class RetryPolicy:
             status, code, message, again, asked = None, None, heard.message, True, 0.0
         else:
             own = _problem(heard)
-            # Errors that are not in the service's own words come from the way there: a proxy, a process that died, or
-            # Ray's own 404 while the routes of a service that starts are not there yet.
+            # Errors that are not in the service's own words come from the way there: a proxy, or a process that died.
             again = heard.status in _AGAIN or (own is None and (heard.status >= 500 or heard.status == 404))
             message, code = own or (f"status {heard.status} and {_excerpt(heard)}", None)
             status, asked = heard.status, _retry_after(heard.headers.get("retry-after", ""))

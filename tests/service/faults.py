@@ -9,11 +9,8 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
-
-import psutil
 
 # The part of a run in which faults begin: the run is under way before the first and can recover after the last.
 _FIRST, _LAST = 0.03, 0.95
@@ -132,66 +129,3 @@ async def until(condition: Callable[[], bool], what: str, timeout: float) -> Non
         if time.monotonic() > end:
             raise TimeoutError(f"waited {timeout:g} s for {what}")
         await asyncio.sleep(_POLL)
-
-
-class Processes:
-    """Kill and pause processes by their role, such as "worker".
-
-    `psutil.Process` also holds the start time, so a process that got the number of a dead one is not touched.
-
-    Args:
-        find: returns the present processes of a role.
-        timeout: how long to wait for a process that runs, in seconds.
-    """
-
-    def __init__(self, find: Callable[[str], Sequence[psutil.Process]], timeout: float = 300.0):
-        self._find = find
-        self._timeout = timeout
-        self._paused: set[int] = set()
-
-    async def kill(self, role: str, rng: random.Random) -> Target:
-        """SIGKILL one process of a role, and wait until it is gone."""
-        target, process = await self._signal(role, rng, psutil.Process.kill)
-        await until(lambda: not _runs(process), f"the end of {target.name}, pid {target.pid}", self._timeout)
-        return target
-
-    async def pause(self, role: str, rng: random.Random, seconds: float) -> Target:
-        """SIGSTOP one process of a role, and SIGCONT after so long."""
-        target, process = await self._signal(role, rng, psutil.Process.suspend)
-        self._paused.add(process.pid)
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            self._paused.discard(process.pid)
-            # Another fault, or Ray, may have killed it meanwhile.
-            with suppress(psutil.NoSuchProcess):
-                process.resume()
-        return target
-
-    async def choose(self, role: str, rng: random.Random) -> psutil.Process:
-        """Wait for a process of a role that runs and is not paused, and return one."""
-        await until(lambda: bool(self._running(role)), f"a {role} that runs", self._timeout)
-        return rng.choice(self._running(role))
-
-    async def _signal(
-        self, role: str, rng: random.Random, signal: Callable[[psutil.Process], None]
-    ) -> tuple[Target, psutil.Process]:
-        while True:
-            # A process can end between the choice and the signal.
-            with suppress(psutil.NoSuchProcess, IndexError):
-                process = await self.choose(role, rng)
-                signal(process)
-                return Target(role, process.pid), process
-
-    def _running(self, role: str) -> list[psutil.Process]:
-        """Return the processes in the order of their numbers, so that a seed chooses the same one."""
-        found = [process for process in self._find(role) if process.pid not in self._paused and _runs(process)]
-        return sorted(found, key=lambda process: process.pid)
-
-
-def _runs(process: psutil.Process) -> bool:
-    """Return whether a process can do anything: a killed child that nobody waited for is still listed."""
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False

@@ -5,16 +5,16 @@ Each process reaches the database through a proxy of its own, and is reached by 
 
 import asyncio
 import random
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from redis_server import free_port
+from ports import free_port
 
 from . import faults
-from .faults import Target, fault
+from .faults import Target, fault, until
 from .postgres import PostgresServer
 from .proxy import Proxy
 from .rig import Service
@@ -31,7 +31,8 @@ class PeersRig:
     Attributes:
         postgres: the present primary.
         services: the processes.
-        to_database, to_peer: the proxies of each process: between it and the database, and before it.
+        to_database, to_peer, to_clients: the proxies of each process: between it and the database, before it for the
+            other processes, and before it for clients.
         lease: seconds after which a silent process loses its partitions.
         outages: from when to when nobody could be answered, by `time.monotonic`.
         changing: held by a fault that changes a process or the database. A process that starts needs its database.
@@ -42,13 +43,14 @@ class PeersRig:
         self.lease = float(settings["lease_seconds"])
         self.outages: list[tuple[float, float]] = []
         self.changing = asyncio.Lock()
-        self.services, self.to_database, self.to_peer = [], [], []
+        self.services, self.to_database, self.to_peer, self.to_clients = [], [], [], []
         self.clocks = folder / "clocks"
         self.clocks.mkdir()
         for number in range(count):
             port = free_port()
             self.to_database.append(Proxy(free_port(), ("127.0.0.1", self.postgres.port)))
             self.to_peer.append(Proxy(free_port(), ("127.0.0.1", port)))
+            self.to_clients.append(Proxy(free_port(), ("127.0.0.1", port)))
             store = self.postgres.url.replace(str(self.postgres.port), str(self.to_database[-1].port))
             address = f"http://127.0.0.1:{self.to_peer[-1].port}"
             (folder / f"process-{number}").mkdir()
@@ -60,15 +62,20 @@ class PeersRig:
 
     @property
     def base_urls(self) -> list[str]:
-        """Where the clients reach the processes."""
+        """Where the processes listen."""
         return [service.base_url for service in self.services]
+
+    @property
+    def client_urls(self) -> list[str]:
+        """Where clients reach the processes if their answers can get lost."""
+        return [f"http://127.0.0.1:{proxy.port}" for proxy in self.to_clients]
 
     def __enter__(self) -> "PeersRig":
         with ExitStack() as stack:
             # Not this one: another may be the primary by then.
             stack.callback(lambda: self.postgres.close())
             self.postgres.start()
-            for proxy in (*self.to_database, *self.to_peer):
+            for proxy in (*self.to_database, *self.to_peer, *self.to_clients):
                 stack.enter_context(proxy)
             for service in self.services:
                 stack.enter_context(service)
@@ -186,6 +193,22 @@ async def lose_replies(rig: PeersRig, rng: random.Random) -> Target:
             proxy.drop_replies = False
             proxy.cut()
         return target
+
+
+@fault("lose replies to clients")
+async def lose_replies_to_clients(rig: PeersRig, rng: random.Random) -> Target:
+    """Drop what a process answers: it applies requests, but the clients do not know, and retry."""
+    proxy = rng.choice(rig.to_clients)
+    target = Target(f"network at port {proxy.port}")
+    proxy.lost, proxy.drop_replies = 0, True
+    try:
+        # The run may have ended, so not for ever.
+        with suppress(TimeoutError):
+            await until(lambda: proxy.lost > 0, "an answer to lose", 10)
+    finally:
+        proxy.drop_replies = False
+        proxy.cut()
+    return target
 
 
 # The database.

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
-from redis_server import free_port
+from ports import free_port
 
 _USER = "postgres"
 # Small, so that many servers fit on a machine. Durability is as in production.

@@ -1,4 +1,4 @@
-"""A TCP proxy between the service and Redis that can delay, drop and redirect."""
+"""A TCP proxy that can delay, drop and redirect."""
 
 import asyncio
 import threading

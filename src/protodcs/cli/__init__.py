@@ -6,6 +6,7 @@ from ..version import __version__
 from . import (
     bench,
     classify,
+    cluster,
     compare,
     corrupt,
     data,
@@ -37,6 +38,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(bench.app, name="bench")
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(data.app, name="data")
 app.add_typer(keys.app, name="keys")
 app.add_typer(log.app, name="log")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..errors import ConfigError, InputError
-from .cluster import connected
+from .cluster.connection import connected
 from .manifest import manifest
 from .screen import console, explained, new_table, progress, tell
 

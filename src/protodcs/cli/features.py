@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from ..errors import InputError
-from .cluster import connected
+from .cluster.connection import connected
 from .screen import explained, given_corruptions, progress, tell
 
 

@@ -42,7 +42,7 @@ def serve_with_ui(
         browser: open a browser; otherwise only print the address.
         settings: of the service, such as `encoder` and `store`. Without a store, everything is deleted at the end.
     """
-    from ..serve.runtime.local import service
+    from ..serve.runtime import service
     from ..serve.settings import ServeConfig
 
     stopped = threading.Event()

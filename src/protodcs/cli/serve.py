@@ -1,19 +1,13 @@
-"""`protodcs serve`: the service, in one process, in several that share a store, or on Ray."""
+"""`protodcs serve`: the service in one process, which may be one of several that share a store."""
 
 import os
-import signal
 import sys
-import threading
-from collections.abc import Callable
-from contextlib import ExitStack, redirect_stdout
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ..errors import ConfigError, without_passwords
-from .cluster import connected
 from .live import check_installed
 from .screen import explained, tell
 
@@ -30,8 +24,6 @@ _NEEDED = {
     "yaml": "pyyaml", "prometheus_client": "prometheus-client", "opentelemetry": "opentelemetry-api",
 }  # fmt: skip
 _NEEDED_BY_PEERS = {"psycopg": "psycopg[binary]", "aiohttp": "aiohttp", "msgspec": "msgspec"}
-# What actors ask of a cluster of our own is bookkeeping: on a small machine they share its cores.
-_LEAST_CPUS = 16
 
 
 @explained
@@ -39,21 +31,17 @@ def serve(
     config: Path | None = typer.Option(
         None, help="YAML file of settings. PROTODCS_SETTING_NAME variables and options override it."
     ),
-    cluster: Path | None = typer.Option(
-        None, help="The same for a Ray cluster with Redis. Without it, this process is the service, or one of several."
-    ),
     cells: Path | None = typer.Option(
         None, help="YAML file with host, port and cells: pass requests on to the cells, and serve no stream here."
     ),
     store: str | None = typer.Option(
         None,
-        help="sqlite:FOLDER (default: sqlite:protodcs-streams); postgresql://USER@HOST/DB, which several processes can "
-        "share; or redis://HOST:PORT/DB with --cluster.",
+        help="sqlite:FOLDER (default: sqlite:protodcs-streams), or postgresql://USER@HOST/DB, which several processes "
+        "can share.",
     ),
     encoder: str | None = typer.Option(
         None, help="Encoder, such as demo (default: none; the service takes features only)."
     ),
-    workers: int | None = typer.Option(None, help="Number of workers; more than 1 needs --cluster."),
     host: str | None = typer.Option(None, help="Address to listen on (default: 127.0.0.1)."),
     port: int | None = typer.Option(None, help="Port to listen on (default: 8000)."),
     address: str | None = typer.Option(
@@ -66,47 +54,32 @@ def serve(
     log_format: str | None = typer.Option(
         None, help="Format of the log on standard output: text or json (default: text on a terminal, otherwise json)."
     ),
-    ray: str = typer.Option(
-        "local", help="The Ray cluster for --cluster, such as auto; local: one of its own on this machine."
-    ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object when it is ready."),
 ) -> None:
     """Serve streams over HTTP until SIGTERM or Ctrl-C; then finish the open requests, unload the streams, and stop."""
-    from ..serve.settings import ServeConfig
-
-    if config is not None and cluster is not None:
-        raise ConfigError("--config and --cluster cannot be given together. Use --cluster alone for a Ray cluster.")
     if cells is not None:
-        _serve_cells(_read(cells), host, port, as_json)
+        _serve_cells(read_file(cells), host, port, as_json)
         return
-    given = {"store": store, "encoder": encoder, "workers": workers, "host": host, "port": port}
+    given = {"store": store, "encoder": encoder, "host": host, "port": port}
     given |= {"address": address, "keys": keys, "log_format": log_format}
     defaults = {"log_format": "text" if sys.stdout.isatty() else "json"}
-    options = {
-        **defaults,
-        **_read(cluster or config),
-        **_environment(),
-        **{name: value for name, value in given.items() if value is not None},
-    }
-    settings = ServeConfig(**_absolute(options))
-    _check(settings, is_cluster=cluster is not None, owns_ports=cluster is None or ray == "local")
-    check_installed(_NEEDED, "serve" if cluster is None else "cluster")
+    options = {**defaults, **read_file(config), **_environment(), **{k: v for k, v in given.items() if v is not None}}
+    settings = checked_settings(options)
+    check_installed(_NEEDED, "serve")
     if settings.is_shared:
         check_installed(_NEEDED_BY_PEERS, "postgres")
     as_json = as_json or settings.log_format == "json"
 
     def ready(at: str) -> None:
         store = without_passwords(settings.store)
-        tell({"serving": at, "store": store, "workers": settings.workers, "pid": os.getpid()}, as_json)
+        tell({"serving": at, "store": store, "pid": os.getpid()}, as_json)
 
-    if cluster is not None:
-        _serve_on_ray(settings, ray, ready)
-    elif settings.is_shared:
+    if settings.is_shared:
         from ..serve.cluster import service as one_of_many
 
         one_of_many.serve(settings, ready)
     else:
-        from ..serve.runtime.local import service
+        from ..serve.runtime import service
 
         service.serve(settings, ready)
     tell({"stopped": "all acknowledged requests are stored"}, as_json)
@@ -125,25 +98,8 @@ def _serve_cells(options: dict[str, Any], host: str | None, port: int | None, as
     cells.serve(config, ready)
 
 
-def _serve_on_ray(settings: "ServeConfig", address: str, ready: Callable[[str], None]) -> None:
-    stopped = threading.Event()
-    cpus = max(_LEAST_CPUS, os.cpu_count() or 1)
-    with ExitStack() as quiet, connected(address, "start without --cluster", num_cpus=cpus):
-        from ..serve.runtime.ray.deploy import Service
-
-        # Ray's own handler prints a stack.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        service = Service(settings)
-        for name in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(name, lambda *_: stopped.set())
-        ready(service.address)
-        stopped.wait()
-        # Ray prints that the last call to its controller failed, because that call ends the controller.
-        quiet.enter_context(redirect_stdout(StringIO()))
-        service.stop()
-
-
-def _read(file: Path | None) -> dict[str, Any]:
+def read_file(file: Path | None) -> dict[str, Any]:
+    """Return the settings in a YAML file; none if there is no file."""
     if file is None:
         return {}
     check_installed({"yaml": _NEEDED["yaml"]}, "serve")
@@ -154,7 +110,7 @@ def _read(file: Path | None) -> dict[str, Any]:
     except yaml.YAMLError as problem:
         raise ConfigError(f"{file} is not YAML: {without_passwords(str(problem))}") from None
     if not isinstance(found, dict):
-        raise ConfigError(f"{file} must hold names and values, such as 'workers: 4'")
+        raise ConfigError(f"{file} must hold names and values, such as 'port: 8001'")
     return found
 
 
@@ -195,16 +151,22 @@ def _absolute(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, **{name: str(Path(file).absolute()) for name, file in files.items()}}
 
 
-def _check(settings: "ServeConfig", *, is_cluster: bool, owns_ports: bool) -> None:
-    """Raise an error if the service cannot start, and warn if keys are sent without TLS."""
-    from ..serve.runtime import preflight
-    from ..serve.settings import check_cluster, check_single
+def checked_settings(options: dict[str, Any], *, ports: bool = True) -> "ServeConfig":
+    """Return settings with which a service can start here. Warn if keys are sent without TLS.
 
-    (check_cluster if is_cluster else check_single)(settings)
-    preflight.check(settings, ports=owns_ports)
+    Args:
+        options: the settings by name. Relative paths begin at the current folder.
+        ports: whether the service will listen on this machine.
+    """
+    from ..serve.runtime import preflight
+    from ..serve.settings import ServeConfig
+
+    settings = ServeConfig(**_absolute(options))
+    preflight.check(settings, ports=ports)
     if settings.keys is not None and not settings.is_local and settings.tls_certificate is None:
         typer.echo(
             "warning: API keys are sent unencrypted. Set tls_certificate and tls_key, or use the gateway in "
             "deploy/haproxy.",
             err=True,
         )
+    return settings

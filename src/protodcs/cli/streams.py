@@ -111,14 +111,13 @@ def health(url: str = _URL, key_file: Path | None = _KEY_FILE, as_json: bool = _
 @app.command()
 @explained
 def workers(
-    count: int | None = typer.Option(None, min=1, help="Change the number of workers to this (default: no change)."),
     url: str = _URL,
     key_file: Path | None = _KEY_FILE,
     as_json: bool = _AS_JSON,
 ) -> None:
-    """Print the names of the workers of a service, and change their number. For operators."""
+    """Print the names of the workers of a service. For operators."""
     with _client(url, key_file) as client:
-        _tell_names("names", client.workers()["names"] if count is None else client.resize(count), as_json)
+        _tell_names("names", client.workers()["names"], as_json)
 
 
 @app.command()

@@ -2,6 +2,6 @@
 
 `api` has the HTTP routes, `encoder` turns images into features, `workers` hold loaded streams and route requests to
 them, `stream` is the state machine of one stream, and `store` makes changes durable. `access` has keys, roles and
-limits; `telemetry` has logs, metrics and traces. `runtime` starts all of it, in one process or on Ray. Packages import
-only those after them in this list.
+limits; `telemetry` has logs, metrics and traces. `runtime` starts all of it in one process, and `cluster` lets many
+such processes share their streams.
 """

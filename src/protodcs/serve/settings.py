@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from ..core.settings import Settings
-from ..errors import ConfigError
+from ..errors import ConfigError, without_passwords
 from .guard import GuardSettings
 from .log.entries import LogLimits
 
@@ -31,8 +31,8 @@ class TenantLimits(Settings):
 class ServeConfig(Settings):
     """The settings of one service. A YAML file of `protodcs serve` holds these names.
 
-    >>> ServeConfig().workers
-    1
+    >>> ServeConfig().port
+    8000
     """
 
     # The store.
@@ -40,14 +40,11 @@ class ServeConfig(Settings):
         "sqlite:protodcs-streams",
         # It may hold a password.
         repr=False,
-        description="sqlite:FOLDER for a service in one process, postgresql://USER@HOST/DB for several processes that "
-        "share their streams, or redis://HOST:PORT/DB for a cluster on Ray.",
-    )
-    allow_unsafe_redis: bool = Field(
-        False, description="Log a warning instead of an error if the settings of Redis can lose acknowledged writes."
+        description="sqlite:FOLDER for a service in one process, or postgresql://USER@HOST/DB for several that share "
+        "their streams.",
     )
     store_replicas: int = Field(
-        0, ge=0, le=100, description="Redis replicas that must confirm a write before the service replies."
+        0, ge=0, le=100, description="PostgreSQL standbys that must confirm a write before the service replies."
     )
     store_connect_timeout: float = Field(
         10.0, ge=0, le=600, description="Time for which a worker retries to reach its store. Seconds."
@@ -59,8 +56,6 @@ class ServeConfig(Settings):
     )
 
     # Workers.
-    workers: int = Field(1, ge=1, le=1000, description="Number of worker processes.")
-    worker_cpus: float = Field(0.5, ge=0, le=64, description="CPU cores that Ray reserves for each worker.")
     lease_seconds: float = Field(
         5.0,
         ge=0.2,
@@ -126,28 +121,15 @@ class ServeConfig(Settings):
         le=36_500,
         description="Delete log entries after this time. PostgreSQL deletes a month when all of it is older. Days.",
     )
-    log_entries: int | None = Field(
-        None,
-        ge=0,
-        description="Maximum number of log entries per stream. None: 1,000,000, or 10,000 with Redis.",
-    )
+    log_entries: int = Field(1_000_000, ge=0, description="Maximum number of log entries per stream.")
     log_bytes: int = Field(2**30, ge=0, description="Maximum size of the log of a stream, thumbnails included. Bytes.")
     total_log_bytes: int = Field(
         0,
         ge=0,
-        description="Maximum size of the logs of all streams with SQLite or PostgreSQL, thumbnails included. Beyond "
-        "it, the oldest month is deleted, never the current one. Bytes. 0: no limit.",
+        description="Maximum size of the logs of all streams, thumbnails included. Beyond it, the oldest month is "
+        "deleted, never the current one. Bytes. 0: no limit.",
     )
-    thumbnails: Literal["auto", "on", "off"] = Field(
-        "auto",
-        description="Store thumbnails of observed images in the log. auto: on, except with Redis.",
-    )
-    thumbnail_url: str | None = Field(
-        None,
-        # It may hold a password.
-        repr=False,
-        description="Folder for the thumbnails of a cluster, as an fsspec URL such as s3://bucket/thumbnails.",
-    )
+    thumbnails: Literal["on", "off"] = Field("on", description="Store thumbnails of observed images in the log.")
     forbid_images: bool = Field(
         False, description="Store no thumbnails, delete those that are stored, and return none."
     )
@@ -163,10 +145,10 @@ class ServeConfig(Settings):
         0.25,
         ge=0.05,
         le=10,
-        description="Time between two looks at a stream that somebody follows, on a cluster. Seconds.",
+        description="Time between two looks at a stream that somebody follows, with PostgreSQL. Seconds.",
     )
     max_event_clients: int = Field(
-        1000, ge=1, le=100_000, description="Maximum number of open event streams per ingress process."
+        1000, ge=1, le=100_000, description="Maximum number of open event streams per process."
     )
 
     webhook_attempts: int = Field(
@@ -193,18 +175,16 @@ class ServeConfig(Settings):
     # Requests.
     request_seconds: float = Field(30.0, gt=0, description="Request timeout. Seconds.")
     attempt_seconds: float = Field(
-        5.0, gt=0, description="Timeout of one call to a worker, after which the ingress asks another one. Seconds."
+        5.0, gt=0, description="Timeout of one call to a worker, after which the router asks another one. Seconds."
     )
     takeover_failures: int = Field(
         3,
         ge=1,
         le=100,
         description="Failed calls and health checks in a row after which other workers take the streams of a worker "
-        "that an ingress cannot reach, though its lease lives.",
+        "that a process cannot reach, though its lease lives.",
     )
-    max_queued_requests: int = Field(
-        10_000, ge=1, description="Maximum number of requests in progress per ingress process."
-    )
+    max_queued_requests: int = Field(10_000, ge=1, description="Maximum number of requests in progress per process.")
     body_bytes: int = Field(64 * 2**20, ge=1024, description="Maximum size of a request body. Bytes.")
     json_bytes: int = Field(
         16 * 2**20,
@@ -212,7 +192,7 @@ class ServeConfig(Settings):
         description="Maximum size of a JSON body. Parsing takes many times its size. Bytes.",
     )
     bodies_bytes: int = Field(
-        2**30, ge=1024, description="Maximum size of all request bodies in progress per ingress process. Bytes."
+        2**30, ge=1024, description="Maximum size of all request bodies in progress per process. Bytes."
     )
     body_seconds: float = Field(20.0, gt=0, le=3600, description="Maximum time to receive a request body. Seconds.")
     stream_idle_seconds: float = Field(
@@ -241,15 +221,14 @@ class ServeConfig(Settings):
         None,
         description="File of API keys, made by `protodcs keys`. None: no keys; only this machine may connect.",
     )
-    rate: float = Field(1000.0, gt=0, le=1_000_000, description="Maximum requests per second and tenant.")
+    rate: float = Field(1000.0, gt=0, le=1_000_000, description="Maximum requests per second and tenant in a process.")
     burst: int = Field(2000, ge=1, le=1_000_000, description="Maximum requests of a tenant at once, after a pause.")
     streams: int = Field(10_000, ge=0, description="Maximum number of streams per tenant.")
     tenant_bytes: int | None = Field(
         None,
         ge=0,
         description="Bytes in the store, with decision logs, after which the writes of a tenant get 413. 0: no limit. "
-        "None: 8 GiB more than `tenant_log_bytes`, and no limit if that is 0. With Redis, logs do not count, and None "
-        "is 1 GiB.",
+        "None: 8 GiB more than `tenant_log_bytes`, and no limit if that is 0.",
     )
     tenant_log_bytes: int = Field(
         64 * 2**30,
@@ -286,22 +265,13 @@ class ServeConfig(Settings):
     )
     device: str = Field("auto", description="Device of the encoder. 'auto' uses a GPU if there is one.")
     batch_size: int = Field(32, ge=1, le=4096, description="Maximum number of images per encoder batch.")
-    batch_wait: float = Field(
-        0.005, ge=0, le=1, description="Time for which a batch waits for further images. Seconds."
-    )
     class_encoding_timeout: float = Field(
         60.0,
         gt=0,
         le=3600,
         description="Timeout for encoding the class names of one request, queueing included. Seconds.",
     )
-    max_queued_class_names: int = Field(
-        20_000, ge=1, description="Maximum number of queued class names per ingress process."
-    )
-    encoders: int = Field(1, ge=1, description="Minimum number of encoder processes.")
-    max_encoders: int = Field(1, ge=1, description="Maximum number of encoder processes.")
-    encoder_cpus: float = Field(1.0, ge=0, description="CPU cores that Ray reserves for each encoder process.")
-    encoder_gpus: float = Field(0.0, ge=0, description="GPUs that Ray reserves for each encoder process.")
+    max_queued_class_names: int = Field(20_000, ge=1, description="Maximum number of queued class names per process.")
 
     # HTTP.
     host: str = Field("127.0.0.1", description="Address to listen on. Addresses other than loopback need `keys`.")
@@ -314,7 +284,6 @@ class ServeConfig(Settings):
     )
     tls_certificate: str | None = Field(None, description="PEM file with the certificate chain. None: no TLS.")
     tls_key: str | None = Field(None, description="PEM file with the private key.")
-    ingresses: int = Field(1, ge=1, description="Number of HTTP processes.")
     drain_seconds: float = Field(
         30.0,
         gt=0,
@@ -323,9 +292,7 @@ class ServeConfig(Settings):
     )
 
     # Telemetry.
-    metrics_port: int = Field(
-        0, ge=0, le=65535, description="Port of the Prometheus metrics of all processes, on `host`. 0: off."
-    )
+    metrics_port: int = Field(0, ge=0, le=65535, description="Port of the Prometheus metrics, on `host`. 0: off.")
     log_format: Literal["json", "text", "off"] = Field(
         "json", description="Format of the log on standard output. `protodcs serve` uses text on a terminal."
     )
@@ -349,11 +316,6 @@ class ServeConfig(Settings):
         return self.store.startswith(("postgresql:", "postgres:"))
 
     @property
-    def is_on_ray(self) -> bool:
-        """Whether the store is for a cluster on Ray."""
-        return not (self.is_single or self.is_shared)
-
-    @property
     def is_local(self) -> bool:
         """Whether only this machine can reach the address."""
         return is_loopback(self.host)
@@ -361,27 +323,14 @@ class ServeConfig(Settings):
     @property
     def stores_thumbnails(self) -> bool:
         """Whether the decision log has thumbnails of observed images."""
-        return not self.forbid_images and (
-            self.thumbnails == "on" or (self.thumbnails == "auto" and not self.is_on_ray)
-        )
+        return self.thumbnails == "on" and not self.forbid_images
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
-        if self.forbid_images and self.thumbnails == "on":
-            raise ConfigError("forbid_images=true and thumbnails=on exclude each other. Remove one of them.")
-        if self.thumbnails == "on" and self.is_on_ray and self.thumbnail_url is None:
-            raise ConfigError("Redis stores no images. Set thumbnail_url to a folder, such as s3://bucket/thumbnails.")
-        if self.thumbnail_url is not None and not self.is_on_ray:
-            raise ConfigError("With SQLite and PostgreSQL, thumbnails are in the database. Remove thumbnail_url.")
-        for name in ("workers", "ingresses", "encoders", "max_encoders"):
-            if not self.is_on_ray and getattr(self, name) != 1:
-                raise ConfigError(
-                    f"`protodcs serve` is one process. Given: {name}={getattr(self, name)}. Set "
-                    "store=postgresql://... and start several processes with it, or use store=redis://... and "
-                    "`protodcs serve --cluster`."
-                )
-        if self.max_encoders < self.encoders:
-            raise ConfigError(f"max_encoders={self.max_encoders} is less than encoders={self.encoders}. Raise it.")
+        if not (self.is_single or self.is_shared):
+            raise ConfigError(
+                f"A store is sqlite:FOLDER or postgresql://USER@HOST/DB. Given: {without_passwords(self.store)!r}."
+            )
         if self.keys is None and not self.is_local:
             raise ConfigError(
                 f"host={self.host!r} accepts other machines, but there are no API keys. Create one with "
@@ -396,23 +345,6 @@ class ServeConfig(Settings):
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("TLS needs tls_certificate and tls_key. One of them is missing.")
         return self
-
-
-def check_single(config: ServeConfig) -> None:
-    """Raise ConfigError if the store of these settings is for a cluster on Ray."""
-    if config.is_on_ray:
-        raise ConfigError(
-            "`protodcs serve` stores its streams in SQLite or PostgreSQL. Set store=sqlite:FOLDER or "
-            "store=postgresql://USER@HOST/DB, or start a cluster on Ray with `protodcs serve --cluster FILE`."
-        )
-
-
-def check_cluster(config: ServeConfig) -> None:
-    """Raise ConfigError if the store of these settings is not for a cluster on Ray."""
-    if not config.is_on_ray:
-        raise ConfigError(
-            f"A cluster stores its streams in Redis. Given: store={config.store}. Set store=redis://HOST:PORT/DB."
-        )
 
 
 def is_loopback(host: str) -> bool:
@@ -464,18 +396,19 @@ def tenant_bytes_of(config: ServeConfig, tenant: str) -> int | None:
     """Return how many bytes a tenant may use in the store, or None for no limit. Only tenants with keys have one."""
     limit: int | None = limit_of(config, tenant, "tenant_bytes")
     if limit is None:
-        # 1,000 streams of the largest size take 6 GB. Redis holds them in memory.
-        limit = 2**30 if config.is_on_ray else config.tenant_log_bytes and 2**33 + config.tenant_log_bytes
+        # 1,000 streams of the largest size take 6 GB.
+        limit = config.tenant_log_bytes and 2**33 + config.tenant_log_bytes
     return limit if tenant and limit else None
 
 
 def log_limits(config: ServeConfig) -> LogLimits:
     """Return how much of the decision log a stream retains."""
-    entries = config.log_entries
-    if entries is None:
-        entries = 10_000 if config.is_on_ray else 1_000_000
     return LogLimits(
-        86_400 * config.log_days, entries, config.log_bytes, config.tenant_log_bytes, config.total_log_bytes
+        86_400 * config.log_days,
+        config.log_entries,
+        config.log_bytes,
+        config.tenant_log_bytes,
+        config.total_log_bytes,
     )
 
 

@@ -123,9 +123,8 @@ class Limits:
         """Count a request of a tenant and return 0. If it sends too many, return the seconds to wait."""
         bucket = self._buckets.get(caller.tenant)
         if bucket is None:
-            # Each process that serves HTTP gives out its part.
-            allowed, parts = self.of(caller), self._config.ingresses
-            bucket = self._buckets[caller.tenant] = Bucket(allowed.rate / parts, max(1.0, allowed.burst / parts))
+            allowed = self.of(caller)
+            bucket = self._buckets[caller.tenant] = Bucket(allowed.rate, allowed.burst)
         return bucket.take(time.monotonic())
 
     def hold(self, tenant: str, size: int, own: int) -> None:

@@ -91,12 +91,15 @@ def application(
     limits = Limits(config, control.count_streams)
     keys = None if config.keys is None else Keys.open(config.keys)
     browser_sessions = None if keys is None else Sessions(keys, config, control.session_secret)
+    class_encoder = None
+    if encoding is not None:
+        class_encoder = ClassNameEncoder(encoding.prototypes, config, encoding.vocabulary, encoding.calls)
     api.state.services = Services(
         config,
         router,
         control,
         encoding,
-        None if encoding is None else ClassNameEncoder(encoding.prototypes, config, encoding.vocabulary),
+        class_encoder,
         limits,
         Readiness(control, encoding, config.lease_seconds),
         browser_sessions,

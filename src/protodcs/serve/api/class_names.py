@@ -40,13 +40,20 @@ class ClassNameEncoder:
         encode: encodes one chunk.
         config: the settings of the service.
         find_vocabulary: returns the vocabulary of the encoder.
+        calls: chunks that may be encoded at once.
     """
 
-    def __init__(self, encode: EncodeNames, config: ServeConfig, find_vocabulary: FindVocabulary = _no_vocabulary):
+    def __init__(
+        self,
+        encode: EncodeNames,
+        config: ServeConfig,
+        find_vocabulary: FindVocabulary = _no_vocabulary,
+        calls: int = 1,
+    ):
         self._encode = encode
         self._find_vocabulary = find_vocabulary
         self._config = config
-        self._calls = asyncio.Semaphore(config.max_encoders)
+        self._calls = asyncio.Semaphore(calls)
         # Each tenant has at most one chunk under way or next in line, so tenants take turns.
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._queued: Counter[str] = Counter()

@@ -42,7 +42,13 @@ _CODES = {
 
 
 class Encoding(Protocol):
-    """What the routes need of an encoder."""
+    """What the routes need of an encoder.
+
+    Attributes:
+        calls: batches that may be encoded at once.
+    """
+
+    calls: int
 
     async def encode(self, image: bytes) -> bytes:
         """Return the feature of an image as float32. Raise ImageError if there is none."""
@@ -74,10 +80,6 @@ class Control(Protocol):
 
     async def all_facts(self) -> list[dict[str, Any]]:
         """Return what each worker reports."""
-        ...
-
-    async def resize(self, count: int) -> list[str]:
-        """Change the number of workers."""
         ...
 
     async def list_streams(self, tenant: str, after: str | None, limit: int) -> list[ListedStream]:

@@ -53,7 +53,7 @@ async def as_response(http: Request, problem: Exception) -> Response:
 def as_problem(http: Request, problem: Exception) -> ProblemError:
     """Return an exception as a problem that may be shown to the caller. Log one that nobody expected."""
     code = next((_CODES[kind] for kind in type(problem).__mro__ if kind in _CODES), "internal_error")
-    # Ray's errors inherit from the error that a remote call raised; their message is a traceback.
+    # Errors of libraries may inherit from ours. Their messages are not for callers.
     if isinstance(problem, ProblemError):
         found = problem
     elif code == "internal_error" or not type(problem).__module__.startswith("protodcs."):

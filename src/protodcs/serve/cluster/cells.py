@@ -32,8 +32,8 @@ from ...core.settings import Settings
 from ..access.problems import ProblemError
 from ..api.streams.listing import key_of, pack_cursor
 from ..api.streams.schemas import ListedStream
-from ..runtime.local.service import Server
 from ..runtime.preflight import bind
+from ..runtime.service import Server
 
 _CONNECT_SECONDS: Final = 2.0
 # Requests have so much time to end after a signal.

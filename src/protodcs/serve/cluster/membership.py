@@ -23,7 +23,7 @@ from ...errors import ConfigError, StoreError
 from ..settings import ServeConfig
 from ..store.postgres import cut
 from ..telemetry import logs
-from ..workers.ring import Placement
+from ..workers.placement import Placement
 from .partitions import COUNT, PartitionMap, partition_of
 from .peers import PROTOCOL
 

@@ -10,31 +10,34 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from ..messages import Reply, Request
-from ..runtime.local.service import address_of, run, serve_worker, start_telemetry
+from ..runtime.service import BatchEncoder, address_of, run, serve_worker, start_telemetry
 from ..settings import ServeConfig
 from ..store import open_store
-from ..workers.ring import Placement
+from ..workers.placement import Placement
 from ..workers.worker import Worker
 from .membership import Membership
 from .peers import Calls, PeerMiddleware
 
 
-def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
+def serve(config: ServeConfig, ready: Callable[[str], None], encoder: BatchEncoder | None = None) -> None:
     """Serve until SIGTERM or SIGINT; then hand all streams over to the other processes, and return.
 
     Args:
         config: the settings of the service.
         ready: called with the address as soon as the service answers there.
+        encoder: an encoder outside of this process; None: this process loads the one of its settings, if any.
 
     Raises:
         ConfigError: the address cannot be listened on, another process has the same address, or a version that does
             not understand this one is running.
         StoreError: the database cannot be reached.
     """
-    run(config, lambda listener: _serve(config, listener, ready))
+    run(config, lambda listener: _serve(config, listener, ready, encoder))
 
 
-async def _serve(config: ServeConfig, listener: socket.socket, ready: Callable[[str], None]) -> None:
+async def _serve(
+    config: ServeConfig, listener: socket.socket, ready: Callable[[str], None], encoder: BatchEncoder | None
+) -> None:
     start_telemetry(config)
     store = await open_store(config)
     worker = Worker(config.address or address_of(config), store, config)
@@ -47,7 +50,7 @@ async def _serve(config: ServeConfig, listener: socket.socket, ready: Callable[[
         await store.close()
         raise
     async with aclosing(_Peers(worker, membership, secret)) as peers:
-        await serve_worker(config, worker, store, listener, ready, membership.ended, peers)
+        await serve_worker(config, worker, store, listener, ready, membership.ended, peers, encoder)
 
 
 class _Peers:

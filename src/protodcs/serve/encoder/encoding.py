@@ -62,12 +62,13 @@ class SharedEncoder:
 
     Args:
         encoder: makes the features.
-        count_bad: is told how many images of a batch cannot be used.
     """
 
-    def __init__(self, encoder: encoders.Encoder, count_bad: Callable[[int], None]):
+    # Batches that may be in progress at once. There is one thread.
+    calls = 1
+
+    def __init__(self, encoder: encoders.Encoder):
         self._encoder = encoder
-        self._count_bad = count_bad
         self._made: dict[tuple[str, ...], tuple[str, bytes]] = {}
         # One thread, which works in the order of arrival, also for callers that have gone away meanwhile.
         self._model = ThreadPoolExecutor(1, thread_name_prefix="encoder")
@@ -87,7 +88,6 @@ class SharedEncoder:
         for places, pixels in decoded_in_groups(images, answers):
             for place, feature in zip(places, self._encoder.encode_pixels(pixels), strict=True):
                 answers[place] = feature.astype("<f4").tobytes()
-        self._count_bad(sum(isinstance(answer, str) for answer in answers))
         return answers
 
     async def prototypes(self, classes: list[str]) -> tuple[str, bytes]:
@@ -139,7 +139,7 @@ class SharedEncoder:
         if self._encoded_names % _REPORTED < count:
             _log.info("encoding the vocabulary", extra=logs.with_fields(names=self._encoded_names))
 
-    def facts(self) -> dict[str, Any]:
+    async def facts(self) -> dict[str, Any]:
         """Return what the encoder is, JSON-ready."""
         return {
             "name": self._encoder.name,

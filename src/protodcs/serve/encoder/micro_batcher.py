@@ -1,6 +1,6 @@
 """Images on their way to the encoder: what comes while others are under way travels together.
 
-A call to a deployment costs as much as a small image, so under load one call carries many. An image that finds no call
+A call costs as much as a small image, so under load one call carries many. An image that finds no call
 under way leaves at once. Order is not kept here; the router does that.
 """
 
@@ -58,8 +58,7 @@ class MicroBatcher:
     def _depart(self) -> None:
         self._soon = False
         group = {future: self._waiting.pop(future) for future in list(itertools.islice(self._waiting, self._images))}
-        # In a context of its own: Ray cancels what was called on behalf of a request when its caller leaves, and this
-        # call is made for others too.
+        # In a context of its own: the call is made for several requests, and must not be part of the trace of one.
         task = asyncio.create_task(self._travel(group), context=Context())
         self._under_way.add(task)
         task.add_done_callback(self._arrived)

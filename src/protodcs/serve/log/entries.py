@@ -136,8 +136,8 @@ class LogLimits(NamedTuple):
         seconds: maximum age.
         entries: maximum number of entries.
         size: maximum bytes, thumbnails included.
-        tenant_size: maximum bytes of all logs of a tenant; 0: no limit. Redis has none.
-        total_size: maximum bytes of the logs of all streams; 0: no limit. Redis has none.
+        tenant_size: maximum bytes of all logs of a tenant; 0: no limit.
+        total_size: maximum bytes of the logs of all streams; 0: no limit.
     """
 
     seconds: float

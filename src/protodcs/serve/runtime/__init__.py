@@ -1,1 +1,1 @@
-"""How the service runs: `local` is one process, `ray` is a cluster. Only `ray` imports Ray."""
+"""Checks the settings of a service, starts it in this process, and stops it."""

@@ -1,35 +1,27 @@
 """Checks before a service starts, so that a mistake in the settings is one line within seconds.
 
-They import neither Ray nor an encoder's libraries, and change nothing. The service checks the same again while it
+They don't import an encoder's libraries, and change nothing. The service checks the same again while it
 starts, because all of it can change in between.
 """
 
-import asyncio
-import os
 import socket
 import ssl
 
-from ...errors import ConfigError, StoreError
+from ...errors import ConfigError
 from ..access.keys import Keys
-from ..settings import ServeConfig, check_cluster
-
-# Time for Redis to answer. Seconds.
-_REDIS_SECONDS = 1.5
-# Has Ray Serve use HAProxy instead of its own proxy, if it is 1.
-_HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
+from ..settings import ServeConfig
 
 
 def check(config: ServeConfig, *, ports: bool = True) -> None:
-    """Raise an error that names the first problem with the files, ports, encoder or Redis of a service.
+    """Raise an error that names the first problem with the files, ports or encoder of a service.
 
     Args:
         config: the settings of the service.
-        ports: whether the service will listen itself. A Ray Serve that runs already has its port.
+        ports: whether the service will listen on this machine.
 
     Raises:
         ConfigError: a file or a port cannot be used.
         EncoderError: the encoder is unknown, or its files or packages are missing.
-        StoreError: Redis does not answer, or could lose acknowledged writes.
     """
     if config.keys is not None:
         Keys.open(config.keys)
@@ -43,9 +35,6 @@ def check(config: ServeConfig, *, ports: bool = True) -> None:
         from ... import encoders
 
         encoders.check(config.encoder)
-    if config.is_on_ray:
-        check_cluster(config)
-        asyncio.run(_check_redis(config))
 
 
 def bind(host: str, port: int, setting: str) -> socket.socket:
@@ -67,27 +56,9 @@ def bind(host: str, port: int, setting: str) -> socket.socket:
 def _check_certificate(config: ServeConfig) -> None:
     if config.tls_certificate is None or config.tls_key is None:
         return
-    if config.is_on_ray and os.environ.get(_HAPROXY) == "1":
-        raise ConfigError(
-            f"The HAProxy of Ray Serve has no TLS. Unset {_HAPROXY}, or remove `tls_certificate` and `tls_key` and use "
-            "the gateway in deploy/haproxy."
-        )
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(config.tls_certificate, config.tls_key)
     except (OSError, ValueError) as problem:
         raise ConfigError(
             f"{config.tls_certificate} and {config.tls_key} are not a certificate and its key in PEM format: {problem}"
         ) from None
-
-
-async def _check_redis(config: ServeConfig) -> None:
-    from ..store import open_store
-
-    try:
-        async with asyncio.timeout(_REDIS_SECONDS):
-            store = await open_store(config)
-    except TimeoutError:
-        raise StoreError(
-            f"Redis did not answer within {_REDIS_SECONDS} seconds. Start it, or correct `store`."
-        ) from None
-    await store.close()

@@ -1,6 +1,6 @@
-"""Where streams are stored: SQLite for one process, PostgreSQL or Redis for many. The address chooses."""
+"""Where streams are stored: SQLite for one process, PostgreSQL for many. The address chooses."""
 
-from ...errors import ConfigError, without_passwords
+from ...errors import ConfigError
 from ..settings import ServeConfig
 from .base import Store
 
@@ -11,7 +11,7 @@ async def open_store(config: ServeConfig) -> Store:
     """Open the store that the settings name.
 
     Raises:
-        ConfigError: the address is invalid.
+        ConfigError: a package is missing.
         StoreError: the store cannot be reached, or could lose acknowledged writes.
     """
     scheme, _, rest = config.store.partition(":")
@@ -19,29 +19,14 @@ async def open_store(config: ServeConfig) -> Store:
         from .sqlite import SqliteStore
 
         return SqliteStore(rest, config.reserve_bytes)
-    if scheme in ("postgresql", "postgres"):
-        try:
-            from .postgres import PostgresStore
-        except ModuleNotFoundError:
-            raise ConfigError("A store in PostgreSQL needs psycopg: pip install 'protodcs[postgres]'.") from None
+    try:
+        from .postgres import PostgresStore
+    except ModuleNotFoundError:
+        raise ConfigError("A store in PostgreSQL needs psycopg: pip install 'protodcs[postgres]'.") from None
 
-        database = PostgresStore(config.store, replicas=config.store_replicas)
-        try:
-            return await database.prepare()
-        except BaseException:
-            await database.close()
-            raise
-    if scheme in ("redis", "rediss", "unix"):
-        from .redis import RedisStore
-
-        store = RedisStore(config.store, replicas=config.store_replicas)
-        try:
-            await store.check(allow_unsafe=config.allow_unsafe_redis)
-        except BaseException:
-            await store.close()
-            raise
-        return store
-    raise ConfigError(
-        "a store is sqlite:FOLDER, postgresql://HOST/DATABASE or redis://HOST:PORT/DB; "
-        f"given: {without_passwords(config.store)!r}"
-    )
+    database = PostgresStore(config.store, replicas=config.store_replicas)
+    try:
+        return await database.prepare()
+    except BaseException:
+        await database.close()
+        raise

@@ -39,11 +39,11 @@ class Fence(NamedTuple):
 
 
 class Takeover(NamedTuple):
-    """A demand for a stream whose holder lives, because an ingress cannot reach that holder.
+    """A demand for a stream whose holder lives, because a process cannot reach that holder.
 
     Attributes:
         holder: the worker to take the stream from; the stream stays with any other one.
-        pause: minimum seconds between two takeovers of a stream. Without it, two ingresses that reach different workers
+        pause: minimum seconds between two takeovers of a stream. Without it, two processes that reach different workers
             would move the stream back and forth with every request.
     """
 
@@ -185,9 +185,7 @@ class Totals(NamedTuple):
     Attributes:
         streams: how many there are, of all tenants.
         bytes: that they use, without decision logs.
-        memory: bytes of memory that the store uses; 0 if the streams are on a disk.
-        memory_limit: that it may use; 0 if there is no limit.
-        log_bytes: of the decision logs, thumbnails included; 0 if the store does not count them.
+        log_bytes: of the decision logs, thumbnails included.
         file_bytes: of the files on the disk; this and the following are 0 if the store has no files here.
         free_bytes: free on that disk.
         disk_bytes: the size of that disk.
@@ -195,8 +193,6 @@ class Totals(NamedTuple):
 
     streams: int
     bytes: int
-    memory: int = 0
-    memory_limit: int = 0
     log_bytes: int = 0
     file_bytes: int = 0
     free_bytes: int = 0
@@ -257,17 +253,6 @@ class Store(Protocol):
             UnknownStreamError: there is no such stream.
             HeldError: another worker holds it and lives.
         """
-        ...
-
-    async def members(self) -> list[str] | None:
-        """Return the names of the workers that streams may belong to; None if no list was stored.
-
-        A store for one worker stores no list.
-        """
-        ...
-
-    async def set_members(self, names: Sequence[str]) -> None:
-        """Store the names of the workers that streams may belong to. It is durable when this returns."""
         ...
 
     async def commit(self, writes: Sequence[Write]) -> list[FencedError | StoreError | None]:

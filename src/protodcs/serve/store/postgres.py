@@ -5,7 +5,6 @@ Time is the clock of the server. This module must never read another one, except
 """
 
 import asyncio
-import json
 import math
 import os
 import random
@@ -303,10 +302,13 @@ class PostgresStore(SqlStore):
             given = conninfo_to_dict(url)
         except psycopg.ProgrammingError:
             # The message may quote the password.
+            given = {"host": "@"}
+        # A password with @ or / that is not escaped ends up in these, and messages quote them.
+        if "@" in f"{given.get('host', '')}{given.get('dbname', '')}":
             raise ConfigError(
                 "the address of a PostgreSQL is postgresql://USER@HOST:PORT/DATABASE; "
                 f"given: {without_passwords(url)!r}"
-            ) from None
+            )
         self._host = f"{given.get('host', 'localhost')}:{given.get('port', 5432)}/{given.get('dbname', '')}"
         milliseconds = max(1, int(1000 * timeout))
         # A process that hangs must not hold the lock of a row for longer than a call lasts.
@@ -382,15 +384,6 @@ class PostgresStore(SqlStore):
         async with self._connected() as connection:
             unsafe = await self._unsafe_settings(connection)
         return unsafe + await self._read(find)
-
-    async def members(self) -> list[str] | None:
-        """Return the names of the workers that streams may belong to; None if no list was stored."""
-        found = (await self.documents("members")).get("")
-        return None if found is None else list(json.loads(found))
-
-    async def set_members(self, names: Sequence[str]) -> None:
-        """Store the names of the workers that streams may belong to."""
-        await self.put_document("members", "", json.dumps(list(names)).encode())
 
     async def close(self) -> None:
         """Close all connections."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ...atomic_io import lock_folder, sync_folder
-from ...errors import FencedError, HeldError, InputError, StoreError, UnknownStreamError, UsageError
+from ...errors import FencedError, HeldError, InputError, StoreError, UnknownStreamError
 from ..log.entries import LogLimits
 from .base import Totals
 from .commit_marks import CommitMarks, Mark, read_marks
@@ -151,14 +151,6 @@ class SqliteStore(SqlStore):
         self._reader: sqlite3.Connection | None = None
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
-
-    async def members(self) -> list[str] | None:
-        """Return None: this store has one worker."""
-        return None
-
-    async def set_members(self, names: Sequence[str]) -> None:
-        """Raise UsageError: this store has one worker."""
-        raise UsageError(f"A SQLite store has one worker and stores no list of workers. Given: {list(names)}.")
 
     async def totals(self) -> Totals:
         """Return how many streams there are and how many bytes they, their logs and the files use."""

@@ -1,81 +1,62 @@
-"""Collect the metrics of all processes on one page, so that Prometheus scrapes one address.
+"""Serve the metrics of this process on one page for Prometheus.
 
-A scrape through Ray Serve would reach a random replica. So all processes push their metrics here, and those that have
-stopped pushing are left out. It must never block its controller, so it answers from memory, in a thread.
+The page is served from memory in a thread, so a scrape never waits for the event loop, nor the event loop for a scrape.
 """
 
 import asyncio
 import logging
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, start_http_server
 from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
-from ...errors import StoreError
+from ...errors import ConfigError, StoreError
 from ...version import __version__
 from ..store.base import Store
-from . import logs
-from .metrics import Families, Merged, families
-from .readiness import failing_workers
 
 _log = logging.getLogger(__name__)
 
-# How often processes bring their numbers, and for how long these are shown, in seconds.
-PERIOD = 1.0
-_SHOWN = 10.0
-# How often the totals of the store are read, in seconds.
-_TOTALS_PERIOD = 10.0
-_CONTROLLER = "controller"
+# How often the metrics of the worker are read, and the totals of its store. Seconds.
+_PERIOD, _TOTALS_PERIOD = 1.0, 10.0
 _TOTALS = {
     "streams": "Streams in the store, of all tenants.",
     "bytes": "Bytes that streams use in the store, without decision logs and unused space.",
-    "memory_bytes": "Memory that Redis uses; 0 with SQLite.",
-    "memory_limit_bytes": "Memory that Redis may use (`maxmemory`); 0 if it has no limit.",
-    "log_bytes": "Bytes of the decision logs, thumbnails included; 0 with Redis.",
-    "file_bytes": "Bytes of the files of a SQLite store; 0 with Redis.",
-    "free_bytes": "Free bytes on the disk of a SQLite store; 0 with Redis.",
-    "disk_bytes": "Size of the disk of a SQLite store; 0 with Redis.",
+    "log_bytes": "Bytes of the decision logs, thumbnails included.",
+    "file_bytes": "Bytes of the files of a SQLite store; 0 with PostgreSQL.",
+    "free_bytes": "Free bytes on the disk of a SQLite store; 0 with PostgreSQL.",
+    "disk_bytes": "Size of the disk of a SQLite store; 0 with PostgreSQL.",
 }
 
 
 async def gather_forever(gather: Callable[[], Awaitable[None]]) -> None:
-    """Call `gather` once per `PERIOD`. Log its errors and go on."""
+    """Call `gather` once per second. Log its errors and go on."""
     while True:
         try:
             await gather()
         except Exception:
             _log.exception("the metrics were not gathered")
-        await asyncio.sleep(PERIOD)
+        await asyncio.sleep(_PERIOD)
 
 
 class Gathering:
-    """What all processes last said.
+    """The page.
 
     Args:
         lease: how long a store may be silent before the service is not ready, in seconds.
-        encodes: whether there has to be an encoder.
-
-    Attributes:
-        deaf: why the page is not served, if it should be and is not.
+        parts: the parts of the service that can fail, as `/v1/ready` names them.
+        registries: metrics that can be read at any time.
     """
 
-    def __init__(self, lease: float, encodes: bool):
-        self._lease = lease
-        self._encodes = encodes
-        self._reports: dict[str, tuple[float, Families]] = {}
-        self._incarnations: dict[str, str] = {}
-        self._lock = threading.Lock()
-        self.deaf = ""
-        own = self._own = CollectorRegistry()
+    def __init__(self, lease: float, parts: Iterable[str], registries: Sequence[CollectorRegistry]):
+        own = CollectorRegistry()
         ProcessCollector(registry=own)
         self._ready = Gauge(
             "protodcs_ready", "Whether a part of the service can serve: 1 or 0.", ["part"], registry=own
         )
-        self._workers = Gauge("protodcs_workers", "Workers there should be, and that answer.", ["which"], registry=own)
+        self._parts = tuple(parts)
         self._totals_read = -float("inf")
         self._totals = {
             name: Gauge(f"protodcs_store_{name}", documentation, registry=own)
@@ -88,43 +69,27 @@ class Gathering:
             "protodcs_tenant_log_bytes", "Bytes of the decision logs of a tenant.", ["tenant"], registry=own
         )
         Gauge("protodcs_lease_seconds", "How long a store may be silent.", registry=own).set(lease)
-        self._restarts = Counter("protodcs_worker_restarts", "Workers that died and came back.", registry=own)
         Gauge("protodcs_build_info", "Always 1; the label says which version.", ["version"], registry=own).labels(
             __version__
         ).set(1)
+        self._page = _Page([own, *registries])
         self.registry = CollectorRegistry()
-        self.registry.register(Merged(self.present))
+        self.registry.register(self._page)
 
     def listen(self, host: str, port: int) -> None:
-        """Serve the page from now on. Where the port cannot be had, `deaf` says so: streams are served all the same."""
+        """Serve the page from now on. Raise ConfigError if the port cannot be listened on."""
         try:
             start_http_server(port, host, self.registry)
         except OSError as problem:
-            self.deaf = f"metrics_port={port} on {host} cannot be listened on: {problem}; choose another, or 0 for none"
-            _log.error("metrics are not served", extra=logs.with_fields(problem=self.deaf))
+            raise ConfigError(
+                f"metrics_port={port} on {host} cannot be listened on: {problem}. Choose another, or 0 for none."
+            ) from None
 
-    def put(self, process: str, report: Families) -> None:
-        """Take what a process counted."""
-        with self._lock:
-            self._reports[process] = (time.monotonic(), report)
-
-    def saw(self, names: Sequence[str], facts: Sequence[dict[str, Any]]) -> None:
-        """Take note of which workers answered, and of what they said."""
-        for fact in facts:
-            before = self._incarnations.get(fact["worker"])
-            self._restarts.inc(before is not None and before != fact["incarnation"])
-            self._incarnations[fact["worker"]] = fact["incarnation"]
-        for gone in set(self._incarnations) - set(names):
-            del self._incarnations[gone]
-        self._workers.labels("wanted").set(len(names))
-        self._workers.labels("answering").set(len(facts))
-        failing = failing_workers(facts, self._lease)
-        for part in ("workers", "store"):
+    def put(self, metrics: list[Metric], failing: Iterable[str]) -> None:
+        """Take the present metrics of the worker, and the parts that cannot serve."""
+        self._page.worker = metrics
+        for part in self._parts:
             self._ready.labels(part).set(part not in failing)
-        present = [name.partition("-")[0] for name in self.present()]
-        self._ready.labels("ingress").set("ingress" in present)
-        if self._encodes:
-            self._ready.labels("encoder").set("encoder" in present)
 
     async def read_totals(self, store: Store) -> None:
         """Read what the store holds, unless that was done a moment ago."""
@@ -141,10 +106,22 @@ class Gathering:
                 for tenant, size in usage.items():
                     gauge.labels(tenant).set(size)
 
-    def present(self) -> Mapping[str, Iterable[Metric]]:
-        """The families of each process that was heard of lately."""
-        oldest = time.monotonic() - _SHOWN
-        with self._lock:
-            self._reports = {name: report for name, report in self._reports.items() if report[0] >= oldest}
-            reports = {name: report for name, (_, report) in self._reports.items()}
-        return {_CONTROLLER: families(self._own), **reports}
+
+class _Page(Collector):
+    """All metrics of the process.
+
+    Attributes:
+        worker: those of the worker, which only the event loop may read from it.
+    """
+
+    def __init__(self, registries: Sequence[CollectorRegistry]):
+        self._registries = registries
+        self.worker: list[Metric] = []
+
+    def collect(self) -> Iterator[Metric]:
+        """Return every metric, without the times at which counters began. Those would double the page."""
+        for family in (*(found for registry in self._registries for found in registry.collect()), *self.worker):
+            samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            shown = Metric(family.name, family.documentation, family.type)
+            shown.samples = samples
+            yield shown

@@ -1,22 +1,20 @@
-"""The numbers of the service for Prometheus: what each process counts, and how all of them become one page.
+"""The metrics of the service for Prometheus.
 
-Every process has one registry, filled by the class named after it. Labels are few and known beforehand: never the id of
-a stream, which anyone may make up; what belongs to single streams is summarised over them. To count must stay cheap
-beside a step of the engine, and must never fail one.
+HTTP and encoder have one registry each, filled by the class named after them. Labels are few and known beforehand:
+never the id of a stream, which anyone may make up; what belongs to single streams is summarised over them. To count
+must stay cheap beside a step of the engine, and must never fail one.
 """
 
 import itertools
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ..stream.answers import CACHED, EVOLVED, KNOWN, TRUSTED, openness_of
-
-Families = list[Metric]
 
 # Upper bounds of seconds: each about twice the one before, from a fast step to a request that is given up.
 _STEP = (5e-5, 1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3, 6.4e-3, 0.0128, 0.0256, 0.0512, 0.1)
@@ -27,11 +25,6 @@ _OPENNESS = tuple(round(0.05 * step, 2) for step in range(1, 25))
 _FLAGS = 16
 # Forbidden, beyond a size or quota, beyond a rate.
 _REJECTIONS = (403, 413, 429)
-
-
-def families(registry: CollectorRegistry) -> Families:
-    """What a registry holds now, as plain values that travel between processes."""
-    return list(registry.collect())
 
 
 class IngressMetrics:
@@ -187,7 +180,7 @@ class WorkerMetrics:
         )
         self._takeovers = Counter(
             "protodcs_worker_takeovers",
-            "Streams taken from a worker that an ingress could not reach, though its lease lived.",
+            "Streams taken from a worker that another process could not reach, though its lease lived.",
             registry=registry,
         )
         self._guards = Counter(
@@ -245,12 +238,12 @@ class WorkerMetrics:
         """Seconds since the store last answered."""
         return time.monotonic() - self.reached
 
-    def families(self, gauges: Mapping[str, float], more: Iterable[Metric]) -> Families:
+    def families(self, gauges: Mapping[str, float], more: Iterable[Metric]) -> list[Metric]:
         """All that was counted, the present values of `GAUGES` by name, and more."""
         lag = 0.0 if self.writing is None else time.monotonic() - self.writing
         values = {"protodcs_store_silence_seconds": self.silence, "protodcs_store_lag_seconds": lag, **gauges}
         present = [GaugeMetricFamily(name, GAUGES[name], value=value) for name, value in values.items()]
-        return [*families(self.registry), *present, *more]
+        return [*self.registry.collect(), *present, *more]
 
 
 GAUGES = {
@@ -309,27 +302,3 @@ class _Decisions(Collector):
         for gate, flag in (("trusted", TRUSTED), ("cached", CACHED), ("evolved", EVOLVED)):
             gates.add_metric([gate], having(flag))
         yield gates
-
-
-class Merged(Collector):
-    """The metrics of many processes as one page, with the labels `role` and `instance`.
-
-    Args:
-        reports: the families of each process, by its name.
-    """
-
-    def __init__(self, reports: Callable[[], Mapping[str, Iterable[Metric]]]):
-        self._reports = reports
-
-    def collect(self) -> Iterator[Metric]:
-        """Every family once, as Prometheus wants it, whichever processes have it."""
-        found: dict[str, Metric] = {}
-        for process, report in self._reports().items():
-            whose = {"role": process.partition("-")[0], "instance": process}
-            for family in report:
-                whole = found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-                for sample in family.samples:
-                    # When a counter began says nothing that its value does not, and doubles the page.
-                    if not sample.name.endswith("_created"):
-                        whole.samples.append(sample._replace(labels={**sample.labels, **whose}))
-        yield from found.values()

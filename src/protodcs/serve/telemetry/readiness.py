@@ -9,9 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ...errors import ProtoDCSError
-
-# Time for a part to answer. The controller stops waiting for silent workers before. Seconds.
+# Time for a part to answer. Seconds.
 _TIMEOUT = 1.5
 # Time for which a result is used again. Seconds.
 _FRESH = 1.0
@@ -42,7 +40,7 @@ class Readiness:
     """Ask the parts, once for all callers at the same time.
 
     Args:
-        control: the controller of the workers.
+        control: knows the worker.
         encoding: the encoder, if there is one.
         lease: how long the store may be silent, in seconds.
     """
@@ -74,10 +72,8 @@ async def failing_parts(control: Asked, encoding: Asked | None, lease: float) ->
 async def _failing_workers(control: Asked, lease: float) -> dict[str, str]:
     try:
         return failing_workers(await asyncio.wait_for(control.facts(), _TIMEOUT), lease)
-    except (ProtoDCSError, TimeoutError) as problem:
-        return {"workers": str(problem) or "the controller of the workers does not answer"}
     except Exception as problem:
-        return {"workers": f"the controller of the workers does not answer: {type(problem).__name__}"}
+        return {"workers": f"the worker does not answer: {type(problem).__name__}"}
 
 
 async def _failing_encoder(encoding: Asked | None) -> dict[str, str]:

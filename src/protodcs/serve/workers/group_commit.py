@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 # Pauses between attempts to reach a store, in seconds: they double from the first to the last.
 _FIRST_PAUSE, _LAST_PAUSE = 0.02, 0.5
-# Maximum bytes of a group. Redis syncs a group as a whole, and others wait meanwhile. A larger write travels alone.
+# Maximum bytes of a group. A store writes a group as a whole, and others wait meanwhile. A larger write travels alone.
 _GROUP_BYTES = 4 << 20
 
 

@@ -5,7 +5,7 @@ import itertools
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,8 +28,8 @@ from .changes import Changes
 from .computing import Computing
 from .lease import WorkerLease
 from .loaded_stream import LoadedStream
+from .placement import Placement
 from .replies import DamagedError, MovedError, NotLoadedError, RefusedError, load_errors
-from .ring import Placement, Ring
 
 _log = logging.getLogger(__name__)
 
@@ -300,14 +300,6 @@ class LoadedStreams:
         return loaded
 
     # Unloading.
-
-    def arrange(self, workers: Iterable[str]) -> None:
-        """Take note of who the workers are now, and hand over the streams that belong to others."""
-        ring = Ring(workers)
-        if ring.workers:
-            self.place(ring)
-        else:
-            self.placement = None
 
     def place(self, placement: Placement) -> None:
         """Take note of where streams belong now, and begin to unload those that belong to others."""

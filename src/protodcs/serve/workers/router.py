@@ -22,7 +22,7 @@ from ..messages import Action, Outcome, Reply, Request, internal_error
 from ..settings import ServeConfig, tenant_of, tenant_queue_limit
 from ..telemetry import logs, traces
 from ..telemetry.metrics import IngressMetrics
-from .ring import FindPlacement, Placement
+from .placement import FindPlacement, Placement
 
 _log = logging.getLogger(__name__)
 
@@ -375,8 +375,7 @@ class Router:
 
     def _call_in_task(self, worker: str, pending: _WorkerQueue, groups: list[tuple[_StreamQueue, list[_Item]]]) -> None:
         pending.calls += 1
-        # In a context of its own: Ray cancels what was called on behalf of a request when its caller leaves, and this
-        # call is made for others too.
+        # In a context of its own: the call is made for several requests, and must not be part of the trace of one.
         task = asyncio.create_task(self._call_with(worker, pending, groups), context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

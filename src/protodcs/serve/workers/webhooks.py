@@ -36,7 +36,6 @@ from ...version import __version__
 from ..settings import ServeConfig
 from ..store.base import Store
 from ..telemetry import logs
-from .ring import Ring
 
 _log = logging.getLogger(__name__)
 
@@ -48,8 +47,8 @@ _KIND, _CURSOR, _DEAD = "webhook", "webhook-cursor", "dead-letter"
 _PAGE = 100
 # Commits notify the deliveries. This is for what they might miss. Seconds.
 _LOOK_ANYWAY = 5.0
-# On a cluster, other workers commit too. Seconds between two looks for new notices.
-_LOOK_ON_CLUSTER = 1.0
+# With PostgreSQL, other workers commit too. Seconds between two looks for new notices.
+_LOOK_IF_SHARED = 1.0
 # A lease is renewed so many times before it ends.
 _LOOKS_PER_LEASE = 3
 # Pauses between attempts double from the first to the last, in seconds.
@@ -157,9 +156,7 @@ class Webhooks:
         self._allow_private = config.webhook_private_targets
         self._lease_seconds = config.lease_seconds
         # In the process of the only worker, commits notify the deliveries.
-        self._poll_seconds = _LOOK_ANYWAY if config.is_single else _LOOK_ON_CLUSTER
-        # Webhooks that exist, and since when this worker knows them.
-        self._known: dict[str, float] = {}
+        self._poll_seconds = _LOOK_ANYWAY if config.is_single else _LOOK_IF_SHARED
         self._deliveries: dict[str, _Delivery] = {}
         # Each tenant has its own, so that slow name servers of one do not delay the webhooks of others.
         self._lookups: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_LOOKUPS))
@@ -239,16 +236,10 @@ class Webhooks:
 
     async def _share(self) -> None:
         webhooks = {webhook.document: webhook for webhook in await self._stored()}
-        now = time.monotonic()
-        self._known = {document: self._known.get(document, now) for document in webhooks}
         for document in self._deliveries.keys() - webhooks.keys():
             await self._forget(document)
-        members = Ring([*(await self._store.members() or []), self._worker])
-        for document, webhook in webhooks.items():
-            # The others leave the worker that the ring names first enough time to take the lease.
-            waited = now - self._known[document] >= self._lease_seconds
-            if document in self._deliveries or waited or members.first(document) == self._worker:
-                await self._take(webhook)
+        for webhook in webhooks.values():
+            await self._take(webhook)
 
     async def _take(self, webhook: Webhook) -> None:
         """Take or renew the lease of a webhook, and deliver its notices if that succeeds."""

@@ -22,7 +22,6 @@ from ...errors import FencedError, ProtoDCSError, StoreError, UnknownStreamError
 from .. import guard
 from ..access import audit
 from ..guard import Event
-from ..log.entries import LogEntry
 from ..messages import Action, Outcome, Reply, Request, internal_error
 from ..settings import ServeConfig
 from ..store.base import ListedStream, Store
@@ -37,9 +36,9 @@ from .group_commit import GroupCommit
 from .lease import WorkerLease
 from .loaded_stream import LoadedStream
 from .loaded_streams import LoadedStreams
+from .placement import Placement
 from .quotas import Quotas
 from .replies import error_reply
-from .ring import Placement
 from .size_limits import SizeLimits
 from .snapshots import Snapshots
 from .steps import Steps
@@ -124,9 +123,8 @@ class Worker:
     async def start(self) -> None:
         """Take over the lease from an earlier incarnation, and begin to work."""
         await self._lease.renew(takes_over=True)
-        await self._read_members()
         self._renewals = asyncio.create_task(self._keep_lease())
-        trimming = self._decision_log.trim_forever(self._incarnations)
+        trimming = self._decision_log.trim_forever()
         works = (self._commits.run(), self._maintain(), self._quotas.run(), trimming)
         self._tasks = [self._renewals, *(asyncio.create_task(work) for work in works)]
 
@@ -148,10 +146,6 @@ class Worker:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._computing.close()
         await self._store.close()
-
-    def arrange(self, workers: Iterable[str]) -> None:
-        """Take note of who the workers are now, and hand over the streams that belong to others."""
-        self._streams.arrange(workers)
 
     def place(self, placement: Placement) -> None:
         """Take note of where streams belong now, and begin to unload those that belong to others."""
@@ -315,7 +309,6 @@ class Worker:
         """Serve changes and questions on the stream in memory, in slices. Reply after all changes are durable."""
         replies: list[Reply] = []
         events: list[Event] = []
-        thumbnails: list[LogEntry] = []
         last: LoadedStream | None = None
         try:
             while len(replies) < len(requests):
@@ -331,7 +324,7 @@ class Worker:
                         # If the slices before are lost, this one must not overtake them.
                         await last.journal.wait_durable()
                     last = loaded
-                    done, acted = await self._work(stream, loaded, requests[len(replies) :], thumbnails)
+                    done, acted = await self._work(stream, loaded, requests[len(replies) :])
                     replies += done
                     events += acted
                 finally:
@@ -342,17 +335,15 @@ class Worker:
             if last is not None:
                 self._streams.drop(stream, last)
             return [Reply(Outcome.LATER, str(problem))] * len(requests)
-        if last is not None:
-            self._decision_log.write_thumbnails(stream, last.live.incarnation, thumbnails)
         await self._report_guard(stream, events)
         return replies
 
     async def _work(
-        self, stream: str, loaded: LoadedStream, requests: list[Request], thumbnails: list[LogEntry]
+        self, stream: str, loaded: LoadedStream, requests: list[Request]
     ) -> tuple[list[Reply], list[Event]]:
         """Serve the first requests, until the turn ends, and put their records into the journal's queue.
 
-        Returns the replies, and what the guard did. Log entries with thumbnails are added to `thumbnails`.
+        Returns the replies, and what the guard did.
         """
         first = loaded.live.position
         serve = partial(self._steps.serve, loaded.live, requests, self._computing.turn_end())
@@ -367,7 +358,6 @@ class Worker:
         if served.records:
             notices = loaded.notice_maker.make(served.log, events)
             self._changes.put(stream, loaded, first, served.records, served.log, loaded.live.roll_backs(), notices)
-            thumbnails += (entry for entry in served.log if entry.thumbnail)
         return served.replies, events
 
     async def _report_guard(self, stream: str, events: list[Event]) -> None:
@@ -401,8 +391,6 @@ class Worker:
             deleted = await self._streams.delete(request)
         except UnknownStreamError:
             deleted = False
-        if deleted:
-            await self._decision_log.delete_stream(request.stream)
         return Reply(Outcome.DONE, repeated=not deleted)
 
     async def _describe(self, request: Request) -> Reply:
@@ -427,21 +415,10 @@ class Worker:
         while True:
             try:
                 await self._lease.renew()
-                await self._read_members()
             except StoreError as problem:
                 self.counted.store_failed()
                 _log.warning("the lease was not renewed", extra=logs.with_fields(problem=str(problem)))
             await asyncio.sleep(self._lease_seconds / 3)
-
-    async def _read_members(self) -> None:
-        """Follow the list of workers in the store, also while the controller is dead."""
-        members, placement = await self._store.members(), self._streams.placement
-        if members is not None and (placement is None or set(members) != set(placement.workers)):
-            self.arrange(members)
-
-    def _incarnations(self) -> list[tuple[str, str]]:
-        """Return the loaded streams and their incarnations."""
-        return [(stream, loaded.live.incarnation) for stream, loaded in self._streams.loaded.items()]
 
 
 def _failed(problem: BaseException, requests: list[Request]) -> list[Reply]:

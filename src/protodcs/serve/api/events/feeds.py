@@ -1,8 +1,8 @@
 """Feeds: read what is new in the streams that somebody follows, once, and hand it to all who follow them.
 
 A feed reads events from the store only, so nobody sees a change that is not durable. In the process of the worker, each
-commit notifies the feed of its stream. On a cluster, feeds poll their streams several times a second. An event is read
-and encoded once, and events that follow each other closely are sent together. A client that reads too slowly is
+commit notifies the feed of its stream. With PostgreSQL, feeds poll their streams several times a second. An event is
+read and encoded once, and events that follow each other closely are sent together. A client that reads too slowly is
 disconnected and resumes from its last id; it never delays a worker or another client.
 """
 
@@ -35,7 +35,7 @@ _BUFFER = 2000
 _BATCH_SECONDS = 0.05
 # In the process of the worker, commits notify the feeds. This is for what they might miss. Seconds.
 _LOOK_ANYWAY = 5.0
-# Seconds between two listings of the streams of a tenant, to find those that changed, on a cluster. If a listing is
+# Seconds between two listings of the streams of a tenant, to find those that changed, with PostgreSQL. If a listing is
 # slow, the pause is longer, so that listings take at most this fraction of the time.
 _LIST_SECONDS, _MAX_LIST_FRACTION = 1.0, 0.1
 _MAX_LISTED = 1000
@@ -430,7 +430,7 @@ class Feeds:
         """Return the feed of a stream that has found its place. Raise ProblemError if it cannot be read."""
         feed = self._feeds.get(stream)
         if feed is None:
-            # On a cluster, those who follow all streams get what this feed would otherwise begin behind.
+            # With PostgreSQL, those who follow all streams get what this feed would otherwise begin behind.
             since = None if self._is_notified else self._followed_since.get(tenant_of(stream))
             feed = self._feeds[stream] = _Feed(self, stream, None, since)
         await asyncio.shield(feed.ready)
@@ -456,7 +456,7 @@ class Feeds:
             after = page[-1].id
 
     async def _watch(self, tenant: str) -> None:
-        """Notify the feeds of streams whose summary has changed. Only a cluster needs this."""
+        """Notify the feeds of streams whose summary has changed. Only PostgreSQL needs this."""
         known: dict[str, bytes] | None = None
         since = self._followed_since[tenant]
         while True:

@@ -1,7 +1,6 @@
 """The service in one process: HTTP, one worker, the encoder in a thread. Streams are in SQLite, or shared with peers.
 
-The worker shares the event loop with HTTP. It computes slow streams in threads, and so does the encoder. This module
-must never import Ray.
+The worker shares the event loop with HTTP. It computes slow streams in threads, and so does the encoder.
 """
 
 import asyncio
@@ -12,34 +11,32 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from ....errors import ConfigError, InputError
-from ...access.problems import MEDIA_TYPE, ProblemError
-from ...api.app import application
-from ...api.events.feeds import Feeds
-from ...encoder.micro_batcher import MicroBatcher
-from ...messages import STOPPING, Reply, Request
-from ...settings import ServeConfig, check_single
-from ...store.base import ListedStream, Store
-from ...store.sqlite import SqliteStore
-from ...telemetry import logs, traces
-from ...telemetry.gathering import Gathering, gather_forever
-from ...telemetry.metrics import EncoderMetrics, families
-from ...workers.ring import Placement, ring_of
-from ...workers.router import Router
-from ...workers.webhooks import Webhooks
-from ...workers.worker import Worker
-from ..preflight import bind
-from ..startup import avoid_pauses
-
-if TYPE_CHECKING:
-    from ....encoders import Encoder
+from ...errors import InputError
+from ..access.problems import MEDIA_TYPE, ProblemError
+from ..api.app import application
+from ..api.events.feeds import Feeds
+from ..encoder.micro_batcher import MicroBatcher
+from ..messages import STOPPING, Reply, Request
+from ..settings import ServeConfig
+from ..store.base import ListedStream, Store
+from ..store.sqlite import SqliteStore
+from ..telemetry import logs, traces
+from ..telemetry.gathering import Gathering, gather_forever
+from ..telemetry.metrics import EncoderMetrics
+from ..telemetry.readiness import failing_parts
+from ..workers.placement import OnlyWorker, Placement
+from ..workers.router import Router
+from ..workers.webhooks import Webhooks
+from ..workers.worker import Worker
+from .preflight import bind
+from .startup import avoid_pauses
 
 _WORKER = "worker-0"
 # Requests have so much of `drain_seconds` to end after a signal, and the streams have the rest to be unloaded.
@@ -64,10 +61,9 @@ def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
         ready: called with the address as soon as the service answers there.
 
     Raises:
-        ConfigError: the settings are for a cluster, or the address cannot be listened on.
+        ConfigError: the address cannot be listened on.
         StoreError: the folder of the streams cannot be used, or its disk failed.
     """
-    check_single(config)
     run(config, lambda listener: _serve_alone(config, listener, ready))
 
 
@@ -105,6 +101,32 @@ class Peers(Protocol):
         ...
 
 
+class BatchEncoder(Protocol):
+    """An encoder that is used through a `MicroBatcher`.
+
+    Attributes:
+        calls: batches that may be in progress at once.
+    """
+
+    calls: int
+
+    async def encode(self, images: list[bytes]) -> list[bytes | str]:
+        """Return the feature of each image as float32, little-endian, or why there is none."""
+        ...
+
+    async def prototypes(self, classes: list[str]) -> tuple[str, bytes]:
+        """Return the fingerprint and the packed prototypes of class names."""
+        ...
+
+    async def vocabulary(self, classes: list[str]) -> tuple[str, bytes] | None:
+        """Return the fingerprint and the packed rows of the general names; None if there are too few others."""
+        ...
+
+    async def facts(self) -> dict[str, Any]:
+        """Return what the encoder is, JSON-ready."""
+        ...
+
+
 class LocalService:
     """The worker, the router and the encoder of a service in one process.
 
@@ -122,7 +144,7 @@ class LocalService:
         worker: Worker,
         store: Store,
         config: ServeConfig,
-        encoder: "Encoder | None",
+        encoder: BatchEncoder | None,
         webhooks: Webhooks,
         peers: Peers | None = None,
     ):
@@ -130,12 +152,17 @@ class LocalService:
         self._store = store
         self._peers = peers
         self._leaving = False
-        find_placement = ring_of(self.workers) if peers is None else peers.find_placement
+        find_placement = OnlyWorker(worker.name).find if peers is None else peers.find_placement
         self._router = Router(self._call, find_placement, config, local=worker.name)
-        self._encoder = None if encoder is None else _LocalEncoder(encoder, config)
+        self._encoder = None if encoder is None else _BatchedEncoder(encoder, config)
         if self._encoder is not None:
             self._router.metrics.queued_images.set_function(self._encoder.queued)
-        self._gathering = Gathering(config.lease_seconds, encoder is not None)
+        registries = [self._router.metrics.registry]
+        if self._encoder is not None:
+            registries.append(self._encoder.metrics.registry)
+        self._lease = config.lease_seconds
+        parts = ("workers", "store") if encoder is None else ("workers", "store", "encoder")
+        self._gathering = Gathering(self._lease, parts, registries)
         self.webhooks = webhooks
         self.api: FastAPI = application(config, self._router, self, self._encoder, webhooks)
         self._feeds: Feeds = self.api.state.services.feeds
@@ -164,16 +191,6 @@ class LocalService:
         """Return what each worker says of itself."""
         return await self.facts() + ([] if self._peers is None else await self._peers.facts())
 
-    async def resize(self, count: int) -> list[str]:
-        """Raise ConfigError for another number of workers: each process has one."""
-        names = await self.workers()
-        if count != len(names):
-            raise ConfigError(
-                f"Each process has one worker, and {len(names)} are running. Given: {count}. Start or stop processes "
-                "with the same PostgreSQL store instead."
-            )
-        return names
-
     async def leave(self) -> None:
         """Hand over all streams to the other processes, while this one still serves requests."""
         self._leaving = True
@@ -195,33 +212,29 @@ class LocalService:
     def listen_for_prometheus(self, host: str, port: int) -> None:
         """Serve metrics from now on. Raise ConfigError if the port cannot be listened on."""
         self._gathering.listen(host, port)
-        if self._gathering.deaf:
-            raise ConfigError(self._gathering.deaf)
         self._publishing = asyncio.create_task(gather_forever(self._gather))
 
     async def _gather(self) -> None:
-        self._gathering.put("worker-0", self._worker.metrics())
-        self._gathering.put("ingress", families(self._router.metrics.registry))
-        if self._encoder is not None:
-            self._gathering.put("encoder", families(self._encoder.metrics.registry))
-        self._gathering.saw([self._worker.name], await self.facts())
+        failing = await failing_parts(self, self._encoder, self._lease)
+        self._gathering.put(self._worker.metrics(), failing)
         await self._gathering.read_totals(self._store)
 
 
-class _LocalEncoder:
+class _BatchedEncoder:
     """The encoder as the routes use it: images that arrive while it works go through it together."""
 
-    def __init__(self, encoder: "Encoder", config: ServeConfig):
-        from ...encoder.encoding import SharedEncoder
-
+    def __init__(self, encoder: BatchEncoder, config: ServeConfig):
         self.metrics = EncoderMetrics()
-        self._shared = SharedEncoder(encoder, self.metrics.bad.inc)
-        self._batches = MicroBatcher(self._encode, calls=1, images=config.batch_size)
+        self.calls = encoder.calls
+        self._shared = encoder
+        self._batches = MicroBatcher(self._encode, calls=encoder.calls, images=config.batch_size)
 
     async def _encode(self, images: list[bytes]) -> list[bytes | str]:
         self.metrics.batch.observe(len(images))
         with self.metrics.seconds.time():
-            return await self._shared.encode(images)
+            answers = await self._shared.encode(images)
+        self.metrics.bad.inc(sum(isinstance(answer, str) for answer in answers))
+        return answers
 
     def queued(self) -> int:
         return self._batches.queued
@@ -236,7 +249,7 @@ class _LocalEncoder:
         return await self._shared.vocabulary(classes)
 
     async def facts(self) -> dict[str, Any]:
-        return self._shared.facts()
+        return await self._shared.facts()
 
 
 class _HeaderLimits(HttpToolsProtocol):
@@ -365,6 +378,7 @@ async def serve_worker(
     ready: Callable[[str], None],
     failure: "asyncio.Future[BaseException]",
     peers: Peers | None = None,
+    encoder: BatchEncoder | None = None,
 ) -> None:
     """Serve the streams of a worker until a signal arrives or the service fails. Close the worker and its store.
 
@@ -376,15 +390,16 @@ async def serve_worker(
         ready: called with the address as soon as the service answers there.
         failure: has a result if the service cannot go on. This function raises it.
         peers: the other processes that share the streams; None: there are none.
+        encoder: an encoder outside of this process; None: this process loads the one of its settings, if any.
     """
     webhooks = Webhooks(store, config, worker.name)
     try:
-        encoder = None
-        if config.encoder is not None:
+        if encoder is None and config.encoder is not None:
             # A service without an encoder needs no Pillow.
-            from .... import encoders
+            from ... import encoders
+            from ..encoder.encoding import SharedEncoder
 
-            encoder = encoders.load(config.encoder, device=config.device, batch_size=config.batch_size)
+            encoder = SharedEncoder(encoders.load(config.encoder, device=config.device, batch_size=config.batch_size))
         service = LocalService(worker, store, config, encoder, webhooks, peers)
         await worker.start()
         await webhooks.start()

@@ -1,1 +1,0 @@
-"""The service in one process, with its streams in SQLite."""

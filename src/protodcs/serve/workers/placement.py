@@ -1,0 +1,52 @@
+"""Which worker a stream belongs to.
+
+It is a hint. The fences of the store make sure that no two workers write to one stream.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Placement(Protocol):
+    """Which worker each stream belongs to."""
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Return the names of all workers."""
+        ...
+
+    def order(self, stream: str) -> list[str]:
+        """Return workers that may serve a stream: the one it belongs to first, then those who stand in for it."""
+        ...
+
+    def first(self, stream: str) -> str:
+        """Return the worker that a stream belongs to."""
+        ...
+
+
+FindPlacement = Callable[[], Awaitable[Placement]]
+
+
+@dataclass(frozen=True)
+class OnlyWorker:
+    """One worker, to which all streams belong."""
+
+    name: str
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Return the name of the worker."""
+        return (self.name,)
+
+    def order(self, stream: str) -> list[str]:
+        """Return the worker."""
+        return [self.name]
+
+    def first(self, stream: str) -> str:
+        """Return the worker."""
+        return self.name
+
+    async def find(self) -> Placement:
+        """Return this placement, which never changes."""
+        return self
