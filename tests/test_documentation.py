@@ -20,6 +20,7 @@ from ports import free_port
 from protodcs.bench import grid
 from protodcs.cli import app
 from protodcs.cli.cluster.settings import ClusterSettings
+from protodcs.serve.cluster.cells import CellsConfig
 from protodcs.serve.settings import ServeConfig
 
 ROOT = Path(__file__).parent.parent
@@ -160,6 +161,8 @@ def test_the_grids_and_settings_of_the_documentation_are_valid():
                     content | {"methods": [m for m in content["methods"] if ":" not in m["method"]]}
                 )
                 grids += 1
+            elif "cells" in content:
+                CellsConfig(**content)
             else:
                 cluster = content.pop("cluster", {})
                 assert set(cluster) <= set(ClusterSettings.model_fields)

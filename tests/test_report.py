@@ -518,6 +518,13 @@ def test_decisions_that_reject_many_known_images_are_not_compared():
     assert column == [False, True]
 
 
+def test_with_one_seed_nothing_is_compared():
+    rows = board_rows("StreamDCS", "streamdcs", [0.8]) + board_rows("TDA", "tda", [0.7])
+    found = comparisons(rows)
+    assert "interval" not in leaderboard.headline(found)
+    assert leaderboard.behind_table(found, AUROC).notes[0].startswith("One seed")
+
+
 def test_a_method_within_the_interval_is_not_better():
     rows = board_rows("StreamDCS", "streamdcs", [0.8, 0.9, 0.7]) + board_rows("TDA", "tda", [0.9, 0.7, 0.9])
     assert not leaderboard.behind(comparisons(rows), AUROC)

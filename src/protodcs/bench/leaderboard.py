@@ -240,12 +240,12 @@ def _rivals(comparison: Comparison, metric: Metric) -> list[Entry]:
 
 
 def _standing(comparisons: Sequence[Comparison], metric: Metric, method: str = OWN) -> tuple[int, int]:
-    """Return on how many streams a method is not behind, and on how many it has the figure."""
+    """Return on how many streams a method is not behind, and on how many it can be: those with several seeds."""
     said = [
         comparison
         for comparison in comparisons
         for entry in comparison.entries
-        if entry.method == method and not math.isnan(entry.estimate(metric.key, comparison.averages[0]).mean)
+        if entry.method == method and entry.estimate(metric.key, comparison.averages[0]).has_interval
     ]
     return len(said) - len(behind(said, metric, method)), len(said)
 
@@ -264,13 +264,14 @@ def behind_table(comparisons: Sequence[Comparison], metric: Metric) -> Table:
         for one in found
     ]
     good, count = _standing(comparisons, metric)
+    others = f"On the other {good} of {_streams(count)}, StreamDCS is best or within the interval of the best."
     return Table(
         f"behind-{metric.key.replace('_', '-')}",
         f"{metric.short}: streams on which another method is better than StreamDCS",
         ["Stream", "StreamDCS", "Best method", "Its figure", "Difference"],
         rows,
         [
-            f"On the other {good} of {_streams(count)}, StreamDCS is best or within the interval of the best.",
+            others if count else "One seed: nothing is compared, because there is no interval.",
             "Percent, and the paired difference in points ± half of its 95 % interval over common seeds.",
         ],
     )
