@@ -188,7 +188,7 @@ def test_a_service_on_a_full_disk_is_not_ready_and_streams_can_be_deleted(disk_o
         wait_for(refuses)
         wait_for(lambda: httpx.get(f"{service.base_url}/v1/ready").status_code == 503)
         assert "store: the disk is full" in httpx.get(f"{service.base_url}/v1/ready").json()["detail"]
-        wait_for(lambda: metric('protodcs_ready{instance="controller",part="store"') == 0)
+        wait_for(lambda: metric('protodcs_ready{part="store"') == 0)
         wait_for(lambda: metric("protodcs_store_free_bytes") < 1 << 20)
         assert metric("protodcs_store_disk_bytes") == 24 << 20
         client.stream("a").purge_log()

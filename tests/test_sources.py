@@ -1011,7 +1011,7 @@ def test_files_of_unknown_kinds_are_refused(tmp_path):
 
 
 def test_every_name_says_where_its_set_comes_from(tmp_path):
-    assert len(names()) == 16
+    assert len(names()) == 22
     for name in names():
         concrete = name.replace("<corruption>", "fog").replace("<severity>", "1")
         with pytest.raises(
