@@ -130,8 +130,6 @@ def _openapi() -> dict[str, Any]:
 def _group(path: str) -> str:
     """Return the resource that a path belongs to."""
     parts = [part for part in path.split("/") if part and not part.startswith("{")]
-    if parts[:1] == ["v2"]:
-        return "open Inference Protocol"
     return parts[-1] if parts[:2] != ["v1", "streams"] or len(parts) == 2 else parts[2]
 
 

@@ -32,7 +32,7 @@ from protodcs.serve.api import audit_middleware
 from protodcs.serve.api.app import RULES as RULE_LIST
 from protodcs.serve.settings import ServeConfig
 from protodcs.serve.workers.router import WorkerLostError
-from test_service_app import AS_JSON, BYTES, PNG, FakeEncoding, Service, decisions_of, ids_of, inference_error, words_of
+from test_service_app import AS_JSON, BYTES, PNG, FakeEncoding, Service, decisions_of, ids_of, words_of
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
@@ -108,7 +108,7 @@ async def guarded(folder, encoding=None, **changes):
 
 def needed(method, path):
     """The role a route ought to need, told apart from the table of the service: the more it changes, the higher."""
-    if path in ("/v1/health", "/v1/ready") or path.startswith("/v2/health") or path.endswith("/ready"):
+    if path in ("/v1/health", "/v1/ready"):
         return None
     if path == "/" or path.startswith("/ui/"):
         return None
@@ -124,22 +124,18 @@ def needed(method, path):
         return "observe"
     if method == "GET":
         return "admin" if path.endswith("/state") else "read"
-    return "observe" if path.endswith(("/observe", "/observe:stream", "/peek", "/explain", "/infer")) else "admin"
+    return "observe" if path.endswith(("/observe", "/observe:stream", "/peek", "/explain")) else "admin"
 
 
 STATE = StreamDCS(ROWS).snapshot()
 OWL = {"name": "owl", "prototype": FEATURES[5].tolist()}
 NAMES = Vocabulary(np.eye(16, 4, dtype=np.float32) + 1)
 NAMED = f"{NAMES.fingerprint}?count=16"
-TENSOR = {"name": "feature", "shape": [1, 32], "datatype": "FP32", "data": FEATURES[0].tolist()}
-INFERENCE = {"inputs": [TENSOR], "parameters": {"sequence_id": "s"}}
 BODIES = {
     "/v1/streams/{stream}/explain": {"content": feature(0)},
     "/v1/streams/{stream}/classes": {"json": OWL},
     "/v1/streams/{stream}/state": {"content": STATE},
     "/v1/vocabularies/{fingerprint}": {"content": NAMES.rows.tobytes()},
-    "/v2/models/{model}/infer": {"json": INFERENCE},
-    "/v2/models/{model}/versions/{version}/infer": {"json": INFERENCE},
     "/v1/streams/{stream}/feedback": {"json": {"label": None, "feature": FEATURES[0].tolist()}},
     "/v1/streams/{stream}/clusters/{cluster}:name": {"json": {"name": "owl"}},
     "/v1/streams/{stream}/clusters/{cluster}:assign": {"json": {"label": "0"}},
@@ -236,7 +232,7 @@ def test_each_route_lets_in_who_may_and_nobody_else(tmp_path):
                         assert response.status_code in expected, (who, method, path, response.text)
                         continue
                     status = 403 if who is not None and " " in who and who.split()[1] in ROLES else 401
-                    (inference_error if path.startswith("/v2") else words_of)(response, status)
+                    words_of(response, status)
                     assert {name: stream.journal for name, stream in service.store.content.items()} == before
             assert checked == len(RULES) * len(callers)
 

@@ -1,7 +1,6 @@
 """The service over HTTP, with workers in the same process: every route, and every error in words."""
 
 import asyncio
-import base64
 import json
 import math
 import re
@@ -175,14 +174,6 @@ def ids_of(response):
     """The ids of a list of streams."""
     assert response.status_code == 200, response.text
     return [stream["id"] for stream in response.json()["streams"]]
-
-
-def inference_error(response, status):
-    """The message of an error of the Open Inference Protocol."""
-    assert response.status_code == status, response.text
-    (said,) = response.json().items()
-    assert said[0] == "error"
-    return said[1]
 
 
 def decisions_of(response):
@@ -370,8 +361,6 @@ def test_health_and_workers():
             service.problem = WorkerLostError("the worker is not there")
             for path in ("/v1/ready", "/v1/workers"):
                 assert "the worker" in words_of(await client.get(path), 503)
-            for path in ("/v2/health/ready", "/v2/models/protodcs/ready"):
-                assert "the worker" in inference_error(await client.get(path), 503)
             assert (await client.get("/v1/health")).status_code == 200
 
     asyncio.run(run())
@@ -427,7 +416,6 @@ def test_what_is_not_there_is_404():
             assert "'never'" in words_of(await service.post("s/rollback", json={"name": "never"}), 404)
             for path in ("/nonsense", "/v1/streams/s/nonsense", "/v1/streams/a/b/c"):
                 words_of(await client.get(path), 404)
-            inference_error(await client.get("/v2/streams"), 404)
             wrong = await client.put("/v1/streams/s")
             words_of(wrong, 405)
             assert set(wrong.headers["allow"].split(", ")) == {"GET", "HEAD", "DELETE"}
@@ -945,65 +933,6 @@ def test_a_state_goes_out_and_into_another_stream():
             for wrong in (b"", b"no state", state[:-1], StreamDCS(np.eye(3, 4)).snapshot()):
                 words_of(await client.put("/v1/streams/t/state", content=wrong), 422)
             assert engine_of(service.worker, "t") == learned(6)
-
-    asyncio.run(run())
-
-
-def test_the_open_inference_protocol_observes_on_the_stream_of_its_sequence():
-    async def run():
-        async with served() as service:
-            client = service.client
-            assert (await client.get("/v2")).json()["extensions"] == ["sequence"]
-            assert (await client.get("/v2/health/live")).json() == {"live": True}
-            assert (await client.get("/v2/health/ready")).json() == {"ready": True}
-            assert (await client.get("/v2/models/protodcs/ready")).json()["ready"]
-            names = [output["name"] for output in (await client.get("/v2/models/protodcs")).json()["outputs"]]
-            tensor = {"name": "feature", "shape": [2, 32], "datatype": "FP32", "data": FEATURES[:2].ravel().tolist()}
-            body = {"id": "7", "inputs": [tensor], "parameters": {"sequence_id": "s"}}
-            first, again = [(await client.post("/v2/models/protodcs/infer", json=body)).json() for _ in range(2)]
-            assert first == again
-            assert [output["name"] for output in first["outputs"]] == names
-            outputs = {output["name"]: output["data"] for output in first["outputs"]}
-            engine = StreamDCS(ROWS)
-            expected = [engine.observe(row) for row in FEATURES[:2]]
-            assert outputs["p_unknown"] == [one.p_unknown for one in expected]
-            assert outputs["label"] == [one.label or "" for one in expected]
-            assert engine_of(service.worker) == learned(2)
-            for wrong in ({"shape": [3, 32]}, {"datatype": "BYTES"}, {"name": "image"}, {"data": ["x"]}):
-                inference_error(
-                    await client.post("/v2/models/protodcs/infer", json={**body, "inputs": [{**tensor, **wrong}]}), 422
-                )
-            inference_error(await client.post("/v2/models/other/infer", json=body), 404)
-            inference_error(await client.post("/v2/models/protodcs/versions/2/infer", json=body), 404)
-            elsewhere = {**body, "parameters": {"sequence_id": "x"}}
-            inference_error(await client.post("/v2/models/protodcs/infer", json=elsewhere), 404)
-            versioned = await client.post("/v2/models/protodcs/versions/1/infer", json=body)
-            assert versioned.json() == first
-
-    asyncio.run(run())
-
-
-def test_images_come_as_base64_in_the_open_inference_protocol():
-    async def run():
-        async with served(FakeEncoding()) as service:
-            data = [base64.b64encode(f"0 {number}".encode()).decode() for number in range(2)]
-            tensor = {"name": "image", "shape": [2], "datatype": "BYTES", "data": data}
-            outputs = [{"name": "sequence"}, {"name": "label"}]
-            body = {"id": "7", "inputs": [tensor], "outputs": outputs, "parameters": {"sequence_id": "s"}}
-            first, again = [(await service.client.post("/v2/models/protodcs/infer", json=body)).json() for _ in "ab"]
-            assert first == again
-            assert [(output["name"], output["shape"]) for output in first["outputs"]] == [
-                ("sequence", [2]),
-                ("label", [2]),
-            ]
-            assert engine_of(service.worker) == learned(2)
-            for wrong in ({"shape": [3]}, {"data": ["not base64!"] * 2}, {"data": [7, 8]}, {"datatype": "FP32"}):
-                refused = {**body, "inputs": [{**tensor, **wrong}]}
-                inference_error(await service.client.post("/v2/models/protodcs/infer", json=refused), 422)
-            refused = {**body, "outputs": [{"name": "nonsense"}]}
-            assert "no output" in inference_error(
-                await service.client.post("/v2/models/protodcs/infer", json=refused), 422
-            )
 
     asyncio.run(run())
 

@@ -12,14 +12,12 @@ from protodcs.core import state
 from protodcs.errors import InputError, StateError
 from protodcs.serve.access.problems import ProblemError
 from protodcs.serve.api.app import RESOURCES
-from test_service_app import AS_JSON, BYTES, FakeEncoding, inference_error, served, status_of, words_of
+from test_service_app import AS_JSON, BYTES, FakeEncoding, served, status_of, words_of
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
 LONE = "\ud800"
 NEW = {"id": "t", "prototypes": ROWS.tolist()}
-TENSOR = {"name": "feature", "shape": [1, 32], "datatype": "FP32", "data": FEATURES[0].tolist()}
-INFER = {"inputs": [TENSOR], "parameters": {"sequence_id": "s"}}
 BODIES = [
     ("/v1/streams", {**NEW, "id": LONE}),
     ("/v1/streams", {"id": "t", "classes": ["cat", LONE]}),
@@ -35,17 +33,12 @@ BODIES = [
     ("/v1/streams/s/rollback", {"name": LONE}),
     ("/v1/streams/s/classes", {"name": LONE, "prototype": FEATURES[5].tolist()}),
     ("/v1/streams/s/classes", {"name": LONE}),
-    ("/v2/models/protodcs/infer", {**INFER, "id": LONE}),
-    ("/v2/models/protodcs/infer", {**INFER, "parameters": {"sequence_id": LONE}}),
-    ("/v2/models/protodcs/infer", {**INFER, "inputs": [{**TENSOR, "name": LONE}]}),
-    ("/v2/models/protodcs/infer", {**INFER, "inputs": [{**TENSOR, "data": [LONE]}]}),
 ]
 
 
 def encodable(response):
     """Return the message of a 422 after checking that UTF-8 can encode it."""
-    read = inference_error if response.url.path.startswith("/v2") else words_of
-    message = read(response, 422)
+    message = words_of(response, 422)
     message.encode()
     return message
 
@@ -76,39 +69,13 @@ def body_models():
 
 def test_no_field_of_any_body_accepts_a_lone_surrogate():
     models = body_models()
-    assert {"NewStream", "NewSnapshot", "InferenceRequest", "Parameters"} <= {model.__name__ for model in models}
+    assert {"NewStream", "NewSnapshot"} <= {model.__name__ for model in models}
     for model in models:
-        for name, field in model.model_fields.items():
+        for field in model.model_fields.values():
             adapter = TypeAdapter(field.rebuild_annotation())
             for value in (LONE, [LONE], {LONE: 1}, {"a": LONE}, {"a": [{"b": LONE}]}):
-                if (model.__name__, name) == ("FeatureTensor", "data"):
-                    continue  # Numbers only; `rows` rejects everything else.
                 with pytest.raises(ValidationError):
                     adapter.validate_python(value, strict=True)
-
-
-SEQUENCE_IDS = ["", "a/b", "a\\b", "\n", "x" * 201, ".", "..", 10**300]
-
-
-@pytest.mark.parametrize("sequence_id", SEQUENCE_IDS)
-def test_a_sequence_id_obeys_the_rules_of_stream_ids(sequence_id):
-    async def run():
-        async with served() as service:
-            body = {**INFER, "parameters": {"sequence_id": sequence_id}}
-            refused = encodable(await service.client.post("/v2/models/protodcs/infer", json=body))
-            assert "sequence_id" in refused
-
-    asyncio.run(run())
-
-
-def test_a_sequence_id_may_be_a_number():
-    async def run():
-        async with served() as service:
-            await service.create(id="7")
-            body = {**INFER, "parameters": {"sequence_id": 7}}
-            assert (await service.client.post("/v2/models/protodcs/infer", json=body)).status_code == 200
-
-    asyncio.run(run())
 
 
 PATHS = [

@@ -1,8 +1,8 @@
 """Hostile requests as bytes on the wire, the same ones for the same seed.
 
-Images, JSON, forms, compressed bodies, slow senders, broken HTTP, odd paths and headers, forged states, inferences,
-text that cannot be encoded, the most expensive settings, and floods of imports. Each attack names the statuses that are
-right. `attack_run` sends the attacks and compares.
+Images, JSON, forms, compressed bodies, slow senders, broken HTTP, odd paths and headers, forged states, text that
+cannot be encoded, the most expensive settings, and floods of imports. Each attack names the statuses that are right.
+`attack_run` sends the attacks and compares.
 """
 
 import gzip
@@ -108,7 +108,6 @@ class Hostile:
             (self._path, 8),
             (self._header, 8),
             (self._lying_state, 6),
-            (self._inference, 6),
             (self._spec, 6),
             (self._surrogate, 8),
             (self._expensive, 6),
@@ -189,7 +188,6 @@ class Hostile:
             ("POST", f"/v1/streams/{NUMBERS}/snapshots"),
             ("POST", f"/v1/streams/{NUMBERS}/rollback"),
             ("POST", f"/v1/streams/{NUMBERS}/classes"),
-            ("POST", "/v2/models/protodcs/infer"),
             ("PUT", "/v1/workers"),
         ]
         method, path = rng.choice(routes)
@@ -481,7 +479,6 @@ class Hostile:
             ("POST", f"/v1/streams/{name}/freeze"),
             ("DELETE", f"/v1/streams/{NUMBERS}/snapshots/{name}"),
             ("DELETE", f"/v1/streams/{NUMBERS}/classes/{name}"),
-            ("GET", f"/v2/models/{name}"),
             ("GET", f"/{name}"),
             ("GET", f"/v1/health?{name}"),
             ("GET", f"/v1/streams/{NUMBERS}/decisions?limit={name}&cursor={name}"),
@@ -631,51 +628,6 @@ class Hostile:
             # A state that cannot even be written.
             return what, self._state[:-1]
 
-    # The Open Inference Protocol.
-
-    def _inference(self) -> Attack:
-        rng = self._rng
-        data = self._features[0].astype(float).tolist()
-        tensor: dict[str, Any] = {"name": "feature", "shape": [1, len(data)], "datatype": "FP32", "data": data}
-        body: dict[str, Any] = {"inputs": [tensor], "parameters": {"sequence_id": NUMBERS}}
-        spoilt = {
-            "sound": {},
-            "shape": {
-                "shape": rng.choice([[-1], [-1, -1], [0, 0], [2**40, 1], [2**63, 2**63], [1, -1, 1], [], [1.5], ["1"]])
-            },
-            "datatype": {"datatype": rng.choice(["BYTES", "FP64", "INT8", "", None, 7, "FP32" * 1000])},
-            "data": {
-                "data": rng.choice(
-                    [[], data[:-1], ["x"] * 32, [None] * 32, [[1]] * 32, [1e300] * 32, [{}], "x", None, [True] * 32]
-                )
-            },
-            "name": {"name": rng.choice(["image", "", None, "x" * 10_000])},
-            "parameters of a tensor": {"parameters": {"binary_data_size": 2**40}},
-        }
-        what = rng.choice([*spoilt, "sequence", "id", "inputs", "binary"])
-        match what:
-            case "sequence":
-                body["parameters"] = rng.choice(
-                    [{}, None, {"sequence_id": rng.choice([None, -1, 2**70, "a/b", "", "x" * 10_000, []])}]
-                )
-            case "id":
-                body["id"] = rng.choice(["", 7, None, "x" * 500, "\ud800", "\0"])
-            case "inputs":
-                body["inputs"] = rng.choice([[], None, [tensor] * 2, [tensor] * 1000, {}, [None]])
-            case "binary":
-                sent = self._request(
-                    "POST",
-                    "/v2/models/protodcs/infer",
-                    json.dumps(body).encode() + bytes(128),
-                    "application/octet-stream",
-                    b"inference-header-content-length: 99",
-                )
-                return Attack("inference", what, (sent,))
-            case _:
-                tensor.update(spoilt[what])
-        sent = self._request("POST", "/v2/models/protodcs/infer", json.dumps(body).encode(), "application/json")
-        return Attack("inference", what, (sent,))
-
     # Streams that nobody should have.
 
     def _spec(self) -> Attack:
@@ -727,9 +679,7 @@ class Hostile:
         rng = self._rng
         text = rng.choice(["\ud800", "a\udfff", "\udc00\ud800"])
         eye = np.eye(3, 8).tolist()
-        tensor = {"name": "feature", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 0.0]}
-        inference = {"inputs": [tensor], "parameters": {"sequence_id": NUMBERS}}
-        streams, infer = "/v1/streams", "/v2/models/protodcs/infer"
+        streams = "/v1/streams"
         bodies: dict[str, tuple[str, dict[str, Any]]] = {
             "id": (streams, {"id": text, "prototypes": eye}),
             "class": (streams, {"id": "born 0", "classes": ["x", text, "y"]}),
@@ -747,11 +697,6 @@ class Hostile:
             "snapshot": (f"/v1/streams/{NUMBERS}/snapshots", {"name": text}),
             "roll-back": (f"/v1/streams/{NUMBERS}/rollback", {"name": text}),
             "new class": (f"/v1/streams/{NUMBERS}/classes", {"name": text, "prototype": [1.0] * 32}),
-            "sequence": (infer, {**inference, "parameters": {"sequence_id": text}}),
-            "inference id": (infer, {**inference, "id": text}),
-            "tensor name": (infer, {**inference, "inputs": [{**tensor, "name": text}]}),
-            "datatype": (infer, {**inference, "inputs": [{**tensor, "datatype": text}]}),
-            "data": (infer, {**inference, "inputs": [{**tensor, "data": [text]}]}),
             "feature": (f"/v1/streams/{NUMBERS}/observe", {"features": [[text]]}),
         }
         field = rng.choice(list(bodies))

@@ -17,8 +17,6 @@ from ...errors import ProtoDCSError
 MEDIA_TYPE = "application/problem+json"
 # Statuses that may pass without a change of the request.
 RETRYABLE = (429, 503)
-# The Open Inference Protocol has its own form of an error.
-_INFERENCE_PATH = "/v2"
 
 
 class ProblemType(NamedTuple):
@@ -40,7 +38,6 @@ TYPES: dict[str, ProblemType] = {
     "cluster_not_found": ProblemType(404, "No such cluster"),
     "sample_not_found": ProblemType(404, "The sample is not stored"),
     "thumbnail_not_found": ProblemType(404, "No such thumbnail"),
-    "model_not_found": ProblemType(404, "No such model"),
     "vocabulary_not_found": ProblemType(404, "No such vocabulary"),
     "webhook_not_found": ProblemType(404, "No such webhook"),
     "method_not_allowed": ProblemType(405, "Method not allowed"),
@@ -84,7 +81,6 @@ FIXES = {
     "vocabulary_not_found": "Upload it with `PUT /v1/vocabularies/FINGERPRINT`, or create the stream without one.",
     "thumbnail_not_found": "`has_thumbnail` in the decision log says which decisions have one.",
     "snapshot_not_found": "List the snapshots with `GET /v1/streams/ID/snapshots`.",
-    "model_not_found": "The only model is `protodcs`, version `1`.",
     "request_timeout": "Send the body faster, or raise `body_seconds`.",
     "conflict": "Read `detail`; retry later if the stream is being moved.",
     "stream_exists": "Use another id, or send exactly the settings that the stream was created with.",
@@ -165,10 +161,6 @@ class ProblemError(ProtoDCSError, HTTPException):
     def response(self, scope: Scope) -> Response:
         """Return the response to a request."""
         headers = {**({"Retry-After": "1"} if self.status_code in RETRYABLE else {}), **(self.headers or {})}
-        if is_inference(scope):
-            return Response(
-                json.dumps({"error": _encodable(self.detail)}), self.status_code, headers, "application/json"
-            )
         document = self.document(scope.get("state", {}).get("request_id"))
         return Response(json.dumps(document), self.status_code, headers, MEDIA_TYPE)
 
@@ -182,12 +174,6 @@ def of_status(status: int, detail: str, headers: Mapping[str, str] | None = None
 def retry_later(code: str, detail: str, seconds: float, headers: Mapping[str, str] | None = None) -> ProblemError:
     """Return a problem that says in how many seconds to send the request again."""
     return ProblemError(code, detail, headers={"Retry-After": str(max(1, math.ceil(seconds))), **(headers or {})})
-
-
-def is_inference(scope: Scope) -> bool:
-    """Return whether a request is one of the Open Inference Protocol."""
-    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-    return path == _INFERENCE_PATH or path.startswith(f"{_INFERENCE_PATH}/")
 
 
 def _encodable(text: str) -> str:

@@ -33,7 +33,6 @@ from .events import router as events
 from .events.feeds import Feeds
 from .feedback import router as feedback
 from .health import router as health
-from .inference import router as inference
 from .observations import router as observations
 from .openapi import common_problems, describe, rules_of
 from .request_log import RequestLogMiddleware
@@ -67,7 +66,7 @@ _V1: tuple[APIRouter, ...] = (
     workers.router,
     health.router,
 )
-RESOURCES = (*_V1, inference.router, docs_page.router, ui.router)
+RESOURCES = (*_V1, docs_page.router, ui.router)
 # Method, path and access rule of each route.
 RULES = [*rules_of(route for resource in RESOURCES for route in resource.routes)]
 
@@ -109,7 +108,6 @@ def application(
     )
     for resource in _V1:
         api.include_router(resource, responses=common_problems())
-    api.include_router(inference.router, responses=common_problems(for_inference=True))
     api.include_router(docs_page.router)
     api.include_router(ui.router)
     handle_errors(api)

@@ -32,15 +32,9 @@ def problems(*statuses: int) -> Responses:
     return {status: _response(status, {MEDIA_TYPE: schema}) for status in statuses}
 
 
-def inference_errors(*statuses: int) -> Responses:
-    """Return the same for a route of the Open Inference Protocol."""
-    schema = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
-    return {status: _response(status, {"application/json": {"schema": schema}}) for status in statuses}
-
-
-def common_problems(for_inference: bool = False) -> Responses:
+def common_problems() -> Responses:
     """Return the errors that every route can respond with."""
-    return inference_errors(*_COMMON) if for_inference else problems(*_COMMON)
+    return problems(*_COMMON)
 
 
 def _response(status: int, content: dict[str, Any]) -> dict[str, Any]:

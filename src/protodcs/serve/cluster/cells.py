@@ -49,8 +49,7 @@ _HOP_BY_HOP: Final = frozenset(
     (b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"host", b"expect")
     + (b"accept-encoding",)
 )
-_ANY: Final = ("/v1/health", "/v2", "/v2/health/live", "/openapi.json", "/docs")
-_READY: Final = ("/v1/ready", "/v2/health/ready")
+_ANY: Final = ("/v1/health", "/openapi.json", "/docs")
 
 
 class CellsConfig(Settings):
@@ -106,7 +105,7 @@ class Front:
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, path = scope["method"], scope["path"]
         match path.split("/")[1:]:
-            case ["v1", "streams", stream, *_] | ["v2", "models", stream, *_]:
+            case ["v1", "streams", stream, *_]:
                 await self._pass_on(cell_of(stream, self._cells), scope, receive, send)
                 return
             case ["v1", "streams"] if method == "GET":
@@ -120,7 +119,7 @@ class Front:
             case ["v1", "vocabularies", _]:
                 answers = await self._ask_all(scope, dict.fromkeys(self._cells, await _body(scope, receive)))
                 response = max(answers.values(), key=_status)
-            case _ if path in _READY:
+            case ["v1", "ready"]:
                 response = await self._ready(scope)
             case _ if path in _ANY:
                 answers = await self._ask_all(scope)

@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 from ....version import __version__
 from ...access.problems import ProblemError
 from ...access.rules import requires
-from ..context import Context, RequestContext
+from ..context import Context
 
 router = APIRouter(tags=["health"])
 
@@ -35,12 +35,7 @@ async def health(context: Context) -> Health:
 @requires(None, "health")
 async def ready(context: Context) -> Ready:
     """Return 200 if requests can be served, or 503 and which parts fail."""
-    await check_ready(context)
-    return Ready(ready=True)
-
-
-async def check_ready(context: RequestContext) -> None:
-    """Raise ProblemError if requests cannot be served."""
     failing = await context.services.readiness.failing()
     if failing:
         raise ProblemError("unavailable", "; ".join(f"{part}: {reason}" for part, reason in failing.items()))
+    return Ready(ready=True)
