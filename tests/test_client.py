@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -21,11 +22,11 @@ from PIL import Image
 import protodcs
 from made_service import FEATURES, PROTOTYPES, ROWS, engine_of, feature, learned
 from ports import free_port
-from protodcs import AsyncClient, Client, Decision, Observed, StreamDCS, protocol
-from protodcs import client as client_module
+from protodcs import AsyncClient, Client, Decision, Observed, StreamDCS
+from protodcs.client import LogFilter, Row, protocol, synchronous
 from protodcs.data import decode
 from protodcs.errors import ImageError, InputError, ProtoDCSError, ServiceError
-from protodcs.protocol import LogFilter, Row
+from script_modules import load_file
 from served_over_http import Faulty, Impatient, serving
 from service.proxy import Proxy
 from test_service_app import FakeEncoding, served
@@ -303,8 +304,8 @@ def pauses(monkeypatch):
         slept.append(seconds)
         clock.now += seconds
 
-    monkeypatch.setattr(client_module, "RetryPolicy", partial(protocol.RetryPolicy, clock=clock, chance=lambda: 1.0))
-    monkeypatch.setattr(client_module.time, "sleep", sleep)
+    monkeypatch.setattr(synchronous, "RetryPolicy", partial(protocol.RetryPolicy, clock=clock, chance=lambda: 1.0))
+    monkeypatch.setattr(synchronous, "sleep", sleep)
     return slept
 
 
@@ -434,7 +435,7 @@ class Clock:
         return self.now
 
 
-LOOK = protocol.streams()
+LOOK = protocol.request("GET", "/v1/streams")
 
 
 def told(status, body=b'{"detail": "words"}', **headers):
@@ -674,18 +675,15 @@ def test_a_client_tells_of_the_service(client):
 
 
 def test_a_repeated_delete_of_what_is_gone_has_succeeded():
-    policy = protocol.RetryPolicy(protocol.delete("s", None), 100)
+    policy = protocol.RetryPolicy(protocol.request("DELETE", "/v1/streams/s"), 100)
     assert not policy.is_done(told(404))
     policy.pause_after(protocol.NoResponse("lost"))
     assert policy.is_done(told(404))
 
 
-def test_both_clients_have_the_same_methods():
-    def methods(kind):
-        return {name for name in vars(kind) if not name.startswith("_")}
-
-    assert methods(client_module.Client) == methods(client_module.AsyncClient)
-    assert methods(client_module.Stream) == methods(client_module.AsyncStream)
+def test_the_client_for_threads_is_generated_from_the_one_for_asyncio():
+    made = load_file(Path(__file__).parents[1] / "scripts/make_client.py").generate()
+    assert made == Path(synchronous.__file__).read_text(), "Run `python scripts/make_client.py`."
 
 
 # The same with asyncio.

@@ -13,7 +13,7 @@ from .version import __version__
 if TYPE_CHECKING:
     from . import data, discovery, encoders, errors, methods, metrics, plot
     from .classifier import OpenSetClassifier
-    from .client import AsyncClient, Client
+    from .client import AsyncClient, Client, Observed
     from .core.decision import Decision, Decisions
     from .core.protodcs.config import ProtoDCSConfig
     from .core.protodcs.engine import ProtoDCS
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from .core.vocabulary import Vocabulary
     from .method_comparison import MethodComparison, compare
     from .pool import StreamPool
-    from .protocol import Observed
 
 # Where each public name lives. Nothing is imported before it is asked for, so `import protodcs` stays instant.
 _HOMES = {
@@ -35,7 +34,7 @@ _HOMES = {
     "Decisions": ".core.decision",
     "ProtoDCSExplanation": ".core.protodcs.explain",
     "MethodComparison": ".method_comparison",
-    "Observed": ".protocol",
+    "Observed": ".client",
     "OpenSetClassifier": ".classifier",
     "ProtoDCS": ".core.protodcs.engine",
     "ProtoDCSConfig": ".core.protodcs.config",

@@ -21,8 +21,7 @@ from ..errors import InputError, ServiceError
 from .screen import explained, given_classes, printable, tell
 
 if TYPE_CHECKING:
-    from ..client import Client, Stream
-    from ..protocol import Observed, Written
+    from ..client import Client, Observed, Stream, Written
 
 app = typer.Typer(help="Use the streams of a running service.", no_args_is_help=True)
 
@@ -226,7 +225,7 @@ def log(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object for each entry, a line each."),
 ) -> None:
     """Print entries of the decision log."""
-    from ..protocol import LogFilter
+    from ..client import LogFilter
 
     wanted = LogFilter(since, until, outcome, label, nearest_class)  # type: ignore[arg-type]
     for entry in stream.log(wanted, order="oldest" if oldest else "newest", limit=last):
@@ -279,7 +278,7 @@ def export_log(
     as_json: bool = _AS_JSON,
 ) -> None:
     """Write the decision log of a stream to a file, oldest entries first."""
-    from ..protocol import LogFilter
+    from ..client import LogFilter
 
     file_format = file.suffix.removeprefix(".")
     if file_format not in ("ndjson", "parquet"):
@@ -509,7 +508,7 @@ def _ndjson(file: Path) -> Iterator[tuple[int, Any]]:
     """Yield the number of each row of a file, or of standard input, and the row."""
     import numpy as np
 
-    from ..protocol import Row
+    from ..client import Row
 
     with nullcontext(sys.stdin) if str(file) == "-" else file.open(encoding="utf-8") as lines:
         for number, line in enumerate(line for line in lines if line.strip()):

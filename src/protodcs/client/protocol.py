@@ -1,7 +1,7 @@
 """What a client says to the service and what it hears: requests built, answers read, and when to ask again.
 
-Everything here is a plain function of its input: connections and waiting belong to `client.py`, which has them twice,
-for threads and for asyncio. A request that is sent again must never get another key: the key is why it is applied once.
+Everything here is a plain function of its input: connections and waiting belong to `asynchronous.py`. A request that is
+sent again must never get another key: the key is why it is applied once.
 """
 
 import base64
@@ -12,7 +12,7 @@ import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -24,10 +24,10 @@ from urllib.parse import quote, urlencode
 import numpy as np
 from numpy.typing import NDArray
 
-from .core.decision import Decision, Outcome
-from .core.vectors import row_fingerprint
-from .core.vocabulary import Vocabulary
-from .errors import ImageError, InputError, ServiceError
+from ..core.decision import Decision, Outcome
+from ..core.vectors import row_fingerprint
+from ..core.vocabulary import Vocabulary
+from ..errors import ImageError, InputError, ServiceError
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
@@ -39,7 +39,7 @@ _ROWS = 1024
 # Rows in one request of `observe_stream`, at most. The client reads the answers after it has sent all of them, so they
 # must fit into the buffers on the way.
 MAX_STREAM_ROWS = 128
-_FEATURES = "application/octet-stream"
+FEATURES = "application/octet-stream"
 # The vocabulary that the service chooses.
 DEFAULT_VOCABULARY = "default"
 # Bytes of all image references in an address, at most: gateways accept about 16 kB of headers.
@@ -214,6 +214,42 @@ def new_key() -> str:
     return uuid.uuid4().hex
 
 
+def without_none(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is not None."""
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def request(
+    method: str,
+    path: str,
+    value: Any = None,
+    *,
+    query: Mapping[str, Any] | None = None,
+    keyed: bool = False,
+    headers: Mapping[str, str] | None = None,
+) -> Call:
+    """Return a request.
+
+    Args:
+        method: the HTTP method.
+        path: where it goes.
+        value: what it carries as JSON; None for no body.
+        query: what stands behind the path; what is None is left out.
+        keyed: whether it has an idempotency key.
+        headers: further headers.
+    """
+    given = without_none(query or {})
+    found = {**({"idempotency-key": new_key()} if keyed else {}), **(headers or {})}
+    body = b""
+    if value is not None:
+        try:
+            body = json.dumps(value, allow_nan=False).encode()
+        except (TypeError, ValueError) as problem:
+            raise InputError(f"this cannot be sent as JSON: {problem}") from None
+        found["content-type"] = "application/json"
+    return Call(method, f"{path}?{urlencode(given)}" if given else path, found, body)
+
+
 def create(
     stream: str,
     classes: str | Sequence[str] | None,
@@ -222,200 +258,51 @@ def create(
     config: Mapping[str, Any] | None,
     guard: Mapping[str, Any] | None,
     like: str | None,
-    vocabulary: str | None = DEFAULT_VOCABULARY,
+    vocabulary: str | None,
 ) -> Call:
     """Create a stream; what is None is left to the service, except the vocabulary."""
     given = {
         "classes": list(classes) if classes is not None and not isinstance(classes, str) else classes,
-        "prototypes": None if prototypes is None else _rows(prototypes).tolist(),
+        "prototypes": None if prototypes is None else rows_of(prototypes),
         "method": method,
         "config": None if config is None else dict(config),
         "guard": None if guard is None else dict(guard),
         "like": like,
     }
     chosen = {} if vocabulary == DEFAULT_VOCABULARY else {"vocabulary": vocabulary}
-    return _with_json(
-        "/v1/streams", {"id": stream, **{name: value for name, value in given.items() if value is not None}, **chosen}
-    )
-
-
-def find_vocabulary(vocabulary: Vocabulary) -> Call:
-    """Ask whether a vocabulary is stored."""
-    return Call("GET", f"/v1/vocabularies/{row_fingerprint(vocabulary.rows)}")
+    return request("POST", "/v1/streams", {"id": stream, **without_none(given), **chosen})
 
 
 def upload_vocabulary(vocabulary: Vocabulary) -> Call:
     """Store a vocabulary."""
     rows = vocabulary.rows
     path = f"/v1/vocabularies/{row_fingerprint(rows)}?count={len(rows)}"
-    return Call("PUT", path, {"content-type": _FEATURES}, rows.astype("<f4", copy=False).tobytes())
+    return Call("PUT", path, {"content-type": FEATURES}, rows.astype("<f4", copy=False).tobytes())
 
 
-def create_many(streams: Sequence[Mapping[str, Any]]) -> Call:
-    """Create several streams."""
-    return _with_json("/v1/streams:batch", {"streams": [dict(stream) for stream in streams]})
-
-
-def streams(limit: int = 1000, cursor: str | None = None, sort: str = "id", frozen: bool | None = None) -> Call:
+def streams(limit: int, cursor: str | None, sort: str, frozen: bool | None) -> Call:
     """List a page of streams."""
     asked = {"limit": limit, "cursor": cursor, "sort": sort, "frozen": None if frozen is None else str(frozen).lower()}
-    return Call("GET", f"/v1/streams{_query(asked)}")
+    return request("GET", "/v1/streams", query=asked)
 
 
-def health() -> Call:
-    """Ask whether the process that serves HTTP is alive."""
-    return Call("GET", "/v1/health")
+def log_query(wanted: LogFilter) -> dict[str, Any]:
+    """Return a filter as it stands in an address."""
+    return {**wanted._asdict(), "since": moment(wanted.since), "until": moment(wanted.until)}
 
 
-def ready() -> Call:
-    """Ask whether requests can be served."""
-    return Call("GET", "/v1/ready")
-
-
-def workers() -> Call:
-    """List the workers."""
-    return Call("GET", "/v1/workers")
-
-
-def status(stream: str) -> Call:
-    """Ask how a stream fares."""
-    return Call("GET", _path(stream))
-
-
-def delete(stream: str, incarnation: str | None) -> Call:
-    """Delete a stream; with an incarnation, only that one."""
-    query = f"?incarnation={quote(incarnation, safe='')}" if incarnation else ""
-    return Call("DELETE", _path(stream) + query, _keyed(new_key()))
-
-
-def change(stream: str, action: str) -> Call:
-    """Freeze, unfreeze or reset a stream."""
-    return Call("POST", f"{_path(stream)}/{action}", _keyed(new_key()))
-
-
-def snapshots(stream: str) -> Call:
-    """List the saved snapshots of a stream."""
-    return Call("GET", f"{_path(stream)}/snapshots")
-
-
-def snapshot(stream: str, name: str, replace: bool = False) -> Call:
-    """Save the present state of a stream."""
-    body = {"name": name, "replace": True} if replace else {"name": name}
-    return _with_json(f"{_path(stream)}/snapshots", body, new_key())
-
-
-def rollback(stream: str, name: str) -> Call:
-    """Restore a saved snapshot of a stream."""
-    return _with_json(f"{_path(stream)}/rollback", {"name": name}, new_key())
-
-
-def delete_snapshot(stream: str, name: str) -> Call:
-    """Delete a saved snapshot."""
-    return Call("DELETE", f"{_path(stream)}/snapshots/{_segment(name, 'name of a snapshot')}", _keyed(new_key()))
-
-
-def log(stream: str, wanted: LogFilter, order: str, limit: int, cursor: str | None) -> Call:
-    """Ask for a page of the decision log."""
-    query = _query({**_log_filter(wanted), "order": order, "limit": limit, "cursor": cursor})
-    return Call("GET", f"{_path(stream)}/decisions{query}")
-
-
-def thumbnail(stream: str, position: int) -> Call:
-    """Ask for the thumbnail of a decision."""
-    return Call("GET", f"{_path(stream)}/decisions/{position:d}/thumbnail")
-
-
-def export_log(stream: str, wanted: LogFilter, file_format: str) -> Call:
-    """Ask for a file of the decision log."""
-    query = _query({**_log_filter(wanted), "format": file_format})
-    return Call("GET", f"{_path(stream)}/decisions:export{query}")
-
-
-def purge_log(stream: str, since: datetime | None, until: datetime | None, image_ref: str | None) -> Call:
-    """Delete entries of the decision log."""
-    query = _query({"since": _moment(since), "until": _moment(until), "image_ref": image_ref})
-    return Call("DELETE", f"{_path(stream)}/decisions{query}")
-
-
-def _log_filter(wanted: LogFilter) -> dict[str, Any]:
-    return {**wanted._asdict(), "since": _moment(wanted.since), "until": _moment(wanted.until)}
-
-
-def _moment(moment: datetime | None) -> str | None:
+def moment(time: datetime | None) -> str | None:
     """Return a time with its zone; without one, it is the local time."""
-    return None if moment is None else moment.astimezone().isoformat()
+    return None if time is None else time.astimezone().isoformat()
 
 
-def _query(values: Mapping[str, Any]) -> str:
-    given = {name: value for name, value in values.items() if value is not None}
-    return f"?{urlencode(given)}" if given else ""
-
-
-def events(stream: str | None, after: str | None) -> Call:
-    """Follow a stream, or all streams."""
-    path = "/v1/events" if stream is None else f"{_path(stream)}/events"
-    return Call("GET", path, {} if after is None else {"last-event-id": after})
-
-
-def create_webhook(url: str, events: Sequence[str] | None, streams: Sequence[str] | None) -> Call:
-    """Create a webhook."""
-    given = {"url": url, "events": events, "streams": streams}
-    return _with_json("/v1/webhooks", {name: value for name, value in given.items() if value is not None})
-
-
-def webhooks() -> Call:
-    """List the webhooks."""
-    return Call("GET", "/v1/webhooks")
-
-
-def delete_webhook(webhook: str) -> Call:
-    """Delete a webhook."""
-    return Call("DELETE", f"/v1/webhooks/{_segment(webhook, 'id of a webhook')}")
-
-
-def dead_letters(webhook: str) -> Call:
-    """List the deliveries of a webhook that were given up."""
-    return Call("GET", f"/v1/webhooks/{_segment(webhook, 'id of a webhook')}/dead-letters")
-
-
-def add_class(stream: str, name: str, prototype: Any) -> Call:
-    """Append a class."""
-    given = {} if prototype is None else {"prototype": _rows(prototype).tolist()}
-    return _with_json(f"{_path(stream)}/classes", {"name": name, **given}, new_key())
-
-
-def remove_class(stream: str, name: str) -> Call:
-    """Take a class off the list."""
-    return Call("DELETE", f"{_path(stream)}/classes/{_segment(name, 'name of a class')}", _keyed(new_key()))
-
-
-def feedback(stream: str, label: str | None, position: int | None, feature: Any) -> Call:
-    """Tell the true class of a sample."""
-    given = {"position": position} if feature is None else {"feature": _rows(feature).tolist()}
-    return _with_json(f"{_path(stream)}/feedback", {"label": label, **given}, new_key())
-
-
-def export_state(stream: str, method: str = "GET") -> Call:
-    """Ask for the whole state."""
-    return Call(method, f"{_path(stream)}/state")
-
-
-def import_state(stream: str, state: bytes, if_match: str | None = None) -> Call:
-    """Import a state; with `if_match`, only if the stream's state has this entity tag."""
-    headers = {"content-type": _FEATURES, **_keyed(new_key())}
-    if if_match is not None:
-        headers["if-match"] = if_match
-    return Call("PUT", f"{_path(stream)}/state", headers, bytes(state))
-
-
-def observe(stream: str, payload: Payload, key: str) -> Call:
-    """Decide on what a payload carries, and learn from it."""
-    return Call(
-        "POST",
-        _path(stream) + "/observe" + _count(payload),
-        {**_keyed(key), "content-type": payload.kind},
-        payload.body,
-    )
+def decide(stream: str, action: str, payload: Payload, key: str | None = None) -> Call:
+    """Observe, peek or explain what a payload carries."""
+    count = [("count", str(payload.rows))] if payload.rows != 1 else []
+    given = count + [("image_ref", image_ref) for image_ref in payload.image_refs]
+    path = f"{stream_path(stream)}/{action}" + (f"?{urlencode(given)}" if given else "")
+    keyed = {} if key is None else {"idempotency-key": key}
+    return Call("POST", path, {**keyed, "content-type": payload.kind}, payload.body)
 
 
 class PendingRows:
@@ -427,7 +314,7 @@ class PendingRows:
     """
 
     def __init__(self, stream: str, payload: Payload):
-        self._path = _path(stream) + "/observe:stream"
+        self._path = stream_path(stream) + "/observe:stream"
         size = 4 * payload.width
         features = [payload.body[start : start + size] for start in range(0, len(payload.body), size)]
         given = payload.keys or [new_key() for _ in features]
@@ -465,19 +352,6 @@ class PendingRows:
         return observed
 
 
-def peek(stream: str, payload: Payload) -> Call:
-    """What an observe would answer."""
-    return Call("POST", _path(stream) + "/peek" + _count(payload), {"content-type": payload.kind}, payload.body)
-
-
-def explain(stream: str, payloads: Sequence[Payload]) -> Call:
-    """What each stage would do with a sample."""
-    if len(payloads) != 1 or payloads[0].rows != 1:
-        raise InputError(f"one sample is explained at a time; given: {sum(payload.rows for payload in payloads)}")
-    payload = payloads[0]
-    return Call("POST", _path(stream) + "/explain", {"content-type": payload.kind}, payload.body)
-
-
 def keys(given: str | None, count: int) -> list[str]:
     """The keys of `count` requests that belong together; always the same ones if one key was given for them."""
     if given is None:
@@ -487,46 +361,35 @@ def keys(given: str | None, count: int) -> list[str]:
     return [given] if count == 1 else [f"{given}/{number}" for number in range(count)]
 
 
-def _path(stream: str) -> str:
+def stream_path(stream: str) -> str:
+    """Return the path of a stream."""
     if "/" in stream:
         raise InputError(f"the id of a stream has no '/'; given: {stream!r}")
-    return f"/v1/streams/{_segment(stream, 'id of a stream')}"
+    return f"/v1/streams/{segment(stream, 'id of a stream')}"
 
 
-def _segment(text: str, what: str) -> str:
-    """A name as the last step of a path."""
+def webhook_path(webhook: str) -> str:
+    """Return the path of a webhook."""
+    return f"/v1/webhooks/{segment(webhook, 'id of a webhook')}"
+
+
+def segment(text: str, what: str) -> str:
+    """Return a name as the last step of a path."""
     # These would lead to another place, and a lone surrogate to none.
     if not text or text in (".", "..") or any("\ud800" <= sign <= "\udfff" for sign in text):
         raise InputError(f"the {what} is text, not empty, '.' or '..'; given: {text!r}")
     return quote(text, safe="")
 
 
-def _rows(prototypes: Any) -> NDArray[np.float32]:
+def rows_of(numbers: Any) -> list[Any]:
+    """Return prototypes or a feature as JSON has them."""
     try:
         # What is too large for float32 becomes infinite, and is refused as that.
         with np.errstate(over="ignore"):
-            return np.asarray(prototypes, dtype=np.float32)
+            found: list[Any] = np.asarray(numbers, dtype=np.float32).tolist()
+            return found
     except (TypeError, ValueError):
         raise InputError("prototypes must be numbers in rows of one length, one row for each class") from None
-
-
-def _count(payload: Payload) -> str:
-    count = [("count", str(payload.rows))] if payload.rows != 1 else []
-    given = count + [("image_ref", image_ref) for image_ref in payload.image_refs]
-    return f"?{urlencode(given)}" if given else ""
-
-
-def _keyed(key: str) -> dict[str, str]:
-    return {"idempotency-key": key}
-
-
-def _with_json(path: str, value: Any, key: str | None = None, method: str = "POST") -> Call:
-    try:
-        body = json.dumps(value, allow_nan=False).encode()
-    except (TypeError, ValueError) as problem:
-        raise InputError(f"this cannot be sent as JSON: {problem}") from None
-    headers = {"content-type": "application/json"}
-    return Call(method, path, headers if key is None else {**headers, **_keyed(key)}, body)
 
 
 # What an observe carries.
@@ -579,15 +442,6 @@ def _in_pieces(payload: Payload, refs: list[str]) -> Iterator[Payload]:
         start = stop
 
 
-def queued(items: Iterable[Any]) -> Iterator[Payload | Failure]:
-    """The payloads of many things, in order. An error comes as the last one, in its place."""
-    try:
-        for item in items:
-            yield from item_payloads(item)
-    except Exception as problem:
-        yield Failure(problem)
-
-
 def item_payloads(item: Any) -> list[Payload]:
     """Return what an item of `observe_stream` carries."""
     if not isinstance(item, Row):
@@ -625,7 +479,7 @@ def next_payload(line: deque[Payload | Failure]) -> Payload:
 
 def _like(one: Payload, other: Payload) -> bool:
     """Return whether two payloads can travel together: features of one length, with or without keys and references."""
-    same = one.kind == other.kind == _FEATURES and one.width == other.width
+    same = one.kind == other.kind == FEATURES and one.width == other.width
     return same and bool(one.keys) == bool(other.keys) and bool(one.image_refs) == bool(other.image_refs)
 
 
@@ -663,7 +517,7 @@ def _png(x: Any) -> bytes:
     """Pixels as a file, by the rules that the service itself decodes by."""
     from PIL import Image
 
-    from .data.image import decode
+    from ..data.image import decode
 
     file = BytesIO()
     # On the way to a machine nearby time is dearer than bytes.
@@ -692,7 +546,7 @@ def _checked(x: Any) -> NDArray[np.float32]:
 
 
 def _packed(rows: NDArray[np.float32]) -> Payload:
-    return Payload(_FEATURES, rows.tobytes(), *rows.shape)
+    return Payload(FEATURES, rows.tobytes(), *rows.shape)
 
 
 # Answers.
@@ -719,36 +573,15 @@ def _logged(fields: Mapping[str, Any]) -> LoggedDecision:
     return LoggedDecision(**{**known, "time": datetime.fromisoformat(fields["time"])})
 
 
-def deleted(answer: Response) -> int:
-    """Return how many entries were deleted."""
-    result: int = _read(answer, lambda said: int(said["deleted"]))
-    return result
-
-
 def written(answer: Response) -> Written:
-    """Where a change was written."""
+    """Return where a change was written."""
     result: Written = _read(answer, lambda said: Written(said["position"], said["epoch"], said["repeated"]))
     return result
 
 
-def facts(answer: Response) -> dict[str, Any]:
-    """What the service says of a stream."""
-    result: dict[str, Any] = _read(answer, dict)
-    return result
-
-
-def stream_ids(answer: Response) -> tuple[list[str], str | None]:
-    """Return the ids of a page of streams, and the cursor of the next page."""
-    result: tuple[list[str], str | None] = _read(
-        answer, lambda said: ([stream["id"] for stream in said["streams"]], said["next_cursor"])
-    )
-    return result
-
-
-def names(answer: Response, of: str) -> list[str]:
-    """A list of names."""
-    result: list[str] = _read(answer, lambda said: list(said[of]))
-    return result
+def facts(answer: Response, of: str | None = None) -> Any:
+    """Return what the service says, or one field of it."""
+    return _read(answer, dict if of is None else lambda said: said[of])
 
 
 def _observed(said: Mapping[str, Any]) -> Observed:
