@@ -14,7 +14,16 @@ from protodcs import StreamDCS, encoders, plot
 from protodcs.errors import EncoderError, MissingPackageError
 
 EXTRAS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-SERVICE = ("fastapi", "uvicorn", "httptools", "python_multipart", "yaml", "prometheus_client", "opentelemetry")
+SERVICE = (
+    "fastapi",
+    "uvicorn",
+    "httptools",
+    "python_multipart",
+    "standardwebhooks",
+    "yaml",
+    "prometheus_client",
+    "opentelemetry",
+)
 
 
 @pytest.fixture

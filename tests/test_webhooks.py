@@ -7,11 +7,12 @@ import socket
 import ssl
 import subprocess
 import threading
-import time
 from contextlib import ExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
+from standardwebhooks import Webhook
 
 from conftest import random_stream
 from protodcs import Client
@@ -23,12 +24,18 @@ from protodcs.serve.settings import ServeConfig
 from protodcs.serve.store.base import Batch
 from protodcs.serve.store.sqlite import SqliteStore
 from protodcs.serve.workers import webhooks as module
-from protodcs.serve.workers.webhooks import SIGNATURE, Webhooks, resolve, sign, verify
+from protodcs.serve.workers.webhooks import Webhooks, resolve
 from service.rig import Service
 from store_contract import BLOB, postgres_store
 from test_access import Guarded
+from test_documentation import ROOT, blocks
 from test_service_app import words_of
 from webhook_receiver import receiving, receiving_slowly
+
+# The receiver that the documentation shows.
+RECEIVER = {}
+exec("".join(blocks(ROOT / "docs/how-to/events.md", "python")), RECEIVER)
+read_notice = RECEIVER["read_notice"]
 
 
 @pytest.fixture
@@ -103,21 +110,29 @@ def test_notices_are_delivered_in_order_signed_and_with_an_id(tmp_path, receiver
             assert guard.items() <= found[0].items()
             path, headers, body = receiver.deliveries[0]
             assert path == "/hook?a=1"
-            assert headers["X-ProtoDCS-Delivery"] == found[0]["id"]
+            assert headers["webhook-id"] == found[0]["id"]
             assert len({one["id"] for one in found}) == 6
-            assert verify(webhook.secret, body, headers[SIGNATURE])
-            assert not verify("another", body, headers[SIGNATURE])
-            assert not verify(webhook.secret, body + b" ", headers[SIGNATURE])
+            assert read_notice(webhook.secret, headers, body) == found[0]
+            assert read_notice("whsec_YW5vdGhlcg==", headers, body) is None
+            assert read_notice(webhook.secret, headers, body + b" ") is None
 
     asyncio.run(run())
 
 
-def test_a_signature_that_is_old_or_no_signature_is_not_genuine():
-    body = b"{}"
-    assert verify("secret", body, sign("secret", body, int(time.time())))
-    assert not verify("secret", body, sign("secret", body, int(time.time()) - 400))
-    for signature in ("", "t=,v1=", "v1=abc", "t=1", "nonsense"):
-        assert not verify("secret", body, signature)
+def test_the_receiver_of_the_documentation_rejects_what_is_old_or_changed(tmp_path):
+    secret, body = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", b'{"a": 1}'
+
+    def headers(age=0.0):
+        moment = datetime.now(UTC) - timedelta(seconds=age)
+        signature = Webhook(secret).sign("1", moment, body.decode())
+        sent = {"webhook-id": "1", "webhook-timestamp": str(int(moment.timestamp()))}
+        return {**sent, "webhook-signature": signature}
+
+    assert read_notice(secret, headers(), body) == {"a": 1}
+    assert read_notice(secret, headers(age=400), body) is None
+    assert read_notice(secret, {**headers(), "webhook-id": "2"}, body) is None
+    for signature in ("", "v1", "v1,abc", "v2,AAAA", "nonsense"):
+        assert read_notice(secret, {**headers(), "webhook-signature": signature}, body) is None
 
 
 def test_a_delivery_that_is_not_confirmed_is_sent_again_before_the_next_one(tmp_path, receiver):

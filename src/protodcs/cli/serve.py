@@ -21,6 +21,7 @@ VARIABLE = "PROTODCS_SETTING_"
 _FILES = ("keys", "audit", "tls_certificate", "tls_key")
 _NEEDED = {
     "fastapi": "fastapi", "uvicorn": "uvicorn", "httptools": "httptools", "python_multipart": "python-multipart",
+    "standardwebhooks": "standardwebhooks",
     "yaml": "pyyaml", "prometheus_client": "prometheus-client", "opentelemetry": "opentelemetry-api",
 }  # fmt: skip
 _NEEDED_BY_PEERS = {"psycopg": "psycopg[binary]", "aiohttp": "aiohttp", "msgspec": "msgspec"}

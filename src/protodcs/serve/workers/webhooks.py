@@ -7,14 +7,15 @@ the next one. So a receiver gets every notice at least once and in order, also i
 Each webhook has one deliverer: the worker that holds its lease. If that worker stops, another one takes the lease, goes
 on at the stored place, and sends what was under way a second time.
 
+Deliveries are signed by the scheme of Standard Webhooks, for which receivers have libraries.
+
 Tenants choose the addresses, so a delivery must never reach this machine or a private network: the address is resolved
 once, checked, and connected to. Redirects are not followed. Nothing here runs in a thread that other work needs, and
 each delivery has a deadline, so a slow receiver delays only its own webhook.
 """
 
 import asyncio
-import hashlib
-import hmac
+import base64
 import ipaddress
 import json
 import logging
@@ -27,9 +28,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import SplitResult, urlsplit
+
+from standardwebhooks import Webhook as Signer
 
 from ...errors import InputError, ProtoDCSError, StoreError
 from ...version import __version__
@@ -41,7 +45,6 @@ _log = logging.getLogger(__name__)
 
 MAX_WEBHOOKS: Final = 20
 MAX_DEAD_LETTERS: Final = 100
-SIGNATURE: Final = "X-ProtoDCS-Signature"
 _KIND, _CURSOR, _DEAD = "webhook", "webhook-cursor", "dead-letter"
 # Notices that are read at once.
 _PAGE = 100
@@ -190,9 +193,7 @@ class Webhooks:
         if len(await self.of_tenant(tenant)) >= MAX_WEBHOOKS:
             raise InputError(f"There are {MAX_WEBHOOKS} webhooks, which is the limit. Delete one first.")
         await self._resolve(tenant, url)
-        webhook = Webhook(
-            secrets.token_hex(8), tenant, url, events, streams, f"whsec_{secrets.token_urlsafe(32)}", time.time()
-        )
+        webhook = Webhook(secrets.token_hex(8), tenant, url, events, streams, _new_secret(), time.time())
         newest = await self._store.newest_notice(tenant)
         await self._store.put_document(_CURSOR, webhook.document, b"%d" % newest)
         await self._store.put_document(_KIND, webhook.document, json.dumps(webhook._asdict()).encode())
@@ -297,7 +298,7 @@ class Webhooks:
                 name = stream.rpartition("/")[2]
                 content = notice.described()
                 if webhook.wants(name, content.get("warning", "guard")):
-                    body = {"id": f"{webhook.id}.{number}", "event": notice.kind, "stream": name, **content}
+                    body = {"id": f"{webhook.id}-{number}", "event": notice.kind, "stream": name, **content}
                     await self._deliver(webhook, delivery, number, body)
                 cursor = number
                 delivery.check_lease()
@@ -334,18 +335,19 @@ class Webhooks:
 
     async def _send(self, webhook: Webhook, body: dict[str, Any]) -> None:
         """Send a delivery. Raise an error if it is not confirmed in time."""
-        content = json.dumps(body).encode()
+        content, now = json.dumps(body), datetime.now(UTC)
         headers = {
             "Content-Type": "application/json",
             "User-Agent": f"protodcs/{__version__}",
-            "X-ProtoDCS-Delivery": body["id"],
-            SIGNATURE: sign(webhook.secret, content, int(time.time())),
+            "webhook-id": body["id"],
+            "webhook-timestamp": str(int(now.timestamp())),
+            "webhook-signature": Signer(webhook.secret).sign(body["id"], now, content),
         }
         try:
             # For name, connection, handshake and status together: a receiver that sends a byte at a time gets no more.
             async with asyncio.timeout(_TIMEOUT):
                 target = await self._resolve(webhook.tenant, webhook.url)
-                status = await target.post(headers, content)
+                status = await target.post(headers, content.encode())
         except TimeoutError:
             raise _RejectedError(f"The receiver did not answer within {_TIMEOUT:g} seconds.") from None
         if not 200 <= status < 300:
@@ -355,6 +357,11 @@ class Webhooks:
 def _dead_names(document: str, stored: Iterable[str]) -> list[str]:
     """Return those of some names that belong to the dead letters of a webhook."""
     return [name for name in stored if name.startswith(f"{document}/")]
+
+
+def _new_secret() -> str:
+    """Return a secret of the Standard Webhooks scheme."""
+    return f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
 
 
 def _lease(document: str) -> str:
@@ -481,20 +488,3 @@ def is_public(address: str) -> bool:
             return found.is_global and found in _GLOBAL_UNICAST and found.sixtofour is None and found.teredo is None
         found = embedded
     return found.is_global and not found.is_multicast
-
-
-def sign(secret: str, body: bytes, moment: int) -> str:
-    """Return the signature of a delivery: its time, and an HMAC-SHA256 of the time and the body."""
-    digest = hmac.new(secret.encode(), b"%d." % moment + body, hashlib.sha256).hexdigest()
-    return f"t={moment},v1={digest}"
-
-
-def verify(secret: str, body: bytes, signature: str, max_age: float = 300.0) -> bool:
-    """Return whether a delivery is genuine and not older than `max_age` seconds. For receivers in Python."""
-    fields = dict(part.partition("=")[::2] for part in signature.split(","))
-    try:
-        moment = int(fields["t"])
-    except (KeyError, ValueError):
-        return False
-    same = hmac.compare_digest(sign(secret, body, moment), signature)
-    return same and abs(time.time() - moment) <= max_age

@@ -46,7 +46,7 @@ class WebhookStatus(BaseModel):
 class CreatedWebhook(WebhookStatus):
     """A webhook and its secret, which no other response contains."""
 
-    secret: str = Field(description="Key of the HMAC-SHA256 in the header `X-ProtoDCS-Signature`.")
+    secret: str = Field(description="Key of the signatures, as Standard Webhooks has it: `whsec_` and base64.")
 
 
 class WebhookList(BaseModel):
