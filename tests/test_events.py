@@ -15,7 +15,8 @@ from protodcs.serve.api.events import feeds
 from protodcs.serve.api.events.feeds import Cursor, Frame, Subscriber, for_stream
 from protodcs.serve.guard import Action, Event
 from protodcs.serve.log.entries import LogEntry
-from protodcs.serve.log.notices import BURST_UNKNOWN, Notice, NoticeMaker
+from protodcs.serve.log.latest import BURST_UNKNOWN, Latest
+from protodcs.serve.log.notices import Notice, NoticeMaker
 from protodcs.serve.store.base import Batch
 from store_contract import BLOB, begun, of_every_store
 from test_access import Guarded
@@ -394,25 +395,37 @@ def entry(position, outcome="known", reason=None):
     )
 
 
-def test_a_shift_and_a_burst_are_reported_once_until_they_are_over():
-    maker = NoticeMaker(None, [])
-    entries = [entry(at, reason="possible shift" if at in (3, 4, 7) else None) for at in range(10)]
-    assert [(notice.position, notice.number) for notice in maker.make(entries, [])] == [(3, 1), (7, 1)]
-    maker = NoticeMaker("possible shift", [True] * 50)
-    assert maker.make([entry(0, reason="possible shift")], []) == []
-    unknown = [entry(at, "unknown") for at in range(1, 100)]
-    (notice,) = maker.make(unknown, [])
-    assert notice.position == BURST_UNKNOWN
-    assert notice.described()["warning"] == "unknown_burst"
-    maker.make([entry(at) for at in range(100, 200)], [])
-    assert len(maker.make([entry(at, "unknown") for at in range(200, 250)], [])) == 1
-    # A stream that is loaded again in the middle of a burst does not report it again.
-    assert NoticeMaker(None, [False] * 50).make([entry(1, "unknown")], []) == []
+def warned(latest, unknown, reason=None):
+    """The names of the warnings that begin with some decisions, with their places."""
+    return [(at, one["warning"]) for at, x in enumerate(unknown) for one in latest.add(x, reason)]
+
+
+def test_a_shift_begins_once_until_it_is_over():
+    latest = Latest()
+    assert latest.warning is None
+    found = [latest.add(False, "possible shift" if at in (3, 4, 7) else "few samples") for at in range(8)]
+    assert [at for at, one in enumerate(found) if one == [{"warning": "possible_shift"}]] == [3, 7]
+    assert latest.warning == "possible_shift"
+
+
+def test_a_burst_begins_once_until_it_is_over():
+    latest = Latest()
+    assert latest.unknown_rate is None
+    assert warned(latest, [True] * 99) == [(BURST_UNKNOWN - 1, "unknown_burst")]
+    assert latest.warning == "unknown_burst"
+    # 15 of 50 are left, then 14.
+    assert warned(latest, [False] * 35) == []
+    assert latest.warning == "unknown_burst"
+    assert warned(latest, [False]) == []
+    assert latest.warning is None
+    assert latest.unknown_rate == 0.64
+    assert warned(latest, [True] * 50) == [(29, "unknown_burst")]
 
 
 def test_several_notices_of_one_decision_are_numbered():
     event = Event("numbers", Action.ROLL_BACK, 5, 1, float("nan"), 0.0)
-    notices = NoticeMaker(None, []).make([entry(4), entry(5, reason="possible shift")], [event])
+    warnings = [(5, {"warning": "possible_shift"}), (7, {"warning": "unknown_burst"})]
+    notices = NoticeMaker(lambda: warnings).make([entry(4), entry(5)], [event])
     assert [(notice.position, notice.number, notice.kind) for notice in notices] == [
         (5, 1, "guard"),
         (5, 2, "warning"),

@@ -289,3 +289,15 @@ def test_a_stream_that_goes_on_and_on_stops_growing():
     assert early < min(full) / 2
     # Counters get more digits, and a sample more or less may have moved into a memory.
     assert max(full) < 1.01 * min(full)
+
+
+def test_a_burst_of_unknown_samples_is_told_once_and_shown_also_after_an_unload():
+    live, journal, begun = loaded(), [], []
+    far, rng = np.linalg.svd(ROWS)[2][len(ROWS) :], np.random.default_rng(0)
+    for number in range(100):
+        sample = ROWS[number % 7] if number < 60 else rng.normal(size=len(far)) @ far
+        journal.append(live.change(Kind.OBSERVE, f"key-{number}", sample.astype("<f4").tobytes(), NOW).pack())
+        begun += live.warnings()
+    assert begun == [(89, {"warning": "unknown_burst", "unknown": 30, "decisions": 50})]
+    for again in (live, loaded(live.snapshot(), 100), loaded(None, 0, journal)):
+        assert (again.summary().warning, again.summary().unknown_rate, again.warnings()) == ("unknown_burst", 0.4, [])

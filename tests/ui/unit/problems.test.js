@@ -25,11 +25,10 @@ test("each problem of a stream is found, the guard first", () => {
   const stream = row("a", {
     guard: "rejection",
     frozen: true,
-    unknownRate: 0.6,
     lastSeen: NOW - SILENT_SECONDS,
-    warning: "possible shift",
+    warning: "possible_shift",
   });
-  assert.deepEqual(kinds(stream), ["guard", "unknown", "silent", "warning"]);
+  assert.deepEqual(kinds(stream), ["guard", "silent", "warning"]);
   assert.deepEqual(kinds(row("b", { frozen: true })), ["frozen"]);
 });
 
@@ -40,8 +39,9 @@ test("a stream that cannot be loaded is the worst problem, and says why", () => 
   assert.equal(countProblems([stream, row("b")], NOW).unloadable, 1);
 });
 
-test("a slightly higher unknown rate and a stream with few samples are no problems", () => {
-  assert.deepEqual(kinds(row("a", { unknownRate: 0.2, warning: "few samples" })), []);
+test("the service decides whether an unknown rate is a problem", () => {
+  assert.deepEqual(kinds(row("a", { unknownRate: 0.9 })), []);
+  assert.deepEqual(kinds(row("a", { unknownRate: 0.6, warning: "unknown_burst" })), ["unknown"]);
 });
 
 test("problem streams come first, and ids are in numeric order", () => {
@@ -67,7 +67,11 @@ test("search, filter and column order are applied together", () => {
 });
 
 test("problems are counted once per stream and kind", () => {
-  const rows = [row("a", { frozen: true }), row("b", { guard: "drift", frozen: true, unknownRate: 0.9 }), row("c")];
+  const rows = [
+    row("a", { frozen: true }),
+    row("b", { guard: "drift", frozen: true, warning: "unknown_burst" }),
+    row("c"),
+  ];
   const counts = countProblems(rows, NOW);
   assert.deepEqual([counts.all, counts.any, counts.guard, counts.unknown, counts.frozen], [3, 2, 1, 1, 1]);
 });

@@ -7,7 +7,6 @@ caller writes to the journal; `replay` applies the same change from the record. 
 import dataclasses
 import itertools
 import json
-from collections import deque
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -38,6 +37,7 @@ from ...errors import (
 from ...method import FeatureMethod
 from ..guard import Action, Event, Guard, GuardSettings
 from ..log.entries import Range
+from ..log.latest import LATEST, Latest
 from ..store.base import AcquiredStream
 from . import snapshots
 from .answers import KNOWN, JoinedCluster, pack_decision, reason_of, unpack_decision
@@ -50,8 +50,6 @@ from .summary import Summary
 BIRTH_SCHEMA = 3
 # Specs that a process keeps at hand.
 _AT_HAND = 64
-# Number of decisions that the share of unknown samples in a list is taken from.
-_LATEST = 100
 # Number of recent decisions that a review chooses from.
 _REVIEWED = 1000
 # Of the frozen baseline's probabilities, for methods that have no temperature of their own: CLIP's.
@@ -180,10 +178,8 @@ class LiveStream:
         self._applied = IdempotencyCache(limits)
         self._events: list[Event] = []
         self._roll_backs: list[Range] = []
-        # Whether each of the latest samples was known.
-        self._latest: deque[bool] = deque(maxlen=_LATEST)
-        # The reason of the newest decision.
-        self._warning: str | None = None
+        self._latest = Latest()
+        self._warnings: list[tuple[int, dict[str, Any]]] = []
         if held.snapshot is None and held.start:
             raise DamagedDataError(f"the snapshot of the first {held.start} records is missing")
         if held.snapshot is None:
@@ -202,12 +198,13 @@ class LiveStream:
             self.samples = self._no_samples()
             if self.samples is not None and found.samples:
                 self.samples.load(found.samples)
-            for answer in reversed(self.recent(_LATEST)):
-                self._note_decision(answer.answer)
+            for answer in reversed(self.recent(LATEST)):
+                self._note_decision(answer.position, answer.answer)
         for data in held.tail:
             self.replay(Record.unpack(data))
         # Whoever wrote the records has told of these.
         self._events.clear()
+        self._warnings.clear()
         self._roll_backs.clear()
 
     @classmethod
@@ -232,23 +229,12 @@ class LiveStream:
         """The entity tag of the state: it changes with every change of the stream."""
         return f'"{self.incarnation}-{self.position}"'
 
-    @property
-    def warning(self) -> str | None:
-        """The reason of the newest decision."""
-        return self._warning
-
-    @property
-    def latest_known(self) -> list[bool]:
-        """Whether each of the latest samples was known, oldest first."""
-        return list(self._latest)
-
     def summary(self) -> Summary:
         """Return what a list shows of the stream."""
-        latest = self._latest
-        rate = 1 - sum(latest) / len(latest) if latest else None
+        time, latest = self._applied.time / 1000 or None, self._latest
         guard = self.guard.events[-1].guard if self.guard is not None and self.guard.frozen else None
         usual = self.engine.unknown_share
-        return Summary(self._applied.time / 1000 or None, self.engine.frozen, rate, usual, guard, self._warning)
+        return Summary(time, self.engine.frozen, latest.unknown_rate, usual, guard, latest.warning)
 
     def applied(self, kind: Kind, key: str, digest: bytes, row: int = 0) -> Answer | None:
         """Return the answer to a row of a request that was applied before, or None if it is new.
@@ -308,11 +294,11 @@ class LiveStream:
         self.position += 1
         self._applied.add(record)
         if record.kind is Kind.OBSERVE:
-            self._note_decision(record.answer)
+            self._note_decision(record.position, record.answer)
 
-    def _note_decision(self, answer: bytes) -> None:
-        self._latest.append(bool(answer[0] & KNOWN))
-        self._warning = reason_of(answer)
+    def _note_decision(self, position: int, answer: bytes) -> None:
+        begun = self._latest.add(not answer[0] & KNOWN, reason_of(answer))
+        self._warnings += ((position, warning) for warning in begun)
 
     def peek(self, payload: bytes) -> bytes:
         """What an observe would answer; nothing changes."""
@@ -366,6 +352,11 @@ class LiveStream:
         """What the guard did since this was last asked. Tell of it only after its record is durable."""
         events, self._events = self._events, []
         return events
+
+    def warnings(self) -> list[tuple[int, dict[str, Any]]]:
+        """Return the warnings that began since this was last asked, each with the position of its decision."""
+        warnings, self._warnings = self._warnings, []
+        return warnings
 
     def roll_backs(self) -> list[Range]:
         """Return the positions that the guard rolled back since this was last asked."""

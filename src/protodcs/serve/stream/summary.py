@@ -4,11 +4,11 @@ import math
 import struct
 from typing import NamedTuple, Self
 
-from ...core.decision import REASONS
 from ..guard import NAMES
+from ..log.latest import WARNINGS, WarningName
 
 # Time of the newest record, frozen, both shares of unknown samples, guard and warning. NaN stands for no sample. Guard
-# and warning are places in NAMES and REASONS, from 1; 0 is none.
+# and warning are places in NAMES and WARNINGS, from 1; 0 is none.
 _SUMMARY = struct.Struct("<d?ffBB")
 
 
@@ -21,7 +21,7 @@ class Summary(NamedTuple):
         unknown_rate: share of unknown samples among its latest decisions; None before the first.
         usual_unknown_rate: share of unknown samples among all that it learned from; None before the first.
         guard_reason: the guard that froze it; None unless one did.
-        warning: reason of its newest decision; None if there is none.
+        warning: what the rule of `log.latest` says of its latest decisions.
     """
 
     last_seen: float | None = None
@@ -29,13 +29,13 @@ class Summary(NamedTuple):
     unknown_rate: float | None = None
     usual_unknown_rate: float | None = None
     guard_reason: str | None = None
-    warning: str | None = None
+    warning: WarningName | None = None
 
     def pack(self) -> bytes:
         """Return the summary as bytes."""
         rates = (math.nan if rate is None else rate for rate in (self.unknown_rate, self.usual_unknown_rate))
         guard = 0 if self.guard_reason is None else 1 + NAMES.index(self.guard_reason)
-        warning = 0 if self.warning is None else 1 + REASONS.index(self.warning)
+        warning = 0 if self.warning is None else 1 + WARNINGS.index(self.warning)
         return _SUMMARY.pack(self.last_seen or 0.0, self.frozen, *rates, guard, warning)
 
     @classmethod
@@ -45,4 +45,4 @@ class Summary(NamedTuple):
             return cls()
         last_seen, frozen, *rates, guard, warning = _SUMMARY.unpack(data)
         latest, usual = (None if math.isnan(rate) else rate for rate in rates)
-        return cls(last_seen or None, frozen, latest, usual, (None, *NAMES)[guard], (None, *REASONS)[warning])
+        return cls(last_seen or None, frozen, latest, usual, (None, *NAMES)[guard], (None, *WARNINGS)[warning])

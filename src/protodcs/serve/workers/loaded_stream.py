@@ -50,7 +50,7 @@ class LoadedStream:
 
     def __post_init__(self) -> None:
         self.snapshot_end = self.live.covered
-        self.notice_maker = NoticeMaker(self.live.warning, self.live.latest_known)
+        self.notice_maker = NoticeMaker(self.live.warnings)
 
     @contextmanager
     def changing(self) -> Iterator[None]:

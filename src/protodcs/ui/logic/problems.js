@@ -11,7 +11,7 @@ import { duration, percent } from "./format.js";
  * @property {number | null} unknownRate share of unknown samples among the latest
  * @property {number | null} usualRate share of unknown samples since the stream began
  * @property {string | null} guard why a guard froze the stream
- * @property {string | null} warning reason of the newest decision
+ * @property {string | null} warning what the service says of the latest decisions
  * @property {string | null} problem why the service cannot load the stream
  */
 
@@ -21,8 +21,6 @@ import { duration, percent } from "./format.js";
 
 /** A stream without samples for so many seconds is silent. */
 export const SILENT_SECONDS = 300;
-/** The unknown rate is a problem if it is so much above the usual one. Shares of samples. */
-export const RATE_RISE = 0.15;
 
 /** @type {Record<string, string>} */
 const GUARDS = {
@@ -65,17 +63,16 @@ export function problemsOf(row, now) {
   if (row.guard) {
     found.push({ kind: "guard", label: "Guard", text: guardText(row.guard), weight: 50 });
   }
-  const rise = row.unknownRate === null || row.usualRate === null ? 0 : row.unknownRate - row.usualRate;
-  if (rise >= RATE_RISE) {
+  if (row.warning === "unknown_burst") {
     const text = `${percent(row.unknownRate)} unknown, usually ${percent(row.usualRate)}`;
-    found.push({ kind: "unknown", label: "Unknown rate", text, weight: 30 + 10 * rise });
+    found.push({ kind: "unknown", label: "Unknown rate", text, weight: 30 });
   }
   if (row.lastSeen !== null && now - row.lastSeen >= SILENT_SECONDS) {
     const text = `No sample for ${duration(now - row.lastSeen)}`;
     found.push({ kind: "silent", label: "Silent", text, weight: 20 });
   }
-  if (row.warning && row.warning !== "few samples") {
-    found.push({ kind: "warning", label: "Warning", text: warningText(row.warning), weight: 10 });
+  if (row.warning === "possible_shift") {
+    found.push({ kind: "warning", label: "Warning", text: warningText("possible shift"), weight: 10 });
   }
   if (row.frozen && !row.guard) {
     found.push({ kind: "frozen", label: "Frozen", text: "Frozen by hand: it does not learn", weight: 5 });

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from ...log.latest import WarningName
 from ..schemas import Body, ClassNames, Options, Problem, Rows, StreamId, Text
 
 
@@ -84,7 +85,10 @@ class ListedStream(BaseModel):
         description="Share of unknown samples among all that the stream learned from; null before the first."
     )
     guard_reason: str | None = Field(description="The guard that froze the stream; null unless one did.")
-    warning: str | None = Field(description="Reason of the newest decision; null if there is none.")
+    warning: WarningName | None = Field(
+        description="Null, `unknown_burst` if many of the latest samples are unknown, `possible_shift` if they score "
+        "lower than earlier ones."
+    )
     problem: str | None = Field(
         None, description="Why the service could not load the stream; null if it could, or has not tried."
     )
