@@ -8,12 +8,16 @@ from conftest import random_stream
 from memory_store import MemoryStore
 from protodcs import StreamDCS, StreamDCSConfig
 from protodcs.core.prototypes import Prototypes
+from protodcs.serve.cluster.forwarding import Forwarding
 from protodcs.serve.cluster.partitions import COUNT, PartitionMap
-from protodcs.serve.messages import Action, Outcome, Request
+from protodcs.serve.messages import Action, Outcome, Reply, Request
+from protodcs.serve.pipeline.queues import Queues
+from protodcs.serve.pipeline.steps import IN_MEMORY
 from protodcs.serve.settings import ServeConfig
 from protodcs.serve.stream.idempotency import Limits
 from protodcs.serve.stream.live_stream import StreamSpec
 from protodcs.serve.stream.shared import pack_prototypes
+from protodcs.serve.telemetry.metrics import IngressMetrics
 from protodcs.serve.workers.worker import Worker
 
 ROWS, FEATURES, _ = random_stream(samples=200, seed=3)
@@ -81,13 +85,42 @@ def ask(action, key="k", payload=b"", stream="s", **more):
 
 
 async def handled(worker, requests):
-    """Return the replies of a worker; ask again while it is busy, as a router does."""
-    replies = await worker.handle(requests)
-    while busy := [at for at, reply in enumerate(replies) if reply.outcome is Outcome.BUSY]:
-        await asyncio.sleep(0.1)
-        for at, reply in zip(busy, await worker.handle([requests[at] for at in busy]), strict=True):
-            replies[at] = reply
-    return replies
+    """Return the replies of a worker to requests on some streams, each in its order."""
+    replies = {}
+
+    async def serve(stream):
+        places = [at for at, request in enumerate(requests) if request.stream == stream]
+        in_memory = [requests[at].action in IN_MEMORY for at in places]
+        while places:
+            count = next((at for at, alike in enumerate(in_memory) if not alike), len(places)) or 1
+            found = await worker.pipeline.serve([requests[at] for at in places[:count]])
+            replies.update(zip(places, found, strict=False))
+            places, in_memory = places[count:], in_memory[count:]
+            if not found[-1].outcome.final:
+                replies.update(dict.fromkeys(places, Reply(Outcome.LATER, "not served")))
+                return
+
+    await asyncio.gather(*map(serve, dict.fromkeys(request.stream for request in requests)))
+    return [replies[at] for at in range(len(requests))]
+
+
+class CallsOf:
+    """The calls of a process to others. `call` returns the replies of one of them to requests."""
+
+    def __init__(self, call):
+        self._call = call
+
+    async def call(self, process, groups):
+        replies = iter(await self._call(process, [request for group in groups for request in group]))
+        for number, group in enumerate(groups):
+            yield number, [next(replies) for _ in group]
+
+
+def forwarding_queues(call, find_placement, config, name="front", pipeline=None):
+    """Return the queues of a process that sends its requests to others, and what sends them."""
+    metrics = IngressMetrics(config.max_queued_requests)
+    forwarding = Forwarding(name, pipeline, CallsOf(call), find_placement, config, metrics)
+    return Queues(forwarding.begin, config, metrics), forwarding
 
 
 async def one(worker, request):

@@ -30,8 +30,8 @@ from protodcs.serve.access.limits import Bucket
 from protodcs.serve.access.rules import RouteTable
 from protodcs.serve.api import audit_middleware
 from protodcs.serve.api.app import RULES as RULE_LIST
+from protodcs.serve.messages import WorkerLostError
 from protodcs.serve.settings import ServeConfig
-from protodcs.serve.workers.router import WorkerLostError
 from test_service_app import AS_JSON, BYTES, PNG, FakeEncoding, Service, decisions_of, ids_of, words_of
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -557,17 +557,17 @@ def test_a_flood_of_one_tenant_leaves_room_for_another(tmp_path):
             service.store.gate = asyncio.Event()
             flood = [asyncio.create_task(service.seen(number)) for number in range(10)]
             await asyncio.sleep(0.05)
-            assert service.router.waiting == 4
+            assert service.queues.waiting == 4
             refused = await service.ask("acme observe", "POST", path, PNG, content=b"0 9")
             assert waits(refused, "may have 4 requests in progress") == 1
             other = asyncio.create_task(service.seen(0, "rival observe"))
             await asyncio.sleep(0.05)
-            assert service.router.waiting == 5
+            assert service.queues.waiting == 5
             service.store.gate.set()
             decisions_of(await other)
             statuses = [answer.status_code for answer in await asyncio.gather(*flood)]
             assert sorted(statuses) == [200] * 4 + [429] * 6
-            assert service.router.waiting == 0
+            assert service.queues.waiting == 0
             decisions_of(await service.seen(11))
 
     asyncio.run(run())
@@ -668,7 +668,7 @@ def test_an_image_of_too_many_pixels_is_413_before_it_is_encoded(tmp_path):
             refused = await service.ask("acme observe", "POST", path, PNG, content=large)
             assert "An image may have 100 pixels; given: 110" in words_of(refused, 413)
             assert encoding.seen == 1
-            assert service.router.waiting == 0
+            assert service.queues.waiting == 0
             assert (await service.made("rival admin")).status_code == 201
             decisions_of(await service.ask("rival observe", "POST", path, PNG, content=large))
 
@@ -776,7 +776,7 @@ def test_a_body_that_comes_too_slowly_is_408_on_every_route(tmp_path):
             ):
                 refused = await service.ask("acme admin", method, path, headers, content=slow())
                 assert "within 0.1 seconds" in words_of(refused, 408)
-            assert service.router.waiting == 0
+            assert service.queues.waiting == 0
             decisions_of(await service.seen(0))
 
     asyncio.run(run())
@@ -900,7 +900,7 @@ def test_acts_that_fail_are_lines_and_what_changes_nothing_is_none(tmp_path):
             async def broken(_):
                 raise WorkerLostError("the worker is not there")
 
-            service.router.ask = broken
+            service.queues.ask = broken
             await service.ask("acme admin", "POST", "/v1/streams/s/freeze")
             told = [
                 (line["action"], line["stream"], line["status"], line["outcome"]) for line in service.lines()[begun:]
@@ -922,7 +922,7 @@ def test_an_error_that_nobody_foresaw_is_a_line_and_has_an_id(tmp_path):
             async def broken(_):
                 raise ZeroDivisionError("a bug")
 
-            service.router.ask = broken
+            service.queues.ask = broken
             transport = httpx.ASGITransport(service.api, raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as service.client:
                 response = await service.ask("acme admin", "POST", "/v1/streams/s/freeze")

@@ -13,8 +13,8 @@ from protodcs.cli import app
 from protodcs.errors import ConfigError, EncoderError, InputError, StoreError, without_passwords
 from protodcs.serve.settings import ServeConfig
 from protodcs.serve.store import open_store
+from protodcs.serve.stream.live_stream import LiveStream
 from protodcs.serve.telemetry import logs
-from protodcs.serve.workers.router import WorkerLostError
 from test_service_app import FakeEncoding, served, words_of
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -84,7 +84,7 @@ def test_an_unexpected_error_of_a_worker_is_only_in_the_log(monkeypatch, caplog)
             def broken(*_):
                 raise ZeroDivisionError("at 10.1.2.3")
 
-            monkeypatch.setattr(service.worker._steps, "_serve_one", broken)
+            monkeypatch.setattr(LiveStream, "applied", broken)
             refused = await service.client.post(
                 "/v1/streams/s/observe", content=feature(0), headers={"x-request-id": "mine"}
             )
@@ -96,19 +96,20 @@ def test_an_unexpected_error_of_a_worker_is_only_in_the_log(monkeypatch, caplog)
     assert any("at 10.1.2.3" in str(record.exc_info and record.exc_info[1]) for record in told)
 
 
-def test_an_unexpected_error_of_a_call_is_only_in_the_log():
+def test_an_unexpected_error_of_a_step_is_only_in_the_log(monkeypatch):
     async def run():
         async with served() as service:
-            service.router._call = lambda *_: raises(RuntimeError("/home/somebody"))
+            monkeypatch.setattr(service.worker._streams, "acquire", lambda *_: raises(RuntimeError("/home/somebody")))
             check_clean(words_of(await service.observe(feature(0)), 500))
 
     asyncio.run(run())
 
 
-def test_no_answer_in_time_says_nothing_of_the_store(caplog):
+def test_no_answer_in_time_says_nothing_of_the_store(caplog, monkeypatch):
     async def run():
         async with served(request_seconds=0.2) as service:
-            service.router._call = lambda *_: raises(WorkerLostError("PostgreSQL at 10.1.2.3:5432 cannot be reached"))
+            problem = StoreError("PostgreSQL at 10.1.2.3:5432 cannot be reached")
+            monkeypatch.setattr(service.store, "acquire", lambda *_: raises(problem))
             words = words_of(await service.observe(feature(0)), 503)
             check_clean(words)
             assert "PostgreSQL" not in words

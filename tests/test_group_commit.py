@@ -10,6 +10,7 @@ from made_service import (
     delete,
     done,
     engine_of,
+    handled,
     learned,
     observe,
     one,
@@ -18,11 +19,11 @@ from made_service import (
 from memory_store import MemoryStore
 from protodcs.errors import StoreError
 from protodcs.serve.messages import Action, Outcome, Reply
+from protodcs.serve.pipeline import commit as commits_module
+from protodcs.serve.pipeline.commit import GroupCommit, Journal
 from protodcs.serve.store.base import Batch, Checkpoint
 from protodcs.serve.stream.live_stream import LiveStream
 from protodcs.serve.telemetry.metrics import WorkerMetrics
-from protodcs.serve.workers import group_commit as commits_module
-from protodcs.serve.workers.group_commit import GroupCommit, Journal
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
@@ -231,7 +232,7 @@ def test_a_stream_that_the_store_cannot_write_fails_alone():
 
     async def run():
         async with started(OneDamaged(), streams=["s", "t"]) as worker:
-            bad, good = await worker.handle([observe(0), observe(0, "t")])
+            bad, good = await handled(worker, [observe(0), observe(0, "t")])
             assert (bad.outcome, good.outcome) == (Outcome.LATER, Outcome.DONE)
             assert "wrong type" in bad.message
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from made_service import create, done, observe, one, settings
+from made_service import create, done, handled, observe, one, settings
 from protodcs.errors import StoreError
 from protodcs.serve.log.entries import OUTCOMES, LogEntry, LogLimits, LogQuery, Purge
 from protodcs.serve.messages import Outcome
@@ -355,7 +355,7 @@ def test_logs_count_for_the_quota_of_a_tenant_and_a_purge_makes_room(tmp_path):
         try:
             await done(worker, create("acme/s"))
             number = 0
-            while not (replies := await worker.handle([observe(number, "acme/s")]))[0].message:
+            while not (replies := await handled(worker, [observe(number, "acme/s")]))[0].message:
                 number += 1
                 await worker._quotas.read()
             assert "decision logs" in replies[0].message

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import made_service
-from made_service import FEATURES, PROTOTYPES, ROWS, SHARED, engine_of, feature, learned, placement_finder
+from made_service import FEATURES, PROTOTYPES, ROWS, SHARED, engine_of, feature, learned
 from memory_store import MemoryStore
 from protodcs import StreamDCS
 from protodcs.errors import ImageError
@@ -24,9 +24,10 @@ from protodcs.serve.access.problems import TYPES
 from protodcs.serve.api.app import application
 from protodcs.serve.api.streams import listing
 from protodcs.serve.api.streams.schemas import NewStream
-from protodcs.serve.messages import Outcome, Reply
+from protodcs.serve.messages import Outcome, Reply, WorkerLostError
+from protodcs.serve.pipeline.queues import Queues
 from protodcs.serve.stream.answers import pack_decision, unpack_decision
-from protodcs.serve.workers.router import Router, WorkerLostError
+from protodcs.serve.telemetry.metrics import IngressMetrics
 from protodcs.serve.workers.webhooks import Webhooks
 from protodcs.serve.workers.worker import Worker
 
@@ -74,17 +75,11 @@ class Service:
         self.store = MemoryStore()
         self.worker = Worker("worker-0", self.store, config)
         self.problem = None
-        self.router = Router(self.call, placement_finder(self.view), config)
+        self.queues = Queues(self.worker.pipeline.begin, config, IngressMetrics(config.max_queued_requests))
         self.webhooks = Webhooks(self.store, config)
-        self.api = application(config, self.router, self, encoding, self.webhooks)
+        self.api = application(config, self.queues, self, encoding, self.webhooks)
         transport = httpx.ASGITransport(self.api)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
-
-    async def call(self, worker, requests):
-        return await self.worker.handle(requests)
-
-    async def view(self):
-        return ["worker-0"]
 
     async def workers(self):
         if self.problem is not None:
@@ -473,7 +468,7 @@ def test_a_body_that_is_too_long_is_413_on_every_route():
                 await service.create(prototypes=np.ones((40, 100)).tolist()),
             ):
                 assert "10000 bytes" in words_of(response, 413)
-            assert service.router.waiting == 0
+            assert service.queues.waiting == 0
             decisions_of(await service.observe(feature(0)))
 
     asyncio.run(run())
@@ -495,7 +490,7 @@ def test_an_image_without_an_encoder_is_422():
             assert "no encoder" in words_of(await service.observe(b"0 0", PNG), 422)
             refused = await service.client.post("/v1/streams", json={"id": "t", "classes": ["a", "b"]})
             assert "prototypes" in words_of(refused, 422)
-            assert service.router.waiting == 0
+            assert service.queues.waiting == 0
 
     asyncio.run(run())
 
@@ -701,7 +696,7 @@ def test_who_leaves_before_the_body_is_there_is_no_error_of_the_service():
             }
             await service.api(scope, receive, send)
             assert told[0]["status"] == 400
-            assert service.router.waiting == 0
+            assert service.queues.waiting == 0
 
     asyncio.run(run())
 
@@ -843,7 +838,7 @@ def test_no_body_whatever_is_an_error_inside_the_service():
             if response.status_code >= 400:
                 words_of(response, response.status_code)
             seen.add(response.status_code)
-            assert service.router.waiting == 0
+            assert service.queues.waiting == 0
 
         try:
             check()

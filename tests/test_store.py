@@ -548,7 +548,7 @@ def test_a_worker_puts_a_blob_again_once_that_went_before_its_stream_began(losse
     async def run():
         worker = Worker("one", Fickle(), ServeConfig())
         await worker.start()
-        (reply,) = await worker.handle([request])
+        (reply,) = await worker.pipeline.serve([request])
         await worker.close()
         return reply.outcome
 

@@ -13,6 +13,8 @@ from made_service import (
     done,
     engine_of,
     feature,
+    forwarding_queues,
+    handled,
     learned,
     observe,
     one,
@@ -23,8 +25,8 @@ from made_service import (
 )
 from memory_store import MemoryStore
 from protodcs.errors import StoreError
-from protodcs.serve.messages import Action, Outcome, Reply, Request
-from protodcs.serve.workers.router import LateError, Router, WorkerLostError
+from protodcs.serve.messages import Action, Outcome, Reply, Request, WorkerLostError
+from protodcs.serve.pipeline.queues import LateError
 from protodcs.serve.workers.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -78,9 +80,9 @@ def test_nothing_is_lost_or_applied_twice_by_a_takeover():
         async with first as first, second as second:
             store.gate = asyncio.Event()
             await done(second, CHECK)
-            under_way = asyncio.create_task(first.handle([observe(0)]))
+            under_way = asyncio.create_task(handled(first, [observe(0)]))
             await asyncio.sleep(0.1)
-            taken = asyncio.create_task(second.handle([take(observe(0))]))
+            taken = asyncio.create_task(handled(second, [take(observe(0))]))
             await asyncio.sleep(0.1)
             store.gate.set()
             (refused,), (applied,) = await under_way, await taken
@@ -226,12 +228,13 @@ class Network:
                 await asyncio.sleep(3600)
             if worker not in self.workers:
                 raise WorkerLostError("no such worker")
-            return await self.workers[worker].handle(requests)
+            return await handled(self.workers[worker], requests)
 
         async def view():
             return WORKERS
 
-        return Router(call, placement_finder(view), settings(**{**SETTINGS, **changes}))
+        config = settings(**{**SETTINGS, **changes})
+        return forwarding_queues(call, placement_finder(view), config)[0]
 
     def takeovers(self):
         """Return how many streams workers took from live ones."""

@@ -20,12 +20,12 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from made_service import FEATURES, PROTOTYPES, ask, create, done, feature, observe, settings, started
+from made_service import FEATURES, PROTOTYPES, ask, create, done, feature, handled, observe, settings, started
 from memory_store import MemoryStore
 from prometheus_server import FILES, promtool
 from protodcs import methods
 from protodcs.errors import ConfigError
-from protodcs.serve.messages import Action, Outcome, Reply
+from protodcs.serve.messages import Action, Outcome, Reply, WorkerLostError
 from protodcs.serve.store.base import Fence
 from protodcs.serve.stream.answers import unpack_decision
 from protodcs.serve.telemetry import logs, readiness, traces
@@ -33,7 +33,6 @@ from protodcs.serve.telemetry.gathering import Gathering
 from protodcs.serve.telemetry.metrics import EncoderMetrics, IngressMetrics
 from protodcs.serve.telemetry.readiness import Readiness
 from protodcs.serve.workers import stream_statistics as statistics_module
-from protodcs.serve.workers.router import WorkerLostError
 from protodcs.serve.workers.stream_statistics import StreamStatistics
 from protodcs.serve.workers.worker import Worker
 from test_service_app import BYTES, PNG, FakeEncoding, served
@@ -191,14 +190,14 @@ def test_waking_sleeping_fenced_writes_and_a_store_that_is_down_are_counted():
             await done(worker, observe(0))
             store.down = True
             await asyncio.sleep(0.25)
-            (refused,) = await worker.handle([observe(1)])
+            (refused,) = await handled(worker, [observe(1)])
             assert refused.outcome is Outcome.LATER
             down = worker.metrics()
             store.down = False
             await asyncio.sleep(0.15)
             await done(worker, observe(1))
             store.content["s"].fence = Fence(9, "of another worker")
-            assert (await worker.handle([observe(2)]))[0].outcome is Outcome.LATER
+            assert (await handled(worker, [observe(2)]))[0].outcome is Outcome.LATER
             await done(worker, observe(2))
             after = worker.metrics()
             await worker.drain(Reply(Outcome.CLOSED, "over"))
@@ -221,9 +220,9 @@ def test_a_commit_that_hangs_shows_as_lag_and_its_followers_as_queue():
         async with started(store, streams=("s", "t")) as worker:
             await done(worker, observe(0), observe(0, "t"))
             store.gate = asyncio.Event()
-            first = asyncio.create_task(worker.handle([observe(1)]))
+            first = asyncio.create_task(handled(worker, [observe(1)]))
             await asyncio.sleep(0.05)
-            second = asyncio.create_task(worker.handle([observe(1, "t")]))
+            second = asyncio.create_task(handled(worker, [observe(1, "t")]))
             await asyncio.sleep(0.05)
             held = worker.metrics()
             store.gate.set()
@@ -333,7 +332,7 @@ def test_requests_are_counted_by_route_and_status_and_timed_by_stage():
             await service.post("nobody/observe", feature(0), BYTES)
             await service.client.get("/v1/streams/s")
             await service.client.get("/nowhere/at/all")
-            return list(service.router.metrics.registry.collect())
+            return list(service.queues.metrics.registry.collect())
 
     report = asyncio.run(run())
     route = "/v1/streams/{stream}/observe"
@@ -347,7 +346,7 @@ def test_requests_are_counted_by_route_and_status_and_timed_by_stage():
     assert counted["GET", "/v1/streams/{stream}", "200"] == counted["GET", "other", "404"] == 1
     assert value(report, "protodcs_encode_seconds_count") == 2
     assert value(report, "protodcs_route_seconds_count") >= 6
-    assert value(report, "protodcs_worker_call_seconds_count") > 0
+    assert value(report, "protodcs_group_seconds_count") > 0
     assert value(report, "protodcs_ingress_waiting_requests") == 0
 
 
@@ -360,7 +359,7 @@ def test_a_caller_that_goes_away_is_no_failure_of_the_service(caplog):
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
-            return list(service.router.metrics.registry.collect())
+            return list(service.queues.metrics.registry.collect())
 
     with caplog.at_level(logging.DEBUG, "protodcs.serve.api.request_log"):
         report = asyncio.run(run())
@@ -381,7 +380,7 @@ def test_retries_late_and_refused_requests_are_counted_by_their_reason():
             assert many.status_code == 429
             service.store.down = True
             assert (await service.observe(feature(1))).status_code == 503
-            return list(service.router.metrics.registry.collect())
+            return list(service.queues.metrics.registry.collect())
 
     report = asyncio.run(run())
     assert value(report, "protodcs_ingress_given_up_total", reason="overloaded") == 1
@@ -528,10 +527,10 @@ def test_one_trace_goes_from_the_caller_through_encoder_and_worker_to_the_commit
     found = [span for span in spans() if span.context.trace_id == 0xABC]
     ours = {span.name: span for span in found}
     route = "POST /v1/streams/{stream}/observe"
-    assert sorted(span.name for span in found) == sorted([route, "encode", "route", "worker", "commit"])
+    assert sorted(span.name for span in found) == sorted([route, "encode", "route", "step", "commit"])
     assert ours[route].parent.span_id == 0xDEF
     assert ours[route].attributes["http.response.status_code"] == 200
-    for name, parent in (("encode", route), ("route", route), ("worker", route), ("commit", "worker")):
+    for name, parent in (("encode", route), ("route", route), ("step", route), ("commit", "step")):
         assert ours[name].parent.span_id == ours[parent].context.span_id, name
 
 
@@ -542,7 +541,7 @@ def test_a_batch_of_several_requests_is_one_span_with_links_to_all_of_them(spans
             await done(worker, *(observe(number, trace=mark) for number, mark in enumerate(marks)))
 
     asyncio.run(run())
-    (batch,) = (span for span in spans() if span.name == "worker")
+    (batch,) = (span for span in spans() if span.name == "step")
     assert batch.parent.span_id == 1
     assert [link.context.span_id for link in batch.links] == [2, 3]
     assert batch.attributes["requests"] == 3
@@ -696,7 +695,7 @@ def test_counting_costs_less_than_three_percent_of_an_observe_through_a_worker()
                 for worker in (counted, plain) if turn % 2 else (plain, counted):
                     before = time.thread_time()
                     for number in range(100):
-                        await worker.handle([observe(number, key=f"{turn}/{number}")])
+                        await handled(worker, [observe(number, key=f"{turn}/{number}")])
                     times[id(worker)].append(time.thread_time() - before)
             return np.array(times[id(counted)]) / np.array(times[id(plain)])
 

@@ -158,7 +158,7 @@ def test_an_observe_that_is_refused_stops_none_of_its_neighbours():
             bad = ask(Action.OBSERVE, "bad", feature(0)[:-4])
             odd = ask(Action.OBSERVE, "odd", feature(0)[:-1])
             long = observe(0, key="k" * 201)
-            replies = await worker.handle([observe(0), bad, observe(1), odd, long, observe(2)])
+            replies = await handled(worker, [observe(0), bad, observe(1), odd, long, observe(2)])
             outcomes = [reply.outcome.name for reply in replies]
             assert outcomes == ["DONE", "WRONG", "DONE", "WRONG", "WRONG", "DONE"]
             assert "shape (32,)" in replies[1].message
@@ -259,7 +259,7 @@ def test_a_store_that_is_down_for_longer_gives_later_and_nothing_is_lost():
             await done(worker, *(observe(number) for number in range(5)))
             store.down = True
             for _ in range(3):
-                replies = await worker.handle([observe(number) for number in range(5, 8)])
+                replies = await handled(worker, [observe(number) for number in range(5, 8)])
                 assert {reply.outcome for reply in replies} == {Outcome.LATER}
                 assert "down" in replies[0].message
             for action in (Action.PEEK, Action.STATUS, Action.SAVE_SNAPSHOT, Action.DELETE):
@@ -331,7 +331,7 @@ def test_an_error_inside_the_engine_is_told_and_the_stream_goes_on_from_the_stor
                 return advance(memory, row, scores)
 
             monkeypatch.setattr(engine, "_advance", torn)
-            replies = await worker.handle([observe(3), observe(4), observe(5), create("t")])
+            replies = await handled(worker, [observe(3), observe(4), observe(5), create("t")])
             assert [reply.outcome.name for reply in replies] == ["FAILED", "FAILED", "FAILED", "DONE"]
             assert "a bug" not in replies[1].message
             assert len(journal_of(store)) == 3
@@ -409,7 +409,7 @@ def test_what_another_worker_holds_is_left_to_it_while_it_lives():
         store = MemoryStore()
         async with started(store, "one") as first, started(store, "two", streams=()) as second:
             await done(first, observe(0))
-            refused = await second.handle([observe(1), observe(2)])
+            refused = await handled(second, [observe(1), observe(2)])
             assert [reply.outcome for reply in refused] == [Outcome.HELD, Outcome.HELD]
             assert refused[0].message == "one"
             await done(first, observe(1))
@@ -696,7 +696,7 @@ def test_a_drain_refuses_in_words_and_releases_everything():
             await turns()
             drain = asyncio.create_task(worker.drain(STOPPED))
             await turns()
-            assert await worker.handle([observe(6), create("new")]) == [STOPPED, STOPPED]
+            assert await handled(worker, [observe(6), create("new")]) == [STOPPED, STOPPED]
             store.gate.set()
             await drain
             assert (await under_way)[0].outcome is Outcome.DONE
@@ -705,7 +705,7 @@ def test_a_drain_refuses_in_words_and_releases_everything():
             assert "worker-0" not in store.leases
             await asyncio.sleep(0.6)
             assert "worker-0" not in store.leases
-            assert await worker.handle([observe(6)]) == [STOPPED]
+            assert await handled(worker, [observe(6)]) == [STOPPED]
         async with started(store, "other", streams=()) as other:
             await done(other, observe(6, "s0", key="key-6"))
 
@@ -960,7 +960,7 @@ def test_after_one_that_must_be_asked_again_none_behind_it_is_served():
                 raise StoreError("not now")
 
             store.save_snapshot = fails
-            replies = await worker.handle([observe(1), save_snapshot("a"), observe(2), observe(3)])
+            replies = await handled(worker, [observe(1), save_snapshot("a"), observe(2), observe(3)])
             assert [reply.outcome.name for reply in replies] == ["DONE", "LATER", "LATER", "LATER"]
             assert engine_of(worker) == learned(2)
             store.save_snapshot = works
@@ -1332,7 +1332,6 @@ def test_runs_of_many_streams_in_one_call_let_the_lease_have_its_turn(monkeypatc
     asyncio.run(run())
 
 
-@pytest.fixture
 def slow_stream(monkeypatch):
     """Have the worker treat the stream `s` as slow, and its runs wait for an event."""
     release = asyncio.Event()
@@ -1348,47 +1347,6 @@ def slow_stream(monkeypatch):
     return release
 
 
-def test_a_call_does_not_wait_for_a_slow_stream(slow_stream):
-    async def run():
-        async with started(streams=["s", "t"]) as worker:
-            slow_stream.set()
-            await done(worker, observe(0), observe(0, "t"))
-            slow_stream.clear()
-            requests = [observe(1), observe(1, "t"), observe(2)]
-            first = await worker.handle(requests)
-            assert [reply.outcome for reply in first] == [Outcome.BUSY, Outcome.DONE, Outcome.BUSY]
-            again = await worker.handle([requests[0], requests[2]])
-            assert [reply.outcome for reply in again] == [Outcome.BUSY] * 2
-            slow_stream.set()
-            replies = await handled(worker, [requests[0], requests[2]])
-            assert [(reply.position, reply.repeated) for reply in replies] == [(1, False), (2, False)]
-            assert engine_of(worker) == learned(3)
-
-    asyncio.run(run())
-
-
-def test_a_call_does_not_wait_for_a_stream_that_is_loaded_if_another_has_its_reply(monkeypatch):
-    monkeypatch.setattr(worker_module, "_ALONE_WAIT", 3600.0)
-
-    async def run():
-        async with started(streams=["s", "t"]) as worker:
-            await done(worker, observe(0, "t"))
-            event, load = asyncio.Event(), worker._streams._load
-
-            async def load_slowly(held, prototypes):
-                await event.wait()
-                return await load(held, prototypes)
-
-            worker._streams._load = load_slowly
-            replies = await asyncio.wait_for(worker.handle([observe(0), observe(1, "t")]), 60)
-            assert [reply.outcome for reply in replies] == [Outcome.BUSY, Outcome.DONE]
-            event.set()
-            # Alone, it is worth the wait.
-            assert [reply.outcome for reply in await worker.handle([observe(0)])] == [Outcome.DONE]
-
-    asyncio.run(run())
-
-
 @pytest.mark.parametrize(("slowest", "mean", "slow"), [(90, 1, False), (90, 5, True), (110, 1, True)])
 def test_a_stream_is_computed_in_a_thread_if_some_steps_or_all_take_long(slowest, mean, slow, monkeypatch):
     cost = Estimate((Part((), memory=0, snapshot=0, slowest=slowest * 1e6, mean=mean * 1e6),))
@@ -1398,36 +1356,6 @@ def test_a_stream_is_computed_in_a_thread_if_some_steps_or_all_take_long(slowest
         async with started() as worker:
             await done(worker, observe(0))
             assert worker._streams.loaded["s"].slow is slow
-
-    asyncio.run(run())
-
-
-def test_other_requests_do_not_get_the_result_of_a_slow_one(slow_stream):
-    async def run():
-        async with started() as worker:
-            slow_stream.set()
-            await done(worker, observe(0))
-            slow_stream.clear()
-            assert (await worker.handle([observe(1)]))[0].outcome is Outcome.BUSY
-            slow_stream.set()
-            other = await one(worker, observe(1)._replace(payload=feature(2)))
-            assert other.outcome is Outcome.CONFLICT
-            assert (await one(worker, observe(1))).position == 1
-
-    asyncio.run(run())
-
-
-def test_a_result_that_nobody_asks_for_is_forgotten(slow_stream, virtual_time):
-    async def run():
-        async with started() as worker:
-            slow_stream.set()
-            await done(worker, observe(0))
-            slow_stream.clear()
-            assert (await worker.handle([observe(1)]))[0].outcome is Outcome.BUSY
-            slow_stream.set()
-            await asyncio.sleep(120)
-            assert worker._unfinished == {}
-            assert (await one(worker, observe(1))).repeated
 
     asyncio.run(run())
 
@@ -1611,7 +1539,7 @@ def test_a_caller_that_goes_away_does_not_interrupt_a_stream_that_computes_in_a_
         async with started(store) as worker:
             await done(worker, observe(0))
             begun, release = paused_step(monkeypatch, 1)
-            gone = asyncio.create_task(worker.handle([observe(1)]))
+            gone = asyncio.create_task(handled(worker, [observe(1)]))
             while not begun.is_set():
                 await asyncio.sleep(0)
             gone.cancel()

@@ -17,6 +17,8 @@ from made_service import (
     create,
     engine_of,
     feature,
+    forwarding_queues,
+    handled,
     placement_finder,
     placement_of,
     settings,
@@ -26,11 +28,11 @@ from memory_store import MemoryStore
 from protodcs import StreamDCS
 from protodcs.discovery import DiscoveryConfig
 from protodcs.errors import UnknownClusterError
-from protodcs.serve.messages import Action, Outcome, Reply, Request
+from protodcs.serve.messages import Action, Outcome, Reply, Request, WorkerLostError
+from protodcs.serve.pipeline.queues import LateError
 from protodcs.serve.stream.answers import pack_decision
 from protodcs.serve.stream.feedback import Feedback, pack_feedback
 from protodcs.serve.stream.samples import StreamSamples
-from protodcs.serve.workers.router import LateError, Router, WorkerLostError
 from protodcs.serve.workers.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -80,7 +82,7 @@ class Cluster:
         self.names = ["worker-0", "worker-1", "worker-2"]
         self.workers = {}
         self.frozen = set()
-        self.router = Router(self.call, placement_finder(self.view), CONFIG)
+        self.router, _ = forwarding_queues(self.call, placement_finder(self.view), CONFIG)
         self.faults = 0
 
     async def start(self, name):
@@ -96,7 +98,7 @@ class Cluster:
         if name not in self.workers:
             raise WorkerLostError("dead")
         worker = self.workers[name]
-        replies = await worker.handle(requests)
+        replies = await handled(worker, requests)
         await self.unfrozen(name)
         if self.workers.get(name) is not worker:
             raise WorkerLostError("died meanwhile")
@@ -114,7 +116,7 @@ class Cluster:
     async def kill(self, name):
         worker = self.workers.pop(name, None)
         if worker is not None:
-            for task in [*worker._tasks, *worker._streams.busy.values()]:
+            for task in [*worker._tasks, *worker._streams.busy.values(), *worker.pipeline._tasks]:
                 task.cancel()
         await asyncio.sleep(self.chance.uniform(0, 0.1))
         if name in self.names:
@@ -294,7 +296,7 @@ def test_every_stream_goes_on_as_if_nothing_had_happened(seed):
             assert engine_of(worker, stream) == reference.engine.snapshot()
             assert worker._streams.loaded[stream].live.samples.pack() == reference.samples.pack()
         assert cluster.store.misfits == []
-        assert (cluster.router.waiting, cluster.router._stream_queues) == (0, {})
+        assert (cluster.router.waiting, cluster.router._queues) == (0, {})
         await cluster.close()
 
     asyncio.run(run())

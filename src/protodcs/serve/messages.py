@@ -1,7 +1,9 @@
-"""What the router asks of a worker, and what a worker answers: plain values that travel between processes."""
+"""What is asked of a stream, and what is answered: plain values that travel between processes."""
 
 from enum import Enum
 from typing import Any, NamedTuple
+
+from ..errors import ProtoDCSError
 
 
 class Request(NamedTuple):
@@ -15,7 +17,7 @@ class Request(NamedTuple):
             incarnation of a stream that is deleted; or the fingerprint of a vocabulary.
         shared: the packed prototypes of a stream that is created, or the packed rows of a vocabulary.
         stand_in: the worker that the stream belongs to was asked in vain.
-        take_from: the worker that holds the stream and that the router cannot reach; take the stream from it.
+        take_from: the worker that holds the stream and that cannot be reached; take the stream from it.
         trace: the span that it belongs to, as a traceparent; empty where nobody records it.
         digest: of the content of the caller's request, all rows of it; empty: the payload is all of it.
         row: which row of the caller's request this is.
@@ -82,7 +84,7 @@ class Action:
 
 
 class Outcome(Enum):
-    """How it went. The last four are not final: the same request may be asked again, here or elsewhere."""
+    """How it went. The last three are not final: the same request may be asked again, here or elsewhere."""
 
     DONE = "done"
     MISSING = "missing"
@@ -96,12 +98,11 @@ class Outcome(Enum):
     HELD = "held"
     MOVED = "moved"
     LATER = "later"
-    BUSY = "busy"
 
     @property
     def final(self) -> bool:
         """Whether asking again would change nothing."""
-        return self not in (Outcome.HELD, Outcome.MOVED, Outcome.LATER, Outcome.BUSY)
+        return self not in (Outcome.HELD, Outcome.MOVED, Outcome.LATER)
 
 
 class Reply(NamedTuple):
@@ -125,6 +126,10 @@ class Reply(NamedTuple):
     repeated: bool = False
     facts: dict[str, Any] | None = None
     code: str = ""
+
+
+class WorkerLostError(ProtoDCSError, ConnectionError):
+    """A worker that died, is not there, or could not be reached. It may or may not have done what was asked."""
 
 
 STOPPING = Reply(Outcome.CLOSED, "the service is being stopped: nothing was done; ask again when it is back")

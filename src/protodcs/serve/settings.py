@@ -175,7 +175,7 @@ class ServeConfig(Settings):
     # Requests.
     request_seconds: float = Field(30.0, gt=0, description="Request timeout. Seconds.")
     attempt_seconds: float = Field(
-        5.0, gt=0, description="Timeout of one call to a worker, after which the router asks another one. Seconds."
+        5.0, gt=0, description="Time without a word from another process after which it is not asked any more. Seconds."
     )
     takeover_failures: int = Field(
         3,

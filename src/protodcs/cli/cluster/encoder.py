@@ -14,10 +14,10 @@ from ray.serve.exceptions import RayServeException
 
 from ... import encoders
 from ...serve.encoder.encoding import SharedEncoder
+from ...serve.messages import WorkerLostError
 from ...serve.runtime.startup import avoid_pauses
 from ...serve.settings import ServeConfig
 from ...serve.telemetry import logs
-from ...serve.workers.router import WorkerLostError
 from .settings import ClusterSettings
 
 _APPLICATION, _DEPLOYMENT = "protodcs-encoder", "Encoder"

@@ -15,9 +15,9 @@ from ..access.keys import Keys
 from ..access.limits import BodyLimitMiddleware, Limits
 from ..access.rules import RouteTable
 from ..access.sessions import Sessions
+from ..pipeline.queues import Queues
 from ..settings import ServeConfig
 from ..telemetry.readiness import Readiness
-from ..workers.router import Router
 from ..workers.webhooks import WebhookControl
 from . import docs_page
 from .audit_middleware import AuditMiddleware
@@ -73,12 +73,12 @@ RULES = [*rules_of(route for resource in RESOURCES for route in resource.routes)
 
 def application(
     config: ServeConfig,
-    router: Router,
+    queues: Queues,
     control: Control,
     encoding: Encoding | None,
     webhooks: WebhookControl,
 ) -> FastAPI:
-    """Return the application over a router and a runtime, with an encoder if there is one."""
+    """Return the application over queues and a runtime, with an encoder if there is one."""
     api = FastAPI(
         title="ProtoDCS",
         version=__version__,
@@ -95,14 +95,14 @@ def application(
         class_encoder = ClassNameEncoder(encoding.prototypes, config, encoding.vocabulary, encoding.calls)
     api.state.services = Services(
         config,
-        router,
+        queues,
         control,
         encoding,
         class_encoder,
         limits,
         Readiness(control, encoding, config.lease_seconds),
         browser_sessions,
-        Feeds(config, router, control.list_streams),
+        Feeds(config, queues, control.list_streams),
         webhooks,
         None if encoding is None or not config.stores_thumbnails else _thumbnail_maker(),
     )
@@ -119,7 +119,7 @@ def application(
     )
     api.add_middleware(AccessMiddleware, keys=keys, sessions=browser_sessions, routes=RouteTable(RULES))
     api.add_middleware(AuditMiddleware, log=AuditLog(config.audit))
-    api.add_middleware(RequestLogMiddleware, metrics=router.metrics)
+    api.add_middleware(RequestLogMiddleware, metrics=queues.metrics)
     return api
 
 

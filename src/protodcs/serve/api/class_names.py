@@ -12,9 +12,9 @@ import numpy as np
 
 from ...core.prototypes import Prototypes
 from ...errors import ProtoDCSError
+from ..pipeline.queues import OverloadedError
 from ..settings import ServeConfig
 from ..stream.shared import pack_prototypes, unpack_prototypes
-from ..workers.router import OverloadedError
 
 # Class names in one call to the encoder.
 CHUNK = 64

@@ -14,11 +14,11 @@ from ..access.problems import ProblemError
 from ..access.sessions import Session, Sessions
 from ..messages import Outcome, Reply
 from ..messages import Request as WorkerRequest
+from ..pipeline.queues import Queues
 from ..settings import ServeConfig
 from ..store.base import ListedStream
 from ..stream.records import LONGEST_KEY
 from ..telemetry.readiness import Readiness
-from ..workers.router import Router
 from ..workers.webhooks import WebhookControl
 from .class_names import ClassNameEncoder
 from .errors import InternalError
@@ -100,7 +100,7 @@ class Services:
     """The parts of the service that routes use. One per process that serves HTTP."""
 
     config: ServeConfig
-    router: Router
+    queues: Queues
     control: Control
     encoding: Encoding | None
     class_encoder: ClassNameEncoder | None
@@ -151,12 +151,12 @@ class RequestContext:
     async def ask(self, stream: str, action: str, payload: bytes = b"", **more: Any) -> Reply:
         """Send a request to the worker of a stream. Raise ProblemError unless it succeeds."""
         request = WorkerRequest(self.scoped(stream), action, self.key, payload, **more)
-        return checked(await self.services.router.ask(request))
+        return checked(await self.services.queues.ask(request))
 
     async def ask_at_once(self, stream: str, action: str, payload: bytes = b"") -> Reply:
         """The same for a question that need not wait for the requests on the stream before it."""
         request = WorkerRequest(self.scoped(stream), action, self.key, payload)
-        (reply,) = await self.services.router.ask_at_once([request])
+        (reply,) = await self.services.queues.ask_at_once([request])
         return checked(reply)
 
     async def change(self, stream: str, action: str, payload: bytes = b"", **more: Any) -> Change:

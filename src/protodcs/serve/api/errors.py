@@ -11,8 +11,9 @@ from starlette.requests import ClientDisconnect
 from ...errors import ConfigError, ImageError, InputError, ProtoDCSError
 from ..access.authentication import without_tenant
 from ..access.problems import FieldError, ProblemError, of_status
+from ..messages import WorkerLostError
+from ..pipeline.queues import LateError, OverloadedError
 from ..telemetry import logs
-from ..workers.router import LateError, OverloadedError, WorkerLostError
 from .class_names import ClassEncodingTimeoutError
 
 _log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Several processes that share their streams. Start one more to serve more; end one to update it.
 
-Each process is the whole service: HTTP, a router, one worker, an encoder if there is one. What they share is the store.
+Each process is the whole service: HTTP, one worker, an encoder if there is one. What they share is the store.
 
 - `partitions`: a stream belongs to one of 4,096 partitions. Rendezvous hashing of the processes' names says who should
   own a partition, so each process computes the same without a leader, and a process more or less moves few of them.
@@ -8,8 +8,8 @@ Each process is the whole service: HTTP, a router, one worker, an encoder if the
   by it all of its partitions. An owner hands a partition over as soon as another process should have it: it accepts
   nothing more for it, unloads its streams, and writes the new owner. The partitions of a process whose lease ran out
   are taken by those that should own them. The clock of the database decides, never that of a machine.
-- `peers`: a request that arrives at the wrong process goes to the owner in one hop. The router does this as for any
-  worker: it calls a name, and the name of a process is its address.
+- `forwarding`: a request that arrives at the wrong process goes to the owner in one hop. Processes that fail get none.
+- `peers`: the calls that do it. The name of a process is its address.
 - `service`: the parts together.
 - `cells`: a front before several databases, each with processes of its own. It needs none of the other modules.
 

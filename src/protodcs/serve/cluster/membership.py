@@ -138,7 +138,7 @@ class Membership:
         self.placement = PartitionMap((), (), self._owners)
         self.ended: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
-    # What router and routes ask.
+    # What forwarding and routes ask.
 
     async def find_placement(self) -> PartitionMap:
         """Return where streams belong now. The database is asked, unless that was done a moment ago."""

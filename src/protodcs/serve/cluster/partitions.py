@@ -39,7 +39,7 @@ def best_owners(processes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class PartitionMap:
-    """Where streams belong: a `Placement` for router and worker.
+    """Where streams belong: a `Placement` for forwarding and workers.
 
     Args:
         processes: the names of all processes that live.

@@ -1,11 +1,17 @@
-"""Calls between processes: requests go to the worker of another process in one HTTP call, packed.
+"""Calls between processes: groups of requests go to another process in one HTTP call, packed.
 
-A call reaches the worker and no router, so no request is forwarded twice. The caller sends a token that only holders of
-the store's secret can compute, and that only the called process accepts.
+The response has the replies to each group as soon as they are there, so no group waits for another. A call goes to the
+pipeline of the other process, so no request is forwarded twice. The caller sends a token that only holders of the
+store's secret can compute, and that only the called process accepts.
 """
 
+import asyncio
 import hashlib
 import hmac
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -13,21 +19,25 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...errors import ProtoDCSError
-from ..messages import Reply, Request
-from ..workers.router import WorkerLostError
+from ..messages import Reply, Request, WorkerLostError
+from ..pipeline.group import Group
+from ..settings import ServeConfig
 from ..workers.worker import Worker
+from .forwarding import AT_WORK
 
 # Part of the path: processes that pack requests differently don't understand each other.
-PROTOCOL = 1
+PROTOCOL = 2
 _PREFIX = f"/internal/v{PROTOCOL}"
 _CALLS, _FACTS = f"{_PREFIX}/calls", f"{_PREFIX}/facts"
-# The router has two calls to a process under way, and health checks beside them.
-_CONNECTIONS = 8
+# Before the packed replies to a group: its number, and their size.
+_HEAD = struct.Struct("<iI")
+_AT_WORK = _HEAD.pack(AT_WORK[0], 0)
 _MAX_BODY = 2**30
 _FACTS_SECONDS = 1.0
+_MEDIA_TYPE = (b"content-type", b"application/msgpack")
 
 _pack = msgspec.msgpack.Encoder().encode
-_unpack_requests = msgspec.msgpack.Decoder(list[Request]).decode
+_unpack_groups = msgspec.msgpack.Decoder(list[list[Request]]).decode
 _unpack_replies = msgspec.msgpack.Decoder(list[Reply]).decode
 
 
@@ -41,29 +51,39 @@ class Calls:
     def __init__(self, secret: bytes):
         self._secret = secret
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, limit_per_host=_CONNECTIONS),
-            # The router limits the time of a call.
+            connector=aiohttp.TCPConnector(limit=0),
+            # Forwarding limits the time of a call.
             timeout=aiohttp.ClientTimeout(total=None),
             auto_decompress=False,
         )
 
-    async def call(self, process: str, requests: list[Request]) -> list[Reply]:
-        """Return the replies of the worker of a process. Raise WorkerLostError if it cannot be reached."""
-        body = await self._ask(process, "POST", _CALLS, _pack(requests))
-        try:
-            replies = _unpack_replies(body)
-        except msgspec.MsgspecError as problem:
-            raise WorkerLostError(f"{process} sent no replies: {problem}") from None
-        if len(replies) != len(requests):
-            raise WorkerLostError(f"{process} sent {len(replies)} replies to {len(requests)} requests")
-        return replies
+    async def call(self, process: str, groups: list[list[Request]]) -> AsyncIterator[tuple[int, list[Reply]]]:
+        """Yield the number and the replies of each group, and `AT_WORK` in between.
+
+        Raises:
+            WorkerLostError: the process cannot be reached.
+        """
+        missing = set(range(len(groups)))
+        async with self._asked(process, "POST", _CALLS, _pack(groups)) as response:
+            while missing:
+                head = await response.content.readexactly(_HEAD.size)
+                if head == _AT_WORK:
+                    yield AT_WORK
+                    continue
+                number, size = _HEAD.unpack(head)
+                replies = _unpack_replies(await response.content.readexactly(size))
+                if number not in missing or len(replies) != len(groups[number]):
+                    raise WorkerLostError(f"{process} sent {len(replies)} replies to group {number}")
+                missing.remove(number)
+                yield number, replies
 
     async def facts(self, process: str) -> dict[str, Any] | None:
         """Return what the worker of a process says of itself; None if it does not answer."""
         try:
-            body = await self._ask(process, "GET", _FACTS, timeout=aiohttp.ClientTimeout(_FACTS_SECONDS))
-            facts: dict[str, Any] = msgspec.msgpack.decode(body)
-        except (WorkerLostError, msgspec.MsgspecError):
+            timeout = aiohttp.ClientTimeout(_FACTS_SECONDS)
+            async with self._asked(process, "GET", _FACTS, timeout=timeout) as response:
+                facts: dict[str, Any] = msgspec.msgpack.decode(await response.read())
+        except WorkerLostError:
             return None
         return facts
 
@@ -71,25 +91,27 @@ class Calls:
         """Close all connections."""
         await self._session.close()
 
-    async def _ask(self, process: str, method: str, path: str, body: bytes = b"", **more: Any) -> bytes:
+    @asynccontextmanager
+    async def _asked(
+        self, process: str, method: str, path: str, body: bytes = b"", **more: Any
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Yield the response of a process. Raise WorkerLostError for everything that goes wrong until it is read."""
         headers = {"Authorization": f"Bearer {_token(self._secret, process)}"}
         try:
             async with self._session.request(method, process + path, data=body, headers=headers, **more) as response:
-                content = await response.read()
-        except (aiohttp.ClientError, OSError) as problem:
+                if response.status != 200:
+                    raise WorkerLostError(f"{process} answered a call with {response.status}")
+                yield response
+        except (aiohttp.ClientError, OSError, EOFError, msgspec.MsgspecError) as problem:
             raise WorkerLostError(f"{process} cannot be reached: {type(problem).__name__}") from None
-        except TimeoutError:
-            raise WorkerLostError(f"{process} did not answer in time") from None
-        if response.status != 200:
-            raise WorkerLostError(f"{process} answered a call with {response.status}")
-        return content
 
 
 class PeerMiddleware:
     """Serves the calls of other processes. All other requests go to the application."""
 
-    def __init__(self, app: ASGIApp, worker: Worker, secret: bytes):
+    def __init__(self, app: ASGIApp, worker: Worker, secret: bytes, config: ServeConfig):
         self._app = app
+        self._beat_seconds = config.attempt_seconds / 4
         self._worker = worker
         self._authorization = f"Bearer {_token(secret, worker.name)}".encode()
 
@@ -98,28 +120,57 @@ class PeerMiddleware:
         if scope["type"] != "http" or not scope["path"].startswith("/internal/"):
             await self._app(scope, receive, send)
             return
-        status, body = await self._answer(scope, receive)
-        headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/msgpack")]
-        if status != 200:
-            # The rest of the body was not read.
-            headers.append((b"connection", b"close"))
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-    async def _answer(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
         headers = dict(scope["headers"])
         # Before the body is read.
         if not hmac.compare_digest(headers.get(b"authorization", b""), self._authorization):
-            return 403, b""
-        if (scope["method"], scope["path"]) == ("GET", _FACTS):
-            return 200, _pack(self._worker.facts())
-        if (scope["method"], scope["path"]) != ("POST", _CALLS):
-            return 404, b""
-        try:
-            requests = _unpack_requests(await _body(receive))
-        except (msgspec.MsgspecError, _IncompleteError):
-            return 400, b""
-        return 200, _pack(await self._worker.handle(requests))
+            await _respond(send, 403)
+        elif (scope["method"], scope["path"]) == ("GET", _FACTS):
+            await _respond(send, 200, _pack(self._worker.facts()))
+        elif (scope["method"], scope["path"]) != ("POST", _CALLS):
+            await _respond(send, 404)
+        else:
+            try:
+                groups = _unpack_groups(await _body(receive))
+            except (msgspec.MsgspecError, _IncompleteError):
+                await _respond(send, 400)
+            else:
+                await self._serve(groups, send)
+
+    async def _serve(self, groups: list[list[Request]], send: Send) -> None:
+        """Send the replies to each group as soon as they are there."""
+        served: asyncio.Queue[tuple[int, list[Reply]]] = asyncio.Queue()
+
+        def put(number: int, group: Group) -> None:
+            served.put_nowait((number, group.replies))
+
+        for number, requests in enumerate(groups):
+            self._worker.pipeline.begin(Group(requests, partial(put, number)))
+        await send({"type": "http.response.start", "status": 200, "headers": [_MEDIA_TYPE]})
+        open_groups = len(groups)
+        while open_groups:
+            try:
+                async with asyncio.timeout(self._beat_seconds):
+                    found = [await served.get()]
+            except TimeoutError:
+                if self._worker.is_connected:
+                    await send({"type": "http.response.body", "body": _AT_WORK, "more_body": True})
+                continue
+            while not served.empty():
+                found.append(served.get_nowait())
+            open_groups -= len(found)
+            parts = ((number, _pack(replies)) for number, replies in found)
+            body = b"".join(_HEAD.pack(number, len(packed)) + packed for number, packed in parts)
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _respond(send: Send, status: int, body: bytes = b"") -> None:
+    headers = [(b"content-length", b"%d" % len(body)), _MEDIA_TYPE]
+    if status != 200:
+        # The rest of the body was not read.
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 class _IncompleteError(ProtoDCSError):

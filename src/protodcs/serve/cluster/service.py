@@ -9,12 +9,13 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from ..messages import Reply, Request
+from ..pipeline.group import Group
 from ..runtime.service import BatchEncoder, address_of, run, serve_worker, start_telemetry
 from ..settings import ServeConfig
 from ..store import open_store
-from ..workers.placement import Placement
+from ..telemetry.metrics import IngressMetrics
 from ..workers.worker import Worker
+from .forwarding import Forwarding
 from .membership import Membership
 from .peers import Calls, PeerMiddleware
 
@@ -49,31 +50,35 @@ async def _serve(
         await membership.close()
         await store.close()
         raise
-    async with aclosing(_Peers(worker, membership, secret)) as peers:
+    async with aclosing(_Peers(worker, membership, secret, config)) as peers:
         await serve_worker(config, worker, store, listener, ready, membership.ended, peers, encoder)
 
 
 class _Peers:
     """The other processes, as this one uses them: see `Peers` of the local runtime."""
 
-    def __init__(self, worker: Worker, membership: Membership, secret: bytes):
+    def __init__(self, worker: Worker, membership: Membership, secret: bytes, config: ServeConfig):
         self._worker = worker
         self._membership = membership
         self._secret = secret
+        self._config = config
         self._calls = Calls(secret)
+        self._forwarding: Forwarding | None = None
 
-    async def find_placement(self) -> Placement:
-        return await self._membership.find_placement()
+    def forward(self, metrics: IngressMetrics) -> Callable[[Group], None]:
+        worker, find_placement = self._worker, self._membership.find_placement
+        self._forwarding = Forwarding(worker.name, worker.pipeline, self._calls, find_placement, self._config, metrics)
+        return self._forwarding.begin
 
-    async def call(self, process: str, requests: list[Request]) -> list[Reply]:
-        return await self._calls.call(process, requests)
+    async def names(self) -> list[str]:
+        return list((await self._membership.find_placement()).workers)
 
     async def facts(self) -> list[dict[str, Any]]:
         others = (name for name in self._membership.placement.workers if name != self._worker.name)
         return [found for found in await asyncio.gather(*map(self._calls.facts, others)) if found is not None]
 
     def application(self, app: ASGIApp) -> ASGIApp:
-        return PeerMiddleware(app, self._worker, self._secret)
+        return PeerMiddleware(app, self._worker, self._secret, self._config)
 
     async def join(self) -> None:
         await self._membership.join()
@@ -82,5 +87,7 @@ class _Peers:
         await self._membership.leave()
 
     async def aclose(self) -> None:
+        if self._forwarding is not None:
+            await self._forwarding.close()
         await self._membership.close()
         await self._calls.close()

@@ -1,7 +1,7 @@
 """Images on their way to the encoder: what comes while others are under way travels together.
 
 A call costs as much as a small image, so under load one call carries many. An image that finds no call
-under way leaves at once. Order is not kept here; the router does that.
+under way leaves at once. Order is not kept here; the queue of the stream does that.
 """
 
 import asyncio

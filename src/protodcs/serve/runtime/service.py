@@ -23,16 +23,16 @@ from ..access.problems import MEDIA_TYPE, ProblemError
 from ..api.app import application
 from ..api.events.feeds import Feeds
 from ..encoder.micro_batcher import MicroBatcher
-from ..messages import STOPPING, Reply, Request
+from ..messages import STOPPING
+from ..pipeline.group import Group
+from ..pipeline.queues import Queues
 from ..settings import ServeConfig
 from ..store.base import ListedStream, Store
 from ..store.sqlite import SqliteStore
 from ..telemetry import logs, traces
 from ..telemetry.gathering import Gathering, gather_forever
-from ..telemetry.metrics import EncoderMetrics
+from ..telemetry.metrics import EncoderMetrics, IngressMetrics
 from ..telemetry.readiness import failing_parts
-from ..workers.placement import OnlyWorker, Placement
-from ..workers.router import Router
 from ..workers.webhooks import Webhooks
 from ..workers.worker import Worker
 from .preflight import bind
@@ -76,12 +76,12 @@ def run(config: ServeConfig, work: Callable[[socket.socket], Coroutine[Any, Any,
 class Peers(Protocol):
     """The other processes that share the streams."""
 
-    async def find_placement(self) -> Placement:
-        """Return where streams belong now."""
+    def forward(self, metrics: IngressMetrics) -> Callable[[Group], None]:
+        """Return what sends groups of requests to the processes that hold their streams."""
         ...
 
-    async def call(self, process: str, requests: list[Request]) -> list[Reply]:
-        """Return the replies of the worker of another process. Raise WorkerLostError if it cannot be reached."""
+    async def names(self) -> list[str]:
+        """Return the names of all processes."""
         ...
 
     async def facts(self) -> list[dict[str, Any]]:
@@ -128,7 +128,7 @@ class BatchEncoder(Protocol):
 
 
 class LocalService:
-    """The worker, the router and the encoder of a service in one process.
+    """The worker, the queues and the encoder of a service in one process.
 
     Args:
         worker: the worker.
@@ -152,19 +152,19 @@ class LocalService:
         self._store = store
         self._peers = peers
         self._leaving = False
-        find_placement = OnlyWorker(worker.name).find if peers is None else peers.find_placement
-        self._router = Router(self._call, find_placement, config, local=worker.name)
+        metrics = IngressMetrics(config.max_queued_requests)
+        begin = worker.pipeline.begin if peers is None else peers.forward(metrics)
+        queues = Queues(begin, config, metrics)
         self._encoder = None if encoder is None else _BatchedEncoder(encoder, config)
+        registries = [metrics.registry]
         if self._encoder is not None:
-            self._router.metrics.queued_images.set_function(self._encoder.queued)
-        registries = [self._router.metrics.registry]
-        if self._encoder is not None:
+            metrics.queued_images.set_function(self._encoder.queued)
             registries.append(self._encoder.metrics.registry)
         self._lease = config.lease_seconds
         parts = ("workers", "store") if encoder is None else ("workers", "store", "encoder")
         self._gathering = Gathering(self._lease, parts, registries)
         self.webhooks = webhooks
-        self.api: FastAPI = application(config, self._router, self, self._encoder, webhooks)
+        self.api: FastAPI = application(config, queues, self, self._encoder, webhooks)
         self._feeds: Feeds = self.api.state.services.feeds
         worker.on_commit(self._committed)
 
@@ -173,14 +173,9 @@ class LocalService:
         if noticed:
             self.webhooks.notify()
 
-    async def _call(self, name: str, requests: list[Request]) -> list[Reply]:
-        if self._peers is None or name == self._worker.name:
-            return await self._worker.handle(requests)
-        return await self._peers.call(name, requests)
-
     async def workers(self) -> list[str]:
         """Return the names of the workers: each process has one."""
-        return [self._worker.name] if self._peers is None else list((await self._peers.find_placement()).workers)
+        return [self._worker.name] if self._peers is None else await self._peers.names()
 
     async def facts(self) -> list[dict[str, Any]]:
         """Return what the worker of this process says of itself."""

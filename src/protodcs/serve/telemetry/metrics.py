@@ -58,8 +58,11 @@ class IngressMetrics:
         self.queued_images = Gauge(
             "protodcs_encoder_queued_images", "Images that wait for the encoder.", registry=registry
         )
-        self.call = Histogram(
-            "protodcs_worker_call_seconds", "Time of one call to one worker.", buckets=_REQUEST, registry=registry
+        self.group = Histogram(
+            "protodcs_group_seconds",
+            "Time from sending some requests on one stream to their replies, which follow the commit.",
+            buckets=_REQUEST,
+            registry=registry,
         )
         self._tenant_requests = Counter(
             "protodcs_tenant_requests", "HTTP requests with a valid API key.", ["tenant"], registry=registry
@@ -100,7 +103,7 @@ class IngressMetrics:
         # What never happened is 0 and not absent: otherwise nobody would see it happen for the first time.
         for counter, reasons in (
             (self._health_checks, ("passed", "failed")),
-            (self._retries, ("held", "moved", "later", "busy")),
+            (self._retries, ("held", "moved", "later")),
             (self._failed_calls, ("lost", "silent", "error")),
             (self._given_up, ("late", "overloaded")),
         ):

@@ -1,1 +1,1 @@
-"""Workers hold the streams: they decide, learn and commit. A router finds the worker of each stream."""
+"""Workers hold the streams of a process in memory, and load, change and unload them."""

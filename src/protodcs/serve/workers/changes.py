@@ -9,12 +9,12 @@ from ...errors import StoreError
 from ..log.entries import LogEntry, Range
 from ..log.notices import Notice
 from ..messages import Reply, Request
+from ..pipeline.commit import GroupCommit
 from ..settings import ServeConfig
 from ..store.base import Batch, Checkpoint
 from ..stream.idempotency import Answer, digest_of
 from ..stream.records import Kind
 from .computing import Computing
-from .group_commit import GroupCommit
 from .lease import WorkerLease
 from .loaded_stream import LoadedStream
 from .quotas import Quotas

@@ -8,6 +8,9 @@ from ..settings import ServeConfig
 from ..store.base import Store
 from ..telemetry.metrics import WorkerMetrics
 
+# Within the time of a lease.
+RENEWALS = 3
+
 
 class WorkerLease:
     """Renews the lease at the store, and knows the store's time.
@@ -62,6 +65,11 @@ class WorkerLease:
         if expired or self._store.generation != self._generation:
             self.on_lost()
             self._generation = self._store.generation
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it was renewed lately: one renewal may be late."""
+        return time.monotonic() - self._renewed < 2 * self._seconds / RENEWALS
 
     def now(self) -> float:
         """Return the time by the store's clock, in seconds since 1970."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from ...errors import ProtoDCSError, StoreError
 from ..log.notices import NoticeMaker
+from ..pipeline.commit import Journal
 from ..stream.cost import estimate, has_estimate
 from ..stream.live_stream import LiveStream
-from .group_commit import Journal
 
 # A stream whose slowest step, or a step on average, may take longer is computed in a thread. Milliseconds, estimated.
 _SLOW_STEP, _SLOW_MEAN_STEP = 100.0, 2.0
@@ -62,7 +62,7 @@ class LoadedStream:
             raise
         except BaseException:
             # The engine may be inconsistent, and is ahead of its journal.
-            self.journal.broken = StoreError("the stream was interrupted while it learned")
+            self.journal.fail(StoreError("the stream was interrupted while it learned"))
             raise
 
     @property

@@ -16,6 +16,7 @@ from ...core.prototypes import Prototypes
 from ...core.vocabulary import Vocabulary
 from ...errors import FencedError, StoreError
 from ..messages import Reply, Request
+from ..pipeline.turns import Turns
 from ..settings import ServeConfig
 from ..store.base import AcquiredStream, Store, Takeover
 from ..stream.idempotency import Limits
@@ -71,7 +72,8 @@ class LoadedStreams:
         store: where the streams are kept.
         config: the settings of the service.
         metrics: where loads are counted.
-        computing: where states are computed.
+        computing: threads for large states.
+        turns: shares the time of the event loop.
         changes: writes snapshots.
 
     Attributes:
@@ -90,6 +92,7 @@ class LoadedStreams:
         config: ServeConfig,
         metrics: WorkerMetrics,
         computing: Computing,
+        turns: Turns,
         changes: Changes,
     ):
         self._lease = lease
@@ -98,6 +101,7 @@ class LoadedStreams:
         self._limits = Limits.of(config)
         self._metrics = metrics
         self._computing = computing
+        self._turns = turns
         self._changes = changes
         self.loaded: OrderedDict[str, LoadedStream] = OrderedDict()
         self.busy: dict[str, asyncio.Task[Any]] = {}
@@ -115,14 +119,21 @@ class LoadedStreams:
         self.load_times: deque[float] = deque(maxlen=_LOAD_TIMES)
         lease.on_lost, lease.on_taken = self.discard, self._drop_taken
 
+    def find(self, stream: str) -> LoadedStream | None:
+        """Return a stream that is in memory."""
+        loaded = self.loaded.get(stream)
+        if loaded is None or loaded.journal.broken is not None:
+            return None
+        self.loaded.move_to_end(stream)
+        return loaded
+
     async def get(self, stream: str, stand_in: bool, take_from: str = "") -> LoadedStream:
         """Return the stream in memory; load it if this worker may, and take it from the worker `take_from`."""
         # Once, and not again after a load: a worker that cannot renew its lease would load without end.
         self._lease.check()
         while True:
-            loaded = self.loaded.get(stream)
-            if loaded is not None and loaded.journal.broken is None:
-                self.loaded.move_to_end(stream)
+            loaded = self.find(stream)
+            if loaded is not None:
                 return loaded
             if stream in self.busy:
                 # Another call loads or unloads it; that call reports the result.
@@ -215,8 +226,8 @@ class LoadedStreams:
         loaded = LoadedStream(await computing.in_thread(restore) if large else restore())
         at = 0
         while at < len(held.tail):
-            await computing.wait_turn(goes_on=at > 0)
-            at = await computing.run(loaded, partial(_replay, loaded.live, held.tail, at, computing.turn_end()))
+            until = await self._turns.wait(goes_on=at > 0)
+            at = await computing.run(loaded, partial(_replay, loaded.live, held.tail, at, until))
         # The worker that wrote the records has reported these.
         loaded.live.events()
         loaded.live.roll_backs()
@@ -276,8 +287,8 @@ class LoadedStreams:
         stream = request.stream
         while stream in self.busy:
             await asyncio.wait([self.busy[stream]])
-        found = self.loaded.get(stream)
-        if found is not None and found.journal.broken is None:
+        found = self.find(stream)
+        if found is not None:
             return found
         task = self._begin(stream, self._replace(request, find))
         await asyncio.wait([task])
@@ -376,7 +387,7 @@ class LoadedStreams:
                 await loaded.journal.wait_durable()
             self.drop(stream, loaded)
             # A snapshot that is still queued is not needed any more.
-            loaded.journal.broken = loaded.journal.broken or FencedError(f"the stream {stream!r} was deleted")
+            loaded.journal.fail(FencedError(f"the stream {stream!r} was deleted"))
         await self._store.delete(stream, fence)
         self.forget_failure(stream)
         return True

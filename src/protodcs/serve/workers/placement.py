@@ -4,7 +4,6 @@ It is a hint. The fences of the store make sure that no two workers write to one
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -26,27 +25,3 @@ class Placement(Protocol):
 
 
 FindPlacement = Callable[[], Awaitable[Placement]]
-
-
-@dataclass(frozen=True)
-class OnlyWorker:
-    """One worker, to which all streams belong."""
-
-    name: str
-
-    @property
-    def workers(self) -> tuple[str, ...]:
-        """Return the name of the worker."""
-        return (self.name,)
-
-    def order(self, stream: str) -> list[str]:
-        """Return the worker."""
-        return [self.name]
-
-    def first(self, stream: str) -> str:
-        """Return the worker."""
-        return self.name
-
-    async def find(self) -> Placement:
-        """Return this placement, which never changes."""
-        return self

@@ -20,9 +20,9 @@ from ....errors import ProtoDCSError
 from ...access.problems import ProblemError
 from ...messages import Action, Outcome, Reply
 from ...messages import Request as WorkerRequest
+from ...pipeline.queues import Queues
 from ...settings import ServeConfig, tenant_of
 from ...store.base import ListedStream
-from ...workers.router import Router
 from ..context import checked
 
 _log = logging.getLogger(__name__)
@@ -299,12 +299,12 @@ class Feeds:
 
     Args:
         config: the settings of the service.
-        router: asks the workers.
+        queues: ask the workers.
         list_streams: returns streams of a tenant.
     """
 
-    def __init__(self, config: ServeConfig, router: Router, list_streams: ListStreams):
-        self._router = router
+    def __init__(self, config: ServeConfig, queues: Queues, list_streams: ListStreams):
+        self._queues = queues
         self._list_streams = list_streams
         self._is_notified = config.is_single
         self.poll_seconds = _LOOK_ANYWAY if config.is_single else config.event_poll_seconds
@@ -495,7 +495,7 @@ class Feeds:
     async def _ask(self, stream: str, query: dict[str, Any]) -> dict[str, Any]:
         request = WorkerRequest(stream, Action.READ_EVENTS, secrets.token_hex(8), json.dumps(query).encode())
         reply: Reply
-        (reply,) = await self._router.ask_at_once([request])
+        (reply,) = await self._queues.ask_at_once([request])
         if reply.outcome is Outcome.MISSING:
             raise _GoneError("stream_not_found", reply.message)
         facts = checked(reply).facts

@@ -28,7 +28,7 @@ class Ready(BaseModel):
 @requires(None, "health")
 async def health(context: Context) -> Health:
     """Return 200 as long as this process is alive. It may be unable to serve; see `/v1/ready`."""
-    return Health(version=__version__, waiting=context.services.router.waiting)
+    return Health(version=__version__, waiting=context.services.queues.waiting)
 
 
 @router.get("/v1/ready")

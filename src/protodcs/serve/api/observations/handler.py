@@ -86,7 +86,7 @@ async def decide_features(
         WorkerRequest(stream, action, key, feature, digest=digest, row=row, image_ref=image_ref)
         for row, (feature, image_ref) in enumerate(zip(features, image_refs or [None] * len(features), strict=True))
     ]
-    return [checked(reply) for reply in await services.router.ask_many(requests)]
+    return [checked(reply) for reply in await services.queues.ask_many(requests)]
 
 
 async def decide_images(
@@ -110,7 +110,7 @@ async def decide_images(
         image_refs: the caller's references to the images; None if there are none.
     """
     services: Services = http.app.state.services
-    encoding, router = services.encoding, services.router
+    encoding, queues = services.encoding, services.queues
     if encoding is None:
         raise InputError("This service has no encoder. Send features, or start it with an encoder.")
     # Features of one image differ in their last bits from batch to batch, so retries are compared by their images.
@@ -122,7 +122,7 @@ async def decide_images(
         if action != Action.OBSERVE or not may_repeat:
             return [None] * len(images)
         lookups = [WorkerRequest(stream, Action.LOOKUP, key, digest=digest, row=row) for row in range(len(images))]
-        replies = [checked(reply) for reply in await router.ask_at_once(lookups)]
+        replies = [checked(reply) for reply in await queues.ask_at_once(lookups)]
         return [reply if reply.repeated else None for reply in replies]
 
     async def make_thumbnail(image: bytes) -> bytes:
@@ -134,7 +134,7 @@ async def decide_images(
         new = [row for row, reply in enumerate(known) if reply is None]
         for row in new:
             await services.limits.check_pixels(http, images[row])
-        with traces.span("encode"), router.metrics.encode.time():
+        with traces.span("encode"), queues.metrics.encode.time():
             features, thumbnails = await asyncio.gather(
                 asyncio.gather(*(encoding.encode(images[row]) for row in new)),
                 asyncio.gather(*(make_thumbnail(images[row]) for row in new)),
@@ -156,7 +156,7 @@ async def decide_images(
         ]
 
     # The images take their place in the stream's queue before they are encoded.
-    return [checked(reply) for reply in await router.ask_when_made(stream, make_requests, len(images))]
+    return [checked(reply) for reply in await queues.ask_when_made(stream, make_requests, len(images))]
 
 
 async def _files(http: Request) -> list[bytes]:

@@ -325,7 +325,7 @@ async def _observe_features(services: Services, stream: str, rows: list[Row]) ->
         )
         for row in rows
     ]
-    return [_checked(reply) for reply in await services.router.ask_many(requests)]
+    return [_checked(reply) for reply in await services.queues.ask_many(requests)]
 
 
 async def _observe_image(http: Request, stream: str, row: Row) -> list[Reply | ProblemError]:

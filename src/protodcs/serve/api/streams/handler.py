@@ -73,7 +73,7 @@ async def _create(name: str, stream: NewStream, context: RequestContext) -> Repl
         if stream.model_fields_set != {"id", "like"}:
             raise InputError("A stream that is created like another one takes no other settings. Send `id` and `like`.")
         other = context.scoped(stream.like).encode()
-        return await services.router.ask(Request(name, Action.CREATE_LIKE, key, other))
+        return await services.queues.ask(Request(name, Action.CREATE_LIKE, key, other))
     if stream.prototypes is not None:
         rows = _prototypes(stream.prototypes)
         numbers = tuple(str(number) for number in range(len(rows)))
@@ -98,11 +98,11 @@ async def _create(name: str, stream: NewStream, context: RequestContext) -> Repl
         raise InputError("Send `classes`, or `prototypes` if the service has no encoder.")
     spec = spec.model_copy(update={"prototypes": fingerprint, "vocabulary": vocabulary})
     request = Request(name, Action.CREATE, key, spec.pack(), shared)
-    reply = await services.router.ask(request)
+    reply = await services.queues.ask(request)
     if spec.vocabulary is not None and rows_of_vocabulary and reply.code == "vocabulary_not_found":
         put = Request(name, Action.PUT_VOCABULARY, uuid.uuid4().hex, spec.vocabulary.encode(), rows_of_vocabulary)
-        checked(await services.router.ask(put))
-        reply = await services.router.ask(request)
+        checked(await services.queues.ask(put))
+        reply = await services.queues.ask(request)
     return reply
 
 
@@ -173,7 +173,7 @@ async def delete_stream(stream: str, incarnation: str, context: RequestContext) 
 
 
 async def _describe(name: str, context: RequestContext) -> Reply:
-    return await context.services.router.ask(Request(name, Action.DESCRIBE, uuid.uuid4().hex))
+    return await context.services.queues.ask(Request(name, Action.DESCRIBE, uuid.uuid4().hex))
 
 
 def _count_classes(stream: NewStream) -> int:

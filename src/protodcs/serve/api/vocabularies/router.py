@@ -55,7 +55,7 @@ async def _ask(context: RequestContext, action: str, fingerprint: str, packed: b
     # Not `context.ask`, or the audit log would take the fingerprint for a stream. The name tells the tenant.
     name = f"{context.tenant}/{fingerprint}" if context.tenant else fingerprint
     request = Request(name, action, context.key, fingerprint.encode(), packed)
-    checked(await context.services.router.ask(request))
+    checked(await context.services.queues.ask(request))
     return StoredVocabulary(fingerprint=fingerprint)
 
 

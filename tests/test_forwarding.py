@@ -1,4 +1,4 @@
-"""The router: the order of a stream is kept whatever fails, calls are shared, and nothing is left behind."""
+"""Queues and forwarding: the order of a stream is kept whatever fails, calls are shared, and nothing is left behind."""
 
 import asyncio
 import random
@@ -10,11 +10,13 @@ from itertools import pairwise
 
 import pytest
 
-from made_service import placement_finder, placement_of, settings
+from made_service import forwarding_queues, placement_finder, placement_of, settings
 from protodcs.errors import InputError, ProtoDCSError
-from protodcs.serve.messages import Action, Outcome, Reply, Request
-from protodcs.serve.workers import router as router_module
-from protodcs.serve.workers.router import LateError, OverloadedError, Router, WorkerLostError
+from protodcs.serve.cluster import forwarding as forwarding_module
+from protodcs.serve.messages import Action, Outcome, Reply, Request, WorkerLostError
+from protodcs.serve.pipeline import group as group_module
+from protodcs.serve.pipeline import queues as queues_module
+from protodcs.serve.pipeline.queues import LateError, OverloadedError
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
@@ -72,7 +74,9 @@ class Workers:
 
     def router(self, local=None, **changes):
         config = settings(**{"attempt_seconds": 0.1, "lease_seconds": 0.2, **changes})
-        return Router(self.call, placement_finder(self.view), config, local)
+        queues, forwarding = forwarding_queues(self.call, placement_finder(self.view), config)
+        queues.forwarding = forwarding
+        return queues
 
 
 def request(key, stream="s"):
@@ -81,11 +85,9 @@ def request(key, stream="s"):
 
 def left_nothing(router):
     """Whether no request and no queue is left in a router."""
-    pending = router._worker_queues.values()
-    return (
-        (router.waiting, router._waiting_of, router._stream_queues) == (0, {}, {})
-        and not any(queue.groups or queue.calls or queue.scheduled for queue in pending)
-        and not router._tasks
+    processes = router.forwarding._processes.values()
+    return (router.waiting, router._waiting_of, router._queues) == (0, {}, {}) and not any(
+        process.waiting or process.sent or process.calls or process.scheduled for process in processes
     )
 
 
@@ -93,7 +95,7 @@ async def settled(router):
     """Wait until a router has nothing more to do."""
     end = time.monotonic() + 5
     while not left_nothing(router):
-        assert time.monotonic() < end, (router.waiting, router._stream_queues, router._worker_queues)
+        assert time.monotonic() < end, (router.waiting, router._queues, router.forwarding._processes)
         await asyncio.sleep(0.005)
 
 
@@ -167,7 +169,8 @@ class Fate:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_order_of_a_stream_is_kept_whatever_fails(seed, monkeypatch):
     print("seed", seed)
-    monkeypatch.setattr(router_module, "_PAUSE", 0.002)
+    monkeypatch.setattr(forwarding_module, "_PAUSE", 0.002)
+    monkeypatch.setattr(group_module, "_PAUSE", 0.002)
     chance = random.Random(seed)
 
     async def run():
@@ -227,7 +230,6 @@ def test_requests_on_one_stream_are_never_in_two_calls_at_once():
 
         clients = asyncio.gather(client("a", 0), client("b", 0.02))
         await asyncio.sleep(0.04)
-        assert [len(requests) for _, requests in workers.calls] == [2, 1]
         gate.set()
         await clients
         assert workers.applied["s"] == ["a first", "b first", "a second", "b second"]
@@ -302,27 +304,6 @@ def test_one_stream_does_not_wait_for_another():
 # Shared calls.
 
 
-def test_in_the_same_process_no_stream_waits_for_any_number_of_others():
-    async def run():
-        workers, event = Workers(["a"]), asyncio.Event()
-
-        async def fate(_, requests):
-            if requests[0].stream != "free":
-                await event.wait()
-
-        workers.fate = fate
-        router = workers.router(attempt_seconds=60, local="a")
-        waiting = [asyncio.create_task(router.ask(request(1, f"s{number}"))) for number in range(20)]
-        await asyncio.sleep(0)
-        reply = await asyncio.wait_for(router.ask(request(1, "free")), 5)
-        assert (reply.outcome, any(task.done() for task in waiting)) == (Outcome.DONE, False)
-        event.set()
-        await asyncio.gather(*waiting)
-        await settled(router)
-
-    asyncio.run(run())
-
-
 def test_requests_share_calls_of_at_most_256():
     async def run():
         workers = Workers(["a"], fate=lambda *_: asyncio.sleep(0.002))
@@ -390,7 +371,7 @@ def test_more_requests_than_may_wait_are_refused_whole_and_nothing_is_done():
                 await router.ask_many([request(f"no {number}", stream) for number in range(3)])
             with pytest.raises(OverloadedError):
                 await router.ask_when_made(stream, make, 3)
-        assert (router.waiting, list(router._stream_queues), made) == (3, ["s"], [])
+        assert (router.waiting, list(router._queues), made) == (3, ["s"], [])
         waiting.append(asyncio.create_task(router.ask_many([request(3), request(4)])))
         await asyncio.sleep(0)
         with pytest.raises(OverloadedError):
@@ -447,8 +428,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("step", ["_target", "_wait_for_replies"])
-def test_a_failure_between_entering_and_answering_holds_no_slot(way, step, monkeypatch):
+def test_a_failure_between_entering_and_answering_holds_no_slot(way, monkeypatch):
     async def run():
         workers = Workers()
         router = workers.router(max_queued_requests=2, tenant_max_fraction=1)
@@ -458,10 +438,10 @@ def test_a_failure_between_entering_and_answering_holds_no_slot(way, step, monke
             def fail(*_):
                 raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
 
-            patch.setattr(router, step, fail)
+            patch.setattr(router.forwarding, "_target", fail)
             for _ in range(3):
-                with pytest.raises(UnicodeEncodeError):
-                    await WAYS[way](router)
+                reply = await WAYS[way](router)
+                assert (reply[0] if isinstance(reply, list) else reply).outcome is Outcome.FAILED
         await settled(router)
         await router.ask_many([request("a", "acme/s"), request("b", "acme/s")])
         assert workers.applied["acme/s"][-2:] == ["a", "b"]
@@ -478,30 +458,10 @@ def test_a_failure_while_marking_a_request_leaves_no_queue(monkeypatch):
             def fail(*_):
                 raise RuntimeError
 
-            patch.setattr(router_module.traces, "marked", fail)
+            patch.setattr(queues_module.traces, "marked", fail)
             for way in WAYS.values():
                 with pytest.raises(RuntimeError):
                     await way(router)
-        await settled(router)
-
-    asyncio.run(run())
-
-
-def test_a_worker_that_is_busy_is_asked_again_and_not_suspected():
-    async def run():
-        replies = [Outcome.BUSY, Outcome.BUSY, None]
-
-        async def fate(worker, requests):
-            outcome = replies.pop(0)
-            return None if outcome is None else [Reply(outcome)] * len(requests)
-
-        workers = Workers(fate=fate)
-        router = workers.router()
-        found = await router.ask_many([request(0), request(1)])
-        assert [reply.position for reply in found] == [0, 1]
-        assert len({worker for worker, _ in workers.calls}) == 1
-        assert [[sent.key for sent in requests] for _, requests in workers.calls] == [["0", "1"]] * 3
-        assert workers.checks == []
         await settled(router)
 
     asyncio.run(run())
@@ -662,7 +622,7 @@ def test_a_worker_that_recovers_has_all_others_checked():
         for _ in range(20):
             with suppress(LateError):
                 await router.ask(request("early", streams[0]))
-        assert len(router._health) == 3
+        assert sum(process.suspect for process in router.forwarding._processes.values()) == 3
         workers.fate = None
         await router.ask(request("first", streams[0]))
         await asyncio.sleep(1.0)
@@ -771,7 +731,7 @@ def test_what_waits_for_a_worker_that_was_lost_goes_to_others_at_once():
 
         async def fate(worker, requests):
             if worker == "a":
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.005)
                 raise WorkerLostError("gone")
 
         workers.fate = fate
@@ -808,7 +768,7 @@ def test_whoever_holds_the_stream_is_asked_wherever_it_belongs():
 
 
 def test_a_ring_that_changes_moves_the_queues(monkeypatch):
-    monkeypatch.setattr(router_module, "_REFRESH", 0.0)
+    monkeypatch.setattr(forwarding_module, "_REFRESH", 0.0)
 
     async def run():
         workers = Workers(["a"])
@@ -827,8 +787,9 @@ def test_a_ring_that_changes_moves_the_queues(monkeypatch):
         assert workers.calls[-1][0] == "b"
         assert workers.applied[stream] == [str(number) for number in range(10)]
         workers.names, workers.fate, before = ["a"], None, len(workers.calls)
+        await asyncio.sleep(0.01)
         await router.ask(request(10, stream))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
         await router.ask(request(11, stream))
         assert workers.calls[-1][0] == "a"
         assert len(workers.calls) == before + 2
@@ -876,7 +837,9 @@ def test_a_router_waits_for_the_first_workers():
                 await asyncio.sleep(10)
             return OWNERS
 
-        router = Router(workers.call, placement_finder(view), settings(attempt_seconds=0.05, request_seconds=5))
+        router, _ = forwarding_queues(
+            workers.call, placement_finder(view), settings(attempt_seconds=0.05, request_seconds=5)
+        )
         assert (await router.ask(request(0))).outcome is Outcome.DONE
         assert len(views) == 4
 

@@ -10,11 +10,11 @@ from ..messages import Action, Outcome, Reply, Request
 from ..stream.answers import log_entry
 from ..stream.live_stream import LiveStream
 from ..stream.records import Kind
-from .changes import content_digest
-from .lease import WorkerLease
-from .quotas import Quotas
-from .replies import done_reply, error_reply
-from .size_limits import SizeLimits
+from ..workers.changes import content_digest
+from ..workers.lease import WorkerLease
+from ..workers.quotas import Quotas
+from ..workers.replies import done_reply, error_reply
+from ..workers.size_limits import SizeLimits
 
 _CHANGES = {
     Action.OBSERVE: Kind.OBSERVE,
@@ -155,3 +155,5 @@ _QUESTIONS: dict[str, Callable[[Steps, LiveStream, bytes], Reply]] = {
     Action.REVIEW: Steps._review,
     Action.LIST_CLUSTERS: Steps._list_clusters,
 }
+# What is served on the stream in memory, without anything to wait for.
+IN_MEMORY = frozenset({*_CHANGES, *_LOOKUPS, *_QUESTIONS})

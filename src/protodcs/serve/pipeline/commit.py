@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -34,20 +34,48 @@ class Journal:
 
     Attributes:
         broken: why records or a fenced snapshot failed; from then on all writes do.
-        last: of the newest records.
+        queued, durable: how many times records were put, and how many of these are durable.
         snapshot: of the newest snapshot, queued or sent.
         snapshot_queued: the newest snapshot is not built yet.
     """
 
     broken: FencedError | StoreError | None = None
-    last: "asyncio.Future[None] | None" = None
+    queued: int = 0
+    durable: int = 0
     snapshot: "asyncio.Future[None] | None" = None
     snapshot_queued: bool = False
+    _waiting: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether records that were put are not durable yet."""
+        return self.broken is None and self.durable < self.queued
+
+    def when_settled(self, call: Callable[[], None]) -> None:
+        """Have `call` called as soon as all records that were put so far are durable, or one of them failed."""
+        self._waiting.append((self.queued, call))
+        self._call_back()
+
+    def add_durable(self) -> None:
+        """Take note that the oldest records that were not durable are."""
+        self.durable += 1
+        self._call_back()
+
+    def fail(self, problem: FencedError | StoreError) -> None:
+        """Write nothing more, because of a problem. The first one counts."""
+        self.broken = self.broken or problem
+        self._call_back()
+
+    async def settle(self) -> None:
+        """Wait until all records that were put so far are durable, or one of them failed."""
+        if self.is_behind:
+            settled = asyncio.Event()
+            self.when_settled(settled.set)
+            await settled.wait()
 
     async def wait_durable(self) -> None:
         """Wait until all records that were put so far are durable. Raise the error if a write failed."""
-        if self.last is not None:
-            await asyncio.shield(self.last)
+        await self.settle()
         if self.broken is not None:
             raise self.broken
 
@@ -56,6 +84,10 @@ class Journal:
         if self.snapshot is not None:
             await asyncio.shield(self.snapshot)
 
+    def _call_back(self) -> None:
+        while self._waiting and (self.broken is not None or self._waiting[0][0] <= self.durable):
+            self._waiting.popleft()[1]()
+
 
 class _Entry(NamedTuple):
     """A write.
@@ -63,20 +95,34 @@ class _Entry(NamedTuple):
     Attributes:
         journal: of the stream.
         write: what is sent.
-        future: of its outcome.
         queued: when it was put, by the monotonic clock.
         span: of the request that it belongs to; empty if nobody records it.
-        covered: of the newest records that a snapshot covers.
+        saved: of a snapshot: its outcome; None: these are records.
         written: called as soon as the write is durable.
     """
 
     journal: Journal
     write: Write
-    future: "asyncio.Future[None]"
     queued: float
     span: str = ""
-    covered: "asyncio.Future[None] | None" = None
+    saved: "asyncio.Future[None] | None" = None
     written: Callable[[], None] | None = None
+
+    def end(self, problem: FencedError | StoreError | None) -> None:
+        """Tell those who wait that the write is durable, or why it is not."""
+        journal = self.journal
+        if problem is None:
+            if self.written is not None:
+                self.written()
+            if self.saved is None:
+                journal.add_durable()
+            else:
+                self.saved.set_result(None)
+            return
+        if self.saved is None or isinstance(problem, FencedError):
+            journal.fail(problem)
+        if self.saved is not None:
+            self.saved.set_exception(problem)
 
 
 class _Unbuilt(NamedTuple):
@@ -113,10 +159,9 @@ class GroupCommit:
         self.writes = 0
 
     def put(self, journal: Journal, batch: Batch, written: Callable[[], None] | None = None) -> None:
-        """Queue records. `journal.wait_durable` returns when they are durable; `written` is called then."""
-        journal.last = _new_future()
-        entry = _Entry(journal, batch, journal.last, time.monotonic(), traces.carried(), written=written)
-        self._batches.append(entry)
+        """Queue records. `written` is called when they are durable, before those who wait for the journal."""
+        journal.queued += 1
+        self._batches.append(_Entry(journal, batch, time.monotonic(), traces.carried(), written=written))
         self._some_batches.set()
 
     def put_snapshot(
@@ -180,13 +225,17 @@ class GroupCommit:
                     await asyncio.sleep(0)
             for entry in group:
                 # A later record may overtake the snapshot, which cuts the journal only up to its own position.
-                if entry.covered is not None:
-                    await asyncio.wait([entry.covered])
+                await entry.journal.settle()
             await self._send(group)
 
     async def _send(self, group: list[_Entry]) -> None:
         """Send a group, and tell those who wait for its writes."""
-        sound = [entry for entry in group if not _refused(entry.journal, entry.future)]
+        sound = []
+        for entry in group:
+            if entry.journal.broken is None:
+                sound.append(entry)
+            else:
+                entry.end(entry.journal.broken)
         if not sound:
             return
         outcomes: list[FencedError | StoreError | None]
@@ -204,17 +253,9 @@ class GroupCommit:
         self.groups += 1
         self.writes += len(sound)
         for entry, outcome in zip(sound, outcomes, strict=True):
-            if outcome is None:
-                if entry.written is not None:
-                    entry.written()
-                entry.future.set_result(None)
-                continue
-            fenced = isinstance(outcome, FencedError)
-            if fenced:
+            if isinstance(outcome, FencedError):
                 self._metrics.fenced()
-            if fenced or isinstance(entry.write, Batch):
-                entry.journal.broken = entry.journal.broken or outcome
-            entry.future.set_exception(outcome)
+            entry.end(outcome)
 
     async def _persist(self, writes: list[Write], until: float) -> list[FencedError | StoreError | None]:
         """Commit, again and again while the store cannot be reached: a commit that is repeated is done once."""
@@ -248,32 +289,26 @@ async def _built(wanted: _Unbuilt) -> _Entry | None:
     """Return the snapshot to send, or None if it failed."""
     journal = wanted.journal
     try:
-        if _refused(journal, wanted.future):
+        if journal.broken is not None:
+            wanted.future.set_exception(journal.broken)
             return None
         checkpoint = await wanted.build()
     except Exception as problem:
         fields = logs.with_fields(stream=wanted.stream)
         _log.exception("The snapshot of a stream could not be built.", extra=fields)
         # The engine may be damaged. The store is not: the stream has to be loaded again.
-        journal.broken = StoreError(f"the snapshot of the stream could not be built: {problem!r}")
+        journal.fail(StoreError(f"the snapshot of the stream could not be built: {problem!r}"))
+        assert journal.broken is not None
         wanted.future.set_exception(journal.broken)
         return None
     finally:
         journal.snapshot_queued = False
     written = partial(wanted.durable, checkpoint)
-    return _Entry(journal, checkpoint, wanted.future, wanted.queued, covered=journal.last, written=written)
-
-
-def _refused(journal: Journal, future: "asyncio.Future[None]") -> bool:
-    """Fail a write if an earlier one to the same stream failed."""
-    if journal.broken is None:
-        return False
-    future.set_exception(journal.broken)
-    return True
+    return _Entry(journal, checkpoint, wanted.queued, saved=wanted.future, written=written)
 
 
 def _new_future() -> "asyncio.Future[None]":
-    """Return a future whose outcome nobody has to look at: a broken journal says it too."""
+    """Return a future whose outcome nobody has to look at: the next snapshot covers more."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     future.add_done_callback(lambda done: done.cancelled() or done.exception())
     return future

@@ -1,0 +1,240 @@
+"""Requests wait here for their turn, each stream in a queue of its own, and are asked again until they are done.
+
+The next group of a stream is sent after the one before has its replies, so the order is kept whatever fails. A request
+that was sent twice is applied once, because it has an idempotency key. So whatever is not sure can be sent again.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from ...errors import ProtoDCSError
+from ..messages import Reply, Request, internal_error
+from ..settings import ServeConfig, tenant_of, tenant_queue_limit
+from ..telemetry import logs, traces
+from ..telemetry.metrics import IngressMetrics
+from .group import MAX_REQUESTS, Group
+from .steps import IN_MEMORY
+
+_log = logging.getLogger(__name__)
+
+
+class OverloadedError(ProtoDCSError, RuntimeError):
+    """More requests than may wait. Nothing was done."""
+
+
+class LateError(ProtoDCSError, TimeoutError):
+    """No answer in time. Whether the request was applied is not known; asking again with its key is safe."""
+
+
+@dataclass(slots=True, eq=False)
+class _Item:
+    """A place in a queue. The request is None until it is ready."""
+
+    request: Request | None
+    future: "asyncio.Future[Reply]"
+
+
+@dataclass(slots=True, eq=False)
+class _StreamQueue:
+    """The requests on one stream, in order.
+
+    Attributes:
+        stream: its id.
+        name: what the queue is found by: the stream, or another object for questions outside of the order.
+        items: the requests that have no reply yet.
+        in_flight: whether the first of them were sent.
+        problem: of the last group, for the log.
+    """
+
+    stream: str
+    name: object
+    items: deque[_Item] = field(default_factory=deque)
+    in_flight: bool = False
+    problem: str = ""
+
+
+class Queues:
+    """The queues of all streams.
+
+    Args:
+        begin: serves a group, here or in another process.
+        config: the settings of the service.
+    """
+
+    def __init__(self, begin: Callable[[Group], None], config: ServeConfig, metrics: IngressMetrics):
+        self._begin = begin
+        self._config = config
+        self._queues: dict[object, _StreamQueue] = {}
+        self.waiting = 0
+        # By tenant, so that none fills all of the places.
+        self._waiting_of: Counter[str] = Counter()
+        self.metrics = metrics
+        self.metrics.waiting.set_function(lambda: self.waiting)
+
+    async def ask(self, request: Request) -> Reply:
+        """Return the final reply to one request."""
+        (reply,) = await self.ask_many([request])
+        return reply
+
+    async def ask_many(self, requests: list[Request]) -> list[Reply]:
+        """Return the final replies to requests on one stream, in their order."""
+        marked = [traces.marked(request) for request in requests]
+        return await self._ask(self._queue_of(requests[0].stream), marked)
+
+    async def ask_at_once(self, requests: list[Request]) -> list[Reply]:
+        """Return the final replies to questions on one stream; they do not wait for requests that came before them."""
+        marked = [traces.marked(request) for request in requests]
+        return await self._ask(self._new_queue(requests[0].stream, object()), marked)
+
+    async def ask_when_made(
+        self, stream: str, make: Callable[[], Awaitable[Sequence[Request | Reply]]], count: int
+    ) -> list[Reply]:
+        """Return the final replies to `count` requests that `make` returns later. Their places are taken now.
+
+        `make` returns a reply in place of a request that needs none.
+        """
+        queue = self._queue_of(stream)
+        with self._places(queue, [None] * count) as items:
+            try:
+                async with asyncio.timeout(self._config.request_seconds):
+                    for item, made in zip(items, await make(), strict=True):
+                        if isinstance(made, Reply):
+                            item.future.set_result(made)
+                        else:
+                            item.request = traces.marked(made)
+            except TimeoutError:
+                self.metrics.gave_up("late")
+                raise LateError("the images were not encoded in time: nothing was applied") from None
+            self._send_next(queue)
+            return await self._wait_for_replies(queue, items)
+
+    async def _ask(self, queue: _StreamQueue, requests: list[Request]) -> list[Reply]:
+        with self._places(queue, requests) as items:
+            self._send_next(queue)
+            return await self._wait_for_replies(queue, items)
+
+    def _queue_of(self, stream: str) -> _StreamQueue:
+        return self._queues.get(stream) or self._new_queue(stream, stream)
+
+    def _new_queue(self, stream: str, name: object) -> _StreamQueue:
+        queue = self._queues[name] = _StreamQueue(stream, name)
+        return queue
+
+    @contextmanager
+    def _places(self, queue: _StreamQueue, requests: Sequence[Request | None]) -> Iterator[list[_Item]]:
+        """Hold places in a queue for requests, and give them up at the end."""
+        items: list[_Item] = []
+        try:
+            items = self._take_places(queue, requests)
+            yield items
+        finally:
+            self._give_up_places(queue, items)
+
+    def _take_places(self, queue: _StreamQueue, requests: Sequence[Request | None]) -> list[_Item]:
+        """Take places in a queue for all of the requests, or for none."""
+        if self.waiting + len(requests) > self._config.max_queued_requests:
+            self.metrics.gave_up("overloaded")
+            raise OverloadedError(
+                f"{self.waiting} requests are in progress, the limit is {self._config.max_queued_requests}; "
+                f"given: {len(requests)} more. Retry later."
+            )
+        tenant = tenant_of(queue.stream)
+        if tenant and self._waiting_of[tenant] + len(requests) > tenant_queue_limit(self._config):
+            raise OverloadedError(
+                f"{self._waiting_of[tenant]} requests of this tenant are in progress, the limit is "
+                f"{tenant_queue_limit(self._config)}; given: {len(requests)} more. Retry later."
+            )
+        loop = asyncio.get_running_loop()
+        items = [_Item(request, loop.create_future()) for request in requests]
+        queue.items.extend(items)
+        self.waiting += len(items)
+        self._waiting_of[tenant] += len(items)
+        return items
+
+    def _give_up_places(self, queue: _StreamQueue, items: list[_Item]) -> None:
+        for item in items:
+            item.future.cancel()
+        self.waiting -= len(items)
+        tenant = tenant_of(queue.stream)
+        self._waiting_of[tenant] -= len(items)
+        if not self._waiting_of[tenant]:
+            del self._waiting_of[tenant]
+        self._send_next(queue)
+
+    async def _wait_for_replies(self, queue: _StreamQueue, items: list[_Item]) -> list[Reply]:
+        try:
+            with traces.span("route"), self.metrics.answer.time():
+                async with asyncio.timeout(self._config.request_seconds):
+                    return [await item.future for item in items]
+        except TimeoutError:
+            self.metrics.gave_up("late")
+            # The problem may name addresses and files, which the caller must not see.
+            _log.warning("no answer in time", extra=logs.with_fields(stream=queue.stream, last=queue.problem))
+            raise LateError(
+                f"no answer within {self._config.request_seconds:g} seconds: whether it was applied is not known; "
+                "ask again with the same key"
+            ) from None
+
+    def _send_next(self, queue: _StreamQueue) -> None:
+        """Send the first requests of a queue, if none is in flight."""
+        while queue.items and queue.items[0].future.done():
+            queue.items.popleft()
+        if queue.in_flight:
+            return
+        if not queue.items:
+            # Somebody who was answered late may still hold a queue that was deleted and created again.
+            if self._queues.get(queue.name) is queue:
+                del self._queues[queue.name]
+            return
+        items = _next_items(queue)
+        if items:
+            queue.in_flight = True
+            replied = partial(self._take_replies, queue, items, time.monotonic())
+            group = Group([item.request for item in items if item.request is not None], replied)
+            try:
+                self._begin(group)
+            except Exception as problem:
+                # Whatever it is, the queue must go on.
+                _log.exception("requests could not be sent")
+                group.end_all(internal_error(problem))
+
+    def _take_replies(self, queue: _StreamQueue, items: list[_Item], sent: float, group: Group) -> None:
+        """Set the final replies. The other requests stay in the queue and are sent again."""
+        self.metrics.group.observe(time.monotonic() - sent)
+        problem: Reply | None = None
+        for item, reply in zip(items, group.replies, strict=True):
+            if not reply.outcome.final:
+                problem = problem or reply
+            elif not item.future.done():
+                item.future.set_result(reply)
+        if problem is None:
+            queue.problem = ""
+            self._go_on(queue)
+            return
+        self.metrics.asked_again(problem.outcome.value)
+        queue.problem = f"{problem.outcome.value}: {problem.message}"
+        asyncio.get_running_loop().call_later(group.pause, self._go_on, queue)
+
+    def _go_on(self, queue: _StreamQueue) -> None:
+        queue.in_flight = False
+        self._send_next(queue)
+
+
+def _next_items(queue: _StreamQueue) -> list[_Item]:
+    """Return the first requests that can be served together, if they are ready."""
+    items: list[_Item] = []
+    for item in queue.items:
+        if item.future.done():
+            continue
+        if item.request is None or len(items) == MAX_REQUESTS:
+            break
+        if item.request.action not in IN_MEMORY:
+            return items or [item]
+        items.append(item)
+    return items
