@@ -23,12 +23,10 @@ from made_service import FEATURES, ROWS, engine_of, feature, learned
 from protodcs import StreamDCS
 from protodcs.core.vocabulary import Vocabulary
 from protodcs.errors import ConfigError
+from protodcs.serve.access import audit as audit_module
 from protodcs.serve.access import keys, limits
-from protodcs.serve.access.authentication import AccessMiddleware
+from protodcs.serve.access.bucket import Bucket
 from protodcs.serve.access.keys import create_key, revoke_key, rotate_key
-from protodcs.serve.access.limits import Bucket
-from protodcs.serve.access.rules import RouteTable
-from protodcs.serve.api import audit_middleware
 from protodcs.serve.api.app import RULES as RULE_LIST
 from protodcs.serve.messages import WorkerLostError
 from protodcs.serve.settings import ServeConfig
@@ -337,19 +335,15 @@ def test_a_header_may_be_written_in_other_ways(tmp_path):
     asyncio.run(run())
 
 
-def test_what_is_neither_http_nor_the_life_of_the_server_is_closed():
+def test_what_is_neither_http_nor_the_life_of_the_server_is_closed(tmp_path):
     async def run():
         sent = []
 
         async def send(message):
             sent.append(message)
 
-        async def inner(*_):
-            raise AssertionError("nobody may come here")
-
-        await AccessMiddleware(inner, None, None, RouteTable(RULE_LIST))(
-            {"type": "websocket", "path": "/v1/streams", "headers": []}, None, send
-        )
+        async with guarded(tmp_path) as service:
+            await service.api({"type": "websocket", "path": "/v1/streams", "headers": []}, None, send)
         assert [message["type"] for message in sent] == ["websocket.close"]
 
     asyncio.run(run())
@@ -986,8 +980,8 @@ def test_denied_attempts_are_lines_that_name_a_key_only_if_it_was_made_here(tmp_
 
 
 def test_strangers_cannot_fill_the_disk_nor_hide_what_tenants_do(tmp_path, monkeypatch):
-    monkeypatch.setattr(audit_middleware, "_DENIED_RATE", 0.001)
-    monkeypatch.setattr(audit_middleware, "_DENIED_BURST", 5)
+    monkeypatch.setattr(audit_module, "_DENIED_RATE", 0.001)
+    monkeypatch.setattr(audit_module, "_DENIED_BURST", 5)
 
     async def run():
         async with guarded(tmp_path) as service:
@@ -1004,7 +998,7 @@ def test_strangers_cannot_fill_the_disk_nor_hide_what_tenants_do(tmp_path, monke
 
 def test_lines_that_were_left_out_are_counted_in_the_next_one(tmp_path, monkeypatch):
     clock = [1000.0]
-    monkeypatch.setattr(audit_middleware.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(audit_module.time, "monotonic", lambda: clock[0])
 
     async def run():
         async with guarded(tmp_path) as service:

@@ -5,19 +5,29 @@ A line says who did what to which stream, and the result. It never contains what
 
 import asyncio
 import json
+import logging
 import os
 import sys
+import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
+from starlette.types import Scope
+
 from ..guard import Event
+from .bucket import Bucket
 from .keys import Caller, without_keys
 from .rules import Rule
+
+_log = logging.getLogger(__name__)
 
 # Maximum length of a stream id. A rejected request can contain anything.
 _LONGEST_STREAM = 200
 DENIED = (401, 403)
+# Lines of denied requests per second, and at once, so that nobody can fill the disk with them.
+_DENIED_RATE, _DENIED_BURST = 10, 100
 # Responses wait for their line, so it never queues behind other work.
 _THREAD = ThreadPoolExecutor(1, thread_name_prefix="audit log")
 
@@ -51,6 +61,45 @@ class AuditLog:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+class AuditTrail:
+    """Writes the lines of requests."""
+
+    def __init__(self, log: AuditLog):
+        self._log = log
+        self._denied: dict[str, Bucket] = {}
+        self._left_out: Counter[str] = Counter()
+
+    def needs_line(self, scope: Scope, status: int | None) -> bool:
+        """Return whether the audit log needs a line for a request."""
+        rule: Rule | None = scope["state"].get("rule")
+        return status in DENIED or (rule is not None and rule.audited)
+
+    async def write(self, scope: Scope, status: int | None) -> bool:
+        """Write the line of a request. Return False if an action took place and its line cannot be written."""
+        state = scope["state"]
+        rule: Rule | None = state.get("rule")
+        caller: Caller | None = state.get("caller")
+        denied = status in DENIED
+        tenant = "" if caller is None else caller.tenant
+        if denied and not self._has_room(tenant):
+            self._left_out[tenant] += 1
+            return True
+        entry = of_request(state, rule, caller, status)
+        if denied and self._left_out[tenant]:
+            entry["left_out"] = self._left_out.pop(tenant)
+        try:
+            await self._log.write(entry)
+        except OSError:
+            _log.exception("the audit log cannot be written")
+            return denied
+        return True
+
+    def _has_room(self, tenant: str) -> bool:
+        """Return whether the log may have one more denied request of a tenant, or of callers without a key."""
+        bucket = self._denied.setdefault(tenant, Bucket(_DENIED_RATE, _DENIED_BURST))
+        return bucket.take(time.monotonic()) == 0
 
 
 def of_request(state: dict[str, Any], rule: Rule | None, caller: Caller | None, status: int | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Authentication and authorisation: the middleware that rejects callers before any route runs.
+"""Authentication and authorisation: callers are rejected before any route runs.
 
 The response is the same whatever is wrong with a key. Each tenant has its own stream ids: `scoped_id` turns the id that
 a caller sends into the id that the rest of the service uses, and nothing else may do so.
@@ -8,7 +8,7 @@ import re
 from urllib.parse import unquote_to_bytes
 
 from starlette.requests import HTTPConnection
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from .keys import Caller, Keys
 from .local import reject_remote
@@ -20,40 +20,25 @@ _NO_KEY = "The request has no access key. Send one in the header 'Authorization:
 _WRONG_KEY = "The access key of the request is unknown, expired or revoked. Check it, or ask for a new one."
 
 
-class AccessMiddleware:
+class Access:
     """Rejects callers that may not use a route. It stores who calls in `scope["state"]["caller"]`.
 
     A caller has an access key or, in a browser, a session cookie. If a request has both, the key counts.
 
     Args:
-        app: the application behind it.
         keys: None lets every program on this machine do everything; the caller is then None.
         sessions: of browsers; None without keys.
         routes: the rules of all routes.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys | None, sessions: Sessions | None, routes: RouteTable):
-        self._app = app
+    def __init__(self, keys: Keys | None, sessions: Sessions | None, routes: RouteTable):
         self._keys = keys
         self._sessions = sessions
         self._routes = routes
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request, or reject it."""
-        if scope["type"] == "http":
-            try:
-                await self._check(scope)
-            except ProblemError as problem:
-                await problem.response(scope)(scope, receive, send)
-                return
-        elif scope["type"] != "lifespan":
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        await self._app(scope, receive, send)
-
-    async def _check(self, scope: Scope) -> None:
+    async def check(self, scope: Scope) -> None:
         """Raise ProblemError if a request may not go on. Store what is found out about it in its state."""
-        state = scope.setdefault("state", {})
+        state = scope["state"]
         if not _is_utf_8(scope):
             raise ProblemError("invalid_request", "The path and the query must be UTF-8, percent-encoded.")
         found = self._routes.match(scope["path"].removeprefix(scope.get("root_path", "")))

@@ -15,11 +15,12 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from starlette.requests import HTTPConnection
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope
 
 from ...data.sanitize import SCREENS, kind_of
 from ...errors import ImageError
 from ..settings import ServeConfig, limit_of, tenant_queue_limit
+from .bucket import Bucket
 from .keys import Caller
 from .problems import ProblemError, retry_later
 from .rules import Rule
@@ -34,31 +35,6 @@ _LONG = 60
 _IMAGE_THREAD = ThreadPoolExecutor(1, thread_name_prefix="image headers")
 # Returns the number of streams of a tenant.
 CountStreams = Callable[[str], Awaitable[int]]
-
-
-class Bucket:
-    """A token bucket: each request takes a token, and tokens come back at a steady rate.
-
-    >>> bucket = Bucket(rate=10, burst=1)
-    >>> bucket.take(now=0.0), bucket.take(now=0.0)
-    (0.0, 0.1)
-    """
-
-    def __init__(self, rate: float, burst: float):
-        self._rate = rate
-        self._burst = burst
-        self._tokens = burst
-        self._filled: float | None = None
-
-    def take(self, now: float) -> float:
-        """Take a token and return 0. If there is none, return the seconds until there is one."""
-        passed = 0.0 if self._filled is None else max(0.0, now - self._filled)
-        self._tokens = min(self._burst, self._tokens + passed * self._rate)
-        self._filled = now
-        if self._tokens < 1:
-            return (1 - self._tokens) / self._rate
-        self._tokens -= 1
-        return 0.0
 
 
 class Allowed(NamedTuple):
@@ -101,12 +77,32 @@ class Limits:
             self._allowed[tenant] = allowed_for(self._config, tenant)
         return self._allowed[tenant]
 
-    def max_body(self, caller: Caller | None, is_json: bool, rule: Rule | None) -> int:
+    def max_body(self, caller: Caller | None, is_json: bool, rule: Rule) -> int:
         """Return how many bytes the body of a request may have."""
         most = self.of(caller).body_bytes
         if is_json:
             most = min(most, self._config.json_bytes)
-        return most if rule is None or rule.max_body is None else min(most, rule.max_body)
+        return most if rule.max_body is None else min(most, rule.max_body)
+
+    def incoming(self, scope: Scope, receive: Receive) -> "_Body | StreamedBody":
+        """Return the body of a request, which is in progress until the body ends.
+
+        Raises:
+            ProblemError: a tenant sends too much, or the body may not even be read.
+        """
+        state = scope["state"]
+        caller: Caller | None = state.get("caller")
+        rule: Rule = state["rule"]
+        headers = _body_headers(scope)
+        most = sys.maxsize if rule.streamed else self.max_body(caller, headers.is_json, rule)
+        if caller is not None:
+            self.check_rate(caller)
+        headers.check(most)
+        tenant = "" if caller is None else caller.tenant
+        if rule.streamed:
+            body = state["streamed_body"] = StreamedBody(self, tenant, self._config.stream_idle_seconds, receive)
+            return body
+        return _Body(self, tenant, most, self._config.body_seconds, receive)
 
     def check_rate(self, caller: Caller) -> None:
         """Raise ProblemError if a tenant sends too many requests at once or per second."""
@@ -207,47 +203,6 @@ def _pixels(image: bytes) -> int:
     return found.width * found.height
 
 
-class BodyLimitMiddleware:
-    """Rejects requests that are too many, and bodies that are too large, too slow or compressed."""
-
-    def __init__(self, app: ASGIApp, limits: Limits, seconds: float, idle_seconds: float):
-        self._app = app
-        self._limits = limits
-        self._seconds = seconds
-        self._idle_seconds = idle_seconds
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request, or reject it."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        state, limits = scope["state"], self._limits
-        caller: Caller | None = state.get("caller")
-        headers = _body_headers(scope)
-        rule: Rule | None = state.get("rule")
-        streamed = rule is not None and rule.streamed
-        most = sys.maxsize if streamed else limits.max_body(caller, headers.is_json, rule)
-        try:
-            if caller is not None:
-                limits.check_rate(caller)
-            headers.check(most)
-        except ProblemError as problem:
-            await problem.response(scope)(scope, receive, send)
-            return
-        tenant = "" if caller is None else caller.tenant
-        body: _Body | StreamedBody
-        if streamed:
-            body = state["streamed_body"] = StreamedBody(limits, tenant, self._idle_seconds, receive)
-        else:
-            body = _Body(limits, tenant, most, self._seconds, receive)
-        limits.in_progress[tenant] += 1
-        try:
-            await self._app(scope, body.receive, send)
-        finally:
-            limits.in_progress[tenant] -= 1
-            body.forget()
-
-
 class _IncomingBody:
     """The body of a request as it comes in. `size` bytes of it count as held by the tenant."""
 
@@ -257,9 +212,11 @@ class _IncomingBody:
         self._receive = receive
         self._more = True
         self.size = 0
+        limits.in_progress[tenant] += 1
 
-    def forget(self) -> None:
-        """Hold nothing of it any more. Rows that end later release nothing."""
+    def end(self) -> None:
+        """End the request, and hold nothing of its body any more. Rows that end later release nothing."""
+        self._limits.in_progress[self._tenant] -= 1
         self._limits.let_go(self._tenant, self.size)
         self.size = 0
 

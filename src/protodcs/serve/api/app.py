@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, FastAPI
 
 from ...version import __version__
-from ..access.audit import AuditLog
-from ..access.authentication import AccessMiddleware
+from ..access.audit import AuditLog, AuditTrail
+from ..access.authentication import Access
 from ..access.keys import Keys
-from ..access.limits import BodyLimitMiddleware, Limits
+from ..access.limits import Limits
 from ..access.rules import RouteTable
 from ..access.sessions import Sessions
 from ..pipeline.queues import Queues
@@ -20,22 +20,21 @@ from ..settings import ServeConfig
 from ..telemetry.readiness import Readiness
 from ..workers.webhooks import WebhookControl
 from . import docs_page
-from .audit_middleware import AuditMiddleware
 from .class_names import ClassNameEncoder
 from .classes import router as classes
 from .clusters import router as clusters
 from .context import Control, Encoding, Services
 from .decisions import router as decisions
 from .diagnosis import router as diagnosis
-from .direct import DirectMiddleware
 from .errors import handle_errors
 from .events import router as events
 from .events.feeds import Feeds
 from .feedback import router as feedback
 from .health import router as health
+from .middleware import ServiceMiddleware
 from .observations import router as observations
 from .openapi import common_problems, describe, rules_of
-from .request_log import RequestLogMiddleware
+from .request_log import RequestLog
 from .sessions import router as sessions
 from .snapshots import router as snapshots
 from .state import router as state
@@ -112,14 +111,14 @@ def application(
     api.include_router(ui.router)
     handle_errors(api)
     describe(api, RULES if config.keys is not None else [])
-    # The middleware that is added last runs first.
-    api.add_middleware(DirectMiddleware, endpoints=observations.DIRECT)
     api.add_middleware(
-        BodyLimitMiddleware, limits=limits, seconds=config.body_seconds, idle_seconds=config.stream_idle_seconds
+        ServiceMiddleware,
+        access=Access(keys, browser_sessions, RouteTable(RULES)),
+        limits=limits,
+        audit=AuditTrail(AuditLog(config.audit)),
+        log=RequestLog(queues.metrics),
+        direct=observations.DIRECT,
     )
-    api.add_middleware(AccessMiddleware, keys=keys, sessions=browser_sessions, routes=RouteTable(RULES))
-    api.add_middleware(AuditMiddleware, log=AuditLog(config.audit))
-    api.add_middleware(RequestLogMiddleware, metrics=queues.metrics)
     return api
 
 

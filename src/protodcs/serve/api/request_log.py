@@ -1,16 +1,12 @@
-"""The outermost middleware: id, trace span, metrics and log line of every HTTP request.
-
-It also sees requests that other middlewares reject. Of bodies it reads only problem documents, for the reason.
-"""
+"""Metrics, span attributes and the log line of every HTTP request, also of those that never reach a route."""
 
 import json
 import logging
-import time
 from typing import Any
 
 from opentelemetry.trace import Span
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from ..access.keys import without_keys
 from ..telemetry import logs, traces
@@ -18,7 +14,6 @@ from ..telemetry.metrics import IngressMetrics
 
 _log = logging.getLogger(__name__)
 
-_ID = "x-request-id"
 # Frequent requests: if they succeed, they have a line only at the level debug.
 _FREQUENT = (
     "/v1/streams/{stream}/observe",
@@ -27,52 +22,32 @@ _FREQUENT = (
     "/v1/ready",
 )
 # The status of a request whose caller disconnected before the response.
-_DISCONNECTED = 499
+DISCONNECTED = 499
 _LONGEST_STREAM = 200
 
 
-class RequestLogMiddleware:
-    """Measure, trace and log requests."""
+class RequestLog:
+    """Counts and logs requests."""
 
-    def __init__(self, app: ASGIApp, metrics: IngressMetrics):
-        self._app = app
+    def __init__(self, metrics: IngressMetrics):
         self._metrics = metrics
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request, and record its outcome."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        start, status, reason = time.perf_counter(), _DISCONNECTED, None
-        headers = Headers(scope=scope)
-        state: dict[str, Any] = scope.setdefault("state", {})
-        state["request_id"] = logs.request_id(headers.get(_ID))
-
-        async def recorded(message: Message) -> None:
-            nonlocal status, reason
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            elif status >= 400 and reason is None:
-                reason = _reason(message.get("body", b""))
-            await send(message)
-
-        with traces.request_span(headers, **{"request.id": state["request_id"]}) as span:
-            problem: Exception | None = None
-            try:
-                await self._app(scope, receive, recorded)
-            except Exception as raised:
-                problem = raised
-                status = 500 if status == _DISCONNECTED else status
-                raise
-            finally:
-                self._record(scope, span, status, time.perf_counter() - start, reason, problem)
-
-    def _record(
+    def record(
         self, scope: Scope, span: Span, status: int, seconds: float, reason: str | None, problem: Exception | None
     ) -> None:
+        """Record the outcome of a request.
+
+        Args:
+            scope: of the request.
+            span: of the request.
+            status: of the response.
+            seconds: how long it took.
+            reason: why it was rejected, if it was.
+            problem: what ended it, if nobody expected that.
+        """
         route, method = _route(scope), scope["method"] if scope["method"] in _METHODS else "other"
         caller = scope["state"].get("caller")
-        self._metrics.requests.labels(route, method, str(status)).observe(seconds)
+        self._metrics.request(route, method, status, seconds)
         if caller is not None:
             self._metrics.of_tenant(caller.tenant, status)
         span.update_name(f"{method} {route}")
@@ -99,7 +74,7 @@ class RequestLogMiddleware:
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
-def _reason(body: bytes) -> str | None:
+def reason_of(body: bytes) -> str | None:
     """Return the code of a problem document, or its title if it has none."""
     try:
         problem = json.loads(body)

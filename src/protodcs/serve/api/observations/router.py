@@ -1,6 +1,6 @@
 """Decide on features and images: observe, peek and explain.
 
-Observe and peek are the requests that fleets of streams send all the time, so `DirectMiddleware` serves them.
+Observe and peek are the requests that fleets of streams send all the time, so `ServiceMiddleware` calls them directly.
 """
 
 from typing import Annotated
