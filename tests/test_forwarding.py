@@ -16,7 +16,8 @@ from protodcs.serve.cluster import forwarding as forwarding_module
 from protodcs.serve.messages import Action, Outcome, Reply, Request, WorkerLostError
 from protodcs.serve.pipeline import group as group_module
 from protodcs.serve.pipeline import queues as queues_module
-from protodcs.serve.pipeline.queues import LateError, OverloadedError
+from protodcs.serve.pipeline.queues import LateError, OverloadedError, Queues
+from protodcs.serve.telemetry.metrics import IngressMetrics
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
@@ -380,6 +381,20 @@ def test_more_requests_than_may_wait_are_refused_whole_and_nothing_is_done():
         await asyncio.gather(*waiting)
         assert workers.applied == {"s": ["0", "1", "2", "3", "4"]}
         await settled(router)
+
+    asyncio.run(run())
+
+
+def test_a_long_queue_of_requests_with_replies_at_once_is_no_deep_stack():
+    async def run():
+        config = settings(max_queued_requests=20_000)
+        refused = Reply(Outcome.CLOSED)
+        queues = Queues(lambda group: group.end_all(refused), config, IngressMetrics(20_000))
+        # A snapshot is a group of its own.
+        many = [Request("s", Action.SAVE_SNAPSHOT, str(number)) for number in range(20_000)]
+        assert await queues.ask_many(many) == [refused] * len(many)
+        await asyncio.sleep(0.01)
+        assert (queues.waiting, queues._queues) == (0, {})
 
     asyncio.run(run())
 

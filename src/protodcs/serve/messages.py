@@ -1,9 +1,18 @@
 """What is asked of a stream, and what is answered: plain values that travel between processes."""
 
+import random
+import secrets
 from enum import Enum
 from typing import Any, NamedTuple
 
 from ..errors import ProtoDCSError
+
+_random = random.Random(secrets.randbits(256))
+
+
+def new_id() -> str:
+    """Return an id that no other request has. It is no secret."""
+    return f"{_random.getrandbits(128):032x}"
 
 
 class Request(NamedTuple):

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from starlette.requests import HTTPConnection
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import Message, Receive, Scope
 
 from ...data.sanitize import SCREENS, kind_of
@@ -84,8 +84,8 @@ class Limits:
             most = min(most, self._config.json_bytes)
         return most if rule.max_body is None else min(most, rule.max_body)
 
-    def incoming(self, scope: Scope, receive: Receive) -> "_Body | StreamedBody":
-        """Return the body of a request, which is in progress until the body ends.
+    def incoming(self, scope: Scope, receive: Receive) -> "IncomingBody":
+        """Return the body of a request, which is in progress until the body ends. It is in the state, too.
 
         Raises:
             ProblemError: a tenant sends too much, or the body may not even be read.
@@ -100,9 +100,11 @@ class Limits:
         headers.check(most)
         tenant = "" if caller is None else caller.tenant
         if rule.streamed:
-            body = state["streamed_body"] = StreamedBody(self, tenant, self._config.stream_idle_seconds, receive)
-            return body
-        return _Body(self, tenant, most, self._config.body_seconds, receive)
+            body: IncomingBody = StreamedBody(self, tenant, self._config.stream_idle_seconds, receive)
+        else:
+            body = _Body(self, tenant, most, self._config.body_seconds, receive)
+        state["body"] = body
+        return body
 
     def check_rate(self, caller: Caller) -> None:
         """Raise ProblemError if a tenant sends too many requests at once or per second."""
@@ -203,7 +205,7 @@ def _pixels(image: bytes) -> int:
     return found.width * found.height
 
 
-class _IncomingBody:
+class IncomingBody:
     """The body of a request as it comes in. `size` bytes of it count as held by the tenant."""
 
     def __init__(self, limits: Limits, tenant: str, receive: Receive):
@@ -213,6 +215,21 @@ class _IncomingBody:
         self._more = True
         self.size = 0
         limits.in_progress[tenant] += 1
+
+    async def receive(self) -> Message:
+        """Return the next message of a request."""
+        raise NotImplementedError
+
+    async def read(self) -> bytes:
+        """Return the whole body. Most come in one piece."""
+        pieces: list[bytes] = []
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            pieces.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def end(self) -> None:
         """End the request, and hold nothing of its body any more. Rows that end later release nothing."""
@@ -232,7 +249,7 @@ class _IncomingBody:
         return message, len(message.get("body", b""))
 
 
-class _Body(_IncomingBody):
+class _Body(IncomingBody):
     """A body that is held as a whole, unless it is too large or too slow, or there is no memory for it."""
 
     def __init__(self, limits: Limits, tenant: str, most: int, seconds: float, receive: Receive):
@@ -252,7 +269,7 @@ class _Body(_IncomingBody):
         return message
 
 
-class StreamedBody(_IncomingBody):
+class StreamedBody(IncomingBody):
     """A body that is used row by row. Only a long pause is too slow. Rows count as held until they are released."""
 
     def __init__(self, limits: Limits, tenant: str, idle_seconds: float, receive: Receive):

@@ -1,7 +1,6 @@
 """What routes work with: the parts of the service, and one request with its caller, idempotency key and response."""
 
 import asyncio
-import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -12,7 +11,7 @@ from ..access.keys import Caller
 from ..access.limits import Limits
 from ..access.problems import ProblemError
 from ..access.sessions import Session, Sessions
-from ..messages import Outcome, Reply
+from ..messages import Outcome, Reply, new_id
 from ..messages import Request as WorkerRequest
 from ..pipeline.queues import Queues
 from ..settings import ServeConfig
@@ -125,7 +124,7 @@ class RequestContext:
         self.http = http
         self.response = response
         self.services: Services = http.app.state.services
-        self.key = secrets.token_hex(16)
+        self.key = new_id()
 
     @property
     def caller(self) -> Caller | None:

@@ -255,7 +255,11 @@ class GroupCommit:
         for entry, outcome in zip(sound, outcomes, strict=True):
             if isinstance(outcome, FencedError):
                 self._metrics.fenced()
-            entry.end(outcome)
+            try:
+                entry.end(outcome)
+            except Exception:
+                # A mistake of those who wait must not end the queue.
+                _log.exception("the end of a write could not be told")
 
     async def _persist(self, writes: list[Write], until: float) -> list[FencedError | StoreError | None]:
         """Commit, again and again while the store cannot be reached: a commit that is repeated is done once."""

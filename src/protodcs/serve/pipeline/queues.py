@@ -49,6 +49,7 @@ class _StreamQueue:
         name: what the queue is found by: the stream, or another object for questions outside of the order.
         items: the requests that have no reply yet.
         in_flight: whether the first of them were sent.
+        sending: whether that happens right now.
         problem: of the last group, for the log.
     """
 
@@ -56,6 +57,7 @@ class _StreamQueue:
     name: object
     items: deque[_Item] = field(default_factory=deque)
     in_flight: bool = False
+    sending: bool = False
     problem: str = ""
 
 
@@ -168,18 +170,31 @@ class Queues:
         self._send_next(queue)
 
     async def _wait_for_replies(self, queue: _StreamQueue, items: list[_Item]) -> list[Reply]:
+        begin = time.monotonic()
+        # `asyncio.timeout` would take longer than the other parts of a queue.
+        timer = asyncio.get_running_loop().call_later(self._config.request_seconds, self._give_up, queue, items)
         try:
-            with traces.span("route"), self.metrics.answer.time():
-                async with asyncio.timeout(self._config.request_seconds):
-                    return [await item.future for item in items]
-        except TimeoutError:
-            self.metrics.gave_up("late")
-            # The problem may name addresses and files, which the caller must not see.
-            _log.warning("no answer in time", extra=logs.with_fields(stream=queue.stream, last=queue.problem))
-            raise LateError(
+            with traces.span("route"):
+                return [await item.future for item in items]
+        finally:
+            timer.cancel()
+            self.metrics.answer.observe(time.monotonic() - begin)
+
+    def _give_up(self, queue: _StreamQueue, items: list[_Item]) -> None:
+        """Tell the caller that there was no answer in time."""
+        # The caller waits for the first of them, and gives up all places.
+        missing = next((item.future for item in items if not item.future.done()), None)
+        if missing is None:
+            return
+        self.metrics.gave_up("late")
+        # The problem may name addresses and files, which the caller must not see.
+        _log.warning("no answer in time", extra=logs.with_fields(stream=queue.stream, last=queue.problem))
+        missing.set_exception(
+            LateError(
                 f"no answer within {self._config.request_seconds:g} seconds: whether it was applied is not known; "
                 "ask again with the same key"
-            ) from None
+            )
+        )
 
     def _send_next(self, queue: _StreamQueue) -> None:
         """Send the first requests of a queue, if none is in flight."""
@@ -194,7 +209,7 @@ class Queues:
             return
         items = _next_items(queue)
         if items:
-            queue.in_flight = True
+            queue.in_flight = queue.sending = True
             replied = partial(self._take_replies, queue, items, time.monotonic())
             group = Group([item.request for item in items if item.request is not None], replied)
             try:
@@ -203,6 +218,8 @@ class Queues:
                 # Whatever it is, the queue must go on.
                 _log.exception("requests could not be sent")
                 group.end_all(internal_error(problem))
+            finally:
+                queue.sending = False
 
     def _take_replies(self, queue: _StreamQueue, items: list[_Item], sent: float, group: Group) -> None:
         """Set the final replies. The other requests stay in the queue and are sent again."""
@@ -215,7 +232,11 @@ class Queues:
                 item.future.set_result(reply)
         if problem is None:
             queue.problem = ""
-            self._go_on(queue)
+            if queue.sending:
+                # There were replies at once. A long queue of such requests must not become a deep stack.
+                asyncio.get_running_loop().call_soon(self._go_on, queue)
+            else:
+                self._go_on(queue)
             return
         self.metrics.asked_again(problem.outcome.value)
         queue.problem = f"{problem.outcome.value}: {problem.message}"

@@ -9,11 +9,11 @@ import json
 import logging
 import re
 import sys
-import uuid
 from typing import Any, Literal
 
 from ...errors import without_passwords
 from ..access.keys import without_keys
+from ..messages import new_id
 from . import traces
 
 _ROOT = "protodcs"
@@ -38,7 +38,7 @@ def start(kind: Literal["json", "text", "off"], level: str, process: str) -> Non
 def request_id(given: str | None) -> str:
     """The caller's id of a request if it can be used, or a new one; a key given by mistake cannot."""
     if given is None or not re.fullmatch(SAFE_ID, given) or without_keys(given) != given:
-        return uuid.uuid4().hex
+        return new_id()
     return given
 
 

@@ -2,19 +2,19 @@
 
 import asyncio
 import json
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
 from fastapi import Request
 from pydantic import ValidationError
-from starlette.datastructures import UploadFile
+from starlette.datastructures import QueryParams, UploadFile
 
 from ....errors import InputError
 from ...access.authentication import scoped_id
+from ...access.limits import IncomingBody
 from ...access.problems import ProblemError
 from ...log.entries import MAX_IMAGE_REF
-from ...messages import Action, Reply
+from ...messages import Action, Reply, new_id
 from ...messages import Request as WorkerRequest
 from ...stream.idempotency import digest_of
 from ...telemetry import traces
@@ -24,22 +24,24 @@ from ..json_parsing import parse_json
 from .schemas import ROW, Features
 
 _MAX_IMAGES = 256
+_NO_QUERY = QueryParams()
 
 
 async def decide(http: Request, stream: str, action: str) -> list[Reply]:
     """Return the replies to the features or images of a request, in order."""
     services: Services = http.app.state.services
     given, scoped = http.headers.get("idempotency-key"), scoped_id(http, stream)
-    key = secrets.token_hex(16) if given is None else checked_key(given)
+    key = new_id() if given is None else checked_key(given)
     media_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
-    image_refs: list[str | None] = [*http.query_params.getlist("image_ref")]
+    query = http.query_params if http.scope["query_string"] else _NO_QUERY
+    image_refs: list[str | None] = [*query.getlist("image_ref")]
     if media_type in ("application/octet-stream", ""):
-        features = from_bytes(await http.body(), http.query_params.get("count", "1"))
+        features = from_bytes(await _body(http), query.get("count", "1"))
     elif media_type == "application/json":
         features, given_refs = await _from_json(http)
         image_refs = image_refs or given_refs or []
     elif media_type.startswith("image/"):
-        images = [await http.body()]
+        images = [await _body(http)]
         return await decide_images(
             http, scoped, action, key, images, given is not None, checked_refs(image_refs, len(images))
         )
@@ -159,6 +161,11 @@ async def decide_images(
     return [checked(reply) for reply in await queues.ask_when_made(stream, make_requests, len(images))]
 
 
+async def _body(http: Request) -> bytes:
+    body: IncomingBody = http.scope["state"]["body"]
+    return await body.read()
+
+
 async def _files(http: Request) -> list[bytes]:
     """Return the files of a form, in order."""
     async with http.form(max_files=_MAX_IMAGES, max_fields=0) as form:
@@ -171,7 +178,7 @@ async def _files(http: Request) -> list[bytes]:
 async def _from_json(http: Request) -> tuple[list[bytes], list[str | None] | None]:
     """Return features and image references of a body like {"features": [[0.1, 0.2], [0.3, 0.4]]}."""
     try:
-        return await parse_json(await http.body(), _features_of)
+        return await parse_json(await _body(http), _features_of)
     except json.JSONDecodeError as problem:
         raise ProblemError("invalid_json", f"The body is not valid JSON: {problem.msg}.") from None
     except InputError:

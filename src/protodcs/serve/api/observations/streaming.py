@@ -8,7 +8,6 @@ its own idempotency key: after a broken connection, the caller sends the rows ag
 import asyncio
 import binascii
 import json
-import secrets
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from ...access.authentication import scoped_id
 from ...access.keys import Caller
 from ...access.limits import StreamedBody
 from ...access.problems import ProblemError
-from ...messages import Action, Reply
+from ...messages import Action, Reply, new_id
 from ...messages import Request as WorkerRequest
 from ...stream.answers import described
 from ...stream.idempotency import digest_of
@@ -160,7 +159,7 @@ class _Groups:
     def __init__(self, http: Request):
         services: Services = http.app.state.services
         self._pieces = http.stream()
-        self._body: StreamedBody = http.scope["state"]["streamed_body"]
+        self._body: StreamedBody = http.scope["state"]["body"]
         self._max_line = _MAX_FEATURE_LINE
         if services.encoding is not None:
             of_caller = services.limits.of(http.scope["state"]["caller"]).body_bytes
@@ -228,7 +227,7 @@ def _row(number: int, line: bytes) -> Row:
         raise ProblemError("invalid_json", f"Row {number} is not a JSON object. Send one object per line.")
     key = given.get("key")
     try:
-        key = secrets.token_hex(16) if key is None else checked_key(key if isinstance(key, str) else "")
+        key = new_id() if key is None else checked_key(key if isinstance(key, str) else "")
         key.encode()
         unknown = next((name for name in given if name not in _FIELDS), None)
         if unknown is not None:
@@ -286,7 +285,7 @@ async def _decide(http: Request, stream: str, rows: list[Row]) -> tuple[bytes, P
     except Exception as problem:
         return b"", as_problem(http, problem)
     finally:
-        body: StreamedBody = http.scope["state"]["streamed_body"]
+        body: StreamedBody = http.scope["state"]["body"]
         body.release(sum(row.size for row in rows))
     lines = []
     for row, outcome in zip(rows, outcomes, strict=True):

@@ -1,7 +1,6 @@
 """Create and delete streams."""
 
 import asyncio
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from ....discovery import DiscoveryConfig
 from ....errors import InputError
 from ...access.problems import ProblemError
 from ...guard import GuardSettings
-from ...messages import Action, Outcome, Reply, Request
+from ...messages import Action, Outcome, Reply, Request, new_id
 from ...settings import cost_limits_of
 from ...stream.cost import check_cost
 from ...stream.live_stream import StreamSpec
@@ -68,7 +67,7 @@ def _created_facts(reply: Reply) -> dict[str, Any]:
 
 
 async def _create(name: str, stream: NewStream, context: RequestContext) -> Reply:
-    services, key, rows_of_vocabulary = context.services, uuid.uuid4().hex, b""
+    services, key, rows_of_vocabulary = context.services, new_id(), b""
     if stream.like is not None:
         if stream.model_fields_set != {"id", "like"}:
             raise InputError("A stream that is created like another one takes no other settings. Send `id` and `like`.")
@@ -100,7 +99,7 @@ async def _create(name: str, stream: NewStream, context: RequestContext) -> Repl
     request = Request(name, Action.CREATE, key, spec.pack(), shared)
     reply = await services.queues.ask(request)
     if spec.vocabulary is not None and rows_of_vocabulary and reply.code == "vocabulary_not_found":
-        put = Request(name, Action.PUT_VOCABULARY, uuid.uuid4().hex, spec.vocabulary.encode(), rows_of_vocabulary)
+        put = Request(name, Action.PUT_VOCABULARY, new_id(), spec.vocabulary.encode(), rows_of_vocabulary)
         checked(await services.queues.ask(put))
         reply = await services.queues.ask(request)
     return reply
@@ -173,7 +172,7 @@ async def delete_stream(stream: str, incarnation: str, context: RequestContext) 
 
 
 async def _describe(name: str, context: RequestContext) -> Reply:
-    return await context.services.queues.ask(Request(name, Action.DESCRIBE, uuid.uuid4().hex))
+    return await context.services.queues.ask(Request(name, Action.DESCRIBE, new_id()))
 
 
 def _count_classes(stream: NewStream) -> int:
