@@ -2,11 +2,13 @@
 
 import asyncio
 import random
+from functools import partial
 
 import pytest
 
 from made_service import feature
 from protodcs.serve.encoder.micro_batcher import MicroBatcher
+from protodcs.serve.messages import internal_error
 from test_access import Guarded
 from test_service_app import FakeEncoding
 
@@ -37,15 +39,14 @@ class Rig:
         self.chance = random.Random(seed)
         self.encoding = SlowEncoding(self.chance)
         self.service = Guarded(folder, self.encoding, request_seconds=5, attempt_seconds=1)
-        call = self.service.worker.handle
+        begin = self.service.worker.pipeline.begin
 
-        async def sometimes(worker, requests):
-            await asyncio.sleep(self.chance.uniform(0, 0.02))
-            if self.chance.random() < 0.1:
-                raise RuntimeError("the worker failed")
-            return await call(requests)
+        def sometimes(group):
+            fails = self.chance.random() < 0.1
+            answer = partial(group.end_all, internal_error(RuntimeError())) if fails else partial(begin, group)
+            asyncio.get_running_loop().call_later(self.chance.uniform(0, 0.02), answer)
 
-        self.service.router._call = sometimes
+        self.service.queues._begin = sometimes
 
     async def send_request(self, stream):
         chance = self.chance
@@ -79,13 +80,13 @@ class Rig:
 
     def held(self):
         """Return everything that requests in progress hold."""
-        router = self.service.router
+        queues = self.service.queues
         (limits,) = [one.kwargs["limits"] for one in self.service.api.user_middleware if "limits" in one.kwargs]
         return {
             "in progress": limits.in_progress.total(),
             "body bytes": limits._held.total(),
             "streams that are being created": sum(count.reserved for count in limits._stream_counts.values()),
-            "queued requests": (router.waiting, dict(router._waiting_of)),
+            "queued requests": (queues.waiting, dict(queues._waiting_of)),
             "images": len(self.encoding.together._waiting),
         }
 
@@ -115,7 +116,7 @@ def test_requests_that_fail_or_go_away_leave_nothing_behind(tmp_path, seed):
         assert busy == set(nothing)
         assert rig.held() == nothing
         # Lines of requests whose callers went away last until their calls end.
-        while rig.service.router._stream_queues:
+        while rig.service.queues._queues:
             await asyncio.sleep(0.1)
         await rig.service.client.aclose()
         await rig.service.worker.close()

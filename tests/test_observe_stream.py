@@ -252,7 +252,7 @@ def test_answers_come_while_rows_are_still_sent_and_a_sender_that_is_too_fast_ha
 
             with pytest.raises(TimeoutError):
                 await send_many()
-            assert service.router.waiting <= 512
+            assert service.queues.waiting <= 512
             await broken_off(writer)
 
         asyncio.run(run())

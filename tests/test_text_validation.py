@@ -50,7 +50,7 @@ def test_a_lone_surrogate_in_a_body_is_422_and_holds_no_slot(path, body):
             raw = json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")
             for content in (json.dumps(body).encode(), raw):
                 encodable(await service.client.post(path, content=content, headers=AS_JSON))
-            assert (service.router.waiting, service.router._stream_queues) == (0, {})
+            assert (service.queues.waiting, service.queues._queues) == (0, {})
             assert await service.streams() == ["s"]
 
     asyncio.run(run())
