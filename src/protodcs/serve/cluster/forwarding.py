@@ -237,11 +237,11 @@ class Forwarding:
 
     async def _call(self, name: str, groups: list[Group]) -> None:
         """Call a process with some groups, and give them their replies."""
-        patience = self._config.attempt_seconds
+        limit = self._config.attempt_seconds
         try:
-            async with asyncio.timeout(patience) as timeout:
+            async with asyncio.timeout(limit) as timeout:
                 async for number, replies in self._calls.call(name, [group.requests for group in groups]):
-                    timeout.reschedule(asyncio.get_running_loop().time() + patience)
+                    timeout.reschedule(asyncio.get_running_loop().time() + limit)
                     if replies:
                         groups[number].end(replies)
         except (WorkerLostError, TimeoutError) as problem:
@@ -258,11 +258,11 @@ class Forwarding:
 
     async def _watch(self) -> None:
         """Check the health of this process if it owes replies for long."""
-        patience = self._config.attempt_seconds / 2
+        limit = self._config.attempt_seconds / 2
         while True:
-            await asyncio.sleep(patience / 2)
+            await asyncio.sleep(limit / 2)
             now = time.monotonic()
-            if now - next(iter(self._process(self._name).sent.values()), now) > patience:
+            if now - next(iter(self._process(self._name).sent.values()), now) > limit:
                 self._check_health(self._name)
 
     def _suspect(self, name: str, problem: str) -> None:
