@@ -24,6 +24,7 @@ from protodcs.serve.pipeline.commit import GroupCommit, Journal
 from protodcs.serve.store.base import Batch, Checkpoint
 from protodcs.serve.stream.live_stream import LiveStream
 from protodcs.serve.telemetry.metrics import WorkerMetrics
+from protodcs.serve.workers import checkpoints as checkpoints_module
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
@@ -62,7 +63,7 @@ def journal_bytes(store, stream="s"):
 
 
 def test_a_group_of_records_has_at_most_so_many_bytes(monkeypatch):
-    monkeypatch.setattr(commits_module, "_GROUP_BYTES", 1000)
+    monkeypatch.setattr(commits_module, "GROUP_BYTES", 1000)
 
     async def run():
         store = SlowSnapshots()
@@ -106,7 +107,7 @@ def test_draining_many_streams_holds_few_snapshots_in_memory(monkeypatch):
             return outcomes
 
     monkeypatch.setattr(LiveStream, "snapshot", counted)
-    monkeypatch.setattr(commits_module, "_GROUP_BYTES", 20_000)
+    monkeypatch.setattr(checkpoints_module, "GROUP_BYTES", 20_000)
 
     async def run():
         store = Counting()

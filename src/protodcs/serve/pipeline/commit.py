@@ -1,23 +1,20 @@
 """Group commit: writes that arrive while a round trip to the store is under way share the next one.
 
 So durability costs a round trip per group and not per sample, and the busier the worker the larger the group. Records
-and snapshots travel separately, so that no observe waits for a snapshot of another stream. Records of one stream keep
-their order, and a snapshot is sent only after the records that it covers are durable. After records of a stream failed,
-or a write was fenced, nothing behind it goes through. If a snapshot fails otherwise, the records are still there.
+of one stream keep their order. After some of them failed, or a write was fenced, nothing behind it goes through.
 """
 
 import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 from ...errors import FencedError, StoreError
-from ..store.base import Batch, Checkpoint, Store, Write
-from ..telemetry import logs, traces
+from ..store.base import Batch, Store, Write
+from ..telemetry import traces
 from ..telemetry.metrics import WorkerMetrics
 
 _log = logging.getLogger(__name__)
@@ -25,7 +22,7 @@ _log = logging.getLogger(__name__)
 # Pauses between attempts to reach a store, in seconds: they double from the first to the last.
 _FIRST_PAUSE, _LAST_PAUSE = 0.02, 0.5
 # Maximum bytes of a group. A store writes a group as a whole, and others wait meanwhile. A larger write travels alone.
-_GROUP_BYTES = 4 << 20
+GROUP_BYTES = 4 << 20
 
 
 @dataclass(slots=True)
@@ -89,7 +86,7 @@ class Journal:
             self._waiting.popleft()[1]()
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
     """A write.
 
     Attributes:
@@ -125,19 +122,8 @@ class _Entry(NamedTuple):
             self.saved.set_exception(problem)
 
 
-class _Unbuilt(NamedTuple):
-    """A snapshot that waits for its turn. It is built only then, because it may have megabytes."""
-
-    journal: Journal
-    stream: str
-    build: Callable[[], Awaitable[Checkpoint]]
-    durable: Callable[[Checkpoint], None]
-    future: "asyncio.Future[None]"
-    queued: float
-
-
 class GroupCommit:
-    """The queues of all writes of one worker: one of records and one of snapshots.
+    """The queue of the records of one worker.
 
     Args:
         store: where they go.
@@ -149,10 +135,8 @@ class GroupCommit:
         self._store = store
         self._retry_seconds = retry_seconds
         self._metrics = metrics
-        self._batches: deque[_Entry] = deque()
-        self._snapshots: deque[_Unbuilt] = deque()
+        self._batches: deque[Entry] = deque()
         self._some_batches = asyncio.Event()
-        self._some_snapshots = asyncio.Event()
         # When the groups that are being written were first sent.
         self._starts: list[float] = []
         self.groups = 0
@@ -161,75 +145,31 @@ class GroupCommit:
     def put(self, journal: Journal, batch: Batch, written: Callable[[], None] | None = None) -> None:
         """Queue records. `written` is called when they are durable, before those who wait for the journal."""
         journal.queued += 1
-        self._batches.append(_Entry(journal, batch, time.monotonic(), traces.carried(), written=written))
+        self._batches.append(Entry(journal, batch, time.monotonic(), traces.carried(), written=written))
         self._some_batches.set()
-
-    def put_snapshot(
-        self,
-        journal: Journal,
-        stream: str,
-        build: Callable[[], Awaitable[Checkpoint]],
-        durable: Callable[[Checkpoint], None],
-    ) -> None:
-        """Queue a snapshot, unless one is queued already. `journal.settle_snapshot` returns when it is durable.
-
-        Args:
-            journal: of the stream.
-            stream: its id, for the log.
-            build: returns the snapshot of the state that all records put so far led to. It is called when the snapshot
-                can be sent, so that few snapshots are in memory at once.
-            durable: called as soon as the snapshot is durable.
-        """
-        if journal.snapshot_queued:
-            return
-        journal.snapshot, journal.snapshot_queued = _new_future(), True
-        self._snapshots.append(_Unbuilt(journal, stream, build, durable, journal.snapshot, time.monotonic()))
-        self._some_snapshots.set()
 
     @property
     def queued(self) -> int:
-        """How many writes wait for the groups under way to end."""
-        return len(self._batches) + len(self._snapshots)
+        """How many writes wait for the group under way to end."""
+        return len(self._batches)
 
     async def run(self) -> None:
         """Send groups until it is cancelled."""
-        await asyncio.gather(self._send_batches(), self._send_snapshots())
-
-    async def _send_batches(self) -> None:
         while True:
             if not self._batches:
                 self._some_batches.clear()
                 await self._some_batches.wait()
             group = [self._batches.popleft()]
-            size = _size(group[0].write)
+            size = size_of(group[0].write)
             while self._batches:
-                size += _size(self._batches[0].write)
-                if size > _GROUP_BYTES:
+                size += size_of(self._batches[0].write)
+                if size > GROUP_BYTES:
                     break
                 group.append(self._batches.popleft())
-            await self._send(group)
+            await self.send(group)
 
-    async def _send_snapshots(self) -> None:
-        while True:
-            if not self._snapshots:
-                self._some_snapshots.clear()
-                await self._some_snapshots.wait()
-            group: list[_Entry] = []
-            size = 0
-            while self._snapshots and size < _GROUP_BYTES:
-                entry = await _built(self._snapshots.popleft())
-                if entry is not None:
-                    group.append(entry)
-                    size += _size(entry.write)
-                    # A large snapshot takes long to build: let requests go on in between.
-                    await asyncio.sleep(0)
-            for entry in group:
-                # A later record may overtake the snapshot, which cuts the journal only up to its own position.
-                await entry.journal.settle()
-            await self._send(group)
-
-    async def _send(self, group: list[_Entry]) -> None:
-        """Send a group, and tell those who wait for its writes."""
+    async def send(self, group: Sequence[Entry]) -> None:
+        """Send writes together, and tell those who wait for them."""
         sound = []
         for entry in group:
             if entry.journal.broken is None:
@@ -283,36 +223,8 @@ class GroupCommit:
             self._metrics.writing = min(self._starts, default=None)
 
 
-def _size(write: Write) -> int:
+def size_of(write: Write) -> int:
+    """Return the bytes of a write."""
     if isinstance(write, Batch):
         return sum(map(len, write.records)) + sum(len(entry.thumbnail) for entry in write.log)
     return len(write.snapshot)
-
-
-async def _built(wanted: _Unbuilt) -> _Entry | None:
-    """Return the snapshot to send, or None if it failed."""
-    journal = wanted.journal
-    try:
-        if journal.broken is not None:
-            wanted.future.set_exception(journal.broken)
-            return None
-        checkpoint = await wanted.build()
-    except Exception as problem:
-        fields = logs.with_fields(stream=wanted.stream)
-        _log.exception("The snapshot of a stream could not be built.", extra=fields)
-        # The engine may be damaged. The store is not: the stream has to be loaded again.
-        journal.fail(StoreError(f"the snapshot of the stream could not be built: {problem!r}"))
-        assert journal.broken is not None
-        wanted.future.set_exception(journal.broken)
-        return None
-    finally:
-        journal.snapshot_queued = False
-    written = partial(wanted.durable, checkpoint)
-    return _Entry(journal, checkpoint, wanted.queued, saved=wanted.future, written=written)
-
-
-def _new_future() -> "asyncio.Future[None]":
-    """Return a future whose outcome nobody has to look at: the next snapshot covers more."""
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return future

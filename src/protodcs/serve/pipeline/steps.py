@@ -1,7 +1,6 @@
 """Serve changes and questions on one stream in memory. Nothing here waits or writes, so it can run in a thread."""
 
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 from ...errors import InputError, ProtoDCSError
@@ -12,6 +11,7 @@ from ..stream.live_stream import LiveStream
 from ..stream.records import Kind
 from ..workers.changes import content_digest
 from ..workers.lease import WorkerLease
+from ..workers.questions import QUESTIONS
 from ..workers.quotas import Quotas
 from ..workers.replies import done_reply, error_reply
 from ..workers.size_limits import SizeLimits
@@ -76,9 +76,9 @@ class Steps:
     def _serve_one(self, live: LiveStream, request: Request, served: Served) -> Reply:
         """Serve one change or question. The record of a change is added to `served`."""
         try:
-            question = _QUESTIONS.get(request.action)
+            question = QUESTIONS.get(request.action)
             if question is not None:
-                return question(self, live, request.payload)
+                return question(live, self._lease, request.payload)
             kind = _LOOKUPS.get(request.action) or _CHANGES[request.action]
             digest = content_digest(request)
             found = live.applied(kind, request.key, digest, request.row)
@@ -106,54 +106,6 @@ class Steps:
         served.records.append(record.pack())
         return done_reply(record)
 
-    # Questions.
 
-    def _peek(self, live: LiveStream, payload: bytes) -> Reply:
-        return Reply(Outcome.DONE, answer=live.peek(payload))
-
-    def _explain(self, live: LiveStream, payload: bytes) -> Reply:
-        return Reply(Outcome.DONE, facts=live.explain(payload))
-
-    def _review(self, live: LiveStream, payload: bytes) -> Reply:
-        return Reply(Outcome.DONE, facts={"positions": live.review(int(payload))})
-
-    def _explain_sample(self, live: LiveStream, payload: bytes) -> Reply:
-        return Reply(Outcome.DONE, facts=live.explain_sample(int(payload)))
-
-    def _list_clusters(self, live: LiveStream, _: bytes) -> Reply:
-        return Reply(Outcome.DONE, facts=live.clusters())
-
-    def _export(self, live: LiveStream, _: bytes) -> Reply:
-        return Reply(Outcome.DONE, answer=live.engine.snapshot(), facts={"etag": live.etag})
-
-    def _status(self, live: LiveStream, _: bytes) -> Reply:
-        stats = live.engine.stats()
-        facts = {
-            **{name: stats.pop(name) for name in ("method", "sequence")},
-            "classes": list(live.engine.classes),
-            "vocabulary": live.spec.vocabulary,
-            "created": live.created,
-            **live.summary()._asdict(),
-            "worker": self._lease.worker,
-            "incarnation": live.incarnation,
-            "epoch": live.epoch,
-            "position": live.position,
-            "snapshot_position": live.covered,
-            "replayed_differently": live.different,
-            "guard": {"state": "off"} if live.guard is None else live.guard.status(),
-            "stats": {name: value for name, value in stats.items() if name not in ("classes", "frozen")},
-        }
-        return Reply(Outcome.DONE, facts=facts)
-
-
-_QUESTIONS: dict[str, Callable[[Steps, LiveStream, bytes], Reply]] = {
-    Action.PEEK: Steps._peek,
-    Action.STATUS: Steps._status,
-    Action.EXPLAIN: Steps._explain,
-    Action.EXPLAIN_SAMPLE: Steps._explain_sample,
-    Action.EXPORT: Steps._export,
-    Action.REVIEW: Steps._review,
-    Action.LIST_CLUSTERS: Steps._list_clusters,
-}
 # What is served on the stream in memory, without anything to wait for.
-IN_MEMORY = frozenset({*_CHANGES, *_LOOKUPS, *_QUESTIONS})
+IN_MEMORY = frozenset({*_CHANGES, *_LOOKUPS, *QUESTIONS})

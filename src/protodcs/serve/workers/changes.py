@@ -14,6 +14,7 @@ from ..settings import ServeConfig
 from ..store.base import Batch, Checkpoint
 from ..stream.idempotency import Answer, digest_of
 from ..stream.records import Kind
+from .checkpoints import Checkpoints
 from .computing import Computing
 from .lease import WorkerLease
 from .loaded_stream import LoadedStream
@@ -28,7 +29,8 @@ class Changes:
     """Applies changes, and writes their records and snapshots.
 
     Args:
-        commits: the queue of writes.
+        commits: the queue of records.
+        checkpoints: the queue of snapshots.
         quotas: where written bytes are counted.
         computing: where changes are computed.
         lease: knows the time.
@@ -40,9 +42,16 @@ class Changes:
     """
 
     def __init__(
-        self, commits: GroupCommit, quotas: Quotas, computing: Computing, lease: WorkerLease, config: ServeConfig
+        self,
+        commits: GroupCommit,
+        checkpoints: Checkpoints,
+        quotas: Quotas,
+        computing: Computing,
+        lease: WorkerLease,
+        config: ServeConfig,
     ):
         self._commits = commits
+        self._checkpoints = checkpoints
         self._quotas = quotas
         self._computing = computing
         self._lease = lease
@@ -120,7 +129,7 @@ class Changes:
         def durable(checkpoint: Checkpoint) -> None:
             live.covered = checkpoint.position
 
-        self._commits.put_snapshot(loaded.journal, stream, build, durable)
+        self._checkpoints.put(loaded.journal, stream, build, durable)
 
 
 def content_digest(request: Request) -> bytes:

@@ -29,6 +29,7 @@ from ..stream.records import Kind
 from ..telemetry import logs
 from ..telemetry.metrics import WorkerMetrics
 from .changes import Changes
+from .checkpoints import Checkpoints
 from .computing import Computing
 from .creation import Creation
 from .decision_log import DecisionLog
@@ -70,7 +71,8 @@ class Worker:
         self._decision_log = DecisionLog(store, config)
         self._computing = Computing()
         self._lease = WorkerLease(name, self.incarnation, store, config, self.counted)
-        self._changes = Changes(self._commits, self._quotas, self._computing, self._lease, config)
+        self._checkpoints = Checkpoints(self._commits)
+        self._changes = Changes(self._commits, self._checkpoints, self._quotas, self._computing, self._lease, config)
         turns = Turns()
         self._streams = LoadedStreams(self._lease, store, config, self.counted, self._computing, turns, self._changes)
         sizes = SizeLimits(config)
@@ -119,7 +121,7 @@ class Worker:
         await self._lease.renew(takes_over=True)
         self._renewals = asyncio.create_task(self._keep_lease())
         trimming = self._decision_log.trim_forever()
-        works = (self._commits.run(), self._maintain(), self._quotas.run(), trimming)
+        works = (self._commits.run(), self._checkpoints.run(), self._maintain(), self._quotas.run(), trimming)
         self._tasks = [self._renewals, *(asyncio.create_task(work) for work in works)]
 
     async def drain(self, refusal: Reply) -> None:
@@ -197,7 +199,7 @@ class Worker:
         gauges = {
             "protodcs_worker_loaded_streams": len(streams),
             "protodcs_worker_unloadable_streams": len(self._streams.failed),
-            "protodcs_worker_queued_writes": self._commits.queued,
+            "protodcs_worker_queued_writes": self._commits.queued + self._checkpoints.queued,
             "protodcs_worker_unsnapshotted_records": sum(behind),
             "protodcs_worker_unsnapshotted_records_max": max(behind, default=0),
         }
