@@ -1,5 +1,6 @@
 import asyncio
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -17,6 +18,50 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(
 
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 settings.load_profile("ci")
+
+
+ROOT = Path(__file__).parent.parent
+
+# CI runs the tests in three lanes, and each can run alone: `pytest --lane core`.
+LANES = ("core", "service", "browser-docs")
+BROWSER_DOCS = {
+    "test_documentation.py",
+    "test_documented_figures.py",
+    "test_reference_pages.py",
+    "test_reproduction.py",
+    "test_ui.py",
+}
+SERVICE = re.compile(
+    r"protodcs\.(client|serve)\b|\bClient\b|^from (made_service|service|served_over_http|test_service_app)\b",
+    re.MULTILINE,
+)
+
+
+def lane_of(file):
+    """Return the lane of a test file or a module with doctests."""
+    if file.name in BROWSER_DOCS:
+        return "browser-docs"
+    folders = file.relative_to(ROOT).parts[:-1]
+    return "service" if {"client", "serve"} & {*folders} or SERVICE.search(file.read_text()) else "core"
+
+
+class OneLane:
+    """Ignore the files of other lanes before they are imported."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def pytest_ignore_collect(self, collection_path):
+        return True if collection_path.suffix == ".py" and lane_of(collection_path) != self.name else None
+
+
+def pytest_addoption(parser):
+    parser.addoption("--lane", choices=LANES, help="run the tests of one lane of CI (default: all)")
+
+
+def pytest_configure(config):
+    if lane := config.getoption("--lane"):
+        config.pluginmanager.register(OneLane(lane))
 
 
 def pytest_collection_modifyitems(items):
