@@ -58,7 +58,7 @@ class Naming(FakeEncoding):
         return made.fingerprint, pack_prototypes(made)
 
 
-@schemathesis.serializer("application/x-ndjson", "image/*")
+@schemathesis.serializer("application/x-ndjson", "image/*", "application/x-float32", "application/x-float16")
 def as_bytes(context, value):
     """Images and lines are bytes, whatever stands in for them."""
     return value if isinstance(value, bytes) else str(value).encode()

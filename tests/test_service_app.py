@@ -1,6 +1,7 @@
 """The service over HTTP, with workers in the same process: every route, and every error in words."""
 
 import asyncio
+import base64
 import json
 import math
 import re
@@ -211,6 +212,34 @@ def test_features_come_as_bytes_as_json_one_or_several():
             named = {"content-type": "Application/Octet-Stream; version=1"}
             decisions_of(await service.observe(rows[8].tobytes(), named))
             assert engine_of(service.worker) == learned(9)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("count", [1, 300])
+def test_features_have_the_same_decisions_in_every_form(count):
+    async def run():
+        # Numbers that float16 has, so that no form rounds them.
+        rows = FEATURES[np.arange(count) % len(FEATURES)].astype("<f2")
+        wide = rows.astype("<f4")
+        encoded = [base64.b64encode(row.tobytes()).decode() for row in wide]
+        forms = [
+            ("application/octet-stream", wide.tobytes()),
+            ("application/x-float32", wide.tobytes()),
+            ("application/x-float16", rows.tobytes()),
+            ("application/json", json.dumps({"features": wide.tolist()}).encode()),
+            ("application/json", json.dumps({"features": encoded}).encode()),
+        ]
+        found = []
+        for kind, body in forms:
+            async with served() as service:
+                answer = await service.observe(body, {"content-type": kind}, key="k", params={"count": count})
+                found.append(decisions_of(answer))
+                # The key names the features, in whatever form they come.
+                again = await service.observe(wide.tobytes(), key="k", params={"count": count})
+                assert decisions_of(again) == [{**said, "repeated": True} for said in found[-1]]
+        assert len(found[0]) == count
+        assert all(said == found[0] for said in found)
 
     asyncio.run(run())
 
@@ -479,7 +508,7 @@ def test_a_body_of_another_type_is_415(kind):
     async def run():
         async with served() as service:
             refused = words_of(await service.observe(feature(0), {"content-type": kind}), 415)
-            assert "Send application/octet-stream, application/json or images" in refused
+            assert "Send application/x-float32, application/x-float16, application/json or images" in refused
 
     asyncio.run(run())
 
@@ -532,6 +561,8 @@ BAD_JSON = [
     b'{"features": [[{}]]}', b'{"features": {"a": 1}}', b'{"features": "abc"}', b"\xff\xfe", b"[" * 100_000,
     b'{"features": ' + b"[" * 100 + b"]" * 100 + b"}", b'{"features": [[1' + b"0" * 5000 + b"]]}",
     b'{"features": [[1' + b"0" * 400 + b"]]}", b'{"features": [' + b"[1]," * 4096 + b"[1]]}",
+    b'{"features": ["AAAA", [1]]}', b'{"features": [[1], "AAAA"]}', b'{"features": ["AAAAAAA="]}',
+    b'{"features": ["AACAP", ""]}', b'{"features": ["AADAfw=="]}', b'{"features": ["AACAPwAAgD8AAIA/", "AACAPw=="]}',
     b'{"features": [["1"]]}', b'{"features": [[true]]}', b'{"features": [[1]], "features": 7}',
 ]  # fmt: skip
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 
 # Smaller bodies are parsed at once: that takes about a millisecond.
@@ -44,8 +45,17 @@ async def parse_json(body: bytes, convert: Callable[[Any], T] = _same) -> T:
         ValueError, RecursionError: as `json.loads` does.
     """
     if len(body) <= LARGE:
-        return convert(json.loads(body))
+        return convert(parse_small(body))
     return await asyncio.get_running_loop().run_in_executor(_THREAD, lambda: convert(_parse_large(body)))
+
+
+def parse_small(body: bytes) -> Any:
+    """Return the value of a JSON text, as `json.loads` does."""
+    try:
+        # Four times as fast. It rejects some texts that `json.loads` accepts, such as half of a surrogate pair.
+        return from_json(body)
+    except ValueError:
+        return json.loads(body)
 
 
 def _parse_large(body: bytes) -> Any:

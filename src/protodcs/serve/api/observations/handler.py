@@ -19,7 +19,7 @@ from ...messages import Request as WorkerRequest
 from ...stream.idempotency import digest_of
 from ...telemetry import traces
 from ..context import Services, checked, checked_key
-from ..features import from_bytes, from_rows
+from ..features import RAW, from_bytes, from_rows
 from ..json_parsing import parse_json
 from .schemas import ROW, Features
 
@@ -35,8 +35,8 @@ async def decide(http: Request, stream: str, action: str) -> list[Reply]:
     media_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     query = http.query_params if http.scope["query_string"] else _NO_QUERY
     image_refs: list[str | None] = [*query.getlist("image_ref")]
-    if media_type in ("application/octet-stream", ""):
-        features = from_bytes(await _body(http), query.get("count", "1"))
+    if media_type in RAW:
+        features = from_bytes(await _body(http), query.get("count", "1"), RAW[media_type])
     elif media_type == "application/json":
         features, given_refs = await _from_json(http)
         image_refs = image_refs or given_refs or []
@@ -53,7 +53,8 @@ async def decide(http: Request, stream: str, action: str) -> list[Reply]:
     else:
         raise ProblemError(
             "unsupported_media_type",
-            f"Send application/octet-stream, application/json or images; given: {media_type[:100]!r}.",
+            "Send application/x-float32, application/x-float16, application/json or images; given: "
+            f"{media_type[:100]!r}.",
         )
     return await decide_features(services, scoped, action, key, features, checked_refs(image_refs, len(features)))
 
@@ -194,6 +195,6 @@ def _features_of(body: Any) -> tuple[list[bytes], list[str | None] | None]:
         return from_rows(given.features, ROW.validate_python), given.image_refs
     except ValidationError:
         raise InputError(
-            'A JSON body must be {"features": [[number, ...], ...]}, with rows of one length. It may also have '
-            '"image_refs": [text or null, ...].'
+            'A JSON body must be {"features": [[number, ...], ...]}, with rows of one length, or each row as float32 '
+            'numbers in base64. It may also have "image_refs": [text or null, ...].'
         ) from None

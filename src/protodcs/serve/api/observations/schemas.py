@@ -7,12 +7,16 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema
 from ....core.decision import Outcome
 from ...log.entries import MAX_IMAGE_REF
 from ...stream.records import LONGEST_KEY
-from ..features import MAX_ROWS
+from ..features import MAX_ROWS, RAW
 from ..openapi import BINARY
 from ..schemas import Row, Text
 
 ROW: TypeAdapter[list[float]] = TypeAdapter(Row, config=ConfigDict(strict=True))
-_ROWS = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}, "minItems": 1}
+_ROW_FORMS = [
+    {"type": "array", "items": {"type": "number"}},
+    {"type": "string", "format": "byte", "description": "float32 numbers, little-endian, in base64."},
+]
+_ROWS = {"type": "array", "items": {"anyOf": _ROW_FORMS}, "minItems": 1}
 
 
 # Validate each of the rows with `ROW`: validating all at once would block other threads.
@@ -75,7 +79,7 @@ SAMPLES: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/octet-stream": BINARY,
+            **{media_type: BINARY for media_type in RAW if media_type},
             "application/json": {"schema": Features.model_json_schema()},
             "image/*": BINARY,
             "multipart/form-data": {"schema": {**_FILES, "required": ["images"]}},
@@ -92,7 +96,7 @@ SAMPLES: dict[str, Any] = {
         {
             "name": "count",
             "in": "query",
-            "description": "Number of features in a body of application/octet-stream.",
+            "description": "Number of features in a body of float32 or float16 numbers.",
             "schema": {"type": "integer", "minimum": 1, "maximum": MAX_ROWS, "default": 1},
         },
         {

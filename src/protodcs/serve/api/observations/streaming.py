@@ -6,14 +6,12 @@ its own idempotency key: after a broken connection, the caller sends the rows ag
 """
 
 import asyncio
-import binascii
-import json
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
 from fastapi import Request, Response
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
@@ -28,7 +26,8 @@ from ...stream.answers import described
 from ...stream.idempotency import digest_of
 from ..context import Services, checked, checked_key
 from ..errors import as_problem
-from ..features import MAX_WIDTH
+from ..features import MAX_WIDTH, from_base64
+from ..json_parsing import parse_small
 from .handler import checked_refs, decide_images
 
 MEDIA_TYPE = "application/x-ndjson"
@@ -220,7 +219,7 @@ class _Groups:
 def _row(number: int, line: bytes) -> Row:
     """Return the row of a line. Raise ProblemError if the line is not a JSON object."""
     try:
-        given = _parse(line)
+        given = parse_small(line)
     except (ValueError, RecursionError):
         raise ProblemError("invalid_json", f"Row {number} is not valid JSON. Send one object per line.") from None
     if not isinstance(given, dict):
@@ -239,7 +238,7 @@ def _row(number: int, line: bytes) -> Row:
         if ("feature" in given) == ("image" in given):
             raise InputError("A row needs either `feature` (float32 numbers) or `image` (a file), in base64.")
         name = "feature" if "feature" in given else "image"
-        content = _from_base64(given[name], name)
+        content = from_base64(given[name], name)
         if name == "image":
             return Row(number, key, image=content, image_ref=image_ref)
         if len(content) % 4 or len(content) > 4 * MAX_WIDTH:
@@ -249,25 +248,6 @@ def _row(number: int, line: bytes) -> Row:
     except (ProtoDCSError, UnicodeError) as problem:
         key = key if isinstance(key, str) and key.isprintable() else ""
         return Row(number, key, problem=_as_row_problem(problem))
-
-
-def _parse(line: bytes) -> Any:
-    """Return the value of a JSON text, as `json.loads` does."""
-    try:
-        # Four times as fast. It rejects some texts that `json.loads` accepts, such as half of a surrogate pair.
-        return from_json(line)
-    except ValueError:
-        return json.loads(line)
-
-
-def _from_base64(text: Any, name: str) -> bytes:
-    try:
-        content = binascii.a2b_base64(text, strict_mode=True) if isinstance(text, str) else b""
-    except (binascii.Error, ValueError):
-        content = b""
-    if not content:
-        raise InputError(f"`{name}` must be base64.")
-    return content
 
 
 def _as_row_problem(problem: Exception) -> ProblemError:
