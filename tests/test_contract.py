@@ -136,6 +136,7 @@ def test_stats_count_what_two_passes_decided(variant, classes):
     decisions = engine.observe_many(features[150:], two_pass=True)
     stats, known = engine.stats(), int(before.known.sum() + decisions.known.sum())
     assert (stats["known"], stats["unknown"]) == (known, 400 - known)
+    assert engine.quick_stats().items() <= stats.items()
     if "trusted" in stats:
         assert stats["trusted"] == before.trusted.sum() + decisions.trusted.sum()
     assert methods.restore(engine.snapshot()).snapshot() == engine.snapshot()

@@ -42,7 +42,7 @@ class Engine:
     def initial_cosines(self):
         return None
 
-    def stats(self):
+    def quick_stats(self):
         return self.numbers
 
     def difference(self):

@@ -285,7 +285,7 @@ def test_streams_that_possibly_shifted_are_counted():
     shifted = Stub(200)
     stats = shifted.engine.stats()
     assert "reason" in stats
-    shifted.engine = type("Engine", (), {"stats": lambda _: {**stats, "reason": "possible shift"}})()
+    shifted.engine = type("Engine", (), {"quick_stats": lambda _: {**stats, "reason": "possible shift"}})()
     statistics = StreamStatistics()
     statistics.update({"a": shifted, "b": Stub(200)}, budget=60.0)
     assert value(list(statistics.families()), "protodcs_streams_possibly_shifted") == 1
@@ -300,7 +300,7 @@ def test_an_update_without_time_continues_where_the_last_one_ended_and_all_strea
         def __init__(self, name):
             super().__init__(50)
             stats = self.engine.stats()
-            self.engine = type("Engine", (), {"stats": lambda _: (looked.append(name), stats)[1]})()
+            self.engine = type("Engine", (), {"quick_stats": lambda _: (looked.append(name), stats)[1]})()
 
     streams = {name: Slow(name) for name in "abcde"}
     statistics = StreamStatistics()

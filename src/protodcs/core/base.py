@@ -161,6 +161,10 @@ class FeatureMethod(ABC):
         """Return numbers for monitoring, JSON-ready."""
         return {"method": self.name, "classes": len(self.classes), "frozen": self.frozen, "sequence": self.sequence}
 
+    def quick_stats(self) -> dict[str, Any]:
+        """Return the numbers of `stats` that take microseconds, for checks while a stream runs."""
+        return self.stats()
+
     def _repr_html_(self) -> str:
         """Return the statistics as a table, for notebooks."""
         return html_table(self.stats())

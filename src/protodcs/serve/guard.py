@@ -284,7 +284,7 @@ class Guard:
 
     def _judge(self, engine: FeatureMethod, position: int) -> Event | None:
         """Check the window that has ended."""
-        numbers = engine.stats()
+        numbers = engine.quick_stats()
         looks_known, more, fewer = self._compared()
         trips = self._trips(numbers, max(more, fewer))
         self._last = {

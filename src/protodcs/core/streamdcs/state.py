@@ -260,17 +260,16 @@ class StreamState:
             self.native.correct_bias()
 
     def stats(self) -> dict[str, Any]:
-        """Return numbers for monitoring, JSON-ready."""
+        """Return numbers for monitoring that are quick to compute, JSON-ready."""
         _, learned, known = self.samples.tolist()
         stats = {"learned": learned, "known": known, "unknown": learned - known, **self.verification.stats()}
-        stats |= {"target_false_reject": self.config.target_false_reject, "false_reject": self._false_reject()}
-        stats |= {"corrections": len(self.corrections)}
+        stats |= {"target_false_reject": self.config.target_false_reject, "corrections": len(self.corrections)}
         if self.class_bias is not None:
             largest = float(np.abs(self.class_bias.logits).max())
             stats |= {"class_bias_slope": self.class_bias.beta, "class_bias_max": largest}
         return stats
 
-    def _false_reject(self) -> float | None:
+    def false_reject(self) -> float | None:
         """Return the estimated fraction of known samples that are rejected; None before the first threshold."""
         rule = self.verification.rule
         if rule is None:

@@ -39,7 +39,7 @@ class Statistics(NamedTuple):
 
 def statistics_of(live: LiveStream) -> Statistics:
     """Return the numbers of one stream."""
-    stats = live.engine.stats()
+    stats = live.engine.quick_stats()
     learned = stats.get("learned", 0)
     return Statistics(
         openness=stats.get("openness_median"),
