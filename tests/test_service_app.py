@@ -602,9 +602,9 @@ def test_a_key_that_is_empty_or_too_long_is_422(key):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"prototypes": []}, "rows of one length"),
+        ({"prototypes": []}, "at least 1 item"),
         ({"prototypes": [[]]}, "prototypes"),
-        ({"prototypes": [[1.0], [1.0, 2.0]]}, "rows of one length"),
+        ({"prototypes": [[1.0], [1.0, 2.0]]}, "the same length"),
         ({"prototypes": [[0.0, 0.0]]}, "prototypes"),
         ({"prototypes": [[1.0] * 16_385] * 2}, "at most 16384 items"),
         ({"prototypes": [[1e300, 0.0]]}, "prototypes"),

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.decision import Decision, Outcome
+from ..core.validation import check_rows
 from ..core.vectors import row_fingerprint
 from ..core.vocabulary import Vocabulary
 from ..errors import ImageError, InputError, ServiceError
@@ -539,9 +540,7 @@ def _checked(x: Any) -> NDArray[np.float32]:
     # What is too large for float32 becomes infinite, and is refused as that.
     with np.errstate(over="ignore"):
         rows = rows.astype("<f4")
-    lengths = np.linalg.norm(rows.astype(np.float64), axis=-1)
-    if not np.all(np.isfinite(lengths) & (lengths > 1e-6)):
-        raise InputError("a feature must be finite and longer than 1e-6")
+    check_rows(np.atleast_2d(rows), "the features")
     return rows
 
 

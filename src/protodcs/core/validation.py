@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..arrays import Feature
 from ..errors import InputError, UnknownClassError
-from .vectors import to_unit
+from .vectors import SHORTEST, to_unit
 
 # `to_unit` takes float32 and float64. Widening float16 loses nothing.
 _WORKING_TYPE: dict[np.dtype[Any], np.dtype[Any]] = {
@@ -55,8 +55,21 @@ def unit_rows(rows: Any, what: str, least: int = 1) -> Feature:
     out = np.empty(rows.shape, dtype=np.float32)
     for i, row in enumerate(rows):
         if not to_unit(_contiguous(row, working), out[i]):
-            raise InputError(f"row {i} of {what} must be finite and longer than 1e-6; given: {_described_values(row)}")
+            raise _bad_row(rows, i, what)
     return out
+
+
+def check_rows(rows: NDArray[np.floating], what: str) -> None:
+    """Raise InputError if an engine would reject one of the rows (N, d) in float16 or float32. `what` names them."""
+    # Converting a signalling NaN would warn. A comparison with NaN is false.
+    with np.errstate(invalid="ignore"):
+        for i, row in enumerate(rows.astype(np.float64)):
+            if not SHORTEST**2 < row.dot(row) < np.inf:
+                raise _bad_row(rows, i, what)
+
+
+def _bad_row(rows: NDArray[Any], i: int, what: str) -> InputError:
+    return InputError(f"row {i} of {what} must be finite and longer than 1e-6; given: {_described_values(rows[i])}")
 
 
 def class_names(classes: Sequence[str] | None, count: int) -> tuple[str, ...]:

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from ..arrays import Feature, Floats
 from ._native import native
 
+# A shorter vector has no direction. The compiled functions have the same number.
+SHORTEST = 1e-6
+
 
 def cosines_numpy(prototypes: Feature, inverse_norms: Floats, feature: Feature, out: Floats) -> int:
     """Write the cosine of `feature` (d,) with each prototype (K, d) to `out` (K,). Return the first largest."""
@@ -30,7 +33,7 @@ def to_unit_numpy(values: NDArray[np.floating], out: Feature) -> bool:
             wide /= scale
             total = float(wide @ wide)
         norm = math.sqrt(total)
-        if not 1e-6 < norm * scale < math.inf:
+        if not SHORTEST < norm * scale < math.inf:
             return False
     out[:] = wide * (1.0 / norm)
     return True

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.validation import check_rows
 from ...errors import InputError
 
 MAX_ROWS = 4096
 # More numbers than the features of any encoder have. The time and memory of an engine grow with them.
 MAX_WIDTH = 16_384
 _BAD_ROWS = "Rows must have the same length and hold finite numbers."
-# Shorter features have no direction.
-_MIN_NORM = 1e-6
 _FLOAT32 = np.dtype("<f4")
 # How a body of numbers holds them, by its media type.
 RAW: dict[str, np.dtype[Any]] = {
@@ -29,11 +28,22 @@ def from_bytes(body: bytes, count: str, numbers: np.dtype[Any] = _FLOAT32) -> li
     """Return the features of a body of numbers; `count` says how many features there are."""
     if not count.isdecimal() or len(count) > 10 or not 0 < int(count) <= MAX_ROWS:
         raise InputError(f"`count` must be a number from 1 to {MAX_ROWS}; given: {count[:100]!r}.")
-    number = int(count)
-    if not body or len(body) % (numbers.itemsize * number):
-        raise InputError(f"{number} features of {numbers.name} cannot have {len(body)} bytes.")
-    rows: NDArray[np.floating] = np.frombuffer(body, dtype=numbers).reshape(number, -1)
-    return split_rows(rows)
+    return _split(rows_in(body, int(count), numbers))
+
+
+def rows_in(body: bytes, count: int, numbers: np.dtype[Any] = _FLOAT32) -> NDArray[np.floating]:
+    """Return the numbers of a body as so many rows. Their values are not checked."""
+    size = numbers.itemsize * count
+    if not body or len(body) % size or len(body) > size * MAX_WIDTH:
+        raise InputError(
+            f"{count} features of {numbers.name} with up to {MAX_WIDTH} numbers cannot have {len(body)} bytes."
+        )
+    return np.frombuffer(body, dtype=numbers).reshape(count, -1)
+
+
+def from_row(row: list[float]) -> bytes:
+    """Return the feature of a row of numbers."""
+    return _split(as_float32([row]))[0]
 
 
 def from_rows(rows: list[Any], check_row: Callable[[Any], list[float]]) -> list[bytes]:
@@ -58,7 +68,7 @@ def from_rows(rows: list[Any], check_row: Callable[[Any], list[float]]) -> list[
     arrays = [as_float32([check_row(row)]) for row in rows]
     if len({array.shape for array in arrays}) > 1:
         raise InputError(_BAD_ROWS)
-    return split_rows(np.concatenate(arrays))
+    return _split(np.concatenate(arrays))
 
 
 def from_base64(text: Any, name: str) -> bytes:
@@ -73,7 +83,7 @@ def from_base64(text: Any, name: str) -> bytes:
 
 
 def as_float32(rows: list[list[float]]) -> NDArray[np.float32]:
-    """Return rows as an array. Numbers that are too large become infinite, which `split_rows` rejects."""
+    """Return rows as an array. Numbers that are too large become infinite, which `check_rows` rejects."""
     try:
         with np.errstate(over="ignore"):
             return np.asarray(rows, dtype=np.float32)
@@ -81,13 +91,7 @@ def as_float32(rows: list[list[float]]) -> NDArray[np.float32]:
         raise InputError(_BAD_ROWS) from None
 
 
-def split_rows(rows: NDArray[np.floating]) -> list[bytes]:
-    """Return each row as the bytes of float32 numbers. Raise InputError if an engine would reject one of them."""
-    # Converting a signalling NaN would warn; the check below rejects it.
-    with np.errstate(invalid="ignore"):
-        wide = rows.astype(np.float64)
-    smallest, largest = _MIN_NORM**2, np.inf
-    # A comparison with NaN is false.
-    if not all(smallest < wide_row.dot(wide_row) < largest for wide_row in wide):
-        raise InputError("A feature must be finite and its norm above 1e-6.")
+def _split(rows: NDArray[np.floating]) -> list[bytes]:
+    """Return each row as the bytes of float32 numbers. All are checked first: a request is applied as a whole."""
+    check_rows(rows, "the features")
     return [row.tobytes() for row in rows.astype(_FLOAT32, copy=False)]

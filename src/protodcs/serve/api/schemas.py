@@ -40,7 +40,7 @@ ClassNames = Annotated[list[ClassName], Field(fail_fast=True)]
 SnapshotName = Annotated[Text, Field(min_length=1, max_length=200)]
 Options = Annotated[dict[str, Any], Field(max_length=200), AfterValidator(_check_text)]
 Row = Annotated[list[float], Field(fail_fast=True, max_length=MAX_WIDTH)]
-Rows = Annotated[list[Row], Field(fail_fast=True)]
+Rows = Annotated[list[Row], Field(fail_fast=True, min_length=1)]
 
 StreamPath = Annotated[str, Path(min_length=1, description="Id of the stream.")]
 NamePath = Annotated[str, Path(min_length=1)]

@@ -12,7 +12,7 @@ from ...stream.idempotency import digest_of
 from ...stream.live_stream import pack_class
 from ...stream.shared import unpack_prototypes
 from ..context import Changing, RequestContext
-from ..features import as_float32, split_rows
+from ..features import from_row
 from ..json_parsing import JsonRoute
 from ..openapi import LOCATION, problems
 from ..schemas import Body, Change, ClassName, NamePath, Row, StreamPath
@@ -47,7 +47,7 @@ async def _add(stream: str, body: NewClass, context: RequestContext) -> Reply:
     encoder = context.services.class_encoder
     # An encoder may give the same name other last bits, so the digest is of what the caller sent.
     if body.prototype is not None:
-        (prototype,) = split_rows(as_float32([body.prototype]))
+        prototype = from_row(body.prototype)
         digest = digest_of(Action.ADD_CLASS.encode(), body.name.encode(), prototype)
     elif encoder is not None:
         digest = digest_of(Action.ADD_CLASS.encode(), body.name.encode())

@@ -11,7 +11,7 @@ from ...stream.feedback import Feedback, pack_feedback
 from ..context import Changing, Context
 from ..decisions.handler import read_page
 from ..decisions.schemas import MAX_PAGE, LoggedDecision
-from ..features import as_float32, split_rows
+from ..features import from_row
 from ..json_parsing import JsonRoute
 from ..openapi import problems
 from ..schemas import Body, Change, ClassName, Row, StreamPath
@@ -41,7 +41,7 @@ async def correct(stream: StreamPath, body: Correction, context: Changing) -> Ch
     """Tell the true class of a sample. Decisions on similar samples change at once."""
     if (body.position is None) == (body.feature is None):
         raise InputError("Send either the `position` of a sample or its `feature`.")
-    feature = b"" if body.feature is None else split_rows(as_float32([body.feature]))[0]
+    feature = b"" if body.feature is None else from_row(body.feature)
     payload = pack_feedback(Feedback(body.label, body.position, feature))
     return await context.change(stream, Action.FEEDBACK, payload)
 

@@ -74,7 +74,7 @@ async def _create(name: str, stream: NewStream, context: RequestContext) -> Repl
         other = context.scoped(stream.like).encode()
         return await services.queues.ask(Request(name, Action.CREATE_LIKE, key, other))
     if stream.prototypes is not None:
-        rows = _prototypes(stream.prototypes)
+        rows = Prototypes(as_float32(stream.prototypes))
         numbers = tuple(str(number) for number in range(len(rows)))
         names = numbers if stream.classes is None else _class_names(stream.classes)
         spec = _spec(stream, names, context)
@@ -188,9 +188,3 @@ def _class_names(which: list[str] | str) -> tuple[str, ...]:
             "names."
         )
     return class_names(which)
-
-
-def _prototypes(rows: list[list[float]]) -> Prototypes:
-    if len({len(row) for row in rows}) != 1:
-        raise InputError("Prototypes must be rows of one length, at least one.")
-    return Prototypes(as_float32(rows))

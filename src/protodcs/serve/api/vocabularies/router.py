@@ -3,7 +3,6 @@
 import asyncio
 from typing import Annotated, Any
 
-import numpy as np
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
 
@@ -14,7 +13,7 @@ from ...access.rules import requires
 from ...messages import Action, Request
 from ...stream.shared import check_vocabulary, pack_rows
 from ..context import Context, RequestContext, checked
-from ..features import MAX_WIDTH
+from ..features import rows_in
 from ..openapi import BINARY, problems
 
 router = APIRouter(tags=["vocabularies"])
@@ -62,9 +61,7 @@ async def _ask(context: RequestContext, action: str, fingerprint: str, packed: b
 def _checked(body: bytes, count: int, fingerprint: str) -> bytes:
     """Return the packed rows of a body. Raise InputError if they are not the vocabulary with this fingerprint."""
     check_vocabulary(count)
-    if not body or len(body) % (4 * count) or len(body) > 4 * count * MAX_WIDTH:
-        raise InputError(f"{count} features of float32 with up to {MAX_WIDTH} numbers cannot have {len(body)} bytes.")
-    rows = np.frombuffer(body, dtype="<f4").reshape(count, -1)
+    rows = rows_in(body, count)
     try:
         check_unit(rows, "vocabulary")
     except StateError:
