@@ -12,8 +12,9 @@ try:
 except ModuleNotFoundError:
     raise MissingPackageError("the client needs httpx: pip install 'protodcs[client]'") from None
 
+from ..decision_log import LoggedDecision
 from .asynchronous import AsyncClient, AsyncStream
-from .protocol import LogFilter, LoggedDecision, Observed, Row, StreamEvent, Written
+from .protocol import LogFilter, Observed, Row, StreamEvent, Written
 from .synchronous import Client, Stream
 
 __all__ = [

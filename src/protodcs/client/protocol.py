@@ -13,7 +13,6 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from io import BytesIO
@@ -24,10 +23,11 @@ from urllib.parse import quote, urlencode
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.decision import Decision, Outcome
+from ..core.decision import ANSWERED, Decision, Outcome
 from ..core.validation import check_rows
 from ..core.vectors import row_fingerprint
 from ..core.vocabulary import Vocabulary
+from ..decision_log import LoggedDecision
 from ..errors import ImageError, InputError, ServiceError
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ _IMAGE = "image/*"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 # Not now, or not known: a body that came too slowly, too many requests, and a service that is busy or away.
 _AGAIN = (408, 429, 503)
-_FIELDS = tuple(field.name for field in fields(Decision) if field.name != "scores")
 
 
 class Observed(NamedTuple):
@@ -94,38 +93,6 @@ class Written(NamedTuple):
     position: int
     epoch: int
     repeated: bool
-
-
-class LoggedDecision(NamedTuple):
-    """An entry of the decision log.
-
-    Attributes:
-        position: the place of the sample in the journal of its stream.
-        time: when the service decided.
-        key: the idempotency key of the request.
-        image_ref: your reference to the image; None if you sent none.
-        outcome: known, unsure or unknown.
-        label: name of the class; None if the sample is unknown.
-        nearest_class: name of the best class, also if the sample is unknown.
-        p_unknown: probability that the sample belongs to no class; None if it was not finite.
-        score: increases as the sample looks more known; None if it was not finite.
-        reason: why the decision is less certain than it looks.
-        rolled_back: whether a later roll-back undid what the stream learned from the sample.
-        has_thumbnail: whether the service has a thumbnail of the image.
-    """
-
-    position: int
-    time: datetime
-    key: str
-    image_ref: str | None
-    outcome: Outcome
-    label: str | None
-    nearest_class: str
-    p_unknown: float | None
-    score: float | None
-    reason: str | None
-    rolled_back: bool
-    has_thumbnail: bool
 
 
 class LogFilter(NamedTuple):
@@ -562,14 +529,9 @@ def decisions(answer: Response, payload: Payload) -> list[Observed]:
 def log_page(answer: Response) -> tuple[list[LoggedDecision], str | None]:
     """Return the entries of a page of the decision log, and the cursor of the next page."""
     result: tuple[list[LoggedDecision], str | None] = _read(
-        answer, lambda said: ([_logged(fields) for fields in said["items"]], said["next_cursor"])
+        answer, lambda said: ([LoggedDecision(**entry) for entry in said["items"]], said["next_cursor"])
     )
     return result
-
-
-def _logged(fields: Mapping[str, Any]) -> LoggedDecision:
-    known = {name: fields[name] for name in LoggedDecision._fields}
-    return LoggedDecision(**{**known, "time": datetime.fromisoformat(fields["time"])})
 
 
 def written(answer: Response) -> Written:
@@ -584,7 +546,7 @@ def facts(answer: Response, of: str | None = None) -> Any:
 
 
 def _observed(said: Mapping[str, Any]) -> Observed:
-    decision = Decision(scores=None, **{name: said[name] for name in _FIELDS})
+    decision = Decision(scores=None, **{name: said[name] for name in ANSWERED})
     joined = said.get("cluster"), said.get("cluster_name")
     return Observed(decision, said["position"], said["epoch"], said["repeated"], *joined)
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..core.vectors import row_fingerprint
 from ..core.vocabulary import Vocabulary, VocabularyLike
+from ..decision_log import LoggedDecision
 from ..errors import InputError, ServiceError
 from . import protocol
 from .protocol import (
@@ -21,7 +22,6 @@ from .protocol import (
     Failure,
     Image,
     LogFilter,
-    LoggedDecision,
     NoResponse,
     Observed,
     Payload,

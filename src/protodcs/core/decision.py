@@ -92,6 +92,10 @@ class Decision:
         return html_table({name: value for name, value in self.to_dict().items() if name != "scores"})
 
 
+# What others than the engine are told of a decision.
+ANSWERED = tuple(field.name for field in fields(Decision) if field.name != "scores")
+
+
 def html_table(values: Mapping[str, Any]) -> str:
     """Return names and values as a table, for notebooks."""
     cells = ((name, f"{value:.4g}" if isinstance(value, float) else str(value)) for name, value in values.items())

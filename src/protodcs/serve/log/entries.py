@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from ...core.decision import Outcome
+from ...decision_log import LoggedDecision
 
 # Outcomes, and whether the decision has a label. Their places are part of stored entries.
 OUTCOMES: Final[tuple[tuple[Outcome, bool], ...]] = (
@@ -168,17 +169,4 @@ def marked(entries: Sequence[LogEntry], ranges: Sequence[Range]) -> list[LogEntr
 
 def described(entry: LogEntry) -> dict[str, Any]:
     """Return an entry as responses show it; its time stays a number of milliseconds."""
-    return {
-        "position": entry.position,
-        "time": entry.time,
-        "key": entry.key,
-        "image_ref": entry.image_ref,
-        "outcome": entry.outcome,
-        "label": entry.label,
-        "nearest_class": entry.nearest_class,
-        "p_unknown": entry.p_unknown,
-        "score": entry.score,
-        "reason": entry.reason,
-        "rolled_back": entry.rolled_back,
-        "has_thumbnail": entry.has_thumbnail,
-    }
+    return {name: getattr(entry, name) for name in LoggedDecision.model_fields}

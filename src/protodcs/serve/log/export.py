@@ -4,10 +4,13 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from io import RawIOBase
-from typing import Any, Final
+from typing import Any, Final, get_args
 
+from ...decision_log import LoggedDecision
 from ...errors import InputError
 
+# Text that many entries share.
+_REPEATED: Final = ("outcome", "label", "nearest_class", "reason")
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -37,21 +40,15 @@ class ParquetWriter:
             raise InputError(
                 "Parquet needs pyarrow on the side of the service: pip install 'protodcs[data]'. Or export as NDJSON."
             ) from None
-        text = pa.dictionary(pa.int32(), pa.string())
+        types = {
+            int: pa.int64(), bool: pa.bool_(), float: pa.float64(), str: pa.string(),
+            datetime: pa.timestamp("ms", tz="UTC"),
+        }  # fmt: skip
+        repeated = pa.dictionary(pa.int32(), pa.string())
         self._schema = pa.schema(
             [
-                ("position", pa.int64()),
-                ("time", pa.timestamp("ms", tz="UTC")),
-                ("key", pa.string()),
-                ("image_ref", pa.string()),
-                ("outcome", text),
-                ("label", text),
-                ("nearest_class", text),
-                ("p_unknown", pa.float64()),
-                ("score", pa.float64()),
-                ("reason", text),
-                ("rolled_back", pa.bool_()),
-                ("has_thumbnail", pa.bool_()),
+                (name, repeated if name in _REPEATED else types[_plain(field.annotation)])
+                for name, field in LoggedDecision.model_fields.items()
             ]
         )
         self._table = pa.Table
@@ -67,6 +64,11 @@ class ParquetWriter:
         """Return the end of the file."""
         self._writer.close()
         return self._sink.taken()
+
+
+def _plain(annotation: Any) -> Any:
+    """Return the type of a field without the None that it may also be."""
+    return next(iter(get_args(annotation)), annotation)
 
 
 class _Sink(RawIOBase):

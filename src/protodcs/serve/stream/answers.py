@@ -5,15 +5,13 @@ A packed decision unpacks to the same bits.
 
 import math
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pydantic_core import to_json
-
-from ...core.decision import REASONS, Decision, outcome_name
+from ...core.decision import ANSWERED, REASONS, Decision, outcome_name
 from ...errors import StoreError
 from ..log.entries import LogEntry
+from ..messages import Reply
 from .records import Record
 
 # Flags, index, sequence and the six numbers of a decision. The label of a known sample follows, or the cluster that an
@@ -27,8 +25,6 @@ _CLUSTER = struct.Struct("<Q")
 _OPENNESS = struct.Struct("<21xd")
 # Flags, index, p_unknown and score.
 _LOGGED = struct.Struct("<BI8xd16xd")
-
-_FIELDS = ("outcome", *(field.name for field in fields(Decision) if field.name != "scores"))
 
 
 class JoinedCluster(NamedTuple):
@@ -99,24 +95,18 @@ def reason_of(answer: bytes) -> str | None:
     return (None, *REASONS)[answer[0] >> _REASON_BIT & _REASON_MASK]
 
 
-def described(answer: bytes) -> dict[str, Any]:
-    """Return a packed decision as a response shows it, JSON-ready."""
+def described(reply: Reply) -> dict[str, Any]:
+    """Return the decision of a reply as a response shows it, JSON-ready."""
     # Not `to_dict`, which is several times slower.
-    decision = unpack_decision(answer)
-    response = {name: getattr(decision, name) for name in _FIELDS}
+    answer, decision = reply.answer, unpack_decision(reply.answer)
+    response: dict[str, Any] = {"outcome": decision.outcome}
+    for name in ANSWERED:
+        response[name] = getattr(decision, name)
     if not decision.known and len(answer) >= _DECISION.size + _CLUSTER.size:
         (response["cluster"],) = _CLUSTER.unpack_from(answer, _DECISION.size)
         response["cluster_name"] = answer[_DECISION.size + _CLUSTER.size :].decode() or None
+    response |= {"position": reply.position, "epoch": reply.epoch, "repeated": reply.repeated}
     return response
-
-
-def decisions_as_json(decisions: Iterable[tuple[bytes, int, int, bool]]) -> bytes:
-    """Return the body of a response: packed decisions with position, epoch, and whether each was repeated."""
-    found = [
-        {**described(answer), "position": position, "epoch": epoch, "repeated": repeated}
-        for answer, position, epoch, repeated in decisions
-    ]
-    return to_json({"decisions": found})
 
 
 def log_entry(record: Record, classes: Sequence[str], image_ref: str | None, thumbnail: bytes) -> LogEntry:

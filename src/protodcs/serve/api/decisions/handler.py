@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Any
 
+from ....decision_log import LoggedDecision
 from ....errors import InputError
 from ...access.problems import ProblemError
 from ...log.entries import LogQuery, Purge
 from ...log.export import EPOCH, ParquetWriter, as_datetime, as_ndjson
 from ...messages import Action
 from ..context import RequestContext
-from .schemas import MAX_PAGE, Format, LoggedDecision, LogPage
+from .schemas import MAX_PAGE, Format, LogPage
 
 
 def milliseconds(moment: datetime | None) -> int | None:

@@ -1,13 +1,13 @@
 """Parameters and responses of the decision log."""
 
 import re
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import Path, Query
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, Field
 
 from ....core.decision import Outcome
+from ....decision_log import LoggedDecision
 from ...log.entries import MAX_IMAGE_REF, Order
 
 MAX_PAGE = 1000
@@ -34,23 +34,6 @@ ImageFilter = Annotated[str | None, Query(max_length=MAX_IMAGE_REF, description=
 Format = Literal["ndjson", "parquet"]
 OrderOfPage = Annotated[Order, Query(description="Order of the decisions.")]
 Position = Annotated[int, Path(ge=0, lt=1 << 32, description="Position of the decision in the journal.")]
-
-
-class LoggedDecision(BaseModel):
-    """One entry of the decision log."""
-
-    position: int = Field(description="Position in the journal of the stream.")
-    time: datetime
-    key: str = Field(description="Idempotency key of the request.")
-    image_ref: str | None = Field(description="Your reference to the image; null if you sent none.")
-    outcome: Outcome
-    label: str | None = Field(description="Name of the class; null if the sample is unknown.")
-    nearest_class: str = Field(description="Name of the best class, also if the sample is unknown.")
-    p_unknown: float | None = Field(description="Probability that the sample belongs to no class.")
-    score: float | None = Field(description="Increases as the sample looks more known.")
-    reason: str | None = Field(description="Why the decision is less certain than it looks.")
-    rolled_back: bool = Field(description="Whether a later roll-back undid what the stream learned from the sample.")
-    has_thumbnail: bool
 
 
 class LogPage(BaseModel):

@@ -3,6 +3,7 @@
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
+from ....decision_log import LoggedDecision
 from ....errors import InputError
 from ...access.rules import requires
 from ...log.entries import LogQuery
@@ -10,7 +11,7 @@ from ...messages import Action
 from ...stream.feedback import Feedback, pack_feedback
 from ..context import Changing, Context
 from ..decisions.handler import read_page
-from ..decisions.schemas import MAX_PAGE, LoggedDecision
+from ..decisions.schemas import MAX_PAGE
 from ..features import from_row
 from ..json_parsing import JsonRoute
 from ..openapi import problems

@@ -6,11 +6,12 @@ Observe and peek are the requests that fleets of streams send all the time, so `
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
+from pydantic_core import to_json
 
 from ....errors import InputError
 from ...access.rules import requires
 from ...messages import Action, Reply
-from ...stream.answers import decisions_as_json
+from ...stream.answers import described
 from ..context import Context
 from ..json_parsing import JsonRoute
 from ..openapi import problems
@@ -80,7 +81,7 @@ async def explain_decision(stream: StreamPath, position: Position, context: Cont
 
 
 def _decisions(replies: list[Reply]) -> Response:
-    written = [(reply.answer, reply.position, reply.epoch, reply.repeated) for reply in replies]
+    body = to_json({"decisions": [described(reply) for reply in replies]})
     # A request is a replay if it was applied in full before.
     headers = {"Idempotent-Replayed": "true"} if all(reply.repeated for reply in replies) else None
-    return Response(decisions_as_json(written), headers=headers, media_type="application/json")
+    return Response(body, headers=headers, media_type="application/json")

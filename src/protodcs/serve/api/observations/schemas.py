@@ -1,10 +1,11 @@
 """Bodies and responses of observe, peek and explain."""
 
+from dataclasses import MISSING, fields
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema, create_model
 
-from ....core.decision import Outcome
+from ....core import decision as core
 from ...log.entries import MAX_IMAGE_REF
 from ...stream.records import LONGEST_KEY
 from ..features import MAX_ROWS, RAW
@@ -33,25 +34,23 @@ class Features(BaseModel):
     )
 
 
-class Decision(BaseModel):
+_ABOUT = {
+    "index": "Index of the best class, also if the sample is unknown.",
+    "label": "Name of the class; null if the sample is unknown.",
+    "reason": "Why the decision is less certain than it looks.",
+    "unsure": "Whether a person should look at it, by the `review_rate` of the stream.",
+}
+_FIELDS: dict[str, Any] = {
+    field.name: (field.type, Field(... if field.default is MISSING else field.default, description=description))
+    for field, description in ((field, _ABOUT.get(field.name)) for field in fields(core.Decision))
+    if field.name in core.ANSWERED
+}
+_Decision = create_model("_Decision", outcome=(core.Outcome, ...), **_FIELDS)
+
+
+class Decision(_Decision):
     """The decision about one sample of a request."""
 
-    outcome: Outcome
-    known: bool
-    index: int = Field(description="Index of the best class, also if the sample is unknown.")
-    label: str | None = Field(description="Name of the class; null if the sample is unknown.")
-    p_unknown: float
-    openness: float
-    openness_first: float
-    score: float
-    aleatoric: float
-    epistemic: float
-    trusted: bool
-    cached: bool
-    evolved: bool
-    sequence: int
-    reason: str | None = Field(None, description="Why the decision is less certain than it looks.")
-    unsure: bool = Field(False, description="Whether a person should look at it, by the `review_rate` of the stream.")
     cluster: int | None = Field(
         None, description="Id of the cluster that an observed unknown sample joined. It is left out if there is none."
     )

@@ -334,16 +334,7 @@ async def _wait_allowed(http: Request) -> None:
 
 
 def _decision(row: Row, reply: Reply) -> bytes:
-    return _line(
-        {
-            "row": row.number,
-            "key": row.key,
-            **described(reply.answer),
-            "position": reply.position,
-            "epoch": reply.epoch,
-            "repeated": reply.repeated,
-        }
-    )
+    return _line({"row": row.number, "key": row.key, **described(reply)})
 
 
 def _line(value: dict[str, Any]) -> bytes:
