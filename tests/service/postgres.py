@@ -50,12 +50,13 @@ class PostgresServer:
     """A PostgreSQL with a data folder of its own.
 
     Args:
+        folder: where to create its folder (default: that of temporary files).
         settings: of `postgresql.conf`.
     """
 
-    def __init__(self, **settings: str):
+    def __init__(self, folder: Path | None = None, **settings: str):
         programs()
-        self.folder = Path(tempfile.mkdtemp(prefix="postgres-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="postgres-", dir=folder))
         if os.geteuid() == 0:
             shutil.chown(self.folder, _USER, _USER)
         self.port = free_port()
@@ -209,8 +210,12 @@ class PostgresServer:
 
 @cache
 def shared_postgres() -> PostgresServer:
-    """Return one server for all tests that do it no harm; it ends with the tests."""
-    server = PostgresServer()
+    """Return one server for all tests that do it no harm; it ends with the tests.
+
+    It is in memory if there is room, where a sync takes no time.
+    """
+    memory = Path("/dev/shm")
+    server = PostgresServer(memory if memory.is_dir() and shutil.disk_usage(memory).free > 2**31 else None)
     atexit.register(server.close)
     server.start()
     return server
