@@ -187,6 +187,14 @@ def test_the_comparison_of_a_folder_runs(in_shell, tmp_path):
     assert (tmp_path / "compare.png").is_file()
 
 
+def test_the_made_up_season_of_camera_traps_runs(in_shell, tmp_path):
+    page = ROOT / "docs" / "how-to" / "camera-traps.md"
+    printed = in_shell(page)
+    written, rows = blocks(page, "text")
+    assert written in printed
+    assert set(rows.splitlines()) <= set((tmp_path / "species.events.csv").read_text().splitlines())
+
+
 @pytest.mark.parametrize("page", RUN_IN_SHELL[:2])
 def test_the_shell_commands_of_a_page_run(page, in_shell, tmp_path):
     for block in all_blocks(ROOT / "docs" / page):

@@ -1,4 +1,4 @@
-"""`protodcs classify`: decide on every image of a folder."""
+"""`protodcs classify`: decide on every image of a folder, or on the boxes of a detector."""
 
 import csv
 import io
@@ -13,6 +13,7 @@ import typer
 
 from ..atomic_io import replace_file
 from ..errors import DataError, InputError
+from .camera_traps import Boxes, classify_boxes
 from .screen import (
     VOCABULARY_HELP,
     console,
@@ -42,13 +43,17 @@ Row = dict[str, Any]
 
 @explained
 def classify(
-    images: list[Path] = typer.Argument(..., help="Folder of images, including its subfolders; or image files."),
+    sources: list[Path] | None = typer.Argument(
+        None, metavar="[IMAGES]...", help="Folder of images, including its subfolders; or image files."
+    ),
     classes: str = typer.Option(..., help="Class names separated by commas, a list such as cifar10, or a text file."),
     model: str = typer.Option(
         "openai/clip-vit-base-patch16", help="Encoder: model id, folder, open_clip:..., onnx:..., demo, mini."
     ),
     out: Path | None = typer.Option(
-        None, help="Result file, .csv, .jsonl or .parquet (default: decisions.FORMAT). The state is saved beside it."
+        None,
+        help="Result file, .csv, .jsonl or .parquet (default: decisions.FORMAT). The state is saved beside it. With "
+        "--megadetector a .json file.",
     ),
     form: str | None = typer.Option(None, "--format", help="csv, jsonl or parquet (default: that of --out, or csv)."),
     sheet: Path | None = typer.Option(
@@ -60,6 +65,16 @@ def classify(
     ),
     vocabulary: str = typer.Option("general", help=VOCABULARY_HELP),
     templates: str | None = typer.Option(None, help="Prompt templates: a list such as imagenet, or a text file."),
+    megadetector: Path | None = typer.Option(
+        None, help="Results file of MegaDetector: classify its boxes of animals, instead of whole images."
+    ),
+    images: Path | None = typer.Option(None, help="Folder of the images of --megadetector (default: beside it)."),
+    min_confidence: float | None = typer.Option(
+        None, min=0, max=1, help="Confidence from which a box is classified (default: that of the file, or 0.2)."
+    ),
+    event_seconds: float = typer.Option(
+        60, min=0, help="Largest time between two images of one event of a camera, in seconds (default: 60)."
+    ),
     limit: int | None = typer.Option(None, min=1, help="Largest number of images, spread evenly (default: all)."),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     batch_size: int = typer.Option(32, min=1, help="Images that are encoded at once."),
@@ -75,17 +90,29 @@ def classify(
     from ..encoders.files import encode_files
 
     started = time.perf_counter()
-    files = _limited(_files(images), limit)
     names = given_classes(classes)
-    out = _result(out, form)
     options: dict[str, Any] = {**target_options(target_false_reject), "vocabulary": given_vocabulary(vocabulary)}
-    encoder = encoders.load(model, device=device, batch_size=batch_size, templates=templates)
-    classifier = OpenSetClassifier.with_encoder(encoder, names, method=method, **options)
+
+    def load() -> OpenSetClassifier:
+        encoder = encoders.load(model, device=device, batch_size=batch_size, templates=templates)
+        return OpenSetClassifier.with_encoder(encoder, names, method=method, **options)
+
+    if megadetector is not None:
+        if sources or form or sheet or limit:
+            raise InputError("--megadetector takes no IMAGES, --format, --sheet or --limit. Use --images FOLDER.")
+        out = out or megadetector.with_suffix(".species.json")
+        classify_boxes(Boxes(megadetector, images, out, min_confidence, event_seconds), load, as_json)
+        return
+    if sources is None:
+        raise InputError("Give a folder of images, image files, or a results file with --megadetector.")
+    files = _limited(_files(sources), limit)
+    out = _result(out, form)
+    classifier = load()
     out.parent.mkdir(parents=True, exist_ok=True)
     store, state = (out.with_suffix(out.suffix + ending) for ending in (".features", ".state"))
     with progress(as_json) as bar:
         task = bar.add_task("images", total=len(files))
-        encoded = encode_files(encoder, files, store, lambda count: bar.advance(task, count))
+        encoded = encode_files(classifier.encoder, files, store, lambda count: bar.advance(task, count))
     if not encoded.names:
         store.unlink(missing_ok=True)
         raise DataError(

@@ -31,6 +31,10 @@ _REVIEW_RATE = 0.05
 def demo(
     terminal: bool = typer.Option(False, "--terminal", help="Show it in this terminal instead of a browser."),
     folder: Path | None = typer.Option(None, help="Write the images to this folder instead, in a subfolder per class."),
+    season: Path | None = typer.Option(
+        None, help="Write a season of four camera traps to this folder instead: images, and the boxes of a detector."
+    ),
+    events: int = typer.Option(600, min=20, max=20_000, help="Season: number of events, of one to five images each."),
     images: int = typer.Option(400, min=50, max=100_000, help="Number of images."),
     unknown: float = typer.Option(0.3, min=0, max=1, help="Share of unknown images, 0 to 1."),
     burst: int = typer.Option(1, min=1, help="Unknown images that arrive one after another."),
@@ -47,6 +51,9 @@ def demo(
     live.check_installed(_NEEDED, "demo")
     from ..demo import DemoStream
 
+    if season is not None:
+        _write_season(season, events, seed)
+        return
     if folder is not None:
         _write(DemoStream(images, unknown=unknown, burst=burst, seed=seed), folder)
         return
@@ -65,6 +72,19 @@ def demo(
     live_view.show(comparison, console())
     picture.save(comparison, out)
     console().print(f"picture: {out}")
+
+
+def _write_season(folder: Path, events: int, seed: int) -> None:
+    from ..demo.season import make_season
+
+    _check_new(folder)
+    count = make_season(folder, events, seed)
+    console().print(f"{count} images in {folder}, with results.json and species.txt", soft_wrap=True)
+
+
+def _check_new(folder: Path) -> None:
+    if folder.exists():
+        raise InputError(f"{folder} exists already: delete it, or give another folder")
 
 
 def _feeding(rounds: "Iterator[DemoStream]", rate: float) -> live.Feed:
@@ -88,8 +108,7 @@ def _png(pixels: "Pixels") -> bytes:
 def _write(stream: "DemoStream", folder: Path) -> None:
     from PIL import Image
 
-    if folder.exists():
-        raise InputError(f"{folder} exists already: delete it, or give another folder")
+    _check_new(folder)
     for number, sample in enumerate(stream):
         place = folder / (sample.kind if sample.label >= 0 else "unknown")
         place.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,8 @@ from ..errors import InputError
 from .kinds import OUTLINES
 
 SIDE = 96
+# Red, green and blue of each colour.
+Palette = list[tuple[int, int, int]]
 # The outlines are drawn larger and then reduced, which smooths their edges.
 _OVERSAMPLING = 3
 # Hue in turns of the colour circle.
@@ -36,18 +38,25 @@ def draw(kind: str, rng: np.random.Generator, colour: str | None = None, difficu
     colour = colour or str(rng.choice(list(COLOURS)))
     if colour not in COLOURS:
         raise InputError(f"the demo has no colour {colour!r}: choose one of {', '.join(COLOURS)}")
-    palette = _palette(COLOURS[colour], rng)
+    palette = new_palette(COLOURS[colour], rng)
     ground = _background(rng)
-    layer = np.asarray(_layer(kind, palette, difficulty, rng), dtype=np.float32)
-    opacity = layer[..., 3:] / 255
-    painted = layer[..., :3] * (1 + 0.35 * _texture(rng)[..., None])
+    painted, opacity = cutout(kind, palette, difficulty, rng, rng)
     mixed = np.asarray(ground * (1 - opacity) + painted * opacity, dtype=np.float32)
     pixels = _occluded(mixed, difficulty, rng) * np.float32(rng.uniform(0.8, 1.1))
     pixels += rng.normal(scale=4, size=pixels.shape)
     return np.clip(pixels, 0, 255).astype(np.uint8)
 
 
-def _palette(hue: float, rng: np.random.Generator) -> list[tuple[int, int, int]]:
+def cutout(
+    kind: str, palette: Palette, difficulty: float, pose: np.random.Generator, paint: np.random.Generator
+) -> tuple[Singles, Singles]:
+    """Return an object with its texture (96, 96, 3), and its opacity (96, 96, 1) from 0 to 1."""
+    layer: Singles = np.asarray(_layer(kind, palette, difficulty, pose), dtype=np.float32)
+    painted: Singles = layer[..., :3] * (1 + 0.35 * _texture(paint)[..., None])
+    return painted, np.divide(layer[..., 3:], 255, dtype=np.float32)
+
+
+def new_palette(hue: float, rng: np.random.Generator) -> Palette:
     """Return the main, second, dark and light colour."""
     other = hue + rng.uniform(0.2, 0.8)
     return [
@@ -63,7 +72,7 @@ def _rgb(hue: float, saturation: float, value: float) -> tuple[int, int, int]:
     return red, green, blue
 
 
-def _layer(kind: str, palette: list[tuple[int, int, int]], difficulty: float, rng: np.random.Generator) -> Image.Image:
+def _layer(kind: str, palette: Palette, difficulty: float, rng: np.random.Generator) -> Image.Image:
     """Return the object on a transparent ground."""
     side = SIDE * _OVERSAMPLING
     angle, shear = rng.normal(scale=0.45), rng.normal(scale=0.18)

@@ -1,4 +1,4 @@
-"""Encode image files, each of them once, even if the program is interrupted.
+"""Encode image files and parts of them, each once, even if the program is interrupted.
 
 An SQLite file keeps features and errors, one transaction for each batch, and the next run continues from it. It encodes
 a file again if the file or the encoder has changed.
@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import Features
+from ..arrays import Features, Pixels
+from ..data.crop import Crop, crop_around
 from ..data.image import decode
 from ..errors import DataError, ImageError
 from ..prefetch import Prefetcher
@@ -28,12 +29,12 @@ _INSERT = "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?)"
 
 @dataclass(frozen=True, slots=True)
 class EncodedFiles:
-    """The features of image files.
+    """The features of image files, or of crops of them.
 
     Attributes:
-        names: the files that could be read, by name, in order.
+        names: the files or crops that could be read, by name, in order.
         features: (N, d), their unit features.
-        errors: for each of the other files, why it could not be read.
+        errors: for each of the others, why it could not be read.
     """
 
     names: tuple[str, ...]
@@ -42,10 +43,10 @@ class EncodedFiles:
 
 
 class _Job(NamedTuple):
-    """A file to encode; `version` changes if the file or the encoder does."""
+    """A file or crop to encode; `version` changes if the file or the encoder does."""
 
     name: str
-    file: Path
+    source: Path | Crop
     version: str
 
 
@@ -60,7 +61,7 @@ class _Row(NamedTuple):
 
 def encode_files(
     encoder: Encoder,
-    files: Mapping[str, Path],
+    files: Mapping[str, Path | Crop],
     store: Path | None = None,
     advance: Callable[[int], object] = lambda count: None,
 ) -> EncodedFiles:
@@ -68,16 +69,18 @@ def encode_files(
 
     Args:
         encoder: the encoder.
-        files: the files, by the name that results and error messages have for them.
+        files: the files or crops, by the name that results and error messages have for them. Crops of one file follow
+            each other, so that it is decoded once.
         store: an SQLite file that keeps what is done, so that an interrupted call can continue; None: nothing is kept.
         advance: is called with the number of files done since the last call.
     """
-    jobs = [_Job(name, file, _version(file, encoder)) for name, file in files.items()]
+    versions = {file: _version(file, encoder) for file in dict.fromkeys(map(_file, files.values()))}
+    jobs = [_Job(name, source, versions[_file(source)]) for name, source in files.items()]
     try:
         with closing(sqlite3.connect(store or ":memory:")) as database:
             database.execute(_CREATE)
             done = dict(database.execute("SELECT path, version FROM files"))
-            todo = [job for job in jobs if done.get(_path(job.file)) != job.version]
+            todo = [job for job in jobs if done.get(_key(job.source)) != job.version]
             advance(len(jobs) - len(todo))
             with closing(Prefetcher(lambda items: _encoded(encoder, items), todo, _BATCHES_AHEAD)) as batches:
                 for rows in batches:
@@ -93,19 +96,23 @@ def encode_files(
 
 def _encoded(encoder: Encoder, jobs: Iterable[_Job]) -> Iterator[list[_Row]]:
     """Yield the rows of each batch of files."""
+    latest: tuple[Path, Pixels] | None = None
     for batch in parts(jobs, encoder.batch_size):
         pixels, errors = [], {}
         for job in batch:
             try:
-                pixels.append(decode(job.file, job.name))
+                file = _file(job.source)
+                if latest is None or latest[0] != file:
+                    latest = file, decode(file, job.name)
+                pixels.append(crop_around(latest[1], job.source.box) if isinstance(job.source, Crop) else latest[1])
             except ImageError as problem:
                 errors[job.name] = str(problem)
         features = iter(encoder.encode_pixels(pixels))
         yield [
-            _Row(_path(file), version, None, errors[name])
+            _Row(_key(source), version, None, errors[name])
             if name in errors
-            else _Row(_path(file), version, next(features).tobytes(), None)
-            for name, file, version in batch
+            else _Row(_key(source), version, next(features).tobytes(), None)
+            for name, source, version in batch
         ]
 
 
@@ -114,7 +121,7 @@ def _collected(database: sqlite3.Connection, jobs: list[_Job], dimension: int) -
     names, rows, errors = [], [], {}
     for job in jobs:
         select = "SELECT feature, error FROM files WHERE path = ?"
-        feature, error = database.execute(select, (_path(job.file),)).fetchone()
+        feature, error = database.execute(select, (_key(job.source),)).fetchone()
         if feature is None:
             errors[job.name] = error
         else:
@@ -123,8 +130,15 @@ def _collected(database: sqlite3.Connection, jobs: list[_Job], dimension: int) -
     return EncodedFiles(tuple(names), np.stack(rows) if rows else np.empty((0, dimension), np.float32), errors)
 
 
-def _path(file: Path) -> bytes:
-    return os.fsencode(file.absolute())
+def _file(source: Path | Crop) -> Path:
+    return source.file if isinstance(source, Crop) else source
+
+
+def _key(source: Path | Crop) -> bytes:
+    """Return what the table calls a file or crop."""
+    path = os.fsencode(_file(source).absolute())
+    # No path contains a zero byte.
+    return path + b"\0" + repr(tuple(source.box)).encode() if isinstance(source, Crop) else path
 
 
 def _version(file: Path, encoder: Encoder) -> str:
