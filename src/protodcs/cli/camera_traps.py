@@ -6,8 +6,10 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from datetime import tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 
@@ -20,9 +22,17 @@ if TYPE_CHECKING:
     from ..classifier import OpenSetClassifier
     from ..core.decision import Decision
     from ..integrations.camera_traps import Event, EventDecision, Photo, Place
-    from ..integrations.megadetector import Results
+    from ..integrations.megadetector import Detection, Results
 
 _FIELDS = ("event", "camera", "start", "end", "images", "boxes", "known", "label", "nearest_class", "p_unknown")
+
+
+class Package(NamedTuple):
+    """A Camtrap DP package to write: its folder, where the cameras are, and their time zone; None if unknown."""
+
+    folder: Path
+    deployments: Path
+    zone: tzinfo | None
 
 
 class Boxes(NamedTuple):
@@ -34,6 +44,7 @@ class Boxes(NamedTuple):
         out: the new results file.
         confidence: confidence from which a box is classified; None: what the file says.
         event_seconds: largest time between two images of one event.
+        package: the Camtrap DP package to write, if any.
     """
 
     results: Path
@@ -41,6 +52,7 @@ class Boxes(NamedTuple):
     out: Path
     confidence: float | None
     event_seconds: float
+    package: Package | None
 
 
 class _Decided(NamedTuple):
@@ -48,6 +60,17 @@ class _Decided(NamedTuple):
 
     boxes: dict["Place", "Decision"]
     events: list["EventDecision"]
+
+
+def camtrap_package(folder: Path, deployments: Path | None, time_zone: str | None) -> Package:
+    """Return what the options of a Camtrap DP package say."""
+    if deployments is None:
+        raise InputError("--camtrap-dp needs --deployments, a CSV file with deploymentID, latitude and longitude.")
+    try:
+        zone = None if time_zone is None else ZoneInfo(time_zone)
+    except (ZoneInfoNotFoundError, ValueError):
+        raise InputError(f"There is no time zone {time_zone!r}. Give one such as Europe/Brussels.") from None
+    return Package(folder, deployments, zone)
 
 
 def classify_boxes(given: Boxes, load: "Callable[[], OpenSetClassifier]", as_json: bool) -> None:
@@ -61,16 +84,26 @@ def classify_boxes(given: Boxes, load: "Callable[[], OpenSetClassifier]", as_jso
     if results.get("classification_categories"):
         raise DataError(f"{given.results} has classifications already. Give the file that the detector wrote.")
     folder = given.results.parent if given.images is None else given.images
-    classifier = load()
-    crops, errors = _encoded(given, results, folder, classifier, as_json)
     photos = camera_traps.photos(results, folder)
+    deployments = _deployments(given.package, photos)
+    confidence = megadetector.usual_confidence(results) if given.confidence is None else given.confidence
+    detections = megadetector.detections(results, confidence)
+    classifier = load()
+    crops, errors = _encoded(given, photos, folder, detections, classifier, as_json)
     decided = _decide(classifier, camera_traps.group_events(photos, given.event_seconds), crops)
     written = megadetector.with_species(results, decided.boxes, classifier.classes, classifier.encoder.name)
-    replace_file(events_file, _events(decided.events, crops, classifier.classes).encode())
-    replace_file(given.out, json.dumps(written, indent=1).encode())
+    files = {
+        events_file: _events(decided.events, crops, classifier.classes),
+        given.out: json.dumps(written, indent=1),
+    }
+    if given.package is not None:
+        files |= _package(given.package, written, detections, decided, deployments)
+    for file, content in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, content.encode())
     _store(given.out).unlink(missing_ok=True)
-    report = _report(photos, decided, errors, classifier.classes)
-    report |= {"seconds": round(time.perf_counter() - started, 2), "results": [str(given.out), str(events_file)]}
+    report = _report(photos, decided, errors)
+    report |= {"seconds": round(time.perf_counter() - started, 2), "results": list(map(str, files))}
     if as_json:
         typer.echo(json.dumps(report))
     else:
@@ -78,12 +111,41 @@ def classify_boxes(given: Boxes, load: "Callable[[], OpenSetClassifier]", as_jso
     _warn(report, errors)
 
 
-def _check_new(given: Boxes, *files: Path) -> None:
+def _check_new(given: Boxes, events_file: Path) -> None:
+    from ..integrations.camtrap_dp import FILES
+
     if given.out.suffix != ".json":
         raise InputError(f"The result must be a .json file, as of MegaDetector; given: {given.out.name!r}")
-    for file in (given.out, *files):
+    inside = [] if given.package is None else [given.package.folder / name for name in FILES]
+    for file in (given.out, events_file, *inside):
         if file.exists():
-            raise InputError(f"{file} exists already. Delete it, or choose another file with --out.")
+            raise InputError(f"{file} exists already. Delete it, or choose another name for the results.")
+
+
+def _deployments(package: Package | None, photos: Sequence["Photo"]) -> dict[str, dict[str, Any]]:
+    """Return where the cameras of a package are, and check that it can be written."""
+    from ..integrations import camtrap_dp
+
+    if package is None:
+        return {}
+    camtrap_dp.check_photos(photos)
+    return camtrap_dp.read_deployments(package.deployments, {photo.camera for photo in photos})
+
+
+def _package(
+    package: Package,
+    written: "Results",
+    detections: Sequence["Detection"],
+    decided: _Decided,
+    deployments: Mapping[str, dict[str, Any]],
+) -> dict[Path, str]:
+    """Return the files of a Camtrap DP package."""
+    from ..integrations import camtrap_dp
+
+    season = camtrap_dp.Season(
+        package.folder.name, written, detections, decided.events, decided.boxes, deployments, package.zone
+    )
+    return {package.folder / name: content for name, content in camtrap_dp.package_files(season).items()}
 
 
 def _store(out: Path) -> Path:
@@ -92,29 +154,24 @@ def _store(out: Path) -> Path:
 
 
 def _encoded(
-    given: Boxes, results: "Results", folder: Path, classifier: "OpenSetClassifier", quiet: bool
+    given: Boxes,
+    photos: Sequence["Photo"],
+    folder: Path,
+    detections: Sequence["Detection"],
+    classifier: "OpenSetClassifier",
+    quiet: bool,
 ) -> tuple[dict["Place", "Feature"], Mapping[str, str]]:
-    """Return the features of the crops by image and box, and why others could not be read."""
+    """Return the features of the boxes of animals by image and box, and why others could not be read."""
     from ..data.crop import Crop
     from ..encoders.files import encode_files
-    from ..integrations import megadetector
+    from ..integrations.megadetector import ANIMAL
 
-    confidence = megadetector.usual_confidence(results) if given.confidence is None else given.confidence
-    found = megadetector.detections(results, confidence)
     boxes = {
-        f"{printable(megadetector.image_path(results['images'][one.image]))}, box {one.place}": one
-        for one in found
-        if one.category == megadetector.ANIMAL
+        f"{printable(photos[one.image].path)}, box {one.place}": one for one in detections if one.category == ANIMAL
     }
     if not boxes:
-        raise DataError(
-            f"{given.results} has no box of an animal with a confidence of at least {confidence:g}. "
-            "Set --min-confidence."
-        )
-    files = {
-        name: Crop(folder / megadetector.image_path(results["images"][one.image]), one.box)
-        for name, one in boxes.items()
-    }
+        raise DataError(f"{given.results} has no box of an animal with enough confidence. Set --min-confidence.")
+    files = {name: Crop(folder / photos[one.image].path, one.box) for name, one in boxes.items()}
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with progress(quiet) as bar:
         task = bar.add_task("boxes", total=len(files))
@@ -159,9 +216,7 @@ def _events(decided: Sequence["EventDecision"], crops: Mapping["Place", "Feature
     return text.getvalue()
 
 
-def _report(
-    photos: Sequence["Photo"], decided: _Decided, errors: Mapping[str, str], classes: Sequence[str]
-) -> dict[str, Any]:
+def _report(photos: Sequence["Photo"], decided: _Decided, errors: Mapping[str, str]) -> dict[str, Any]:
     def count(decisions: Sequence["Decision"]) -> dict[str, Any]:
         labels = Counter(decision.label for decision in decisions if decision.known)
         return {"all": len(decisions), "unknown": len(decisions) - labels.total(), "classes": dict(labels)}

@@ -13,7 +13,7 @@ import typer
 
 from ..atomic_io import replace_file
 from ..errors import DataError, InputError
-from .camera_traps import Boxes, classify_boxes
+from .camera_traps import Boxes, camtrap_package, classify_boxes
 from .screen import (
     VOCABULARY_HELP,
     console,
@@ -75,6 +75,13 @@ def classify(
     event_seconds: float = typer.Option(
         60, min=0, help="Largest time between two images of one event of a camera, in seconds (default: 60)."
     ),
+    camtrap_dp: Path | None = typer.Option(None, help="Write a Camtrap DP package to this folder, too."),
+    deployments: Path | None = typer.Option(
+        None, help="CSV file for --camtrap-dp: deploymentID (the folder of a camera), latitude, longitude."
+    ),
+    time_zone: str | None = typer.Option(
+        None, help="Time zone of the cameras for --camtrap-dp, such as Europe/Brussels (default: unknown, as UTC)."
+    ),
     limit: int | None = typer.Option(None, min=1, help="Largest number of images, spread evenly (default: all)."),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     batch_size: int = typer.Option(32, min=1, help="Images that are encoded at once."),
@@ -101,7 +108,8 @@ def classify(
         if sources or form or sheet or limit:
             raise InputError("--megadetector takes no IMAGES, --format, --sheet or --limit. Use --images FOLDER.")
         out = out or megadetector.with_suffix(".species.json")
-        classify_boxes(Boxes(megadetector, images, out, min_confidence, event_seconds), load, as_json)
+        package = None if camtrap_dp is None else camtrap_package(camtrap_dp, deployments, time_zone)
+        classify_boxes(Boxes(megadetector, images, out, min_confidence, event_seconds, package), load, as_json)
         return
     if sources is None:
         raise InputError("Give a folder of images, image files, or a results file with --megadetector.")

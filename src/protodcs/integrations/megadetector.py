@@ -120,7 +120,7 @@ def with_species(
             image = {**image, "detections": rows}
         images.append(image)
     about = {
-        "classifier": f"protodcs {__version__}, {classifier}",
+        "classifier": f"ProtoDCS {__version__}, {classifier}",
         "classification_completion_time": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}",
     }
     info = {"format_version": "1.5", **results.get("info", {}), **about}
