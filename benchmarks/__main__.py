@@ -14,7 +14,7 @@ from benchmarks.timing import RESULTS, ROOT, machine
 
 MODULES = ("step", "classes", "pipeline", "streams", "guards", "discovery")
 # These run only by their names.
-NAMED = ("million_streams",)
+NAMED = ("million_streams", "scene")
 HISTORY = ROOT / "benchmarks" / "history.jsonl"
 TITLES = {
     "step": "What one step costs",
@@ -23,6 +23,7 @@ TITLES = {
     "streams": "Many streams on one machine",
     "guards": "Guards on streams that poison, and on honest ones",
     "discovery": "Clusters of unknown images",
+    "scene": "Warnings about cameras",
     "million_streams": "A million streams in PostgreSQL",
 }
 # A ratio that lies by more than this factor beyond that of the last run is shown as moved.

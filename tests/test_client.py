@@ -867,7 +867,7 @@ def test_both_clients_create_list_and_delete_webhooks(client):
             secret = made.pop("secret")
             assert secret.startswith("whsec_")
             assert await other.webhooks() == client.webhooks() == [first, made]
-            assert (made["events"], made["streams"]) == (["guard", "possible_shift", "unknown_burst"], ["s"])
+            assert (made["events"], made["streams"]) == (["guard", "possible_shift", "many_unknown"], ["s"])
             assert await other.dead_letters(made["id"]) == []
             await other.delete_webhook(made["id"])
             assert await other.webhooks() == [first]

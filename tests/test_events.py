@@ -15,7 +15,6 @@ from protodcs.serve.api.events import feeds
 from protodcs.serve.api.events.feeds import Cursor, Frame, Subscriber, for_stream
 from protodcs.serve.guard import Action, Event
 from protodcs.serve.log.entries import LogEntry
-from protodcs.serve.log.latest import BURST_UNKNOWN, Latest
 from protodcs.serve.log.notices import Notice, NoticeMaker
 from protodcs.serve.store.base import Batch
 from store_contract import BLOB, begun, of_every_store
@@ -395,36 +394,9 @@ def entry(position, outcome="known", reason=None):
     )
 
 
-def warned(latest, unknown, reason=None):
-    """The names of the warnings that begin with some decisions, with their places."""
-    return [(at, one["warning"]) for at, x in enumerate(unknown) for one in latest.add(x, reason)]
-
-
-def test_a_shift_begins_once_until_it_is_over():
-    latest = Latest()
-    assert latest.warning is None
-    found = [latest.add(False, "possible shift" if at in (3, 4, 7) else "few samples") for at in range(8)]
-    assert [at for at, one in enumerate(found) if one == [{"warning": "possible_shift"}]] == [3, 7]
-    assert latest.warning == "possible_shift"
-
-
-def test_a_burst_begins_once_until_it_is_over():
-    latest = Latest()
-    assert latest.unknown_rate is None
-    assert warned(latest, [True] * 99) == [(BURST_UNKNOWN - 1, "unknown_burst")]
-    assert latest.warning == "unknown_burst"
-    # 15 of 50 are left, then 14.
-    assert warned(latest, [False] * 35) == []
-    assert latest.warning == "unknown_burst"
-    assert warned(latest, [False]) == []
-    assert latest.warning is None
-    assert latest.unknown_rate == 0.64
-    assert warned(latest, [True] * 50) == [(29, "unknown_burst")]
-
-
 def test_several_notices_of_one_decision_are_numbered():
     event = Event("numbers", Action.ROLL_BACK, 5, 1, float("nan"), 0.0)
-    warnings = [(5, {"warning": "possible_shift"}), (7, {"warning": "unknown_burst"})]
+    warnings = [(5, {"warning": "possible_shift"}), (7, {"warning": "many_unknown"})]
     notices = NoticeMaker(lambda: warnings).make([entry(4), entry(5)], [event])
     assert [(notice.position, notice.number, notice.kind) for notice in notices] == [
         (5, 1, "guard"),

@@ -291,13 +291,20 @@ def test_a_stream_that_goes_on_and_on_stops_growing():
     assert max(full) < 1.01 * min(full)
 
 
-def test_a_burst_of_unknown_samples_is_told_once_and_shown_also_after_an_unload():
+def test_many_unknown_samples_are_told_once_and_shown_also_after_an_unload():
     live, journal, begun = loaded(), [], []
     far, rng = np.linalg.svd(ROWS)[2][len(ROWS) :], np.random.default_rng(0)
-    for number in range(100):
-        sample = ROWS[number % 7] if number < 60 else rng.normal(size=len(far)) @ far
+    for number in range(640):
+        sample = rng.normal(size=len(far)) @ far if number > 500 and number % 2 else ROWS[number % 7]
         journal.append(live.change(Kind.OBSERVE, f"key-{number}", sample.astype("<f4").tobytes(), NOW).pack())
         begun += live.warnings()
-    assert begun == [(89, {"warning": "unknown_burst", "unknown": 30, "decisions": 50})]
-    for again in (live, loaded(live.snapshot(), 100), loaded(None, 0, journal)):
-        assert (again.summary().warning, again.summary().unknown_rate, again.warnings()) == ("unknown_burst", 0.4, [])
+        if number == 520:
+            early = live.snapshot()
+    ((position, told),) = begun
+    assert 500 < position < 600
+    usual = told["usual_unknown_rate"]
+    assert (told["warning"], usual < 0.2 < told["unknown_rate"] < 0.6) == ("many_unknown", True)
+    for again in (live, loaded(live.snapshot(), 640), loaded(early, 521, journal[521:])):
+        shown = again.summary()
+        assert (shown.warning, shown.unknown_rate, shown.usual_unknown_rate) == ("many_unknown", 0.52, usual)
+        assert again.warnings() == []

@@ -92,7 +92,7 @@ async def received(receiver, count):
     return await asyncio.to_thread(receiver.wait_for, count)
 
 
-ALL = ["guard", "possible_shift", "unknown_burst"]
+ALL = ["guard", "possible_shift", "many_unknown"]
 
 
 def test_notices_are_delivered_in_order_signed_and_with_an_id(tmp_path, receiver):
@@ -208,11 +208,11 @@ def test_deliveries_go_on_where_they_were_after_a_restart(tmp_path, receiver):
 def test_a_webhook_gets_only_what_it_asked_for(tmp_path, receiver):
     async def run():
         async with stored(tmp_path, "acme/s", "acme/t", "rival/s") as made:
-            await made.webhooks.create("acme", receiver.url + "/burst", ["unknown_burst"], None)
+            await made.webhooks.create("acme", receiver.url + "/burst", ["many_unknown"], None)
             await made.webhooks.create("acme", receiver.url + "/t", ALL, ["t"])
             await made.notice("rival/s")
             await made.notice("acme/s")
-            await made.notice("acme/s", warning="unknown_burst")
+            await made.notice("acme/s", warning="many_unknown")
             await made.notice("acme/t")
             await received(receiver, 2)
             assert sorted((path, json.loads(body)["stream"]) for path, _, body in receiver.deliveries) == [

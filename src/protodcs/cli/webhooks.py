@@ -23,7 +23,7 @@ def main() -> None:
 def create(
     target: str = typer.Argument(..., help="The URL of the receiver."),
     event: list[str] | None = typer.Option(
-        None, help="guard, possible_shift or unknown_burst; may be repeated (default: all)."
+        None, help="guard, possible_shift or many_unknown; may be repeated (default: all)."
     ),
     stream: list[str] | None = typer.Option(None, help="Id of a stream; may be repeated (default: all streams)."),
     url: str = _URL,

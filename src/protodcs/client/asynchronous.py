@@ -229,7 +229,7 @@ class AsyncClient:
 
         Args:
             url: where notices are sent.
-            events: "guard", "possible_shift" or "unknown_burst"; None for all.
+            events: "guard", "possible_shift" or "many_unknown"; None for all.
             streams: ids; None for all streams.
         """
         given = {"url": url, "events": events, "streams": streams}

@@ -129,6 +129,7 @@ export async function listStreams(signal) {
 export function asRow(stream) {
   return {
     id: stream.id,
+    created: seconds(stream.created) ?? 0,
     lastSeen: seconds(stream.last_seen),
     frozen: stream.frozen,
     unknownRate: stream.unknown_rate,

@@ -5,6 +5,7 @@ import { arrange, countProblems, problemsOf, SILENT_SECONDS } from "../../../src
 const NOW = 1_000_000;
 const row = (id, changes = {}) => ({
   id,
+  created: NOW - 10,
   lastSeen: NOW - 1,
   frozen: false,
   unknownRate: 0.1,
@@ -19,6 +20,14 @@ const kinds = (stream) => problemsOf(stream, NOW).map(({ kind }) => kind);
 test("a stream that behaves as usual has no problem", () => {
   assert.deepEqual(kinds(row("a")), []);
   assert.deepEqual(kinds(row("new", { lastSeen: null, unknownRate: null, usualRate: null })), []);
+});
+
+test("a stream that never sent a sample is silent after a while", () => {
+  const old = row("dead", { created: NOW - SILENT_SECONDS, lastSeen: null });
+  assert.deepEqual(
+    problemsOf(old, NOW).map(({ kind, text }) => [kind, text]),
+    [["silent", "It never sent a sample"]],
+  );
 });
 
 test("each problem of a stream is found, the guard first", () => {
@@ -41,7 +50,7 @@ test("a stream that cannot be loaded is the worst problem, and says why", () => 
 
 test("the service decides whether an unknown rate is a problem", () => {
   assert.deepEqual(kinds(row("a", { unknownRate: 0.9 })), []);
-  assert.deepEqual(kinds(row("a", { unknownRate: 0.6, warning: "unknown_burst" })), ["unknown"]);
+  assert.deepEqual(kinds(row("a", { unknownRate: 0.6, warning: "many_unknown" })), ["unknown"]);
 });
 
 test("problem streams come first, and ids are in numeric order", () => {
@@ -69,7 +78,7 @@ test("search, filter and column order are applied together", () => {
 test("problems are counted once per stream and kind", () => {
   const rows = [
     row("a", { frozen: true }),
-    row("b", { guard: "drift", frozen: true, warning: "unknown_burst" }),
+    row("b", { guard: "drift", frozen: true, warning: "many_unknown" }),
     row("c"),
   ];
   const counts = countProblems(rows, NOW);

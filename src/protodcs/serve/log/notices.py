@@ -1,4 +1,4 @@
-"""Notices: what operators should hear of besides decisions. Guard actions, signs of a shift, bursts of unknown samples.
+"""Notices: what operators should hear of besides decisions. Guard actions, signs of a shift, many unknown samples.
 
 A worker makes a notice from a decision, and the store writes it together with the journal record of that decision. So
 there is a notice exactly if the observe is durable. Nothing here ever influences an engine.

@@ -37,7 +37,7 @@ from ...errors import (
 from ...method import FeatureMethod
 from ..guard import Action, Event, Guard, GuardSettings
 from ..log.entries import Range
-from ..log.latest import LATEST, Latest
+from ..log.latest import Latest
 from ..store.base import AcquiredStream
 from . import snapshots
 from .answers import KNOWN, JoinedCluster, pack_decision, reason_of, unpack_decision
@@ -198,8 +198,8 @@ class LiveStream:
             self.samples = self._no_samples()
             if self.samples is not None and found.samples:
                 self.samples.load(found.samples)
-            for answer in reversed(self.recent(LATEST)):
-                self._note_decision(answer.position, answer.answer)
+            if found.latest:
+                self._latest.load(found.latest)
         for data in held.tail:
             self.replay(Record.unpack(data))
         # Whoever wrote the records has told of these.
@@ -233,8 +233,7 @@ class LiveStream:
         """Return what a list shows of the stream."""
         time, latest = self._applied.time / 1000 or None, self._latest
         guard = self.guard.events[-1].guard if self.guard is not None and self.guard.frozen else None
-        usual = self.engine.unknown_share
-        return Summary(time, self.engine.frozen, latest.unknown_rate, usual, guard, latest.warning)
+        return Summary(time, self.engine.frozen, latest.unknown_rate, latest.usual_unknown_rate, guard, latest.warning)
 
     def applied(self, kind: Kind, key: str, digest: bytes, row: int = 0) -> Answer | None:
         """Return the answer to a row of a request that was applied before, or None if it is new.
@@ -294,11 +293,8 @@ class LiveStream:
         self.position += 1
         self._applied.add(record)
         if record.kind is Kind.OBSERVE:
-            self._note_decision(record.position, record.answer)
-
-    def _note_decision(self, position: int, answer: bytes) -> None:
-        begun = self._latest.add(not answer[0] & KNOWN, reason_of(answer))
-        self._warnings += ((position, warning) for warning in begun)
+            begun = self._latest.add(not record.answer[0] & KNOWN, reason_of(record.answer), self.engine.latest)
+            self._warnings += ((record.position, warning) for warning in begun)
 
     def peek(self, payload: bytes) -> bytes:
         """What an observe would answer; nothing changes."""
@@ -346,7 +342,8 @@ class LiveStream:
         self._applied.trim()
         guard = b"" if self.guard is None else self.guard.pack()
         samples = b"" if self.samples is None else self.samples.pack()
-        return snapshots.pack(snapshots.Snapshot(self.position, self.state(), guard, self._applied.pack(), samples))
+        parts = self.state(), guard, self._applied.pack(), samples, self._latest.pack()
+        return snapshots.pack(snapshots.Snapshot(self.position, *parts))
 
     def events(self) -> list[Event]:
         """What the guard did since this was last asked. Tell of it only after its record is durable."""
@@ -452,6 +449,7 @@ class LiveStream:
 
     def _reset(self, _: bytes) -> bytes:
         self.engine.reset()
+        self._latest = Latest()
         self.samples = self._no_samples()
         if self.guard is not None:
             self.guard.begin()

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from ...errors import DamagedDataError, StateVersionError
 
-VERSION = 4
-# version, position, bytes of the engine state, of the guard, of the applied requests and of the stored samples
-_HEAD = struct.Struct("<BQQQQQ")
+VERSION = 5
+# By version: version and position, then bytes of the engine state, of the guard, of the applied requests, of the stored
+# samples, and since version 5 of the latest decisions.
+_HEADS = {4: struct.Struct("<BQQQQQ"), VERSION: struct.Struct("<BQQQQQQ")}
 _CHECKSUM = struct.Struct("<I")
 
 
@@ -25,6 +26,7 @@ class Snapshot(NamedTuple):
         guard: of the guard; empty if there is none.
         requests: the applied requests, as `IdempotencyCache.pack` returns them.
         samples: as `StreamSamples.pack` returns them; empty if the stream stores none.
+        latest: the latest decisions, as `Latest.pack` returns them.
     """
 
     position: int
@@ -32,28 +34,30 @@ class Snapshot(NamedTuple):
     guard: bytes
     requests: bytes
     samples: bytes = b""
+    latest: bytes = b""
 
 
 def pack(snapshot: Snapshot) -> bytes:
     """Return a snapshot as bytes."""
     position, *parts = snapshot
-    body = b"".join((_HEAD.pack(VERSION, position, *map(len, parts)), *parts))
+    body = b"".join((_HEADS[VERSION].pack(VERSION, position, *map(len, parts)), *parts))
     return body + _CHECKSUM.pack(zlib.crc32(body))
 
 
 def unpack(data: bytes) -> Snapshot:
     """Return the snapshot that `pack` was given. Raise DamagedDataError or StateVersionError otherwise."""
-    if len(data) < _HEAD.size + _CHECKSUM.size:
+    head = _HEADS.get(data[0] if data else VERSION, _HEADS[VERSION])
+    if len(data) < head.size + _CHECKSUM.size:
         raise DamagedDataError(f"a snapshot of {len(data)} bytes: it was cut off")
     end = len(data) - _CHECKSUM.size
     if zlib.crc32(memoryview(data)[:end]) != _CHECKSUM.unpack_from(data, end)[0]:
         raise DamagedDataError("a snapshot does not match its checksum: it is damaged")
-    if data[0] != VERSION:
+    if data[0] not in _HEADS:
         raise StateVersionError.of("The snapshot of the stream", data[0], VERSION)
-    _, position, *sizes = _HEAD.unpack_from(data)
-    if _HEAD.size + sum(sizes) != end:
+    _, position, *sizes = head.unpack_from(data)
+    if head.size + sum(sizes) != end:
         raise DamagedDataError(f"a snapshot of {len(data)} bytes that announces another length: it is damaged")
-    parts, at = [], _HEAD.size
+    parts, at = [], head.size
     for size in sizes:
         parts.append(data[at : at + size])
         at += size

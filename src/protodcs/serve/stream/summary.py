@@ -19,7 +19,7 @@ class Summary(NamedTuple):
         last_seen: time of its newest record, in seconds since 1970; None before the first.
         frozen: whether it decides without learning.
         unknown_rate: share of unknown samples among its latest decisions; None before the first.
-        usual_unknown_rate: share of unknown samples among all that it learned from; None before the first.
+        usual_unknown_rate: usual share of unknown samples, from before a warning; None before it is known.
         guard_reason: the guard that froze it; None unless one did.
         warning: what the rule of `log.latest` says of its latest decisions.
     """

@@ -74,7 +74,7 @@ class Webhook(NamedTuple):
         id: random.
         tenant: whose streams; empty without keys.
         url: the receiver.
-        events: which notices: guard, possible_shift or unknown_burst.
+        events: which notices: guard, possible_shift or many_unknown.
         streams: only these; None for all.
         secret: signs the deliveries.
         created: in seconds since 1970.

@@ -6,10 +6,11 @@ import { duration, percent } from "./format.js";
  * A stream of the table. Times are in seconds since 1970.
  * @typedef {object} Row
  * @property {string} id
+ * @property {number} created
  * @property {number | null} lastSeen
  * @property {boolean} frozen
  * @property {number | null} unknownRate share of unknown samples among the latest
- * @property {number | null} usualRate share of unknown samples since the stream began
+ * @property {number | null} usualRate usual share of unknown samples
  * @property {string | null} guard why a guard froze the stream
  * @property {string | null} warning what the service says of the latest decisions
  * @property {string | null} problem why the service cannot load the stream
@@ -63,16 +64,19 @@ export function problemsOf(row, now) {
   if (row.guard) {
     found.push({ kind: "guard", label: "Guard", text: guardText(row.guard), weight: 50 });
   }
-  if (row.warning === "unknown_burst") {
-    const text = `${percent(row.unknownRate)} unknown, usually ${percent(row.usualRate)}`;
+  if (row.warning === "many_unknown") {
+    const usual = row.usualRate === null ? "" : `, usually ${percent(row.usualRate)}`;
+    const text = `${percent(row.unknownRate)} unknown${usual}`;
     found.push({ kind: "unknown", label: "Unknown rate", text, weight: 30 });
   }
-  if (row.lastSeen !== null && now - row.lastSeen >= SILENT_SECONDS) {
-    const text = `No sample for ${duration(now - row.lastSeen)}`;
+  const silent = now - (row.lastSeen ?? row.created);
+  if (silent >= SILENT_SECONDS) {
+    const text = row.lastSeen === null ? "It never sent a sample" : `No sample for ${duration(silent)}`;
     found.push({ kind: "silent", label: "Silent", text, weight: 20 });
   }
   if (row.warning === "possible_shift") {
-    found.push({ kind: "warning", label: "Warning", text: warningText("possible shift"), weight: 10 });
+    const text = "Images differ from the usual ones: light, fog or another view";
+    found.push({ kind: "warning", label: "Shift", text, weight: 10 });
   }
   if (row.frozen && !row.guard) {
     found.push({ kind: "frozen", label: "Frozen", text: "Frozen by hand: it does not learn", weight: 5 });

@@ -30,7 +30,7 @@ const FILTERS = [
   ["guard", "Guard"],
   ["unknown", "Unknown rate"],
   ["silent", "Silent"],
-  ["warning", "Warning"],
+  ["warning", "Shift"],
   ["frozen", "Frozen"],
 ];
 

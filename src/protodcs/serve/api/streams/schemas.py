@@ -82,12 +82,12 @@ class ListedStream(BaseModel):
         description="Share of unknown samples among the last 100; null before the first."
     )
     usual_unknown_rate: float | None = Field(
-        description="Share of unknown samples among all that the stream learned from; null before the first."
+        description="Usual share of unknown samples, from before a warning; null before it is known."
     )
     guard_reason: str | None = Field(description="The guard that froze the stream; null unless one did.")
     warning: WarningName | None = Field(
-        description="Null, `unknown_burst` if many of the latest samples are unknown, `possible_shift` if they score "
-        "lower than earlier ones."
+        description="Null, `many_unknown` if far more of the latest samples are unknown than usually, `possible_shift` "
+        "if their features differ from the usual ones."
     )
     problem: str | None = Field(
         None, description="Why the service could not load the stream; null if it could, or has not tried."

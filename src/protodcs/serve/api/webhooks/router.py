@@ -17,8 +17,8 @@ from ..schemas import Body, StreamId, Text
 router = APIRouter(tags=["webhooks"], route_class=JsonRoute)
 
 WebhookPath = Annotated[str, Path(min_length=1, max_length=100, description="Id of the webhook.")]
-EventName = Literal["guard", "possible_shift", "unknown_burst"]
-_EVENT_NAMES: tuple[EventName, ...] = ("guard", "possible_shift", "unknown_burst")
+EventName = Literal["guard", "possible_shift", "many_unknown"]
+_EVENT_NAMES: tuple[EventName, ...] = ("guard", "possible_shift", "many_unknown")
 
 
 class NewWebhook(Body):
