@@ -1,8 +1,8 @@
 """Copy what a report says into the documentation: `python scripts/publish_results.py REPORT NAME`.
 
-REPORT is the folder that `protodcs report` wrote. The leaderboard, the main tables, those of the streams and those of
-the paper go to docs/results/NAME as CSV and Markdown, the figures that the pages show as PNG. `results.csv` has the
-averages of every seed, `summary.csv` single corruptions over seeds, both with six digits.
+REPORT is the folder that `protodcs report` wrote. Of its tables and figures, those that a page mentions go to
+docs/results/NAME: tables as CSV and Markdown, figures as PNG. `results.csv` has the averages of every seed,
+`summary.csv` single corruptions over seeds, both with six digits.
 """
 
 import csv
@@ -11,27 +11,27 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-RESULTS = Path(__file__).parent.parent / "docs" / "results"
+DOCS = Path(__file__).parent.parent / "docs"
+RESULTS = DOCS / "results"
 AVERAGES = ("mean", "pooled")
-TABLES = ("leaderboard", "behind-", "main-", "stream-", "table-")
-# The figures that the documentation shows. All others are in the report itself.
-SHOWN = ("found-by-share",)
 
 
-def main(report: Path, place: Path) -> None:
+def main(report: Path, name: str) -> None:
     """Replace what the documentation holds by what this report says."""
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
+    place, pages = RESULTS / name, "".join(page.read_text() for page in DOCS.rglob("*.md"))
+    for old in place.glob("*.*"):
+        old.unlink()
+    place.mkdir(parents=True, exist_ok=True)
     for table in sorted((report / "tables").glob("*.md")):
-        if table.name.startswith(TABLES):
+        if any(f"/{place.name}/{table.stem}{ending}" in pages for ending in (".md", ".csv")):
             for file in (table, table.with_suffix(".csv")):
                 shutil.copyfile(file, place / file.name)
+    for figure in sorted((report / "figures").glob("*.png")):
+        if f"{place.name}/{figure.name}" in pages:
+            shutil.copyfile(figure, place / figure.name)
     shorten(report / "tables" / "results.csv", place / "results.csv", lambda row: row["segment"] in AVERAGES)
     # The settings of every method are in the other file.
     shorten(report / "tables" / "summary.csv", place / "summary.csv", lambda row: row.pop("config"))
-    for figure in sorted((report / "figures").glob("*.png")):
-        if figure.stem.startswith(SHOWN):
-            shutil.copyfile(figure, place / figure.name)
 
 
 def shorten(source: Path, target: Path, keep: Callable[[dict[str, str]], object]) -> None:
@@ -53,4 +53,4 @@ def short(value: str) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), RESULTS / sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2])
