@@ -548,15 +548,23 @@ def test_a_worker_that_cannot_renew_its_lease_sends_nothing(on_cluster, receiver
     async def work(cluster):
         await cluster.workers["worker-0"].create("acme", receiver.url, ALL, None)
         (deliverer,) = await cluster.deliverers()
-        stuck = cluster.workers[deliverer]
+        stuck, sent = cluster.workers[deliverer], []
+
+        async def record(_, body):
+            sent.append(body)
+
+        stuck._send = record
         # It hangs at its store, and another worker takes the lease.
         stuck._sharing.cancel()
         while not any(one._deliveries for name, one in cluster.workers.items() if name != deliverer):
             await asyncio.sleep(0.01)
         await cluster.notice(10)
-        await received(receiver, 10)
         stuck.notify()
+        while cluster.end - 1 not in positions(receiver):
+            await asyncio.sleep(0.01)
         await asyncio.sleep(0.5)
-        assert positions(receiver) == list(range(10))
+        assert sent == []
+        # On a loaded machine the other one may lose its lease too, and send some twice.
+        assert list(dict.fromkeys(positions(receiver))) == list(range(10))
 
     on_cluster(work)
