@@ -32,7 +32,8 @@ MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 async def postgres_store(folder: Path) -> Store:
     """Open a PostgreSQL store in a schema of its own for each folder."""
     url = shared_postgres().schema(hashlib.sha256(str(folder).encode()).hexdigest()[:16])
-    return await PostgresStore(url).prepare()
+    # A loaded machine may take long.
+    return await PostgresStore(url, timeout=60.0).prepare()
 
 
 async def sqlite_store(folder: Path) -> Store:
