@@ -18,10 +18,10 @@ from benchmarks import attacks  # noqa: E402
 from protodcs import ProtoDCSConfig, Prototypes, StreamDCSConfig, metrics  # noqa: E402
 from protodcs.bench import feature_pack, streams  # noqa: E402
 from protodcs.bench.grid import ImageStream  # noqa: E402
-from protodcs.serve.guard import Action, GuardSettings  # noqa: E402
+from protodcs.serve.guard import GuardAction, GuardSettings  # noqa: E402
 from protodcs.serve.store.base import AcquiredStream, Fence  # noqa: E402
 from protodcs.serve.stream.answers import unpack_decision  # noqa: E402
-from protodcs.serve.stream.idempotency import Limits  # noqa: E402
+from protodcs.serve.stream.idempotency import IdempotencyLimits  # noqa: E402
 from protodcs.serve.stream.live_stream import LiveStream, StreamSpec  # noqa: E402
 from protodcs.serve.stream.records import Kind  # noqa: E402
 
@@ -56,7 +56,7 @@ def live(prototypes, config, guard=None):
     spec = StreamSpec(
         method=method, config=config.model_dump(), classes=classes, prototypes=shared.fingerprint, guard=guard
     )
-    return LiveStream(AcquiredStream(Fence(1), spec.pack(), None, 0, []), shared, Limits(0, 0, 0.0))
+    return LiveStream(AcquiredStream(Fence(1), spec.pack(), None, 0, []), shared, IdempotencyLimits(0, 0, 0.0))
 
 
 def through(stream, features, resets=()):
@@ -74,7 +74,7 @@ def through(stream, features, resets=()):
 
 def fired(events):
     """The guards that fired, in order."""
-    return [event.guard for event in events if event.action != Action.UNFREEZE]
+    return [event.guard for event in events if event.action != GuardAction.UNFREEZE]
 
 
 # Attacks.

@@ -10,11 +10,11 @@ from protodcs import StreamDCS, StreamDCSConfig
 from protodcs.core.prototypes import Prototypes
 from protodcs.serve.cluster.forwarding import Forwarding
 from protodcs.serve.cluster.partitions import COUNT, PartitionMap
-from protodcs.serve.messages import Action, Outcome, Reply, Request
+from protodcs.serve.messages import Action, Reply, ReplyStatus, Request
 from protodcs.serve.pipeline.queues import Queues
 from protodcs.serve.pipeline.steps import IN_MEMORY
 from protodcs.serve.settings import ServeConfig
-from protodcs.serve.stream.idempotency import Limits
+from protodcs.serve.stream.idempotency import IdempotencyLimits
 from protodcs.serve.stream.live_stream import StreamSpec
 from protodcs.serve.stream.shared import pack_prototypes
 from protodcs.serve.telemetry.metrics import IngressMetrics
@@ -23,7 +23,7 @@ from protodcs.serve.workers.worker import Worker
 ROWS, FEATURES, _ = random_stream(samples=200, seed=3)
 PROTOTYPES = Prototypes(ROWS)
 SHARED = pack_prototypes(PROTOTYPES)
-LIMITS = Limits(answers=300, entries=300, seconds=3600.0)
+LIMITS = IdempotencyLimits(answers=300, entries=300, seconds=3600.0)
 
 
 def spec_of(**config):
@@ -96,8 +96,8 @@ async def handled(worker, requests):
             found = await worker.pipeline.serve([requests[at] for at in places[:count]])
             replies.update(zip(places, found, strict=False))
             places, in_memory = places[count:], in_memory[count:]
-            if not found[-1].outcome.final:
-                replies.update(dict.fromkeys(places, Reply(Outcome.LATER, "not served")))
+            if not found[-1].status.final:
+                replies.update(dict.fromkeys(places, Reply(ReplyStatus.LATER, "not served")))
                 return
 
     await asyncio.gather(*map(serve, dict.fromkeys(request.stream for request in requests)))
@@ -132,7 +132,7 @@ async def one(worker, request):
 async def done(worker, *requests):
     """The replies to requests that must all be served."""
     replies = await handled(worker, list(requests))
-    assert [reply.outcome for reply in replies] == [Outcome.DONE] * len(requests), replies
+    assert [reply.status for reply in replies] == [ReplyStatus.DONE] * len(requests), replies
     return replies
 
 

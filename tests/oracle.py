@@ -19,7 +19,7 @@ from protodcs import ProtoDCSConfig
 
 
 @dataclass
-class Outcome:
+class StepResult:
     """What the oracle found for one sample, with the margins of every choice it made."""
 
     index: int
@@ -79,7 +79,7 @@ class Oracle:
         self.cold_threshold, self.evolution_threshold = memory.cold_threshold, memory.evolution_threshold
         self.sequence, self.known, self.passed = memory.learned, memory.known, memory.passed
 
-    def step(self, feature: np.ndarray) -> Outcome:
+    def step(self, feature: np.ndarray) -> StepResult:
         c, margins = self.config, {}
         f = torch.tensor(feature, dtype=torch.float64)
         z = normed(self.text) @ f
@@ -147,7 +147,7 @@ class Oracle:
             cached = self.flush(margins)
         self.sequence += 1
         self.known += known
-        return Outcome(
+        return StepResult(
             int(final.argmax()), known, bool(trusted), cached, evolved, openness_first, openness, p_unknown,
             float(aleatoric), float(epistemic), text_gradient, visual_gradient, self.text, visual_after, margins,
             {"openness": 1 - openness, "openness_first": 1 - openness_first, "posterior": 1 - p_unknown,

@@ -20,7 +20,7 @@ TINY = 1e-9
 Products = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-class Outcome(NamedTuple):
+class StepResult(NamedTuple):
     """The decision of the oracle.
 
     Attributes:
@@ -116,7 +116,7 @@ class StreamOracle:
         self.verified: list[tuple[int, np.ndarray, float]] = []
         self.bias = np.zeros(len(prototypes))
 
-    def step(self, feature: np.ndarray) -> Outcome:
+    def step(self, feature: np.ndarray) -> StepResult:
         """Decide a sample first, then learn from it."""
         feature = unit(feature)
         cosines = self.products(self.prototypes, feature) / np.linalg.norm(self.prototypes.astype(float), axis=1)
@@ -130,7 +130,7 @@ class StreamOracle:
         self.learn(feature.astype(float), cosines, signals)
         largest = np.sort(scores)[::-1]
         lead = float(largest[0] - largest[1]) if len(scores) > 1 else math.inf
-        return Outcome(score, p_unknown, known, reason, int(scores.argmax()), scores, edge, lead)
+        return StepResult(score, p_unknown, known, reason, int(scores.argmax()), scores, edge, lead)
 
     # Signals.
 

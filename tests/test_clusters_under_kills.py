@@ -20,7 +20,7 @@ from protodcs import Client
 from protodcs.serve.settings import ServeConfig
 from protodcs.serve.store import open_store
 from protodcs.serve.stream.feedback import Feedback, pack_feedback
-from protodcs.serve.stream.idempotency import Limits
+from protodcs.serve.stream.idempotency import IdempotencyLimits
 from protodcs.serve.stream.live_stream import LiveStream, StreamSpec
 from protodcs.serve.stream.records import Kind
 from service.rig import Service, stored_prototypes
@@ -112,7 +112,7 @@ async def final_streams(service):
             held = await store.acquire(stream, "reader", "reader")
             prototypes = await stored_prototypes(store, StreamSpec.unpack(held.spec))
             first = replace(held, snapshot=None, start=0, tail=[])
-            found[stream] = [LiveStream(one, prototypes, Limits(0, 0, 0.0)) for one in (held, first)]
+            found[stream] = [LiveStream(one, prototypes, IdempotencyLimits(0, 0, 0.0)) for one in (held, first)]
         return found
     finally:
         await store.close()

@@ -14,7 +14,7 @@ from protodcs.core.prototypes import Prototypes
 from protodcs.errors import ConfigError
 from protodcs.serve.access.limits import allowed_for
 from protodcs.serve.guard import GuardSettings
-from protodcs.serve.messages import Action, Outcome, Request
+from protodcs.serve.messages import Action, ReplyStatus, Request
 from protodcs.serve.settings import ServeConfig, TenantLimits, cost_limits_of
 from protodcs.serve.stream.cost import check_cost, estimate
 from protodcs.serve.stream.live_stream import StreamSpec, pack_class
@@ -181,7 +181,7 @@ def test_a_tenant_can_have_limits_of_its_own():
 
 
 def rejected(reply):
-    assert reply.outcome is Outcome.WRONG
+    assert reply.status is ReplyStatus.WRONG
     assert "`history`=100000" in reply.message
     assert "`max_mean_step_cost` is 1." in reply.message
     return True
@@ -258,7 +258,7 @@ def test_a_class_that_makes_a_stream_too_expensive_is_not_added():
             await done(worker, Request("s", Action.CREATE, "k", spec.pack(), pack_prototypes(prototypes)))
             added = pack_class(rows[0].astype("<f4").tobytes(), "one more")
             reply = await one(worker, ask(Action.ADD_CLASS, payload=added))
-            assert reply.outcome is Outcome.WRONG
+            assert reply.status is ReplyStatus.WRONG
             assert "`evolution_gate`=quantile" in reply.message
 
     asyncio.run(run())

@@ -13,7 +13,7 @@ from made_service import feature, settings
 from protodcs.serve.access.keys import revoke_key
 from protodcs.serve.api.events import feeds
 from protodcs.serve.api.events.feeds import Cursor, Frame, Subscriber, for_stream
-from protodcs.serve.guard import Action, Event
+from protodcs.serve.guard import GuardAction, GuardEvent
 from protodcs.serve.log.entries import LogEntry
 from protodcs.serve.log.notices import Notice, NoticeMaker
 from protodcs.serve.store.base import Batch
@@ -395,7 +395,7 @@ def entry(position, outcome="known", reason=None):
 
 
 def test_several_notices_of_one_decision_are_numbered():
-    event = Event("numbers", Action.ROLL_BACK, 5, 1, float("nan"), 0.0)
+    event = GuardEvent("numbers", GuardAction.ROLL_BACK, 5, 1, float("nan"), 0.0)
     warnings = [(5, {"warning": "possible_shift"}), (7, {"warning": "many_unknown"})]
     notices = NoticeMaker(lambda: warnings).make([entry(4), entry(5)], [event])
     assert [(notice.position, notice.number, notice.kind) for notice in notices] == [

@@ -13,7 +13,7 @@ import pytest
 from made_service import forwarding_queues, placement_finder, placement_of, settings
 from protodcs.errors import InputError, ProtoDCSError
 from protodcs.serve.cluster import forwarding as forwarding_module
-from protodcs.serve.messages import Action, Outcome, Reply, Request, WorkerLostError
+from protodcs.serve.messages import Action, Reply, ReplyStatus, Request, WorkerLostError
 from protodcs.serve.pipeline import group as group_module
 from protodcs.serve.pipeline import queues as queues_module
 from protodcs.serve.pipeline.queues import LateError, OverloadedError, Queues
@@ -46,7 +46,7 @@ class Workers:
         if requests[0].action == Action.CHECK_HEALTH:
             self.checks.append((worker, time.monotonic()))
             replies = None if self.fate is None else await self.fate(worker, requests)
-            return [Reply(Outcome.DONE)] if replies is None else replies
+            return [Reply(ReplyStatus.DONE)] if replies is None else replies
         self.calls.append((worker, requests))
         streams = {request.stream for request in requests}
         assert not streams & self.under_way, "two calls with requests on one stream"
@@ -63,12 +63,12 @@ class Workers:
 
     def apply(self, request):
         if request.action == Action.CHECK_HEALTH:
-            return Reply(Outcome.DONE)
+            return Reply(ReplyStatus.DONE)
         keys = self.applied[request.stream]
         repeated = request.key in keys
         if not repeated:
             keys.append(request.key)
-        return Reply(Outcome.DONE, position=keys.index(request.key), repeated=repeated)
+        return Reply(ReplyStatus.DONE, position=keys.index(request.key), repeated=repeated)
 
     async def view(self):
         return list(self.names)
@@ -145,11 +145,11 @@ class Fate:
         if kind == "part":
             return self.in_part(requests)
         if kind == "held":
-            return [Reply(Outcome.HELD, self.chance.choice([*OWNERS, "gone"]))] * len(requests)
+            return [Reply(ReplyStatus.HELD, self.chance.choice([*OWNERS, "gone"]))] * len(requests)
         if kind == "moved":
-            return [Reply(Outcome.MOVED)] * len(requests)
+            return [Reply(ReplyStatus.MOVED)] * len(requests)
         if kind == "later":
-            return [Reply(Outcome.LATER)] * len(requests)
+            return [Reply(ReplyStatus.LATER)] * len(requests)
         return None
 
     async def carried_out_late(self, requests):
@@ -163,7 +163,7 @@ class Fate:
         replies = []
         for one in requests:
             rest[one.stream] -= 1
-            replies.append(self.workers.apply(one) if rest[one.stream] >= 0 else Reply(Outcome.LATER))
+            replies.append(self.workers.apply(one) if rest[one.stream] >= 0 else Reply(ReplyStatus.LATER))
         return replies
 
 
@@ -346,7 +346,7 @@ def test_no_answer_in_time_is_told_in_words_and_the_line_goes_on():
             await router.ask(request("late"))
         assert router.waiting == 0
         gate.set()
-        assert (await router.ask(request("next"))).outcome is Outcome.DONE
+        assert (await router.ask(request("next"))).status is ReplyStatus.DONE
         assert workers.applied["s"][-1] == "next"
         # One attempt after another was made meanwhile.
         assert len(workers.calls) > 2
@@ -388,7 +388,7 @@ def test_more_requests_than_may_wait_are_refused_whole_and_nothing_is_done():
 def test_a_long_queue_of_requests_with_replies_at_once_is_no_deep_stack():
     async def run():
         config = settings(max_queued_requests=20_000)
-        refused = Reply(Outcome.CLOSED)
+        refused = Reply(ReplyStatus.CLOSED)
         queues = Queues(lambda group: group.end_all(refused), config, IngressMetrics(20_000))
         # A snapshot is a group of its own.
         many = [Request("s", Action.SAVE_SNAPSHOT, str(number)) for number in range(20_000)]
@@ -456,7 +456,7 @@ def test_a_failure_between_entering_and_answering_holds_no_slot(way, monkeypatch
             patch.setattr(router.forwarding, "_target", fail)
             for _ in range(3):
                 reply = await WAYS[way](router)
-                assert (reply[0] if isinstance(reply, list) else reply).outcome is Outcome.FAILED
+                assert (reply[0] if isinstance(reply, list) else reply).status is ReplyStatus.FAILED
         await settled(router)
         await router.ask_many([request("a", "acme/s"), request("b", "acme/s")])
         assert workers.applied["acme/s"][-2:] == ["a", "b"]
@@ -614,7 +614,7 @@ def test_a_worker_that_answers_but_cannot_serve_is_left_alone():
         workers, stream = Workers(), stream_of("a")
 
         async def fate(worker, requests):
-            return [Reply(Outcome.LATER, "the store cannot be reached")] * len(requests) if worker == "a" else None
+            return [Reply(ReplyStatus.LATER, "the store cannot be reached")] * len(requests) if worker == "a" else None
 
         workers.fate = fate
         router = workers.router(request_seconds=5.0)
@@ -655,7 +655,7 @@ def held_by(holder, unreachable):
         if worker in unreachable:
             raise WorkerLostError("no route to this worker")
         if requests[0].action != Action.CHECK_HEALTH and worker != holder and requests[0].take_from != holder:
-            return [Reply(Outcome.HELD, holder)] * len(requests)
+            return [Reply(ReplyStatus.HELD, holder)] * len(requests)
         return None
 
     return fate
@@ -697,7 +697,7 @@ def test_a_stream_is_not_taken_from_a_holder_that_passes_health_checks():
                 assert not requests[0].take_from
                 if worker == "a":
                     await asyncio.sleep(3600)
-                return [Reply(Outcome.HELD, "a")] * len(requests)
+                return [Reply(ReplyStatus.HELD, "a")] * len(requests)
             return None
 
         workers.fate = fate
@@ -730,7 +730,7 @@ def test_the_worker_that_a_stream_moved_to_is_asked_though_the_router_does_not_k
 
         async def fate(worker, requests):
             if worker != "c":
-                return [Reply(Outcome.MOVED, "c")] * len(requests)
+                return [Reply(ReplyStatus.MOVED, "c")] * len(requests)
             return None
 
         workers.fate = fate
@@ -770,7 +770,7 @@ def test_whoever_holds_the_stream_is_asked_wherever_it_belongs():
 
         async def fate(worker, requests):
             if worker != "c":
-                return [Reply(Outcome.HELD, "c")] * len(requests)
+                return [Reply(ReplyStatus.HELD, "c")] * len(requests)
             assert all(one.stand_in for one in requests)
             return None
 
@@ -794,7 +794,7 @@ def test_a_ring_that_changes_moves_the_queues(monkeypatch):
 
         async def fate(worker, requests):
             if worker != "b":
-                return [Reply(Outcome.MOVED, "b")] * len(requests)
+                return [Reply(ReplyStatus.MOVED, "b")] * len(requests)
             return None
 
         workers.fate = fate
@@ -824,7 +824,7 @@ def test_a_worker_that_drains_is_not_asked_again_without_a_pause():
                 raise WorkerLostError("gone")
             drained.append(worker)
             assert len(drained) < 1000, "the router asks without a pause"
-            return [Reply(Outcome.MOVED, "a")] * len(requests)
+            return [Reply(ReplyStatus.MOVED, "a")] * len(requests)
 
         workers = Workers(["a", "b"], fate)
         router = workers.router()
@@ -832,7 +832,7 @@ def test_a_worker_that_drains_is_not_asked_again_without_a_pause():
         await asyncio.sleep(0.5)
         assert drained
         workers.fate = None
-        assert (await asked).outcome is Outcome.DONE
+        assert (await asked).status is ReplyStatus.DONE
         await settled(router)
 
     asyncio.run(run())
@@ -855,13 +855,13 @@ def test_a_router_waits_for_the_first_workers():
         router, _ = forwarding_queues(
             workers.call, placement_finder(view), settings(attempt_seconds=0.05, request_seconds=5)
         )
-        assert (await router.ask(request(0))).outcome is Outcome.DONE
+        assert (await router.ask(request(0))).status is ReplyStatus.DONE
         assert len(views) == 4
 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome.final])
+@pytest.mark.parametrize("outcome", [outcome for outcome in ReplyStatus if outcome.final])
 def test_a_final_answer_is_handed_on_as_it_is(outcome):
     async def run():
         workers = Workers()
@@ -888,10 +888,10 @@ def test_an_error_that_no_call_should_raise_is_told_and_the_line_goes_on(caplog)
         workers.fate = fate
         router = workers.router(request_seconds=2)
         reply = await router.ask(request(0))
-        assert reply.outcome is Outcome.FAILED
+        assert reply.status is ReplyStatus.FAILED
         assert "a bug" not in reply.message
         workers.fate = None
-        assert (await router.ask(request(1))).outcome is Outcome.DONE
+        assert (await router.ask(request(1))).status is ReplyStatus.DONE
         await settled(router)
 
     asyncio.run(run())

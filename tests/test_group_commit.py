@@ -18,7 +18,7 @@ from made_service import (
 )
 from memory_store import MemoryStore
 from protodcs.errors import StoreError
-from protodcs.serve.messages import Action, Outcome, Reply
+from protodcs.serve.messages import Action, Reply, ReplyStatus
 from protodcs.serve.pipeline import commit as commits_module
 from protodcs.serve.pipeline.commit import GroupCommit, Journal
 from protodcs.serve.store.base import Batch, Checkpoint
@@ -28,7 +28,7 @@ from protodcs.serve.workers import checkpoints as checkpoints_module
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
-STOPPED = Reply(Outcome.CLOSED, "the service is being stopped")
+STOPPED = Reply(ReplyStatus.CLOSED, "the service is being stopped")
 
 
 class SlowSnapshots(MemoryStore):
@@ -234,7 +234,7 @@ def test_a_stream_that_the_store_cannot_write_fails_alone():
     async def run():
         async with started(OneDamaged(), streams=["s", "t"]) as worker:
             bad, good = await handled(worker, [observe(0), observe(0, "t")])
-            assert (bad.outcome, good.outcome) == (Outcome.LATER, Outcome.DONE)
+            assert (bad.status, good.status) == (ReplyStatus.LATER, ReplyStatus.DONE)
             assert "wrong type" in bad.message
 
     asyncio.run(asyncio.wait_for(run(), 60))

@@ -14,7 +14,7 @@ from made_service import LIMITS, PROTOTYPES, ask, create, done, spec_of, started
 from protodcs import ProtoDCS, ProtoDCSConfig, Prototypes, StreamDCS, StreamDCSConfig
 from protodcs.core.decision import Decision
 from protodcs.errors import ConfigError, StateVersionError, StoreError
-from protodcs.serve.guard import Action, Guard, GuardSettings
+from protodcs.serve.guard import Guard, GuardAction, GuardSettings
 from protodcs.serve.messages import Action as Ask
 from protodcs.serve.settings import ServeConfig
 from protodcs.serve.store.base import AcquiredStream, Fence
@@ -73,7 +73,7 @@ def window(watcher, engine, answer=lambda k, number: said(k), near=lambda number
         engine.seen += 1
         assert event is None or number == WINDOW - 1
     if event is not None:
-        engine.frozen = event.action != Action.UNFREEZE
+        engine.frozen = event.action != GuardAction.UNFREEZE
     return event
 
 
@@ -92,7 +92,12 @@ def test_sure_answers_of_the_shadow_that_are_overruled_fire_at_the_end_of_the_wi
     watcher, engine = guard(), Engine()
     window(watcher, engine)
     event = accused(watcher, engine)
-    assert (event.guard, event.action, event.window, event.threshold) == ("disagreement", Action.ROLL_BACK, 2, 0.05)
+    assert (event.guard, event.action, event.window, event.threshold) == (
+        "disagreement",
+        GuardAction.ROLL_BACK,
+        2,
+        0.05,
+    )
     assert event.value == pytest.approx(1.0)
     assert watcher.counts == {"disagreement": 1}
 
@@ -189,7 +194,7 @@ def test_a_state_gone_back_to_that_still_gives_no_number_is_given_up():
     for _ in range(3):
         window(watcher, engine)
     for kept in (True, False):
-        assert watcher.watch(sample(0), said(0, score=math.nan), engine, 0).action == Action.ROLL_BACK
+        assert watcher.watch(sample(0), said(0, score=math.nan), engine, 0).action == GuardAction.ROLL_BACK
         engine.frozen = True
         assert (watcher.good_state is not None) == kept
 
@@ -210,9 +215,9 @@ def test_a_state_gone_back_to_that_is_no_better_is_given_up_for_the_beginning():
     watcher, engine = guard(recovery_windows=3), Engine()
     for _ in range(3):
         window(watcher, engine)
-    assert accused(watcher, engine).action == Action.ROLL_BACK
+    assert accused(watcher, engine).action == GuardAction.ROLL_BACK
     assert watcher.good_state is not None
-    assert accused(watcher, engine).action == Action.ROLL_BACK
+    assert accused(watcher, engine).action == GuardAction.ROLL_BACK
     assert watcher.good_state is None
     assert accused(watcher, engine) is None  # There is nothing farther to go back to.
 
@@ -223,9 +228,9 @@ def test_the_position_of_the_good_state_is_where_that_state_was_saved():
     for _ in range(3):
         window(watcher, engine)
     for position in (2 * WINDOW, 0):
-        assert accused(watcher, engine).action == Action.ROLL_BACK
+        assert accused(watcher, engine).action == GuardAction.ROLL_BACK
         assert watcher.good_position == position
-    assert window(watcher, engine).action == Action.UNFREEZE
+    assert window(watcher, engine).action == GuardAction.UNFREEZE
     for saved in range(1, 4):
         start = engine.seen
         assert window(watcher, engine) is None
@@ -239,7 +244,7 @@ def test_a_guard_that_only_freezes_keeps_no_state():
     watcher, engine = guard(action="freeze"), Engine()
     for _ in range(5):
         window(watcher, engine)
-    assert accused(watcher, engine).action == Action.FREEZE
+    assert accused(watcher, engine).action == GuardAction.FREEZE
     assert watcher.good_state is None
 
 
@@ -253,7 +258,7 @@ def test_a_frozen_stream_is_unfrozen_when_it_is_calm_and_waits_twice_as_long_aft
         accused(watcher, engine)
         events = [window(watcher, engine) for _ in range(waiting)]
         assert [event and (event.guard, event.action) for event in events] == [None] * (waiting - 1) + [
-            ("recovered", Action.UNFREEZE)
+            ("recovered", GuardAction.UNFREEZE)
         ]
     for _ in range(16):
         window(watcher, engine)
@@ -312,7 +317,7 @@ def test_a_guard_goes_on_to_the_bit_from_wherever_it_was_packed(data):
         assert len(set(events.values())) == 1
         event = events[id(one)]
         if event is not None:
-            engine.frozen = event.action != Action.UNFREEZE
+            engine.frozen = event.action != GuardAction.UNFREEZE
     assert one.pack() == two.pack()
 
 
@@ -371,9 +376,9 @@ def lived():
 
 def test_a_stream_freezes_goes_back_and_is_unfrozen_while_it_answers_every_sample(lived):
     live, journal, _, events = lived
-    assert {event.action for event in events} == {Action.ROLL_BACK, Action.UNFREEZE}
+    assert {event.action for event in events} == {GuardAction.ROLL_BACK, GuardAction.UNFREEZE}
     assert live.guard.status()["events"][-1]["position"] == events[-1].position
-    assert sum(live.guard.counts.values()) == sum(event.action != Action.UNFREEZE for event in events)
+    assert sum(live.guard.counts.values()) == sum(event.action != GuardAction.UNFREEZE for event in events)
     for data in journal:
         record = Record.unpack(data)
         if record.kind == Kind.OBSERVE:

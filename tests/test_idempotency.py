@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from protodcs.errors import AnswerExpiredError, StoreError, UsageError
-from protodcs.serve.stream.idempotency import IdempotencyCache, Limits, digest_of
+from protodcs.serve.stream.idempotency import IdempotencyCache, IdempotencyLimits, digest_of
 from protodcs.serve.stream.records import Kind, Record
 
 CONTENT = digest_of(b"content")
@@ -17,7 +17,7 @@ def record(position, time=0, key=None, row=0, kind=Kind.OBSERVE):
 
 
 def cache_of(records, answers=3, entries=3, seconds=10.0):
-    cache = IdempotencyCache(Limits(answers, entries, seconds))
+    cache = IdempotencyCache(IdempotencyLimits(answers, entries, seconds))
     for one in records:
         cache.add(one)
     return cache
@@ -108,16 +108,16 @@ def test_a_digest_depends_on_where_the_content_is_split():
 def test_damaged_bytes_are_an_error(cut):
     packed = cache_of(record(position) for position in range(3)).pack()
     with pytest.raises(StoreError, match="cannot be read"):
-        IdempotencyCache(Limits(3, 3, 1.0)).load(packed[:cut])
+        IdempotencyCache(IdempotencyLimits(3, 3, 1.0)).load(packed[:cut])
 
 
 @given(
-    limits=st.builds(Limits, st.integers(0, 6), st.integers(0, 6), st.sampled_from([0.0, 0.002, 3.0])),
+    limits=st.builds(IdempotencyLimits, st.integers(0, 6), st.integers(0, 6), st.sampled_from([0.0, 0.002, 3.0])),
     steps=st.lists(
         st.tuples(st.integers(0, 1500), st.sampled_from("abcdef"), st.booleans(), st.booleans()), max_size=40
     ),
 )
-@example(limits=Limits(2, 2, 0.002), steps=[(1, "a", True, True)] * 9)
+@example(limits=IdempotencyLimits(2, 2, 0.002), steps=[(1, "a", True, True)] * 9)
 @settings(max_examples=200)
 def test_a_stream_that_was_unloaded_recognises_the_same_requests(limits, steps):
     """At any step a snapshot may be made, and one of two caches may be loaded again from snapshot and journal."""

@@ -12,7 +12,7 @@ import pytest
 from made_service import create, done, handled, observe, one, settings
 from protodcs.errors import StoreError
 from protodcs.serve.log.entries import OUTCOMES, LogEntry, LogLimits, LogQuery, Purge
-from protodcs.serve.messages import Outcome
+from protodcs.serve.messages import ReplyStatus
 from protodcs.serve.settings import ServeConfig, log_limits
 from protodcs.serve.store.base import Batch
 from protodcs.serve.store.months import month_of, range_of
@@ -397,9 +397,9 @@ def test_a_service_whose_clock_moves_on_by_months_logs_everything(name, tmp_path
             await done(worker, create())
             for number in range(4):
                 # The lease ended when the clock moved, and is taken again.
-                while (reply := await one(worker, observe(number))).outcome is Outcome.LATER:
+                while (reply := await one(worker, observe(number))).status is ReplyStatus.LATER:
                     await asyncio.sleep(0.1)
-                assert reply.outcome is Outcome.DONE
+                assert reply.status is ReplyStatus.DONE
                 await move(store, 32 * DAY)
                 await asyncio.sleep(0.5)
             entries = (await store.read_log("s", ALL)).entries

@@ -6,7 +6,7 @@ import pytest
 
 from made_service import ask, create, delete, done, engine_of, feature, handled, learned, observe, one, spec_of, started
 from memory_store import MemoryStore
-from protodcs.serve.messages import Action, Outcome, Request
+from protodcs.serve.messages import Action, ReplyStatus, Request
 from protodcs.serve.settings import ServeConfig, tenant_bytes_of
 from protodcs.serve.stream.idempotency import digest_of
 from protodcs.serve.stream.live_stream import pack_class
@@ -58,8 +58,8 @@ def test_a_tenant_at_its_limit_can_read_and_delete_and_nothing_else(read_between
             before = await store.usage()
             for request in growth():
                 reply = await one(worker, request)
-                assert (reply.outcome, request.action) == (Outcome.OVER_QUOTA, request.action)
-                assert reply.outcome.final
+                assert (reply.status, request.action) == (ReplyStatus.OVER_QUOTA, request.action)
+                assert reply.status.final
                 assert f"of {LIMIT}" in reply.message
             assert await store.usage() == before
             # What is there is served as before, and so is what was applied already.
@@ -90,7 +90,7 @@ def test_a_request_that_has_begun_is_applied_completely_though_its_tenant_reache
             await done(worker, *batch(200, "first")[:1])
             assert (await store.usage())["acme"] < LIMIT
             worker._quotas.add(STREAM, LIMIT)
-            assert (await one(worker, observe(0, STREAM))).outcome is Outcome.OVER_QUOTA
+            assert (await one(worker, observe(0, STREAM))).status is ReplyStatus.OVER_QUOTA
             # One after the other: a request is split into several calls.
             for request in batch(200, "first")[1:]:
                 await done(worker, request)
@@ -106,11 +106,11 @@ def test_of_a_request_over_the_limit_nothing_is_applied_though_room_is_made_mean
             worker._quotas.add(STREAM, LIMIT)
             rows = batch(50, "first")
             replies = await handled(worker, rows[:10])
-            assert replies[0].outcome is Outcome.OVER_QUOTA
+            assert replies[0].status is ReplyStatus.OVER_QUOTA
             assert "Nothing was applied" in replies[0].message
             await worker._quotas.read()
             replies += await handled(worker, rows[10:])
-            assert Outcome.DONE not in {reply.outcome for reply in replies}
+            assert ReplyStatus.DONE not in {reply.status for reply in replies}
             assert engine_of(worker, STREAM) == learned(0)
             # The retry is applied as a whole.
             await done(worker, *rows)
@@ -125,7 +125,7 @@ def test_a_tenant_is_below_its_limit_after_it_deleted_a_stream():
         async with started(store, streams=[STREAM], tenant_bytes=LIMIT, max_snapshots=1000) as worker:
             await fill(worker, store)
             await next_reading()
-            assert (await one(worker, create("acme/t"))).outcome is Outcome.OVER_QUOTA
+            assert (await one(worker, create("acme/t"))).status is ReplyStatus.OVER_QUOTA
             await done(worker, await delete(worker, STREAM))
             await next_reading()
             await done(worker, create("acme/t"))
@@ -136,19 +136,19 @@ def test_a_tenant_is_below_its_limit_after_it_deleted_a_stream():
 @pytest.mark.parametrize(
     ("stream", "settings", "outcome"),
     [
-        ("acme/s", {"tenants": {"acme": {"tenant_bytes": 1}}}, Outcome.OVER_QUOTA),
-        ("rival/s", {"tenants": {"acme": {"tenant_bytes": 1}}}, Outcome.DONE),
-        ("acme/s", {"tenant_bytes": 1, "tenants": {"acme": {"tenant_bytes": 0}}}, Outcome.DONE),
-        ("acme/s", {"tenant_bytes": 0}, Outcome.DONE),
+        ("acme/s", {"tenants": {"acme": {"tenant_bytes": 1}}}, ReplyStatus.OVER_QUOTA),
+        ("rival/s", {"tenants": {"acme": {"tenant_bytes": 1}}}, ReplyStatus.DONE),
+        ("acme/s", {"tenant_bytes": 1, "tenants": {"acme": {"tenant_bytes": 0}}}, ReplyStatus.DONE),
+        ("acme/s", {"tenant_bytes": 0}, ReplyStatus.DONE),
         # Without keys there are no tenants.
-        ("s", {"tenant_bytes": 1}, Outcome.DONE),
+        ("s", {"tenant_bytes": 1}, ReplyStatus.DONE),
     ],
 )
 def test_a_tenant_has_its_own_limit_or_that_of_all(stream, settings, outcome):
     async def run():
         async with started(streams=[stream], **settings) as worker:
             await next_reading()
-            assert (await one(worker, observe(0, stream))).outcome is outcome
+            assert (await one(worker, observe(0, stream))).status is outcome
 
     asyncio.run(run())
 
@@ -161,9 +161,9 @@ def test_the_limit_holds_though_the_store_fails_for_a_while():
             store.down = True
             await next_reading()
             store.down = False
-            assert (await one(worker, observe(0, STREAM))).outcome is Outcome.OVER_QUOTA
+            assert (await one(worker, observe(0, STREAM))).status is ReplyStatus.OVER_QUOTA
             await next_reading()
-            assert (await one(worker, observe(0, STREAM))).outcome is Outcome.OVER_QUOTA
+            assert (await one(worker, observe(0, STREAM))).status is ReplyStatus.OVER_QUOTA
 
     asyncio.run(run())
 
@@ -174,7 +174,7 @@ def test_a_stream_that_cannot_be_created_leaves_no_prototypes_behind():
         async with started(store, streams=[]) as worker:
             await done(worker, create(STREAM))
             store.shared.clear()
-            assert (await one(worker, create(STREAM, spec_of(history=100).pack()))).outcome is Outcome.CONFLICT
+            assert (await one(worker, create(STREAM, spec_of(history=100).pack()))).status is ReplyStatus.CONFLICT
             assert store.shared == {}
 
     asyncio.run(run())

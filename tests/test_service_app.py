@@ -25,7 +25,7 @@ from protodcs.serve.access.problems import TYPES
 from protodcs.serve.api.app import application
 from protodcs.serve.api.streams import listing
 from protodcs.serve.api.streams.schemas import NewStream
-from protodcs.serve.messages import Outcome, Reply, WorkerLostError
+from protodcs.serve.messages import Reply, ReplyStatus, WorkerLostError
 from protodcs.serve.pipeline.queues import Queues
 from protodcs.serve.stream.answers import pack_decision, unpack_decision
 from protodcs.serve.telemetry.metrics import IngressMetrics
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("virtual_time")
 BYTES = {"content-type": "application/octet-stream"}
 AS_JSON = {"content-type": "application/json"}
 PNG = {"content-type": "image/png"}
-STOPPED = Reply(Outcome.CLOSED, "the service is being stopped")
+STOPPED = Reply(ReplyStatus.CLOSED, "the service is being stopped")
 NEW = {"id": "s", "prototypes": ROWS.tolist()}
 FIELDS = {"outcome", "known", "index", "label", "p_unknown", "openness", "openness_first", "score", "aleatoric",
           "epistemic", "trusted", "cached", "evolved", "sequence", "reason", "unsure", "position", "epoch",

@@ -38,7 +38,7 @@ from protodcs.data.prompts import class_names
 from protodcs.errors import ServiceError
 from protodcs.serve.encoder.encoding import SharedEncoder
 from protodcs.serve.guard import GuardSettings
-from protodcs.serve.messages import STOPPING, Action, Outcome, Request
+from protodcs.serve.messages import STOPPING, Action, ReplyStatus, Request
 from protodcs.serve.store.base import AcquiredStream, Fence
 from protodcs.serve.stream.live_stream import LiveStream, StreamSpec, pack_class
 from protodcs.serve.stream.records import Kind
@@ -269,9 +269,11 @@ def test_a_tenant_at_its_limit_uploads_no_vocabulary():
         async with started(streams=("acme/s",), tenant_bytes=10_000, max_snapshots=1000) as worker:
             name = "x"
             put = Request("acme/v", Action.PUT_VOCABULARY, "k", NAMES.fingerprint.encode(), pack_rows(NAMES.rows))
-            while (await one(worker, ask(Action.SAVE_SNAPSHOT, name, name.encode(), "acme/s"))).outcome is Outcome.DONE:
+            while (
+                await one(worker, ask(Action.SAVE_SNAPSHOT, name, name.encode(), "acme/s"))
+            ).status is ReplyStatus.DONE:
                 name += "x"
-            assert (await one(worker, put)).outcome is Outcome.OVER_QUOTA
+            assert (await one(worker, put)).status is ReplyStatus.OVER_QUOTA
             assert not await worker._store.has_shared(NAMES.fingerprint)
             await done(worker, put._replace(stream="rival/v"))
 
@@ -356,7 +358,7 @@ def test_a_stream_that_cannot_be_loaded_takes_a_state_with_its_vocabulary():
         store.content["a"].journal[0] = b"damaged"
         store.content["a"].snapshot = None
         async with with_vocabulary(store) as worker:
-            assert (await one(worker, observe(9, "a"))).outcome is Outcome.CONFLICT
+            assert (await one(worker, observe(9, "a"))).status is ReplyStatus.CONFLICT
             await done(worker, ask(Action.IMPORT, "import", exported.answer, "a"))
             assert engine_of(worker, "a") == exported.answer
 

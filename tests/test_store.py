@@ -12,7 +12,7 @@ from memory_store import MemoryStore
 from protodcs import StreamDCSConfig
 from protodcs.core.prototypes import Prototypes
 from protodcs.errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError
-from protodcs.serve.messages import Action, Outcome, Request
+from protodcs.serve.messages import Action, ReplyStatus, Request
 from protodcs.serve.settings import ServeConfig
 from protodcs.serve.store.base import Batch, Checkpoint, Fence, Takeover
 from protodcs.serve.stream.live_stream import StreamSpec
@@ -530,7 +530,7 @@ def test_a_store_does_what_dictionaries_do_whatever_is_asked_of_it(store, tmp_pa
     run_state_machine_as_test(Machine, settings=settings(max_examples=40, stateful_step_count=30))
 
 
-@pytest.mark.parametrize(("losses", "outcome"), [(1, Outcome.DONE), (2, Outcome.LATER)])
+@pytest.mark.parametrize(("losses", "outcome"), [(1, ReplyStatus.DONE), (2, ReplyStatus.LATER)])
 def test_a_worker_puts_a_blob_again_once_that_went_before_its_stream_began(losses, outcome):
     class Fickle(MemoryStore):
         lost = 0
@@ -550,7 +550,7 @@ def test_a_worker_puts_a_blob_again_once_that_went_before_its_stream_began(losse
         await worker.start()
         (reply,) = await worker.pipeline.serve([request])
         await worker.close()
-        return reply.outcome
+        return reply.status
 
     assert asyncio.run(run()) is outcome
 

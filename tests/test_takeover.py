@@ -25,7 +25,7 @@ from made_service import (
 )
 from memory_store import MemoryStore
 from protodcs.errors import StoreError
-from protodcs.serve.messages import Action, Outcome, Reply, Request, WorkerLostError
+from protodcs.serve.messages import Action, Reply, ReplyStatus, Request, WorkerLostError
 from protodcs.serve.pipeline.queues import LateError
 from protodcs.serve.workers.worker import Worker
 
@@ -61,13 +61,13 @@ def test_a_worker_takes_a_stream_from_a_live_holder_on_demand(action):
         first, second = two_workers(store)
         async with first as first, second as second:
             await done(first, *(observe(number) for number in range(5)))
-            assert (await one(second, request._replace(stand_in=True))).outcome is Outcome.HELD
+            assert (await one(second, request._replace(stand_in=True))).status is ReplyStatus.HELD
             (reply,) = await done(second, take(request))
             assert (reply.position, reply.epoch) == (5, 2)
             # The first worker still has the stream in memory: its write is rejected, and it loads the stream again.
-            assert (await one(first, observe(6))).outcome is Outcome.LATER
+            assert (await one(first, observe(6))).status is ReplyStatus.LATER
             reply = await one(first, observe(6))
-            assert (reply.outcome, reply.message) == (Outcome.HELD, "two")
+            assert (reply.status, reply.message) == (ReplyStatus.HELD, "two")
             assert store.misfits == []
 
     asyncio.run(run())
@@ -86,7 +86,7 @@ def test_nothing_is_lost_or_applied_twice_by_a_takeover():
             await asyncio.sleep(0.1)
             store.gate.set()
             (refused,), (applied,) = await under_way, await taken
-            assert (refused.outcome, applied.outcome) == (Outcome.LATER, Outcome.DONE)
+            assert (refused.status, applied.status) == (ReplyStatus.LATER, ReplyStatus.DONE)
             assert engine_of(second) == learned(1)
 
     asyncio.run(run())
@@ -100,9 +100,9 @@ def test_a_worker_unloads_a_stream_that_was_taken_when_it_next_renews_its_lease(
             await done(first, observe(0))
             await done(second, take(observe(1)))
             # It cannot know yet.
-            assert (await one(first, PEEK)).outcome is Outcome.DONE
+            assert (await one(first, PEEK)).status is ReplyStatus.DONE
             await asyncio.sleep(LEASE / 3 + 0.1)
-            assert (await one(first, PEEK)).outcome is Outcome.HELD
+            assert (await one(first, PEEK)).status is ReplyStatus.HELD
 
     asyncio.run(run())
 
@@ -114,7 +114,7 @@ def test_a_worker_that_got_its_stream_back_keeps_it():
         async with first as first, second as second:
             await done(first, observe(0))
             await done(second, take(observe(1)))
-            await second.drain(Reply(Outcome.CLOSED, "over"))
+            await second.drain(Reply(ReplyStatus.CLOSED, "over"))
             await asyncio.sleep(LEASE)
             await done(first, observe(2))
             loaded = first._streams.loads
@@ -135,7 +135,7 @@ def test_a_worker_passes_a_health_check_only_while_it_reaches_the_store():
         async with started(store) as worker:
             await done(worker, CHECK)
             store.down = True
-            assert (await one(worker, CHECK)).outcome is Outcome.LATER
+            assert (await one(worker, CHECK)).status is ReplyStatus.LATER
             store.down = False
             await done(worker, CHECK)
 
@@ -146,7 +146,7 @@ def test_a_worker_whose_lease_another_process_has_fails_its_health_check():
     async def run():
         store = MemoryStore()
         async with started(store) as worker, started(store, streams=()):
-            assert (await one(worker, CHECK)).outcome is Outcome.LATER
+            assert (await one(worker, CHECK)).status is ReplyStatus.LATER
 
     asyncio.run(run())
 
@@ -168,7 +168,7 @@ def test_a_worker_that_is_not_a_member_says_where_its_streams_are_and_serves_not
                 worker.place(placement_of(["two"]))
             await asyncio.sleep(1)
             for request in (observe(1, mine[0]), observe(1, mine[0], stand_in=True), CHECK):
-                assert await one(first, request) == Reply(Outcome.MOVED, "two")
+                assert await one(first, request) == Reply(ReplyStatus.MOVED, "two")
             assert first.facts()["loaded"] == 0
             await done(second, *(observe(1, stream) for stream in mine))
 
@@ -248,7 +248,7 @@ async def send(router, stream, numbers, pause, waits):
         while True:
             with suppress(LateError):
                 reply = await router.ask(observe(number % 200, stream, key=f"{id(router)}-{number}"))
-                assert reply.outcome is Outcome.DONE
+                assert reply.status is ReplyStatus.DONE
                 break
         waits.append(time.monotonic() - start)
         await asyncio.sleep(pause)

@@ -25,7 +25,7 @@ from memory_store import MemoryStore
 from prometheus_server import FILES, promtool
 from protodcs import methods
 from protodcs.errors import ConfigError
-from protodcs.serve.messages import Action, Outcome, Reply, WorkerLostError
+from protodcs.serve.messages import Action, Reply, ReplyStatus, WorkerLostError
 from protodcs.serve.store.base import Fence
 from protodcs.serve.stream.answers import unpack_decision
 from protodcs.serve.telemetry import logs, readiness, traces
@@ -191,16 +191,16 @@ def test_waking_sleeping_fenced_writes_and_a_store_that_is_down_are_counted():
             store.down = True
             await asyncio.sleep(0.25)
             (refused,) = await handled(worker, [observe(1)])
-            assert refused.outcome is Outcome.LATER
+            assert refused.status is ReplyStatus.LATER
             down = worker.metrics()
             store.down = False
             await asyncio.sleep(0.15)
             await done(worker, observe(1))
             store.content["s"].fence = Fence(9, "of another worker")
-            assert (await handled(worker, [observe(2)]))[0].outcome is Outcome.LATER
+            assert (await handled(worker, [observe(2)]))[0].status is ReplyStatus.LATER
             await done(worker, observe(2))
             after = worker.metrics()
-            await worker.drain(Reply(Outcome.CLOSED, "over"))
+            await worker.drain(Reply(ReplyStatus.CLOSED, "over"))
             return down, after, worker.metrics(), worker.facts()
 
     down, after, ended, facts = asyncio.run(run())
@@ -421,7 +421,7 @@ def test_ready_names_the_part_that_fails_while_the_process_is_alive(monkeypatch)
             service.store.down = encoding.broken = False
             await asyncio.sleep(0.3)
             await look()
-            await service.worker.drain(Reply(Outcome.CLOSED, "over"))
+            await service.worker.drain(Reply(ReplyStatus.CLOSED, "over"))
             await look()
             return said
 

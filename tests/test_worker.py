@@ -33,7 +33,7 @@ from memory_store import MemoryStore
 from protodcs import StreamDCS
 from protodcs.errors import StateError, StoreError
 from protodcs.serve.guard import Guard, GuardSettings
-from protodcs.serve.messages import Action, Outcome, Reply, Request
+from protodcs.serve.messages import Action, Reply, ReplyStatus, Request
 from protodcs.serve.stream import live_stream as live_stream_module
 from protodcs.serve.stream.answers import pack_decision
 from protodcs.serve.stream.cost import Estimate, Part
@@ -46,7 +46,7 @@ from protodcs.serve.workers.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
-STOPPED = Reply(Outcome.CLOSED, "the service is being stopped")
+STOPPED = Reply(ReplyStatus.CLOSED, "the service is being stopped")
 
 
 async def turns(count=30):
@@ -110,7 +110,7 @@ def test_no_answer_comes_before_the_change_is_durable():
             assert len(journal_of(store)) == 1
             store.gate.set()
             replies = [(await task)[0] for task in asked]
-            assert [reply.outcome for reply in replies] == [Outcome.DONE] * 5
+            assert [reply.status for reply in replies] == [ReplyStatus.DONE] * 5
             assert [reply.position for reply in replies] == [1, 2, 1, -1, -1]
             assert replies[2].repeated
             assert len(journal_of(store)) == 3
@@ -159,7 +159,7 @@ def test_an_observe_that_is_refused_stops_none_of_its_neighbours():
             odd = ask(Action.OBSERVE, "odd", feature(0)[:-1])
             long = observe(0, key="k" * 201)
             replies = await handled(worker, [observe(0), bad, observe(1), odd, long, observe(2)])
-            outcomes = [reply.outcome.name for reply in replies]
+            outcomes = [reply.status.name for reply in replies]
             assert outcomes == ["DONE", "WRONG", "DONE", "WRONG", "WRONG", "DONE"]
             assert "shape (32,)" in replies[1].message
             assert engine_of(worker) == learned(3)
@@ -178,7 +178,7 @@ def test_a_repeated_request_is_answered_as_the_first_time_and_applied_once():
             assert [reply.repeated for reply in twice] == [False, True]
             assert engine_of(worker) == learned(6)
             other = await one(worker, observe(7, key="key-5"))
-            assert other.outcome is Outcome.CONFLICT
+            assert other.status is ReplyStatus.CONFLICT
             assert "Use a new key" in other.message
 
     asyncio.run(run())
@@ -195,7 +195,7 @@ def test_what_is_not_there_is_missing():
                 Action.ROLLBACK,
                 Action.FREEZE,
             ):
-                assert (await one(worker, ask(action, stream="nobody"))).outcome is Outcome.MISSING
+                assert (await one(worker, ask(action, stream="nobody"))).status is ReplyStatus.MISSING
 
     asyncio.run(run())
 
@@ -226,7 +226,7 @@ def test_a_fenced_worker_drops_its_memory_and_the_next_request_goes_on_to_the_bi
             async with started(store, name="worker-0", streams=()) as successor:
                 await done(successor, *(observe(number) for number in range(10, 20)))
                 fenced = await one(worker, observe(20))
-                assert fenced.outcome is Outcome.LATER
+                assert fenced.status is ReplyStatus.LATER
                 assert "epoch" in fenced.message
                 assert "s" not in worker._streams.loaded
                 assert (await done(worker, observe(20)))[0].position == 20
@@ -246,7 +246,7 @@ def test_a_store_that_is_down_for_less_than_the_patience_is_not_noticed():
             await asyncio.sleep(0.1)
             assert not call.done()
             store.down = False
-            assert (await call)[0].outcome is Outcome.DONE
+            assert (await call)[0].status is ReplyStatus.DONE
             assert engine_of(worker) == learned(2)
 
     asyncio.run(run())
@@ -260,11 +260,11 @@ def test_a_store_that_is_down_for_longer_gives_later_and_nothing_is_lost():
             store.down = True
             for _ in range(3):
                 replies = await handled(worker, [observe(number) for number in range(5, 8)])
-                assert {reply.outcome for reply in replies} == {Outcome.LATER}
+                assert {reply.status for reply in replies} == {ReplyStatus.LATER}
                 assert "down" in replies[0].message
             for action in (Action.PEEK, Action.STATUS, Action.SAVE_SNAPSHOT, Action.DELETE):
-                assert (await one(worker, ask(action, payload=feature(0)))).outcome is Outcome.LATER
-            assert (await one(worker, create("other"))).outcome is Outcome.LATER
+                assert (await one(worker, ask(action, payload=feature(0)))).status is ReplyStatus.LATER
+            assert (await one(worker, create("other"))).status is ReplyStatus.LATER
             store.down = False
             again = await done(worker, *(observe(number) for number in range(8)))
             assert [reply.position for reply in again] == list(range(8))
@@ -282,9 +282,9 @@ def test_a_write_whose_answer_was_lost_is_applied_once(patience):
             for number in range(12):
                 store.lose_answers = 1
                 reply = await one(worker, observe(number))
-                while reply.outcome is Outcome.LATER:
+                while reply.status is ReplyStatus.LATER:
                     reply = await one(worker, observe(number))
-                assert (reply.outcome, reply.position) == (Outcome.DONE, number)
+                assert (reply.status, reply.position) == (ReplyStatus.DONE, number)
                 assert reply.repeated == (patience == 0.0)
             assert engine_of(worker) == learned(12)
         assert store.misfits == []
@@ -309,7 +309,7 @@ def test_an_error_that_no_store_should_raise_does_not_silence_the_worker():
             store.errors = 1
             async with asyncio.timeout(5):
                 reply = await one(worker, observe(1))
-            assert reply.outcome is Outcome.LATER
+            assert reply.status is ReplyStatus.LATER
             assert "a bug in the store" in reply.message
             await done(worker, observe(1))
             assert engine_of(worker) == learned(2)
@@ -332,7 +332,7 @@ def test_an_error_inside_the_engine_is_told_and_the_stream_goes_on_from_the_stor
 
             monkeypatch.setattr(engine, "_advance", torn)
             replies = await handled(worker, [observe(3), observe(4), observe(5), create("t")])
-            assert [reply.outcome.name for reply in replies] == ["FAILED", "FAILED", "FAILED", "DONE"]
+            assert [reply.status.name for reply in replies] == ["FAILED", "FAILED", "FAILED", "DONE"]
             assert "a bug" not in replies[1].message
             assert len(journal_of(store)) == 3
             replies = await done(worker, *(observe(number) for number in range(3, 6)))
@@ -372,7 +372,7 @@ def test_a_stream_whose_roll_back_failed_is_loaded_again_from_the_store(monkeypa
             same = [observe(0, key=f"same-{number}") for number in range(32)]
             await done(worker, *same[:-1])
             failing_once(monkeypatch, LiveStream, "_restored", StateError("the saved state cannot be read"))
-            assert (await one(worker, same[-1])).outcome is Outcome.FAILED
+            assert (await one(worker, same[-1])).status is ReplyStatus.FAILED
             assert len(journal_of(store)) == 63
             status = (await done(worker, ask(Action.STATUS)))[0].facts
             assert (status["position"], status["sequence"]) == (63, 63)
@@ -391,7 +391,7 @@ def test_a_stream_whose_restore_failed_halfway_is_loaded_again_from_the_store(mo
         async with started(store, streams=()) as worker:
             await done(worker, create(spec=GUARDED.pack()), observe(0), save_snapshot("good"), observe(1))
             failing_once(monkeypatch, Guard, "begin", ZeroDivisionError("a bug in the guard"))
-            assert (await one(worker, roll_back("good"))).outcome is Outcome.FAILED
+            assert (await one(worker, roll_back("good"))).status is ReplyStatus.FAILED
             status = (await done(worker, ask(Action.STATUS)))[0].facts
             assert (status["position"], status["sequence"]) == (3, 2)
             assert engine_of(worker) == learned(2)
@@ -410,7 +410,7 @@ def test_what_another_worker_holds_is_left_to_it_while_it_lives():
         async with started(store, "one") as first, started(store, "two", streams=()) as second:
             await done(first, observe(0))
             refused = await handled(second, [observe(1), observe(2)])
-            assert [reply.outcome for reply in refused] == [Outcome.HELD, Outcome.HELD]
+            assert [reply.status for reply in refused] == [ReplyStatus.HELD, ReplyStatus.HELD]
             assert refused[0].message == "one"
             await done(first, observe(1))
             assert engine_of(first) == learned(2)
@@ -428,7 +428,7 @@ def test_what_a_silent_worker_holds_is_taken_over_when_its_lease_ran_out():
             await done(first, *(observe(number) for number in range(5)))
             for task in first._tasks:
                 task.cancel()
-            assert (await one(second, observe(5))).outcome is Outcome.HELD
+            assert (await one(second, observe(5))).status is ReplyStatus.HELD
             await asyncio.sleep(1.1)
             (reply,) = await done(second, observe(5))
             assert (reply.position, reply.epoch) == (5, 2)
@@ -465,7 +465,7 @@ def test_a_paused_worker_whose_lease_ran_out_does_not_answer_from_stale_memory(r
                 await first._lease.renew()
             for question in (ask(Action.PEEK, payload=feature(40)), ask(Action.STATUS)):
                 reply = await one(first, question)
-                assert (reply.outcome, reply.message) == (Outcome.HELD, "two")
+                assert (reply.status, reply.message) == (ReplyStatus.HELD, "two")
 
     asyncio.run(run())
 
@@ -477,7 +477,7 @@ def test_a_worker_that_could_not_renew_in_time_and_lost_nothing_goes_on():
             await done(worker, *(observe(number) for number in range(5)))
             store.down = True
             await asyncio.sleep(1.1)
-            assert (await one(worker, ask(Action.PEEK, payload=feature(5)))).outcome is Outcome.LATER
+            assert (await one(worker, ask(Action.PEEK, payload=feature(5)))).status is ReplyStatus.LATER
             store.down = False
             await done(worker, observe(5))
             assert engine_of(worker) == learned(6)
@@ -501,13 +501,13 @@ def test_streams_are_handed_over_when_the_workers_change():
             await until(lambda: not first._streams.busy)
             for stream in theirs:
                 moved = await one(first, observe(5, stream))
-                assert (moved.outcome, moved.message) == (Outcome.MOVED, "two")
+                assert (moved.status, moved.message) == (ReplyStatus.MOVED, "two")
                 await done(second, observe(5, stream))
                 assert engine_of(second, stream) == learned(6)
             stays = next(stream for stream in streams if stream not in theirs)
-            assert (await one(second, observe(5, stays))).outcome is Outcome.MOVED
+            assert (await one(second, observe(5, stays))).status is ReplyStatus.MOVED
             # Whoever asked its worker in vain may ask another one.
-            assert (await one(second, observe(5, stays, stand_in=True))).outcome is Outcome.HELD
+            assert (await one(second, observe(5, stays, stand_in=True))).status is ReplyStatus.HELD
 
     asyncio.run(run())
 
@@ -526,7 +526,7 @@ def test_one_who_stands_in_gives_the_stream_back_after_a_while(monkeypatch):
             await done(worker, observe(0, stream, stand_in=True))
             assert store.content[stream].holder is not None
             await until(lambda: store.content[stream].holder is None)
-            assert (await one(worker, observe(1, stream))).outcome is Outcome.MOVED
+            assert (await one(worker, observe(1, stream))).status is ReplyStatus.MOVED
 
     asyncio.run(run())
 
@@ -699,7 +699,7 @@ def test_a_drain_refuses_in_words_and_releases_everything():
             assert await handled(worker, [observe(6), create("new")]) == [STOPPED, STOPPED]
             store.gate.set()
             await drain
-            assert (await under_way)[0].outcome is Outcome.DONE
+            assert (await under_way)[0].status is ReplyStatus.DONE
             assert {store.content[stream].holder for stream in streams} == {None}
             assert [store.content[stream].start for stream in streams] == [6, 5, 5, 5, 5, 5]
             assert "worker-0" not in store.leases
@@ -728,7 +728,7 @@ def test_a_request_that_waits_while_its_worker_drains_does_not_wake_the_stream_a
             await turns()
             store.gate.set()
             await drain
-            assert (await first)[0].outcome is Outcome.DONE
+            assert (await first)[0].status is ReplyStatus.DONE
             assert [await wait for wait in waits] == [[STOPPED]] * 3
             assert (store.content["s"].holder, worker._streams.loaded, worker._streams.busy) == (None, {}, {})
 
@@ -775,9 +775,9 @@ def test_a_stream_is_created_once_and_told_so():
             assert not (await one(worker, create())).repeated
             await done(worker, observe(0))
             again = await one(worker, create())
-            assert (again.outcome, again.repeated) == (Outcome.DONE, True)
+            assert (again.status, again.repeated) == (ReplyStatus.DONE, True)
             otherwise = await one(worker, create(spec=spec_of(target_false_reject=0.1).pack()))
-            assert otherwise.outcome is Outcome.CONFLICT
+            assert otherwise.status is ReplyStatus.CONFLICT
             assert "already exists with different settings" in otherwise.message
             assert engine_of(worker) == learned(1)
             assert [stream async for stream in worker._store.streams()] == ["s"]
@@ -797,7 +797,7 @@ def test_what_cannot_be_created_is_refused_in_words_and_leaves_no_trace(spec, wo
     async def run():
         async with started(streams=()) as worker:
             reply = await one(worker, Request("s", Action.CREATE, "k", spec, SHARED))
-            assert reply.outcome is Outcome.WRONG
+            assert reply.status is ReplyStatus.WRONG
             assert words in reply.message
             assert [stream async for stream in worker._store.streams()] == []
 
@@ -869,7 +869,7 @@ def test_a_keep_or_rollback_that_is_asked_again_while_it_is_under_way_is_done_on
         async with started(store) as worker:
             await done(worker, observe(0), save_snapshot("a", "kept before"))
             replies = await asyncio.gather(*(one(worker, request_of("a")) for _ in range(3)))
-            assert {reply.outcome for reply in replies} == {Outcome.DONE}
+            assert {reply.status for reply in replies} == {ReplyStatus.DONE}
             assert {reply.position for reply in replies} == {2}
             assert sorted(reply.repeated for reply in replies) == [False, True, True]
             assert len(journal_of(store)) == 3
@@ -909,7 +909,7 @@ def test_too_many_saved_snapshots_are_an_error_and_one_may_be_replaced():
         async with started(max_snapshots=2) as worker:
             await done(worker, save_snapshot("a"), observe(0), save_snapshot("b"))
             full = await one(worker, save_snapshot("c"))
-            assert full.outcome is Outcome.CONFLICT
+            assert full.status is ReplyStatus.CONFLICT
             assert "2 saved snapshots, which is the limit" in full.message
             await done(worker, observe(1), save_snapshot("a", "anew", replace=True), observe(2), roll_back("a"))
             assert engine_of(worker) == learned(2)
@@ -924,7 +924,7 @@ def test_a_rollback_to_what_was_never_kept_is_refused_and_changes_nothing():
         async with started(store) as worker:
             await done(worker, observe(0))
             reply = await one(worker, roll_back("nothing"))
-            assert reply.outcome is Outcome.MISSING
+            assert reply.status is ReplyStatus.MISSING
             assert "no snapshot 'nothing'" in reply.message
             assert engine_of(worker) == learned(1)
             assert len(journal_of(store)) == 1
@@ -939,7 +939,7 @@ def test_a_deleted_stream_is_gone_and_may_be_deleted_and_created_again():
             await done(worker, observe(0), save_snapshot("a"))
             first, again = await done(worker, *[await delete(worker, key=key) for key in "ab"])
             assert (first.repeated, again.repeated) == (False, True)
-            assert (await one(worker, observe(1))).outcome is Outcome.MISSING
+            assert (await one(worker, observe(1))).status is ReplyStatus.MISSING
             assert (store.content, store.shared) == ({}, {})
             await done(worker, create())
             (reply,) = await done(worker, observe(0))
@@ -961,7 +961,7 @@ def test_after_one_that_must_be_asked_again_none_behind_it_is_served():
 
             store.save_snapshot = fails
             replies = await handled(worker, [observe(1), save_snapshot("a"), observe(2), observe(3)])
-            assert [reply.outcome.name for reply in replies] == ["DONE", "LATER", "LATER", "LATER"]
+            assert [reply.status.name for reply in replies] == ["DONE", "LATER", "LATER", "LATER"]
             assert engine_of(worker) == learned(2)
             store.save_snapshot = works
             await done(worker, save_snapshot("a"), observe(2), observe(3))
@@ -977,7 +977,7 @@ def test_a_saved_snapshot_is_deleted_and_another_one_is_missing():
             await done(worker, observe(0), ask(Action.SAVE_SNAPSHOT, "k", b"first"))
             await done(worker, ask(Action.DELETE_SNAPSHOT, "f", b"first"))
             missing = await one(worker, ask(Action.DELETE_SNAPSHOT, "g", b"never"))
-            assert (missing.outcome, missing.code) == (Outcome.MISSING, "snapshot_not_found")
+            assert (missing.status, missing.code) == (ReplyStatus.MISSING, "snapshot_not_found")
             (reply,) = await done(worker, ask(Action.LIST_SNAPSHOTS))
             assert reply.facts == {"snapshots": []}
 
@@ -993,7 +993,7 @@ def test_a_second_snapshot_of_the_same_name_needs_an_explicit_replacement():
         async with started(store) as worker:
             await done(worker, observe(0), save_snapshot("a", "first"), observe(1))
             refused = await one(worker, save_snapshot("a", "second"))
-            assert refused.outcome is Outcome.CONFLICT
+            assert refused.status is ReplyStatus.CONFLICT
             assert "a snapshot 'a' already" in refused.message
             await done(worker, roll_back("a", "back"))
             assert engine_of(worker) == learned(1)
@@ -1011,7 +1011,7 @@ def test_two_snapshots_of_one_name_at_the_same_time_do_not_both_succeed():
             replies = await asyncio.gather(
                 *(one(worker, save_snapshot("a", f"key of {number}")) for number in range(5))
             )
-            assert sorted(reply.outcome.name for reply in replies) == ["CONFLICT"] * 4 + ["DONE"]
+            assert sorted(reply.status.name for reply in replies) == ["CONFLICT"] * 4 + ["DONE"]
 
     asyncio.run(run())
 
@@ -1028,7 +1028,7 @@ def test_a_snapshot_whose_worker_died_before_it_answered_is_saved_once():
         store = Dying()
         async with started(store) as worker:
             await done(worker, observe(0))
-            assert (await one(worker, save_snapshot("a"))).outcome is Outcome.LATER
+            assert (await one(worker, save_snapshot("a"))).status is ReplyStatus.LATER
             await done(worker, observe(1))
             # The retry does not save again, so it does not fail again.
             await done(worker, save_snapshot("a"), roll_back("a"))
@@ -1087,7 +1087,7 @@ def test_a_key_with_other_content_is_a_conflict_for_every_verb(action):
             other = learned(2) if action == Action.IMPORT else payload[:-1] + b"b"
             before = engine_of(worker)
             for changed in (ask(action, "same key", other), observe(1, key="same key")):
-                assert (await one(worker, changed)).outcome is Outcome.CONFLICT
+                assert (await one(worker, changed)).status is ReplyStatus.CONFLICT
             assert engine_of(worker) == before
 
     asyncio.run(run())
@@ -1097,7 +1097,7 @@ def test_a_roll_back_and_an_import_of_the_same_bytes_are_different_requests():
     async def run():
         async with started() as worker:
             await done(worker, observe(0), save_snapshot("a"), roll_back("a", "same key"))
-            assert (await one(worker, ask(Action.IMPORT, "same key", b"a"))).outcome is Outcome.CONFLICT
+            assert (await one(worker, ask(Action.IMPORT, "same key", b"a"))).status is ReplyStatus.CONFLICT
 
     asyncio.run(run())
 
@@ -1134,8 +1134,8 @@ def test_the_answers_of_a_request_expire_together():
             await done(worker, *large(100))
             for number in range(100, 150):
                 await done(worker, observe(number))
-            outcomes = {reply.outcome for reply in await handled(worker, large(100))}
-            assert outcomes == {Outcome.EXPIRED}
+            outcomes = {reply.status for reply in await handled(worker, large(100))}
+            assert outcomes == {ReplyStatus.EXPIRED}
             assert engine_of(worker) == learned(150)
 
     asyncio.run(run())
@@ -1195,7 +1195,7 @@ def test_a_worker_whose_lease_was_lost_discards_its_streams_before_it_answers():
             await done(worker, observe(0))
             store.leases.pop("worker-0")
             await done(other, observe(1)._replace(stand_in=True))
-            await other.drain(Reply(Outcome.CLOSED, "over"))
+            await other.drain(Reply(ReplyStatus.CLOSED, "over"))
             await worker._lease.renew()
             status = await one(worker, ask(Action.STATUS))
             assert status.facts["position"] == 2
@@ -1210,9 +1210,9 @@ def test_a_worker_that_was_replaced_serves_nothing_until_its_successor_is_gone()
             with pytest.raises(StoreError, match="another process has the lease"):
                 await worker._lease.renew()
             reply = await one(worker, ask(Action.STATUS))
-            assert reply.outcome is Outcome.LATER
+            assert reply.status is ReplyStatus.LATER
             await done(successor, observe(0))
-            await successor.drain(Reply(Outcome.CLOSED, "over"))
+            await successor.drain(Reply(ReplyStatus.CLOSED, "over"))
             await worker._lease.renew()
             await done(worker, observe(1))
             assert engine_of(worker) == learned(2)
@@ -1250,13 +1250,13 @@ def test_a_stream_whose_lease_was_lost_while_it_was_loaded_is_loaded_again():
                 worker._streams._load = load
                 store.leases.pop("worker-0")
                 await done(other, observe(1)._replace(stand_in=True))
-                await other.drain(Reply(Outcome.CLOSED, "over"))
+                await other.drain(Reply(ReplyStatus.CLOSED, "over"))
                 await worker._lease.renew()
                 return live
 
             worker._streams._load = load_slowly
             first, second = [await one(worker, ask(Action.STATUS)) for _ in range(2)]
-            assert first.outcome is Outcome.LATER
+            assert first.status is ReplyStatus.LATER
             assert second.facts["position"] == 2
 
     asyncio.run(run())
@@ -1372,7 +1372,7 @@ def test_a_stream_that_is_unloaded_or_lost_in_the_middle_of_a_run_is_learned_onc
             await until(lambda: len(steps) > 20)
             worker._streams.loaded.clear()
             replies = await long
-            assert [reply.outcome for reply in replies] == [Outcome.DONE] * 59
+            assert [reply.status for reply in replies] == [ReplyStatus.DONE] * 59
             assert [reply.position for reply in replies] == list(range(1, 60))
             assert len({reply.epoch for reply in replies}) == 3
             assert engine_of(worker) == learned(60)
@@ -1396,7 +1396,7 @@ def test_a_slice_does_not_overtake_rows_that_were_lost(monkeypatch, virtual_time
             worker._streams.discard()
             await until(lambda: len(worker._streams.loaded) == 1)
             store.gate.set()
-            assert {reply.outcome for reply in await long} == {Outcome.LATER}
+            assert {reply.status for reply in await long} == {ReplyStatus.LATER}
             assert [record.key for record in journal_of(store)] == ["key-0"]
             await done(worker, *(observe(number) for number in range(1, 60)))
             assert engine_of(worker) == learned(60)
@@ -1415,8 +1415,8 @@ def test_a_run_ends_early_if_its_stream_is_deleted(monkeypatch, virtual_time):
             await until(lambda: len(steps) > 5)
             await done(worker, deletion)
             # Depending on how much was durable before the deletion.
-            assert (await long)[-1].outcome in (Outcome.LATER, Outcome.MISSING)
-            assert (await one(worker, observe(1))).outcome is Outcome.MISSING
+            assert (await long)[-1].status in (ReplyStatus.LATER, ReplyStatus.MISSING)
+            assert (await one(worker, observe(1))).status is ReplyStatus.MISSING
             assert len(steps) < 60
 
     asyncio.run(run())
@@ -1434,7 +1434,7 @@ def test_a_long_journal_is_replayed_in_slices(monkeypatch, virtual_time):
             await done(worker, ask(Action.PEEK, payload=feature(1), stream="t"))
             assert 0 < len(steps) < 30
             ((reply,),) = (await load,)
-            assert (reply.outcome, reply.facts["epoch"], len(steps)) == (Outcome.DONE, 2, 101)
+            assert (reply.status, reply.facts["epoch"], len(steps)) == (ReplyStatus.DONE, 2, 101)
             assert engine_of(worker) == learned(100)
 
     asyncio.run(run())
@@ -1475,7 +1475,7 @@ def test_a_step_that_takes_long_is_computed_in_a_thread(monkeypatch):
             assert not waiting.done()
             release.set()
             assert [reply.position for reply in await long] == list(range(10))
-            assert (await waiting)[0].outcome is Outcome.DONE
+            assert (await waiting)[0].status is ReplyStatus.DONE
             await done(worker, save_snapshot("a"), observe(10), roll_back("a"))
             assert engine_of(worker) == learned(10)
             worker._streams.begin_unload("s")
@@ -1507,10 +1507,10 @@ def test_streams_that_compute_in_threads_equal_their_journals(monkeypatch):
                     [ask(Action.EXPLAIN, key, feature(4), stream), ask(Action.EXPORT, stream=stream)],
                 ]
             )
-            outcomes = {Outcome.LATER}
-            while Outcome.LATER in outcomes:
-                outcomes = {reply.outcome for reply in await handled(worker, requests)}
-            assert outcomes == {Outcome.DONE}
+            outcomes = {ReplyStatus.LATER}
+            while ReplyStatus.LATER in outcomes:
+                outcomes = {reply.status for reply in await handled(worker, requests)}
+            assert outcomes == {ReplyStatus.DONE}
             if chance.random() < 0.1:
                 worker._streams.begin_unload(stream)
             worker.metrics()
@@ -1608,7 +1608,7 @@ def test_a_damaged_stream_is_not_read_again_after_some_attempts(caplog):
             reads = store.reads
             for request in (observe(8), ask(Action.STATUS), save_snapshot("a"), ask(Action.FREEZE)):
                 reply = await one(worker, request)
-                assert (reply.outcome, reply.code) == (Outcome.CONFLICT, "stream_damaged")
+                assert (reply.status, reply.code) == (ReplyStatus.CONFLICT, "stream_damaged")
                 assert "does not match its checksum: it is damaged. Restore a saved snapshot" in reply.message
                 assert (unloadable(worker), await listed_problems(worker)) == (1, {"s": reply.message, "t": None})
             assert store.reads == reads + 3
@@ -1674,7 +1674,7 @@ def test_a_stream_that_this_version_cannot_load_is_kept_and_not_called_damaged(m
                 before = content.spec, content.snapshot, list(content.journal)
                 for request in (observe(8), ask(Action.STATUS), ask(Action.EXPORT), observe(8)):
                     reply = await one(worker, request)
-                    assert (reply.outcome, reply.code) == (Outcome.CONFLICT, "stream_not_loaded")
+                    assert (reply.status, reply.code) == (ReplyStatus.CONFLICT, "stream_not_loaded")
                     assert reason in reply.message
                     assert "Its stored data is kept. Export its state with the version that wrote it" in reply.message
                     assert not {"damaged", "delete"} & set(reply.message.lower().replace(".", " ").split())
@@ -1697,13 +1697,13 @@ def test_errors_that_pass_are_no_reason_not_to_load_a_stream_again():
             started(store, "two", streams=(), quarantine_failures=1) as other,
         ):
             await done(worker, observe(0))
-            assert (await one(other, observe(1))).outcome is Outcome.HELD
+            assert (await one(other, observe(1))).status is ReplyStatus.HELD
             worker._streams.loaded.clear()
             store.down = True
-            assert (await one(worker, observe(1))).outcome is Outcome.LATER
+            assert (await one(worker, observe(1))).status is ReplyStatus.LATER
             store.down = False
             shared = store.shared.popitem()
-            assert (await one(worker, observe(1))).outcome is Outcome.LATER
+            assert (await one(worker, observe(1))).status is ReplyStatus.LATER
             store.shared.update([shared])
             await done(worker, observe(1))
             assert (unloadable(worker), unloadable(other)) == (0, 0)
@@ -1720,7 +1720,7 @@ def test_a_damaged_stream_can_be_deleted_and_created_again(attempts):
             for _ in range(attempts):
                 await one(worker, observe(8))
             await done(worker, await delete(worker))
-            assert (await one(worker, observe(8))).outcome is Outcome.MISSING
+            assert (await one(worker, observe(8))).status is ReplyStatus.MISSING
             await done(worker, create(), observe(0))
             assert (engine_of(worker), unloadable(worker)) == (learned(1), 0)
 
@@ -1763,13 +1763,13 @@ def test_a_stream_with_a_damaged_record_keeps_its_other_keys_when_it_is_restored
             content = store.content["s"]
             content.snapshot = damaged(content.snapshot)
             content.journal[1] = damaged(content.journal[1])
-            assert (await one(worker, observe(8))).outcome is Outcome.CONFLICT
+            assert (await one(worker, observe(8))).status is ReplyStatus.CONFLICT
             (reply,) = await done(worker, ask(Action.IMPORT, "import", learned(20)))
             assert reply.position == 9
             assert engine_of(worker) == learned(20)
             # The key of the damaged record is lost, and the answers before it have expired.
             replies = [await one(worker, observe(number)) for number in range(8)]
-            assert [reply.outcome for reply in replies] == [Outcome.EXPIRED] * 6 + [Outcome.DONE] * 2
+            assert [reply.status for reply in replies] == [ReplyStatus.EXPIRED] * 6 + [ReplyStatus.DONE] * 2
             assert [reply.repeated for reply in replies[6:]] == [False, True]
 
     asyncio.run(run())
@@ -1785,11 +1785,11 @@ def test_a_damaged_saved_snapshot_is_an_error_and_changes_nothing():
             before = content.snapshot, list(content.journal)
             for _ in range(5):
                 reply = await one(worker, roll_back("good"))
-                assert reply.outcome is Outcome.WRONG
+                assert reply.status is ReplyStatus.WRONG
                 assert "does not match its hash" in reply.message
-            assert (await one(worker, roll_back("never saved"))).outcome is Outcome.MISSING
+            assert (await one(worker, roll_back("never saved"))).status is ReplyStatus.MISSING
             assert (content.snapshot, content.journal) == before
-            assert (await one(worker, observe(8))).outcome is Outcome.CONFLICT
+            assert (await one(worker, observe(8))).status is ReplyStatus.CONFLICT
 
     asyncio.run(run())
 
@@ -1800,7 +1800,7 @@ def test_a_damaged_saved_snapshot_does_not_harm_a_stream_that_is_not_damaged():
         async with started(store) as worker:
             await done(worker, observe(0), save_snapshot("a"), observe(1))
             store.content["s"].saved["a"] = damaged(store.content["s"].saved["a"])
-            assert (await one(worker, roll_back("a"))).outcome is Outcome.WRONG
+            assert (await one(worker, roll_back("a"))).status is ReplyStatus.WRONG
             assert engine_of(worker) == learned(2)
 
     asyncio.run(run())
@@ -1812,7 +1812,7 @@ def test_a_worker_forgets_what_it_could_not_load_with_its_lease():
         async with started(store, unload_records=0, quarantine_failures=1) as worker:
             await damage(worker, store)
             await one(worker, observe(8))
-            assert (await one(worker, observe(8))).outcome is Outcome.CONFLICT
+            assert (await one(worker, observe(8))).status is ReplyStatus.CONFLICT
             store.content["s"].snapshot = damaged(store.content["s"].snapshot)
             worker._lease._renewed = -float("inf")
             await done(worker, observe(8))

@@ -4,7 +4,7 @@ import asyncio
 import shutil
 
 from made_service import ask, create, done, engine_of, learned, observe, one, settings
-from protodcs.serve.messages import STOPPING, Action, Outcome
+from protodcs.serve.messages import STOPPING, Action, ReplyStatus
 from protodcs.serve.store.sqlite import SqliteStore, back_up
 from protodcs.serve.stream import snapshots
 from protodcs.serve.workers.worker import Worker
@@ -24,9 +24,9 @@ def test_a_full_disk_is_reported_and_loses_nothing(small_disk):
         ballast = small_disk / "ballast"
         ballast.write_bytes(bytes(shutil.disk_usage(small_disk).free - 400_000))
         reached = 0
-        while (reply := await one(worker, observe(reached))).outcome is Outcome.DONE:
+        while (reply := await one(worker, observe(reached))).status is ReplyStatus.DONE:
             reached += 1
-        assert reply.outcome is Outcome.LATER
+        assert reply.status is ReplyStatus.LATER
         assert "full" in reply.message
         assert reached > 5
         ballast.unlink()
@@ -56,7 +56,7 @@ def test_a_stream_that_a_version_refuses_to_load_comes_back_with_the_version_tha
             newer.setattr(snapshots, "VERSION", snapshots.VERSION + 1)
             new = await worker_on(tmp_path / "store")
             reply = await one(new, ask(Action.EXPORT))
-            assert (reply.outcome, reply.code) == (Outcome.CONFLICT, "stream_not_loaded")
+            assert (reply.status, reply.code) == (ReplyStatus.CONFLICT, "stream_not_loaded")
             # The decision log needs no engine.
             (log,) = await done(new, ask(Action.READ_LOG, payload=b"{}"))
             assert len(log.facts["entries"]) == 20

@@ -28,7 +28,7 @@ from memory_store import MemoryStore
 from protodcs import StreamDCS
 from protodcs.discovery import DiscoveryConfig
 from protodcs.errors import UnknownClusterError
-from protodcs.serve.messages import Action, Outcome, Reply, Request, WorkerLostError
+from protodcs.serve.messages import Action, Reply, ReplyStatus, Request, WorkerLostError
 from protodcs.serve.pipeline.queues import LateError
 from protodcs.serve.stream.answers import pack_decision
 from protodcs.serve.stream.feedback import Feedback, pack_feedback
@@ -152,7 +152,7 @@ class Cluster:
         for worker in list(self.workers.values()):
             worker.place(placement_of(self.names))
         if "worker-3" not in self.names and last is not None:
-            await last.drain(Reply(Outcome.MOVED, "this worker is being removed"))
+            await last.drain(Reply(ReplyStatus.MOVED, "this worker is being removed"))
             self.workers.pop("worker-3", None)
             await last.close()
 
@@ -272,7 +272,7 @@ def test_every_stream_goes_on_as_if_nothing_had_happened(seed):
         for name in cluster.names:
             await cluster.start(name)
         for stream in STREAMS:
-            assert (await cluster.router.ask(create(stream, SPEC))).outcome is Outcome.DONE
+            assert (await cluster.router.ask(create(stream, SPEC))).status is ReplyStatus.DONE
         scripts = [list(script(chance, stream)) for stream in STREAMS]
         faults = asyncio.create_task(cluster.suffer())
         answers = await asyncio.gather(*(client(cluster, requests) for requests in scripts))
@@ -283,14 +283,14 @@ def test_every_stream_goes_on_as_if_nothing_had_happened(seed):
         for stream, requests, replies in zip(STREAMS, scripts, answers, strict=True):
             reference = Undisturbed()
             expected = [reference.answer(request) for request in requests]
-            outcomes = [Outcome.MISSING if answer is None else Outcome.DONE for answer in expected]
-            assert [reply.outcome for reply in replies] == outcomes
+            outcomes = [ReplyStatus.MISSING if answer is None else ReplyStatus.DONE for answer in expected]
+            assert [reply.status for reply in replies] == outcomes
             assert [reply.answer for reply in replies] == [answer or b"" for answer in expected]
             written = [reply for reply in replies if reply.position >= 0]
             assert [reply.position for reply in written] == list(range(len(written)))
             assert sorted(reply.epoch for reply in written) == [reply.epoch for reply in written]
             status = await cluster.router.ask(Request(stream, Action.STATUS, "status"))
-            assert status.outcome is Outcome.DONE, status
+            assert status.status is ReplyStatus.DONE, status
             assert (status.facts["position"], status.facts["replayed_differently"]) == (len(written), 0)
             worker = cluster.workers[status.facts["worker"]]
             assert engine_of(worker, stream) == reference.engine.snapshot()

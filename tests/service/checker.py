@@ -17,7 +17,7 @@ import numpy as np
 from protodcs import methods
 from protodcs.core.prototypes import Prototypes
 from protodcs.core.state import leaves_out_prototypes
-from protodcs.serve.guard import Action
+from protodcs.serve.guard import GuardAction
 from protodcs.serve.stream.answers import described, pack_decision
 from protodcs.serve.stream.live_stream import StreamSpec
 
@@ -93,12 +93,12 @@ def replay(spec: StreamSpec, prototypes: Prototypes, payloads: Iterable[bytes]) 
             continue
         events += 1
         good = guard.good_state
-        if event.action == Action.ROLL_BACK and good is None:
+        if event.action == GuardAction.ROLL_BACK and good is None:
             engine.reset()
-        elif event.action == Action.ROLL_BACK:
+        elif event.action == GuardAction.ROLL_BACK:
             shared = prototypes if leaves_out_prototypes(good) else None
             engine = methods.restore(good, spec.encoder, shared, prototypes.vocabulary)
-        engine.unfreeze() if event.action == Action.UNFREEZE else engine.freeze()
+        engine.unfreeze() if event.action == GuardAction.UNFREEZE else engine.freeze()
     return Replay(answers, state_digest(engine, guard), events)
 
 

@@ -19,7 +19,7 @@ from ports import free_port
 from protodcs.core.prototypes import Prototypes
 from protodcs.serve.settings import ServeConfig
 from protodcs.serve.store import Store, open_store
-from protodcs.serve.stream.idempotency import Limits
+from protodcs.serve.stream.idempotency import IdempotencyLimits
 from protodcs.serve.stream.live_stream import LiveStream, StreamSpec
 from protodcs.serve.stream.shared import unpack_prototypes, unpack_vocabulary
 
@@ -177,7 +177,7 @@ class Service:
                 spec = StreamSpec.unpack(held.spec)
                 if spec.blobs not in shared:
                     shared[spec.blobs] = await stored_prototypes(store, spec)
-                live = LiveStream(held, shared[spec.blobs], Limits(0, 0, 0.0))
+                live = LiveStream(held, shared[spec.blobs], IdempotencyLimits(0, 0, 0.0))
                 final = Final(live.position, state_digest(live.engine, live.guard))
                 found[stream] = final, spec, shared[spec.blobs]
             return found

@@ -100,14 +100,14 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CellResult:
     """What a cell gives: rows, and a trace if it was asked for."""
 
     rows: list[Row]
     trace: Trace | None
 
 
-def run(cell: Cell) -> Outcome:
+def run(cell: Cell) -> CellResult:
     """Run a cell from its start."""
     started, memory = datetime.now(UTC), _Peak()
     stream = opened(cell.task.stream, cell.task.protocol, cell.task.seed, cell.store)
@@ -128,7 +128,7 @@ def run(cell: Cell) -> Outcome:
     }
     rows = _rows([part.title for part in stream.parts], parts, seconds)
     rows += _by_place(_joined(parts), _places(stream.parts))
-    return Outcome([{**identity, **measured, **row} for row in rows], trace)
+    return CellResult([{**identity, **measured, **row} for row in rows], trace)
 
 
 def _check(cell: Cell, stream: Packed | Imaged) -> None:

@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 from ..data.streams import Manifest
 from ..errors import DataError, EncoderError, ProtoDCSError, UsageError
 from . import rows, streams, traces
-from .cells import Cell, Outcome, vocabulary_words
+from .cells import Cell, CellResult, vocabulary_words
 from .cells import run as run_cell
 from .grid import Grid, ImageStream, Task
 from .preparation import Extract, Report, store_for
@@ -276,7 +276,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _keep(plan: Plan, cell: Cell, outcome: Outcome) -> None:
+def _keep(plan: Plan, cell: Cell, outcome: CellResult) -> None:
     for file in (plan.file(cell), plan.trace(cell)):
         file.parent.mkdir(parents=True, exist_ok=True)
     # The trace first: whoever finds the rows finds it too.

@@ -125,7 +125,7 @@ class GuardSettings(Settings):
     )
 
 
-class Action(StrEnum):
+class GuardAction(StrEnum):
     """What the caller has to do with the engine."""
 
     FREEZE = "freeze"
@@ -133,7 +133,7 @@ class Action(StrEnum):
     UNFREEZE = "unfreeze"
 
 
-class Event(NamedTuple):
+class GuardEvent(NamedTuple):
     """An action of a guard.
 
     Attributes:
@@ -146,7 +146,7 @@ class Event(NamedTuple):
     """
 
     guard: str
-    action: Action
+    action: GuardAction
     position: int
     window: int
     value: float
@@ -200,7 +200,7 @@ class Guard:
         self._openness = np.zeros(settings.window)
         self._rejected = np.zeros(settings.window, dtype=np.bool_)
         self.counts: Counter[str] = Counter()
-        self.events: list[Event] = []
+        self.events: list[GuardEvent] = []
         self.windows = 0
         self.frozen = False
         self._last: dict[str, float | str | None] = {}
@@ -241,7 +241,7 @@ class Guard:
 
     # After each sample.
 
-    def watch(self, feature: Feature, decision: Decision, engine: FeatureMethod, position: int) -> Event | None:
+    def watch(self, feature: Feature, decision: Decision, engine: FeatureMethod, position: int) -> GuardEvent | None:
         """Record a unit feature (d,) and the decision of the engine, which has just observed it.
 
         Returns:
@@ -282,7 +282,7 @@ class Guard:
 
     # After each window.
 
-    def _judge(self, engine: FeatureMethod, position: int) -> Event | None:
+    def _judge(self, engine: FeatureMethod, position: int) -> GuardEvent | None:
         """Check the window that has ended."""
         numbers = engine.quick_stats()
         looks_known, more, fewer = self._compared()
@@ -320,7 +320,7 @@ class Guard:
         )
         return [trip for trip in measured if trip.value > trip.threshold]
 
-    def _judge_frozen(self, trips: list[_Trip], looks_known: float, position: int) -> Event | None:
+    def _judge_frozen(self, trips: list[_Trip], looks_known: float, position: int) -> GuardEvent | None:
         """Stay frozen, roll back farther, or unfreeze."""
         self._held += 1
         wrong = [trip for trip in trips if trip.guard in _OF_STATE]
@@ -336,9 +336,9 @@ class Guard:
         )
         if self._calm >= calm:
             self.frozen = False
-            return self._note(_Trip("recovered", self._calm, calm), Action.UNFREEZE, position)
+            return self._note(_Trip("recovered", self._calm, calm), GuardAction.UNFREEZE, position)
         if 0 < most <= self._held:
-            event = self._note(_Trip("timeout", self._held, most), Action.UNFREEZE, position)
+            event = self._note(_Trip("timeout", self._held, most), GuardAction.UNFREEZE, position)
             self.overruled()
             return event
         return None
@@ -388,8 +388,8 @@ class Guard:
         self._contradiction = 0.0
         self._sum[:] = 0.0
 
-    def _fire(self, trip: _Trip, position: int) -> Event:
-        action = Action.ROLL_BACK if self.settings.action == "roll back" else Action.FREEZE
+    def _fire(self, trip: _Trip, position: int) -> GuardEvent:
+        action = GuardAction.ROLL_BACK if self.settings.action == "roll back" else GuardAction.FREEZE
         self.counts[trip.guard] += 1
         if not self.frozen:
             self._relapses = 0 if self._good >= _RELAPSE else min(self._relapses + 1, _MOST_RELAPSES)
@@ -399,8 +399,8 @@ class Guard:
         self._new_window()
         return self._note(trip, action, position)
 
-    def _note(self, trip: _Trip, action: Action, position: int) -> Event:
-        event = Event(trip.guard, action, position, self.windows, trip.value, trip.threshold)
+    def _note(self, trip: _Trip, action: GuardAction, position: int) -> GuardEvent:
+        event = GuardEvent(trip.guard, action, position, self.windows, trip.value, trip.threshold)
         self.events = [*self.events, event][-_EVENTS:]
         return event
 
@@ -442,7 +442,7 @@ class Guard:
         for name in _NUMBERS:
             setattr(self, name, values[name])
         self.counts, self._last = Counter(values["counts"]), values["last"]
-        self.events = [Event(guard, Action(action), *numbers) for guard, action, *numbers in values["events"]]
+        self.events = [GuardEvent(guard, GuardAction(action), *numbers) for guard, action, *numbers in values["events"]]
         seen, rows, window = values["_seen"], values["reference"], self.settings.window
         sizes = [8 * len(self._sum), 8 * seen, 8 * rows * window, seen, rows * window, *values["kept"]]
         if seen >= window or at + sum(sizes) != len(data):

@@ -92,7 +92,7 @@ class Action:
     CHECK_HEALTH = "check health"
 
 
-class Outcome(Enum):
+class ReplyStatus(Enum):
     """How it went. The last three are not final: the same request may be asked again, here or elsewhere."""
 
     DONE = "done"
@@ -111,23 +111,23 @@ class Outcome(Enum):
     @property
     def final(self) -> bool:
         """Whether asking again would change nothing."""
-        return self not in (Outcome.HELD, Outcome.MOVED, Outcome.LATER)
+        return self not in (ReplyStatus.HELD, ReplyStatus.MOVED, ReplyStatus.LATER)
 
 
 class Reply(NamedTuple):
     """The answer to one request.
 
     Attributes:
-        outcome: how it went.
+        status: how it went.
         message: why, if it did not; the holder's name for HELD; for MOVED the worker to ask, if it is known.
         answer: the packed decision of an observe or peek; what a described stream was created with.
         position, epoch: of the record that was written; -1 where none was.
         repeated: this request was answered before.
         facts: what else there is to say, JSON-ready.
-        code: names the problem, if the outcome alone does not.
+        code: names the problem, if the status alone does not.
     """
 
-    outcome: Outcome
+    status: ReplyStatus
     message: str = ""
     answer: bytes = b""
     position: int = -1
@@ -141,9 +141,9 @@ class WorkerLostError(ProtoDCSError, ConnectionError):
     """A worker that died, is not there, or could not be reached. It may or may not have done what was asked."""
 
 
-STOPPING = Reply(Outcome.CLOSED, "the service is being stopped: nothing was done; ask again when it is back")
+STOPPING = Reply(ReplyStatus.CLOSED, "the service is being stopped: nothing was done; ask again when it is back")
 
 
 def internal_error(problem: BaseException) -> Reply:
     """Return the reply to a request that failed unexpectedly; its facts are for the log, never for the caller."""
-    return Reply(Outcome.FAILED, "an error inside the service", facts={"error": repr(problem)})
+    return Reply(ReplyStatus.FAILED, "an error inside the service", facts={"error": repr(problem)})

@@ -33,7 +33,7 @@ class NativeStep(Protocol):
     """The compiled step of one StreamDCS engine."""
 
     def step(self, feature: Feature, learns: bool) -> tuple[bool, int, float, float, float, float, float, str | None]:
-        """Compute `StreamState.step`. Return the fields of `Outcome`."""
+        """Compute `StreamState.step`. Return the fields of `StepResult`."""
 
     def run(self, features: Feature, learns: bool, columns: tuple[NDArray[Any], ...], scores: Feature | None) -> None:
         """Step through features (N, d), and write the results to columns: see `streamdcs.pxi`."""

@@ -3,7 +3,7 @@
 from protodcs.core.decision import REASONS
 
 
-cdef struct Outcome:
+cdef struct StepResult:
     bint known
     int64_t best
     double p_unknown, openness, score
@@ -57,8 +57,8 @@ cdef class StreamStep:
         self.target = config.target_false_reject
 
     def step(self, const float[::1] feature, bint learns):
-        """Decide on a unit feature (d,), and learn from it if it `learns`. Return the fields of `state.Outcome`."""
-        cdef Outcome out
+        """Decide on a unit feature (d,), and learn from it if it `learns`. Return the fields of `state.StepResult`."""
+        cdef StepResult out
         cdef int failed
         check_length("feature", feature.shape[0], self.dimension)
         with nogil:
@@ -79,7 +79,7 @@ cdef class StreamStep:
         cdef unsigned char[::1] known
         cdef int64_t[::1] best, reasons
         cdef double[:, ::1] numbers
-        cdef Outcome out
+        cdef StepResult out
         cdef int64_t n, k
         cdef int failed = 0
         cdef bint wanted = scores is not None
@@ -121,7 +121,7 @@ cdef class StreamStep:
         if self.has_bias:
             self.correct()
 
-    cdef int advance(self, const float *feature, bint learns, Outcome *out) noexcept nogil:
+    cdef int advance(self, const float *feature, bint learns, StepResult *out) noexcept nogil:
         cdef double[SIGNALS] signals
         cdef int failed = 0
         cdef int64_t nearest = self.compare(feature)
@@ -168,7 +168,7 @@ cdef class StreamStep:
                                     self.dimension)
         signals[LEAD] = lead
 
-    cdef void decide(self, const double *signals, Outcome *out) noexcept nogil:
+    cdef void decide(self, const double *signals, StepResult *out) noexcept nogil:
         cdef double odds
         cdef int64_t seen = self.progress[SEEN]
         cdef HeadWeight head = self.head_weight()

@@ -36,7 +36,7 @@ _LARGEST_WIDTH = 1e18
 SEQUENCE, LEARNED, KNOWN, SAMPLES = range(4)
 
 
-class Outcome(NamedTuple):
+class StepResult(NamedTuple):
     """The result of a step: `best` is the index of the best class, `Decision` describes the other fields."""
 
     known: bool
@@ -116,18 +116,18 @@ class StreamState:
         """Whether there is more to a decision than the plain step: corrections, or samples for review."""
         return len(self.corrections) > 0 or self.config.review_rate > 0.0
 
-    def step(self, feature: Feature, learns: bool) -> Outcome:
+    def step(self, feature: Feature, learns: bool) -> StepResult:
         """Decide on a sample, and learn from it if it `learns`."""
         if self.is_reviewed:
             return self._reviewed_step(feature, learns)
         return self._plain_step(feature, learns)
 
-    def _plain_step(self, feature: Feature, learns: bool) -> Outcome:
+    def _plain_step(self, feature: Feature, learns: bool) -> StepResult:
         if self.native is not None:
-            return Outcome(*self.native.step(feature, learns))
+            return StepResult(*self.native.step(feature, learns))
         return self.reference_step(feature, learns)
 
-    def _reviewed_step(self, feature: Feature, learns: bool) -> Outcome:
+    def _reviewed_step(self, feature: Feature, learns: bool) -> StepResult:
         """Take a plain step, then apply corrections and the band of samples for review to its outcome."""
         # All of this must come before the sample changes the state.
         rule, width = self.verification.rule, self._review_width
@@ -142,7 +142,7 @@ class StreamState:
             self._update_review()
         return outcome
 
-    def _corrected(self, outcome: Outcome, influence: Influence, rule: Rule | None) -> Outcome:
+    def _corrected(self, outcome: StepResult, influence: Influence, rule: Rule | None) -> StepResult:
         """Return an outcome as the corrections change it."""
         # Later entries are the more similar ones.
         raised = np.zeros_like(self.logits)
@@ -188,7 +188,7 @@ class StreamState:
         """Store what a person said about a unit feature (d,): its class, or NO_CLASS."""
         self.corrections = self.corrections.with_correction(feature, label, self.config.max_corrections)
 
-    def reference_step(self, feature: Feature, learns: bool) -> Outcome:
+    def reference_step(self, feature: Feature, learns: bool) -> StepResult:
         """Compute `step` in numpy."""
         nearest = cosines(self.prototypes, self.inverse_norms, feature, self.cosines)
         best = self._predict()
@@ -201,7 +201,7 @@ class StreamState:
             self.samples += (1, 1, verdict.known)
         openness = 1.0 - float(self.cosines[nearest])
         spread = uncertainty(self.cosines)
-        return Outcome(verdict.known, best, verdict.p_unknown, openness, verdict.score, *spread, verdict.reason)
+        return StepResult(verdict.known, best, verdict.p_unknown, openness, verdict.score, *spread, verdict.reason)
 
     def _predict(self) -> int:
         """Return the class with the largest logit, class bias included."""

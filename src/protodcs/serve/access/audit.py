@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from ..guard import Event
+from ..guard import GuardEvent
 from .bucket import Bucket
 from .keys import Caller, without_keys
 from .rules import Rule
@@ -134,7 +134,7 @@ def _outcome(status: int | None) -> str:
     return "refused" if status < 500 else "failed"
 
 
-def of_guard(stream: str, event: Event) -> dict[str, Any]:
+def of_guard(stream: str, event: GuardEvent) -> dict[str, Any]:
     """Return the line of what a guard did to a stream."""
     tenant, _, name = stream.rpartition("/")
     return {

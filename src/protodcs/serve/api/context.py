@@ -11,7 +11,7 @@ from ..access.keys import Caller
 from ..access.limits import Limits
 from ..access.problems import ProblemError
 from ..access.sessions import Session, Sessions
-from ..messages import Outcome, Reply, new_id
+from ..messages import Reply, ReplyStatus, new_id
 from ..messages import Request as WorkerRequest
 from ..pipeline.queues import Queues
 from ..settings import ServeConfig
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from ..log.thumbnails import ThumbnailMaker
     from .events.feeds import Feeds
 
-# The code of a problem, by the outcome that a worker replied with, unless the reply names one.
+# The code of a problem, by the status that a worker replied with, unless the reply names one.
 _CODES = {
-    Outcome.MISSING: "stream_not_found",
-    Outcome.CONFLICT: "conflict",
-    Outcome.PRECONDITION: "precondition_failed",
-    Outcome.EXPIRED: "response_expired",
-    Outcome.OVER_QUOTA: "quota_exceeded",
-    Outcome.WRONG: "invalid_request",
-    Outcome.FAILED: "internal_error",
-    Outcome.CLOSED: "unavailable",
+    ReplyStatus.MISSING: "stream_not_found",
+    ReplyStatus.CONFLICT: "conflict",
+    ReplyStatus.PRECONDITION: "precondition_failed",
+    ReplyStatus.EXPIRED: "response_expired",
+    ReplyStatus.OVER_QUOTA: "quota_exceeded",
+    ReplyStatus.WRONG: "invalid_request",
+    ReplyStatus.FAILED: "internal_error",
+    ReplyStatus.CLOSED: "unavailable",
 }
 
 
@@ -208,8 +208,8 @@ def checked_key(key: str) -> str:
 
 def checked(reply: Reply) -> Reply:
     """Return a reply of a worker. Raise ProblemError unless it succeeded."""
-    if reply.outcome is Outcome.DONE:
+    if reply.status is ReplyStatus.DONE:
         return reply
-    if reply.outcome is Outcome.FAILED and reply.facts is not None:
+    if reply.status is ReplyStatus.FAILED and reply.facts is not None:
         raise InternalError(reply.facts["error"])
-    raise ProblemError(reply.code or _CODES[reply.outcome], reply.message)
+    raise ProblemError(reply.code or _CODES[reply.status], reply.message)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from ..messages import Action, Outcome, Reply, Request, WorkerLostError, internal_error
+from ..messages import Action, Reply, ReplyStatus, Request, WorkerLostError, internal_error
 from ..pipeline.group import MAX_REQUESTS, Group
 from ..pipeline.pipeline import Pipeline
 from ..settings import ServeConfig
@@ -169,7 +169,7 @@ class Forwarding:
     def _replied(self, name: str, sent: Group, group: Group) -> None:
         """Learn from the replies of a process, and give them to those who wait."""
         self._process(name).sent.pop(sent, None)
-        problem = next((reply for reply in sent.replies if not reply.outcome.final), None)
+        problem = next((reply for reply in sent.replies if not reply.status.final), None)
         if problem is None:
             self._forget_failures(name)
             if self._holders.get(group.stream) != name:
@@ -182,12 +182,12 @@ class Forwarding:
     def _pause(self, name: str, group: Group, problem: Reply) -> float:
         """Return how long to wait before a group that was not served is sent again."""
         stream = group.stream
-        if problem.outcome is Outcome.HELD:
+        if problem.status is ReplyStatus.HELD:
             # Only the process that holds the stream, by the store, can serve it, wherever the stream belongs.
             self._holders[stream] = problem.message
             if self._is_suspect(problem.message):
                 self._process(problem.message).wanted.set()
-        elif problem.outcome is Outcome.MOVED:
+        elif problem.status is ReplyStatus.MOVED:
             self._holders.pop(stream, None)
             first = None if self._placement is None else self._placement.first(stream)
             if problem.message not in ("", name, first):
@@ -279,7 +279,7 @@ class Forwarding:
             call.cancel()
         for group in list(process.sent):
             self._holders.pop(group.stream, None)
-            group.end_all(Reply(Outcome.LATER, problem))
+            group.end_all(Reply(ReplyStatus.LATER, problem))
 
     def _forget_failures(self, name: str) -> None:
         process = self._processes.get(name)
@@ -338,7 +338,7 @@ class Forwarding:
                 else:
                     found = [replies async for _, replies in self._calls.call(name, [[_HEALTH_CHECK]]) if replies]
                     (replies,) = found
-                return replies[0].outcome is Outcome.DONE
+                return replies[0].status is ReplyStatus.DONE
         except (WorkerLostError, TimeoutError):
             return False
         except Exception:

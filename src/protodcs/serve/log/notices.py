@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, NamedTuple
 
-from ..guard import Event
+from ..guard import GuardEvent
 from .entries import LogEntry
 
-Kind = Literal["guard", "warning"]
-KINDS: Final[tuple[Kind, ...]] = ("guard", "warning")
+NoticeKind = Literal["guard", "warning"]
+KINDS: Final[tuple[NoticeKind, ...]] = ("guard", "warning")
 # Notices that a stream keeps, at most; and how many of one position there can be.
 MAX_NOTICES: Final = 1000
 
@@ -32,7 +32,7 @@ class Notice(NamedTuple):
     position: int
     number: int
     time: int
-    kind: Kind
+    kind: NoticeKind
     content: str
 
     def described(self) -> dict[str, Any]:
@@ -50,9 +50,9 @@ class NoticeMaker:
     def __init__(self, take_warnings: Callable[[], Iterable[tuple[int, dict[str, Any]]]]):
         self._take_warnings = take_warnings
 
-    def make(self, entries: Iterable[LogEntry], guard_events: Iterable[Event]) -> list[Notice]:
+    def make(self, entries: Iterable[LogEntry], guard_events: Iterable[GuardEvent]) -> list[Notice]:
         """Return the notices of some decisions, in order."""
-        found: dict[int, list[tuple[Kind, dict[str, Any]]]] = {}
+        found: dict[int, list[tuple[NoticeKind, dict[str, Any]]]] = {}
         for event in guard_events:
             found.setdefault(event.position, []).append(("guard", _action(event)))
         for position, warning in self._take_warnings():
@@ -64,7 +64,7 @@ class NoticeMaker:
         ]
 
 
-def _action(event: Event) -> dict[str, Any]:
+def _action(event: GuardEvent) -> dict[str, Any]:
     value, threshold = (number if math.isfinite(number) else None for number in (event.value, event.threshold))
     action = event.action.value.replace(" ", "_")
     return {"guard": event.guard, "action": action, "value": value, "threshold": threshold, "window": event.window}

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..messages import Outcome, Reply, Request
+from ..messages import Reply, ReplyStatus, Request
 
 # Requests of a group, at most.
 MAX_REQUESTS = 256
 # Before requests whose replies are not final are sent again, in seconds.
 _PAUSE = 0.05
 
-_NOT_SERVED = Reply(Outcome.LATER, "a request before this one was not served")
+_NOT_SERVED = Reply(ReplyStatus.LATER, "a request before this one was not served")
 
 
 @dataclass(slots=True, eq=False)

@@ -16,8 +16,8 @@ from typing import Any
 
 from ...errors import FencedError, ProtoDCSError, StoreError
 from ..access import audit
-from ..guard import Event
-from ..messages import Action, Outcome, Reply, Request, internal_error
+from ..guard import GuardEvent
+from ..messages import Action, Reply, ReplyStatus, Request, internal_error
 from ..telemetry import logs, traces
 from ..telemetry.metrics import WorkerMetrics
 from ..workers.changes import Changes
@@ -33,7 +33,7 @@ from .turns import SLICE, Turns
 _log = logging.getLogger(__name__)
 
 _CLASS_EDITS = (Action.ADD_CLASS, Action.REMOVE_CLASS)
-_SUPERSEDED = Reply(Outcome.LATER, "another process took over from this worker")
+_SUPERSEDED = Reply(ReplyStatus.LATER, "another process took over from this worker")
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +50,7 @@ class _Run:
     group: Group
     spans: list[str]
     loaded: LoadedStream | None = None
-    events: list[Event] = field(default_factory=list)
+    events: list[GuardEvent] = field(default_factory=list)
 
 
 class Pipeline:
@@ -120,7 +120,7 @@ class Pipeline:
         """Return the reply to every request if this worker serves none."""
         placement = self._streams.placement
         if placement is not None and self._lease.worker not in placement.workers:
-            return Reply(Outcome.MOVED, placement.first(stream))
+            return Reply(ReplyStatus.MOVED, placement.first(stream))
         return _SUPERSEDED if self._lease.superseded else self._streams.refusal
 
     # On the stream in memory.
@@ -189,7 +189,7 @@ class Pipeline:
     def _lose(self, run: _Run, loaded: LoadedStream) -> None:
         """Discard a stream whose records are not durable."""
         self._streams.drop(run.group.stream, loaded)
-        run.group.end_all(Reply(Outcome.LATER, str(loaded.journal.broken)))
+        run.group.end_all(Reply(ReplyStatus.LATER, str(loaded.journal.broken)))
 
     async def _report_guard(self, run: _Run) -> None:
         """Count and log what the guard of a stream did, then reply. Its record is durable."""

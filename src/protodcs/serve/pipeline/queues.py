@@ -226,7 +226,7 @@ class Queues:
         self.metrics.group.observe(time.monotonic() - sent)
         problem: Reply | None = None
         for item, reply in zip(items, group.replies, strict=True):
-            if not reply.outcome.final:
+            if not reply.status.final:
                 problem = problem or reply
             elif not item.future.done():
                 item.future.set_result(reply)
@@ -238,8 +238,8 @@ class Queues:
             else:
                 self._go_on(queue)
             return
-        self.metrics.asked_again(problem.outcome.value)
-        queue.problem = f"{problem.outcome.value}: {problem.message}"
+        self.metrics.asked_again(problem.status.value)
+        queue.problem = f"{problem.status.value}: {problem.message}"
         asyncio.get_running_loop().call_later(group.pause, self._go_on, queue)
 
     def _go_on(self, queue: _StreamQueue) -> None:

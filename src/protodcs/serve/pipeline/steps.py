@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ...errors import InputError, ProtoDCSError
 from ..log.entries import LogEntry
-from ..messages import Action, Outcome, Reply, Request
+from ..messages import Action, Reply, ReplyStatus, Request
 from ..stream.answers import log_entry
 from ..stream.live_stream import LiveStream
 from ..stream.records import Kind
@@ -29,7 +29,7 @@ _CHANGES = {
 _GROWING = (Kind.OBSERVE, Kind.ADD_CLASS, Kind.FEEDBACK)
 # Was this change applied before? Asked before a costly step.
 _LOOKUPS = {Action.LOOKUP: Kind.OBSERVE, Action.LOOKUP_CLASS: Kind.ADD_CLASS}
-_NOT_APPLIED = Reply(Outcome.DONE)
+_NOT_APPLIED = Reply(ReplyStatus.DONE)
 
 
 class Served(NamedTuple):

@@ -27,7 +27,7 @@ _HEAD = struct.Struct("<QII")
 _LENGTH = struct.Struct("<I")
 
 
-class Limits(NamedTuple):
+class IdempotencyLimits(NamedTuple):
     """How much a stream stores to recognise retries.
 
     Attributes:
@@ -67,7 +67,7 @@ def digest_of(*parts: bytes) -> bytes:
 class IdempotencyCache:
     """The applied requests of one stream."""
 
-    def __init__(self, limits: Limits):
+    def __init__(self, limits: IdempotencyLimits):
         self._limits = limits
         # By the digest of their key, in the order of their newest row.
         self._entries: dict[bytes, bytes] = {}

@@ -35,14 +35,14 @@ from ...errors import (
     UsageError,
 )
 from ...method import FeatureMethod
-from ..guard import Action, Event, Guard, GuardSettings
+from ..guard import Guard, GuardAction, GuardEvent, GuardSettings
 from ..log.entries import Range
 from ..log.latest import Latest
 from ..store.base import AcquiredStream
 from . import snapshots
 from .answers import KNOWN, JoinedCluster, pack_decision, reason_of, unpack_decision
 from .feedback import unpack_feedback
-from .idempotency import Answer, IdempotencyCache, Limits, digest_of
+from .idempotency import Answer, IdempotencyCache, IdempotencyLimits, digest_of
 from .records import LONGEST_KEY, Kind, Record
 from .samples import StreamSamples, give_feedback
 from .summary import Summary
@@ -120,7 +120,7 @@ class StreamSpec(BaseModel):
         return Guard(self.guard, prototypes, self.config.get("temperature", _TEMPERATURE), whole)
 
 
-def _readable_requests(held: AcquiredStream, limits: Limits) -> IdempotencyCache:
+def _readable_requests(held: AcquiredStream, limits: IdempotencyLimits) -> IdempotencyCache:
     """Return the applied requests that can still be read of a stream that cannot be loaded."""
     applied = IdempotencyCache(limits)
     try:
@@ -166,7 +166,7 @@ class LiveStream:
         samples: features that are stored for people to work with; None if the stream stores none.
     """
 
-    def __init__(self, held: AcquiredStream, prototypes: Prototypes, limits: Limits):
+    def __init__(self, held: AcquiredStream, prototypes: Prototypes, limits: IdempotencyLimits):
         self.spec = StreamSpec.unpack(held.spec)
         self.fence = held.fence
         self.incarnation = held.incarnation
@@ -176,7 +176,7 @@ class LiveStream:
         self.different = 0
         self.prototypes = prototypes
         self._applied = IdempotencyCache(limits)
-        self._events: list[Event] = []
+        self._events: list[GuardEvent] = []
         self._roll_backs: list[Range] = []
         self._latest = Latest()
         self._warnings: list[tuple[int, dict[str, Any]]] = []
@@ -208,7 +208,9 @@ class LiveStream:
         self._roll_backs.clear()
 
     @classmethod
-    def repaired(cls, held: AcquiredStream, prototypes: Prototypes, limits: Limits, state: bytes) -> "LiveStream":
+    def repaired(
+        cls, held: AcquiredStream, prototypes: Prototypes, limits: IdempotencyLimits, state: bytes
+    ) -> "LiveStream":
         """Return a stream that cannot be loaded, with another state, at the end of its journal.
 
         It recognises the retries that its snapshot and its records still tell of, as far as they can be read.
@@ -345,7 +347,7 @@ class LiveStream:
         parts = self.state(), guard, self._applied.pack(), samples, self._latest.pack()
         return snapshots.pack(snapshots.Snapshot(self.position, *parts))
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[GuardEvent]:
         """What the guard did since this was last asked. Tell of it only after its record is durable."""
         events, self._events = self._events, []
         return events
@@ -421,17 +423,17 @@ class LiveStream:
                 self._obey(event, self.guard.good_state)
         return joined
 
-    def _obey(self, event: Event, good_state: bytes | None) -> None:
+    def _obey(self, event: GuardEvent, good_state: bytes | None) -> None:
         """Do what the guard says."""
         self._events.append(event)
-        if event.action == Action.UNFREEZE:
+        if event.action == GuardAction.UNFREEZE:
             self.engine.unfreeze()
             return
-        if event.action == Action.ROLL_BACK and self.guard is not None:
+        if event.action == GuardAction.ROLL_BACK and self.guard is not None:
             self._roll_backs.append((self.guard.good_position, self.position + 1))
-        if event.action == Action.ROLL_BACK and good_state is None:
+        if event.action == GuardAction.ROLL_BACK and good_state is None:
             self.engine.reset()
-        elif event.action == Action.ROLL_BACK and good_state is not None:
+        elif event.action == GuardAction.ROLL_BACK and good_state is not None:
             self.engine = self._restored(good_state)
         self.engine.freeze()
 

@@ -4,7 +4,7 @@ from functools import partial
 
 from ...core.vocabulary import Vocabulary
 from ...errors import InputError, StoreError, UnknownStreamError, UnknownVocabularyError
-from ..messages import Outcome, Reply, Request
+from ..messages import Reply, ReplyStatus, Request
 from ..store.base import Store
 from ..stream.live_stream import StreamSpec
 from ..stream.shared import check_vocabulary, unpack_prototypes
@@ -57,7 +57,7 @@ class Creation:
     async def find_vocabulary(self, request: Request) -> Reply:
         """Reply if a vocabulary is stored."""
         await self._check_stored(request.payload.decode())
-        return Reply(Outcome.DONE)
+        return Reply(ReplyStatus.DONE)
 
     async def put_vocabulary(self, request: Request) -> Reply:
         """Store a vocabulary, which streams can use from now on."""
@@ -66,7 +66,7 @@ class Creation:
             self._quotas.check(request.stream)
             self._quotas.add(request.stream, len(request.shared))
         await self._store.put_shared(name, request.shared)
-        return Reply(Outcome.DONE)
+        return Reply(ReplyStatus.DONE)
 
     async def _check_stored(self, name: str) -> None:
         if not await self._store.has_shared(name):
@@ -115,6 +115,6 @@ class Creation:
             return None
         if found.spec != spec.pack():
             message = f"the stream {stream!r} already exists with different settings"
-            return Reply(Outcome.CONFLICT, message, code="stream_exists")
+            return Reply(ReplyStatus.CONFLICT, message, code="stream_exists")
         facts = {**spec.model_dump(), "incarnation": found.incarnation}
-        return Reply(Outcome.DONE, repeated=True, facts=facts)
+        return Reply(ReplyStatus.DONE, repeated=True, facts=facts)

@@ -11,7 +11,7 @@ import time
 
 from ...errors import StoreError
 from ..log.entries import LogQuery, Purge, described
-from ..messages import Outcome, Reply, Request
+from ..messages import Reply, ReplyStatus, Request
 from ..settings import ServeConfig, log_limits
 from ..store.base import Store
 from ..telemetry import logs
@@ -46,7 +46,7 @@ class DecisionLog:
         query = LogQuery(**json.loads(request.payload))
         page = await self._store.read_log(request.stream, query)
         facts = {"entries": [described(entry) for entry in page.entries], "more": page.more}
-        return Reply(Outcome.DONE, facts=facts)
+        return Reply(ReplyStatus.DONE, facts=facts)
 
     async def read_events(self, request: Request) -> Reply:
         """Return decisions and notices in the order of their positions, without loading the stream."""
@@ -66,24 +66,24 @@ class DecisionLog:
             for notice in notices
             if last is None or notice.position <= last
         ]
-        return Reply(Outcome.DONE, facts={"events": sorted(events, key=lambda event: event[0]), "more": page.more})
+        return Reply(ReplyStatus.DONE, facts={"events": sorted(events, key=lambda event: event[0]), "more": page.more})
 
     async def _newest_event(self, stream: str) -> Reply:
         notices = await self._store.read_notices(stream, None)
         page = await self._store.read_log(stream, LogQuery(limit=1))
         places = [(entry.position, 0) for entry in page.entries]
         places += [(notice.position, notice.number) for notice in notices[-1:]]
-        return Reply(Outcome.DONE, facts={"newest": max(places, default=(-1, 0))})
+        return Reply(ReplyStatus.DONE, facts={"newest": max(places, default=(-1, 0))})
 
     async def read_thumbnail(self, request: Request) -> Reply:
         """Return the thumbnail of a decision; an empty one if there is none."""
         thumbnail = await self._store.read_thumbnail(request.stream, int(request.payload))
-        return Reply(Outcome.DONE, answer=thumbnail or b"")
+        return Reply(ReplyStatus.DONE, answer=thumbnail or b"")
 
     async def purge(self, request: Request) -> Reply:
         """Delete entries of the decision log."""
         deleted = await self._store.purge_log(request.stream, Purge(**json.loads(request.payload)))
-        return Reply(Outcome.DONE, facts={"deleted": deleted})
+        return Reply(ReplyStatus.DONE, facts={"deleted": deleted})
 
     async def trim_forever(self) -> None:
         """Delete entries beyond the limits, again and again."""

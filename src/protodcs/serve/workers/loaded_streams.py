@@ -19,7 +19,7 @@ from ..messages import Reply, Request
 from ..pipeline.turns import Turns
 from ..settings import ServeConfig
 from ..store.base import AcquiredStream, Store, Takeover
-from ..stream.idempotency import Limits
+from ..stream.idempotency import IdempotencyLimits
 from ..stream.live_stream import LiveStream, StreamSpec
 from ..stream.records import Record
 from ..stream.shared import unpack_prototypes, unpack_vocabulary
@@ -98,7 +98,7 @@ class LoadedStreams:
         self._lease = lease
         self._store = store
         self._config = config
-        self._limits = Limits.of(config)
+        self._limits = IdempotencyLimits.of(config)
         self._metrics = metrics
         self._computing = computing
         self._turns = turns

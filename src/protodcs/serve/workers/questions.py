@@ -2,33 +2,33 @@
 
 from collections.abc import Callable
 
-from ..messages import Action, Outcome, Reply
+from ..messages import Action, Reply, ReplyStatus
 from ..stream.live_stream import LiveStream
 from .lease import WorkerLease
 
 
 def _peek(live: LiveStream, _: WorkerLease, payload: bytes) -> Reply:
-    return Reply(Outcome.DONE, answer=live.peek(payload))
+    return Reply(ReplyStatus.DONE, answer=live.peek(payload))
 
 
 def _explain(live: LiveStream, _: WorkerLease, payload: bytes) -> Reply:
-    return Reply(Outcome.DONE, facts=live.explain(payload))
+    return Reply(ReplyStatus.DONE, facts=live.explain(payload))
 
 
 def _review(live: LiveStream, _: WorkerLease, payload: bytes) -> Reply:
-    return Reply(Outcome.DONE, facts={"positions": live.review(int(payload))})
+    return Reply(ReplyStatus.DONE, facts={"positions": live.review(int(payload))})
 
 
 def _explain_sample(live: LiveStream, _: WorkerLease, payload: bytes) -> Reply:
-    return Reply(Outcome.DONE, facts=live.explain_sample(int(payload)))
+    return Reply(ReplyStatus.DONE, facts=live.explain_sample(int(payload)))
 
 
 def _list_clusters(live: LiveStream, lease: WorkerLease, _: bytes) -> Reply:
-    return Reply(Outcome.DONE, facts=live.clusters())
+    return Reply(ReplyStatus.DONE, facts=live.clusters())
 
 
 def _export(live: LiveStream, lease: WorkerLease, _: bytes) -> Reply:
-    return Reply(Outcome.DONE, answer=live.engine.snapshot(), facts={"etag": live.etag})
+    return Reply(ReplyStatus.DONE, answer=live.engine.snapshot(), facts={"etag": live.etag})
 
 
 def _status(live: LiveStream, lease: WorkerLease, _: bytes) -> Reply:
@@ -48,7 +48,7 @@ def _status(live: LiveStream, lease: WorkerLease, _: bytes) -> Reply:
         "guard": {"state": "off"} if live.guard is None else live.guard.status(),
         "stats": {name: value for name, value in stats.items() if name not in ("classes", "frozen")},
     }
-    return Reply(Outcome.DONE, facts=facts)
+    return Reply(ReplyStatus.DONE, facts=facts)
 
 
 QUESTIONS: dict[str, Callable[[LiveStream, WorkerLease, bytes], Reply]] = {

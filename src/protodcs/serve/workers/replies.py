@@ -22,7 +22,7 @@ from ...errors import (
     UnknownVocabularyError,
     UsageError,
 )
-from ..messages import Outcome, Reply
+from ..messages import Reply, ReplyStatus
 from ..stream.idempotency import Answer
 from ..stream.records import Record
 from .quotas import QuotaError
@@ -70,40 +70,42 @@ def load_errors() -> Iterator[None]:
         raise NotLoadedError(reason) from problem
 
 
-# The outcome of each error, and the code of the problem if the outcome alone does not say it.
-_OUTCOMES: list[tuple[type[ProtoDCSError], Outcome, str]] = [
-    (MovedError, Outcome.MOVED, ""),
-    (DamagedError, Outcome.CONFLICT, "stream_damaged"),
-    (NotLoadedError, Outcome.CONFLICT, "stream_not_loaded"),
-    (PreconditionError, Outcome.PRECONDITION, ""),
-    (UnknownStreamError, Outcome.MISSING, ""),
-    (UnknownSnapshotError, Outcome.MISSING, "snapshot_not_found"),
-    (UnknownClassError, Outcome.MISSING, "class_not_found"),
-    (UnknownVocabularyError, Outcome.MISSING, "vocabulary_not_found"),
-    (UnknownClusterError, Outcome.MISSING, "cluster_not_found"),
-    (UnknownSampleError, Outcome.MISSING, "sample_not_found"),
-    (FencedError, Outcome.LATER, ""),
-    (StoreError, Outcome.LATER, ""),
-    (InputError, Outcome.WRONG, ""),
-    (ConfigError, Outcome.WRONG, ""),
-    (StateError, Outcome.WRONG, "invalid_state"),
-    (IdempotencyKeyError, Outcome.CONFLICT, "idempotency_key_reused"),
-    (UsageError, Outcome.CONFLICT, ""),
-    (AnswerExpiredError, Outcome.EXPIRED, ""),
-    (QuotaError, Outcome.OVER_QUOTA, ""),
+# The status of each error, and the code of the problem if the status alone does not say it.
+_STATUSES: list[tuple[type[ProtoDCSError], ReplyStatus, str]] = [
+    (MovedError, ReplyStatus.MOVED, ""),
+    (DamagedError, ReplyStatus.CONFLICT, "stream_damaged"),
+    (NotLoadedError, ReplyStatus.CONFLICT, "stream_not_loaded"),
+    (PreconditionError, ReplyStatus.PRECONDITION, ""),
+    (UnknownStreamError, ReplyStatus.MISSING, ""),
+    (UnknownSnapshotError, ReplyStatus.MISSING, "snapshot_not_found"),
+    (UnknownClassError, ReplyStatus.MISSING, "class_not_found"),
+    (UnknownVocabularyError, ReplyStatus.MISSING, "vocabulary_not_found"),
+    (UnknownClusterError, ReplyStatus.MISSING, "cluster_not_found"),
+    (UnknownSampleError, ReplyStatus.MISSING, "sample_not_found"),
+    (FencedError, ReplyStatus.LATER, ""),
+    (StoreError, ReplyStatus.LATER, ""),
+    (InputError, ReplyStatus.WRONG, ""),
+    (ConfigError, ReplyStatus.WRONG, ""),
+    (StateError, ReplyStatus.WRONG, "invalid_state"),
+    (IdempotencyKeyError, ReplyStatus.CONFLICT, "idempotency_key_reused"),
+    (UsageError, ReplyStatus.CONFLICT, ""),
+    (AnswerExpiredError, ReplyStatus.EXPIRED, ""),
+    (QuotaError, ReplyStatus.OVER_QUOTA, ""),
 ]
 
 
 def error_reply(problem: ProtoDCSError) -> Reply:
     """What the caller is told of a problem."""
     if isinstance(problem, HeldError):
-        return Reply(Outcome.HELD, problem.worker)
+        return Reply(ReplyStatus.HELD, problem.worker)
     if isinstance(problem, RefusedError):
         return problem.reply
-    found = next((found for found in _OUTCOMES if isinstance(problem, found[0])), None)
-    return Reply(Outcome.FAILED, str(problem)) if found is None else Reply(found[1], str(problem), code=found[2])
+    found = next((found for found in _STATUSES if isinstance(problem, found[0])), None)
+    return Reply(ReplyStatus.FAILED, str(problem)) if found is None else Reply(found[1], str(problem), code=found[2])
 
 
 def done_reply(record: Record | Answer, repeated: bool = False) -> Reply:
     """What the caller is told of a change: a new one, or one that an earlier request made."""
-    return Reply(Outcome.DONE, answer=record.answer, position=record.position, epoch=record.epoch, repeated=repeated)
+    return Reply(
+        ReplyStatus.DONE, answer=record.answer, position=record.position, epoch=record.epoch, repeated=repeated
+    )

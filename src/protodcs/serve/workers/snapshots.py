@@ -6,7 +6,7 @@ from functools import partial
 
 from ...core.prototypes import Prototypes
 from ...errors import StateError, UnknownSnapshotError
-from ..messages import Outcome, Reply, Request
+from ..messages import Reply, ReplyStatus, Request
 from ..settings import ServeConfig
 from ..store.base import Store
 from ..stream.idempotency import digest_of
@@ -65,7 +65,7 @@ class Snapshots:
             saved_before = await self._store.saved_snapshots(request.stream)
             if name not in saved_before and len(saved_before) >= self._max_snapshots:
                 return Reply(
-                    Outcome.CONFLICT,
+                    ReplyStatus.CONFLICT,
                     f"The stream has {len(saved_before)} saved snapshots, which is the limit. Delete one first.",
                     code="too_many_snapshots",
                 )
@@ -74,7 +74,7 @@ class Snapshots:
             if saved is None or not _saved_by(saved, request.key):
                 if saved is not None and not request.replace:
                     return Reply(
-                        Outcome.CONFLICT,
+                        ReplyStatus.CONFLICT,
                         f"The stream has a snapshot {name!r} already. Choose another name, or replace it explicitly.",
                         code="snapshot_exists",
                     )
@@ -106,14 +106,14 @@ class Snapshots:
         # A stream that cannot be loaded can be restored from these.
         with suppress(NotLoadedError):
             await self._streams.get(request.stream, request.stand_in)
-        return Reply(Outcome.DONE, facts={"snapshots": await self._store.saved_snapshots(request.stream)})
+        return Reply(ReplyStatus.DONE, facts={"snapshots": await self._store.saved_snapshots(request.stream)})
 
     async def describe(self, request: Request) -> Reply:
         """Return what the stream would be after a roll-back. Nothing changes."""
         live = (await self._streams.get(request.stream, request.stand_in)).live
         saved = await self._saved_state(request, live.spec, live.prototypes)
         facts = await self._computing.in_thread(partial(live.describe_state, saved.state))
-        return Reply(Outcome.DONE, facts={**facts, "position": saved.position})
+        return Reply(ReplyStatus.DONE, facts={**facts, "position": saved.position})
 
     async def roll_back(self, request: Request) -> Reply:
         """Restore a saved snapshot; the journal goes on, so every acknowledged observe stays in it."""

@@ -18,7 +18,7 @@ from ...diagnosis import diagnose
 from ...errors import StoreError, UnknownStreamError
 from .. import guard
 from ..access import audit
-from ..messages import Action, Outcome, Reply, Request
+from ..messages import Action, Reply, ReplyStatus, Request
 from ..pipeline.commit import GroupCommit
 from ..pipeline.pipeline import Pipeline
 from ..pipeline.steps import Steps
@@ -222,7 +222,7 @@ class Worker:
             async with loaded.in_use:
                 engine, features = await self._computing.run(loaded, loaded.live.copied, long=True)
             found = await self._computing.in_thread(partial(diagnose, engine, features), slow=True)
-        return Reply(Outcome.DONE, facts=found.to_dict())
+        return Reply(ReplyStatus.DONE, facts=found.to_dict())
 
     async def _delete(self, request: Request) -> Reply:
         """Delete the incarnation of a stream that the request names; if it does not exist, it is gone already."""
@@ -230,17 +230,17 @@ class Worker:
             deleted = await self._streams.delete(request)
         except UnknownStreamError:
             deleted = False
-        return Reply(Outcome.DONE, repeated=not deleted)
+        return Reply(ReplyStatus.DONE, repeated=not deleted)
 
     async def _describe(self, request: Request) -> Reply:
         """Return which incarnation of a stream exists and what it was created with, without loading it."""
         found = await self._store.describe(request.stream)
-        return Reply(Outcome.DONE, answer=found.spec, facts={"incarnation": found.incarnation})
+        return Reply(ReplyStatus.DONE, answer=found.spec, facts={"incarnation": found.incarnation})
 
     async def _check_health(self, _: Request) -> Reply:
         """Reply if this worker can serve: it reaches the store and has its lease."""
         await self._lease.renew()
-        return Reply(Outcome.DONE)
+        return Reply(ReplyStatus.DONE)
 
     # In the background.
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ....errors import ProtoDCSError
 from ...access.problems import ProblemError
-from ...messages import Action, Outcome, Reply
+from ...messages import Action, Reply, ReplyStatus
 from ...messages import Request as WorkerRequest
 from ...pipeline.queues import Queues
 from ...settings import ServeConfig, tenant_of
@@ -496,7 +496,7 @@ class Feeds:
         request = WorkerRequest(stream, Action.READ_EVENTS, secrets.token_hex(8), json.dumps(query).encode())
         reply: Reply
         (reply,) = await self._queues.ask_at_once([request])
-        if reply.outcome is Outcome.MISSING:
+        if reply.status is ReplyStatus.MISSING:
             raise _GoneError("stream_not_found", reply.message)
         facts = checked(reply).facts
         assert facts is not None

@@ -11,7 +11,7 @@ from ....discovery import DiscoveryConfig
 from ....errors import InputError
 from ...access.problems import ProblemError
 from ...guard import GuardSettings
-from ...messages import Action, Outcome, Reply, Request, new_id
+from ...messages import Action, Reply, ReplyStatus, Request, new_id
 from ...settings import cost_limits_of
 from ...stream.cost import check_cost
 from ...stream.live_stream import StreamSpec
@@ -38,7 +38,7 @@ async def create_stream(stream: NewStream, context: RequestContext) -> tuple[Cre
     limits.check_classes(context.caller, _count_classes(stream))
 
     async def exists() -> bool:
-        return (await _describe(name, context)).outcome is Outcome.DONE
+        return (await _describe(name, context)).status is ReplyStatus.DONE
 
     async with limits.reserved_stream(context.caller, exists):
         reply = checked(await _create(name, stream, context))
@@ -152,14 +152,14 @@ def _discovery(given: bool | dict[str, Any]) -> DiscoveryConfig | None:
 async def _existing(name: str, spec: StreamSpec, context: RequestContext) -> Reply | None:
     """Return the reply to the creation of a stream that exists already; None if it does not."""
     found = await _describe(name, context)
-    if found.outcome is not Outcome.DONE:
-        return None if found.outcome is Outcome.MISSING else found
+    if found.status is not ReplyStatus.DONE:
+        return None if found.status is ReplyStatus.MISSING else found
     existing = StreamSpec.unpack(found.answer)
     # The same names give the same prototypes, up to their last bits.
     if existing.model_copy(update={"prototypes": _NO_PROTOTYPES}).pack() != spec.pack():
         message = f"the stream {name!r} already exists with different settings"
-        return Reply(Outcome.CONFLICT, message, code="stream_exists")
-    return Reply(Outcome.DONE, repeated=True, facts={**existing.model_dump(), **(found.facts or {})})
+        return Reply(ReplyStatus.CONFLICT, message, code="stream_exists")
+    return Reply(ReplyStatus.DONE, repeated=True, facts={**existing.model_dump(), **(found.facts or {})})
 
 
 async def delete_stream(stream: str, incarnation: str, context: RequestContext) -> None:
