@@ -3,8 +3,10 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -91,22 +93,33 @@ def test_features_equal_those_of_transformers_called_by_hand(kind, tiny, odd_ima
     assert_close(encoder.encode_texts(SENTENCES), torch.nn.functional.normalize(texts, dim=-1))
 
 
-@pytest.mark.parametrize("kind", ["clip", "siglip"])
-def test_an_export_gives_the_same_features_and_the_same_fingerprint(kind, tiny, tmp_path, odd_images):
+@pytest.fixture(scope="module")
+def exported_folder(tiny, tmp_path_factory):
+    """`exported_folder(kind)`: a folder with the export of a small model, which tests must not change."""
     pytest.importorskip("onnxruntime")
     from protodcs.encoders.export import export
 
-    encoder = encoders.load(tiny / kind)
-    parity = export(encoder, tmp_path / "exported")
-    exported = encoders.load(f"onnx:{tmp_path / 'exported'}")
-    assert max(parity.images, parity.texts) <= 1e-4
+    @cache
+    def folder(kind):
+        found = tmp_path_factory.mktemp("export") / kind
+        parity = export(encoders.load(tiny / kind), found)
+        assert max(parity.images, parity.texts) <= 1e-4
+        return found
+
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_an_export_gives_the_same_features_and_the_same_fingerprint(kind, tiny, exported_folder, odd_images):
+    folder = exported_folder(kind)
+    encoder, exported = encoders.load(tiny / kind), encoders.load(f"onnx:{folder}")
     assert_close(exported.encode_pixels(odd_images[:40]), encoder.encode_pixels(odd_images[:40]))
     assert_close(exported.encode_texts(SENTENCES), encoder.encode_texts(SENTENCES))
     assert exported.fingerprint == encoder.fingerprint
     with pytest.raises(EncoderError, match="abacus"):
-        encoders.load(f"onnx:{tmp_path / 'exported'}", device="abacus")
-    everything = b"".join(file.read_bytes() for file in (tmp_path / "exported").iterdir())
-    for path in (str(tmp_path), str(tiny), str(Path(encoders.__file__).parent), sys.prefix):
+        encoders.load(f"onnx:{folder}", device="abacus")
+    everything = b"".join(file.read_bytes() for file in folder.iterdir())
+    for path in (str(folder.parent), str(tiny), str(Path(encoders.__file__).parent), sys.prefix):
         assert path.encode() not in everything
 
 
@@ -520,12 +533,10 @@ def test_a_device_or_number_type_that_does_not_exist_is_refused(given, tiny):
         encoders.load(tiny / "clip", **given)
 
 
-def test_a_changed_export_is_refused(tiny, tmp_path):
-    pytest.importorskip("onnxruntime")
+def test_a_changed_export_is_refused(tiny, tmp_path, exported_folder):
     from protodcs.encoders.export import export
 
-    folder = tmp_path / "exported"
-    export(encoders.load(tiny / "clip"), folder)
+    folder = shutil.copytree(exported_folder("clip"), tmp_path / "exported")
     with pytest.raises(InputError, match="exists already"):
         export(encoders.load(tiny / "clip"), folder)
     graph = folder / "image.onnx"

@@ -495,8 +495,13 @@ def behind(live, prototypes, attack):
     return (found == truth).mean(), (shadow == truth).mean()
 
 
-@pytest.mark.parametrize("settings", [StreamDCSConfig, ProtoDCSConfig])
-@pytest.mark.parametrize("name", list(ATTACKS.ATTACKS))
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *((name, StreamDCSConfig) for name in ATTACKS.ATTACKS),
+        *(pytest.param(name, ProtoDCSConfig, marks=pytest.mark.long) for name in ATTACKS.ATTACKS),
+    ],
+)
 def test_an_attack_costs_known_samples_less_than_a_point(clip_stream, name, settings):
     adapted, frozen = [], []
     for recipe in ("dtd", "near"):
@@ -510,7 +515,7 @@ def test_an_attack_costs_known_samples_less_than_a_point(clip_stream, name, sett
 
 
 @pytest.mark.parametrize(
-    "name", [name if n < 2 else pytest.param(name, marks=pytest.mark.long) for n, name in enumerate(ATTACKS.ATTACKS)]
+    "name", [pytest.param(name, marks=[pytest.mark.long] if n else []) for n, name in enumerate(ATTACKS.ATTACKS)]
 )
 def test_an_engine_that_goes_astray_is_held_by_its_guard(clip_stream, name):
     prototypes, features, labels = clip_stream("dtd", seed=10, split="judge")
