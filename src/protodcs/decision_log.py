@@ -1,16 +1,18 @@
 """An entry of the decision log, as the service sends it, clients return it, and files hold it."""
 
+from dataclasses import dataclass
 from datetime import datetime
-
-from pydantic import BaseModel, ConfigDict
+from typing import ClassVar
 
 from .core.decision import Outcome
 
 
-class LoggedDecision(BaseModel):
+@dataclass(frozen=True)
+class LoggedDecision:
     """One entry of the decision log."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    # For the description of the API. Clients do not import pydantic.
+    __pydantic_config__: ClassVar = {"use_attribute_docstrings": True}
 
     position: int
     """Position in the journal of the stream."""

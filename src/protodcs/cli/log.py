@@ -8,6 +8,7 @@ name.
 import importlib
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -96,7 +97,7 @@ def _export(stream: "Stream", created: int, folder: "Folder", rows: int) -> int:
         position = advance(max(int(name.removesuffix(".parquet").rpartition("-")[2]) for name in names))
     while entries := list(stream.log(order="oldest", after=position, limit=rows)):
         writer, last = ParquetWriter(), entries[-1].position
-        data = writer.add([entry.model_dump() for entry in entries]) + writer.finish()
+        data = writer.add([asdict(entry) for entry in entries]) + writer.finish()
         folder.write(f"{place}/{created}-{position + 1:010d}-{last:010d}.parquet", data)
         position = advance(last)
         exported += len(entries)

@@ -9,6 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from datetime import datetime
 from functools import wraps
 from pathlib import Path
@@ -230,7 +231,7 @@ def log(
     wanted = LogFilter(since, until, outcome, label, nearest_class)  # type: ignore[arg-type]
     for entry in stream.log(wanted, order="oldest" if oldest else "newest", limit=last):
         if as_json:
-            typer.echo(json.dumps({**entry.model_dump(), "time": entry.time.isoformat()}))
+            typer.echo(json.dumps({**asdict(entry), "time": entry.time.isoformat()}))
             continue
         shown = entry.label or f"unknown (nearest: {entry.nearest_class})"
         moment = entry.time.astimezone().strftime("%Y-%m-%d %H:%M:%S")

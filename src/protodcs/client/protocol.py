@@ -529,9 +529,13 @@ def decisions(answer: Response, payload: Payload) -> list[Observed]:
 def log_page(answer: Response) -> tuple[list[LoggedDecision], str | None]:
     """Return the entries of a page of the decision log, and the cursor of the next page."""
     result: tuple[list[LoggedDecision], str | None] = _read(
-        answer, lambda said: ([LoggedDecision(**entry) for entry in said["items"]], said["next_cursor"])
+        answer, lambda said: ([_logged(entry) for entry in said["items"]], said["next_cursor"])
     )
     return result
+
+
+def _logged(entry: dict[str, Any]) -> LoggedDecision:
+    return LoggedDecision(**{**entry, "time": datetime.fromisoformat(entry["time"])})
 
 
 def written(answer: Response) -> Written:

@@ -6,6 +6,7 @@ log has an entry exactly if the observe is durable. Nothing in the log ever infl
 
 import json
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, Final, Literal, NamedTuple
 
 from ...core.decision import Outcome
@@ -19,6 +20,7 @@ OUTCOMES: Final[tuple[tuple[Outcome, bool], ...]] = (
     ("unsure", False),
 )
 MAX_IMAGE_REF: Final = 500
+_FIELDS: Final = tuple(field.name for field in fields(LoggedDecision))
 
 # Positions from the first one up to, but without, the last one.
 Range = tuple[int, int]
@@ -169,4 +171,4 @@ def marked(entries: Sequence[LogEntry], ranges: Sequence[Range]) -> list[LogEntr
 
 def described(entry: LogEntry) -> dict[str, Any]:
     """Return an entry as responses show it; its time stays a number of milliseconds."""
-    return {name: getattr(entry, name) for name in LoggedDecision.model_fields}
+    return {name: getattr(entry, name) for name in _FIELDS}

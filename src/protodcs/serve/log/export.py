@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from io import RawIOBase
 from typing import Any, Final, get_args
@@ -47,8 +48,8 @@ class ParquetWriter:
         repeated = pa.dictionary(pa.int32(), pa.string())
         self._schema = pa.schema(
             [
-                (name, repeated if name in _REPEATED else types[_plain(field.annotation)])
-                for name, field in LoggedDecision.model_fields.items()
+                (field.name, repeated if field.name in _REPEATED else types[_plain(field.type)])
+                for field in fields(LoggedDecision)
             ]
         )
         self._table = pa.Table
