@@ -1,8 +1,8 @@
 """Copy what a report says into the documentation: `python scripts/publish_results.py REPORT NAME`.
 
-REPORT is the folder that `protodcs report` wrote. Of its tables and figures, those that a page mentions go to
-docs/results/NAME: tables as CSV and Markdown, figures as PNG. `results.csv` has the averages of every seed,
-`summary.csv` single corruptions over seeds, both with six digits.
+REPORT is the folder that `protodcs report` wrote. What a page mentions of it goes to docs/results/NAME: tables as CSV
+and Markdown, figures as PNG. `results.csv` has the averages of every seed, `summary.csv` single corruptions over seeds,
+both with six digits.
 """
 
 import csv
@@ -22,16 +22,23 @@ def main(report: Path, name: str) -> None:
     for old in place.glob("*.*"):
         old.unlink()
     place.mkdir(parents=True, exist_ok=True)
-    for table in sorted((report / "tables").glob("*.md")):
-        if any(f"/{place.name}/{table.stem}{ending}" in pages for ending in (".md", ".csv")):
-            for file in (table, table.with_suffix(".csv")):
+
+    def is_shown(file: Path) -> bool:
+        return f"{place.name}/{file.name}" in pages
+
+    tables = report / "tables"
+    for table in sorted(tables.glob("*.md")):
+        both = table, table.with_suffix(".csv")
+        if any(map(is_shown, both)):
+            for file in both:
                 shutil.copyfile(file, place / file.name)
-    for figure in sorted((report / "figures").glob("*.png")):
-        if f"{place.name}/{figure.name}" in pages:
-            shutil.copyfile(figure, place / figure.name)
-    shorten(report / "tables" / "results.csv", place / "results.csv", lambda row: row["segment"] in AVERAGES)
-    # The settings of every method are in the other file.
-    shorten(report / "tables" / "summary.csv", place / "summary.csv", lambda row: row.pop("config"))
+    for figure in filter(is_shown, sorted((report / "figures").glob("*.png"))):
+        shutil.copyfile(figure, place / figure.name)
+    if is_shown(tables / "results.csv"):
+        shorten(tables / "results.csv", place / "results.csv", lambda row: row["segment"] in AVERAGES)
+    if is_shown(tables / "summary.csv"):
+        # The settings of every method are in the other file.
+        shorten(tables / "summary.csv", place / "summary.csv", lambda row: row.pop("config"))
 
 
 def shorten(source: Path, target: Path, keep: Callable[[dict[str, str]], object]) -> None:
