@@ -380,8 +380,13 @@ def test_a_frozen_engine_answers_and_keeps_nothing(variant):
     assert first.openness == second.openness
 
 
-@every_method
-@pytest.mark.parametrize("at", [0, 7, 99, 130])
+@pytest.mark.parametrize(
+    ("variant", "at"),
+    [
+        *((variant, 99) for variant in VARIANTS),
+        *((name, at) for name in ("streamdcs", "protodcs") for at in (0, 7, 130)),
+    ],
+)
 def test_a_state_with_a_frozen_stretch_continues_bit_equal(variant, at):
     prototypes, features, _ = random_stream(samples=320, seed=14)
     engine, never = make(variant, prototypes), make(variant, prototypes)
