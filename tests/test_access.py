@@ -797,6 +797,7 @@ ACTS = [
     ("create", "POST", "/v1/streams", {"json": NEW}),
     ("freeze", "POST", "/v1/streams/s/freeze", {}),
     ("unfreeze", "POST", "/v1/streams/s/unfreeze", {}),
+    ("acknowledge", "POST", "/v1/streams/s/acknowledge", {}),
     ("snapshot", "POST", "/v1/streams/s/snapshots", {"json": NAME}),
     ("rollback", "POST", "/v1/streams/s/rollback", {"json": NAME}),
     ("delete snapshot", "DELETE", "/v1/streams/s/snapshots/kept", {}),

@@ -62,6 +62,7 @@ def test_a_stream_from_its_creation_to_its_end(run, rows, service, tmp_path):
     assert "frozen: c" in run("freeze", "c")
     assert json.loads(run("show", "c", "--json"))["frozen"]
     assert "unfrozen: c" in run("unfreeze", "c")
+    assert "acknowledged: c" in run("acknowledge", "c")
     assert "reset: c" in run("reset", "c")
     assert json.loads(run("show", "c", "--json"))["sequence"] == 0
     assert "restored: five" in run("rollback", "c", "five")

@@ -61,6 +61,17 @@ def test_a_rise_that_lasts_thousands_of_samples_becomes_usual():
     assert len(camera.begun) == 1
 
 
+def test_a_rise_that_is_acknowledged_becomes_usual_at_once():
+    camera = Camera()
+    camera.sees(1000, 0.05)
+    camera.sees(500, 0.4)
+    camera.latest.take_as_usual()
+    assert camera.latest.warning is None
+    assert camera.latest.usual_unknown_rate == pytest.approx(0.4, abs=0.1)
+    assert camera.sees(2000, 0.4) is None
+    assert camera.sees(500, 0.9) == "many_unknown"
+
+
 def test_100000_usual_samples_give_no_warning():
     camera = Camera()
     camera.sees(100_000, 0.08)

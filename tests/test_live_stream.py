@@ -47,6 +47,8 @@ def eventful(live):
             yield Kind.FREEZE, b""
         if number == 8:
             yield Kind.UNFREEZE, b""
+        if number == 10:
+            yield Kind.ACKNOWLEDGE, b""
         if number == 11:
             kept.append(live.state())
             yield Kind.SAVE_SNAPSHOT, b"before the reset"
@@ -308,3 +310,5 @@ def test_many_unknown_samples_are_told_once_and_shown_also_after_an_unload():
         shown = again.summary()
         assert (shown.warning, shown.unknown_rate, shown.usual_unknown_rate) == ("many_unknown", 0.52, usual)
         assert again.warnings() == []
+        again.change(Kind.ACKNOWLEDGE, "acknowledge", b"", NOW)
+        assert again.summary().warning is None

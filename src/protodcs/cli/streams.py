@@ -342,6 +342,13 @@ def unfreeze(stream: "Stream", as_json: bool = _AS_JSON) -> None:
 
 @app.command()
 @_of_a_stream
+def acknowledge(stream: "Stream", as_json: bool = _AS_JSON) -> None:
+    """End the warnings of the stream: what its latest samples show counts as usual."""
+    _tell("acknowledged", stream.id, stream.acknowledge(), as_json)
+
+
+@app.command()
+@_of_a_stream
 def reset(stream: "Stream", as_json: bool = _AS_JSON) -> None:
     """Reset the stream to its initial state."""
     _tell("reset", stream.id, stream.reset(), as_json)

@@ -475,6 +475,10 @@ class AsyncStream:
         """Learn again."""
         return await self._change("POST", "/unfreeze")
 
+    async def acknowledge(self) -> Written:
+        """End the warnings of the stream: what its latest samples show counts as usual."""
+        return await self._change("POST", "/acknowledge")
+
     async def reset(self) -> Written:
         """Forget what was learned, and begin again."""
         return await self._change("POST", "/reset")

@@ -466,6 +466,10 @@ class Stream:
         """Learn again."""
         return self._change("POST", "/unfreeze")
 
+    def acknowledge(self) -> Written:
+        """End the warnings of the stream: what its latest samples show counts as usual."""
+        return self._change("POST", "/acknowledge")
+
     def reset(self) -> Written:
         """Forget what was learned, and begin again."""
         return self._change("POST", "/reset")

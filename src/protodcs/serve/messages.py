@@ -64,6 +64,7 @@ class Action:
     STATUS = "status"
     FREEZE = "freeze"
     UNFREEZE = "unfreeze"
+    ACKNOWLEDGE = "acknowledge"
     RESET = "reset"
     SAVE_SNAPSHOT = "save snapshot"
     LIST_SNAPSHOTS = "list snapshots"

@@ -115,6 +115,14 @@ class Latest:
             return "possible_shift"
         return "many_unknown" if self._many else None
 
+    def take_as_usual(self) -> None:
+        """Take the latest decisions as the usual ones, and end the warnings."""
+        self._usual_unknown = self._usual_pairs = self._usual_count = 0.0
+        self._learned = self._distances = self._warned = 0
+        for block in self._blocks:
+            self._learn_share(*block)
+        self._many = self._shift = False
+
     def _end_block(self, engine_warns: bool) -> None:
         unknown, pairs = self._count_unknown, self._pairs
         self._count = self._count_unknown = self._pairs = 0
@@ -136,7 +144,7 @@ class Latest:
         else:
             self._warned += 1
             if self._warned > _LASTS:
-                self._take_as_usual()
+                self.take_as_usual()
 
     def _rise(self) -> float:
         """Return by how many standard deviations the share of unknown samples lies above the usual one."""
@@ -177,14 +185,6 @@ class Latest:
             self._usual_distance += (distance - self._usual_distance) / min(self._distances, _MEMORY)
         self._distances += 1
         self._usual_mean += (self._mean - self._usual_mean) * np.float32(1 / min(self._distances, _MEMORY))
-
-    def _take_as_usual(self) -> None:
-        """Take the latest decisions as the usual ones, and warn no more."""
-        self._usual_unknown = self._usual_pairs = self._usual_count = 0.0
-        self._learned = self._distances = self._warned = 0
-        for block in self._blocks:
-            self._learn_share(*block)
-        self._many = self._shift = False
 
     # In a snapshot.
 

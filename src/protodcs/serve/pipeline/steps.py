@@ -20,6 +20,7 @@ _CHANGES = {
     Action.OBSERVE: Kind.OBSERVE,
     Action.FREEZE: Kind.FREEZE,
     Action.UNFREEZE: Kind.UNFREEZE,
+    Action.ACKNOWLEDGE: Kind.ACKNOWLEDGE,
     Action.RESET: Kind.RESET,
     Action.ADD_CLASS: Kind.ADD_CLASS,
     Action.REMOVE_CLASS: Kind.REMOVE_CLASS,

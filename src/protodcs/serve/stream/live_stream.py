@@ -449,6 +449,10 @@ class LiveStream:
             self.guard.overruled()
         return b""
 
+    def _acknowledge(self, _: bytes) -> bytes:
+        self._latest.take_as_usual()
+        return b""
+
     def _reset(self, _: bytes) -> bytes:
         self.engine.reset()
         self._latest = Latest()
@@ -556,6 +560,7 @@ _CHANGES: dict[Kind, Callable[[LiveStream, bytes], bytes]] = {
     Kind.OBSERVE: LiveStream._observe,
     Kind.FREEZE: LiveStream._freeze,
     Kind.UNFREEZE: LiveStream._unfreeze,
+    Kind.ACKNOWLEDGE: LiveStream._acknowledge,
     Kind.RESET: LiveStream._reset,
     Kind.RESTORE: LiveStream._restore,
     Kind.SAVE_SNAPSHOT: LiveStream._no_change,

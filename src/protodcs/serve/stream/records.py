@@ -33,6 +33,7 @@ class Kind(IntEnum):
     DELETE_SNAPSHOT = 9
     FEEDBACK = 10
     EDIT_CLUSTERS = 11
+    ACKNOWLEDGE = 12
 
 
 @dataclass(frozen=True, slots=True)

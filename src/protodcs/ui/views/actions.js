@@ -10,7 +10,14 @@ import { h } from "../vendor/preact.js";
 /** @typedef {{status: StreamStatus, onClose: () => void, done: () => void}} DialogProps */
 
 /** @type {Record<string, (props: DialogProps) => any>} */
-const DIALOGS = { freeze: Freeze, snapshot: SaveSnapshot, rollback: RollBack, classes: EditClasses, reset: Reset };
+const DIALOGS = {
+  acknowledge: Acknowledge,
+  freeze: Freeze,
+  snapshot: SaveSnapshot,
+  rollback: RollBack,
+  classes: EditClasses,
+  reset: Reset,
+};
 
 /**
  * @param {{status: StreamStatus, reload: () => void}} props
@@ -18,6 +25,7 @@ const DIALOGS = { freeze: Freeze, snapshot: SaveSnapshot, rollback: RollBack, cl
 export function Actions({ status, reload }) {
   const [open, setOpen] = useState("");
   const labels = {
+    ...(status.warning ? { acknowledge: "Acknowledge" } : {}),
     freeze: status.frozen ? "Unfreeze" : "Freeze",
     snapshot: "Save snapshot",
     rollback: "Roll back",
@@ -52,6 +60,20 @@ function Freeze({ status, onClose, done }) {
       onClose,
     },
     h("p", null, status.frozen ? "The stream learns again." : "The stream goes on deciding and stops learning."),
+  );
+}
+
+/** @param {DialogProps} props */
+function Acknowledge({ status, onClose, done }) {
+  return h(
+    Confirm,
+    {
+      title: "Acknowledge the warning?",
+      action: "Acknowledge",
+      run: () => post(streamPath(status.id, "/acknowledge")).then(done),
+      onClose,
+    },
+    h("p", null, "It ends, and what the latest images show counts as usual. The stream goes on as before."),
   );
 }
 

@@ -233,8 +233,10 @@ function StreamRow({ line, place, now, selectable, selected, toggle }) {
   );
 }
 
-/** @type {Record<"freeze" | "unfreeze", {verb: string, text: string}>} */
+/** @typedef {"acknowledge" | "freeze" | "unfreeze"} BulkAction */
+/** @type {Record<BulkAction, {verb: string, text: string}>} */
 const BULK = {
+  acknowledge: { verb: "Acknowledge", text: "Their warnings end. What they show now counts as usual." },
   freeze: { verb: "Freeze", text: "They go on deciding and stop learning." },
   unfreeze: { verb: "Unfreeze", text: "They learn again." },
 };
@@ -243,7 +245,7 @@ const BULK = {
  * @param {{selected: Set<string>, clear: () => void, reload: () => void}} props
  */
 function BulkActions({ selected, clear, reload }) {
-  const [asked, setAsked] = useState(/** @type {"freeze" | "unfreeze" | null} */ (null));
+  const [asked, setAsked] = useState(/** @type {BulkAction | null} */ (null));
   const [done, setDone] = useState(0);
   const run = async () => {
     const failed = await onEach([...selected], (id) => post(streamPath(id, `/${asked}`)), setDone);
@@ -258,11 +260,7 @@ function BulkActions({ selected, clear, reload }) {
     { class: "bulk" },
     h("strong", null, `${quantity(selected.size, "stream")} selected`),
     Object.entries(BULK).map(([action, { verb }]) =>
-      h(
-        "button",
-        { key: action, type: "button", onClick: () => setAsked(/** @type {"freeze" | "unfreeze"} */ (action)) },
-        verb,
-      ),
+      h("button", { key: action, type: "button", onClick: () => setAsked(/** @type {BulkAction} */ (action)) }, verb),
     ),
     h("button", { type: "button", class: "quiet", onClick: clear }, "Clear selection"),
     asked &&

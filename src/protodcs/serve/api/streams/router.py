@@ -88,6 +88,13 @@ async def unfreeze(stream: StreamPath, context: Changing) -> Change:
     return await context.change(stream, Action.UNFREEZE)
 
 
+@router.post("/v1/streams/{stream}/acknowledge")
+@requires("admin", "acknowledge")
+async def acknowledge(stream: StreamPath, context: Changing) -> Change:
+    """End the warnings of the stream: what its latest samples show counts as usual."""
+    return await context.change(stream, Action.ACKNOWLEDGE)
+
+
 @router.post("/v1/streams/{stream}/reset")
 @requires("admin", "reset")
 async def reset(stream: StreamPath, context: Changing) -> Change:
