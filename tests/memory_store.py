@@ -336,7 +336,7 @@ class MemoryStore:
         entries = [
             entry._replace(thumbnail=b"")
             for entry in entries
-            if not query.is_contradictory and query.matches(entry) and _between(entry, query.since, query.until)
+            if not query.is_contradictory and _matches(query, entry) and _between(entry, query.since, query.until)
         ]
         if query.after is not None:
             entries = [
@@ -373,6 +373,10 @@ class MemoryStore:
 
     async def close(self) -> None:
         pass
+
+
+def _matches(query, entry):
+    return entry.outcome_code in query.outcome_codes() and query.class_name() in (None, entry.nearest_class)
 
 
 def _between(entry: LogEntry, since: int | None, until: int | None) -> bool:

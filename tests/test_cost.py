@@ -12,10 +12,9 @@ from memory_store import MemoryStore
 from protodcs import ProtoDCSConfig, StreamDCS, StreamDCSConfig, methods
 from protodcs.core.prototypes import Prototypes
 from protodcs.errors import ConfigError
-from protodcs.serve.access.limits import allowed_for
 from protodcs.serve.guard import GuardSettings
 from protodcs.serve.messages import Action, ReplyStatus, Request
-from protodcs.serve.settings import ServeConfig, TenantLimits, cost_limits_of
+from protodcs.serve.settings import ServeConfig, TenantLimits
 from protodcs.serve.stream.cost import check_cost, estimate
 from protodcs.serve.stream.live_stream import StreamSpec, pack_class
 from protodcs.serve.stream.shared import pack_prototypes
@@ -31,7 +30,7 @@ def settings(method, **options):
 
 
 def check(classes, dimension, method="streamdcs", guard=GUARD, limits=None, **options):
-    allowed = cost_limits_of(ServeConfig(store="postgresql://nowhere/none", **(limits or {})), "s")
+    allowed = ServeConfig(store="postgresql://nowhere/none", **(limits or {}))
     check_cost(settings(method, **options), classes, dimension, guard, allowed)
 
 
@@ -171,10 +170,10 @@ def test_a_tenant_can_have_limits_of_its_own():
         max_step_cost=300.0,
         tenants={"lab": TenantLimits(max_step_cost=9e9, classes=7)},
     )
-    assert cost_limits_of(config, "lab/s").max_step_cost == 9e9
-    assert cost_limits_of(config, "lab/s").max_stream_bytes == config.max_stream_bytes
-    assert cost_limits_of(config, "other/s").max_step_cost == 300.0
-    assert allowed_for(config, "lab").classes == 7
+    assert config.of_tenant("lab").max_step_cost == 9e9
+    assert config.of_tenant("lab").max_stream_bytes == config.max_stream_bytes
+    assert config.of_tenant("other").max_step_cost == 300.0
+    assert config.of_tenant("lab").classes == 7
 
 
 # Every way in.

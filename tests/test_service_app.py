@@ -78,7 +78,7 @@ class Service:
         self.problem = None
         self.queues = Queues(self.worker.pipeline.begin, config, IngressMetrics(config.max_queued_requests))
         self.webhooks = Webhooks(self.store, config)
-        self.api = application(config, self.queues, self, encoding, self.webhooks)
+        self.api = application(config, self.queues, self, self.worker, encoding, self.webhooks)
         transport = httpx.ASGITransport(self.api)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
 
@@ -94,15 +94,6 @@ class Service:
 
     async def all_facts(self):
         return await self.facts()
-
-    async def list_streams(self, *asked):
-        return await self.worker.list_streams(*asked)
-
-    async def count_streams(self, tenant):
-        return await self.worker.count_streams(tenant)
-
-    async def session_secret(self):
-        return await self.worker.session_secret()
 
     async def streams(self):
         """The ids of all streams."""

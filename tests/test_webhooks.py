@@ -284,7 +284,9 @@ def test_routes_create_list_and_delete_webhooks(tmp_path, receiver):
     async def run():
         async with stored(tmp_path / "store", "acme/s") as made:
             service = Guarded(tmp_path, store="sqlite:unused")
-            service.api = application(service.queues._config, service.queues, service, None, made.webhooks)
+            service.api = application(
+                service.queues._config, service.queues, service, service.worker, None, made.webhooks
+            )
             service.client = httpx.AsyncClient(transport=httpx.ASGITransport(service.api), base_url="http://127.0.0.1")
             asked = {"url": receiver.url, "events": ["guard"]}
             response = await service.ask("acme admin", "POST", "/v1/webhooks", json=asked)

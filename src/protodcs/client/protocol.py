@@ -13,6 +13,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from io import BytesIO
@@ -535,7 +536,8 @@ def log_page(answer: Response) -> tuple[list[LoggedDecision], str | None]:
 
 
 def _logged(entry: dict[str, Any]) -> LoggedDecision:
-    return LoggedDecision(**{**entry, "time": datetime.fromisoformat(entry["time"])})
+    known = {field.name: entry[field.name] for field in fields(LoggedDecision)}
+    return LoggedDecision(**{**known, "time": datetime.fromisoformat(entry["time"])})
 
 
 def written(answer: Response) -> Written:

@@ -1,7 +1,8 @@
 """The settings of the service."""
 
 import ipaddress
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from functools import cached_property
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -325,6 +326,16 @@ class ServeConfig(Settings):
         """Whether the decision log has thumbnails of observed images."""
         return self.thumbnails == "on" and not self.forbid_images
 
+    @cached_property
+    def _by_tenant(self) -> dict[str, Self]:
+        return {
+            tenant: self.model_copy(update=own.model_dump(exclude_none=True)) for tenant, own in self.tenants.items()
+        }
+
+    def of_tenant(self, tenant: str) -> Self:
+        """Return the settings with the limits of a tenant, where it has its own."""
+        return self._by_tenant.get(tenant, self)
+
     @model_validator(mode="after")
     def _fit(self) -> Self:
         if not (self.is_single or self.is_shared):
@@ -367,34 +378,9 @@ def tenant_of(stream: str) -> str:
     return tenant if slash else ""
 
 
-def limit_of(config: ServeConfig, tenant: str, name: str) -> Any:
-    """Return one limit of a tenant, by the name of its setting: its own, or else that of the service."""
-    own = getattr(config.tenants.get(tenant), name, None)
-    return getattr(config, name) if own is None else own
-
-
-def classes_of(config: ServeConfig, stream: str) -> int:
-    """Return the maximum number of classes of a stream."""
-    classes: int = limit_of(config, tenant_of(stream), "classes")
-    return classes
-
-
-class CostLimits(NamedTuple):
-    """Limits on the cost of a stream: the settings of the same names."""
-
-    max_stream_bytes: int
-    max_step_cost: float
-    max_mean_step_cost: float
-
-
-def cost_limits_of(config: ServeConfig, stream: str) -> CostLimits:
-    """Return what a stream may cost: the limits of its tenant, or else those of the service."""
-    return CostLimits(*(limit_of(config, tenant_of(stream), name) for name in CostLimits._fields))
-
-
 def tenant_bytes_of(config: ServeConfig, tenant: str) -> int | None:
     """Return how many bytes a tenant may use in the store, or None for no limit. Only tenants with keys have one."""
-    limit: int | None = limit_of(config, tenant, "tenant_bytes")
+    limit = config.of_tenant(tenant).tenant_bytes
     if limit is None:
         # 1,000 streams of the largest size take 6 GB.
         limit = config.tenant_log_bytes and 2**33 + config.tenant_log_bytes

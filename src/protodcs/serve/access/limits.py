@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope
 
 from ...data.sanitize import SCREENS, kind_of
 from ...errors import ImageError
-from ..settings import ServeConfig, limit_of, tenant_queue_limit
+from ..settings import ServeConfig, tenant_queue_limit
 from .bucket import Bucket
 from .keys import Caller
 from .problems import ProblemError, retry_later
@@ -37,22 +37,6 @@ _IMAGE_THREAD = ThreadPoolExecutor(1, thread_name_prefix="image headers")
 CountStreams = Callable[[str], Awaitable[int]]
 
 
-class Allowed(NamedTuple):
-    """The limits of one tenant: the settings of the same names."""
-
-    rate: float
-    burst: int
-    streams: int
-    classes: int
-    pixels: int
-    body_bytes: int
-
-
-def allowed_for(config: ServeConfig, tenant: str) -> Allowed:
-    """Return the limits of a tenant: its own, or else those of all tenants."""
-    return Allowed(*(limit_of(config, tenant, name) for name in Allowed._fields))
-
-
 class Limits:
     """What each tenant may do, and what it does. One per process that serves HTTP.
 
@@ -64,18 +48,14 @@ class Limits:
     def __init__(self, config: ServeConfig, count_streams: CountStreams):
         self._config = config
         self._count_streams = count_streams
-        self._allowed: dict[str, Allowed] = {}
         self._buckets: dict[str, Bucket] = {}
         self._stream_counts: dict[str, _StreamCount] = {}
         self.in_progress: Counter[str] = Counter()
         self._held: Counter[str] = Counter()
 
-    def of(self, caller: Caller | None) -> Allowed:
-        """Return the limits of a caller."""
-        tenant = "" if caller is None else caller.tenant
-        if tenant not in self._allowed:
-            self._allowed[tenant] = allowed_for(self._config, tenant)
-        return self._allowed[tenant]
+    def of(self, caller: Caller | None) -> ServeConfig:
+        """Return the settings with the limits of a caller."""
+        return self._config if caller is None else self._config.of_tenant(caller.tenant)
 
     def max_body(self, caller: Caller | None, is_json: bool, rule: Rule) -> int:
         """Return how many bytes the body of a request may have."""

@@ -18,7 +18,8 @@ from ..access.sessions import Sessions
 from ..pipeline.queues import Queues
 from ..settings import ServeConfig
 from ..telemetry.readiness import Readiness
-from ..workers.webhooks import WebhookControl
+from ..workers.webhooks import Webhooks
+from ..workers.worker import Worker
 from . import docs_page
 from .class_names import ClassNameEncoder
 from .classes import router as classes
@@ -74,10 +75,11 @@ def application(
     config: ServeConfig,
     queues: Queues,
     control: Control,
+    worker: Worker,
     encoding: Encoding | None,
-    webhooks: WebhookControl,
+    webhooks: Webhooks,
 ) -> FastAPI:
-    """Return the application over queues and a runtime, with an encoder if there is one."""
+    """Return the application over queues, a runtime and its worker, with an encoder if there is one."""
     api = FastAPI(
         title="ProtoDCS",
         version=__version__,
@@ -86,9 +88,9 @@ def application(
         # The service has its own spans and metrics. FastAPI's would repeat them, and contain what callers send.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    limits = Limits(config, control.count_streams)
+    limits = Limits(config, worker.count_streams)
     keys = None if config.keys is None else Keys.open(config.keys)
-    browser_sessions = None if keys is None else Sessions(keys, config, control.session_secret)
+    browser_sessions = None if keys is None else Sessions(keys, config, worker.session_secret)
     class_encoder = None
     if encoding is not None:
         class_encoder = ClassNameEncoder(encoding.prototypes, config, encoding.vocabulary, encoding.calls)
@@ -96,12 +98,13 @@ def application(
         config,
         queues,
         control,
+        worker,
         encoding,
         class_encoder,
         limits,
         Readiness(control, encoding, config.lease_seconds),
         browser_sessions,
-        Feeds(config, queues, control.list_streams),
+        Feeds(config, queues, worker.list_streams),
         webhooks,
         None if encoding is None or not config.stores_thumbnails else _thumbnail_maker(),
     )

@@ -15,10 +15,10 @@ from ..messages import Reply, ReplyStatus, new_id
 from ..messages import Request as WorkerRequest
 from ..pipeline.queues import Queues
 from ..settings import ServeConfig
-from ..store.base import ListedStream
 from ..stream.records import LONGEST_KEY
 from ..telemetry.readiness import Readiness
-from ..workers.webhooks import WebhookControl
+from ..workers.webhooks import Webhooks
+from ..workers.worker import Worker
 from .class_names import ClassNameEncoder
 from .errors import InternalError
 from .schemas import Change
@@ -40,18 +40,14 @@ _CODES = {
 }
 
 
-class Encoding(Protocol):
-    """What the routes need of an encoder.
+class NameEncoder(Protocol):
+    """An encoder of class names.
 
     Attributes:
         calls: batches that may be encoded at once.
     """
 
     calls: int
-
-    async def encode(self, image: bytes) -> bytes:
-        """Return the feature of an image as float32. Raise ImageError if there is none."""
-        ...
 
     async def prototypes(self, classes: list[str]) -> tuple[str, bytes]:
         """Return the fingerprint and the packed prototypes of class names."""
@@ -63,6 +59,14 @@ class Encoding(Protocol):
 
     async def facts(self) -> dict[str, Any]:
         """Return name, fingerprint, temperature and dimension."""
+        ...
+
+
+class Encoding(NameEncoder, Protocol):
+    """What the routes need of an encoder."""
+
+    async def encode(self, image: bytes) -> bytes:
+        """Return the feature of an image as float32. Raise ImageError if there is none."""
         ...
 
 
@@ -81,18 +85,6 @@ class Control(Protocol):
         """Return what each worker reports."""
         ...
 
-    async def list_streams(self, tenant: str, after: str | None, limit: int) -> list[ListedStream]:
-        """Return streams of a tenant after an id, in the order of their ids."""
-        ...
-
-    async def count_streams(self, tenant: str) -> int:
-        """Return how many streams a tenant has."""
-        ...
-
-    async def session_secret(self) -> bytes:
-        """Return the secret that signs the sessions of browsers."""
-        ...
-
 
 @dataclass(frozen=True)
 class Services:
@@ -101,13 +93,14 @@ class Services:
     config: ServeConfig
     queues: Queues
     control: Control
+    worker: Worker
     encoding: Encoding | None
     class_encoder: ClassNameEncoder | None
     limits: Limits
     readiness: Readiness
     sessions: Sessions | None
     feeds: "Feeds"
-    webhooks: WebhookControl
+    webhooks: Webhooks
     thumbnails: "ThumbnailMaker | None"
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import psycopg
 
@@ -23,7 +23,7 @@ from ...errors import ConfigError, StoreError
 from ..settings import ServeConfig
 from ..store.postgres import cut
 from ..telemetry import logs
-from ..workers.placement import Placement
+from ..workers.worker import Worker
 from .partitions import COUNT, PartitionMap, partition_of
 from .peers import PROTOCOL
 
@@ -83,21 +83,6 @@ _LEAVE = "DELETE FROM processes WHERE name = %(name)s AND incarnation = %(incarn
 _FORGET = "DELETE FROM processes WHERE expires < clock_timestamp() - %(lease)s * %(leases)s * interval '1 second'"
 
 
-class Owner(Protocol):
-    """The worker of a process."""
-
-    name: str
-    incarnation: str
-
-    def place(self, placement: Placement) -> None:
-        """Take note of where streams belong."""
-        ...
-
-    async def unload(self, moves: Callable[[str], bool]) -> None:
-        """Unload the streams for which `moves` is true."""
-        ...
-
-
 class SupersededError(ConfigError):
     """Another process has the same address."""
 
@@ -115,7 +100,7 @@ class Membership:
         ended: has a `SupersededError` if this process has to end.
     """
 
-    def __init__(self, url: str, owner: Owner, config: ServeConfig):
+    def __init__(self, url: str, owner: Worker, config: ServeConfig):
         self._url = url
         self._owner = owner
         self._lease = config.lease_seconds

@@ -64,6 +64,7 @@ class _Peers:
         self._config = config
         self._calls = Calls(secret)
         self._forwarding: Forwarding | None = None
+        self.join, self.leave = membership.join, membership.leave
 
     def forward(self, metrics: IngressMetrics) -> Callable[[Group], None]:
         worker, find_placement = self._worker, self._membership.find_placement
@@ -79,12 +80,6 @@ class _Peers:
 
     def application(self, app: ASGIApp) -> ASGIApp:
         return PeerMiddleware(app, self._worker, self._secret, self._config)
-
-    async def join(self) -> None:
-        await self._membership.join()
-
-    async def leave(self) -> None:
-        await self._membership.leave()
 
     async def aclose(self) -> None:
         if self._forwarding is not None:

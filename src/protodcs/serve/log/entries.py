@@ -113,10 +113,6 @@ class LogQuery(NamedTuple):
         """Return the best class that all entries must have; None for any."""
         return self.label if self.label is not None else self.nearest_class
 
-    def matches(self, entry: LogEntry) -> bool:
-        """Return whether an entry has the outcome and the class."""
-        return entry.outcome_code in self.outcome_codes() and self.class_name() in (None, entry.nearest_class)
-
     @property
     def is_contradictory(self) -> bool:
         """Whether no entry can match."""

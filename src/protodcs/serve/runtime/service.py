@@ -21,13 +21,14 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from ...errors import InputError
 from ..access.problems import MEDIA_TYPE, ProblemError
 from ..api.app import application
+from ..api.context import NameEncoder
 from ..api.events.feeds import Feeds
 from ..encoder.micro_batcher import MicroBatcher
 from ..messages import STOPPING
 from ..pipeline.group import Group
 from ..pipeline.queues import Queues
 from ..settings import ServeConfig
-from ..store.base import ListedStream, Store
+from ..store.base import Store
 from ..store.sqlite import SqliteStore
 from ..telemetry import logs, traces
 from ..telemetry.gathering import Gathering, gather_forever
@@ -101,29 +102,11 @@ class Peers(Protocol):
         ...
 
 
-class BatchEncoder(Protocol):
-    """An encoder that is used through a `MicroBatcher`.
-
-    Attributes:
-        calls: batches that may be in progress at once.
-    """
-
-    calls: int
+class BatchEncoder(NameEncoder, Protocol):
+    """An encoder that is used through a `MicroBatcher`."""
 
     async def encode(self, images: list[bytes]) -> list[bytes | str]:
         """Return the feature of each image as float32, little-endian, or why there is none."""
-        ...
-
-    async def prototypes(self, classes: list[str]) -> tuple[str, bytes]:
-        """Return the fingerprint and the packed prototypes of class names."""
-        ...
-
-    async def vocabulary(self, classes: list[str]) -> tuple[str, bytes] | None:
-        """Return the fingerprint and the packed rows of the general names; None if there are too few others."""
-        ...
-
-    async def facts(self) -> dict[str, Any]:
-        """Return what the encoder is, JSON-ready."""
         ...
 
 
@@ -164,7 +147,7 @@ class LocalService:
         parts = ("workers", "store") if encoder is None else ("workers", "store", "encoder")
         self._gathering = Gathering(self._lease, parts, registries)
         self.webhooks = webhooks
-        self.api: FastAPI = application(config, queues, self, self._encoder, webhooks)
+        self.api: FastAPI = application(config, queues, self, worker, self._encoder, webhooks)
         self._feeds: Feeds = self.api.state.services.feeds
         worker.on_commit(self._committed)
 
@@ -192,18 +175,6 @@ class LocalService:
         if self._peers is not None:
             await self._peers.leave()
 
-    async def list_streams(self, tenant: str, after: str | None, limit: int) -> list[ListedStream]:
-        """Return streams of a tenant after an id, in the order of their ids."""
-        return await self._worker.list_streams(tenant, after, limit)
-
-    async def count_streams(self, tenant: str) -> int:
-        """Return how many streams a tenant has."""
-        return await self._worker.count_streams(tenant)
-
-    async def session_secret(self) -> bytes:
-        """Return the secret that signs the sessions of browsers."""
-        return await self._worker.session_secret()
-
     def listen_for_prometheus(self, host: str, port: int) -> None:
         """Serve metrics from now on. Raise ConfigError if the port cannot be listened on."""
         self._gathering.listen(host, port)
@@ -221,6 +192,7 @@ class _BatchedEncoder:
     def __init__(self, encoder: BatchEncoder, config: ServeConfig):
         self.metrics = EncoderMetrics()
         self.calls = encoder.calls
+        self.prototypes, self.vocabulary, self.facts = encoder.prototypes, encoder.vocabulary, encoder.facts
         self._shared = encoder
         self._batches = MicroBatcher(self._encode, calls=encoder.calls, images=config.batch_size)
 
@@ -236,15 +208,6 @@ class _BatchedEncoder:
 
     async def encode(self, image: bytes) -> bytes:
         return await self._batches.encode(image)
-
-    async def prototypes(self, classes: list[str]) -> tuple[str, bytes]:
-        return await self._shared.prototypes(classes)
-
-    async def vocabulary(self, classes: list[str]) -> tuple[str, bytes] | None:
-        return await self._shared.vocabulary(classes)
-
-    async def facts(self) -> dict[str, Any]:
-        return await self._shared.facts()
 
 
 class _HeaderLimits(HttpToolsProtocol):

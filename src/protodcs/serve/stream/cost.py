@@ -26,7 +26,7 @@ Measured on an Intel Xeon at 2.50 GHz, one thread, 100 to 10,000 classes, 16 to 
 | snapshot or restore, per byte | 10 |
 """
 
-from collections.abc import Callable
+from operator import attrgetter
 from typing import NamedTuple, TypeGuard
 
 from pydantic import BaseModel
@@ -37,7 +37,7 @@ from ...core.streamdcs import constants
 from ...core.streamdcs.config import StreamDCSConfig
 from ...errors import ConfigError
 from ..guard import GuardSettings
-from ..settings import CostLimits
+from ..settings import ServeConfig
 from .shared import MAX_NAMES
 
 _STEP = 60_000.0
@@ -277,14 +277,12 @@ def _guarded(guard: GuardSettings, parts: list[Part]) -> list[Part]:
     return [*parts, Part(options, 9 * samples, 9 * samples, judging, (judging + saving) / guard.window)]
 
 
-class _Measure(NamedTuple):
-    """One of the limits: its setting, its value, and what it limits."""
-
-    setting: str
-    limit: float
-    unit: str
-    whole: Callable[[Estimate], float]
-    part: Callable[[Part], float]
+# The limits: the setting, its unit, and the attributes of `Estimate` and `Part` that it limits.
+_LIMITS = (
+    ("max_stream_bytes", "bytes", "memory", "memory"),
+    ("max_step_cost", "ms for its slowest step", "slowest_step", "slowest"),
+    ("max_mean_step_cost", "ms for a step on average", "mean_step", "mean"),
+)
 
 
 def check_cost(
@@ -292,7 +290,7 @@ def check_cost(
     classes: int,
     dimension: int,
     guard: GuardSettings | None,
-    limits: CostLimits,
+    limits: ServeConfig,
     has_vocabulary: bool = False,
 ) -> None:
     """Raise ConfigError if a stream costs more than the limits allow. Methods without an estimate have no limit.
@@ -302,42 +300,22 @@ def check_cost(
         classes: number of classes.
         dimension: length of a feature.
         guard: the resolved settings of the guard; None if there is none.
-        limits: what a stream may cost.
+        limits: the settings with what a stream may cost.
         has_vocabulary: whether it has a vocabulary.
     """
     if not has_estimate(config):
         return
     found = estimate(config, classes, dimension, guard, has_vocabulary)
-    for measure in _measures(limits):
-        given = measure.whole(found)
-        if given > measure.limit:
-            largest = max(found.parts, key=measure.part)
+    for setting, unit, whole, of_part in _LIMITS:
+        given, limit = getattr(found, whole), getattr(limits, setting)
+        if given > limit:
+            largest = max(found.parts, key=attrgetter(of_part))
             options = {**config.model_dump(), "classes": classes, "vocabulary": f"up to {MAX_NAMES} names"}
             if guard is not None:
                 options |= {f"guard.{name}": value for name, value in guard.model_dump().items()}
             causes = ", ".join(f"`{name}`={options[name]}" for name in largest.options)
             raise ConfigError(
-                f"The stream would need about {given:,.0f} {measure.unit}; the limit `{measure.setting}` is "
-                f"{measure.limit:,.0f}. Most of it comes from {causes}. Choose less expensive values, or ask the "
+                f"The stream would need about {given:,.0f} {unit}; the limit `{setting}` is "
+                f"{limit:,.0f}. Most of it comes from {causes}. Choose less expensive values, or ask the "
                 "operator to raise the limit."
             )
-
-
-def _measures(limits: CostLimits) -> tuple[_Measure, ...]:
-    return (
-        _Measure("max_stream_bytes", limits.max_stream_bytes, "bytes", lambda e: e.memory, lambda p: p.memory),
-        _Measure(
-            "max_step_cost",
-            limits.max_step_cost,
-            "ms for its slowest step",
-            lambda e: e.slowest_step,
-            lambda p: p.slowest,
-        ),
-        _Measure(
-            "max_mean_step_cost",
-            limits.max_mean_step_cost,
-            "ms for a step on average",
-            lambda e: e.mean_step,
-            lambda p: p.mean,
-        ),
-    )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..settings import ServeConfig, classes_of, cost_limits_of
+from ..settings import ServeConfig, tenant_of
 from ..stream.cost import check_cost
 from ..stream.live_stream import StreamSpec, check_classes
 
@@ -15,6 +15,6 @@ class SizeLimits:
 
     def check(self, stream: str, spec: StreamSpec, config: dict[str, Any], classes: int, dimension: int) -> None:
         """Raise an error if a stream may not have these settings and so many classes."""
-        check_classes(classes, classes_of(self._config, stream))
-        limits = cost_limits_of(self._config, stream)
+        limits = self._config.of_tenant(tenant_of(stream))
+        check_classes(classes, limits.classes)
         check_cost(spec.settings(config), classes, dimension, spec.guard, limits, spec.vocabulary is not None)

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from standardwebhooks import Webhook as Signer
@@ -102,26 +102,6 @@ class _RejectedError(ProtoDCSError):
     """A delivery that the receiver did not confirm."""
 
 
-class WebhookControl(Protocol):
-    """What routes need of webhooks."""
-
-    async def create(self, tenant: str, url: str, events: list[str], streams: list[str] | None) -> Webhook:
-        """Create a webhook for all notices from now on. Raise InputError if its address may not be used."""
-        ...
-
-    async def of_tenant(self, tenant: str) -> list[Webhook]:
-        """Return the webhooks of a tenant, oldest first."""
-        ...
-
-    async def delete(self, webhook: Webhook) -> None:
-        """Delete a webhook with its dead letters."""
-        ...
-
-    async def dead_letters(self, webhook: Webhook) -> list[dict[str, Any]]:
-        """Return the deliveries that were given up, oldest first."""
-        ...
-
-
 class _Delivery:
     """A webhook whose lease this worker holds.
 
@@ -186,7 +166,7 @@ class Webhooks:
         for delivery in self._deliveries.values():
             delivery.signal.set()
 
-    # What routes need.
+    # Called by routes.
 
     async def create(self, tenant: str, url: str, events: list[str], streams: list[str] | None) -> Webhook:
         """Create a webhook for all notices from now on. Raise InputError if its address may not be used."""

@@ -12,7 +12,7 @@ from ....errors import InputError
 from ...access.problems import ProblemError
 from ...guard import GuardSettings
 from ...messages import Action, Reply, ReplyStatus, Request, new_id
-from ...settings import cost_limits_of
+from ...settings import tenant_of
 from ...stream.cost import check_cost
 from ...stream.live_stream import StreamSpec
 from ...stream.samples import check_capacity
@@ -85,7 +85,7 @@ async def _create(name: str, stream: NewStream, context: RequestContext) -> Repl
         # Everything is validated before the names are encoded, which may take minutes.
         encoder = await services.encoding.facts()
         spec = _spec(stream, names, context, encoder)
-        limits = cost_limits_of(services.config, name)
+        limits = services.config.of_tenant(tenant_of(name))
         check_cost(spec.settings(), len(names), encoder["dimension"], spec.guard, limits, stream.vocabulary is not None)
         vocabulary, rows_of_vocabulary = await _vocabulary(stream, names, services.class_encoder)
         spec = spec.model_copy(update={"vocabulary": vocabulary})

@@ -70,7 +70,7 @@ async def _rows(context: RequestContext, after: str | None, read: int = _PAGE) -
     prefix = f"{context.tenant}/" if context.tenant else ""
     last = None if after is None else prefix + after
     while True:
-        page = await context.services.control.list_streams(context.tenant, last, read)
+        page = await context.services.worker.list_streams(context.tenant, last, read)
         for stream in page:
             summary = Summary.unpack(stream.summary)
             yield _Row(stream.id.removeprefix(prefix), stream.created, summary, stream.problem)
