@@ -2,8 +2,8 @@
 
 NAME is a folder in docs/results that `publish_results.py` wrote, RESULTS are folders that `protodcs bench run` filled.
 Their rows replace published rows of the same method, stream and seed. The main tables and those of the streams are
-written again from both. So a new method does not need a second run of all others. Figures and the paper's tables stay
-as they are.
+written again from both, if a page mentions them. So a new method does not need a second run of all others. Figures and
+the paper's tables stay as they are.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from publish_results import RESULTS, short
+from publish_results import RESULTS, short, shown_of
 
 from protodcs.bench import leaderboard, rows, summaries
 from protodcs.bench.comparison import Comparison, comparisons
@@ -90,12 +90,14 @@ def tables(compared: Sequence[Comparison]) -> list[Table]:
 
 def write(folder: Path, everything: Sequence[Row], new: Sequence[Row]) -> None:
     """Write the tables, `results.csv` and `summary.csv`. The lines of the summary that are not new stay."""
-    compared = without_ablations(comparisons(everything))
+    compared, is_shown = without_ablations(comparisons(everything)), shown_of(folder.name)
     for old in [*folder.glob("main-*"), *folder.glob("stream-*")]:
         old.unlink()
     for table in tables(compared):
-        (folder / f"{table.name}.md").write_text(to_markdown(table), encoding="utf-8")
-        (folder / f"{table.name}.csv").write_text(to_csv(table), encoding="utf-8")
+        markdown, csv_file = folder / f"{table.name}.md", folder / f"{table.name}.csv"
+        if is_shown(markdown) or is_shown(csv_file):
+            markdown.write_text(to_markdown(table), encoding="utf-8")
+            csv_file.write_text(to_csv(table), encoding="utf-8")
     averages = [row for row in everything if row["segment"] in (MEAN, POOLED)]
     _write(folder / "results.csv", csv.DictReader(summaries.long_csv(averages).splitlines()))
     fresh = list(csv.DictReader(summaries.summary_csv(comparisons(new)).splitlines()))
@@ -103,6 +105,8 @@ def write(folder: Path, everything: Sequence[Row], new: Sequence[Row]) -> None:
         del line["config"]
     told, wanted = {_entry(line) for line in fresh}, {_entry(row) for row in everything}
     kept = [line for line in _lines(folder / "summary.csv") if _entry(line) in wanted - told]
+    for line in kept:
+        line.pop("config", None)
     _write(folder / "summary.csv", [*kept, *fresh])
 
 

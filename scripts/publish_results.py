@@ -18,14 +18,10 @@ AVERAGES = ("mean", "pooled")
 
 def main(report: Path, name: str) -> None:
     """Replace what the documentation holds by what this report says."""
-    place, pages = RESULTS / name, "".join(page.read_text() for page in DOCS.rglob("*.md"))
+    place, is_shown = RESULTS / name, shown_of(name)
     for old in place.glob("*.*"):
         old.unlink()
     place.mkdir(parents=True, exist_ok=True)
-
-    def is_shown(file: Path) -> bool:
-        return f"{place.name}/{file.name}" in pages
-
     tables = report / "tables"
     for table in sorted(tables.glob("*.md")):
         both = table, table.with_suffix(".csv")
@@ -39,6 +35,12 @@ def main(report: Path, name: str) -> None:
     if is_shown(tables / "summary.csv"):
         # The settings of every method are in the other file.
         shorten(tables / "summary.csv", place / "summary.csv", lambda row: row.pop("config"))
+
+
+def shown_of(name: str) -> Callable[[Path], bool]:
+    """Return whether a page mentions a file of docs/results/NAME."""
+    pages = "".join(page.read_text() for page in DOCS.rglob("*.md"))
+    return lambda file: f"{name}/{file.name}" in pages
 
 
 def shorten(source: Path, target: Path, keep: Callable[[dict[str, str]], object]) -> None:

@@ -29,14 +29,20 @@ def scripts(monkeypatch):
 
 
 @pytest.fixture
-def published(scripts, tmp_path):
-    """`published(name, rows)`: a folder of published tables."""
+def published(scripts, tmp_path, monkeypatch):
+    """`published(name, rows)`: a folder of published tables, which a page shows."""
+    docs = tmp_path / "docs"
+    monkeypatch.setattr(scripts[0], "DOCS", docs)
+    monkeypatch.setattr(scripts[0], "RESULTS", docs / "results")
+    docs.mkdir()
 
     def publish(name, rows):
         results = write_folder(tmp_path / f"{name}-results", rows)
         report = write_report([results], tmp_path / f"{name}-report").parent
-        scripts[0].main(report, tmp_path / name)
-        return tmp_path / name
+        shown = ("main-auroc-mean.md", "main-acc-mean.md", "results.csv", "summary.csv")
+        (docs / f"{name}.md").write_text("\n".join(f"results/{name}/{file}" for file in shown))
+        scripts[0].main(report, name)
+        return docs / "results" / name
 
     return publish
 
@@ -64,6 +70,7 @@ def test_tables_are_those_of_a_report_over_all_results(scripts, published):
     add.write(added, add.joined(add.published(added), NEW), NEW)
     assert "StreamDCS" in texts(added)["main-auroc-mean.md"]
     assert texts(added) == texts(whole)
+    assert set(texts(added)) == {"main-auroc-mean.md", "main-acc-mean.md"}
     assert lines(added / "results.csv") == lines(whole / "results.csv")
     assert lines(added / "summary.csv") == lines(whole / "summary.csv")
 
