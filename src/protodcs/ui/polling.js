@@ -18,9 +18,10 @@ import { useCallback, useEffect, useRef, useState } from "./vendor/hooks.js";
  * @param {(signal: AbortSignal) => Promise<T>} load
  * @param {number} period seconds between two requests
  * @param {unknown[]} dependencies load at once if one of these changes
+ * @param {boolean} [paused] load nothing for now
  * @returns {Polled<T>}
  */
-export function usePolling(load, period, dependencies) {
+export function usePolling(load, period, dependencies, paused = false) {
   const [state, setState] = useState(
     /** @type {{data: T | null, error: ApiError | null, loaded: number}} */ ({ data: null, error: null, loaded: 0 }),
   );
@@ -33,7 +34,7 @@ export function usePolling(load, period, dependencies) {
     let timer;
     const next = async () => {
       clearTimeout(timer);
-      if (document.hidden) {
+      if (document.hidden || paused) {
         return;
       }
       try {
@@ -57,7 +58,7 @@ export function usePolling(load, period, dependencies) {
       clearTimeout(timer);
       document.removeEventListener("visibilitychange", next);
     };
-  }, [round, period, ...dependencies]);
+  }, [round, period, paused, ...dependencies]);
   const reload = useCallback(() => setRound((before) => before + 1), []);
   return { ...state, reload };
 }

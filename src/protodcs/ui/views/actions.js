@@ -2,7 +2,7 @@
 
 import { get, post, request, streamPath } from "../api.js";
 import { Confirm } from "../components/dialog.js";
-import { count, decimal, percent } from "../logic/format.js";
+import { count, decimal, percent, quantity } from "../logic/format.js";
 import { useEffect, useState } from "../vendor/hooks.js";
 import { h } from "../vendor/preact.js";
 
@@ -79,7 +79,8 @@ function Acknowledge({ status, onClose, done }) {
 
 /** @param {DialogProps} props */
 function SaveSnapshot({ status, onClose, done }) {
-  const [name, setName] = useState(`sample-${status.sequence}`);
+  // Samples arrive until it is saved, so their number is no name. Sweden writes year, month and day.
+  const [name, setName] = useState(() => new Date().toLocaleString("sv"));
   return h(
     Confirm,
     {
@@ -89,7 +90,7 @@ function SaveSnapshot({ status, onClose, done }) {
       run: () => post(streamPath(status.id, "/snapshots"), { name: name.trim() }).then(done),
       onClose,
     },
-    h("p", null, `It stores what the stream has learned from ${count(status.sequence)} samples.`),
+    h("p", null, "It stores what the stream has learned until then."),
     h("label", { for: "snapshot" }, "Name"),
     h("input", {
       id: "snapshot",
@@ -258,7 +259,7 @@ function EditClasses({ status, onClose, done }) {
     Confirm,
     {
       title: "Edit classes",
-      action: "Save",
+      action: removed.size > 0 ? `Remove ${quantity(removed.size, "class", "classes")}` : "Add",
       destructive: removed.size > 0,
       ready: names.length + removed.size > 0 && removed.size < status.classes.length,
       run,

@@ -1,7 +1,7 @@
 /** Sign in with an API key. The service answers with a cookie that scripts cannot read. */
 
 import { request } from "../api.js";
-import { useState } from "../vendor/hooks.js";
+import { useEffect, useRef, useState } from "../vendor/hooks.js";
 import { h } from "../vendor/preact.js";
 
 /**
@@ -11,6 +11,8 @@ export function SignIn({ expired, onSignedIn }) {
   const [key, setKey] = useState("");
   const [failure, setFailure] = useState("");
   const [busy, setBusy] = useState(false);
+  const field = useRef(/** @type {HTMLInputElement | null} */ (null));
+  useEffect(() => field.current?.focus(), []);
   const submit = async (/** @type {Event} */ event) => {
     event.preventDefault();
     setBusy(true);
@@ -36,6 +38,7 @@ export function SignIn({ expired, onSignedIn }) {
       h("label", { for: "key" }, "API key"),
       h("input", {
         id: "key",
+        ref: field,
         type: "password",
         autocomplete: "current-password",
         placeholder: "pdcs_…",

@@ -33,13 +33,10 @@ const TABS = [
  * @param {{id: string, tab: string, session: Session}} props
  */
 export function StreamView({ id, tab, session }) {
-  const {
-    data: status,
-    error,
-    loaded,
-    reload,
-  } = usePolling((signal) => /** @type {Promise<StreamStatus>} */ (get(streamPath(id), signal)), PERIOD, [id]);
   const [paused, setPaused] = useState(false);
+  const load = (/** @type {AbortSignal} */ signal) =>
+    /** @type {Promise<StreamStatus>} */ (get(streamPath(id), signal));
+  const { data: status, error, loaded, reload } = usePolling(load, PERIOD, [id], paused);
   const { history, version, state } = useHistory(id, status?.incarnation ?? null, paused, reload);
   const now = useNow(PERIOD);
 

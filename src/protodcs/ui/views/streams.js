@@ -220,7 +220,11 @@ function StreamRow({ line, place, now, selectable, selected, toggle }) {
           onChange: () => toggle(row.id),
         }),
       ),
-    h("span", { class: "cell id", role: "cell" }, h("a", { href: linkTo(row.id), title: row.id }, row.id)),
+    h(
+      "span",
+      { class: "cell id", role: "cell" },
+      h("a", { href: linkTo(row.id), title: row.id }, h("bdi", null, row.id)),
+    ),
     h(
       "span",
       { class: "cell problem", role: "cell" },
