@@ -378,6 +378,19 @@ def tenant_of(stream: str) -> str:
     return tenant if slash else ""
 
 
+def public_id(stream: str) -> str:
+    """Return the id of a stream as callers know it."""
+    return stream.rpartition("/")[2]
+
+
+def scoped_name(tenant: str, name: str) -> str:
+    """Return a name as the service uses it, which no other tenant can reach. A service without keys has no tenants.
+
+    No tenant and no stream id contains a slash.
+    """
+    return f"{tenant}/{name}" if tenant else name
+
+
 def tenant_bytes_of(config: ServeConfig, tenant: str) -> int | None:
     """Return how many bytes a tenant may use in the store, or None for no limit. Only tenants with keys have one."""
     limit = config.of_tenant(tenant).tenant_bytes

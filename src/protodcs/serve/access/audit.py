@@ -17,6 +17,7 @@ from typing import Any
 from starlette.types import Scope
 
 from ..guard import GuardEvent
+from ..settings import public_id, tenant_of
 from .bucket import Bucket
 from .keys import Caller, without_keys
 from .rules import Rule
@@ -136,16 +137,15 @@ def _outcome(status: int | None) -> str:
 
 def of_guard(stream: str, event: GuardEvent) -> dict[str, Any]:
     """Return the line of what a guard did to a stream."""
-    tenant, _, name = stream.rpartition("/")
     return {
         "time": _now(),
         "request_id": None,
-        "tenant": tenant or None,
+        "tenant": tenant_of(stream) or None,
         "key": None,
         "role": None,
         # The same name as in requests.
         "action": event.action.value.replace(" ", ""),
-        "stream": name,
+        "stream": public_id(stream),
         "status": None,
         "outcome": "done",
         "guard": event.guard,

@@ -10,6 +10,7 @@ from urllib.parse import unquote_to_bytes
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
+from ..settings import scoped_name
 from .keys import Caller, Keys
 from .local import reject_remote
 from .problems import ProblemError
@@ -112,16 +113,13 @@ def tenant_of_caller(http: HTTPConnection) -> str:
 
 
 def scoped_id(http: HTTPConnection, stream: str) -> str:
-    """Return the id that the service uses for a stream of the caller. With keys it begins with the tenant.
-
-    No tenant and no stream id contains a slash, so no caller can reach a stream of another tenant.
-    """
+    """Return the id that the service uses for a stream of the caller. With keys it begins with the tenant."""
     state = http.scope["state"]
     # Routes without a key have no caller, and fail here.
     caller: Caller | None = state["caller"]
     if state["stream"] is None:
         state["stream"] = stream
-    return stream if caller is None else f"{caller.tenant}/{stream}"
+    return stream if caller is None else scoped_name(caller.tenant, stream)
 
 
 def without_tenant(http: HTTPConnection, message: str) -> str:

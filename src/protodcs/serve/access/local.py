@@ -22,17 +22,17 @@ def reject_remote(scope: Scope) -> None:
     server = scope.get("server")
     if server is None or not _is_loopback(server[0]):
         raise _forbidden("connections to a loopback address of its machine")
-    hosts, origins = [], []
-    for name, value in scope["headers"]:
-        if name.lower() == b"host":
-            hosts.append(value.decode("latin-1").lower())
-        elif name.lower() == b"origin":
-            origins.append(value.decode("latin-1").lower())
+    hosts, origins = header_values(scope, b"host"), header_values(scope, b"origin")
     if not all(_names_loopback(host) for host in hosts):
         raise _forbidden("requests whose Host is localhost or a loopback address")
     own = [f"{scope.get('scheme', 'http')}://{host}" for host in hosts]
     if not all(origin in own for origin in origins):
         raise _forbidden("requests of programs and of its own pages, not of web pages from elsewhere")
+
+
+def header_values(scope: Scope, wanted: bytes) -> list[str]:
+    """Return the values of a header, in lower case."""
+    return [value.decode("latin-1").lower() for name, value in scope["headers"] if name.lower() == wanted]
 
 
 @lru_cache(maxsize=100)

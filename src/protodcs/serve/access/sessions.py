@@ -18,6 +18,7 @@ from starlette.types import Scope
 from ...errors import ProtoDCSError
 from ..settings import ServeConfig
 from .keys import Caller, Keys
+from .local import header_values
 from .problems import ProblemError
 
 _VERSION = "1"
@@ -148,20 +149,18 @@ def _signature(secret: bytes, text: str) -> str:
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
-def _headers(scope: Scope, wanted: bytes) -> list[str]:
-    return [value.decode("latin-1").lower() for name, value in scope["headers"] if name.lower() == wanted]
-
-
 def _is_https(scope: Scope) -> bool:
     """Return whether the browser speaks HTTPS, to the service or to the gateway before it.
 
     A header of the caller decides this for the caller's own cookie only.
     """
-    return scope.get("scheme") == "https" or "https" in _headers(scope, b"x-forwarded-proto")
+    return scope.get("scheme") == "https" or "https" in header_values(scope, b"x-forwarded-proto")
 
 
 def _is_of_own_page(scope: Scope) -> bool:
     """Return whether a page of this service made a request. A page of another site can change neither header."""
-    if origins := _headers(scope, b"origin"):
-        return origins[0] in {f"{scheme}://{host}" for host in _headers(scope, b"host") for scheme in ("http", "https")}
-    return _headers(scope, b"sec-fetch-site") == ["same-origin"]
+    if origins := header_values(scope, b"origin"):
+        return origins[0] in {
+            f"{scheme}://{host}" for host in header_values(scope, b"host") for scheme in ("http", "https")
+        }
+    return header_values(scope, b"sec-fetch-site") == ["same-origin"]

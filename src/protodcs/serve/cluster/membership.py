@@ -23,6 +23,7 @@ from ...errors import ConfigError, StoreError
 from ..settings import ServeConfig
 from ..store.postgres import cut
 from ..telemetry import logs
+from ..workers.waiting import wait_at_most
 from ..workers.worker import Worker
 from .partitions import COUNT, PartitionMap, partition_of
 from .peers import PROTOCOL
@@ -189,9 +190,7 @@ class Membership:
                 _log.warning("the lease of this process was not renewed", extra=logs.with_fields(problem=str(problem)))
             except Exception:
                 _log.exception("the partitions cannot be shared")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._beat_seconds):
-                    await self._wanted.wait()
+            await wait_at_most(self._wanted, self._beat_seconds)
 
     async def _beat(self) -> None:
         """Renew the lease, and read what is new."""

@@ -1,34 +1,11 @@
 """Questions about a stream in memory. Nothing changes, and nothing here waits."""
 
 from collections.abc import Callable
+from typing import Any
 
 from ..messages import Action, Reply, ReplyStatus
 from ..stream.live_stream import LiveStream
 from .lease import WorkerLease
-
-
-def _peek(live: LiveStream, _: WorkerLease, payload: bytes) -> Reply:
-    return Reply(ReplyStatus.DONE, answer=live.peek(payload))
-
-
-def _explain(live: LiveStream, _: WorkerLease, payload: bytes) -> Reply:
-    return Reply(ReplyStatus.DONE, facts=live.explain(payload))
-
-
-def _review(live: LiveStream, _: WorkerLease, payload: bytes) -> Reply:
-    return Reply(ReplyStatus.DONE, facts={"positions": live.review(int(payload))})
-
-
-def _explain_sample(live: LiveStream, _: WorkerLease, payload: bytes) -> Reply:
-    return Reply(ReplyStatus.DONE, facts=live.explain_sample(int(payload)))
-
-
-def _list_clusters(live: LiveStream, lease: WorkerLease, _: bytes) -> Reply:
-    return Reply(ReplyStatus.DONE, facts=live.clusters())
-
-
-def _export(live: LiveStream, lease: WorkerLease, _: bytes) -> Reply:
-    return Reply(ReplyStatus.DONE, answer=live.engine.snapshot(), facts={"etag": live.etag})
 
 
 def _status(live: LiveStream, lease: WorkerLease, _: bytes) -> Reply:
@@ -48,15 +25,19 @@ def _status(live: LiveStream, lease: WorkerLease, _: bytes) -> Reply:
         "guard": {"state": "off"} if live.guard is None else live.guard.status(),
         "stats": {name: value for name, value in stats.items() if name not in ("classes", "frozen")},
     }
+    return _told(facts)
+
+
+def _told(facts: dict[str, Any]) -> Reply:
     return Reply(ReplyStatus.DONE, facts=facts)
 
 
 QUESTIONS: dict[str, Callable[[LiveStream, WorkerLease, bytes], Reply]] = {
-    Action.PEEK: _peek,
+    Action.PEEK: lambda live, _, payload: Reply(ReplyStatus.DONE, answer=live.peek(payload)),
     Action.STATUS: _status,
-    Action.EXPLAIN: _explain,
-    Action.EXPLAIN_SAMPLE: _explain_sample,
-    Action.EXPORT: _export,
-    Action.REVIEW: _review,
-    Action.LIST_CLUSTERS: _list_clusters,
+    Action.EXPLAIN: lambda live, _, payload: _told(live.explain(payload)),
+    Action.EXPLAIN_SAMPLE: lambda live, _, payload: _told(live.explain_sample(int(payload))),
+    Action.EXPORT: lambda live, *_: Reply(ReplyStatus.DONE, answer=live.engine.snapshot(), facts={"etag": live.etag}),
+    Action.REVIEW: lambda live, _, payload: _told({"positions": live.review(int(payload))}),
+    Action.LIST_CLUSTERS: lambda live, *_: _told(live.clusters()),
 }

@@ -37,9 +37,10 @@ from standardwebhooks import Webhook as Signer
 
 from ...errors import InputError, ProtoDCSError, StoreError
 from ...version import __version__
-from ..settings import ServeConfig
+from ..settings import ServeConfig, public_id
 from ..store.base import Store
 from ..telemetry import logs
+from .waiting import wait_at_most
 
 _log = logging.getLogger(__name__)
 
@@ -210,10 +211,7 @@ class Webhooks:
                 _log.warning("the webhooks cannot be read", extra=logs.with_fields(problem=str(problem)))
             except Exception:
                 _log.exception("the webhooks cannot be shared")
-            # Not `wait_for`: in Python 3.11 it ignores a cancellation that comes right after the event.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._lease_seconds / _LOOKS_PER_LEASE):
-                    await self._changed.wait()
+            await wait_at_most(self._changed, self._lease_seconds / _LOOKS_PER_LEASE)
 
     async def _share(self) -> None:
         webhooks = {webhook.document: webhook for webhook in await self._stored()}
@@ -261,9 +259,7 @@ class Webhooks:
                 _log.warning("a webhook cannot read its notices", extra=logs.with_fields(problem=str(problem)))
             except Exception:
                 _log.exception("a webhook failed")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._poll_seconds):
-                    await delivery.signal.wait()
+            await wait_at_most(delivery.signal, self._poll_seconds)
 
     async def _deliver_new(self, webhook: Webhook, delivery: _Delivery) -> None:
         delivery.check_lease()
@@ -275,7 +271,7 @@ class Webhooks:
         cursor = int(cursors[webhook.document])
         while page := await self._store.read_tenant_notices(webhook.tenant, cursor, _PAGE):
             for number, stream, notice in page:
-                name = stream.rpartition("/")[2]
+                name = public_id(stream)
                 content = notice.described()
                 if webhook.wants(name, content.get("warning", "guard")):
                     body = {"id": f"{webhook.id}-{number}", "event": notice.kind, "stream": name, **content}

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import StreamingResponse
 
 from ...access.rules import requires
@@ -37,16 +37,26 @@ _EXPORTED: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("/v1/streams/{stream}/decisions")
-@requires("read", "decisions")
-async def read_decisions(
-    stream: StreamPath,
-    context: Context,
+# A coroutine because FastAPI calls other functions in a thread.
+async def _wanted(
     since: Since = None,
     until: Until = None,
     outcome: OutcomeFilter = None,
     label: LabelFilter = None,
     nearest_class: NearestFilter = None,
+) -> LogQuery:
+    return LogQuery(milliseconds(since), milliseconds(until), outcome, label, nearest_class)
+
+
+Wanted = Annotated[LogQuery, Depends(_wanted)]
+
+
+@router.get("/v1/streams/{stream}/decisions")
+@requires("read", "decisions")
+async def read_decisions(
+    stream: StreamPath,
+    context: Context,
+    wanted: Wanted,
     limit: int = Query(100, ge=1, le=MAX_PAGE, description="Maximum number of decisions in the response."),
     cursor: str | None = Query(None, max_length=100, description="`next_cursor` of the previous page."),
     order: OrderOfPage = "newest",
@@ -55,16 +65,7 @@ async def read_decisions(
 
     A cursor is the position of a decision: with `order=oldest`, the page begins with the next position.
     """
-    query = LogQuery(
-        milliseconds(since),
-        milliseconds(until),
-        outcome,
-        label,
-        nearest_class,
-        position_after(cursor),
-        order == "newest",
-        limit,
-    )
+    query = wanted._replace(after=position_after(cursor), newest_first=order == "newest", limit=limit)
     return await read_page(context, stream, query)
 
 
@@ -73,16 +74,11 @@ async def read_decisions(
 async def export_decisions(
     stream: StreamPath,
     context: Context,
+    wanted: Wanted,
     file_format: Annotated[Format, Query(alias="format", description="Format of the file.")] = "ndjson",
-    since: Since = None,
-    until: Until = None,
-    outcome: OutcomeFilter = None,
-    label: LabelFilter = None,
-    nearest_class: NearestFilter = None,
 ) -> StreamingResponse:
     """Return all decisions that exist now and match as one file, oldest first. Thumbnails are not part of it."""
-    query = LogQuery(milliseconds(since), milliseconds(until), outcome, label, nearest_class)
-    return StreamingResponse(await export(context, stream, query, file_format), media_type=_MEDIA_TYPES[file_format])
+    return StreamingResponse(await export(context, stream, wanted, file_format), media_type=_MEDIA_TYPES[file_format])
 
 
 @router.get("/v1/streams/{stream}/decisions/{position}/thumbnail", response_class=Response, responses=_THUMBNAIL)

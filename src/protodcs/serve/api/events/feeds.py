@@ -13,7 +13,6 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ....errors import ProtoDCSError
@@ -21,8 +20,9 @@ from ...access.problems import ProblemError
 from ...messages import Action, Reply, ReplyStatus
 from ...messages import Request as WorkerRequest
 from ...pipeline.queues import Queues
-from ...settings import ServeConfig, tenant_of
+from ...settings import ServeConfig, public_id, tenant_of
 from ...store.base import ListedStream
+from ...workers.waiting import wait_at_most
 from ..context import checked
 
 _log = logging.getLogger(__name__)
@@ -515,16 +515,3 @@ async def _drained(subscriber: Subscriber) -> AsyncGenerator[bytes, None]:
         yield subscriber.take()
         if slow:
             return
-
-
-async def wait_at_most(event: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, but no longer than so many seconds."""
-    # Unlike `asyncio.wait_for`, this starts no task, and there are thousands of calls per second.
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
-
-
-def public_id(stream: str) -> str:
-    """Return the id of a stream as callers know it."""
-    return stream.rpartition("/")[2]

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
 from ...access.problems import ProblemError
+from ...settings import public_id, scoped_name
 from ...stream.summary import Summary
 from ..context import RequestContext
 from .schemas import ListedStream, Sort, StreamList
@@ -67,13 +68,12 @@ def _is_behind(key: list[Any], other: list[Any], sort: Sort) -> bool:
 
 async def _rows(context: RequestContext, after: str | None, read: int = _PAGE) -> AsyncIterator[_Row]:
     """Yield the streams of the caller whose ids come after `after`, in the order of their ids. Read so many at once."""
-    prefix = f"{context.tenant}/" if context.tenant else ""
-    last = None if after is None else prefix + after
+    last = None if after is None else scoped_name(context.tenant, after)
     while True:
         page = await context.services.worker.list_streams(context.tenant, last, read)
         for stream in page:
             summary = Summary.unpack(stream.summary)
-            yield _Row(stream.id.removeprefix(prefix), stream.created, summary, stream.problem)
+            yield _Row(public_id(stream.id), stream.created, summary, stream.problem)
         if len(page) < read:
             return
         last = page[-1].id

@@ -11,6 +11,7 @@ from ....core.vectors import row_fingerprint
 from ....errors import InputError, StateError
 from ...access.rules import requires
 from ...messages import Action, Request
+from ...settings import scoped_name
 from ...stream.shared import check_vocabulary, pack_rows
 from ..context import Context, RequestContext, checked
 from ..features import rows_in
@@ -52,8 +53,7 @@ async def find(fingerprint: Fingerprint, context: Context) -> StoredVocabulary:
 
 async def _ask(context: RequestContext, action: str, fingerprint: str, packed: bytes = b"") -> StoredVocabulary:
     # Not `context.ask`, or the audit log would take the fingerprint for a stream. The name tells the tenant.
-    name = f"{context.tenant}/{fingerprint}" if context.tenant else fingerprint
-    request = Request(name, action, context.key, fingerprint.encode(), packed)
+    request = Request(scoped_name(context.tenant, fingerprint), action, context.key, fingerprint.encode(), packed)
     checked(await context.services.queues.ask(request))
     return StoredVocabulary(fingerprint=fingerprint)
 
