@@ -30,7 +30,7 @@ PERSON, VEHICLE, NOTHING = "person", "vehicle", "nothing"
 SHARES = {UNLISTED: 0.05, PERSON: 0.04, VEHICLE: 0.02, NOTHING: 0.08}
 _FREQUENT = (0.42, 0.29)
 _CATEGORIES = {"1": "animal", "2": PERSON, "3": VEHICLE}
-_WIDTH, _HEIGHT = 480, 360
+_WIDTH, _HEIGHT = 320, 240
 _START, _DAYS = datetime(2025, 5, 1, tzinfo=UTC), 90
 # Events are at least so far apart, and images of one event so near. Seconds.
 _BETWEEN, _WITHIN = 300, 4
@@ -53,8 +53,9 @@ class _Event(NamedTuple):
 def make_season(folder: Path, events: int = 600, seed: int = 0) -> int:
     """Write a season into a folder, which is created, and return the number of images.
 
-    The folder has a subfolder of images for each camera, `results.json` with the boxes of a detector, `species.txt`
-    with the listed species, `deployments.csv` with the places of the cameras, and `truth.csv`.
+    The folder has a subfolder of images for each camera, and the boxes of a detector: `results.json`, and its images of
+    each half of the season in `first-half.json` and `second-half.json`. `species.txt` has the listed species,
+    `deployments.csv` the places of the cameras, and `truth.csv` what each image shows.
     """
     scenes = {camera: _scene(np.random.default_rng([seed, 1, place])) for place, camera in enumerate(CAMERAS)}
     images: list[dict[str, Any]] = []
@@ -70,8 +71,16 @@ def make_season(folder: Path, events: int = 600, seed: int = 0) -> int:
             images.append({"file": file, "detections": detections})
             truth.append((file, event.number, event.shows))
     info = {"format_version": "1.5", "detector": "made-up", "detection_completion_time": "2025-08-01 12:00:00"}
-    results = {"info": info, "detection_categories": _CATEGORIES, "images": images}
-    (folder / "results.json").write_text(json.dumps(results, indent=1))
+    middle = f"{_START + timedelta(days=_DAYS / 2):%Y%m%d}"
+    late = [Path(image["file"]).name >= middle for image in images]
+    parts = {
+        "results": images,
+        "first-half": [image for image, is_late in zip(images, late, strict=True) if not is_late],
+        "second-half": [image for image, is_late in zip(images, late, strict=True) if is_late],
+    }
+    for name, part in parts.items():
+        results = {"info": info, "detection_categories": _CATEGORIES, "images": part}
+        (folder / f"{name}.json").write_text(json.dumps(results, indent=1))
     (folder / "species.txt").write_text("".join(f"{name}\n" for name in SPECIES))
     _write(folder / "truth.csv", [("file", "event", "shows"), *truth])
     places = [(camera, 50 + place / 100, 5 - place / 100) for place, camera in enumerate(CAMERAS)]
@@ -114,7 +123,7 @@ class _Animal:
         self.kind = kind
         self.palette = new_palette(COLOURS[str(rng.choice(list(COLOURS)))], rng)
         self.texture = int(rng.integers(2**31))
-        self.side = int(rng.integers(110, 240))
+        self.side = int(rng.integers(75, 160))
         self.room = _HEIGHT - self.side, _WIDTH - self.side
         self.place = rng.uniform((0, 0), self.room)
 
@@ -124,7 +133,7 @@ class _Animal:
         size = (self.side, self.side)
         opaque = np.asarray(Image.fromarray(np.uint8(255 * opacity[..., 0])).resize(size)) / 255
         colours = np.asarray(Image.fromarray(np.clip(painted, 0, 255).astype(np.uint8)).resize(size))
-        self.place = np.clip(self.place + rng.normal(scale=25, size=2), 0, self.room)
+        self.place = np.clip(self.place + rng.normal(scale=16, size=2), 0, self.room)
         top, left = (int(value) for value in self.place)
         part = scene[top : top + self.side, left : left + self.side]
         part[:] = part * (1 - opaque[..., None]) + colours * opaque[..., None]
@@ -152,7 +161,7 @@ def _photo(
     if rng.random() < 0.3:
         # A box of nothing, below the usual confidence.
         detections.append(_detection("1", rng.uniform(0.01, 0.15), [*rng.uniform(0, 0.7, size=2), 0.15, 0.15]))
-    pixels = np.clip(scene + rng.normal(scale=4, size=scene.shape), 0, 255).astype(np.uint8)
+    pixels = np.clip(scene + 4 * rng.standard_normal(scene.shape, dtype=np.float32), 0, 255).astype(np.uint8)
     return shifted(pixels, CAMERAS[event.camera], rng), detections
 
 
