@@ -1,6 +1,6 @@
-"""Compare a streamed observe of the service in one process with the bare engine: `python -m benchmarks.streaming`.
+"""Compare rows and frames sent to the service in one process with the bare engine: `python -m benchmarks.streaming`.
 
-Rounds of both take turns on this machine, so that the ratio depends little on what else the machine does. The sender is
+Rounds of all take turns on this machine, so that the ratio depends little on what else the machine does. The sender is
 another process than the service, and its rows are encoded before the clock starts.
 """
 
@@ -71,6 +71,24 @@ async def streamed_rate(stream, body, rows):
     return rows / seconds
 
 
+async def framed_rate(stream, frames, rows, name):
+    """Rows per second of binary frames with a key each, two under way at any time."""
+    waiting = iter(enumerate(frames))
+
+    async def send():
+        connection = Connection(HOST, PORT)
+        for number, frame in waiting:
+            path = f"/v1/streams/{stream}/observe?count={BATCH}"
+            status, answer = await connection.post(path, frame, "application/x-float32", f"{name}-{number}")
+            if status != 200:
+                raise RuntimeError(answer)
+        connection.close()
+
+    start = time.perf_counter()
+    await asyncio.gather(send(), send())
+    return rows / (time.perf_counter() - start)
+
+
 async def create(prototypes):
     connection = Connection(HOST, PORT)
     body = json.dumps({"id": "s", "prototypes": prototypes.tolist()}).encode()
@@ -79,9 +97,15 @@ async def create(prototypes):
         raise RuntimeError(answer)
 
 
+def ratio_of(rates, column):
+    """The median ratio to the bare engine, the lowest and the highest, as cells of a table."""
+    ratios = sorted(row[column] / row[0] for row in rates)
+    return f"{statistics.median(ratios):.2f} | {ratios[0]:.2f} to {ratios[-1]:.2f}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="Rounds of both (default: 5).")
+    parser.add_argument("--rounds", type=int, default=5, help="Rounds of all (default: 5).")
     parser.add_argument("--rows", type=int, default=10_240, help="Rows in each round (default: 10,240).")
     parser.add_argument("--write", action="store_true", help="Write docs/results/streaming.md.")
     chosen = parser.parse_args()
@@ -96,24 +120,30 @@ def main():
         asyncio.run(create(prototypes))
         for number in range(chosen.rounds):
             body = list(chunks(features, f"round-{number}"))
-            rates.append((bare_rate(engine, features), asyncio.run(streamed_rate("s", body, chosen.rows))))
-            print(f"bare engine {rates[-1][0]:,.0f} rows/s, streamed {rates[-1][1]:,.0f} rows/s", flush=True)
+            frames = [features[first : first + BATCH].tobytes() for first in range(0, len(features), BATCH)]
+            bare = bare_rate(engine, features)
+            streamed = asyncio.run(streamed_rate("s", body, chosen.rows))
+            framed = asyncio.run(framed_rate("s", frames, chosen.rows, f"frames-{number}"))
+            rates.append((bare, streamed, framed))
+            print(f"rows/s: bare engine {bare:,.0f}, NDJSON {streamed:,.0f}, frames {framed:,.0f}", flush=True)
     about = machine()
-    ratios = sorted(streamed / bare for bare, streamed in rates)
-    bare, streamed = (statistics.median(column) for column in zip(*rates, strict=True))
+    bare, streamed, framed = (statistics.median(column) for column in zip(*rates, strict=True))
     text = f"""# Streamed observe
 
 `python -m benchmarks.streaming --write`, {about["cores"]} cores of {about["machine"]}, Python
 {about["versions"]["python"]}, compiled step. Load average before the run: {load:.1f}.
 
-Features are random (seed 0): a prototype plus noise. Setting: {CLASSES} classes, {DIMENSION} dimensions, StreamDCS with
-its default settings, the service in one process. Each of {chosen.rounds} rounds sends {chosen.rows:,} rows as NDJSON in
-batches of {BATCH} over one connection. The bare engine runs `observe_many` on the same batches in the process of the
-sender. Each answer comes after its row is durable in SQLite (`synchronous=FULL`). Median of the rounds.
+Features are random (seed 0): a prototype plus noise. {CLASSES} classes, {DIMENSION} dimensions, StreamDCS with its
+default settings, the service in one process. Each of {chosen.rounds} rounds sends {chosen.rows:,} rows in batches of
+{BATCH}: as NDJSON over one connection, with a key for each row, and as frames of float32 numbers over two connections,
+with a key for each frame. The bare engine runs `observe_many` on the same batches in the process of the sender. Each
+answer comes after its row is durable in SQLite (`synchronous=FULL`). Median of the rounds.
 
-| bare engine: rows per second | streamed: rows per second | ratio | low to high |
-|---|---|---|---|
-| {bare:,.0f} | {streamed:,.0f} | {statistics.median(ratios):.2f} | {ratios[0]:.2f} to {ratios[-1]:.2f} |
+| | rows per second | of the bare engine | low to high |
+|---|---:|---:|---:|
+| bare engine | {bare:,.0f} | | |
+| NDJSON | {streamed:,.0f} | {ratio_of(rates, 1)} |
+| frames | {framed:,.0f} | {ratio_of(rates, 2)} |
 """
     print(text)
     if chosen.write:
