@@ -5,8 +5,8 @@ classes and unknown images, 1 to 15 % unknown, half of them with two frequent cl
 minutes. After eight minutes, 40 % of the images of some cameras are unknown, and the features of others are blended
 with one common direction, just as much as lowers the zero-shot accuracy by ten points. The direction is random, or the
 feature of one image. Everything is shown twice: with shuffled images, and in runs of eight of one class, which the
-unknown images come in, too. Of 267 usual cameras, at most three should be warned about wrongly. Split `judge`, seed 100;
-the rule was chosen on `tune`.
+unknown images come in, too. Of 267 usual cameras, at most three should be warned about wrongly. Split `judge`, seed
+100; the rule was chosen on `tune`.
 """
 
 from benchmarks.timing import one_thread, table
