@@ -434,6 +434,6 @@ def test_the_replay_is_what_the_service_computes_with_guard_and_snapshots():
             live = LiveStream(AcquiredStream(Fence(1), spec.pack(), live.snapshot(), start, []), prototypes, LIMITS)
     run = checker.replay(spec, prototypes, payloads)
     assert run.digest == state_digest(live.engine, live.guard)
-    assert run.answers == [checker.described(answer) for answer in answers]
+    assert run.answers == [checker.shown(answer) for answer in answers]
     assert run.guard_events > 1
     assert checker.replay(spec, prototypes, payloads[::-1]).digest != run.digest

@@ -18,6 +18,7 @@ from protodcs import methods
 from protodcs.core.prototypes import Prototypes
 from protodcs.core.state import leaves_out_prototypes
 from protodcs.serve.guard import GuardAction
+from protodcs.serve.messages import Reply, ReplyStatus
 from protodcs.serve.stream.answers import described, pack_decision
 from protodcs.serve.stream.live_stream import StreamSpec
 
@@ -81,13 +82,19 @@ def state_digest(engine: Any, guard: Any) -> str:
     return hashlib.sha256(engine.snapshot() + (b"" if guard is None else guard.pack())).hexdigest()
 
 
+def shown(answer: bytes) -> dict[str, Any]:
+    """Return a packed decision as a response shows it, without what belongs to the reply."""
+    response = described(Reply(ReplyStatus.DONE, answer=answer))
+    return {name: value for name, value in response.items() if name not in ("position", "epoch", "repeated")}
+
+
 def replay(spec: StreamSpec, prototypes: Prototypes, payloads: Iterable[bytes]) -> Replay:
     """Run features through a new engine with a new guard: no journal, no snapshot, no fault."""
     engine, guard = spec.engine(prototypes), spec.watcher(prototypes)
     answers, events = [], 0
     for position, payload in enumerate(payloads):
         decision = engine.observe(np.frombuffer(payload, dtype="<f4"))
-        answers.append(described(pack_decision(decision)))
+        answers.append(shown(pack_decision(decision)))
         event = None if guard is None else guard.watch(engine.latest, decision, engine, position)
         if guard is None or event is None:
             continue
