@@ -11,9 +11,11 @@ from typing import NamedTuple
 from ...errors import DamagedDataError, StateVersionError
 
 VERSION = 5
-# By version: version and position, then bytes of the engine state, of the guard, of the applied requests, of the stored
-# samples, and since version 5 of the latest decisions.
-_HEADS = {4: struct.Struct("<BQQQQQ"), VERSION: struct.Struct("<BQQQQQQ")}
+# Version and position, then bytes of the engine state, of the guard, of the applied requests, of the stored samples and
+# of the latest decisions.
+_HEAD = struct.Struct("<BQQQQQQ")
+# Version 4 has no latest decisions.
+_EARLIER = {4: struct.Struct("<BQQQQQ")}
 _CHECKSUM = struct.Struct("<I")
 
 
@@ -40,19 +42,19 @@ class Snapshot(NamedTuple):
 def pack(snapshot: Snapshot) -> bytes:
     """Return a snapshot as bytes."""
     position, *parts = snapshot
-    body = b"".join((_HEADS[VERSION].pack(VERSION, position, *map(len, parts)), *parts))
+    body = b"".join((_HEAD.pack(VERSION, position, *map(len, parts)), *parts))
     return body + _CHECKSUM.pack(zlib.crc32(body))
 
 
 def unpack(data: bytes) -> Snapshot:
     """Return the snapshot that `pack` was given. Raise DamagedDataError or StateVersionError otherwise."""
-    head = _HEADS.get(data[0] if data else VERSION, _HEADS[VERSION])
+    head = _EARLIER.get(data[0], _HEAD) if data else _HEAD
     if len(data) < head.size + _CHECKSUM.size:
         raise DamagedDataError(f"a snapshot of {len(data)} bytes: it was cut off")
     end = len(data) - _CHECKSUM.size
     if zlib.crc32(memoryview(data)[:end]) != _CHECKSUM.unpack_from(data, end)[0]:
         raise DamagedDataError("a snapshot does not match its checksum: it is damaged")
-    if data[0] not in _HEADS:
+    if data[0] != VERSION and data[0] not in _EARLIER:
         raise StateVersionError.of("The snapshot of the stream", data[0], VERSION)
     _, position, *sizes = head.unpack_from(data)
     if head.size + sum(sizes) != end:
