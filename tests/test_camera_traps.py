@@ -49,7 +49,7 @@ def classified(season, tmp_path_factory):
     done = classify(folder, "--images", season, "--json")
     assert done.exit_code == 0, done.stderr
     assert {file.name for file in folder.iterdir()} == {
-        "results.json", "species.txt", "species.json", "species.events.csv"
+        "results.json", "species.txt", "species.json", "species.events.csv", "species.states"
     }  # fmt: skip
     before, after = (json.loads((folder / name).read_text()) for name in ("results.json", "species.json"))
     with (folder / "species.events.csv").open(newline="") as lines:
@@ -190,6 +190,98 @@ def test_problems_of_the_command_are_explained(season, tmp_path, classified):
     assert "has classifications already" in classify(tmp_path, results="again.json").stderr
     done = CliRunner().invoke(app, ["classify", "--classes", "cat,dog", "--model", "demo"])
     assert "Give a folder of images" in done.stderr
+
+
+# From one half of the season to the next.
+
+
+def run(*words):
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory):
+    """Classify the first half of a season, without its most frequent species on the list."""
+    folder = tmp_path_factory.mktemp("halves") / "season"
+    make_season(folder, events=120, seed=3)
+    (folder / "species.txt").write_text("\n".join(name for name in SPECIES if name != "butterfly"))
+    assert classify(folder, results="first-half.json", out="first.json").exit_code == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def named(halves):
+    """Return the folder of clusters of the first half, one of them named butterfly."""
+    discover = ("discover", halves / "first.json", "--model", "demo", "--out")
+    assert run(*discover, halves / "clusters").exit_code == 0
+    with (halves / "truth.csv").open(newline="") as lines:
+        shows = {row["file"]: row["shows"] for row in csv.DictReader(lines)}
+    with (halves / "clusters" / "clusters.csv").open(newline="") as lines:
+        butterflies = [
+            row["cluster"] for row in csv.DictReader(lines)
+            if row["cluster"] and shows[row["sample"].split(", box")[0]] == "butterfly"
+        ]  # fmt: skip
+    best = max(butterflies, key=butterflies.count)
+    assert run(*discover, halves / "named", "--name", f"{best}=butterfly").exit_code == 0
+    return halves / "named"
+
+
+def test_a_species_that_was_named_is_recognised_in_the_next_half(halves, named, tmp_path):
+    given = ("classify", "--megadetector", halves / "second-half.json", "--model", "demo")
+    earlier = ("--state", halves / "first.states", "--clusters", named / "clusters.state")
+    done = run(*given, *earlier, "--out", tmp_path / "second.json")
+    assert done.exit_code == 0, done.stderr
+    with (halves / "truth.csv").open(newline="") as lines:
+        shows = {row["file"]: row["shows"] for row in csv.DictReader(lines)}
+    after = json.loads((tmp_path / "second.json").read_text())
+    names = after["classification_categories"]
+    assert list(names.values()) == [*(name for name in SPECIES if name != "butterfly"), "unknown", "butterfly"]
+    called = [
+        shows[file]
+        for file, box in boxes(after)
+        if "classifications" in box and names[box["classifications"][0][0]] == "butterfly"
+    ]
+    assert len(called) > 3
+    assert called.count("butterfly") > 0.8 * len(called)
+    with (tmp_path / "second.events.csv").open(newline="") as lines:
+        events = [row for row in csv.DictReader(lines) if row["label"] == "butterfly"]
+    assert events
+    assert {row["known"] for row in events} == {"False"}
+    with (named / "clusters.csv").open(newline="") as lines:
+        assert "butterfly" in {row["name"] for row in csv.DictReader(lines)}
+
+
+def test_each_camera_continues_with_its_own_state(halves, tmp_path):
+    from protodcs.core import state
+
+    given = ("classify", "--megadetector", halves / "second-half.json", "--model", "demo")
+    done = run(*given, "--state", halves / "first.states", "--out", tmp_path / "second.json", "--json")
+    assert done.exit_code == 0, done.stderr
+
+    def seen(folder):
+        headers = {file.name: state.unpack(state.read(file))[0] for file in folder.iterdir()}
+        return {name: header.counters["sequence"] for name, header in headers.items()}
+
+    before, after = seen(halves / "first.states"), seen(tmp_path / "second.states")
+    assert set(before) == set(after) == {f"{camera}.state" for camera in CAMERAS}
+    assert sum(after.values()) - sum(before.values()) == json.loads(done.stdout)["boxes"]["all"]
+    assert all(after[name] > before[name] for name in before)
+
+
+def test_problems_with_states_and_clusters_are_explained(halves, tmp_path):
+    given = ("classify", "--megadetector", halves / "second-half.json", "--model", "demo", "--out", tmp_path / "a.json")
+    assert "Give --classes, or --state" in run(*given).stderr
+    assert "Give --classes, or --state" in run(*given, "--classes", "a,b", "--state", halves / "first.states").stderr
+    assert "part of a state" in run(*given, "--state", halves, "--target-false-reject", 0.1).stderr
+    assert "no file that ends with .state" in run(*given, "--state", tmp_path).stderr
+    discover = ("discover", halves / "first.json", "--model", "demo", "--out", tmp_path / "clusters", "--name")
+    assert "such as 0=monarch" in run(*discover, "monarch").stderr
+    assert run(*discover, "999=monarch").exit_code == 1
+    assert not (tmp_path / "clusters").exists()
+    assert "no classified boxes" in run("discover", halves / "results.json", "--model", "demo").stderr
 
 
 # Cameras, times and events.

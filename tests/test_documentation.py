@@ -1,6 +1,7 @@
 """The documentation: its examples run, its pictures are shown, and its words are those of other projects."""
 
 import ast
+import csv
 import importlib.util
 import json
 import os
@@ -20,6 +21,7 @@ from ports import free_port
 from protodcs.bench import grid
 from protodcs.cli import app
 from protodcs.cli.cluster.settings import ClusterSettings
+from protodcs.demo import DemoStream
 from protodcs.serve.cluster.cells import CellsConfig
 from protodcs.serve.settings import ServeConfig
 
@@ -193,6 +195,17 @@ def test_the_made_up_season_of_camera_traps_runs(in_shell, tmp_path):
     written, rows = blocks(page, "text")
     assert written in printed
     assert set(rows.splitlines()) <= set((tmp_path / "species.events.csv").read_text().splitlines())
+
+
+def test_new_classes_are_found_named_and_recognised_in_a_later_folder(in_shell, tmp_path):
+    in_shell(ROOT / "docs" / "tutorials" / "new-class.md")
+    later = DemoStream(400, unknown=0.3, seed=1)
+    with (tmp_path / "summer.csv").open(newline="") as lines:
+        named = [row for row in csv.DictReader(lines) if row["label"] in ("clock", "spider")]
+    assert {row["known"] for row in named} == {"False"}
+    right = [row["label"] == later[int(Path(row["file"]).stem)].kind for row in named]
+    assert len(right) > 5
+    assert sum(right) > 0.5 * len(right)
 
 
 @pytest.mark.parametrize("page", RUN_IN_SHELL[:2])

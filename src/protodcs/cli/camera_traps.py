@@ -9,22 +9,27 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 
 from ..atomic_io import replace_file
 from ..errors import DataError, InputError
+from .decided import cluster_names
 from .screen import console, new_table, printable, progress
 
 if TYPE_CHECKING:
     from ..arrays import Feature
     from ..classifier import OpenSetClassifier
+    from ..core.base import FeatureMethod
     from ..core.decision import Decision
     from ..integrations.camera_traps import Event, EventDecision, Photo, Place
     from ..integrations.megadetector import Detection, Results
 
 _FIELDS = ("event", "camera", "start", "end", "images", "boxes", "known", "label", "nearest_class", "p_unknown")
+
+_STATE = ".state"
 
 
 class Package(NamedTuple):
@@ -44,6 +49,9 @@ class Boxes(NamedTuple):
         out: the new results file.
         confidence: confidence from which a box is classified; None: what the file says.
         event_seconds: largest time between two images of one event.
+        states: the states of an earlier run, one for each camera; None: nothing was learned yet.
+        clusters: clusters of unknown images that have names, if any.
+        vocabulary: names of other things, for these states.
         package: the Camtrap DP package to write, if any.
     """
 
@@ -52,14 +60,18 @@ class Boxes(NamedTuple):
     out: Path
     confidence: float | None
     event_seconds: float
+    states: Path | None
+    clusters: Path | None
+    vocabulary: str | None
     package: Package | None
 
 
 class _Decided(NamedTuple):
-    """The decisions on boxes and events."""
+    """The decisions on boxes and events, and the states of the cameras by the name of their files."""
 
     boxes: dict["Place", "Decision"]
     events: list["EventDecision"]
+    states: dict[str, bytes]
 
 
 def camtrap_package(folder: Path, deployments: Path | None, time_zone: str | None) -> Package:
@@ -73,7 +85,7 @@ def camtrap_package(folder: Path, deployments: Path | None, time_zone: str | Non
     return Package(folder, deployments, zone)
 
 
-def classify_boxes(given: Boxes, load: "Callable[[], OpenSetClassifier]", as_json: bool) -> None:
+def classify_boxes(given: Boxes, load: "Callable[[Path | None], OpenSetClassifier]", as_json: bool) -> None:
     """Classify the boxes of animals, write the files, and print a summary. `load` is called after all checks."""
     from ..integrations import camera_traps, megadetector
 
@@ -88,9 +100,9 @@ def classify_boxes(given: Boxes, load: "Callable[[], OpenSetClassifier]", as_jso
     deployments = _deployments(given.package, photos)
     confidence = megadetector.usual_confidence(results) if given.confidence is None else given.confidence
     detections = megadetector.detections(results, confidence)
-    classifier = load()
+    classifier = load(None if given.states is None else state_files(given.states)[0])
     crops, errors = _encoded(given, photos, folder, detections, classifier, as_json)
-    decided = _decide(classifier, camera_traps.group_events(photos, given.event_seconds), crops)
+    decided = _decide(given, classifier, camera_traps.group_events(photos, given.event_seconds), crops)
     written = megadetector.with_species(results, decided.boxes, classifier.classes, classifier.encoder.name)
     files = {
         events_file: _events(decided.events, crops, classifier.classes),
@@ -98,12 +110,16 @@ def classify_boxes(given: Boxes, load: "Callable[[], OpenSetClassifier]", as_jso
     }
     if given.package is not None:
         files |= _package(given.package, written, detections, decided, deployments)
+    states = _states(given.out)
+    for name, state in decided.states.items():
+        states.mkdir(exist_ok=True)
+        replace_file(states / name, state)
     for file, content in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, content.encode())
     _store(given.out).unlink(missing_ok=True)
     report = _report(photos, decided, errors)
-    report |= {"seconds": round(time.perf_counter() - started, 2), "results": list(map(str, files))}
+    report |= {"seconds": round(time.perf_counter() - started, 2), "results": [*map(str, files), str(states)]}
     if as_json:
         typer.echo(json.dumps(report))
     else:
@@ -117,9 +133,22 @@ def _check_new(given: Boxes, events_file: Path) -> None:
     if given.out.suffix != ".json":
         raise InputError(f"The result must be a .json file, as of MegaDetector; given: {given.out.name!r}")
     inside = [] if given.package is None else [given.package.folder / name for name in FILES]
-    for file in (given.out, events_file, *inside):
+    for file in (given.out, events_file, _states(given.out), *inside):
         if file.exists():
             raise InputError(f"{file} exists already. Delete it, or choose another name for the results.")
+
+
+def state_files(path: Path) -> list[Path]:
+    """Return the states in a folder, or the only one."""
+    files = sorted(path.glob(f"*{_STATE}")) if path.is_dir() else [path]
+    if not files:
+        raise InputError(f"{path} has no file that ends with {_STATE}. Give the folder that `classify` wrote.")
+    return files
+
+
+def _state_file(camera: str) -> str:
+    """Return the name of the state of a camera. The folder of the images itself has none that a camera may have."""
+    return (quote(camera, safe="") or "(folder)") + _STATE
 
 
 def _deployments(package: Package | None, photos: Sequence["Photo"]) -> dict[str, dict[str, Any]]:
@@ -146,6 +175,11 @@ def _package(
         package.folder.name, written, detections, decided.events, decided.boxes, deployments, package.zone
     )
     return {package.folder / name: content for name, content in camtrap_dp.package_files(season).items()}
+
+
+def _states(out: Path) -> Path:
+    """Return the folder for the states of the cameras."""
+    return out.with_suffix(".states")
 
 
 def _store(out: Path) -> Path:
@@ -184,20 +218,35 @@ def _encoded(
     return dict(zip(places, encoded.features, strict=True)), encoded.errors
 
 
-def _decide(classifier: "OpenSetClassifier", events: Sequence["Event"], crops: Mapping["Place", "Feature"]) -> _Decided:
+def _decide(
+    given: Boxes, classifier: "OpenSetClassifier", events: Sequence["Event"], crops: Mapping["Place", "Feature"]
+) -> _Decided:
     """Decide on the boxes and events of each camera, with a stream of its own."""
     from ..integrations.camera_traps import decide_camera
 
     cameras: dict[str, list[Event]] = {}
     for event in events:
         cameras.setdefault(event.camera, []).append(event)
-    decided = _Decided({}, [])
-    for of_camera in cameras.values():
-        classifier.engine.reset()
-        boxes, on_events = decide_camera(classifier.engine, of_camera, crops)
+    decided = _Decided({}, [], {})
+    naming = cluster_names(given.clusters)
+    for camera, of_camera in cameras.items():
+        engine = _engine(given, classifier, _state_file(camera))
+        boxes, on_events = decide_camera(engine, of_camera, crops, naming)
         decided.boxes.update(boxes)
         decided.events.extend(on_events)
+        decided.states[_state_file(camera)] = engine.snapshot()
     return decided
+
+
+def _engine(given: Boxes, classifier: "OpenSetClassifier", name: str) -> "FeatureMethod":
+    """Return the stream of a camera: that of an earlier run, or one that has learned nothing."""
+    if given.states is not None and (given.states / name).is_file():
+        earlier = type(classifier).restored(classifier.encoder, given.states / name, vocabulary=given.vocabulary)
+        if earlier.classes != classifier.classes:
+            raise DataError(f"{given.states / name} has other classes than the states beside it.")
+        return earlier.engine
+    classifier.engine.reset()
+    return classifier.engine
 
 
 def _events(decided: Sequence["EventDecision"], crops: Mapping["Place", "Feature"], classes: Sequence[str]) -> str:
@@ -218,7 +267,7 @@ def _events(decided: Sequence["EventDecision"], crops: Mapping["Place", "Feature
 
 def _report(photos: Sequence["Photo"], decided: _Decided, errors: Mapping[str, str]) -> dict[str, Any]:
     def count(decisions: Sequence["Decision"]) -> dict[str, Any]:
-        labels = Counter(decision.label for decision in decisions if decision.known)
+        labels = Counter(decision.label for decision in decisions if decision.label is not None)
         return {"all": len(decisions), "unknown": len(decisions) - labels.total(), "classes": dict(labels)}
 
     of_events = [decision for _, decision in decided.events if decision is not None]

@@ -14,6 +14,7 @@ import typer
 from ..atomic_io import replace_file
 from ..errors import DataError, InputError
 from .camera_traps import Boxes, camtrap_package, classify_boxes
+from .decided import cluster_names
 from .screen import (
     VOCABULARY_HELP,
     console,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from ..core.decision import Decisions
     from ..encoders.files import EncodedFiles
+    from ..integrations.camera_traps import Naming
 
 _FIELDS = ("file", "known", "label", "nearest_class", "p_unknown", "score", "reason", "error")
 _FORMATS = ("csv", "jsonl", "parquet")
@@ -46,9 +48,17 @@ def classify(
     sources: list[Path] | None = typer.Argument(
         None, metavar="[IMAGES]...", help="Folder of images, including its subfolders; or image files."
     ),
-    classes: str = typer.Option(..., help="Class names separated by commas, a list such as cifar10, or a text file."),
+    classes: str | None = typer.Option(
+        None, help="Class names separated by commas, a list such as cifar10, or a text file. Not with --state."
+    ),
+    state: Path | None = typer.Option(
+        None, help="State of an earlier run: continue with its classes and what it learned. It is not changed."
+    ),
     model: str = typer.Option(
         "openai/clip-vit-base-patch16", help="Encoder: model id, folder, open_clip:..., onnx:..., demo, mini."
+    ),
+    clusters: Path | None = typer.Option(
+        None, help="clusters.state of `discover --name`: unknown images get the name of the cluster they belong to."
     ),
     out: Path | None = typer.Option(
         None,
@@ -97,11 +107,18 @@ def classify(
     from ..encoders.files import encode_files
 
     started = time.perf_counter()
-    names = given_classes(classes)
-    options: dict[str, Any] = {**target_options(target_false_reject), "vocabulary": given_vocabulary(vocabulary)}
+    if (classes is None) == (state is None):
+        raise InputError("Give --classes, or --state to continue an earlier run.")
+    if state is not None and target_false_reject is not None:
+        raise InputError("--target-false-reject is part of a state. Leave it out with --state.")
+    names = () if classes is None else given_classes(classes)
+    others = given_vocabulary(vocabulary)
 
-    def load() -> OpenSetClassifier:
+    def load(file: Path | None) -> OpenSetClassifier:
         encoder = encoders.load(model, device=device, batch_size=batch_size, templates=templates)
+        if file is not None:
+            return OpenSetClassifier.restored(encoder, file, vocabulary=others)
+        options: dict[str, Any] = {**target_options(target_false_reject), "vocabulary": others}
         return OpenSetClassifier.with_encoder(encoder, names, method=method, **options)
 
     if megadetector is not None:
@@ -109,15 +126,16 @@ def classify(
             raise InputError("--megadetector takes no IMAGES, --format, --sheet or --limit. Use --images FOLDER.")
         out = out or megadetector.with_suffix(".species.json")
         package = None if camtrap_dp is None else camtrap_package(camtrap_dp, deployments, time_zone)
-        classify_boxes(Boxes(megadetector, images, out, min_confidence, event_seconds, package), load, as_json)
+        given = Boxes(megadetector, images, out, min_confidence, event_seconds, state, clusters, others, package)
+        classify_boxes(given, load, as_json)
         return
     if sources is None:
         raise InputError("Give a folder of images, image files, or a results file with --megadetector.")
     files = _limited(_files(sources), limit)
     out = _result(out, form)
-    classifier = load()
+    classifier = load(state)
     out.parent.mkdir(parents=True, exist_ok=True)
-    store, state = (out.with_suffix(out.suffix + ending) for ending in (".features", ".state"))
+    store, new_state = (out.with_suffix(out.suffix + ending) for ending in (".features", ".state"))
     with progress(as_json) as bar:
         task = bar.add_task("images", total=len(files))
         encoded = encode_files(classifier.encoder, files, store, lambda count: bar.advance(task, count))
@@ -127,12 +145,12 @@ def classify(
             f"No image can be read ({len(files)} given). The first error: {next(iter(encoded.errors.values()))}"
         )
     decisions = classifier.engine.observe_many(encoded.features, two_pass=True)
-    rows = _rows(files, encoded, decisions)
-    classifier.save(state)
+    rows = _rows(files, encoded, decisions, cluster_names(clusters))
+    classifier.save(new_state)
     replace_file(out, _content(rows, out.suffix))
     store.unlink()
     report = _report(rows) | {"seconds": round(time.perf_counter() - started, 2)}
-    report |= {"result": str(out), "state": str(state)}
+    report |= {"result": str(out), "state": str(new_state)}
     report["diagnosis"] = diagnose(classifier.engine, encoded.features, decisions).to_dict()
     if sheet is not None:
         report["sheet"] = str(sheet)
@@ -184,20 +202,20 @@ def _result(out: Path | None, form: str | None) -> Path:
     return out
 
 
-def _rows(files: Mapping[str, Path], encoded: "EncodedFiles", decisions: "Decisions") -> list[Row]:
+def _rows(files: Mapping[str, Path], encoded: "EncodedFiles", decisions: "Decisions", naming: "Naming") -> list[Row]:
     """Return a row for each file, in order."""
-    decided = dict(zip(encoded.names, decisions, strict=True))
+    decided = dict(zip(encoded.names, zip(decisions, encoded.features, strict=True), strict=True))
     rows = []
     for name in files:
         if name in encoded.errors:
             rows.append(dict.fromkeys(_FIELDS) | {"file": name, "error": encoded.errors[name]})
             continue
-        decision = decided[name]
+        decision, feature = decided[name]
         rows.append(
             {
                 "file": name,
                 "known": decision.known,
-                "label": decision.label,
+                "label": decision.label if decision.known else naming(feature),
                 "nearest_class": decisions.classes[decision.index],
                 "p_unknown": round(decision.p_unknown, 6),
                 "score": round(decision.score, 6),
@@ -239,12 +257,14 @@ def _content(rows: Sequence[Row], suffix: str) -> bytes:
 
 def _report(rows: Sequence[Row]) -> dict[str, Any]:
     known = Counter(row["label"] for row in rows if row["known"])
+    named = Counter(row["label"] for row in rows if row["known"] is False and row["label"])
     return {
         "images": len(rows),
         "known": known.total(),
         "unknown": sum(row["known"] is False for row in rows),
         "unreadable": sum(row["error"] is not None for row in rows),
         "classes": dict(known.most_common()),
+        "clusters": dict(named.most_common()),
     }
 
 
@@ -281,7 +301,9 @@ def _print(report: Mapping[str, Any]) -> None:
     table.add_column("images", justify="right")
     for name, count in report["classes"].items():
         table.add_row(name, str(count))
-    table.add_row("unknown", str(report["unknown"]), style="bold")
+    for name, count in report["clusters"].items():
+        table.add_row(f"{name} (cluster)", str(count))
+    table.add_row("unknown", str(report["unknown"] - sum(report["clusters"].values())), style="bold")
     if report["unreadable"]:
         table.add_row("could not be read", str(report["unreadable"]), style="red")
     console().print(table)

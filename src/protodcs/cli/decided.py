@@ -11,9 +11,11 @@ from ..integrations.samples import ReviewSample
 from .screen import given_classes, given_vocabulary, printable, progress
 
 if TYPE_CHECKING:
-    from ..arrays import Features, Floats
+    from ..arrays import Feature, Features, Floats
+    from ..data.crop import Crop
     from ..encoders.base import Encoder
     from ..encoders.files import EncodedFiles
+    from ..integrations.camera_traps import Naming
 
 ENDINGS = (".csv", ".jsonl", ".ndjson")
 
@@ -54,6 +56,28 @@ def decide_folder(folder: Path, classes: str, model: str, quiet: bool, vocabular
     return Decided(samples, files, encoded.features, confidence, names)
 
 
+def cluster_names(file: Path | None) -> "Naming":
+    """Return a function that names the cluster of an unknown feature.
+
+    Args:
+        file: clusters.state of `protodcs discover --name`; None: no cluster has a name.
+    """
+    if file is None:
+        return lambda feature: None
+    from ..discovery import Discovery
+
+    data = file.read_bytes()
+    Discovery.restore(data)
+
+    def name_of(feature: "Feature") -> str | None:
+        # `add` stores the feature. Each call begins with the same clusters, so that the order has no effect.
+        found = Discovery.restore(data)
+        cluster = found.add(feature)
+        return None if cluster is None else found.name_of(cluster)
+
+    return name_of
+
+
 def encode_folder(folder: Path, encoder: "Encoder", quiet: bool) -> "tuple[EncodedFiles, dict[str, Path]]":
     """Return the features of all images of a folder, and its files by name."""
     from ..data.readers.folder import image_files
@@ -62,8 +86,8 @@ def encode_folder(folder: Path, encoder: "Encoder", quiet: bool) -> "tuple[Encod
     return encode(files, encoder, quiet), files
 
 
-def encode(files: Mapping[str, Path], encoder: "Encoder", quiet: bool) -> "EncodedFiles":
-    """Return the features of image files, with a progress bar."""
+def encode(files: Mapping[str, "Path | Crop"], encoder: "Encoder", quiet: bool) -> "EncodedFiles":
+    """Return the features of image files or crops, with a progress bar."""
     from ..encoders.files import encode_files
 
     with progress(quiet) as bar:

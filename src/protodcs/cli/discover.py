@@ -12,14 +12,15 @@ import typer
 from ..atomic_io import replace_file
 from ..errors import DataError, InputError
 from .decided import ENDINGS, decide_folder, encode, encode_folder, read_decisions
-from .screen import console, explained, given_classes, new_table, warn_of_boxes
+from .screen import console, explained, given_classes, new_table, printable, warn_of_boxes
 
 if TYPE_CHECKING:
     from ..arrays import Features
+    from ..data.crop import Crop
     from ..discovery import Cluster, Discovery, Vocabulary
 
-_FIELDS = ("sample", "cluster", "place", "size", "similarity", "suggestion", "margin")
-_CSV, _PARQUET, _SHEET = "clusters.csv", "clusters.parquet", "clusters.png"
+_FIELDS = ("sample", "cluster", "place", "size", "similarity", "suggestion", "margin", "name")
+_CSV, _PARQUET, _SHEET, _STATE = "clusters.csv", "clusters.parquet", "clusters.png", "clusters.state"
 _CLUSTERS_ON_SHEET, _IMAGES_ON_SHEET = 16, 8
 _MAX_SAMPLES = 50_000
 # Known images of a file of decisions that are encoded: their mean is the point of comparison.
@@ -35,19 +36,21 @@ class _Unknown(NamedTuple):
         names: the name of each.
         features: (n, d), the features to cluster.
         known: (m, d), the features of known images, if there are any.
-        files: image files by name, if there are any.
+        files: image files or crops by name, if there are any.
     """
 
     names: list[str]
     features: "Features"
     known: "Features"
-    files: Mapping[str, Path]
+    files: "Mapping[str, Path | Crop]"
 
 
 @explained
 def discover(
     source: Path = typer.Argument(
-        ..., help="Folder of images, file of decisions (.csv, .jsonl), or of features (.npy, .npz, ...)."
+        ...,
+        help="Folder of images, file of decisions (.csv, .jsonl), results of `classify --megadetector` (.json), or "
+        "file of features (.npy, .npz, ...).",
     ),
     classes: str | None = typer.Option(
         None, help="Known classes, as in `classify`; only unknown images of a folder are clustered. Default: all are."
@@ -56,17 +59,25 @@ def discover(
         None, help="Names to suggest for clusters: general, or as `--classes`. Default: none."
     ),
     model: str = typer.Option("openai/clip-vit-base-patch16", help="Encoder, as in `classify`."),
+    name: list[str] | None = typer.Option(
+        None, metavar="CLUSTER=NAME", help="Name a cluster of an earlier run, such as 0=monarch. Repeat it for others."
+    ),
     images: Path | None = typer.Option(None, help="Folder of the images in a file of decisions (default: beside it)."),
     out: Path = typer.Option(Path("clusters"), help="Folder of the results (default: clusters)."),
     min_cluster_size: int = typer.Option(5, min=3, max=1000, help="Images that form a cluster (default: 5)."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object for scripts."),
 ) -> None:
-    """Group unknown images into clusters. Writes clusters.csv, clusters.parquet and a contact sheet, clusters.png."""
+    """Group unknown images into clusters, and name them.
+
+    Writes clusters.csv, clusters.parquet and a contact sheet, clusters.png. `classify --clusters clusters.state` then
+    gives later unknown images the name of the cluster that they belong to.
+    """
     from ..discovery import Discovery, DiscoveryConfig
 
-    for file in (out / _CSV, out / _PARQUET, out / _SHEET):
+    for file in (out / _CSV, out / _PARQUET, out / _SHEET, out / _STATE):
         if file.exists():
             raise InputError(f"{file} exists already. Delete it, or choose another folder with --out.")
+    given_names = _given_names(name or [])
     suggestible = None if vocabulary is None else given_classes(vocabulary)
     unknown = _unknown(source, classes, model, images, as_json)
     if not 2 <= len(unknown.names) <= _MAX_SAMPLES:
@@ -79,11 +90,15 @@ def discover(
         found.note_known(feature)
     found.add_many(unknown.features)
     found.update()
+    for cluster, chosen in given_names.items():
+        found.name(cluster, chosen)
     clusters = found.clusters()
     rows = _rows(clusters, unknown.names, found, None if suggestible is None else _vocabulary(suggestible, model))
     out.mkdir(parents=True, exist_ok=True)
     replace_file(out / _CSV, _csv(rows).encode())
     results = [out / _CSV, *_parquet(rows, out), *_sheet(clusters, unknown, rows, out)]
+    found.save(out / _STATE)
+    results.append(out / _STATE)
     report = {
         "samples": len(unknown.names),
         "clusters": len(clusters),
@@ -94,6 +109,17 @@ def discover(
         typer.echo(json.dumps(report))
     else:
         _print(report, clusters, rows)
+
+
+def _given_names(given: Sequence[str]) -> dict[int, str]:
+    """Return the names of the option --name by cluster."""
+    found: dict[int, str] = {}
+    for text in given:
+        cluster, _, name = text.partition("=")
+        if not cluster.strip().isdecimal() or not name.strip():
+            raise InputError(f"--name takes the number and the name of a cluster, such as 0=monarch; given: {text!r}")
+        found[int(cluster)] = name.strip()
+    return found
 
 
 def _unknown(source: Path, classes: str | None, model: str, images: Path | None, quiet: bool) -> _Unknown:
@@ -114,20 +140,47 @@ def _unknown(source: Path, classes: str | None, model: str, images: Path | None,
         return _Unknown([*encoded.names], encoded.features, encoded.features[:0], files)
     if source.suffix in FEATURE_ENDINGS:
         return _stored_features(source)
+    if source.suffix == ".json":
+        return _unknown_boxes(source, images, model, quiet)
     if source.suffix not in ENDINGS:
         raise InputError(
-            f"give a folder, a file of decisions ({', '.join(ENDINGS)}) or of features "
+            f"give a folder, a file of decisions ({', '.join(ENDINGS)}, .json) or of features "
             f"({', '.join(FEATURE_ENDINGS)}); given: {source.name!r}"
         )
     decided = read_decisions(source, images)
     rejected_files = {s.file: decided.files[s.file] for s in decided.samples if s.label is None}
     known_files = {s.file: decided.files[s.file] for s in decided.samples if s.label is not None}
+    return _encoded(rejected_files, known_files, model, quiet)
+
+
+def _unknown_boxes(source: Path, images: Path | None, model: str, quiet: bool) -> _Unknown:
+    """Return the boxes of a results file that are unknown."""
+    from ..data.crop import Crop
+    from ..integrations.megadetector import image_path, read_results, unknown_boxes
+
+    results, folder = read_results(source), source.parent if images is None else images
+    rejected: dict[str, Path | Crop] = {}
+    known: dict[str, Path | Crop] = {}
+    for detection, is_unknown in unknown_boxes(results).items():
+        path = image_path(results["images"][detection.image])
+        crops = rejected if is_unknown else known
+        crops[f"{printable(path)}, box {detection.place}"] = Crop(folder / path, detection.box)
+    return _encoded(rejected, known, model, quiet)
+
+
+def _encoded(
+    rejected_files: "Mapping[str, Path | Crop]", known_files: "Mapping[str, Path | Crop]", model: str, quiet: bool
+) -> _Unknown:
+    """Encode rejected files and some known ones. A long list of known files is taken from evenly."""
+    from ..encoders import load
+
     encoder = load(model)
     encoded = encode(rejected_files, encoder, quiet)
     if rejected_files and not encoded.names:
         first = next(iter(rejected_files.values()))
         raise DataError(f"none of the {len(rejected_files)} images can be read, such as {first}. Set --images.")
-    accepted = encode(dict([*known_files.items()][:_KNOWN_SAMPLES]), encoder, quiet)
+    chosen = [*known_files.items()][:: max(1, len(known_files) // _KNOWN_SAMPLES)]
+    accepted = encode(dict(chosen[:_KNOWN_SAMPLES]), encoder, quiet)
     return _Unknown([*encoded.names], encoded.features, accepted.features, rejected_files)
 
 
@@ -161,6 +214,7 @@ def _rows(
                 "similarity": round(cluster.similarity, 4),
                 "suggestion": None if best is None else best.name,
                 "margin": None if best is None else round(best.margin, 4),
+                "name": cluster.name,
             }
             for place, key in enumerate(cluster.keys.tolist())
         ]
@@ -183,7 +237,7 @@ def _parquet(rows: Sequence[Row], out: Path) -> list[Path]:
         import pyarrow.parquet as pq
     except ImportError:
         return []
-    kinds = [pa.string(), pa.int64(), pa.int64(), pa.int64(), pa.float64(), pa.string(), pa.float64()]
+    kinds = [pa.string(), pa.int64(), pa.int64(), pa.int64(), pa.float64(), pa.string(), pa.float64(), pa.string()]
     file = out / _PARQUET
     pq.write_table(pa.Table.from_pylist([*rows], pa.schema(list(zip(_FIELDS, kinds, strict=True)))), file)
     return [file]
@@ -193,18 +247,18 @@ def _sheet(clusters: Sequence["Cluster"], unknown: _Unknown, rows: Sequence[Row]
     """Draw the most typical images of the largest clusters, one row each."""
     if not unknown.files or not clusters:
         return []
-    from ..data import decode
     from ..data.contact_sheet import Picture, contact_sheet, save_sheets
+    from ..data.crop import read_part
 
-    suggested = {row["cluster"]: row["suggestion"] for row in rows}
+    suggested = {row["cluster"]: row["suggestion"] and f"{row['suggestion']}?" for row in rows}
     pictures = []
     for cluster in clusters[:_CLUSTERS_ON_SHEET]:
         shown = [unknown.names[key] for key in cluster.keys[:_IMAGES_ON_SHEET].tolist()]
-        name = suggested[cluster.id]
-        remarks = [f"cluster {cluster.id}: {cluster.size} images", f"{name}?" if name else ""]
+        name = cluster.name or suggested[cluster.id]
+        remarks = [f"cluster {cluster.id}: {cluster.size} images", name or ""]
         remarks += [""] * (len(shown) - 2)
         pictures += [
-            Picture(decode(unknown.files[file]), file, remark) for file, remark in zip(shown, remarks, strict=True)
+            Picture(read_part(unknown.files[file]), file, remark) for file, remark in zip(shown, remarks, strict=True)
         ]
         # An empty place for each missing image, so that every cluster has its own row.
         pictures += [Picture(_blank(), "") for _ in range(_IMAGES_ON_SHEET - len(shown))]

@@ -7,6 +7,7 @@ import numpy as np
 from PIL import Image
 
 from ..arrays import Pixels
+from .image import decode
 
 # Sides of an image beyond this ratio add nothing that a square in its middle could show.
 _LONGEST_STRIP = 64
@@ -60,6 +61,11 @@ def crop_around(image: Pixels, box: Box) -> Pixels:
     side = _SURROUNDINGS * max(box.width * width, box.height * height, 1.0)
     columns = _span(box.left + box.width / 2, side, width)
     return np.ascontiguousarray(image[_span(box.top + box.height / 2, side, height), columns])
+
+
+def read_part(source: Path | Crop) -> Pixels:
+    """Return the pixels of an image file, or of a crop of one."""
+    return crop_around(decode(source.file), source.box) if isinstance(source, Crop) else decode(source)
 
 
 def _span(middle: float, side: float, length: int) -> slice:

@@ -5,7 +5,8 @@ decision, on the mean of the features of its crops.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,8 @@ _OF_THE_CARD = re.compile(r"DCIM|\d{3}[A-Z0-9_]{5}", re.IGNORECASE)
 
 # The position of an image in the results, and that of a box among those of the image.
 Place = tuple[int, int]
+# The name of the cluster that an unknown feature belongs to, if it has one.
+Naming = Callable[[Feature], str | None]
 
 
 class Photo(NamedTuple):
@@ -134,14 +137,17 @@ def _sequences(taken: Sequence[Photo], gap: timedelta) -> Iterator[list[Photo]]:
 
 
 def decide_camera(
-    engine: FeatureMethod, events: Sequence[Event], crops: Mapping[Place, Feature]
+    engine: FeatureMethod, events: Sequence[Event], crops: Mapping[Place, Feature], naming: Naming
 ) -> tuple[dict[Place, Decision], list[EventDecision]]:
     """Learn from all crops of one camera, and return the decisions on the crops and on the events.
+
+    The label of an unknown animal is the name of its cluster, or None.
 
     Args:
         engine: the stream of the camera.
         events: its events.
         crops: unit features by image and box. Those of other cameras are ignored.
+        naming: names clusters of unknown animals.
     """
     of_image: dict[int, list[Place]] = {}
     for place in crops:
@@ -150,13 +156,19 @@ def decide_camera(
     places = [place for group in of_event for place in group]
     if not places:
         return {}, [EventDecision(event, None) for event in events]
-    decisions = engine.observe_many(np.stack([crops[place] for place in places]), two_pass=True)
-    decided = [
-        EventDecision(event, _decide_event(engine, [crops[place] for place in group]) if group else None)
-        for event, group in zip(events, of_event, strict=True)
-    ]
-    return dict(zip(places, decisions, strict=True)), decided
+    features = [crops[place] for place in places]
+    decisions = engine.observe_many(np.stack(features), two_pass=True)
+    named = [_named(*pair, naming) for pair in zip(decisions, features, strict=True)]
+    decided = []
+    for event, group in zip(events, of_event, strict=True):
+        if not group:
+            decided.append(EventDecision(event, None))
+            continue
+        mean = np.mean([crops[place] for place in group], axis=0)
+        decision = engine.peek(mean).without_learning()
+        decided.append(EventDecision(event, _named(decision, mean / np.linalg.norm(mean), naming)))
+    return dict(zip(places, named, strict=True)), decided
 
 
-def _decide_event(engine: FeatureMethod, crops: Sequence[Feature]) -> Decision:
-    return engine.peek(np.mean(crops, axis=0)).without_learning()
+def _named(decision: Decision, feature: Feature, naming: Naming) -> Decision:
+    return decision if decision.known else replace(decision, label=naming(feature))

@@ -239,6 +239,8 @@ def _animal(season: Season, decision: Decision) -> _Shown:
     nearest = str(season.results["classification_categories"][str(decision.index)])
     if decision.known:
         return _Shown("animal", scientific_name(nearest), 1 - decision.p_unknown, by=by)
+    if decision.label is not None:
+        return _Shown("animal", scientific_name(decision.label), decision.p_unknown, by=by)
     return _Shown("unknown", None, decision.p_unknown, nearest, by)
 
 

@@ -108,15 +108,18 @@ def with_species(
 
     Args:
         results: as `read_results` returns them.
-        decisions: the decision on a box, by the positions of image and box.
+        decisions: the decision on a box, by the positions of image and box. The label of an unknown one may be the name
+            of a cluster, which becomes a category.
         classes: the class names.
         classifier: name of the encoder or model, for `info`.
     """
+    named = sorted({decision.label for decision in decisions.values() if not decision.known and decision.label})
+    names = [*classes, UNKNOWN, *(name for name in named if name not in classes)]
     images = []
     for number, image in enumerate(results["images"]):
         found = image.get("detections")
         if found:
-            rows = [_classified(row, decisions.get((number, place)), len(classes)) for place, row in enumerate(found)]
+            rows = [_classified(row, decisions.get((number, place)), names) for place, row in enumerate(found)]
             image = {**image, "detections": rows}
         images.append(image)
     about = {
@@ -124,14 +127,32 @@ def with_species(
         "classification_completion_time": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}",
     }
     info = {"format_version": "1.5", **results.get("info", {}), **about}
-    categories = {str(number): name for number, name in enumerate((*classes, UNKNOWN))}
+    categories = {str(number): name for number, name in enumerate(names)}
     return {**results, "info": info, "classification_categories": categories, "images": images}
 
 
-def _classified(detection: Mapping[str, Any], decision: Decision | None, unknown: int) -> Mapping[str, Any]:
-    """Return a detection with the decision first, and then the nearest class or "unknown" if that is less probable."""
+def unknown_boxes(results: Results) -> dict[Detection, bool]:
+    """Return the boxes that `with_species` has classified, and whether the decision is unknown.
+
+    Raises:
+        DataError: the results have no such boxes.
+    """
+    names = results.get("classification_categories") or {}
+    found = {}
+    for detection in detections(results, 0):
+        row = results["images"][detection.image]["detections"][detection.place].get("classifications")
+        if row:
+            found[detection] = names.get(row[0][0]) == UNKNOWN
+    if not found:
+        raise DataError("The file has no classified boxes. Run `protodcs classify --megadetector` first.")
+    return found
+
+
+def _classified(detection: Mapping[str, Any], decision: Decision | None, names: Sequence[str]) -> Mapping[str, Any]:
+    """Return a detection with the decision first, and then the nearest class or "unknown", which is less probable."""
     if decision is None:
         return detection
     nearest = [str(decision.index), round(1 - decision.p_unknown, 4)]
-    other = [str(unknown), round(decision.p_unknown, 4)]
+    outside = UNKNOWN if decision.known else decision.label or UNKNOWN
+    other = [str(names.index(outside)), round(decision.p_unknown, 4)]
     return {**detection, "classifications": [nearest, other] if decision.known else [other, nearest]}
