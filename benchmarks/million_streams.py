@@ -102,8 +102,8 @@ def fill(measured):
     service.stop()
     columns = (
         "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'public' "
-        # Leases of streams are none of what is stored of them.
-        "AND table_name <> 'taken'"
+        # Leases of streams are none of what is stored of them, and rows of a month are copied with those of the log.
+        "AND table_name <> 'taken' AND table_name !~ '_[0-9]{6}$'"
     )
     tables = {}
     for name, column in measured.sql(f"{columns} ORDER BY table_name, ordinal_position"):

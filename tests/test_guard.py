@@ -529,7 +529,7 @@ def test_an_engine_that_goes_astray_is_held_by_its_guard(clip_stream, name):
     assert frozen - held < 0.25 * (frozen - poisoned)
 
 
-@pytest.mark.parametrize("settings", [StreamDCSConfig, ProtoDCSConfig])
+@pytest.mark.parametrize("settings", [StreamDCSConfig, pytest.param(ProtoDCSConfig, marks=pytest.mark.long)])
 def test_honest_streams_are_left_alone(clip_stream, settings):
     fired = windows = 0
     for recipe in ("dtd", "ucf", "flowers", "sun", "near"):

@@ -64,18 +64,18 @@ def test_it_needs_no_ray_and_pillow_and_a_signal_ends_it_with_one_line(tmp_path,
         assert client.stream("s").status()["position"] == 1
 
 
-def test_24_images_with_keys_retried_by_8_threads_through_kills_give_the_same_24_answers(tmp_path, png_files):
+def test_12_images_with_keys_retried_by_8_threads_through_kills_give_the_same_12_answers(tmp_path, png_files):
     """Each thread sends all images until each was answered. The process is killed twice and started again meanwhile.
 
-    Four threads wait at the eighth and the sixteenth image until the process was killed, the others go on.
+    Four threads wait at the fourth and the eighth image until the process was killed, the others go on.
     """
-    images, service = png_files(24), local(tmp_path, encoder="mini")
-    reached = {8: threading.Event(), 16: threading.Event()}
-    killed = {8: threading.Event(), 16: threading.Event()}
+    images, service = png_files(12), local(tmp_path, encoder="mini")
+    reached = {4: threading.Event(), 8: threading.Event()}
+    killed = {4: threading.Event(), 8: threading.Event()}
 
     def send(number):
         answers = {}
-        order = random.Random(number).sample(range(24), 24)
+        order = random.Random(number).sample(range(12), 12)
         with Client(service.base_url, give_up=300.0) as client:
             stream = client.stream("camera")
             for sent, place in enumerate(order):
@@ -100,15 +100,15 @@ def test_24_images_with_keys_retried_by_8_threads_through_kills_give_the_same_24
             answers = list(threads.map(send, range(8)))
             killing.result()
         with Client(service.base_url) as client:
-            assert client.stream("camera").status()["position"] == 24
+            assert client.stream("camera").status()["position"] == 12
             logged = list(client.stream("camera").log(order="oldest"))
-            assert [entry.position for entry in logged] == list(range(24))
-            assert {entry.key for entry in logged} == {f"image {place}" for place in range(24)}
+            assert [entry.position for entry in logged] == list(range(12))
+            assert {entry.key for entry in logged} == {f"image {place}" for place in range(12)}
             assert all(client.stream("camera").thumbnail(entry.position) for entry in logged)
-    for place in range(24):
+    for place in range(12):
         assert len({(told[place].position, str(told[place].decision)) for told in answers}) == 1
     first = sorted(answers[0].items(), key=lambda item: item[1].position)
-    assert [told.position for _, told in first] == list(range(24))
+    assert [told.position for _, told in first] == list(range(12))
     classifier = OpenSetClassifier.from_pretrained("mini", CLASSES)
     assert [told.decision.label for _, told in first] == [classifier(images[place]).label for place, _ in first]
 
