@@ -114,11 +114,13 @@ def classify(
     names = () if classes is None else given_classes(classes)
     others = given_vocabulary(vocabulary)
 
+    target = target_options(target_false_reject)
+
     def load(file: Path | None) -> OpenSetClassifier:
         encoder = encoders.load(model, device=device, batch_size=batch_size, templates=templates)
         if file is not None:
             return OpenSetClassifier.restored(encoder, file, vocabulary=others)
-        options: dict[str, Any] = {**target_options(target_false_reject), "vocabulary": others}
+        options: dict[str, Any] = {**target, "vocabulary": others}
         return OpenSetClassifier.with_encoder(encoder, names, method=method, **options)
 
     if megadetector is not None:
