@@ -16,15 +16,14 @@ import typer
 
 from ..atomic_io import replace_file
 from ..errors import DataError, InputError
-from .decided import cluster_names
-from .screen import console, new_table, printable, progress
+from .screen import check_new, console, new_table, printable, progress
 
 if TYPE_CHECKING:
     from ..arrays import Feature
     from ..classifier import OpenSetClassifier
     from ..core.base import FeatureMethod
     from ..core.decision import Decision
-    from ..integrations.camera_traps import Event, EventDecision, Photo, Place
+    from ..integrations.camera_traps import Event, EventDecision, Naming, Photo, Place
     from ..integrations.megadetector import Detection, Results
 
 _FIELDS = ("event", "camera", "start", "end", "images", "boxes", "known", "label", "nearest_class", "p_unknown")
@@ -50,7 +49,7 @@ class Boxes(NamedTuple):
         confidence: confidence from which a box is classified; None: what the file says.
         event_seconds: largest time between two images of one event.
         states: the states of an earlier run, one for each camera; None: nothing was learned yet.
-        clusters: clusters of unknown images that have names, if any.
+        naming: names clusters of unknown animals.
         vocabulary: names of other things, for these states.
         package: the Camtrap DP package to write, if any.
     """
@@ -61,7 +60,7 @@ class Boxes(NamedTuple):
     confidence: float | None
     event_seconds: float
     states: Path | None
-    clusters: Path | None
+    naming: "Naming"
     vocabulary: str | None
     package: Package | None
 
@@ -133,9 +132,7 @@ def _check_new(given: Boxes, events_file: Path) -> None:
     if given.out.suffix != ".json":
         raise InputError(f"The result must be a .json file, as of MegaDetector; given: {given.out.name!r}")
     inside = [] if given.package is None else [given.package.folder / name for name in FILES]
-    for file in (given.out, events_file, _states(given.out), *inside):
-        if file.exists():
-            raise InputError(f"{file} exists already. Delete it, or choose another name for the results.")
+    check_new([given.out, events_file, _states(given.out), *inside], "another name for the results")
 
 
 def state_files(path: Path) -> list[Path]:
@@ -228,10 +225,9 @@ def _decide(
     for event in events:
         cameras.setdefault(event.camera, []).append(event)
     decided = _Decided({}, [], {})
-    naming = cluster_names(given.clusters)
     for camera, of_camera in cameras.items():
         engine = _engine(given, classifier, _state_file(camera))
-        boxes, on_events = decide_camera(engine, of_camera, crops, naming)
+        boxes, on_events = decide_camera(engine, of_camera, crops, given.naming)
         decided.boxes.update(boxes)
         decided.events.extend(on_events)
         decided.states[_state_file(camera)] = engine.snapshot()

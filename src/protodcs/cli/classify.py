@@ -17,6 +17,7 @@ from .camera_traps import Boxes, camtrap_package, classify_boxes
 from .decided import cluster_names
 from .screen import (
     VOCABULARY_HELP,
+    check_new,
     console,
     explained,
     given_classes,
@@ -113,8 +114,8 @@ def classify(
         raise InputError("--target-false-reject is part of a state. Leave it out with --state.")
     names = () if classes is None else given_classes(classes)
     others = given_vocabulary(vocabulary)
-
     target = target_options(target_false_reject)
+    naming = cluster_names(clusters)
 
     def load(file: Path | None) -> OpenSetClassifier:
         encoder = encoders.load(model, device=device, batch_size=batch_size, templates=templates)
@@ -128,7 +129,7 @@ def classify(
             raise InputError("--megadetector takes no IMAGES, --format, --sheet or --limit. Use --images FOLDER.")
         out = out or megadetector.with_suffix(".species.json")
         package = None if camtrap_dp is None else camtrap_package(camtrap_dp, deployments, time_zone)
-        given = Boxes(megadetector, images, out, min_confidence, event_seconds, state, clusters, others, package)
+        given = Boxes(megadetector, images, out, min_confidence, event_seconds, state, naming, others, package)
         classify_boxes(given, load, as_json)
         return
     if sources is None:
@@ -147,7 +148,7 @@ def classify(
             f"No image can be read ({len(files)} given). The first error: {next(iter(encoded.errors.values()))}"
         )
     decisions = classifier.engine.observe_many(encoded.features, two_pass=True)
-    rows = _rows(files, encoded, decisions, cluster_names(clusters))
+    rows = _rows(files, encoded, decisions, naming)
     classifier.save(new_state)
     replace_file(out, _content(rows, out.suffix))
     store.unlink()
@@ -199,8 +200,7 @@ def _result(out: Path | None, form: str | None) -> Path:
         raise InputError(
             f"The result must be a {(form and '.' + form) or '.csv, .jsonl or .parquet'} file; given: {out.name!r}"
         )
-    if out.exists():
-        raise InputError(f"{out} exists already. Delete it, or choose another file with --out.")
+    check_new([out], "another file with --out")
     return out
 
 

@@ -66,13 +66,10 @@ def cluster_names(file: Path | None) -> "Naming":
         return lambda feature: None
     from ..discovery import Discovery
 
-    data = file.read_bytes()
-    Discovery.restore(data)
+    found = Discovery.load(file)
 
     def name_of(feature: "Feature") -> str | None:
-        # `add` stores the feature. Each call begins with the same clusters, so that the order has no effect.
-        found = Discovery.restore(data)
-        cluster = found.add(feature)
+        cluster = found.nearest(feature)
         return None if cluster is None else found.name_of(cluster)
 
     return name_of

@@ -12,7 +12,7 @@ import typer
 from ..atomic_io import replace_file
 from ..errors import DataError, InputError
 from .decided import ENDINGS, decide_folder, encode, encode_folder, read_decisions
-from .screen import console, explained, given_classes, new_table, printable, warn_of_boxes
+from .screen import check_new, console, explained, given_classes, new_table, printable, warn_of_boxes
 
 if TYPE_CHECKING:
     from ..arrays import Features
@@ -74,9 +74,7 @@ def discover(
     """
     from ..discovery import Discovery, DiscoveryConfig
 
-    for file in (out / _CSV, out / _PARQUET, out / _SHEET, out / _STATE):
-        if file.exists():
-            raise InputError(f"{file} exists already. Delete it, or choose another folder with --out.")
+    check_new([out / file for file in (_CSV, _PARQUET, _SHEET, _STATE)], "another folder with --out")
     given_names = _given_names(name or [])
     suggestible = None if vocabulary is None else given_classes(vocabulary)
     unknown = _unknown(source, classes, model, images, as_json)

@@ -5,6 +5,7 @@ import os
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -131,6 +132,13 @@ def printable(name: str) -> str:
     """Return a name as one line of text: other characters and bytes are written as their numbers."""
     readable = os.fsencode(name).decode("utf-8", "backslashreplace")
     return "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in readable)
+
+
+def check_new(files: Iterable[Path], other: str) -> None:
+    """Raise InputError if a file to write exists already. `other` says what else the user may choose."""
+    for file in files:
+        if file.exists():
+            raise InputError(f"{file} exists already. Delete it, or choose {other}.")
 
 
 def target_options(target: float | None) -> dict[str, float]:

@@ -86,6 +86,13 @@ class Discovery:
             check_feature(feature, self._feature)
             return self._add(self._feature, self._added if key is None else _checked_key(key))
 
+    def nearest(self, feature: NDArray[np.floating]) -> int | None:
+        """Return the cluster that a feature (d,) lies in; None if there is none, or if it was dismissed."""
+        with self._exclusive():
+            check_feature(feature, self._feature)
+            cluster = self._nearest(_as_stored(self._feature))
+            return None if cluster in (UNASSIGNED, DISMISSED) else cluster
+
     def add_many(self, features: NDArray[np.floating], keys: Integers | None = None) -> list[int | None]:
         """Add features (n, d) in order, exactly as one by one. On bad input, none is added."""
         with self._exclusive():
@@ -287,9 +294,8 @@ class Discovery:
     def _add(self, feature: Features, key: int) -> int | None:
         position = self._added
         self._added += 1
-        # What is stored decides, not what was given: so a restored discovery does the same.
-        stored = feature.astype(np.float16).astype(np.float32)
-        cluster = int(self._table.nearest(stored[None])[0])
+        stored = _as_stored(feature)
+        cluster = self._nearest(stored)
         if cluster == DISMISSED:
             self._ignored += 1
             return None
@@ -304,6 +310,9 @@ class Discovery:
             row = int(found[0])
         joined = int(self._reservoir.clusters[row])
         return None if joined == UNASSIGNED else joined
+
+    def _nearest(self, stored: Features) -> int:
+        return int(self._table.nearest(stored[None])[0])
 
     def _is_due(self) -> bool:
         # Early passes come each time the number of samples has doubled, so that first clusters appear soon.
@@ -443,6 +452,12 @@ class Discovery:
             yield
         finally:
             self._busy.release()
+
+
+def _as_stored(feature: Features) -> Features:
+    """Return a feature as it is stored, which decides: so a restored discovery does the same."""
+    stored: Features = feature.astype(np.float16).astype(np.float32)
+    return stored
 
 
 def _checked_key(key: Any) -> int:
