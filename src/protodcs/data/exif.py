@@ -8,7 +8,8 @@ from pathlib import Path
 
 # The EXIF block of a JPEG is among its first segments, each at most 64 KiB long.
 _HEAD = 256 * 1024
-_EXIF_FOLDER, _DATE_TIME_ORIGINAL = 0x8769, 0x9003
+# Tags: the folder with what the camera noted, and when it took the photograph.
+EXIF_FOLDER, DATE_TIME_ORIGINAL = 0x8769, 0x9003
 _LONG, _TEXT = 4, 2
 _LENGTH = len("2025:05:01 12:00:00")
 
@@ -51,21 +52,34 @@ def _exif_block(head: bytes) -> bytes:
 
 
 def _original_time(block: bytes) -> datetime | None:
-    order = {b"II*\x00": "<", b"MM\x00*": ">"}.get(block[:4])
+    order = byte_order(block)
     if order is None:
         return None
-    (first,) = struct.unpack_from(order + "I", block, 4)
-    for tag, kind, _, folder in _entries(block, order, first):
-        if tag != _EXIF_FOLDER or kind != _LONG:
+    for tag, kind, _, place in entries(block, order, _long(block, order, 4)):
+        if tag != EXIF_FOLDER or kind != _LONG:
             continue
-        for inner, form, count, start in _entries(block, order, folder):
-            if inner == _DATE_TIME_ORIGINAL and form == _TEXT and count >= _LENGTH:
-                return parse_time(block[start : start + _LENGTH].decode("ascii", "replace"))
+        for inner, form, count, start in entries(block, order, _long(block, order, place)):
+            if inner == DATE_TIME_ORIGINAL and form == _TEXT and count >= _LENGTH:
+                at = _long(block, order, start)
+                return parse_time(block[at : at + _LENGTH].decode("ascii", "replace"))
     return None
 
 
-def _entries(block: bytes, order: str, start: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield tag, type, count and value of each entry of a folder of EXIF."""
+def byte_order(block: bytes) -> str | None:
+    """Return the byte order of an EXIF block, as `struct` calls it; None if it is none."""
+    return {b"II*\x00": "<", b"MM\x00*": ">"}.get(block[:4]) if len(block) >= 8 else None
+
+
+def entries(block: bytes, order: str, start: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield tag, type and count of each entry of a folder of EXIF, and where its value is. Cut ones are left out."""
+    if start + 2 > len(block):
+        return
     (count,) = struct.unpack_from(order + "H", block, start)
-    for place in range(count):
-        yield struct.unpack_from(order + "HHII", block, start + 2 + 12 * place)
+    for place in range(start + 2, min(start + 2 + 12 * count, len(block) - 11), 12):
+        tag, kind, number = struct.unpack_from(order + "HHI", block, place)
+        yield tag, kind, number, place + 8
+
+
+def _long(block: bytes, order: str, place: int) -> int:
+    number: int = struct.unpack_from(order + "I", block, place)[0]
+    return number

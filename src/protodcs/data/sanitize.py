@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..errors import ImageError
+from .exif import byte_order, entries
 
 # 64 million pixels is an 8000 x 8000 image: four times the largest photograph a phone takes, and no more than about
 # one gigabyte while it is decoded. A side of 65,535 is the most that JPEG can say.
@@ -59,16 +60,13 @@ def orientation_of(exif: bytes) -> int:
     A damaged EXIF block is common in real photographs and says nothing about the pixels: it is no reason to refuse.
     """
     exif = exif.removeprefix(b"Exif\x00\x00")
-    order = {b"II*\x00": "<", b"MM\x00*": ">"}.get(exif[:4])
-    if order is None or len(exif) < 8:
+    order = byte_order(exif)
+    if order is None:
         return 1
     (start,) = struct.unpack_from(order + "I", exif, 4)
-    if start + 2 > len(exif):
-        return 1
-    (count,) = struct.unpack_from(order + "H", exif, start)
-    for position in range(start + 2, min(start + 2 + 12 * count, len(exif) - 11), 12):
-        tag, kind, _, value = struct.unpack_from(order + "HHIH", exif, position)
+    for tag, kind, _, place in entries(exif, order, start):
         if tag == 0x0112:
+            (value,) = struct.unpack_from(order + "H", exif, place)
             return value if kind == 3 and 1 <= value <= 8 else 1
     return 1
 

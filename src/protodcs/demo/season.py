@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from ..arrays import Pixels, Singles
+from ..data.exif import DATE_TIME_ORIGINAL, EXIF_FOLDER
 from .drawing import COLOURS, cutout, new_palette
 from .shifts import shifted
 
@@ -35,7 +36,6 @@ _START, _DAYS = datetime(2025, 5, 1, tzinfo=UTC), 90
 # Events are at least so far apart, and images of one event so near. Seconds.
 _BETWEEN, _WITHIN = 300, 4
 _MOST_IMAGES = 5
-_EXIF_FOLDER, _DATE_TIME_ORIGINAL = 0x8769, 0x9003
 
 Row = tuple[object, ...]
 
@@ -176,7 +176,7 @@ def _detection(category: str, confidence: float, box: Iterable[float]) -> dict[s
 def _save(pixels: Pixels, file: Path, time: datetime) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     exif = Image.Exif()
-    exif.get_ifd(_EXIF_FOLDER)[_DATE_TIME_ORIGINAL] = f"{time:%Y:%m:%d %H:%M:%S}"
+    exif.get_ifd(EXIF_FOLDER)[DATE_TIME_ORIGINAL] = f"{time:%Y:%m:%d %H:%M:%S}"
     Image.fromarray(pixels).save(file, quality=85, exif=exif)
 
 
