@@ -45,7 +45,7 @@ COLUMNS = {
     ),
 }  # fmt: skip
 FILES = ("datapackage.json", *(f"{name}.csv" for name in COLUMNS))
-_TYPES = {ANIMAL: "animal", PERSON: "human", VEHICLE: "vehicle"}
+_TYPES = {PERSON: "human", VEHICLE: "vehicle"}
 # A class may be called "red fox (Vulpes vulpes)".
 _SCIENTIFIC = re.compile(r"\(([A-Z][a-z]+(?: [a-z]+){0,2})\)$")
 # The smallest size of a box that the schema allows.
@@ -200,11 +200,7 @@ def _of_image(season: Season, photo: Photo, found: Sequence[Detection]) -> list[
     rows = []
     for detection in found:
         decision = season.boxes.get((detection.image, detection.place))
-        if detection.category == ANIMAL and decision is not None:
-            shown = _animal(season, decision)
-        else:
-            kind = "unclassified" if detection.category == ANIMAL else _TYPES.get(detection.category, "unknown")
-            shown = _Shown(kind, probability=detection.confidence, by=_detector(season))
+        shown = _what(season, detection.category, decision, detection.confidence)
         row = {"observationID": f"{photo.path}#{detection.place}", **_box(detection), **_shown(shown)}
         rows.append(row)
     if rows:
@@ -225,16 +221,17 @@ def _of_event(
         counts |= Counter(detection.category for detection in of_image.get(photo.image, ()))
     rows = []
     for category, count in sorted(counts.items()):
-        if category == ANIMAL and decision is not None:
-            shown = _animal(season, decision)
-        else:
-            kind = "unclassified" if category == ANIMAL else _TYPES.get(category, "unknown")
-            shown = _Shown(kind, by=_detector(season))
+        shown = _what(season, category, decision)
         rows.append({"observationID": f"{event.name}#{category}", "count": count, **_shown(shown)})
     return rows or [{"observationID": f"{event.name}#blank", **_shown(_Shown("blank", by=_detector(season)))}]
 
 
-def _animal(season: Season, decision: Decision) -> _Shown:
+def _what(season: Season, category: str, decision: Decision | None, confidence: float | None = None) -> _Shown:
+    """Return what is shown: what was decided on an animal, and otherwise what the detector says."""
+    if category != ANIMAL:
+        return _Shown(_TYPES.get(category, "unknown"), probability=confidence, by=_detector(season))
+    if decision is None:
+        return _Shown("unclassified", probability=confidence, by=_detector(season))
     by = str(season.results["info"]["classifier"])
     nearest = str(season.results["classification_categories"][str(decision.index)])
     if decision.known:
