@@ -54,10 +54,11 @@ _NEARLY_ALL: Final = 0.7
 # Blocks after which what a warning is about counts as usual.
 _LASTS: Final = 100
 
-# Blocks so far; blocks of the usual share and of the usual distance; samples of the latest mean; blocks of the present
-# warning; of the block under way: decisions, unknown ones and pairs; whether the last sample was unknown; whether many
-# are, and whether images shifted; the usual unknown samples, pairs and decisions; the usual distance; blocks of the
-# window; latest decisions.
+# What a snapshot has of the numbers of `Latest`, then how many blocks and latest decisions follow.
+_NUMBERS: Final = (
+    "seen", "learned", "distances", "features", "warned", "count", "count_unknown", "pairs", "last", "many", "shift",
+    "usual_unknown", "usual_pairs", "usual_count", "usual_distance",
+)  # fmt: skip
 _STATE: Final = struct.Struct("<QQQQQBBB???ddddBB")
 _COUNTS: Final = struct.Struct("<BB")
 
@@ -69,8 +70,11 @@ class Latest:
         self._unknown: deque[bool] = deque(maxlen=LATEST)
         # Of each of the latest blocks: unknown samples, and those that came right behind another one.
         self._blocks: deque[tuple[int, int]] = deque(maxlen=_WINDOWS[-1])
-        self._seen = self._learned = self._distances = self._features = self._warned = 0
+        # Blocks so far, of the usual share, of the usual distance, and of the present warning; samples of the mean.
+        self._seen = self._learned = self._distances = self._warned = self._features = 0
+        # Of the block under way: decisions, unknown ones, and those of them right behind another one.
         self._count = self._count_unknown = self._pairs = 0
+        # Whether the last sample was unknown, whether many are, and whether the images shifted.
         self._last = self._many = self._shift = False
         self._usual_unknown = self._usual_pairs = self._usual_count = self._usual_distance = 0.0
         # Mean features of the latest samples that were decided as known, and of the usual ones.
@@ -190,25 +194,8 @@ class Latest:
 
     def pack(self) -> bytes:
         """Return all of it as bytes."""
-        state = _STATE.pack(
-            self._seen,
-            self._learned,
-            self._distances,
-            self._features,
-            self._warned,
-            self._count,
-            self._count_unknown,
-            self._pairs,
-            self._last,
-            self._many,
-            self._shift,
-            self._usual_unknown,
-            self._usual_pairs,
-            self._usual_count,
-            self._usual_distance,
-            len(self._blocks),
-            len(self._unknown),
-        )
+        numbers = (getattr(self, f"_{name}") for name in _NUMBERS)
+        state = _STATE.pack(*numbers, len(self._blocks), len(self._unknown))
         blocks = b"".join(_COUNTS.pack(*block) for block in self._blocks)
         means = [b"" if mean is None else mean.tobytes() for mean in (self._mean, self._usual_mean)]
         return b"".join((state, blocks, bytes(self._unknown), *means))
@@ -216,25 +203,9 @@ class Latest:
     def load(self, data: bytes) -> None:
         """Take over what `pack` returned. Raise StoreError for anything else."""
         try:
-            (
-                self._seen,
-                self._learned,
-                self._distances,
-                self._features,
-                self._warned,
-                self._count,
-                self._count_unknown,
-                self._pairs,
-                self._last,
-                self._many,
-                self._shift,
-                self._usual_unknown,
-                self._usual_pairs,
-                self._usual_count,
-                self._usual_distance,
-                blocks,
-                latest,
-            ) = _STATE.unpack_from(data)
+            *numbers, blocks, latest = _STATE.unpack_from(data)
+            for name, number in zip(_NUMBERS, numbers, strict=True):
+                setattr(self, f"_{name}", number)
             at = _STATE.size + blocks * _COUNTS.size
             self._blocks.extend(_COUNTS.iter_unpack(data[_STATE.size : at]))
             self._unknown.extend(map(bool, data[at : at + latest]))

@@ -79,7 +79,7 @@ function Acknowledge({ status, onClose, done }) {
 
 /** @param {DialogProps} props */
 function SaveSnapshot({ status, onClose, done }) {
-  // Samples arrive until it is saved, so their number is no name. Sweden writes year, month and day.
+  // Not by the number of samples: more arrive before it is saved. The Swedish form begins with the year.
   const [name, setName] = useState(() => new Date().toLocaleString("sv"));
   return h(
     Confirm,
