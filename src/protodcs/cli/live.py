@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Sends images to a stream until there are no more, or until the event is set.
 Feed = Callable[["Stream", threading.Event], None]
+# Uses the service at an address. The function it gets shows a page of the web UI, such as "streams/camera-7".
+Work = Callable[[str, Callable[[str], None], threading.Event], None]
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -42,6 +44,30 @@ def serve_with_ui(
         browser: open a browser; otherwise only print the address.
         settings: of the service, such as `encoder` and `store`. Without a store, everything is deleted at the end.
     """
+
+    def work(address: str, show: Callable[[str], None], stopped: threading.Event) -> None:
+        from ..client import Client
+
+        with Client(address) as client:
+            try:
+                # First, because the page would find no stream and look again seconds later.
+                observed = client.create(stream, **options)
+            finally:
+                show(f"streams/{stream}")
+            feed(observed, stopped)
+
+    serve(work, port, browser, **settings)
+
+
+def serve(work: Work, port: int | None, browser: bool, **settings: Any) -> None:
+    """Serve on this machine until Ctrl-C, and work with the service in a thread meanwhile.
+
+    Args:
+        work: shows a page, and returns when its source has ended.
+        port: as of `serve_with_ui`.
+        browser: as of `serve_with_ui`.
+        settings: as of `serve_with_ui`.
+    """
     from ..serve.runtime import service
     from ..serve.settings import ServeConfig
 
@@ -50,17 +76,9 @@ def serve_with_ui(
         temporary = {"store": f"sqlite:{folder}/streams", "audit": f"{folder}/audit.jsonl"}
         config = ServeConfig(host=HOST, port=port or _free_port(), log_format="off", **{**temporary, **settings})
 
-        def work(address: str) -> None:
-            from ..client import Client
-
+        def run(address: str) -> None:
             try:
-                with Client(address) as client:
-                    try:
-                        # First, because the page would find no stream and look again seconds later.
-                        observed = client.create(stream, **options)
-                    finally:
-                        _show(f"{address}/ui/#/streams/{stream}", browser)
-                    feed(observed, stopped)
+                work(address, lambda page: _show(f"{address}/ui/#/{page}", browser), stopped)
             except ProtoDCSError as problem:
                 if not stopped.is_set():
                     typer.echo(f"error: {problem}", err=True)
@@ -69,7 +87,7 @@ def serve_with_ui(
                 typer.echo("The source has ended. The service goes on until Ctrl-C.")
 
         def ready(address: str) -> None:
-            threading.Thread(target=work, args=(address,), daemon=True).start()
+            threading.Thread(target=run, args=(address,), daemon=True).start()
 
         try:
             service.serve(config, ready)
