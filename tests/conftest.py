@@ -1,8 +1,6 @@
 import asyncio
 import os
 import re
-import shutil
-import subprocess
 import time
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from script_modules import load_file
+from small_disk import mount, unmount
 from virtual_time import VirtualClock
 
 # Processes that tests start find the helpers in this folder too.
@@ -139,11 +138,9 @@ def disk_of_24_mb(tmp_path):
 def mounted_disk(folder, size):
     """Yield a folder with a file system of its own; skip the test if it cannot be mounted."""
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
-    if not shutil.which("mount") or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("a small file system cannot be mounted here: that needs root")
+    mount(folder, size)
     yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    unmount(folder)
 
 
 def unit(rows):

@@ -214,6 +214,22 @@ def test_a_second_process_with_the_same_address_ends_the_first(url):
     asyncio.run(run())
 
 
+def test_a_process_whose_row_was_lost_goes_on(url):
+    async def run():
+        one, two = await process(url, "one"), await process(url, "two")
+        await settled(one, two)
+        # As a crash of the database may lose it, or as others forget a machine that slept.
+        await one._use(lambda connection: connection.execute("DELETE FROM processes WHERE name = 'one'"))
+        await one._beat()
+        assert not one.ended.done()
+        await two._beat()
+        assert two.placement.workers == ("one", "two")
+        await settled(one, two)
+        await close(one, two)
+
+    asyncio.run(run())
+
+
 def test_nothing_is_accepted_for_partitions_that_move_and_requests_do_not_bring_them_back(url):
     async def run():
         one = await process(url, "one")

@@ -126,9 +126,9 @@ def report(violations):
     return "\n".join([f"{dict(counts)}", *(str(violation) for some in few for violation in some)])
 
 
-def required(samples):
+def required(samples, *more):
     """Return what must have happened in a run. In a short one, faults may hit no open request, and no guard may act."""
-    return ["repeated_keys", "misuses", *(["retries", "guard_events"] if samples >= 10_000 else [])]
+    return ["repeated_keys", "misuses", *(["retries", "guard_events", *more] if samples >= 10_000 else [])]
 
 
 def in_one_process(tmp_path, streams, samples, counts, beside=None):

@@ -14,22 +14,12 @@ from protodcs.serve.log.entries import LogEntry, LogLimits, Purge
 from protodcs.serve.store.base import Batch
 from protodcs.serve.store.sqlite import DATABASE, SqliteStore
 from service.rig import Service
+from small_disk import fill, free
 from test_sqlite_store import content_of, created
 
 ROWS, FEATURES, _ = random_stream(samples=50, seed=3)
 RESERVE = 4 << 20
 NO_LIMITS = LogLimits(1e9, 10**9, 1 << 40)
-
-
-def fill(disk):
-    """Write a file that takes all of the space that is left."""
-    with (disk / "ballast").open("ab", 0) as file:
-        for size in (1 << 20, 4096):
-            try:
-                while file.write(bytes(size)) == size:
-                    pass
-            except OSError:
-                continue
 
 
 def entry(position):
@@ -109,7 +99,7 @@ def test_a_store_opens_on_a_full_disk_and_takes_its_reserve_again_when_there_is_
         store = SqliteStore(disk_of_24_mb / "store", reserve_bytes=RESERVE)
         fence = (await store.acquire("s1", "me", "2")).fence
         await store.delete("s1", fence)
-        (disk_of_24_mb / "ballast").unlink()
+        free(disk_of_24_mb)
         await store.trim_log(NO_LIMITS, None)
         assert (disk_of_24_mb / "store" / "reserve").stat().st_blocks * 512 >= RESERVE
         await store.close()

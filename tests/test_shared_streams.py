@@ -34,6 +34,9 @@ from test_durable_streams import (
     run,
 )
 
+# Of the database, where it can be filled.
+DISK = "1g"
+
 
 def owners(rig):
     """Return who owns partitions, and how many."""
@@ -151,7 +154,7 @@ def under_faults(tmp_path, processes, streams, samples, counts):
     """Load processes, inject the faults, and check every promise."""
     seed, done = fault_seed(), []
     # No answer expires, because the answers are all that is known of the journal.
-    with PeersRig(tmp_path, processes, **{**SETTINGS, "idempotency_answers": 100_000}) as rig:
+    with PeersRig(tmp_path, processes, DISK, **{**SETTINGS, "idempotency_answers": 100_000}) as rig:
         load = mixed_load(rig.client_urls, seed, streams, samples, 128)
         planned = plan(seed, counts, load.rows)
         print(describe(seed, planned))
@@ -171,7 +174,7 @@ def under_faults(tmp_path, processes, streams, samples, counts):
     print(stress)
     assert not violations, report(violations)
     assert len(done) == len(planned)
-    assert not stress.missing("faults", "fences", *required(samples)), stress
+    assert not stress.missing("faults", *required(samples, "fences")), stress
 
 
 def test_every_acknowledged_observe_is_applied_once_by_processes_under_faults(tmp_path):

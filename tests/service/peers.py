@@ -26,6 +26,7 @@ class PeersRig:
     Args:
         folder: for all files.
         count: how many processes.
+        disk: size of the disk of the database, if a fault may fill it.
         settings: of each.
 
     Attributes:
@@ -38,8 +39,8 @@ class PeersRig:
         changing: held by a fault that changes a process or the database. A process that starts needs its database.
     """
 
-    def __init__(self, folder: Path, count: int, **settings: Any):
-        self.postgres = PostgresServer()
+    def __init__(self, folder: Path, count: int, disk: str = "", **settings: Any):
+        self.postgres = PostgresServer(disk=disk)
         self.lease = float(settings["lease_seconds"])
         self.outages: list[tuple[float, float]] = []
         self.changing = asyncio.Lock()
@@ -234,6 +235,20 @@ async def pause_database(rig: PeersRig, rng: random.Random) -> Target:
             await asyncio.sleep(rig.lease * rng.choice((rng.uniform(0.2, 0.8), rng.uniform(1.2, 2.5))))
         finally:
             rig.postgres.resume()
+        return target
+
+
+@fault("fill disk of database")
+async def fill_disk(rig: PeersRig, rng: random.Random) -> Target:
+    """Leave the database no space for a part of the lease, or for longer than the lease."""
+    async with rig.changing:
+        postgres = rig.postgres
+        target = Target("disk of the database")
+        await asyncio.to_thread(postgres.fill_disk)
+        try:
+            await asyncio.sleep(rig.lease * rng.uniform(0.2, 2.0))
+        finally:
+            await asyncio.to_thread(postgres.free_disk)
         return target
 
 

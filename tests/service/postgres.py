@@ -16,6 +16,7 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
+import small_disk
 from ports import free_port
 
 _USER = "postgres"
@@ -51,12 +52,16 @@ class PostgresServer:
 
     Args:
         folder: where to create its folder (default: that of temporary files).
+        disk: size of a file system of its own, such as "512m", which `fill_disk` can fill; empty: none.
         settings: of `postgresql.conf`.
     """
 
-    def __init__(self, folder: Path | None = None, **settings: str):
+    def __init__(self, folder: Path | None = None, disk: str = "", **settings: str):
         programs()
         self.folder = Path(tempfile.mkdtemp(prefix="postgres-", dir=folder))
+        self.disk = disk
+        if disk:
+            small_disk.mount(self.folder, disk)
         if os.geteuid() == 0:
             shutil.chown(self.folder, _USER, _USER)
         self.port = free_port()
@@ -137,6 +142,19 @@ class PostgresServer:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 
+    def fill_disk(self) -> None:
+        """Take all of the space on its disk. It may end then."""
+        small_disk.fill(self.folder)
+
+    def free_disk(self) -> None:
+        """Give the space back, and start the server again if it has ended."""
+        small_disk.free(self.folder)
+        with suppress(psycopg.OperationalError):
+            self.sql("SELECT 1")
+            return
+        self.kill()
+        self.start()
+
     def _processes(self) -> list[int]:
         """Return the processes of this server. Each has its data folder as its working directory."""
         found = []
@@ -166,7 +184,7 @@ class PostgresServer:
 
     def standby(self) -> "PostgresServer":
         """Start a standby that confirms every commit of this server from now on."""
-        standby = PostgresServer()
+        standby = PostgresServer(disk=self.disk)
         source = ["-h", "127.0.0.1", "-p", str(self.port), "-U", _USER]
         self.run(
             "pg_basebackup",
@@ -205,6 +223,8 @@ class PostgresServer:
     def close(self) -> None:
         """Kill the server, and delete its folder."""
         self.kill()
+        if self.disk:
+            small_disk.unmount(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -61,9 +61,14 @@ VALUES (%(name)s, %(incarnation)s, %(protocol)s, clock_timestamp() + %(lease)s *
 ON CONFLICT (name) DO UPDATE SET
     incarnation = excluded.incarnation, protocol = excluded.protocol, leaving = false, expires = excluded.expires
 """
+# The row is missing if a crash of the database lost it, or after a pause of many leases.
 _RENEW = """
-UPDATE processes SET expires = clock_timestamp() + %(lease)s * interval '1 second', leaving = %(leaving)s
-WHERE name = %(name)s AND incarnation = %(incarnation)s RETURNING true
+INSERT INTO processes (name, incarnation, protocol, leaving, expires)
+VALUES (
+    %(name)s, %(incarnation)s, %(protocol)s, %(leaving)s, clock_timestamp() + %(lease)s * interval '1 second'
+)
+ON CONFLICT (name) DO UPDATE SET leaving = excluded.leaving, expires = excluded.expires
+WHERE processes.incarnation = excluded.incarnation RETURNING true
 """
 _READ_PROCESSES = "SELECT name, protocol, leaving FROM processes WHERE expires > clock_timestamp()"
 _READ_PARTITIONS = "SELECT number, owner, epoch FROM partitions WHERE epoch > %s"
@@ -169,6 +174,8 @@ class Membership:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
         if self._joined:
+            # A beat that somebody still waits for must not renew it again.
+            self._joined = False
             with suppress(StoreError):
                 await self._use(lambda connection: connection.execute(_LEAVE, self._values()))
         await self._disconnect()
@@ -198,7 +205,8 @@ class Membership:
 
     async def _renew_and_read(self, connection: "psycopg.AsyncConnection[Any]") -> None:
         async with connection.pipeline():
-            renewed = await connection.execute(_RENEW, self._values(leaving=self._leaving)) if self._joined else None
+            values = self._values(protocol=PROTOCOL, leaving=self._leaving)
+            renewed = await connection.execute(_RENEW, values) if self._joined else None
             processes = await connection.execute(_READ_PROCESSES)
             changed = await connection.execute(_READ_PARTITIONS, [self._epoch])
         if renewed is not None and await renewed.fetchone() is None:
