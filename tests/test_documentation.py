@@ -82,22 +82,32 @@ def commands(page):
 
 
 @pytest.fixture
-def in_shell(tmp_path):
-    """Return a function that runs the shell commands of a page and returns what they print."""
+def shell(tmp_path):
+    """Return a function that runs lines of the shell in an empty folder, and returns what they print."""
     program = tmp_path / "bin" / "protodcs"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m protodcs "$@"\n')
     program.chmod(0o755)
     path = f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
 
-    def run(page, **environment):
-        text = "".join(blocks(page, "sh"))
-        lines = [line for line in text.splitlines() if not line.startswith(("pip install", "protodcs serve"))]
-        command = ["bash", "-euo", "pipefail", "-c", "\n".join(lines)]
+    def run(lines, **environment):
+        command = ["bash", "-euo", "pipefail", "-c", lines]
         settings = {**os.environ, "PATH": path, "COLUMNS": "100", **environment}
         done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    return run
+
+
+@pytest.fixture
+def in_shell(shell):
+    """Return a function that runs the shell commands of a page and returns what they print."""
+
+    def run(page, **environment):
+        text = "".join(blocks(page, "sh"))
+        lines = [line for line in text.splitlines() if not line.startswith(("pip install", "protodcs serve"))]
+        return shell("\n".join(lines), **environment)
 
     return run
 
@@ -123,6 +133,32 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch, capsys):
         # The first output of this page is that of a command.
         for shown in blocks(page, "text")[page.stem == "compare" :]:
             assert shown in printed
+
+
+@pytest.mark.parametrize("notebook", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda notebook: notebook.stem)
+def test_a_notebook_prints_what_it_shows_and_ends_with_a_picture(notebook, shell, tmp_path, monkeypatch, capsys):
+    import matplotlib.pyplot as plt
+
+    monkeypatch.chdir(tmp_path)
+    plt.switch_backend("agg")
+    scope, value = {"__name__": "__main__"}, None
+    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    with plt.rc_context():
+        for cell in cells:
+            text = "".join(cell["source"])
+            if text.startswith("%%sh\n"):
+                shell(text.partition("\n")[2])
+                continue
+            tree = ast.parse(text)
+            # A notebook shows the value of the last line of a cell.
+            last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else ast.parse("None").body[0]
+            exec(compile(tree, notebook.name, "exec"), scope)
+            value = eval(compile(ast.Expression(last.value), notebook.name, "eval"), scope)
+            shown = "".join("".join(output["text"]) for output in cell["outputs"] if output["output_type"] == "stream")
+            assert capsys.readouterr().out == shown
+        value.savefig(tmp_path / "picture.png")
+    stored = [output for output in cells[-1]["outputs"] if "image/png" in output.get("data", {})]
+    assert len(stored) == 1
 
 
 def test_blocks_that_do_not_run_say_why_and_are_valid_python():

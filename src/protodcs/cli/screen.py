@@ -90,7 +90,8 @@ def progress(quiet: bool) -> "Progress":
         TextColumn("left"),
         TimeRemainingColumn(),
         console=errors,
-        disable=quiet or not errors.is_terminal,
+        # Notebooks ask for colours although they show each update of the bar on a new line.
+        disable=quiet or not errors.file.isatty(),
     )
 
 
