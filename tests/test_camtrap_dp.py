@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from protodcs.cli import app
 from protodcs.demo.season import CAMERAS, SPECIES, make_season
-from protodcs.integrations.camtrap_dp import COLUMNS, FILES, scientific_name
+from protodcs.integrations.camtrap_dp import COLUMNS, FILES
 
 # A folder with the schemas of https://github.com/tdwg/camtrap-dp, if there is one.
 SCHEMAS = os.environ.get("PROTODCS_CAMTRAP_DP")
@@ -278,9 +278,3 @@ def test_absolute_paths_are_refused_before_anything_is_written(copied):
     assert done.exit_code == 1
     assert "relative paths" in done.stderr
     assert not package.exists()
-
-
-def test_a_scientific_name_may_stand_behind_a_common_one():
-    assert scientific_name("red fox (Vulpes vulpes)") == "Vulpes vulpes"
-    assert scientific_name("Vulpes vulpes") == "Vulpes vulpes"
-    assert scientific_name("cup (large)") == "cup (large)"

@@ -15,6 +15,7 @@ from PIL import Image
 
 from protodcs import encoders
 from protodcs.data import open_source
+from protodcs.data.prompts import species_names, templates
 from protodcs.encoders import Preprocessing, prototypes
 from protodcs.encoders.base import Encoder
 from protodcs.errors import EncoderError, InputError
@@ -153,14 +154,20 @@ def in_open_clip(open_clip_site, tmp_path_factory, odd_images):
         tiny_models.as_open_clip(model, folder / kind, **settings)
     (folder / "no weights" / "open_clip_model.safetensors").unlink()
     without_tensors(folder / "no logit scale" / "open_clip_model.safetensors", ["logit_scale"])
-    names = {kind: f"open_clip:local-dir:{folder / kind}" for kind in kinds}
+    # The cache of Hugging Face, as after a download.
+    place, commit = folder / "cache" / "models--imageomics--bioclip-2", "0" * 40
+    tiny_models.as_open_clip(model, place / "snapshots" / commit)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text(commit)
+    names = {kind: f"open_clip:local-dir:{folder / kind}" for kind in kinds} | {"bioclip-2": "bioclip-2"}
     names |= {name: f"open_clip:{name}" for name in ("ViT-B-32", "ViT-Z-99/openai", "ViT-B-32-quickgelu/laion2b_e16")}
     images = {f"image{number}": image for number, image in enumerate(odd_images[:50])}
     np.savez(folder / "given.npz", images=50, sentences=SENTENCES, **images)
     path = os.pathsep.join([str(open_clip_site), *filter(None, [os.environ.get("PYTHONPATH")])])
     child = [Path(__file__).with_name("with_open_clip.py"), folder / "given.npz", folder / "out.npz", *names.values()]
+    variables = {"PYTHONPATH": path, "HF_HUB_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
     run = subprocess.run(
-        [sys.executable, *child], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+        [sys.executable, *child], env={**os.environ, **variables}, capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr[-2000:]
     outcomes = {name: {} for name in names}
@@ -189,6 +196,38 @@ def test_a_text_tower_of_its_own_in_open_clip_gives_the_same(in_open_clip):
     _, outcomes = in_open_clip
     for key in ("features", "sentences"):
         assert_close(outcomes["plain"][key], outcomes["own text tower"][key])
+
+
+def test_bioclip_2_reads_common_and_scientific_names(in_open_clip):
+    folder, outcomes = in_open_clip
+    assert_close(outcomes["bioclip-2"]["features"], outcomes["plain"]["features"])
+    fox = ["a photo of Vulpes vulpes.", "a photo of red fox.", "a photo of Vulpes vulpes with common name red fox."]
+    mean = encoders.load(folder).encode_texts(fox).mean(axis=0)
+    badger = encoders.load(folder).encode_texts(["a photo of badger."])[0]
+    assert_close(outcomes["bioclip-2"]["prototypes"], [mean / np.linalg.norm(mean), badger])
+    assert np.abs(outcomes["plain"]["prototypes"] - outcomes["bioclip-2"]["prototypes"]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "common", "scientific"),
+    [
+        ("red fox (Vulpes vulpes)", "red fox", "Vulpes vulpes"),
+        ("house cat (Felis silvestris catus)", "house cat", "Felis silvestris catus"),
+        ("Vulpes vulpes", "Vulpes vulpes", "Vulpes vulpes"),
+        ("cup (large)", "cup (large)", "cup (large)"),
+        ("(Vulpes vulpes)", "(Vulpes vulpes)", "(Vulpes vulpes)"),
+    ],
+)
+def test_a_scientific_name_may_stand_behind_a_common_one(name, common, scientific):
+    assert species_names(name) == (common, scientific)
+
+
+@pytest.mark.parametrize(
+    "wrong", [["a photo."], ["{} {}"], ["{} {common}"], ["{scientific} {scientific}"], ["{common}"], []]
+)
+def test_templates_have_places_that_every_class_can_fill(wrong):
+    with pytest.raises(InputError, match="template"):
+        templates(wrong)
 
 
 @pytest.mark.parametrize("kind", ["gelu", "two heads"])

@@ -36,6 +36,7 @@ def outcome(name, images, sentences):
     return {
         "features": encoder.encode_pixels(images),
         "sentences": encoder.encode_texts(sentences),
+        "prototypes": encoder.prototypes(["red fox (Vulpes vulpes)", "badger"]),
         "pixels": encoder.preprocessing(images),
         "logit_scale": encoder.logit_scale,
         "fingerprint": encoder.fingerprint,

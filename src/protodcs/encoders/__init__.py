@@ -4,8 +4,8 @@
     features = encoder.encode(["cat.jpg", image, array])
     prototypes = encoder.prototypes(["cat", "dog"])
 
-A name's beginning chooses the back-end: `demo`, `mini`, `open_clip:...` or `onnx:FOLDER`. Transformers loads any other
-name, or a folder.
+A name's beginning chooses the back-end: `demo`, `mini`, `open_clip:...` or `onnx:FOLDER`. `bioclip-2` is a model of
+open_clip. Transformers loads any other name, or a folder.
 """
 
 import os
@@ -23,6 +23,8 @@ __all__ = ["Encoder", "Preprocessing", "check", "load"]
 # Beginning of a name, and the module that loads it.
 _BACK_ENDS = {"demo": ".demo", "mini": ".mini", "open_clip": ".open_clip", "onnx": ".onnx"}
 _OTHERWISE = ".transformers"
+# Short names: what they stand for, and the templates that the model was trained with.
+_SHORT_NAMES = {"bioclip-2": ("open_clip:hf-hub:imageomics/bioclip-2", "species")}
 # The extra of each back-end, and the modules that it installs.
 _EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "demo": ("demo", ("onnxruntime",)),
@@ -54,6 +56,8 @@ def load(
         revision: revision of a model id.
         templates: a name of `protodcs.data.prompts`, a text file, or a list; None is the encoder's own choice.
     """
+    name, own_templates = _SHORT_NAMES.get(str(name), (name, None))
+    templates = own_templates if templates is None else templates
     beginning = str(name).partition(":")[0]
     if revision is not None and beginning in _BACK_ENDS:
         raise EncoderError(f"{beginning} has no revisions: leave revision={revision!r} out")
@@ -71,6 +75,7 @@ def check(name: str) -> None:
 
     This loads nothing. A model id is looked up in the cache of Hugging Face, and on the hub if it is not there.
     """
+    name, _ = _SHORT_NAMES.get(name, (name, None))
     _check_name(name)
     beginning, _, rest = name.partition(":")
     for module in _EXTRAS.get(beginning, _OTHER_EXTRA)[1]:
@@ -120,6 +125,6 @@ def _check_name(name: str) -> None:
     """Raise EncoderError if a name is neither that of a back-end, nor a folder, nor a model id."""
     if name.partition(":")[0] not in _BACK_ENDS and "/" not in name and not Path(name).is_dir():
         raise EncoderError(
-            f"Unknown encoder {name!r}.{did_you_mean(name, _BACK_ENDS)} Use demo, mini, open_clip:MODEL, onnx:FOLDER, "
-            "a folder, or a model id such as openai/clip-vit-base-patch16."
+            f"Unknown encoder {name!r}.{did_you_mean(name, [*_BACK_ENDS, *_SHORT_NAMES])} Use demo, mini, bioclip-2, "
+            "open_clip:MODEL, onnx:FOLDER, a folder, or a model id such as openai/clip-vit-base-patch16."
         )

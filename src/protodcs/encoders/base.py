@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..arrays import Features
 from ..core.vocabulary import LEAST_NAMES, Vocabulary
 from ..data.image import decode
-from ..data.prompts import PLACE, class_names
+from ..data.prompts import class_names, filled
 from ..data.prompts import templates as read_templates
 from ..errors import EncoderError, InputError, UsageError
 from . import prototypes as kept
@@ -78,15 +78,22 @@ class SentenceTower:
     known_names: tuple[str, ...] | None = None
 
     def names(self, names: Sequence[str], templates: Sequence[str]) -> Features:
-        """The mean over the templates, each sentence at unit length."""
+        """The mean over the templates that fit a name, each sentence at unit length."""
         total: Features | None = None
+        counts = np.zeros(len(names), dtype=np.float32)
         for template in templates:
-            filled = [template.replace(PLACE, name) for name in names]
-            rows = np.concatenate([_unit(self.sentences(part)) for part in parts(filled, _SENTENCES_AT_ONCE)])
-            total = rows if total is None else total + rows
+            found = [filled(template, name) for name in names]
+            fits = np.array([sentence is not None for sentence in found])
+            sentences = [sentence for sentence in found if sentence is not None]
+            if not sentences:
+                continue
+            rows = np.concatenate([_unit(self.sentences(part)) for part in parts(sentences, _SENTENCES_AT_ONCE)])
+            total = np.zeros((len(names), rows.shape[1]), dtype=rows.dtype) if total is None else total
+            total[fits] += rows
+            counts += fits
         if total is None:
             raise EncoderError("no template was given")
-        return total / np.float32(len(templates))
+        return total / counts[:, None]
 
     def prompts(self, names: Sequence[str], words: str = "a photo of a") -> "Prompts":
         """Class features as a differentiable function of the vectors in place of `words`."""

@@ -8,7 +8,6 @@ import csv
 import io
 import json
 import mimetypes
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.decision import Decision
+from ..data.prompts import species_names
 from ..errors import DataError, InputError
 from ..version import __version__
 from .camera_traps import Event, EventDecision, Photo, Place
@@ -46,8 +46,6 @@ COLUMNS = {
 }  # fmt: skip
 FILES = ("datapackage.json", *(f"{name}.csv" for name in COLUMNS))
 _TYPES = {PERSON: "human", VEHICLE: "vehicle"}
-# A class may be called "red fox (Vulpes vulpes)".
-_SCIENTIFIC = re.compile(r"\(([A-Z][a-z]+(?: [a-z]+){0,2})\)$")
 # The smallest size of a box that the schema allows.
 _SMALLEST = 1e-15
 
@@ -235,20 +233,10 @@ def _what(season: Season, category: str, decision: Decision | None, confidence: 
     by = str(season.results["info"]["classifier"])
     nearest = str(season.results["classification_categories"][str(decision.index)])
     if decision.known:
-        return _Shown("animal", scientific_name(nearest), 1 - decision.p_unknown, by=by)
+        return _Shown("animal", species_names(nearest)[1], 1 - decision.p_unknown, by=by)
     if decision.label is not None:
-        return _Shown("animal", scientific_name(decision.label), decision.p_unknown, by=by)
+        return _Shown("animal", species_names(decision.label)[1], decision.p_unknown, by=by)
     return _Shown("unknown", None, decision.p_unknown, nearest, by)
-
-
-def scientific_name(name: str) -> str:
-    """Return the scientific name at the end of a class name, in parentheses; otherwise the class name.
-
-    >>> scientific_name("red fox (Vulpes vulpes)")
-    'Vulpes vulpes'
-    """
-    found = _SCIENTIFIC.search(name)
-    return found[1] if found else name
 
 
 def _detector(season: Season) -> str:

@@ -3,6 +3,7 @@
 `class_names` and `templates` take a name of the files here, the path of a user's own file, or a list.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.resources import files
@@ -10,9 +11,12 @@ from pathlib import Path
 
 from ...errors import DataError, InputError, did_you_mean
 
-__all__ = ["class_names", "names_of_classes", "names_of_templates", "templates"]
+__all__ = ["class_names", "filled", "names_of_classes", "names_of_templates", "species_names", "templates"]
 
 PLACE = "{}"
+_COMMON, _SCIENTIFIC = "{common}", "{scientific}"
+# A class may be called "red fox (Vulpes vulpes)".
+_SPECIES = re.compile(r"(.+?)\s*\(([A-Z][a-z-]+(?: [a-z-]+){0,2})\)")
 _CONTENTS = {"names": "class names", "templates": "templates"}
 # Endings of files whose lines hold more than a name.
 _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".xlsx")
@@ -38,12 +42,39 @@ def class_names(which: str | Path | Sequence[str]) -> tuple[str, ...]:
 
 
 def templates(which: str | Path | Sequence[str]) -> tuple[str, ...]:
-    """Sentences with one `{}` for the class name.
+    """Sentences with one `{}` for the class name, or with `{common}` and `{scientific}` for the names of a species.
 
     >>> templates("photo")
     ('a photo of a {}.',)
     """
     return _entries(which, "templates", _check_templates)
+
+
+def species_names(name: str) -> tuple[str, str]:
+    """Return the common and the scientific name of a class. Both are the whole name if it has no two names.
+
+    >>> species_names("red fox (Vulpes vulpes)")
+    ('red fox', 'Vulpes vulpes')
+    >>> species_names("crane (bird)")
+    ('crane (bird)', 'crane (bird)')
+    """
+    found = _SPECIES.fullmatch(name)
+    return (name, name) if found is None else (found[1], found[2])
+
+
+def filled(template: str, name: str) -> str | None:
+    """Put a class name into a template. Return None if the template wants two names, and the class has one.
+
+    >>> filled("a photo of {scientific} with common name {common}.", "red fox (Vulpes vulpes)")
+    'a photo of Vulpes vulpes with common name red fox.'
+    """
+    if PLACE in template:
+        return template.replace(PLACE, name)
+    common, scientific = species_names(name)
+    if common == scientific and _COMMON in template:
+        # The sentence with the scientific name alone has it already.
+        return None
+    return template.replace(_COMMON, common).replace(_SCIENTIFIC, scientific)
 
 
 def _entries(
@@ -102,5 +133,11 @@ def _check_templates(entries: Sequence[str], where: str) -> None:
     if not entries:
         raise InputError(f"{where}: at least one template is needed, such as 'a photo of a {PLACE}.'")
     for entry in entries:
-        if not isinstance(entry, str) or entry.count(PLACE) != 1:
-            raise InputError(f"{where}: a template has exactly one {PLACE} for the class name; given: {entry!r}")
+        places = [entry.count(place) for place in (PLACE, _COMMON, _SCIENTIFIC)] if isinstance(entry, str) else []
+        if places not in ([1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 1, 1]):
+            raise InputError(
+                f"{where}: a template has exactly one {PLACE} for the class name, or {_COMMON} and {_SCIENTIFIC}; "
+                f"given: {entry!r}"
+            )
+    if all(_COMMON in entry for entry in entries):
+        raise InputError(f"{where}: a class without a scientific name needs a template without {_COMMON}")
