@@ -388,7 +388,7 @@ def test_a_frozen_engine_answers_and_keeps_nothing(variant):
     ],
 )
 def test_a_state_with_a_frozen_stretch_continues_bit_equal(variant, at):
-    prototypes, features, _ = random_stream(samples=320, seed=14)
+    prototypes, features, _ = random_stream(samples=200, seed=14)
     engine, never = make(variant, prototypes), make(variant, prototypes)
     engine.observe_many(features[:at])
     never.observe_many(features[:at])

@@ -31,7 +31,9 @@ class Camera:
             left -= 1
             feature = self._mean + self._random.normal(size=len(self._mean)) + fog * np.eye(len(self._mean))[0]
             unit = (feature / np.linalg.norm(feature)).astype(np.float32)
-            self.begun += [(self.seen, one["warning"]) for one in self.latest.add(unknown, reason, unit)]
+            begun = self.latest.add(unknown, reason, unit)
+            if begun is not None:
+                self.begun.append((self.seen, begun["warning"]))
             self.seen += 1
         return self.latest.warning
 

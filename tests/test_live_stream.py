@@ -8,14 +8,14 @@ import pytest
 from made_service import FEATURES, LIMITS, PROTOTYPES, ROWS, SPEC, feature, spec_of
 from protodcs import StreamDCS
 from protodcs.core.prototypes import Prototypes
-from protodcs.errors import InputError, ProtoDCSError, StateVersionError, StoreError, UsageError
+from protodcs.errors import DamagedDataError, InputError, ProtoDCSError, StateVersionError, StoreError, UsageError
 from protodcs.serve.guard import GuardSettings
 from protodcs.serve.store.base import AcquiredStream, Fence
 from protodcs.serve.stream.answers import pack_decision, unpack_decision
 from protodcs.serve.stream.feedback import Feedback, pack_feedback
 from protodcs.serve.stream.idempotency import digest_of
 from protodcs.serve.stream.live_stream import LiveStream, StreamSpec, pack_class
-from protodcs.serve.stream.records import LONGEST_KEY, Kind, Record
+from protodcs.serve.stream.records import COVERED, LONGEST_KEY, Kind, Record
 
 NOW = 1_700_000_000.0
 
@@ -47,6 +47,8 @@ def eventful(live):
             yield Kind.FREEZE, b""
         if number == 8:
             yield Kind.UNFREEZE, b""
+        if number == 9:
+            yield Kind.OBSERVE_ROWS, feature(40) + feature(41) + feature(42)
         if number == 10:
             yield Kind.ACKNOWLEDGE, b""
         if number == 11:
@@ -68,14 +70,20 @@ def eventful(live):
 
 
 def lived():
-    """A stream through the events, its packed records, and a snapshot before each of them and at the end."""
+    """A stream through the events, its journal, and a snapshot before each record and at the end; else None."""
     live = loaded()
     journal, snapshots = [], [live.snapshot()]
     for kind, payload in eventful(live):
         record = live.change(kind, f"key-{live.position}", payload, NOW + live.position)
-        journal.append(record.pack())
-        snapshots.append(live.snapshot())
+        covered = len(record.answers) - 1
+        journal += [record.pack(), *[COVERED] * covered]
+        snapshots += [*[None] * covered, live.snapshot()]
     return live, journal, snapshots
+
+
+def cuts(snapshots):
+    """Where the journal may end: records are whole in it."""
+    return [position for position, snapshot in enumerate(snapshots) if snapshot is not None]
 
 
 def test_a_stream_answers_and_learns_as_the_engine_alone():
@@ -89,19 +97,66 @@ def test_a_stream_answers_and_learns_as_the_engine_alone():
     assert live.different == 0
 
 
+def test_rows_that_are_observed_together_are_decided_as_one_by_one():
+    spec = spec_of().model_copy(update={"guard": GuardSettings(window=32)}).pack()
+    alone, together = loaded(spec=spec), loaded(spec=spec)
+    rows = [feature(number) for number in range(100)]
+    digest = digest_of(*rows)
+    records = [alone.change(Kind.OBSERVE, "k", row, NOW, digest, number) for number, row in enumerate(rows)]
+    for first, last in ((0, 1), (1, 20), (20, 100)):
+        record = together.change(Kind.OBSERVE_ROWS, "k", b"".join(rows[first:last]), NOW, digest, first)
+        assert Record.unpack(record.pack()) == record
+        assert record.answers == [one.answer for one in records[first:last]]
+    assert together.position == alone.position == 100
+    assert together.engine.snapshot() == alone.engine.snapshot()
+    assert together._applied.pack() == alone._applied.pack()
+    assert together.summary() == alone.summary()
+    assert together.guard.windows == alone.guard.windows == 3
+    assert together.guard.status()["last_window"] == pytest.approx(alone.guard.status()["last_window"])
+    for number, one in enumerate(records):
+        found = together.applied(Kind.OBSERVE, "k", digest, number)
+        assert (found.position, found.answer) == (number, one.answer)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, 0.0])
+def test_nothing_is_observed_if_one_of_the_rows_cannot_be_used(wrong):
+    live = loaded()
+    before = live.engine.snapshot()
+    bad = np.full(len(feature(0)) // 4, wrong, dtype="<f4").tobytes()
+    with pytest.raises(InputError):
+        live.change(Kind.OBSERVE_ROWS, "k", feature(0) + bad + feature(1), NOW)
+    assert (live.position, live.engine.snapshot()) == (0, before)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda record, covered: [covered, record],
+        lambda record, covered: [record, record, covered],
+        lambda record, covered: [record, covered, covered, covered],
+    ],
+)
+def test_a_journal_whose_records_do_not_cover_it_is_damaged(damage):
+    record = loaded().change(Kind.OBSERVE_ROWS, "k", feature(0) + feature(1) + feature(2), NOW)
+    with pytest.raises(DamagedDataError):
+        loaded(None, 0, damage(record.pack(), COVERED))
+
+
 @pytest.mark.parametrize("with_snapshot", [False, True])
 def test_a_stream_wakes_to_the_bit_at_every_cut_and_goes_on_so(with_snapshot):
     """Cut anywhere: it loads from the journal alone, or from a snapshot a few records before the cut."""
     final, journal, snapshots = lived()
     # Streams with clusters have tests of their own.
-    assert {Record.unpack(data).kind for data in journal} == {*Kind} - {Kind.EDIT_CLUSTERS}
-    for cut in range(len(journal) + 1):
-        start = max(0, cut - 4) if with_snapshot else 0
+    assert {Record.unpack(data).kind for data in journal if data != COVERED} == {*Kind} - {Kind.EDIT_CLUSTERS}
+    for cut in cuts(snapshots):
+        start = max(start for start in cuts(snapshots) if start <= max(0, cut - 4)) if with_snapshot else 0
         live = loaded(snapshots[start] if with_snapshot else None, start, journal[start:cut], epoch=2)
         assert live.position == cut
         assert live.different == 0
         assert loaded(snapshots[cut], cut).engine.snapshot() == live.engine.snapshot()
         for data in journal[cut:]:
+            if data == COVERED:
+                continue
             record = Record.unpack(data)
             again = live.change(record.kind, record.key, record.payload, record.time / 1000)
             assert replace(again, epoch=record.epoch) == record
@@ -110,7 +165,7 @@ def test_a_stream_wakes_to_the_bit_at_every_cut_and_goes_on_so(with_snapshot):
 
 def test_waking_from_journal_and_from_snapshot_remembers_the_same():
     final, journal, snapshots = lived()
-    for start in range(len(journal) + 1):
+    for start in cuts(snapshots):
         assert same(loaded(snapshots[start], start, journal[start:]), final)
     assert same(loaded(None, 0, journal), final)
 
@@ -175,9 +230,11 @@ def test_a_repeated_key_finds_what_was_answered_before_and_after_an_unload():
         loaded(snapshots[9], 9, journal[9:]),
     ):
         for data in journal:
+            if data == COVERED:
+                continue
             record = Record.unpack(data)
-            answer = found(live, record.kind, record.key, record.payload)
-            assert (answer.position, answer.epoch, answer.answer) == (record.position, record.epoch, record.answer)
+            answer = found(live, record.request_kind, record.key, record.payload)
+            assert (answer.position, answer.epoch, answer.answer) == (record.position, record.epoch, record.answers[0])
         assert found(live, Kind.OBSERVE, "never used", feature(0)) is None
 
 

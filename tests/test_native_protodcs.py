@@ -64,7 +64,7 @@ def on_numpy(engine, state, feature):
 @pytest.mark.parametrize(("instructions", "name"), STEPS)
 @pytest.mark.parametrize(("classes", "width"), [(24, 64), (5, 33), (1, 16)])
 def test_each_step_agrees_with_numpy_from_the_same_state(module, name, classes, width):
-    prototypes, features, _ = random_stream(classes=classes, width=width, samples=260, seed=3)
+    prototypes, features, _ = random_stream(classes=classes, width=width, samples=200, seed=3)
     engine = ProtoDCS(prototypes, config=ProtoDCSConfig(**OPTIONS[name]))
     assert engine._compiled
     for feature in features:

@@ -53,8 +53,10 @@ def unit_rows(rows: Any, what: str, least: int = 1) -> Feature:
         )
     working = _working_type(rows, what)
     out = np.empty(rows.shape, dtype=np.float32)
+    # The usual rows need no copy. Others are copied one by one, which takes little memory.
+    plain = rows.dtype == working and rows.flags.c_contiguous and rows.flags.aligned
     for i, row in enumerate(rows):
-        if not to_unit(_contiguous(row, working), out[i]):
+        if not to_unit(row if plain else _contiguous(row, working), out[i]):
             raise _bad_row(rows, i, what)
     return out
 

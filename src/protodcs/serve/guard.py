@@ -14,10 +14,11 @@ from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
-from ..arrays import Feature
-from ..core.decision import Decision
+from ..arrays import Feature, Features
+from ..core.decision import Decision, Decisions
 from ..core.numerics.softmax import confidence
 from ..core.prototypes import Prototypes
 from ..core.settings import Settings
@@ -249,36 +250,62 @@ class Guard:
         """
         if engine.frozen and not self.frozen:
             return None
-        openness = self._look(feature, decision, engine)
-        if not _sane(decision.p_unknown, decision.score, decision.openness, openness):
+        cosines = engine.initial_cosines()
+        if cosines is None:
+            cosines, best = self._cosines, self._compare(feature)
+        else:
+            best = int(cosines.argmax())
+        openness = self._look(feature, cosines, best, decision.known, decision.index)
+        return self._checked(engine, position, _sane(decision.p_unknown, decision.score, decision.openness, openness))
+
+    @property
+    def room(self) -> int:
+        """Number of samples until the window ends."""
+        return self.settings.window - self._seen
+
+    def watch_many(
+        self, features: Features, decisions: Decisions, engine: FeatureMethod, position: int
+    ) -> GuardEvent | None:
+        """Do the same for unit features (n, d), at most `room`, of which the last one has this position."""
+        if engine.frozen and not self.frozen:
+            return None
+        probabilities, numbers = decisions.p_unknown, decisions.score + decisions.openness
+        sane = _sane(probabilities.min(), probabilities.max(), numbers.sum()) and probabilities.max() <= 1.0
+        for feature, known, index in zip(features, decisions.known.tolist(), decisions.index.tolist(), strict=True):
+            sane = math.isfinite(self._look(feature, self._cosines, self._compare(feature), known, index)) and sane
+        return self._checked(engine, position, sane)
+
+    def _compare(self, feature: Feature) -> int:
+        """Compute the cosines of a feature with the prototypes of the baseline. Return the class of the largest."""
+        entry = self._prototypes
+        return compute_cosines(entry.unit, entry.follow(inverse_norms), feature, self._cosines)
+
+    def _look(self, feature: Feature, cosines: NDArray[np.float64], best: int, known: bool, index: int) -> float:
+        """Compare a decision with the baseline and count it. Return the openness by the baseline."""
+        openness = 1.0 - float(cosines[best])
+        self._openness[self._seen] = openness
+        self._rejected[self._seen] = not known
+        self._sum += feature
+        self._seen += 1
+        if known:
+            self._accepted += 1
+            if index != best:
+                lead = float(cosines[best] - cosines[index]) / self._temperature
+                self._differing += 1
+                self._contradiction -= confidence(cosines, best, self._temperature) * math.expm1(-lead)
+        return openness
+
+    def _checked(self, engine: FeatureMethod, position: int, sane: bool) -> GuardEvent | None:
+        """Check the latest numbers, and the window if it has ended."""
+        if not sane:
             if self.frozen:
                 # The restored state has the same problem: discard it and start again.
                 self._saved = []
             return self._fire(_Trip("numbers", 1.0, 0.0), position)
-        if self._seen < self.settings.window:
+        if self.room:
             return None
         self.windows += 1
         return self._judge(engine, position)
-
-    def _look(self, feature: Feature, decision: Decision, engine: FeatureMethod) -> float:
-        """Compare a decision with the baseline and count it. Return the openness by the baseline."""
-        cosines = engine.initial_cosines()
-        if cosines is None:
-            cosines, entry = self._cosines, self._prototypes
-            compute_cosines(entry.unit, entry.follow(inverse_norms), feature, cosines)
-        best = int(cosines.argmax())
-        openness = 1.0 - float(cosines[best])
-        self._openness[self._seen] = openness
-        self._rejected[self._seen] = not decision.known
-        self._sum += feature
-        self._seen += 1
-        if decision.known:
-            self._accepted += 1
-            if decision.index != best:
-                lead = float(cosines[best] - cosines[decision.index]) / self._temperature
-                self._differing += 1
-                self._contradiction -= confidence(cosines, best, self._temperature) * math.expm1(-lead)
-        return openness
 
     # After each window.
 

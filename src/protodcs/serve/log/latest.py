@@ -81,8 +81,8 @@ class Latest:
         self._mean: Feature | None = None
         self._usual_mean: Feature | None = None
 
-    def add(self, unknown: bool, reason: str | None, feature: Feature) -> list[dict[str, Any]]:
-        """Add a decision about a unit feature (d,). Return the warnings that begin with it, as notices show them."""
+    def add(self, unknown: bool, reason: str | None, feature: Feature) -> dict[str, Any] | None:
+        """Add a decision about a unit feature (d,). Return the warning that begins with it, as notices show it."""
         self._unknown.append(unknown)
         self._count += 1
         self._count_unknown += unknown
@@ -94,13 +94,13 @@ class Latest:
                 self._mean, self._usual_mean = np.zeros((2, len(feature)), dtype=np.float32)
             self._mean += (feature - self._mean) * np.float32(max(1 / _FEATURES, 1 / self._features))
         if self._count < BLOCK:
-            return []
+            return None
         before = self.warning
         self._end_block(reason == POSSIBLE_SHIFT)
         if self.warning in (None, before):
-            return []
+            return None
         said: dict[str, Any] = {"warning": self.warning, "unknown_rate": self.unknown_rate}
-        return [{**said, "usual_unknown_rate": self.usual_unknown_rate}]
+        return {**said, "usual_unknown_rate": self.usual_unknown_rate}
 
     @property
     def unknown_rate(self) -> float | None:

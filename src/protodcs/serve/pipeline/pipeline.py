@@ -134,7 +134,8 @@ class Pipeline:
         run.loaded = loaded
         try:
             with traces.shared_span("step", run.spans, requests=len(run.group.rest)), loaded.changing():
-                self._take(run, loaded, loaded.live.position, self._steps.serve(loaded.live, run.group.rest, end))
+                first = loaded.live.position
+                self._take(run, loaded, first, self._steps.serve(loaded, run.group.rest, end))
         except Exception as problem:
             _fail(run.group, problem)
             return
@@ -243,7 +244,7 @@ class Pipeline:
         with loaded.changing():
             if long or loaded.slow:
                 end = time.monotonic() + SLICE
-            serve = partial(self._steps.serve, loaded.live, run.group.rest, end)
+            serve = partial(self._steps.serve, loaded, run.group.rest, end)
             first = loaded.live.position
             self._take(run, loaded, first, await self._computing.run(loaded, serve, long))
 

@@ -5,6 +5,7 @@ that was sent twice is applied once, because it has an idempotency key. So whate
 """
 
 import asyncio
+import itertools
 import logging
 import time
 from collections import Counter, deque
@@ -34,10 +35,30 @@ class LateError(ProtoDCSError, TimeoutError):
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    """A place in a queue. The request is None until it is ready."""
+    """What a caller asks for, with a place in a queue for each request.
 
-    request: Request | None
-    future: "asyncio.Future[Reply]"
+    Attributes:
+        count: number of places.
+        requests: those without a reply yet; None until they are made.
+        replies: to the first requests.
+        future: gets the replies to all requests.
+    """
+
+    count: int
+    requests: list[Request] | None
+    future: "asyncio.Future[list[Reply]]"
+    replies: list[Reply] = field(default_factory=list)
+
+    def take(self, replies: Iterator[Reply]) -> Reply | None:
+        """Take replies to the first requests. Return the first that is not final; the requests from there on stay."""
+        assert self.requests is not None
+        taken = [reply for _, reply in zip(self.requests, replies, strict=False)]
+        final = next((place for place, reply in enumerate(taken) if not reply.status.final), len(taken))
+        self.replies += taken[:final]
+        self.requests = self.requests[final:]
+        if not self.requests and not self.future.done():
+            self.future.set_result(self.replies)
+        return taken[final] if final < len(taken) else None
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +68,7 @@ class _StreamQueue:
     Attributes:
         stream: its id.
         name: what the queue is found by: the stream, or another object for questions outside of the order.
-        items: the requests that have no reply yet.
+        items: those that do not have all replies yet.
         in_flight: whether the first of them were sent.
         sending: whether that happens right now.
         problem: of the last group, for the log.
@@ -102,24 +123,24 @@ class Queues:
         `make` returns a reply in place of a request that needs none.
         """
         queue = self._queue_of(stream)
-        with self._places(queue, [None] * count) as items:
+        with self._place(queue, count) as item:
             try:
                 async with asyncio.timeout(self._config.request_seconds):
-                    for item, made in zip(items, await make(), strict=True):
-                        if isinstance(made, Reply):
-                            item.future.set_result(made)
-                        else:
-                            item.request = traces.marked(made)
+                    made = await make()
             except TimeoutError:
                 self.metrics.gave_up("late")
                 raise LateError("the images were not encoded in time: nothing was applied") from None
+            item.requests = [traces.marked(one) for one in made if isinstance(one, Request)]
+            if not item.requests:
+                item.future.set_result([])
             self._send_next(queue)
-            return await self._wait_for_replies(queue, items)
+            replies = iter(await self._wait_for_replies(queue, item))
+            return [one if isinstance(one, Reply) else next(replies) for one in made]
 
     async def _ask(self, queue: _StreamQueue, requests: list[Request]) -> list[Reply]:
-        with self._places(queue, requests) as items:
+        with self._place(queue, len(requests), requests) as item:
             self._send_next(queue)
-            return await self._wait_for_replies(queue, items)
+            return await self._wait_for_replies(queue, item)
 
     def _queue_of(self, stream: str) -> _StreamQueue:
         return self._queues.get(stream) or self._new_queue(stream, stream)
@@ -129,67 +150,64 @@ class Queues:
         return queue
 
     @contextmanager
-    def _places(self, queue: _StreamQueue, requests: Sequence[Request | None]) -> Iterator[list[_Item]]:
+    def _place(self, queue: _StreamQueue, count: int, requests: list[Request] | None = None) -> Iterator[_Item]:
         """Hold places in a queue for requests, and give them up at the end."""
-        items: list[_Item] = []
+        item: _Item | None = None
         try:
-            items = self._take_places(queue, requests)
-            yield items
+            item = self._take_places(queue, count, requests)
+            yield item
         finally:
-            self._give_up_places(queue, items)
+            self._give_up_places(queue, item)
 
-    def _take_places(self, queue: _StreamQueue, requests: Sequence[Request | None]) -> list[_Item]:
+    def _take_places(self, queue: _StreamQueue, count: int, requests: list[Request] | None) -> _Item:
         """Take places in a queue for all of the requests, or for none."""
-        if self.waiting + len(requests) > self._config.max_queued_requests:
+        if self.waiting + count > self._config.max_queued_requests:
             self.metrics.gave_up("overloaded")
             raise OverloadedError(
                 f"{self.waiting} requests are in progress, the limit is {self._config.max_queued_requests}; "
-                f"given: {len(requests)} more. Retry later."
+                f"given: {count} more. Retry later."
             )
         tenant = tenant_of(queue.stream)
-        if tenant and self._waiting_of[tenant] + len(requests) > tenant_queue_limit(self._config):
+        if tenant and self._waiting_of[tenant] + count > tenant_queue_limit(self._config):
             raise OverloadedError(
                 f"{self._waiting_of[tenant]} requests of this tenant are in progress, the limit is "
-                f"{tenant_queue_limit(self._config)}; given: {len(requests)} more. Retry later."
+                f"{tenant_queue_limit(self._config)}; given: {count} more. Retry later."
             )
-        loop = asyncio.get_running_loop()
-        items = [_Item(request, loop.create_future()) for request in requests]
-        queue.items.extend(items)
-        self.waiting += len(items)
-        self._waiting_of[tenant] += len(items)
-        return items
+        item = _Item(count, requests, asyncio.get_running_loop().create_future())
+        queue.items.append(item)
+        self.waiting += count
+        self._waiting_of[tenant] += count
+        return item
 
-    def _give_up_places(self, queue: _StreamQueue, items: list[_Item]) -> None:
-        for item in items:
+    def _give_up_places(self, queue: _StreamQueue, item: _Item | None) -> None:
+        if item is not None:
             item.future.cancel()
-        self.waiting -= len(items)
-        tenant = tenant_of(queue.stream)
-        self._waiting_of[tenant] -= len(items)
-        if not self._waiting_of[tenant]:
-            del self._waiting_of[tenant]
+            self.waiting -= item.count
+            tenant = tenant_of(queue.stream)
+            self._waiting_of[tenant] -= item.count
+            if not self._waiting_of[tenant]:
+                del self._waiting_of[tenant]
         self._send_next(queue)
 
-    async def _wait_for_replies(self, queue: _StreamQueue, items: list[_Item]) -> list[Reply]:
+    async def _wait_for_replies(self, queue: _StreamQueue, item: _Item) -> list[Reply]:
         begin = time.monotonic()
         # `asyncio.timeout` would take longer than the other parts of a queue.
-        timer = asyncio.get_running_loop().call_later(self._config.request_seconds, self._give_up, queue, items)
+        timer = asyncio.get_running_loop().call_later(self._config.request_seconds, self._give_up, queue, item)
         try:
             with traces.span("route"):
-                return [await item.future for item in items]
+                return await item.future
         finally:
             timer.cancel()
             self.metrics.answer.observe(time.monotonic() - begin)
 
-    def _give_up(self, queue: _StreamQueue, items: list[_Item]) -> None:
+    def _give_up(self, queue: _StreamQueue, item: _Item) -> None:
         """Tell the caller that there was no answer in time."""
-        # The caller waits for the first of them, and gives up all places.
-        missing = next((item.future for item in items if not item.future.done()), None)
-        if missing is None:
+        if item.future.done():
             return
         self.metrics.gave_up("late")
         # The problem may name addresses and files, which the caller must not see.
         _log.warning("no answer in time", extra=logs.with_fields(stream=queue.stream, last=queue.problem))
-        missing.set_exception(
+        item.future.set_exception(
             LateError(
                 f"no answer within {self._config.request_seconds:g} seconds: whether it was applied is not known; "
                 "ask again with the same key"
@@ -211,7 +229,8 @@ class Queues:
         if items:
             queue.in_flight = queue.sending = True
             replied = partial(self._take_replies, queue, items, time.monotonic())
-            group = Group([item.request for item in items if item.request is not None], replied)
+            requests = itertools.chain.from_iterable(item.requests or () for item in items)
+            group = Group(list(itertools.islice(requests, MAX_REQUESTS)), replied)
             try:
                 self._begin(group)
             except Exception as problem:
@@ -222,14 +241,11 @@ class Queues:
                 queue.sending = False
 
     def _take_replies(self, queue: _StreamQueue, items: list[_Item], sent: float, group: Group) -> None:
-        """Set the final replies. The other requests stay in the queue and are sent again."""
+        """Take the final replies. The other requests stay in the queue and are sent again."""
         self.metrics.group.observe(time.monotonic() - sent)
-        problem: Reply | None = None
-        for item, reply in zip(items, group.replies, strict=True):
-            if not reply.status.final:
-                problem = problem or reply
-            elif not item.future.done():
-                item.future.set_result(reply)
+        replies = iter(group.replies)
+        problems = [item.take(replies) for item in items]
+        problem = next(filter(None, problems), None)
         if problem is None:
             queue.problem = ""
             if queue.sending:
@@ -248,14 +264,16 @@ class Queues:
 
 
 def _next_items(queue: _StreamQueue) -> list[_Item]:
-    """Return the first requests that can be served together, if they are ready."""
+    """Return the first items that can be served together, if they are ready."""
     items: list[_Item] = []
+    count = 0
     for item in queue.items:
         if item.future.done():
             continue
-        if item.request is None or len(items) == MAX_REQUESTS:
+        if item.requests is None or count >= MAX_REQUESTS:
             break
-        if item.request.action not in IN_MEMORY:
+        if item.requests[0].action not in IN_MEMORY:
             return items or [item]
         items.append(item)
+        count += len(item.requests)
     return items

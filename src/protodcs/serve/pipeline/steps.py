@@ -8,13 +8,15 @@ from ..log.entries import LogEntry
 from ..messages import Action, Reply, ReplyStatus, Request
 from ..stream.answers import log_entry
 from ..stream.live_stream import LiveStream
-from ..stream.records import Kind
+from ..stream.records import COVERED, Kind, Record
 from ..workers.changes import content_digest
 from ..workers.lease import WorkerLease
+from ..workers.loaded_stream import LoadedStream
 from ..workers.questions import QUESTIONS
 from ..workers.quotas import Quotas
-from ..workers.replies import done_reply, error_reply
+from ..workers.replies import done_replies, done_reply, error_reply
 from ..workers.size_limits import SizeLimits
+from .turns import SLICE
 
 _CHANGES = {
     Action.OBSERVE: Kind.OBSERVE,
@@ -30,6 +32,9 @@ _CHANGES = {
 _GROWING = (Kind.OBSERVE, Kind.ADD_CLASS, Kind.FEEDBACK)
 # Was this change applied before? Asked before a costly step.
 _LOOKUPS = {Action.LOOKUP: Kind.OBSERVE, Action.LOOKUP_CLASS: Kind.ADD_CLASS}
+# Rows that are observed together take so long, roughly. They are at most 64: a row counts as at least so long.
+_TOGETHER_SECONDS = 2 * SLICE
+_SHORTEST_ROW = _TOGETHER_SECONDS / 64
 _NOT_APPLIED = Reply(ReplyStatus.DONE)
 
 
@@ -38,7 +43,7 @@ class Served(NamedTuple):
 
     Attributes:
         replies: to the first requests, one or more.
-        records: packed, of the changes among them.
+        records: for the journal, of the changes among them.
         steps: seconds and answer of each new observe.
         log: entry of each new observe.
     """
@@ -65,14 +70,48 @@ class Steps:
         self._sizes = sizes
         self._logs_decisions = logs_decisions
 
-    def serve(self, live: LiveStream, requests: list[Request], until: float) -> Served:
+    def serve(self, loaded: LoadedStream, requests: list[Request], until: float) -> Served:
         """Serve requests until a time, at least one of them."""
-        served = Served([], [], [], [])
-        for request in requests:
-            served.replies.append(self._serve_one(live, request, served))
-            if time.monotonic() >= until:
-                break
-        return served
+        served, live, now = Served([], [], [], []), loaded.live, time.monotonic()
+        while True:
+            start, first = now, len(served.replies)
+            rows = _rows(requests, first, int(_TOGETHER_SECONDS / max(loaded.row_seconds, _SHORTEST_ROW)))
+            if len(rows) == 1 or not self._serve_rows(live, rows, served):
+                served.replies.append(self._serve_one(live, requests[first], served))
+            now, done = time.monotonic(), len(served.replies)
+            loaded.row_seconds += 0.2 * ((now - start) / (done - first) - loaded.row_seconds)
+            if done == len(requests) or now >= until:
+                return served
+
+    def _serve_rows(self, live: LiveStream, rows: list[Request], served: Served) -> bool:
+        """Observe rows of one request together. Return False, with nothing done, if that is not possible."""
+        first = rows[0]
+        if live.samples is not None or len(first.payload) != 4 * live.engine.dimension:
+            return False
+        try:
+            if live.applied(Kind.OBSERVE, first.key, first.digest, first.row) is not None:
+                return False
+            if not live.has_begun(first.key):
+                if first.row:
+                    return False
+                self._quotas.check(first.stream)
+            start = time.perf_counter()
+            payload = b"".join([row.payload for row in rows])
+            record = live.change(Kind.OBSERVE_ROWS, first.key, payload, self._lease.now(), first.digest, first.row)
+        except ProtoDCSError:
+            return False
+        self._note(live, record, rows, time.perf_counter() - start, served)
+        served.records.extend([record.pack(), *[COVERED] * (len(rows) - 1)])
+        served.replies.extend(done_replies(record))
+        return True
+
+    def _note(self, live: LiveStream, record: Record, rows: list[Request], seconds: float, served: Served) -> None:
+        """Add the times and log entries of an observe to `served`."""
+        answers, classes = record.answers, live.engine.classes
+        served.steps.extend([(seconds / len(rows), answer) for answer in answers])
+        if self._logs_decisions:
+            for row, (request, answer) in enumerate(zip(rows, answers, strict=True)):
+                served.log.append(log_entry(record, row, answer, classes, request.image_ref, request.thumbnail))
 
     def _serve_one(self, live: LiveStream, request: Request, served: Served) -> Reply:
         """Serve one change or question. The record of a change is added to `served`."""
@@ -99,13 +138,24 @@ class Steps:
             start = time.perf_counter()
             record = live.change(kind, request.key, request.payload, self._lease.now(), digest, request.row)
             if kind is Kind.OBSERVE:
-                served.steps.append((time.perf_counter() - start, record.answer))
-                if self._logs_decisions:
-                    served.log.append(log_entry(record, live.engine.classes, request.image_ref, request.thumbnail))
+                self._note(live, record, [request], time.perf_counter() - start, served)
         except ProtoDCSError as problem:
             return error_reply(problem)
         served.records.append(record.pack())
         return done_reply(record)
+
+
+def _rows(requests: list[Request], at: int, most: int) -> list[Request]:
+    """Return the request at a place, with some of the next ones if all are rows of one observe."""
+    first, rows = requests[at], [requests[at]]
+    if first.action != Action.OBSERVE or not first.digest:
+        return rows
+    for request in requests[at + 1 : at + most]:
+        same = request.key == first.key and request.action == first.action and request.digest == first.digest
+        if not same or request.row != first.row + len(rows) or len(request.payload) != len(first.payload):
+            break
+        rows.append(request)
+    return rows
 
 
 # What is served on the stream in memory, without anything to wait for.

@@ -8,7 +8,9 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ...core.decision import ANSWERED, REASONS, Decision, outcome_name
+import numpy as np
+
+from ...core.decision import ANSWERED, REASONS, Decision, Decisions, outcome_name
 from ...errors import StoreError
 from ..log.entries import LogEntry
 from ..messages import Reply
@@ -17,6 +19,8 @@ from .records import Record
 # Flags, index, sequence and the six numbers of a decision. The label of a known sample follows, or the cluster that an
 # unknown one joined: its number and its name.
 _DECISION = struct.Struct("<BIQdddddd")
+_NUMBERS = ("p_unknown", "openness", "openness_first", "score", "aleatoric", "epistemic")
+_DECISIONS = np.dtype([("flags", "u1"), ("index", "<u4"), ("sequence", "<u8"), *((name, "<f8") for name in _NUMBERS)])
 KNOWN, TRUSTED, CACHED, EVOLVED, UNSURE = 1, 2, 4, 8, 128
 # The three bits between the first four flags and the last hold the place of the reason in REASONS, from 1; 0 is none.
 _REASON_BIT, _REASON_MASK = 4, 7
@@ -54,6 +58,24 @@ def pack_decision(decision: Decision, joined: JoinedCluster | None = None) -> by
     if joined is not None:
         return numbers + _CLUSTER.pack(joined.id) + (joined.name or "").encode()
     return numbers + (decision.label or "").encode()
+
+
+def pack_decisions(decisions: Decisions) -> list[bytes]:
+    """Return each decision as `pack_decision` does."""
+    rows = np.empty(len(decisions), _DECISIONS)
+    reasons = np.array([0 if reason is None else 1 + REASONS.index(reason) for reason in decisions.reason])
+    rows["flags"] = (
+        KNOWN * decisions.known
+        + TRUSTED * decisions.trusted
+        + CACHED * decisions.cached
+        + EVOLVED * decisions.evolved
+        + UNSURE * decisions.unsure
+        + (reasons << _REASON_BIT)
+    )
+    for name in ("index", "sequence", *_NUMBERS):
+        rows[name] = getattr(decisions, name)
+    data, size = rows.tobytes(), _DECISION.size
+    return [data[size * row : size * (row + 1)] + (label or "").encode() for row, label in enumerate(decisions.label)]
 
 
 def unpack_decision(answer: bytes) -> Decision:
@@ -109,12 +131,14 @@ def described(reply: Reply) -> dict[str, Any]:
     return response
 
 
-def log_entry(record: Record, classes: Sequence[str], image_ref: str | None, thumbnail: bytes) -> LogEntry:
-    """Return the log entry of an observe; `classes` are those of the engine that decided."""
-    flags, index, p_unknown, score = _LOGGED.unpack_from(record.answer)
+def log_entry(
+    record: Record, row: int, answer: bytes, classes: Sequence[str], image_ref: str | None, thumbnail: bytes
+) -> LogEntry:
+    """Return the log entry of one row of an observe; `classes` are those of the engine that decided."""
+    flags, index, p_unknown, score = _LOGGED.unpack_from(answer)
     known = bool(flags & KNOWN)
     return LogEntry(
-        record.position,
+        record.position + row,
         record.time,
         record.key,
         image_ref,
@@ -123,7 +147,7 @@ def log_entry(record: Record, classes: Sequence[str], image_ref: str | None, thu
         classes[index],
         _finite(p_unknown),
         _finite(score),
-        reason_of(record.answer),
+        reason_of(answer),
         has_thumbnail=bool(thumbnail),
         thumbnail=thumbnail,
     )

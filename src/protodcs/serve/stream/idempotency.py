@@ -81,17 +81,18 @@ class IdempotencyCache:
         """Store a record that was just applied."""
         if not self._answers:
             self._start = record.position
-        self._answers.append(_ANSWER.pack(record.kind, record.epoch) + record.answer)
+        head, answers = _ANSWER.pack(record.request_kind, record.epoch), record.answers
+        self._answers.extend([head + answer for answer in answers])
         self.time = record.time
         key = _key(record.key)
         # An entry moves to the end when a row is added.
         runs = self._entries.pop(key, b"")[_ENTRY.size :]
         row, position, count = _RUN.unpack_from(runs, len(runs) - _RUN.size) if runs else (0, 0, 0)
         if runs and (row + count, position + count) == (record.row, record.position):
-            runs = runs[: -_RUN.size] + _RUN.pack(row, position, count + 1)
+            runs = runs[: -_RUN.size] + _RUN.pack(row, position, count + len(answers))
         else:
-            runs += _RUN.pack(record.row, record.position, 1)
-        self._entries[key] = _ENTRY.pack(record.kind, record.digest, record.time) + runs
+            runs += _RUN.pack(record.row, record.position, len(answers))
+        self._entries[key] = _ENTRY.pack(record.request_kind, record.digest, record.time) + runs
 
     def skip(self, position: int) -> None:
         """Leave out a record that cannot be read. The answers before it expire; their keys stay."""

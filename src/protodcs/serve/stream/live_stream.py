@@ -7,7 +7,8 @@ caller writes to the journal; `replay` applies the same change from the record. 
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -18,12 +19,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ... import methods
 from ...arrays import Feature, Features
 from ...core import state as states
-from ...core.decision import Decision
 from ...core.protodcs.engine import ProtoDCS
 from ...core.prototypes import Prototypes
 from ...core.settings import Settings
 from ...core.state import leaves_out_prototypes
 from ...core.streamdcs.engine import StreamDCS
+from ...core.validation import check_features
 from ...discovery import DiscoveryConfig, review_order
 from ...errors import (
     DamagedDataError,
@@ -40,10 +41,10 @@ from ..log.entries import Range
 from ..log.latest import Latest
 from ..store.base import AcquiredStream
 from . import snapshots
-from .answers import KNOWN, JoinedCluster, pack_decision, reason_of, unpack_decision
+from .answers import KNOWN, pack_decision, pack_decisions, reason_of, unpack_decision
 from .feedback import unpack_feedback
 from .idempotency import Answer, IdempotencyCache, IdempotencyLimits, digest_of
-from .records import LONGEST_KEY, Kind, Record
+from .records import COVERED, LONGEST_KEY, Kind, Record, join
 from .samples import StreamSamples, give_feedback
 from .summary import Summary
 
@@ -131,9 +132,13 @@ def _readable_requests(held: AcquiredStream, limits: IdempotencyLimits) -> Idemp
     except (StoreError, StateVersionError):
         applied = IdempotencyCache(limits)
         applied.skip(held.start - 1)
+    covered = held.start
     for position, data in enumerate(held.tail, held.start):
+        if position < covered:
+            continue
         try:
             record = Record.unpack(data)
+            covered = position + len(record.answers)
         except (StoreError, StateVersionError):
             applied.skip(position)
             continue
@@ -179,6 +184,10 @@ class LiveStream:
         self._events: list[GuardEvent] = []
         self._roll_backs: list[Range] = []
         self._latest = Latest()
+        # The unit features (n, d) of the last observe.
+        self._observed: Features = np.empty((0, 0), np.float32)
+        # How many positions the last record covers that were not replayed yet.
+        self._covered = 0
         self._warnings: list[tuple[int, dict[str, Any]]] = []
         if held.snapshot is None and held.start:
             raise DamagedDataError(f"the snapshot of the first {held.start} records is missing")
@@ -201,7 +210,7 @@ class LiveStream:
             if found.latest:
                 self._latest.load(found.latest)
         for data in held.tail:
-            self.replay(Record.unpack(data))
+            self.replay(data)
         # Whoever wrote the records has told of these.
         self._events.clear()
         self._warnings.clear()
@@ -258,12 +267,12 @@ class LiveStream:
         After a ProtoDCSError nothing has changed. After any other error, discard the stream and load it again.
 
         Args:
-            kind: what to do.
+            kind: what to do. OBSERVE_ROWS is for streams that store no samples.
             key: the idempotency key of the request.
             payload: what the change needs, as in `Record`.
             now: seconds since 1970 by the store's clock.
             digest: of the content of the request; None: the payload is all of it.
-            row: which row of the request this is.
+            row: which row of the request this is, or the first one.
         """
         if not 0 < len(key.encode()) <= LONGEST_KEY:
             raise InputError(f"a key must have 1 to {LONGEST_KEY} bytes; given: {len(key.encode())}")
@@ -277,8 +286,13 @@ class LiveStream:
         self._add(record)
         return record
 
-    def replay(self, record: Record) -> None:
-        """Make the change that a record tells of."""
+    def replay(self, data: bytes) -> None:
+        """Make the change that the next record of the journal tells of."""
+        if data == COVERED and self._covered:
+            self._covered -= 1
+            return
+        record = Record.unpack(data)
+        self._covered = len(record.answers) - 1
         if record.position != self.position:
             raise DamagedDataError(f"the journal holds record {record.position} where {self.position} is due")
         try:
@@ -292,11 +306,15 @@ class LiveStream:
         self._add(record)
 
     def _add(self, record: Record) -> None:
-        self.position += 1
+        answers = record.answers
+        self.position += len(answers)
         self._applied.add(record)
-        if record.kind is Kind.OBSERVE:
-            begun = self._latest.add(not record.answer[0] & KNOWN, reason_of(record.answer), self.engine.latest)
-            self._warnings += ((record.position, warning) for warning in begun)
+        if record.request_kind is not Kind.OBSERVE:
+            return
+        for row, (answer, feature) in enumerate(zip(answers, self._observed, strict=True)):
+            warning = self._latest.add(not answer[0] & KNOWN, reason_of(answer), feature)
+            if warning is not None:
+                self._warnings.append((record.position + row, warning))
 
     def peek(self, payload: bytes) -> bytes:
         """What an observe would answer; nothing changes."""
@@ -406,31 +424,43 @@ class LiveStream:
 
     def _observe(self, payload: bytes) -> bytes:
         decision = self.engine.observe(_feature(payload))
-        try:
-            return pack_decision(decision, self._after_observe(decision))
-        except ProtoDCSError as problem:
-            # The engine has learned. Callers may take a ProtoDCSError for a rejected request that changed nothing.
-            raise RuntimeError(f"a sample was learned, and then an error occurred: {problem}") from problem
+        with _no_rejection():
+            self._observed = self.engine.latest[None]
+            joined = None
+            if self.samples is not None:
+                joined = self.samples.add(self.position, self.engine.latest, decision)
+            if self.guard is not None:
+                self._obey(self.guard.watch(self.engine.latest, decision, self.engine, self.position))
+            return pack_decision(decision, joined)
 
-    def _after_observe(self, decision: Decision) -> JoinedCluster | None:
-        """Store the latest sample and let the guard check it. Return the cluster that the sample joined, if any."""
-        joined = None
-        if self.samples is not None:
-            joined = self.samples.add(self.position, self.engine.latest, decision)
-        if self.guard is not None:
-            event = self.guard.watch(self.engine.latest, decision, self.engine, self.position)
-            if event is not None:
-                self._obey(event, self.guard.good_state)
-        return joined
+    def _observe_rows(self, payload: bytes) -> bytes:
+        rows = _feature(payload).reshape(-1, self.engine.dimension)
+        unit = check_features(rows, self.engine.dimension)
+        with _no_rejection():
+            answers: list[bytes] = []
+            while len(answers) < len(rows):
+                first = len(answers)
+                # The guard may restore another engine at the end of its window.
+                some = slice(first, None if self.guard is None else first + self.guard.room)
+                decisions = self.engine.observe_many(rows[some])
+                answers += pack_decisions(decisions)
+                if self.guard is not None:
+                    last = self.position + len(answers) - 1
+                    self._obey(self.guard.watch_many(unit[some], decisions, self.engine, last))
+            self._observed = unit
+            return join(answers)
 
-    def _obey(self, event: GuardEvent, good_state: bytes | None) -> None:
+    def _obey(self, event: GuardEvent | None) -> None:
         """Do what the guard says."""
+        if event is None or self.guard is None:
+            return
         self._events.append(event)
+        good_state = self.guard.good_state
         if event.action == GuardAction.UNFREEZE:
             self.engine.unfreeze()
             return
-        if event.action == GuardAction.ROLL_BACK and self.guard is not None:
-            self._roll_backs.append((self.guard.good_position, self.position + 1))
+        if event.action == GuardAction.ROLL_BACK:
+            self._roll_backs.append((self.guard.good_position, event.position + 1))
         if event.action == GuardAction.ROLL_BACK and good_state is None:
             self.engine.reset()
         elif event.action == GuardAction.ROLL_BACK and good_state is not None:
@@ -550,6 +580,15 @@ def unpack_class(payload: bytes, dimension: int) -> tuple[NDArray[np.float32], s
         raise InputError(f"the prototype of a class must have {dimension} numbers") from None
 
 
+@contextmanager
+def _no_rejection() -> Iterator[None]:
+    """Raise no ProtoDCSError: callers take it for a rejected request that changed nothing."""
+    try:
+        yield
+    except ProtoDCSError as problem:
+        raise RuntimeError(f"a sample was learned, and then an error occurred: {problem}") from problem
+
+
 def _feature(payload: bytes) -> NDArray[np.float32]:
     if len(payload) % 4:
         raise InputError(f"a feature of float32 cannot have {len(payload)} bytes")
@@ -558,6 +597,7 @@ def _feature(payload: bytes) -> NDArray[np.float32]:
 
 _CHANGES: dict[Kind, Callable[[LiveStream, bytes], bytes]] = {
     Kind.OBSERVE: LiveStream._observe,
+    Kind.OBSERVE_ROWS: LiveStream._observe_rows,
     Kind.FREEZE: LiveStream._freeze,
     Kind.UNFREEZE: LiveStream._unfreeze,
     Kind.ACKNOWLEDGE: LiveStream._acknowledge,

@@ -2,21 +2,31 @@
 
 A record stands alone: it holds its version, its position and the epoch of its writer, and a checksum covers all of it.
 `Record.unpack` raises `StoreError` for a damaged record.
+
+Rows of one request that are observed together share a record, which has a position for each. In the journal it stands
+at the first of them, and `COVERED` at the others.
 """
 
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 from ...errors import DamagedDataError, StateVersionError, StoreError
 
-VERSION = 2
+VERSION = 3
+# Version 2 had no OBSERVE_ROWS.
+_READABLE = (2, 3)
 # version, kind, bytes of the key, of the payload and of the answer, row, position, epoch, time, digest
 _HEAD = struct.Struct("<BBHIIIQQQ16s")
 _SEAL = struct.Struct("<I")
+# Of an answer, before it in a record with several rows.
+_LENGTH = struct.Struct("<H")
 LONGEST_KEY = 200
 DIGEST_BYTES = 16
+# What the journal has at a position that an earlier record covers.
+COVERED = b""
 
 
 class Kind(IntEnum):
@@ -34,6 +44,7 @@ class Kind(IntEnum):
     FEEDBACK = 10
     EDIT_CLUSTERS = 11
     ACKNOWLEDGE = 12
+    OBSERVE_ROWS = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +57,13 @@ class Record:
         epoch: of the worker that wrote it.
         time: when, in milliseconds since 1970 by the store's clock; it never decreases along a journal.
         key: the idempotency key of the request; never empty.
-        payload: a feature as float32, little-endian; a state for RESTORE; a name for SAVE_SNAPSHOT, DELETE_SNAPSHOT
-            and REMOVE_CLASS; a prototype as float32 followed by a name for ADD_CLASS; a JSON object for EDIT_CLUSTERS,
-            with the result of a clustering pass; what `pack_feedback` returns for FEEDBACK; else empty.
-        answer: the response, as `answers` packs it.
+        payload: a feature as float32, little-endian; the features of all rows for OBSERVE_ROWS; a state for RESTORE; a
+            name for SAVE_SNAPSHOT, DELETE_SNAPSHOT and REMOVE_CLASS; a prototype as float32 followed by a name for
+            ADD_CLASS; a JSON object for EDIT_CLUSTERS, with the result of a clustering pass; what `pack_feedback`
+            returns for FEEDBACK; else empty.
+        answer: the response, as `answers` packs it; those of all rows, as `join` packs them, for OBSERVE_ROWS.
         digest: of the whole content of the request.
-        row: which row of the request this is, from 0.
+        row: which row of the request this is, from 0; the first one for OBSERVE_ROWS.
     """
 
     kind: Kind
@@ -63,6 +75,16 @@ class Record:
     answer: bytes
     digest: bytes
     row: int = 0
+
+    @property
+    def request_kind(self) -> Kind:
+        """What the request asks for."""
+        return Kind.OBSERVE if self.kind is Kind.OBSERVE_ROWS else self.kind
+
+    @property
+    def answers(self) -> list[bytes]:
+        """The response to each row."""
+        return split(self.answer) if self.kind is Kind.OBSERVE_ROWS else [self.answer]
 
     def pack(self) -> bytes:
         """Return the record as bytes."""
@@ -93,7 +115,7 @@ class Record:
         end = len(data) - _SEAL.size
         if zlib.crc32(memoryview(data)[:end]) != _SEAL.unpack_from(data, end)[0]:
             raise DamagedDataError("a journal record does not match its checksum: it is damaged")
-        if version != VERSION:
+        if version not in _READABLE:
             raise StateVersionError.of("A journal record", version, VERSION)
         if _HEAD.size + key_length + payload_length + answer_length != end:
             raise DamagedDataError(
@@ -117,3 +139,24 @@ class Record:
             raise StoreError(
                 f"another version of protodcs wrote a journal record: it has the unknown kind {kind}"
             ) from None
+
+
+def join(answers: Sequence[bytes]) -> bytes:
+    """Return answers as one."""
+    return b"".join([part for answer in answers for part in (_LENGTH.pack(len(answer)), answer)])
+
+
+def split(data: bytes) -> list[bytes]:
+    """Return the answers that were joined. Raise DamagedDataError for anything else."""
+    answers, at = [], 0
+    try:
+        while at < len(data):
+            (length,) = _LENGTH.unpack_from(data, at)
+            at += _LENGTH.size
+            answers.append(data[at : at + length])
+            at += length
+    except struct.error:
+        at = -1
+    if at != len(data):
+        raise DamagedDataError("the answers in a journal record cannot be read: it is damaged")
+    return answers

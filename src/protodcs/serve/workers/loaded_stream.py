@@ -31,6 +31,7 @@ class LoadedStream:
         snapshot_end: the position up to which the newest snapshot goes; it may not be durable yet.
         saving: held while a saved snapshot is written or deleted, so that two requests cannot both find its name free;
             and while a state is restored, so that the journal holds few whole states.
+        row_seconds: how long a request took lately, or a row of one.
         in_use: held while `live` is read or changed, because that may happen in a thread.
         notice_maker: finds what webhooks tell of the stream.
     """
@@ -43,6 +44,7 @@ class LoadedStream:
     journal_bytes: int = 0
     snapshot_end: int = field(init=False)
     saving: asyncio.Lock = field(default_factory=asyncio.Lock)
+    row_seconds: float = 0.001
     in_use: asyncio.Lock = field(default_factory=asyncio.Lock)
     notice_maker: NoticeMaker = field(init=False)
     _slow: bool = False

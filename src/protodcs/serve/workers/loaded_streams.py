@@ -21,7 +21,6 @@ from ..settings import ServeConfig
 from ..store.base import AcquiredStream, Store, Takeover
 from ..stream.idempotency import IdempotencyLimits
 from ..stream.live_stream import LiveStream, StreamSpec
-from ..stream.records import Record
 from ..stream.shared import unpack_prototypes, unpack_vocabulary
 from ..telemetry import logs
 from ..telemetry.metrics import WorkerMetrics
@@ -422,7 +421,7 @@ class LoadedStreams:
 def _replay(live: LiveStream, records: list[bytes], at: int, until: float) -> int:
     """Replay records from `at` on until a time, at least one of them. Return where to go on."""
     for data in records[at:]:
-        live.replay(Record.unpack(data))
+        live.replay(data)
         at += 1
         if time.monotonic() >= until:
             break

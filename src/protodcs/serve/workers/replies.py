@@ -109,3 +109,11 @@ def done_reply(record: Record | Answer, repeated: bool = False) -> Reply:
     return Reply(
         ReplyStatus.DONE, answer=record.answer, position=record.position, epoch=record.epoch, repeated=repeated
     )
+
+
+def done_replies(record: Record) -> list[Reply]:
+    """What the caller is told of each row of a new change."""
+    return [
+        Reply(ReplyStatus.DONE, answer=answer, position=position, epoch=record.epoch)
+        for position, answer in enumerate(record.answers, record.position)
+    ]
