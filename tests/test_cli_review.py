@@ -187,6 +187,18 @@ def test_each_answer_is_written_before_the_next_question(tmp_path, monkeypatch):
     assert written == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    "content",
+    [b"file,label,p_unknown\na.png,cat,0.1\n", b"\xff\xfe", b"file\na.png\n", b"file,label\na.png\n", b"a\0b"],
+)
+def test_review_overwrites_no_other_file(tmp_path, content):
+    write_decisions(tmp_path / "decisions.jsonl")
+    (tmp_path / "out.csv").write_bytes(content)
+    options = ("--images", tmp_path, "--out", tmp_path / "out.csv")
+    assert "is no file of labels" in run("review", tmp_path / "decisions.jsonl", *options, answers="u\nq\n", code=1)
+    assert (tmp_path / "out.csv").read_bytes() == content
+
+
 def test_review_of_a_folder_leaves_near_duplicates_for_later(folder, tmp_path):
     tasks = tmp_path / "tasks.json"
     run("review", folder, "--classes", CLASSES, "--model", "demo", "--limit", 20, "--label-studio", tasks)

@@ -89,6 +89,31 @@ def test_a_stream_from_its_creation_to_its_end(run, rows, service, tmp_path):
     assert json.loads(run("list", "--json")) == {"streams": ["c", "s"]}
 
 
+def test_clusters_of_unknown_samples_are_printed_and_named(run, rows, service, tmp_path):
+    rng = np.random.default_rng(0)
+    concepts = rng.normal(size=(15, 256)) / 16
+    texts, images = rng.normal(size=(2, 256)) / 16
+    truth = rng.integers(15, size=900)
+    features = images + 0.5 * concepts[truth] + 0.03 * rng.normal(size=(900, 256))
+    np.save(tmp_path / "classes.npy", texts + 0.5 * concepts[:12])
+    np.save(tmp_path / "features.npy", features)
+    run("create", "grouped", "--prototypes", tmp_path / "classes.npy", "--discovery")
+    run("observe", "grouped", tmp_path / "features.npy")
+    found = [json.loads(line) for line in run("clusters", "grouped", "--json").splitlines()]
+    assert len(found) >= 3
+    for cluster in found[:3]:
+        assert len({int(truth[position]) for position in cluster["positions"]} - {12, 13, 14}) == 0
+    first = found[0]["id"]
+    lines = run("clusters", "grouped", "--name", f"{first}=canoe").splitlines()
+    assert lines[0].startswith(f"cluster {first} 'canoe': {found[0]['size']} samples, similarity ")
+    kind = int(truth[found[0]["positions"][0]])
+    np.save(tmp_path / "one.npy", images + 0.5 * concepts[kind])
+    assert json.loads(run("observe", "grouped", tmp_path / "one.npy", "--json"))["cluster_name"] == "canoe"
+    assert "such as 0=monarch" in run("clusters", "grouped", "--name", "canoe", code=1)
+    run("create", "plain", "--prototypes", rows, "--no-discovery")
+    assert "stores no samples" in run("clusters", "plain", code=1)
+
+
 def test_a_person_reads_what_was_decided(run, rows, service, tmp_path):
     names = ",".join("abcdefg")
     assert "classes: 7" in run("create", "p", "--prototypes", rows, "--classes", names)

@@ -12,7 +12,7 @@ import typer
 from ..atomic_io import replace_file
 from ..errors import DataError, InputError
 from .decided import ENDINGS, decide_folder, encode, encode_folder, read_decisions
-from .screen import check_new, console, explained, given_classes, new_table, printable, warn_of_boxes
+from .screen import check_new, console, explained, given_classes, given_names, new_table, printable, warn_of_boxes
 
 if TYPE_CHECKING:
     from ..arrays import Features
@@ -75,7 +75,7 @@ def discover(
     from ..discovery import Discovery, DiscoveryConfig
 
     check_new([out / file for file in (_CSV, _PARQUET, _SHEET, _STATE)], "another folder with --out")
-    given_names = _given_names(name or [])
+    names = given_names(name or [])
     suggestible = None if vocabulary is None else given_classes(vocabulary)
     unknown = _unknown(source, classes, model, images, as_json)
     if not 2 <= len(unknown.names) <= _MAX_SAMPLES:
@@ -88,7 +88,7 @@ def discover(
         found.note_known(feature)
     found.add_many(unknown.features)
     found.update()
-    for cluster, chosen in given_names.items():
+    for cluster, chosen in names.items():
         found.name(cluster, chosen)
     clusters = found.clusters()
     rows = _rows(clusters, unknown.names, found, None if suggestible is None else _vocabulary(suggestible, model))
@@ -107,17 +107,6 @@ def discover(
         typer.echo(json.dumps(report))
     else:
         _print(report, clusters, rows)
-
-
-def _given_names(given: Sequence[str]) -> dict[int, str]:
-    """Return the names of the option --name by cluster."""
-    found: dict[int, str] = {}
-    for text in given:
-        cluster, _, name = text.partition("=")
-        if not cluster.strip().isdecimal() or not name.strip():
-            raise InputError(f"--name takes the number and the name of a cluster, such as 0=monarch; given: {text!r}")
-        found[int(cluster)] = name.strip()
-    return found
 
 
 def _unknown(source: Path, classes: str | None, model: str, images: Path | None, quiet: bool) -> _Unknown:
@@ -277,12 +266,14 @@ def _blank() -> Any:
 
 def _print(report: Mapping[str, Any], clusters: Sequence["Cluster"], rows: Sequence[Row]) -> None:
     title = f"{report['in_clusters']} of {report['samples']} samples in {report['clusters']} clusters"
-    table = new_table("cluster", "images", "similarity", "suggestion", "margin", title=title)
+    named = [cluster.name for cluster in clusters if cluster.name is not None]
+    table = new_table("cluster", "images", "similarity", "suggestion", "margin", *["name"][: len(named)], title=title)
     first = {row["cluster"]: row for row in rows}
     for cluster in clusters[:_CLUSTERS_ON_SHEET]:
         name, margin = first[cluster.id]["suggestion"], first[cluster.id]["margin"]
         suggestion = ("", "") if name is None else (name, f"{margin:.2f}")
-        table.add_row(str(cluster.id), str(cluster.size), f"{cluster.similarity:.2f}", *suggestion)
+        last = [cluster.name or ""] if named else []
+        table.add_row(str(cluster.id), str(cluster.size), f"{cluster.similarity:.2f}", *suggestion, *last)
     console().print(table)
     for file in report["results"]:
         console().print(file, soft_wrap=True)

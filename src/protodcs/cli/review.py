@@ -5,7 +5,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _HELP = 'Enter: the decision is right. A class name, or its number. "u": unknown. "s": skip. "q" or Ctrl-C: stop.'
 Labels = dict[str, str | None]
+# Columns of a file of labels.
+_COLUMNS = ("file", "label")
 
 
 @explained
@@ -37,6 +39,7 @@ def review(
     ),
 ) -> None:
     """Look at the most doubtful decisions first, and write down what is right. Near-duplicates come last."""
+    _read_labels(out)
     if import_from is not None:
         _add_labels(out, _imported(import_from))
         return
@@ -147,14 +150,24 @@ def _add_labels(out: Path, labels: Mapping[str, str | None]) -> None:
     console().print(f"{len(labels)} labels: {out}", soft_wrap=True)
 
 
+def _read_labels(out: Path) -> dict[str, str]:
+    """Return the labels of a file; none if there is no file. Raise InputError if it is a file of something else."""
+    if not out.exists():
+        return {}
+    with out.open(newline="", encoding="utf-8") as lines:
+        try:
+            first, *rows = [row for row in csv.reader(lines) if row] or [[*_COLUMNS]]
+        except (UnicodeDecodeError, csv.Error):
+            first, rows = [], []
+    if first != [*_COLUMNS] or any(len(row) != len(_COLUMNS) for row in rows):
+        raise InputError(f"{out} exists already, and is no file of labels. Choose another file with --out.")
+    return dict(rows)
+
+
 def _write_labels(out: Path, labels: Mapping[str, str | None]) -> None:
     """Write labels to a CSV file, after those that are there. An empty label stands for unknown."""
-    written: dict[str, Any] = {}
-    if out.exists():
-        with out.open(newline="", encoding="utf-8") as lines:
-            written = {row["file"]: row["label"] for row in csv.DictReader(lines)}
-    written |= {file: label or "" for file, label in labels.items()}
+    written = _read_labels(out) | {file: label or "" for file, label in labels.items()}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([("file", "label"), *written.items()])
+    writer.writerows([_COLUMNS, *written.items()])
     replace_file(out, text.getvalue().encode())

@@ -164,6 +164,17 @@ def given_classes(classes: str) -> tuple[str, ...]:
     return names
 
 
+def given_names(given: Iterable[str]) -> dict[int, str]:
+    """Return the names of the option --name by cluster."""
+    found: dict[int, str] = {}
+    for text in given:
+        cluster, _, name = text.partition("=")
+        if not cluster.strip().isdecimal() or not name.strip():
+            raise InputError(f"--name takes the number and the name of a cluster, such as 0=monarch; given: {text!r}")
+        found[int(cluster)] = name.strip()
+    return found
+
+
 def given_vocabulary(vocabulary: str) -> str | None:
     """Return what `OpenSetClassifier` takes for --vocabulary: None for none."""
     return None if vocabulary == "none" else vocabulary

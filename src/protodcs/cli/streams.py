@@ -19,7 +19,7 @@ import typer
 
 from ..atomic_io import replace_file
 from ..errors import InputError, ServiceError
-from .screen import explained, given_classes, printable, tell
+from .screen import explained, given_classes, given_names, printable, tell
 
 if TYPE_CHECKING:
     from ..client import Client, Observed, Stream, Written
@@ -37,6 +37,8 @@ _UNTIL = typer.Option(None, help="Only decisions before this local time.")
 _AS_JSON = typer.Option(False, "--json", help="Print JSON for scripts.")
 # Items that are read while a request is under way.
 _AHEAD = 64
+# Samples of a cluster that are printed.
+_SHOWN_POSITIONS = 5
 # Seconds to try for: somebody sits before the screen.
 _GIVE_UP = 15.0
 
@@ -133,6 +135,11 @@ def create(
         help="General names to compare the classes with: general (default if the service has an encoder and --classes "
         "are given alone), none, or the fingerprint of an uploaded vocabulary.",
     ),
+    discovery: bool | None = typer.Option(
+        None,
+        "--discovery/--no-discovery",
+        help="Store samples for review, clusters and feedback by position (default: as the service is set).",
+    ),
     like: str | None = typer.Option(None, help="Id of a stream whose settings to copy."),
     url: str = _URL,
     key_file: Path | None = _KEY_FILE,
@@ -149,6 +156,7 @@ def create(
             config=config or None,
             like=like,
             vocabulary=None if vocabulary == "none" else vocabulary,
+            discovery=discovery,
         )
     if as_json:
         typer.echo(json.dumps(stream.created))
@@ -324,6 +332,26 @@ def add_class(
 def remove_class(stream: "Stream", name: str = _CLASS, as_json: bool = _AS_JSON) -> None:
     """Remove a class from a stream."""
     _tell("removed", name, stream.remove_class(name), as_json)
+
+
+@app.command()
+@_of_a_stream
+def clusters(
+    stream: "Stream",
+    name: list[str] = typer.Option([], help="Name a cluster, such as 0=fox, before all are printed. May be repeated."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object for each cluster, a line each."),
+) -> None:
+    """Print the clusters of unknown samples, the largest first. The stream must have been created with discovery."""
+    for cluster, given in given_names(name).items():
+        stream.name_cluster(cluster, given)
+    for found in stream.clusters():
+        if as_json:
+            typer.echo(json.dumps(found._asdict()))
+        else:
+            name_of = "" if found.name is None else f" {found.name!r}"
+            samples = ", ".join(map(str, found.positions[:_SHOWN_POSITIONS]))
+            about = f"{found.size} samples, similarity {found.similarity:.2f}, most typical {samples}"
+            typer.echo(printable(f"cluster {found.id}{name_of}: {about}"))
 
 
 @app.command()

@@ -14,13 +14,14 @@ except ModuleNotFoundError:
 
 from ..decision_log import LoggedDecision
 from .asynchronous import AsyncClient, AsyncStream
-from .protocol import LogFilter, Observed, Row, StreamEvent, Written
+from .protocol import Cluster, LogFilter, Observed, Row, StreamEvent, Written
 from .synchronous import Client, Stream
 
 __all__ = [
     "AsyncClient",
     "AsyncStream",
     "Client",
+    "Cluster",
     "LogFilter",
     "LoggedDecision",
     "Observed",

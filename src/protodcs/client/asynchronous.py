@@ -19,6 +19,7 @@ from . import protocol
 from .async_io import Items, ReadAhead, Semaphore, payloads_of, sleep
 from .protocol import (
     Call,
+    Cluster,
     EventReader,
     Failure,
     Image,
@@ -101,6 +102,7 @@ class AsyncClient:
         guard: Mapping[str, Any] | None = None,
         like: str | None = None,
         vocabulary: str | None = protocol.DEFAULT_VOCABULARY,
+        discovery: bool | Mapping[str, Any] | None = None,
     ) -> "AsyncStream":
         """Create a stream. To create it again in the same way is fine; in another way it is a ServiceError, status 409.
 
@@ -114,8 +116,10 @@ class AsyncClient:
             like: another stream, to be created as that one was; then nothing else.
             vocabulary: "default": "general" if the service has an encoder and you give class names only, otherwise
                 none. "general": that of the service's encoder. The fingerprint of an uploaded one, or None for none.
+            discovery: whether to store samples for review, clusters and feedback by position, or settings that differ
+                from the defaults of a discovery. None: as the service is set.
         """
-        call = protocol.create(id, classes, prototypes, method, config, guard, like, vocabulary)
+        call = protocol.create(id, classes, prototypes, method, config, guard, like, vocabulary, discovery)
         return AsyncStream(self, id, facts(await self._send(call)))
 
     async def upload_vocabulary(self, vocabulary: VocabularyLike) -> str:
@@ -519,6 +523,14 @@ class AsyncStream:
         """
         given = {"position": position} if feature is None else {"feature": protocol.rows_of(feature)}
         return await self._change("POST", "/feedback", {"label": label, **given})
+
+    async def clusters(self) -> list[Cluster]:
+        """Return the clusters of unknown samples, the largest first, if the stream stores samples."""
+        return protocol.clusters(await self._send("GET", "/clusters"))
+
+    async def name_cluster(self, cluster: int, name: str) -> Written:
+        """Name a cluster. Later unknown samples that join it get this name as `cluster_name`."""
+        return await self._change("POST", f"/clusters/{cluster}:name", {"name": name})
 
     async def export_state(self) -> bytes:
         """The whole state, as `ProtoDCS.restore` takes it."""

@@ -74,6 +74,26 @@ class Observed(NamedTuple):
     cluster_name: str | None = None
 
 
+class Cluster(NamedTuple):
+    """A group of similar unknown samples of a stream.
+
+    Attributes:
+        id: its number, the same after each clustering pass.
+        name: the name that a person gave to it; None if it has none.
+        size: number of stored samples.
+        similarity: mean cosine between the samples, after centring.
+        edited: it was named, merged or split. Later passes keep its samples together.
+        positions: positions of its samples in the journal, the most typical first.
+    """
+
+    id: int
+    name: str | None
+    size: int
+    similarity: float
+    edited: bool
+    positions: tuple[int, ...]
+
+
 class StreamEvent(NamedTuple):
     """Something that happened to a stream.
 
@@ -228,6 +248,7 @@ def create(
     guard: Mapping[str, Any] | None,
     like: str | None,
     vocabulary: str | None,
+    discovery: bool | Mapping[str, Any] | None,
 ) -> Call:
     """Create a stream; what is None is left to the service, except the vocabulary."""
     given = {
@@ -237,9 +258,16 @@ def create(
         "config": None if config is None else dict(config),
         "guard": None if guard is None else dict(guard),
         "like": like,
+        "discovery": dict(discovery) if isinstance(discovery, Mapping) else discovery,
     }
     chosen = {} if vocabulary == DEFAULT_VOCABULARY else {"vocabulary": vocabulary}
     return request("POST", "/v1/streams", {"id": stream, **without_none(given), **chosen})
+
+
+def clusters(response: Response) -> list[Cluster]:
+    """Read a list of clusters."""
+    found = facts(response)["clusters"]
+    return [Cluster(**{**cluster, "positions": tuple(cluster["positions"])}) for cluster in found]
 
 
 def upload_vocabulary(vocabulary: Vocabulary) -> Call:

@@ -18,6 +18,7 @@ from ..errors import InputError, ServiceError
 from . import protocol
 from .protocol import (
     Call,
+    Cluster,
     EventReader,
     Failure,
     Image,
@@ -99,6 +100,7 @@ class Client:
         guard: Mapping[str, Any] | None = None,
         like: str | None = None,
         vocabulary: str | None = protocol.DEFAULT_VOCABULARY,
+        discovery: bool | Mapping[str, Any] | None = None,
     ) -> "Stream":
         """Create a stream. To create it again in the same way is fine; in another way it is a ServiceError, status 409.
 
@@ -112,8 +114,10 @@ class Client:
             like: another stream, to be created as that one was; then nothing else.
             vocabulary: "default": "general" if the service has an encoder and you give class names only, otherwise
                 none. "general": that of the service's encoder. The fingerprint of an uploaded one, or None for none.
+            discovery: whether to store samples for review, clusters and feedback by position, or settings that differ
+                from the defaults of a discovery. None: as the service is set.
         """
-        call = protocol.create(id, classes, prototypes, method, config, guard, like, vocabulary)
+        call = protocol.create(id, classes, prototypes, method, config, guard, like, vocabulary, discovery)
         return Stream(self, id, facts(self._send(call)))
 
     def upload_vocabulary(self, vocabulary: VocabularyLike) -> str:
@@ -510,6 +514,14 @@ class Stream:
         """
         given = {"position": position} if feature is None else {"feature": protocol.rows_of(feature)}
         return self._change("POST", "/feedback", {"label": label, **given})
+
+    def clusters(self) -> list[Cluster]:
+        """Return the clusters of unknown samples, the largest first, if the stream stores samples."""
+        return protocol.clusters(self._send("GET", "/clusters"))
+
+    def name_cluster(self, cluster: int, name: str) -> Written:
+        """Name a cluster. Later unknown samples that join it get this name as `cluster_name`."""
+        return self._change("POST", f"/clusters/{cluster}:name", {"name": name})
 
     def export_state(self) -> bytes:
         """The whole state, as `ProtoDCS.restore` takes it."""
