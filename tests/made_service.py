@@ -144,7 +144,7 @@ async def delete(worker, stream="s", key="delete"):
 
 def engine_of(worker, stream="s"):
     """The state of the engine that a worker holds loaded."""
-    return worker._streams.loaded[stream].live.engine.snapshot()
+    return worker.streams.loaded[stream].live.engine.snapshot()
 
 
 @asynccontextmanager

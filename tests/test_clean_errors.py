@@ -99,7 +99,7 @@ def test_an_unexpected_error_of_a_worker_is_only_in_the_log(monkeypatch, caplog)
 def test_an_unexpected_error_of_a_step_is_only_in_the_log(monkeypatch):
     async def run():
         async with served() as service:
-            monkeypatch.setattr(service.worker._streams, "acquire", lambda *_: raises(RuntimeError("/home/somebody")))
+            monkeypatch.setattr(service.worker.streams, "acquire", lambda *_: raises(RuntimeError("/home/somebody")))
             check_clean(words_of(await service.observe(feature(0)), 500))
 
     asyncio.run(run())

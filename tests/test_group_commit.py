@@ -170,7 +170,7 @@ def test_a_stream_is_released_only_after_its_snapshot_is_durable():
             await done(worker, observe(0), observe(1), observe(2))
             await until(lambda: store.snapshots_sent == 1)
             # No records are behind this snapshot, so unloading the stream needs no other one.
-            worker._streams.begin_unload("s")
+            worker.streams.begin_unload("s")
             await asyncio.sleep(0.1)
             assert store.content["s"].holder is not None
             store.snapshot_gate.set()

@@ -749,7 +749,7 @@ def test_an_error_inside_the_engine_is_500_in_words(monkeypatch):
             def broken(*_):
                 raise ZeroDivisionError("a bug")
 
-            monkeypatch.setattr(service.worker._streams.loaded["s"].live.engine, "_advance", broken)
+            monkeypatch.setattr(service.worker.streams.loaded["s"].live.engine, "_advance", broken)
             assert "An error inside the service" in words_of(await service.observe(feature(1)), 500)
             decisions_of(await service.observe(feature(1)))
             assert engine_of(service.worker) == learned(2)
@@ -920,7 +920,7 @@ def test_classes_are_added_and_removed_and_stay_so_after_an_unload():
             engine.add_class("owl", FEATURES[5])
             assert (await client.delete("/v1/streams/s/classes/1")).status_code == 200
             engine.remove_class("1")
-            service.worker._streams.begin_unload("s")
+            service.worker.streams.begin_unload("s")
             await service.observe(feature(1))
             engine.observe(FEATURES[1])
             assert engine_of(service.worker) == engine.snapshot()
@@ -944,7 +944,7 @@ def test_a_state_goes_out_and_into_another_stream():
             await service.create(id="t")
             assert (await client.put("/v1/streams/t/state", content=state)).status_code == 200
             for stream in ("s", "t"):
-                service.worker._streams.begin_unload(stream)
+                service.worker.streams.begin_unload(stream)
                 await service.observe(feature(5), path=f"{stream}/observe")
                 assert engine_of(service.worker, stream) == learned(6)
             for wrong in (b"", b"no state", state[:-1], StreamDCS(np.eye(3, 4)).snapshot()):
@@ -1111,7 +1111,7 @@ def test_a_status_has_the_classes_and_times_of_a_stream():
             assert seen["created"] == new["created"]
             assert datetime.fromisoformat(seen["last_seen"])
             assert seen["unknown_rate"] == float(not said["known"])
-            service.worker._streams.begin_unload("s")
+            service.worker.streams.begin_unload("s")
             again = (await service.client.get("/v1/streams/s")).json()
             assert {**again, "epoch": 1, "snapshot_position": 0} == {**seen, "snapshot_position": 0}
 
@@ -1222,7 +1222,7 @@ def test_a_request_of_the_largest_size_can_be_retried_after_a_snapshot():
             rows = b"".join(feature(number % 200) for number in range(4096))
             request = {"content": rows, "headers": {"idempotency-key": "k"}}
             first = decisions_of(await service.client.post("/v1/streams/s/observe?count=4096", **request))
-            await service.worker._streams.loaded["s"].journal.settle_snapshot()
+            await service.worker.streams.loaded["s"].journal.settle_snapshot()
             again = decisions_of(await service.client.post("/v1/streams/s/observe?count=4096", **request))
             assert again == [{**one, "repeated": True} for one in first]
             assert (await service.client.get("/v1/streams/s")).json()["position"] == 4096
@@ -1291,8 +1291,8 @@ def test_a_damaged_stream_is_409_until_it_is_rolled_back():
             decisions_of(await service.observe(feature(0)))
             assert (await service.post("s/snapshots", json={"name": "good"})).status_code == 201
             # Or a later snapshot would replace the damaged one.
-            await service.worker._streams.loaded["s"].journal.settle_snapshot()
-            service.worker._streams.loaded.clear()
+            await service.worker.streams.loaded["s"].journal.settle_snapshot()
+            service.worker.streams.loaded.clear()
             service.store.content["s"].snapshot = b"\x04garbage"
             for response in (await service.observe(feature(1)), await service.client.get("/v1/streams/s")):
                 words = words_of(response, 409)
@@ -1305,8 +1305,8 @@ def test_a_damaged_stream_is_409_until_it_is_rolled_back():
             decisions_of(await service.observe(feature(1)))
             assert engine_of(service.worker) == learned(2)
             assert (await service.client.get("/v1/streams")).json()["streams"][0]["problem"] is None
-            await service.worker._streams.loaded["s"].journal.settle_snapshot()
-            service.worker._streams.loaded.clear()
+            await service.worker.streams.loaded["s"].journal.settle_snapshot()
+            service.worker.streams.loaded.clear()
             service.store.content["s"].snapshot = b""
             words_of(await service.client.get("/v1/streams/s"), 409)
             assert (await service.client.delete("/v1/streams/s")).status_code == 204

@@ -313,9 +313,9 @@ def test_streams_in_memory_share_one_vocabulary_also_after_their_classes_were_ed
         for _ in range(2):
             async with with_vocabulary(store) as worker:
                 await done(worker, *(observe(number, stream) for stream in ("a", "b", "like") for number in range(5)))
-                if "new" not in worker._streams.loaded["b"].live.engine.classes:
+                if "new" not in worker.streams.loaded["b"].live.engine.classes:
                     await done(worker, ask(Action.ADD_CLASS, "edit", edit, "b"))
-                engines = [worker._streams.loaded[stream].live.engine for stream in ("a", "b", "like")]
+                engines = [worker.streams.loaded[stream].live.engine for stream in ("a", "b", "like")]
                 assert len({id(engine.vocabulary) for engine in engines}) == 1
                 assert engines[0]._prototypes is engines[2]._prototypes is not engines[1]._prototypes
                 await worker.drain(STOPPING)
@@ -369,7 +369,7 @@ def test_a_class_edit_of_a_stream_with_a_vocabulary_runs_in_a_thread():
     async def run():
         async with with_vocabulary(MemoryStore()) as worker:
             await done(worker, observe(0, "a"))
-            live, seen = worker._streams.loaded["a"].live, []
+            live, seen = worker.streams.loaded["a"].live, []
             apply = live.change
 
             def change(kind, *given, **more):

@@ -117,10 +117,10 @@ def test_a_worker_that_got_its_stream_back_keeps_it():
             await second.drain(Reply(ReplyStatus.CLOSED, "over"))
             await asyncio.sleep(LEASE)
             await done(first, observe(2))
-            loaded = first._streams.loads
+            loaded = first.streams.loads
             await asyncio.sleep(LEASE)
             await done(first, observe(3))
-            assert first._streams.loads == loaded
+            assert first.streams.loads == loaded
             assert engine_of(first) == learned(4)
 
     asyncio.run(run())

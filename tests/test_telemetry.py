@@ -466,7 +466,7 @@ async def visited(stream="camera-7"):
         def broken(*_, **__):
             raise ZeroDivisionError("a bug")
 
-        service.worker._streams.loaded[stream].live.engine._advance = broken
+        service.worker.streams.loaded[stream].live.engine._advance = broken
         await service.post(f"{stream}/observe", feature(1), headers)
 
 

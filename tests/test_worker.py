@@ -228,7 +228,7 @@ def test_a_fenced_worker_drops_its_memory_and_the_next_request_goes_on_to_the_bi
                 fenced = await one(worker, observe(20))
                 assert fenced.status is ReplyStatus.LATER
                 assert "epoch" in fenced.message
-                assert "s" not in worker._streams.loaded
+                assert "s" not in worker.streams.loaded
                 assert (await done(worker, observe(20)))[0].position == 20
                 assert engine_of(worker) == learned(21)
         assert store.misfits == []
@@ -322,7 +322,7 @@ def test_an_error_inside_the_engine_is_told_and_the_stream_goes_on_from_the_stor
         store = MemoryStore()
         async with started(store) as worker:
             await done(worker, *(observe(number) for number in range(3)))
-            engine = worker._streams.loaded["s"].live.engine
+            engine = worker.streams.loaded["s"].live.engine
             advance = engine._advance
 
             def torn(memory, row, scores):
@@ -497,8 +497,8 @@ def test_streams_are_handed_over_when_the_workers_change():
                 worker.place(placement_of(both))
             theirs = [stream for stream in streams if ring.first(stream) == "two"]
             assert 0 < len(theirs) < 20
-            assert set(first._streams.loaded) == set(streams) - set(theirs)
-            await until(lambda: not first._streams.busy)
+            assert set(first.streams.loaded) == set(streams) - set(theirs)
+            await until(lambda: not first.streams.busy)
             for stream in theirs:
                 moved = await one(first, observe(5, stream))
                 assert (moved.status, moved.message) == (ReplyStatus.MOVED, "two")
@@ -550,7 +550,7 @@ def test_an_unused_stream_goes_to_sleep_and_wakes_to_the_bit(monkeypatch):
         async with started(store, streams=["s", "t"], unload_seconds=0.1, unload_records=3) as worker:
             await done(worker, *(observe(number) for number in range(5)))
             await done(worker, *(observe(number, "t") for number in range(3)))
-            await until(lambda: not worker._streams.loaded and not worker._streams.busy)
+            await until(lambda: not worker.streams.loaded and not worker.streams.busy)
             assert [store.content[stream].holder for stream in "st"] == [None, None]
             # The one with few records behind its snapshot sleeps without a new one.
             assert [(store.content[stream].start, len(journal_of(store, stream))) for stream in "st"] == [
@@ -573,11 +573,11 @@ def test_streams_beyond_the_limit_are_unloaded_and_load_bit_exact():
             for number in range(10):
                 for stream in streams:
                     await done(worker, observe(number, stream))
-                    assert len(worker._streams.loaded) <= 2
+                    assert len(worker.streams.loaded) <= 2
                     assert engine_of(worker, stream) == learned(number + 1)
             await done(worker, observe(0, "s0"), observe(0, "s1"))
-            await until(lambda: not worker._streams.busy)
-            assert sorted(worker._streams.loaded) == ["s0", "s1"]
+            await until(lambda: not worker.streams.busy)
+            assert sorted(worker.streams.loaded) == ["s0", "s1"]
 
     asyncio.run(run())
 
@@ -650,7 +650,7 @@ def test_a_stream_that_cannot_be_written_whole_does_not_hold_up_the_others(monke
             def broken():
                 raise ZeroDivisionError("a bug")
 
-            monkeypatch.setattr(worker._streams.loaded["bad"].live, "snapshot", broken)
+            monkeypatch.setattr(worker.streams.loaded["bad"].live, "snapshot", broken)
             await until(lambda: store.content["good"].start == 1)
             await done(worker, observe(1, "bad"))
             assert engine_of(worker, "bad") == learned(2)
@@ -674,10 +674,10 @@ def test_prototypes_that_no_stream_in_memory_uses_are_let_go():
     async def run():
         async with started() as worker:
             await done(worker, observe(0))
-            assert len(worker._streams._shared) == 1
+            assert len(worker.streams._shared) == 1
             await done(worker, await delete(worker))
             await turns()
-            assert len(worker._streams._shared) == 0
+            assert len(worker.streams._shared) == 0
 
     asyncio.run(run())
 
@@ -721,7 +721,7 @@ def test_a_request_that_waits_while_its_worker_drains_does_not_wake_the_stream_a
             first = asyncio.create_task(handled(worker, [observe(1)]))
             await turns()
             worker.place(placement_of(["worker-0"]))
-            worker._streams.begin_unload("s")
+            worker.streams.begin_unload("s")
             waits = [asyncio.create_task(handled(worker, [observe(2)])) for _ in range(3)]
             await turns()
             drain = asyncio.create_task(worker.drain(STOPPED))
@@ -730,7 +730,7 @@ def test_a_request_that_waits_while_its_worker_drains_does_not_wake_the_stream_a
             await drain
             assert (await first)[0].status is ReplyStatus.DONE
             assert [await wait for wait in waits] == [[STOPPED]] * 3
-            assert (store.content["s"].holder, worker._streams.loaded, worker._streams.busy) == (None, {}, {})
+            assert (store.content["s"].holder, worker.streams.loaded, worker.streams.busy) == (None, {}, {})
 
     asyncio.run(run())
 
@@ -758,7 +758,7 @@ def test_a_worker_can_be_closed_in_the_midst_of_its_work():
         await worker.start()
         await done(worker, create(), observe(0))
         store.gate = asyncio.Event()
-        worker._streams.begin_unload("s")
+        worker.streams.begin_unload("s")
         await turns()
         async with asyncio.timeout(5):
             await worker.close()
@@ -1242,19 +1242,19 @@ def test_a_stream_whose_lease_was_lost_while_it_was_loaded_is_loaded_again():
         store = MemoryStore()
         async with started(store) as worker, started(store, name="worker-1", streams=()) as other:
             await done(worker, observe(0))
-            worker._streams.loaded.clear()
-            load = worker._streams._load
+            worker.streams.loaded.clear()
+            load = worker.streams._load
 
             async def load_slowly(held, prototypes):
                 live = await load(held, prototypes)
-                worker._streams._load = load
+                worker.streams._load = load
                 store.leases.pop("worker-0")
                 await done(other, observe(1)._replace(stand_in=True))
                 await other.drain(Reply(ReplyStatus.CLOSED, "over"))
                 await worker._lease.renew()
                 return live
 
-            worker._streams._load = load_slowly
+            worker.streams._load = load_slowly
             first, second = [await one(worker, ask(Action.STATUS)) for _ in range(2)]
             assert first.status is ReplyStatus.LATER
             assert second.facts["position"] == 2
@@ -1355,7 +1355,7 @@ def test_a_stream_is_computed_in_a_thread_if_some_steps_or_all_take_long(slowest
     async def run():
         async with started() as worker:
             await done(worker, observe(0))
-            assert worker._streams.loaded["s"].slow is slow
+            assert worker.streams.loaded["s"].slow is slow
 
     asyncio.run(run())
 
@@ -1368,9 +1368,9 @@ def test_a_stream_that_is_unloaded_or_lost_in_the_middle_of_a_run_is_learned_onc
             steps = slow_steps(monkeypatch, virtual_time, 0.1)
             long = asyncio.create_task(handled(worker, [observe(number) for number in range(1, 60)]))
             await until(lambda: len(steps) > 5)
-            worker._streams.begin_unload("s")
+            worker.streams.begin_unload("s")
             await until(lambda: len(steps) > 20)
-            worker._streams.loaded.clear()
+            worker.streams.loaded.clear()
             replies = await long
             assert [reply.status for reply in replies] == [ReplyStatus.DONE] * 59
             assert [reply.position for reply in replies] == list(range(1, 60))
@@ -1393,8 +1393,8 @@ def test_a_slice_does_not_overtake_rows_that_were_lost(monkeypatch, virtual_time
             steps = slow_steps(monkeypatch, virtual_time, 0.1)
             long = asyncio.create_task(handled(worker, [observe(number) for number in range(1, 60)]))
             await until(lambda: len(steps) > 5)
-            worker._streams.discard()
-            await until(lambda: len(worker._streams.loaded) == 1)
+            worker.streams.discard()
+            await until(lambda: len(worker.streams.loaded) == 1)
             store.gate.set()
             assert {reply.status for reply in await long} == {ReplyStatus.LATER}
             assert [record.key for record in journal_of(store)] == ["key-0"]
@@ -1427,7 +1427,7 @@ def test_a_long_journal_is_replayed_in_slices(monkeypatch, virtual_time):
         store = MemoryStore()
         async with started(store, streams=["s", "t"], lease_seconds=1.0) as worker:
             await done(worker, *(observe(number) for number in range(100)), observe(0, "t"))
-            worker._streams.loaded.clear()
+            worker.streams.loaded.clear()
             steps = slow_steps(monkeypatch, virtual_time, 0.1)
             load = asyncio.create_task(handled(worker, [ask(Action.STATUS)]))
             await turns(3)
@@ -1478,7 +1478,7 @@ def test_a_step_that_takes_long_is_computed_in_a_thread(monkeypatch):
             assert (await waiting)[0].status is ReplyStatus.DONE
             await done(worker, save_snapshot("a"), observe(10), roll_back("a"))
             assert engine_of(worker) == learned(10)
-            worker._streams.begin_unload("s")
+            worker.streams.begin_unload("s")
             await done(worker, observe(10, key="again"))
             assert engine_of(worker) == learned(11)
         assert store.misfits == []
@@ -1512,7 +1512,7 @@ def test_streams_that_compute_in_threads_equal_their_journals(monkeypatch):
                 outcomes = {reply.status for reply in await handled(worker, requests)}
             assert outcomes == {ReplyStatus.DONE}
             if chance.random() < 0.1:
-                worker._streams.begin_unload(stream)
+                worker.streams.begin_unload(stream)
             worker.metrics()
 
     async def run():
@@ -1523,7 +1523,7 @@ def test_streams_that_compute_in_threads_equal_their_journals(monkeypatch):
             async with started(store, streams=()) as successor:
                 for stream in "st":
                     (reply,) = await done(successor, ask(Action.STATUS, stream=stream))
-                    assert reply.facts["position"] == worker._streams.loaded[stream].live.position
+                    assert reply.facts["position"] == worker.streams.loaded[stream].live.position
                     assert reply.facts["replayed_differently"] == 0
                     assert engine_of(successor, stream) == engine_of(worker, stream)
         assert store.misfits == []
@@ -1570,8 +1570,8 @@ class CountingStore(MemoryStore):
 
 
 async def unload(worker, stream="s"):
-    worker._streams.begin_unload(stream)
-    await until(lambda: not worker._streams.busy)
+    worker.streams.begin_unload(stream)
+    await until(lambda: not worker.streams.busy)
 
 
 def damaged(data):
@@ -1586,7 +1586,7 @@ async def damage(worker, store):
     await done(worker, *(observe(number) for number in range(5)), save_snapshot("good"))
     await unload(worker)
     await done(worker, *(observe(number) for number in range(5, 8)))
-    worker._streams.loaded.clear()
+    worker.streams.loaded.clear()
     store.content["s"].snapshot = damaged(store.content["s"].snapshot)
 
 
@@ -1667,7 +1667,7 @@ def test_a_stream_that_this_version_cannot_load_is_kept_and_not_called_damaged(m
             await done(worker, *(observe(number) for number in range(5)))
             await unload(worker)
             await done(worker, *(observe(number) for number in range(5, 8)))
-            worker._streams.loaded.clear()
+            worker.streams.loaded.clear()
             content = store.content["s"]
             with monkeypatch.context() as patched:
                 reason = refuse(patched, content)
@@ -1681,7 +1681,7 @@ def test_a_stream_that_this_version_cannot_load_is_kept_and_not_called_damaged(m
                     assert (unloadable(worker), await listed_problems(worker)) == (1, {"s": reply.message})
                 assert (content.spec, content.snapshot, content.journal) == before
             # As a process that was started again.
-            worker._streams.discard()
+            worker.streams.discard()
             await done(worker, observe(8))
             assert engine_of(worker) == learned(9)
             assert (unloadable(worker), await listed_problems(worker)) == (0, {"s": None})
@@ -1698,7 +1698,7 @@ def test_errors_that_pass_are_no_reason_not_to_load_a_stream_again():
         ):
             await done(worker, observe(0))
             assert (await one(other, observe(1))).status is ReplyStatus.HELD
-            worker._streams.loaded.clear()
+            worker.streams.loaded.clear()
             store.down = True
             assert (await one(worker, observe(1))).status is ReplyStatus.LATER
             store.down = False

@@ -116,7 +116,7 @@ class Cluster:
     async def kill(self, name):
         worker = self.workers.pop(name, None)
         if worker is not None:
-            for task in [*worker._tasks, *worker._streams.busy.values(), *worker.pipeline._tasks]:
+            for task in [*worker._tasks, *worker.streams.busy.values(), *worker.pipeline._tasks]:
                 task.cancel()
         await asyncio.sleep(self.chance.uniform(0, 0.1))
         if name in self.names:
@@ -294,7 +294,7 @@ def test_every_stream_goes_on_as_if_nothing_had_happened(seed):
             assert (status.facts["position"], status.facts["replayed_differently"]) == (len(written), 0)
             worker = cluster.workers[status.facts["worker"]]
             assert engine_of(worker, stream) == reference.engine.snapshot()
-            assert worker._streams.loaded[stream].live.samples.pack() == reference.samples.pack()
+            assert worker.streams.loaded[stream].live.samples.pack() == reference.samples.pack()
         assert cluster.store.misfits == []
         assert (cluster.router.waiting, cluster.router._queues) == (0, {})
         await cluster.close()

@@ -57,6 +57,7 @@ class Worker:
 
     Attributes:
         pipeline: serves requests.
+        streams: those in memory.
     """
 
     def __init__(self, name: str, store: Store, config: ServeConfig):
@@ -74,10 +75,10 @@ class Worker:
         self._checkpoints = Checkpoints(self._commits)
         self._changes = Changes(self._commits, self._checkpoints, self._quotas, self._computing, self._lease, config)
         turns = Turns()
-        self._streams = LoadedStreams(self._lease, store, config, self.counted, self._computing, turns, self._changes)
+        self.streams = LoadedStreams(self._lease, store, config, self.counted, self._computing, turns, self._changes)
         sizes = SizeLimits(config)
-        creation = Creation(store, self._quotas, sizes, self._streams, self._computing)
-        snapshots = Snapshots(store, config, self._quotas, sizes, self._streams, self._changes, self._computing)
+        creation = Creation(store, self._quotas, sizes, self.streams, self._computing)
+        snapshots = Snapshots(store, config, self._quotas, sizes, self.streams, self._changes, self._computing)
         special: dict[str, Callable[[Request], Awaitable[Reply]]] = {
             Action.CREATE: creation.create,
             Action.CREATE_LIKE: creation.create_like,
@@ -101,7 +102,7 @@ class Worker:
         }
         self.pipeline = Pipeline(
             self._lease,
-            self._streams,
+            self.streams,
             Steps(self._lease, self._quotas, sizes, self._decision_log.is_on),
             self._changes,
             self._computing,
@@ -126,8 +127,8 @@ class Worker:
 
     async def drain(self, refusal: Reply) -> None:
         """Reply to every further request with `refusal`, unload all streams, and give up the lease."""
-        self._streams.refusal = refusal
-        await self._streams.unload()
+        self.streams.refusal = refusal
+        await self.streams.unload()
         # From here on nobody renews the lease, or it would come back after it was given up.
         self._renewals.cancel()
         with suppress(StoreError):
@@ -135,7 +136,7 @@ class Worker:
 
     async def close(self) -> None:
         """Stop working. What is loaded stays as it is in the store."""
-        tasks = [*self._tasks, *self._streams.busy.values()]
+        tasks = [*self._tasks, *self.streams.busy.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -145,11 +146,11 @@ class Worker:
 
     def place(self, placement: Placement) -> None:
         """Take note of where streams belong now, and begin to unload those that belong to others."""
-        self._streams.place(placement)
+        self.streams.place(placement)
 
     async def unload(self, moves: Callable[[str], bool]) -> None:
         """Unload the streams for which `moves` is true. They should belong to others by now."""
-        await self._streams.unload(moves)
+        await self.streams.unload(moves)
 
     def on_commit(self, call: Callable[[str, int, bool], None]) -> None:
         """Have `call` called as soon as records are durable.
@@ -160,7 +161,7 @@ class Worker:
 
     async def list_streams(self, tenant: str, after: str | None, limit: int) -> list[ListedStream]:
         """Return streams of a tenant after an id, in the order of their ids, with what this worker could not load."""
-        failed = self._streams.failed
+        failed = self.streams.failed
         listed = await self._store.list_streams(tenant, after, limit)
         return [stream._replace(problem=failed[stream.id]) if stream.id in failed else stream for stream in listed]
 
@@ -182,23 +183,23 @@ class Worker:
         return {
             "worker": self.name,
             "incarnation": self.incarnation,
-            "loaded": len(self._streams.loaded),
-            "loads": self._streams.loads,
-            "load_milliseconds": _quantiles(self._streams.load_times),
+            "loaded": len(self.streams.loaded),
+            "loads": self.streams.loads,
+            "load_milliseconds": _quantiles(self.streams.load_times),
             "commits": self._commits.groups,
             "writes": self._commits.writes,
-            "draining": self._streams.refusal is not None,
+            "draining": self.streams.refusal is not None,
             "store_silence_seconds": self.counted.silence,
             "store_problem": self._store.problem,
         }
 
     def metrics(self) -> list[Metric]:
         """The same and more, for Prometheus."""
-        streams = self._streams.loaded
+        streams = self.streams.loaded
         behind = [loaded.live.position - loaded.live.covered for loaded in streams.values()]
         gauges = {
             "protodcs_worker_loaded_streams": len(streams),
-            "protodcs_worker_unloadable_streams": len(self._streams.failed),
+            "protodcs_worker_unloadable_streams": len(self.streams.failed),
             "protodcs_worker_queued_writes": self._commits.queued + self._checkpoints.queued,
             "protodcs_worker_unsnapshotted_records": sum(behind),
             "protodcs_worker_unsnapshotted_records_max": max(behind, default=0),
@@ -211,14 +212,14 @@ class Worker:
 
     async def _edit_clusters(self, request: Request) -> Reply:
         """Change the clusters of a stream. The payload says how."""
-        loaded = await self._streams.get(request.stream, request.stand_in)
+        loaded = await self.streams.get(request.stream, request.stand_in)
         self._quotas.check(request.stream)
         return await self._changes.apply(loaded, Kind.EDIT_CLUSTERS, request, request.payload)
 
     async def _diagnose(self, request: Request) -> Reply:
         """Estimate what a stream can and cannot decide, on a copy, so that its samples do not wait."""
         async with self._diagnosing:
-            loaded = await self._streams.get(request.stream, request.stand_in)
+            loaded = await self.streams.get(request.stream, request.stand_in)
             async with loaded.in_use:
                 engine, features = await self._computing.run(loaded, loaded.live.copied, long=True)
             found = await self._computing.in_thread(partial(diagnose, engine, features), slow=True)
@@ -227,7 +228,7 @@ class Worker:
     async def _delete(self, request: Request) -> Reply:
         """Delete the incarnation of a stream that the request names; if it does not exist, it is gone already."""
         try:
-            deleted = await self._streams.delete(request)
+            deleted = await self.streams.delete(request)
         except UnknownStreamError:
             deleted = False
         return Reply(ReplyStatus.DONE, repeated=not deleted)
@@ -247,7 +248,7 @@ class Worker:
     async def _maintain(self) -> None:
         while True:
             await asyncio.sleep(_ROUND)
-            self._streams.maintain()
+            self.streams.maintain()
 
     async def _keep_lease(self) -> None:
         while True:
