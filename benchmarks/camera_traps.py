@@ -93,7 +93,7 @@ def _shares(row, interval):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4, 5])
     parser.add_argument("--events", type=int, default=600)
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()

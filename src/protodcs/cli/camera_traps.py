@@ -9,26 +9,31 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import quote
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
+from safetensors import SafetensorError
+from safetensors.numpy import load as read_arrays
+from safetensors.numpy import save as write_arrays
 
 from ..atomic_io import replace_file
-from ..errors import DataError, InputError
+from ..errors import DataError, InputError, StateError
 from .screen import check_new, console, new_table, printable, progress
 
 if TYPE_CHECKING:
     from ..arrays import Feature
     from ..classifier import OpenSetClassifier
-    from ..core.base import FeatureMethod
     from ..core.decision import Decision
+    from ..integrations.camera_offsets import ClassMeans
     from ..integrations.camera_traps import Event, EventDecision, Naming, Photo, Place
     from ..integrations.megadetector import Detection, Results
 
 _FIELDS = ("event", "camera", "start", "end", "images", "boxes", "known", "label", "nearest_class", "p_unknown")
 
-_STATE = ".state"
+# Files of a folder of states.
+_SEASON, _MEANS = "season.state", "class-means.safetensors"
+# Share of listed animals to reject. Boxes of one event resemble each other, so more are rejected than asked for.
+TARGET_FALSE_REJECT = 0.03
 
 
 class Package(NamedTuple):
@@ -48,7 +53,7 @@ class Boxes(NamedTuple):
         out: the new results file.
         confidence: confidence from which a box is classified; None: what the file says.
         event_seconds: largest time between two images of one event.
-        states: the states of an earlier run, one for each camera; None: nothing was learned yet.
+        states: the folder of what an earlier run has learned; None: nothing was learned yet.
         naming: names clusters of unknown animals.
         vocabulary: names of other things, for these states.
         package: the Camtrap DP package to write, if any.
@@ -66,7 +71,7 @@ class Boxes(NamedTuple):
 
 
 class _Decided(NamedTuple):
-    """The decisions on boxes and events, and the states of the cameras by the name of their files."""
+    """The decisions on boxes and events, and what was learned, by the names of the files."""
 
     boxes: dict["Place", "Decision"]
     events: list["EventDecision"]
@@ -99,9 +104,9 @@ def classify_boxes(given: Boxes, load: "Callable[[Path | None], OpenSetClassifie
     deployments = _deployments(given.package, photos)
     confidence = megadetector.usual_confidence(results) if given.confidence is None else given.confidence
     detections = megadetector.detections(results, confidence)
-    classifier = load(None if given.states is None else state_files(given.states)[0])
+    classifier = load(None if given.states is None else given.states / _SEASON)
     crops, errors = _encoded(given, photos, folder, detections, classifier, as_json)
-    decided = _decide(given, classifier, camera_traps.group_events(photos, given.event_seconds), crops)
+    decided = _decide(given, classifier, camera_traps.group_events(photos, given.event_seconds), photos, crops)
     written = megadetector.with_species(results, decided.boxes, classifier.classes, classifier.encoder.name)
     files = {
         events_file: _events(decided.events, crops, classifier.classes),
@@ -133,19 +138,9 @@ def _check_new(given: Boxes, events_file: Path) -> None:
         raise InputError(f"The result must be a .json file, as of MegaDetector; given: {given.out.name!r}")
     inside = [] if given.package is None else [given.package.folder / name for name in FILES]
     check_new([given.out, events_file, _states(given.out), *inside], "another name for the results")
-
-
-def state_files(path: Path) -> list[Path]:
-    """Return the states in a folder, or the only one."""
-    files = sorted(path.glob(f"*{_STATE}")) if path.is_dir() else [path]
-    if not files:
-        raise InputError(f"{path} has no file that ends with {_STATE}. Give the folder that `classify` wrote.")
-    return files
-
-
-def _state_file(camera: str) -> str:
-    """Return the name of the state of a camera. The folder of the images itself has none that a camera may have."""
-    return (quote(camera, safe="") or "(folder)") + _STATE
+    for name in (_SEASON, _MEANS):
+        if given.states is not None and not (given.states / name).is_file():
+            raise InputError(f"{given.states} has no {name}. Give the folder that `classify --megadetector` wrote.")
 
 
 def _deployments(package: Package | None, photos: Sequence["Photo"]) -> dict[str, dict[str, Any]]:
@@ -175,7 +170,7 @@ def _package(
 
 
 def _states(out: Path) -> Path:
-    """Return the folder for the states of the cameras."""
+    """Return the folder for what was learned."""
     return out.with_suffix(".states")
 
 
@@ -216,33 +211,41 @@ def _encoded(
 
 
 def _decide(
-    given: Boxes, classifier: "OpenSetClassifier", events: Sequence["Event"], crops: Mapping["Place", "Feature"]
+    given: Boxes,
+    classifier: "OpenSetClassifier",
+    events: Sequence["Event"],
+    photos: Sequence["Photo"],
+    crops: Mapping["Place", "Feature"],
 ) -> _Decided:
-    """Decide on the boxes and events of each camera, with a stream of its own."""
-    from ..integrations.camera_traps import decide_camera
+    """Decide on the boxes and events, with one stream."""
+    import numpy as np
 
-    cameras: dict[str, list[Event]] = {}
-    for event in events:
-        cameras.setdefault(event.camera, []).append(event)
-    decided = _Decided({}, [], {})
-    for camera, of_camera in cameras.items():
-        engine = _engine(given, classifier, _state_file(camera))
-        boxes, on_events = decide_camera(engine, of_camera, crops, given.naming)
-        decided.boxes.update(boxes)
-        decided.events.extend(on_events)
-        decided.states[_state_file(camera)] = engine.snapshot()
-    return decided
+    from ..integrations.camera_offsets import without_offsets
+    from ..integrations.camera_traps import decide_events
+
+    _, cameras = np.unique([photos[image].camera for image, _ in crops], return_inverse=True)
+    earlier = None if given.states is None else _read_means(given.states, classifier)
+    prototypes = classifier.encoder.prototypes(classifier.classes)
+    features, means = without_offsets(np.stack([*crops.values()]), cameras, prototypes, earlier)
+    comparable = dict(zip(crops, features, strict=True))
+    boxes, on_events = decide_events(classifier.engine, events, crops, comparable, given.naming)
+    states = {_SEASON: classifier.engine.snapshot(), _MEANS: write_arrays(means._asdict())}
+    return _Decided(boxes, on_events, states)
 
 
-def _engine(given: Boxes, classifier: "OpenSetClassifier", name: str) -> "FeatureMethod":
-    """Return the stream of a camera: that of an earlier run, or one that has learned nothing."""
-    if given.states is not None and (given.states / name).is_file():
-        earlier = type(classifier).restored(classifier.encoder, given.states / name, vocabulary=given.vocabulary)
-        if earlier.classes != classifier.classes:
-            raise DataError(f"{given.states / name} has other classes than the states beside it.")
-        return earlier.engine
-    classifier.engine.reset()
-    return classifier.engine
+def _read_means(states: Path, classifier: "OpenSetClassifier") -> "ClassMeans":
+    """Return the class means of an earlier run."""
+    from ..integrations.camera_offsets import ClassMeans
+
+    file = states / _MEANS
+    try:
+        found = ClassMeans(**read_arrays(file.read_bytes()))
+    except (SafetensorError, TypeError):
+        raise StateError(f"{file} is damaged. Copy it again from where it was made.") from None
+    wanted = (len(classifier.classes), classifier.encoder.dimension)
+    if found.classes.shape != wanted or found.centre.shape != wanted[1:]:
+        raise StateError(f"{file} belongs to other classes or to another encoder.")
+    return found
 
 
 def _events(decided: Sequence["EventDecision"], crops: Mapping["Place", "Feature"], classes: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ import typer
 
 from ..atomic_io import replace_file
 from ..errors import DataError, InputError
-from .camera_traps import Boxes, camtrap_package, classify_boxes
+from .camera_traps import TARGET_FALSE_REJECT, Boxes, camtrap_package, classify_boxes
 from .decided import cluster_names
 from .screen import (
     VOCABULARY_HELP,
@@ -72,7 +72,9 @@ def classify(
     ),
     method: str = typer.Option("streamdcs", help="Method: streamdcs, protodcs, or another registered one."),
     target_false_reject: float | None = typer.Option(
-        None, help="Fraction of known images that may be rejected, below 0.5 (default: that of the method, 0.05)."
+        None,
+        help="Fraction of known images that may be rejected, below 0.5 (default: that of the method, 0.05; with "
+        "--megadetector 0.03).",
     ),
     vocabulary: str = typer.Option("general", help=VOCABULARY_HELP),
     templates: str | None = typer.Option(None, help="Prompt templates: a list such as imagenet, or a text file."),
@@ -114,6 +116,8 @@ def classify(
         raise InputError("--target-false-reject is part of a state. Leave it out with --state.")
     names = () if classes is None else given_classes(classes)
     others = given_vocabulary(vocabulary)
+    if megadetector is not None and target_false_reject is None and method == "streamdcs":
+        target_false_reject = TARGET_FALSE_REJECT
     target = target_options(target_false_reject)
     naming = cluster_names(clusters)
 

@@ -136,38 +136,46 @@ def _sequences(taken: Sequence[Photo], gap: timedelta) -> Iterator[list[Photo]]:
     yield from ([photo] for photo in taken if photo.time is None)
 
 
-def decide_camera(
-    engine: FeatureMethod, events: Sequence[Event], crops: Mapping[Place, Feature], naming: Naming
+def decide_events(
+    engine: FeatureMethod,
+    events: Sequence[Event],
+    crops: Mapping[Place, Feature],
+    comparable: Mapping[Place, Feature],
+    naming: Naming,
 ) -> tuple[dict[Place, Decision], list[EventDecision]]:
-    """Learn from all crops of one camera, and return the decisions on the crops and on the events.
+    """Learn from all crops in the order of their times, and return the decisions on the crops and on the events.
 
     The label of an unknown animal is the name of its cluster, or None.
 
     Args:
-        engine: the stream of the camera.
-        events: its events.
-        crops: unit features by image and box. Those of other cameras are ignored.
+        engine: the stream.
+        events: the events.
+        crops: unit features by image and box; clusters have them.
+        comparable: the same without what their cameras add; the engine has them.
         naming: names clusters of unknown animals.
     """
     of_image: dict[int, list[Place]] = {}
     for place in crops:
         of_image.setdefault(place[0], []).append(place)
-    of_event = [[place for photo in event.photos for place in of_image.get(photo.image, ())] for event in events]
-    places = [place for group in of_event for place in group]
-    if not places:
-        return {}, [EventDecision(event, None) for event in events]
-    features = [crops[place] for place in places]
-    decisions = engine.observe_many(np.stack(features), two_pass=True)
-    named = [_named(*pair, naming) for pair in zip(decisions, features, strict=True)]
+    of_event = {event: [place for photo in event.photos for place in of_image.get(photo.image, ())] for event in events}
+    # Those without a time come last.
+    by_time = sorted(events, key=lambda event: (str(event.start or "~"), event.name))
+    places = [place for event in by_time for place in of_event[event]]
+    decisions = engine.observe_many(np.stack([comparable[place] for place in places]), two_pass=True)
+    named = {place: _named(one, crops[place], naming) for place, one in zip(places, decisions, strict=True)}
     decided = []
-    for event, group in zip(events, of_event, strict=True):
+    for event, group in of_event.items():
         if not group:
             decided.append(EventDecision(event, None))
             continue
-        mean = np.mean([crops[place] for place in group], axis=0)
-        decision = engine.peek(mean).without_learning()
-        decided.append(EventDecision(event, _named(decision, mean / np.linalg.norm(mean), naming)))
-    return dict(zip(places, named, strict=True)), decided
+        decision = engine.peek(_mean(comparable, group)).without_learning()
+        decided.append(EventDecision(event, _named(decision, _mean(crops, group), naming)))
+    return named, decided
+
+
+def _mean(features: Mapping[Place, Feature], places: Sequence[Place]) -> Feature:
+    mean = np.mean([features[place] for place in places], axis=0)
+    return np.asarray(mean / np.linalg.norm(mean), dtype=np.float32)
 
 
 def _named(decision: Decision, feature: Feature, naming: Naming) -> Decision:
