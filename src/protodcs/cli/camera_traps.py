@@ -12,19 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
-from safetensors import SafetensorError
-from safetensors.numpy import load as read_arrays
-from safetensors.numpy import save as write_arrays
 
 from ..atomic_io import replace_file
-from ..errors import DataError, InputError, StateError
+from ..errors import DataError, InputError
 from .screen import check_new, console, new_table, printable, progress
 
 if TYPE_CHECKING:
     from ..arrays import Feature
     from ..classifier import OpenSetClassifier
     from ..core.decision import Decision
-    from ..integrations.camera_offsets import ClassMeans
     from ..integrations.camera_traps import Event, EventDecision, Naming, Photo, Place
     from ..integrations.megadetector import Detection, Results
 
@@ -220,32 +216,17 @@ def _decide(
     """Decide on the boxes and events, with one stream."""
     import numpy as np
 
-    from ..integrations.camera_offsets import without_offsets
+    from ..integrations.camera_offsets import read_means, without_offsets
     from ..integrations.camera_traps import decide_events
 
     _, cameras = np.unique([photos[image].camera for image, _ in crops], return_inverse=True)
-    earlier = None if given.states is None else _read_means(given.states, classifier)
     prototypes = classifier.encoder.prototypes(classifier.classes)
+    earlier = None if given.states is None else read_means(given.states / _MEANS, prototypes.shape)
     features, means = without_offsets(np.stack([*crops.values()]), cameras, prototypes, earlier)
     comparable = dict(zip(crops, features, strict=True))
     boxes, on_events = decide_events(classifier.engine, events, crops, comparable, given.naming)
-    states = {_SEASON: classifier.engine.snapshot(), _MEANS: write_arrays(means._asdict())}
+    states = {_SEASON: classifier.engine.snapshot(), _MEANS: means.to_bytes()}
     return _Decided(boxes, on_events, states)
-
-
-def _read_means(states: Path, classifier: "OpenSetClassifier") -> "ClassMeans":
-    """Return the class means of an earlier run."""
-    from ..integrations.camera_offsets import ClassMeans
-
-    file = states / _MEANS
-    try:
-        found = ClassMeans(**read_arrays(file.read_bytes()))
-    except (SafetensorError, TypeError):
-        raise StateError(f"{file} is damaged. Copy it again from where it was made.") from None
-    wanted = (len(classifier.classes), classifier.encoder.dimension)
-    if found.classes.shape != wanted or found.centre.shape != wanted[1:]:
-        raise StateError(f"{file} belongs to other classes or to another encoder.")
-    return found
 
 
 def _events(decided: Sequence["EventDecision"], crops: Mapping["Place", "Feature"], classes: Sequence[str]) -> str:

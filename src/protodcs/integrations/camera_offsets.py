@@ -4,11 +4,15 @@ A feature is taken as the mean of its class plus the offset of its camera. Both 
 the class is that of the most similar text. So a camera that sees one species most of the time keeps that species.
 """
 
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from ..arrays import Features, Floats, Integers
+from ..errors import StateError
 
 # Rounds after which classes and offsets hardly change.
 _ROUNDS = 3
@@ -26,6 +30,29 @@ class ClassMeans(NamedTuple):
 
     centre: Floats
     classes: Floats
+
+    def to_bytes(self) -> bytes:
+        """Return the content of a file."""
+        return save(self._asdict())
+
+
+def read_means(file: Path, shape: tuple[int, ...]) -> ClassMeans:
+    """Read class means from a file.
+
+    Args:
+        file: what `to_bytes` returned.
+        shape: (K, d) of the text features of the classes.
+
+    Raises:
+        StateError: if the file is damaged or belongs to other classes.
+    """
+    try:
+        found = ClassMeans(**load(file.read_bytes()))
+    except (SafetensorError, TypeError):
+        raise StateError(f"{file} is damaged. Copy it again from where it was made.") from None
+    if found.classes.shape != shape or found.centre.shape != shape[1:]:
+        raise StateError(f"{file} belongs to other classes or to another encoder.")
+    return found
 
 
 def without_offsets(
