@@ -118,7 +118,9 @@ def needed(method, path):
         return "admin"
     if path.endswith("/thumbnail"):
         return "images"
-    if method == "POST" and ("/clusters" in path or path.endswith("/feedback")):
+    if path.endswith(":add-class"):
+        return "admin"
+    if method in ("POST", "DELETE") and ("/clusters" in path or "/feedback" in path):
         return "observe"
     if method == "GET":
         return "admin" if path.endswith("/state") else "read"
@@ -136,6 +138,8 @@ BODIES = {
     "/v1/vocabularies/{fingerprint}": {"content": NAMES.rows.tobytes()},
     "/v1/streams/{stream}/feedback": {"json": {"label": None, "feature": FEATURES[0].tolist()}},
     "/v1/streams/{stream}/clusters/{cluster}:name": {"json": {"name": "owl"}},
+    "/v1/streams/{stream}/clusters/{cluster}:add-class": {"json": {"name": "owl"}},
+    "/v1/streams/{stream}/clusters/{cluster}/preview": {"params": {"name": "owl"}},
     "/v1/streams/{stream}/clusters/{cluster}:assign": {"json": {"label": "0"}},
     "/v1/streams/{stream}/clusters:merge": {"json": {"clusters": [0, 1]}},
     "/v1/webhooks": {"json": {"url": "http://8.8.8.8/"}},
@@ -155,7 +159,7 @@ IDS = {"position": 0, "cluster": 0}
 
 def needs_samples(path):
     """Whether a route works with stored samples, which the stream of these tests has none of."""
-    return "/clusters" in path or path.endswith(("/review", "/explanation"))
+    return "/clusters" in path or "/feedback/" in path or path.endswith(("/review", "/explanation"))
 
 
 def place(path, stream="s"):
@@ -819,7 +823,10 @@ def test_every_administrative_act_is_a_line(tmp_path):
             # Which webhook is deleted is known only after it was created; clusters are edited in `test_feedback.py`.
             # Thumbnails need another key; `test_decision_log.py` has one.
             acts = {action for action, *_ in ACTS} | {"delete webhook", "thumbnail"}
-            acts |= {rule.action for (_, path), rule in RULES.items() if rule.audited and "/clusters" in path}
+            edits = ("/clusters", "/feedback/")
+            acts |= {
+                rule.action for (_, path), rule in RULES.items() if rule.audited and any(edit in path for edit in edits)
+            }
             assert acts == {rule.action for rule in RULES.values() if rule.audited}
             await service.ask("acme admin", "DELETE", "/v1/streams/s")
             begun = len(service.lines())

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from urllib.parse import parse_qs
 
 import httpx
 import numpy as np
@@ -238,7 +239,7 @@ def test_the_demo_serves_a_page_on_which_decisions_appear(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         page = process.stdout.readline().strip()
         service = page.partition("/ui/")[0]
-        assert page.endswith("/ui/#/streams/demo")
+        assert page.endswith("/ui/#/streams/demo/demo")
         assert httpx.get(f"{service}/ui/").status_code == 200
         with Client(service) as client:
             # The page is shown when its stream exists. Otherwise it would say that there is none.
@@ -246,6 +247,11 @@ def test_the_demo_serves_a_page_on_which_decisions_appear(tmp_path):
             while client.stream("demo").status()["sequence"] < 3:
                 assert process.poll() is None
                 time.sleep(0.05)
+            (newest,) = httpx.get(f"{service}/v1/streams/demo/decisions?limit=1").json()["items"]
+            told = parse_qs(newest["image_ref"].removeprefix("demo?"), keep_blank_values=True)
+            assert told["truth"][0] in KNOWN + UNKNOWN
+            assert (told["images"], told["shift"], told["next"]) == (["1200"], ["clean"], ["fog"])
+            assert int(told["place"][0]) + int(told["left"][0]) == 400
         process.send_signal(signal.SIGINT)
         assert process.wait() == 0
     assert not list(tmp_path.iterdir())

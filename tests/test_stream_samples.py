@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from protodcs.serve.store.base import AcquiredStream, Fence
 from protodcs.serve.stream.answers import unpack_decision
 from protodcs.serve.stream.feedback import Feedback, pack_feedback, unpack_feedback
 from protodcs.serve.stream.live_stream import LiveStream, StreamSpec
-from protodcs.serve.stream.records import Kind, Record
+from protodcs.serve.stream.records import Kind
 from protodcs.serve.workers import worker
 from test_access import guarded
 from test_service_app import ROWS, served
@@ -165,7 +166,7 @@ def test_a_replayed_edit_of_a_cluster_that_is_missing_is_counted_and_ignored():
     record = edit(live, action="name", cluster=live.clusters()["clusters"][0]["id"], name="canoe")
     other = loaded()
     other.position = record.position
-    other.replay(Record.unpack(record.pack()))
+    other.replay(record.pack())
     assert other.different == 1
     assert other.position == live.position
 
@@ -188,9 +189,22 @@ def test_feedback_on_a_position_without_a_sample_is_an_error():
 def test_a_corrected_sample_leaves_the_review_queue():
     live = clustered()
     queue = live.review(500)
-    assert sorted(queue) == [*range(len(FEATURES))]
-    live.change(Kind.FEEDBACK, "feedback", pack_feedback(Feedback(None, queue[0])), NOW)
-    assert queue[0] not in live.review(500)
+    assert sorted(queue["positions"]) == [*range(len(FEATURES))]
+    assert queue["corrected"] == []
+    first = queue["positions"][0]
+    live.change(Kind.FEEDBACK, "feedback", pack_feedback(Feedback(None, first)), NOW)
+    after = live.review(500)
+    assert after["corrected"] == [first]
+    assert first not in after["positions"]
+    live.change(Kind.FEEDBACK, "withdrawn", pack_feedback(Feedback(None, first, withdrawn=True)), NOW)
+    assert live.review(500) == queue
+
+
+def test_similar_samples_come_with_an_explanation_the_nearest_first():
+    live = clustered()
+    similar = live.explain_sample(7)["similar"]
+    assert similar[0] == 7
+    assert all(FEATURES[place] @ FEATURES[7] > 0.5 for place in similar[:5])
 
 
 def test_a_stream_without_discovery_stores_no_samples():
@@ -265,6 +279,7 @@ def test_people_review_and_correct_a_stream_over_http():
             queue = (await service.client.get("/v1/streams/s/review?limit=5")).json()["items"]
             assert len(queue) == 5
             position = next(item["position"] for item in queue if item["position"] < len(FEATURES))
+            unseen = (await service.observe(FEATURES[position].tobytes(), path="s/peek")).json()["decisions"][0]
             for body, status in (
                 ({"position": position, "label": "1"}, 200),
                 ({"position": 10**6, "label": "1"}, 404),
@@ -272,8 +287,10 @@ def test_people_review_and_correct_a_stream_over_http():
                 ({"label": "1"}, 422),
             ):
                 assert (await service.post("s/feedback", json=body)).status_code == status
-            peeked = (await service.observe(FEATURES[position].tobytes(), path="s/peek")).json()["decisions"][0]
-            assert peeked["label"] == "1"
+            peek = partial(service.observe, FEATURES[position].tobytes(), path="s/peek")
+            assert (await peek()).json()["decisions"][0]["label"] == "1"
+            assert (await service.client.delete(f"/v1/streams/s/feedback/{position}")).status_code == 200
+            assert (await peek()).json()["decisions"][0] == unseen
 
     asyncio.run(scenario())
 
@@ -281,6 +298,38 @@ def test_people_review_and_correct_a_stream_over_http():
 async def observe_all(service):
     for rows in np.split(FEATURES, 4):
         assert (await service.post("s/observe", json={"features": rows.tolist()})).status_code == 200
+
+
+@pytest.mark.usefixtures("virtual_time")
+def test_a_cluster_becomes_a_class_as_its_preview_says():
+    async def scenario():
+        async with served(discovery=True) as service:
+            await observe_all(service)
+            cluster = (await service.client.get("/v1/streams/s/clusters")).json()["clusters"][0]
+            path = f"s/clusters/{cluster['id']}"
+            before = (await service.client.get("/v1/streams/s/state")).content
+            preview = (await service.client.get(f"/v1/streams/{path}/preview?name=canoe")).json()
+            assert (await service.client.get("/v1/streams/s/state")).content == before
+            assert preview["samples"] == len(FEATURES)
+            assert len({*cluster["positions"]} & {*preview["positions"]}) >= 0.6 * cluster["size"]
+            assert (preview["would_change"], preview["known_today"]) == (len(preview["positions"]), 0)
+            key = {"Idempotency-Key": "once"}
+            added, again = [
+                await service.post(f"{path}:add-class", json={"name": "canoe"}, headers=key) for _ in range(2)
+            ]
+            assert (added.status_code, again.status_code) == (201, 201)
+            assert again.json() == {**added.json(), "repeated": True}
+            engine = methods.restore((await service.client.get("/v1/streams/s/state")).content)
+            became = [place for place, feature in enumerate(FEATURES) if engine.peek(feature).label == "canoe"]
+            assert became == sorted(preview["positions"])
+            taken = await service.client.get(f"/v1/streams/{path}/preview?name=canoe")
+            assert (taken.status_code, "already" in taken.json()["detail"]) == (422, True)
+            assert (await service.client.delete("/v1/streams/s/classes/canoe")).status_code == 200
+            left = (await service.client.get("/v1/streams/s/clusters")).json()["clusters"]
+            assert [one["name"] for one in left if one["id"] == cluster["id"]] == ["canoe"]
+            assert (await service.client.get("/v1/streams/s/clusters/99/preview?name=x")).status_code == 404
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.usefixtures("virtual_time")

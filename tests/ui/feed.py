@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from PIL import Image
 
 from protodcs import Client
 from protodcs.demo import DemoStream, draw
+from protodcs.demo.story import told
 
 
 def png(pixels):
@@ -27,6 +29,15 @@ def demo(stream, count, seed):
     """Observe images of the demo; a third of them is unknown."""
     for sample in DemoStream(count, unknown=0.3, seed=seed):
         stream.observe(png(sample.image))
+    return {"observed": count}
+
+
+def story(stream, count, seed):
+    """Observe the first images of a round of the demo, with the truth in their references."""
+    for image, reference in islice(
+        told([DemoStream(300, unknown=0.3, shifts=("clean", "fog", "clean"), seed=seed)]), count
+    ):
+        stream.observe(png(image), image_ref=reference)
     return {"observed": count}
 
 
@@ -77,7 +88,7 @@ def main(action, *given):
             client.create(name, classes="demo")
             return {"created": name}
         values = [int(value) if value.isdigit() else value for value in rest]
-        actions = {"demo": demo, "planted": planted, "recognised": recognised, "burst": burst}
+        actions = {"demo": demo, "planted": planted, "recognised": recognised, "burst": burst, "story": story}
         return actions[action](client.stream(name), *values)
 
 

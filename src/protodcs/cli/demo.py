@@ -23,6 +23,7 @@ _NEEDED = {"PIL": "pillow", "onnxruntime": "onnxruntime", "matplotlib": "matplot
 _NEEDED_BY_UI = {"fastapi": "fastapi", "uvicorn": "uvicorn", "httpx": "httpx", "sklearn": "scikit-learn"}
 _SHIFTS = ("clean", "fog", "clean")
 _STREAM = "demo"
+_IMAGES, _BROWSER_IMAGES = 400, 1200
 # Share of the images that are marked for review.
 _REVIEW_RATE = 0.05
 
@@ -35,18 +36,20 @@ def demo(
         None, help="Write a season of four camera traps to this folder instead: images, and the boxes of a detector."
     ),
     events: int = typer.Option(600, min=20, max=20_000, help="Season: number of events, of one to five images each."),
-    images: int = typer.Option(400, min=50, max=100_000, help="Number of images."),
+    images: int | None = typer.Option(
+        None, min=50, max=100_000, help="Number of images (default: 400; browser: 1200, then others follow)."
+    ),
     unknown: float = typer.Option(0.3, min=0, max=1, help="Share of unknown images, 0 to 1."),
     burst: int = typer.Option(1, min=1, help="Unknown images that arrive one after another."),
     seed: int = typer.Option(0, min=0, help="Random seed."),
-    rate: float = typer.Option(8.0, min=0.1, max=100, help="Browser: images per second."),
+    rate: float = typer.Option(4.0, min=0.1, max=100, help="Browser: images per second."),
     port: int | None = typer.Option(None, min=1, max=65535, help="Browser: port (default: 8000, or a free one)."),
     browser: bool = typer.Option(True, help="Open a browser; without it, only print the address."),
     out: Path = typer.Option(Path("demo.png"), help="Terminal: PNG that compares with zero-shot."),
 ) -> None:
-    """Show StreamDCS on drawn images of 20 known and 10 unknown kinds, in the web UI of a local service.
+    """Show StreamDCS beside frozen zero-shot on drawn images of 20 known and 10 unknown kinds, in a web UI.
 
-    Fog comes and goes. `--terminal` compares with frozen zero-shot instead. Needs the extra `demo` and no download.
+    Fog comes and goes. `--terminal` shows the comparison here instead. Needs the extra `demo` and no download.
     """
     live.check_installed(_NEEDED, "demo")
     from ..demo import DemoStream
@@ -55,20 +58,21 @@ def demo(
         _write_season(season, events, seed)
         return
     if folder is not None:
-        _write(DemoStream(images, unknown=unknown, burst=burst, seed=seed), folder)
+        _write(DemoStream(images or _IMAGES, unknown=unknown, burst=burst, seed=seed), folder)
         return
     if not terminal:
         live.check_installed(_NEEDED_BY_UI, "demo")
         options: dict[str, Any] = {"unknown": unknown, "burst": burst, "shifts": _SHIFTS}
-        rounds = (DemoStream(images, seed=seed + more, **options) for more in count())
+        rounds = (DemoStream(images or _BROWSER_IMAGES, seed=seed + more, **options) for more in count())
         stream = {"classes": "demo", "config": {"review_rate": _REVIEW_RATE}}
-        live.serve_with_ui(_feeding(rounds, rate), _STREAM, stream, port, browser, encoder="demo", discovery=True)
+        feed = _feeding(rounds, rate)
+        live.serve_with_ui(feed, _STREAM, stream, port, browser, "/demo", encoder="demo", discovery=True)
         return
     from ..demo import picture
     from ..demo import terminal as live_view
     from ..demo.comparison import Comparison
 
-    comparison = Comparison(DemoStream(images, unknown=unknown, burst=burst, shifts=_SHIFTS, seed=seed))
+    comparison = Comparison(DemoStream(images or _IMAGES, unknown=unknown, burst=burst, shifts=_SHIFTS, seed=seed))
     live_view.show(comparison, console())
     picture.save(comparison, out)
     console().print(f"picture: {out}")
@@ -91,8 +95,10 @@ def _feeding(rounds: "Iterator[DemoStream]", rate: float) -> live.Feed:
     """Return what sends the images of all rounds to a stream."""
 
     def feed(stream: "Stream", stopped: threading.Event) -> None:
-        for sample in live.paced((sample for samples in rounds for sample in samples), rate, stopped):
-            stream.observe(_png(sample.image))
+        from ..demo.story import told
+
+        for image, reference in live.paced(told(rounds), rate, stopped):
+            stream.observe(_png(image), image_ref=reference)
 
     return feed
 

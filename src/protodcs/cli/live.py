@@ -32,7 +32,7 @@ def check_installed(modules: dict[str, str], extra: str) -> None:
 
 
 def serve_with_ui(
-    feed: Feed, stream: str, options: dict[str, Any], port: int | None, browser: bool, **settings: Any
+    feed: Feed, stream: str, options: dict[str, Any], port: int | None, browser: bool, tab: str = "", **settings: Any
 ) -> None:
     """Serve on this machine until Ctrl-C, create a stream, open its page, and send it images meanwhile.
 
@@ -42,6 +42,7 @@ def serve_with_ui(
         options: what `Client.create` gets for it, such as `classes`.
         port: port to listen on; None takes 8000, or a free one if that is in use.
         browser: open a browser; otherwise only print the address.
+        tab: of the page, such as "/demo".
         settings: of the service, such as `encoder` and `store`. Without a store, everything is deleted at the end.
     """
 
@@ -53,7 +54,7 @@ def serve_with_ui(
                 # First, because the page would find no stream and look again seconds later.
                 observed = client.create(stream, **options)
             finally:
-                show(f"streams/{stream}")
+                show(f"streams/{stream}{tab}")
             feed(observed, stopped)
 
     serve(work, port, browser, **settings)

@@ -87,9 +87,9 @@ class Comparison:
         encoder = encoders.load("demo", batch_size=_BATCH)
         prototypes = encoder.prototypes(KNOWN)
         threshold = zero_shot_threshold(encoder)
-        engine = StreamDCS(
-            prototypes, KNOWN, StreamDCS.config_type(temperature=1 / encoder.logit_scale), encoder.fingerprint
-        )
+        config = StreamDCS.config_type(temperature=1 / encoder.logit_scale)
+        vocabulary = encoder.vocabulary(classes=KNOWN)
+        engine = StreamDCS(prototypes, KNOWN, config, encoder.fingerprint, vocabulary=vocabulary)
         frozen = methods.create("zero_shot", prototypes, KNOWN, threshold=threshold)
         for start in range(0, len(self.stream), _BATCH):
             samples = [self.stream[place] for place in range(start, min(start + _BATCH, len(self.stream)))]

@@ -82,8 +82,12 @@ class DemoStream:
         rng = np.random.default_rng([self.seed, 1, place])
         label = int(self.labels[place])
         kind = KNOWN[label] if label >= 0 else str(rng.choice(UNKNOWN))
-        shift = self.shifts[place // self.shift_length % len(self.shifts)]
+        shift = self.shift_at(place)
         return Sample(shifted(draw(kind, rng), shift, rng), kind, label, shift)
+
+    def shift_at(self, place: int) -> str:
+        """Return the shift at a place."""
+        return self.shifts[place // self.shift_length % len(self.shifts)]
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[place] for place in range(self.length))

@@ -22,7 +22,7 @@ from .cluster_table import DISMISSED, MAX_NAME, Cluster, ClusterTable, Entry, is
 from .config import FIRST_PASS, MAX_KNOWN, MIN_KNOWN, DiscoveryConfig
 from .matching import Changes, match
 from .naming import Suggestion, Vocabulary
-from .prototypes import new_prototype
+from .prototypes import LIFT, new_prototype
 from .reservoir import UNASSIGNED, Reservoir
 from .snapshots import Contents, pack, unpack
 
@@ -144,6 +144,12 @@ class Discovery:
         with self._exclusive():
             return self._cluster(self._known_id(cluster))
 
+    def keys(self) -> list[int]:
+        """Return the keys of all stored samples."""
+        with self._exclusive():
+            keys: list[int] = self._reservoir.keys.tolist()
+            return keys
+
     def feature(self, key: int) -> Features | None:
         """Return the stored feature (d,) with a key, the latest one if there are several; None if there is none."""
         with self._exclusive():
@@ -215,7 +221,12 @@ class Discovery:
         return vocabulary.suggest(self.cluster(cluster).centre, count)
 
     def prototype(
-        self, cluster: int, known: NDArray[np.floating], text: NDArray[np.floating] | None = None
+        self,
+        cluster: int,
+        known: NDArray[np.floating],
+        text: NDArray[np.floating] | None = None,
+        accepted: NDArray[np.floating] | None = None,
+        lift: float = LIFT,
     ) -> Features:
         """Return a prototype (d,) for `engine.add_class`.
 
@@ -223,6 +234,9 @@ class Discovery:
             cluster: id of the cluster.
             known: text prototypes (K, d) of the engine's classes, without those that this function made.
             text: text feature (d,) of the new class, if you have a text encoder.
+            accepted: features (N, d) of recent samples that the engine accepted. With them, more later samples get the
+                class.
+            lift: with a larger one, more samples get the class, also wrongly.
         """
         with self._exclusive():
             members = self._members(self._known_id(cluster))
@@ -230,8 +244,10 @@ class Discovery:
             if rows.shape[1] != self.dimension:
                 raise InputError(f"the known prototypes must be of shape (K, {self.dimension}); given: {rows.shape}")
             unit_text = None if text is None else check_prototype(text, self.dimension)[0]
-            features = self._reservoir.features()
-            return new_prototype(features[members].mean(axis=0, dtype=np.float64), features, rows, unit_text)
+            stored = self._reservoir.features()
+            none = accepted is None or not len(accepted)
+            others = stored[:0] if none else check_features(accepted, self.dimension)
+            return new_prototype(stored[members], others, stored, rows, unit_text, lift)
 
     # State.
 

@@ -84,6 +84,7 @@ class Action:
     EXPLAIN = "explain"
     EXPLAIN_SAMPLE = "explain sample"
     DIAGNOSE = "diagnose"
+    PREVIEW_CLASS = "preview class"
     READ_LOG = "read log"
     READ_EVENTS = "read events"
     READ_THUMBNAIL = "read thumbnail"

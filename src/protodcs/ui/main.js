@@ -68,8 +68,8 @@ function App() {
       { class: "page" },
       h(Header, { session, signOut }),
       place.stream === null
-        ? h(Streams, { session })
-        : h(StreamView, { key: place.stream, id: place.stream, tab: place.tab, session }),
+        ? h(Streams, { session, query: place.query })
+        : h(StreamView, { key: place.stream, id: place.stream, tab: place.tab, query: place.query, session }),
     ),
   );
 }

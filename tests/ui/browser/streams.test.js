@@ -48,6 +48,36 @@ test("search, filters and scrolling find every stream", async () => {
   await close();
 });
 
+test("the wall shows streams by the beginning of their ids, and the address keeps what is shown", async () => {
+  const { page, errors, close } = await open(browser, service, "#/?q=gate-7");
+  await page.getByRole("button", { name: "Show the wall" }).click();
+  await page.getByRole("heading", { name: /^gate 11 streams/ }).waitFor();
+  await page.waitForURL(/q=gate-7&view=wall/);
+  await page.getByText("no sample").first().waitFor();
+  await checkAccessibility(page);
+  await page.setViewportSize({ width: 390, height: 800 });
+  await checkWidth(page);
+  assert.deepEqual(errors, []);
+  await close();
+});
+
+test("a webhook is created and deleted", async () => {
+  const { page, errors, close } = await open(browser, service);
+  await page.getByRole("button", { name: "Webhooks" }).click();
+  const dialog = page.getByRole("dialog");
+  await dialog.getByLabel("New webhook").fill("https://8.8.8.8/hook");
+  await dialog.getByLabel("guard").uncheck();
+  await dialog.getByRole("button", { name: "Create" }).click();
+  await dialog.getByText(/^whsec_/).waitFor();
+  await checkAccessibility(page);
+  const { webhooks } = await service.request("GET", "v1/webhooks");
+  assert.deepEqual(webhooks[0].events, ["possible_shift", "many_unknown"]);
+  await dialog.getByRole("button", { name: "Delete https://8.8.8.8/hook" }).click();
+  await dialog.getByText("There are no webhooks yet.").waitFor();
+  assert.deepEqual(errors, []);
+  await close();
+});
+
 test("many streams are frozen and unfrozen after a confirmation", async () => {
   const { page, errors, close } = await open(browser, service);
   await page.getByRole("searchbox").fill("gate-10");

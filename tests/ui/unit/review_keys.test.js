@@ -1,23 +1,22 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { classKeys, meaningOf } from "../../../src/protodcs/ui/logic/review_keys.js";
+import { likelyClasses, meaningOf } from "../../../src/protodcs/ui/logic/review_keys.js";
 
-const CLASSES = Array.from({ length: 40 }, (_, place) => `class ${place}`);
-
-test("each key means one thing, and the key of a class answers with this class", () => {
-  const keys = classKeys(CLASSES).filter(([key]) => key !== "");
-  assert.equal(new Set(keys.map(([key]) => key)).size, keys.length);
-  assert.ok(keys.length >= 30);
-  for (const [key, name] of keys) {
-    assert.deepEqual(meaningOf(key, CLASSES), { answer: name });
-  }
+test("the likely classes have the first keys, the nearest one first", () => {
+  const classes = ["ant", "bee", "cat", "dog", "elk", "fox", "gnu"];
+  const likely = likelyClasses(["cat", "ant", "gone", "dog", "elk", "fox"], "dog", classes);
+  assert.deepEqual(likely, ["dog", "cat", "ant", "elk", "fox"]);
+  assert.deepEqual(meaningOf("1", likely), { answer: "dog" });
+  assert.deepEqual(meaningOf("5", likely), { answer: "fox" });
+  assert.equal(meaningOf("6", likely), null);
+  assert.deepEqual(likelyClasses([], null, classes), []);
 });
 
-test("the other keys confirm, skip, undo and answer unknown", () => {
-  assert.deepEqual(meaningOf("U", CLASSES), { answer: null });
-  assert.equal(meaningOf("Enter", CLASSES), "confirm");
-  assert.equal(meaningOf("z", CLASSES), "undo");
-  assert.equal(meaningOf("ArrowRight", CLASSES), "skip");
-  assert.equal(meaningOf("Escape", CLASSES), null);
-  assert.equal(meaningOf("9", ["cat"]), null);
+test("the other keys confirm, skip, undo, search and answer unknown", () => {
+  assert.deepEqual(meaningOf("U", ["cat"]), { answer: null });
+  assert.equal(meaningOf("Enter", ["cat"]), "confirm");
+  assert.equal(meaningOf("z", ["cat"]), "undo");
+  assert.equal(meaningOf("ArrowRight", ["cat"]), "skip");
+  assert.equal(meaningOf("/", ["cat"]), "search");
+  assert.equal(meaningOf("Escape", ["cat"]), null);
 });

@@ -66,9 +66,15 @@ class Corrections:
 
     def with_correction(self, feature: Feature, label: int, capacity: int) -> Self:
         """Return the store with another correction. It replaces those of the same sample; the oldest is dropped."""
+        rest = self.without(feature)
+        first = max(0, len(rest) + 1 - capacity)
+        features, labels = rest.features[first:], rest.labels[first:]
+        return type(self)(np.concatenate([features, feature[None]]), np.append(labels, label))
+
+    def without(self, feature: Feature) -> Self:
+        """Return the store without the corrections of a sample."""
         kept = np.flatnonzero(self._cosines(feature) < SAME_SAMPLE)
-        kept = kept[max(0, len(kept) + 1 - capacity) :]
-        return type(self)(np.concatenate([self.features[kept], feature[None]]), np.append(self.labels[kept], label))
+        return type(self)(self.features[kept], self.labels[kept])
 
     def with_classes(self, kept: NDArray[np.int64], added: Feature, prototypes: Feature) -> Self:
         """Return the store after an edit of the classes.

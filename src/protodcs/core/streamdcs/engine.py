@@ -179,6 +179,11 @@ class StreamDCS(FeatureMethod):
             place = NO_CLASS if label is None else class_index(label, self.classes)
             self._memory.correct(self._checked(feature), place)
 
+    def withdraw_feedback(self, feature: NDArray[np.floating]) -> None:
+        """Forget what `feedback` said about a feature (d,), if anything."""
+        with self._exclusive():
+            self._memory.corrections = self._memory.corrections.without(self._checked(feature))
+
     def is_corrected(self, feature: NDArray[np.floating]) -> bool:
         """Return whether `feedback` was called with this feature (d,), or one that is almost the same."""
         with self._exclusive():

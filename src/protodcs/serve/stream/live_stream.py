@@ -278,7 +278,7 @@ class LiveStream:
             raise InputError(f"a key must have 1 to {LONGEST_KEY} bytes; given: {len(key.encode())}")
         digest = digest_of(payload) if digest is None else digest
         if kind is Kind.EDIT_CLUSTERS:
-            payload = self._stored_samples().with_groups(payload)
+            payload = self.stored_samples().with_groups(payload)
         answer = _CHANGES[kind](self, payload)
         # A store whose clock was set back must not make an older key look younger than a newer one.
         time = max(int(1000 * now), self._applied.time)
@@ -340,8 +340,10 @@ class LiveStream:
         return self._explain(_feature(payload))
 
     def explain_sample(self, position: int) -> dict[str, Any]:
-        """What each stage would do now with a stored sample; nothing changes."""
-        return self._explain(self._stored_samples().feature(position))
+        """What each stage would do now with a stored sample, and the samples most like it; nothing changes."""
+        samples = self.stored_samples()
+        feature = samples.feature(position)
+        return {**self._explain(feature), "similar": samples.similar(feature)}
 
     def _explain(self, feature: Feature) -> dict[str, Any]:
         if not isinstance(self.engine, StreamDCS | ProtoDCS):
@@ -394,28 +396,29 @@ class LiveStream:
         config = self.spec.discovery
         return None if config is None else StreamSamples(self.engine.dimension, config, self.spec.encoder)
 
-    def _stored_samples(self) -> StreamSamples:
+    def stored_samples(self) -> StreamSamples:
+        """Return the samples. Raise UsageError if the stream stores none."""
         if self.samples is None:
             raise UsageError("This stream stores no samples. Create it with `discovery` to review and cluster them.")
         return self.samples
 
     def clusters(self) -> dict[str, Any]:
         """Return the clusters of rejected samples, JSON-ready."""
-        return self._stored_samples().facts()
+        return self.stored_samples().facts()
 
-    def review(self, limit: int) -> list[int]:
-        """Return positions in the order in which a person should look at the samples, without corrected ones."""
-        samples, answers = self._stored_samples(), self.recent(_REVIEWED)
-        pairs = [
-            (answer, feature)
-            for answer, feature in zip(answers, samples.recent([a.position for a in answers]), strict=True)
-            if feature is not None and not self._is_corrected(feature)
-        ]
+    def review(self, limit: int) -> dict[str, list[int]]:
+        """Return positions in the order in which a person should look at the samples, and those of corrected ones."""
+        samples, answers = self.stored_samples(), self.recent(_REVIEWED)
+        features = samples.recent([answer.position for answer in answers])
+        stored = [(answer, row) for answer, row in zip(answers, features, strict=True) if row is not None]
+        corrected = [answer.position for answer, feature in stored if self._is_corrected(feature)]
+        left = {answer.position for answer, _ in stored} - {*corrected}
+        pairs = [(answer, feature) for answer, feature in stored if answer.position in left]
         if not pairs:
-            return []
+            return {"positions": [], "corrected": corrected}
         p_unknown = np.array([unpack_decision(answer.answer).p_unknown for answer, _ in pairs])
         order = review_order(p_unknown, features=np.stack([feature for _, feature in pairs]), limit=limit)
-        return [pairs[place][0].position for place in order]
+        return {"positions": [pairs[place][0].position for place in order], "corrected": corrected}
 
     def _is_corrected(self, feature: NDArray[np.float32]) -> bool:
         return isinstance(self.engine, StreamDCS) and self.engine.is_corrected(feature)
@@ -503,12 +506,12 @@ class LiveStream:
     def _feedback(self, payload: bytes) -> bytes:
         given = unpack_feedback(payload)
         position = given.position
-        feature = _feature(given.feature) if position is None else self._stored_samples().feature(position)
-        give_feedback(self.engine, feature, given.label)
+        feature = _feature(given.feature) if position is None else self.stored_samples().feature(position)
+        give_feedback(self.engine, feature, given)
         return b""
 
     def _edit_clusters(self, payload: bytes) -> bytes:
-        return self._stored_samples().edit(payload, self.engine)
+        return self.stored_samples().edit(payload, self.engine)
 
     def _no_change(self, _: bytes) -> bytes:
         return b""

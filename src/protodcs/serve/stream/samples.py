@@ -20,6 +20,7 @@ from ...discovery import Discovery, DiscoveryConfig
 from ...errors import ConfigError, InputError, StateError, StoreError, UnknownSampleError, UsageError
 from ...method import FeatureMethod
 from .answers import JoinedCluster
+from .feedback import Feedback
 
 # Number of recent samples whose features are stored.
 RECENT = 1000
@@ -31,6 +32,8 @@ _ASSIGNED = 20
 _SHOWN = 50
 # Samples before the first pass; later ones need half as many new samples as are stored.
 _FIRST_PASS = 20
+# Of the prototypes of a class that are tried.
+_LIFTS = (0.7, 0.85, 1.0, 1.15, 1.3, 1.5)
 _HEAD = struct.Struct("<QI")
 
 
@@ -89,6 +92,28 @@ class StreamSamples:
         """The stored features of recent samples (N, d), oldest first."""
         rows = np.array([*self._recent.values()], dtype=np.float32)
         return rows.reshape(-1, self._discovery.dimension)
+
+    @property
+    def positions(self) -> list[int]:
+        """The positions of recent samples, oldest first."""
+        return [*self._recent]
+
+    def similar(self, feature: Feature) -> list[int]:
+        """Return the positions of the recent samples that are most like a feature (d,), the nearest first."""
+        rows, positions = self.latest, self.positions
+        if not positions:
+            return []
+        centred = rows - rows.mean(axis=0)
+        lengths = np.maximum(np.linalg.norm(centred, axis=1), 1e-6)
+        order = np.argsort(-(centred @ (feature - rows.mean(axis=0))) / lengths, kind="stable")
+        return [positions[place] for place in order[:_SHOWN]]
+
+    def prototypes(self, cluster: int, known: Features, text: Feature | None) -> list[Feature]:
+        """Return prototypes (d,) that make a class of a cluster. Each next one takes more samples."""
+        rejected = {*self._discovery.keys()}
+        accepted = [row for position, row in self._recent.items() if position not in rejected]
+        rows = np.array(accepted, dtype=np.float32).reshape(-1, self._discovery.dimension)
+        return [self._discovery.prototype(cluster, known, text, rows, lift) for lift in _LIFTS]
 
     def facts(self) -> dict[str, Any]:
         """Return all clusters, the largest first, JSON-ready."""
@@ -158,7 +183,7 @@ class StreamSamples:
         """Correct the decisions on a cluster: its samples belong to a class of the engine."""
         members = self._discovery.cluster(cluster).keys[:_ASSIGNED].tolist()
         for position in reversed(members):
-            give_feedback(engine, self.feature(position), label)
+            give_feedback(engine, self.feature(position), Feedback(label))
         self._discovery.dismiss(cluster)
 
     # Snapshots.
@@ -186,8 +211,11 @@ class StreamSamples:
         self._recent = OrderedDict(zip(positions.tolist(), rows, strict=True))
 
 
-def give_feedback(engine: FeatureMethod, feature: Feature, label: str | None) -> None:
-    """Correct the decision on a feature. Raise UsageError if the method takes no corrections."""
+def give_feedback(engine: FeatureMethod, feature: Feature, given: Feedback) -> None:
+    """Correct the decision on a feature, or withdraw a correction. Raise UsageError if the method takes none."""
     if not isinstance(engine, StreamDCS):
         raise UsageError(f"The method {engine.name!r} takes no feedback. Use the method 'streamdcs'.")
-    engine.feedback(feature, label)
+    if given.withdrawn:
+        engine.withdraw_feedback(feature)
+    else:
+        engine.feedback(feature, given.label)

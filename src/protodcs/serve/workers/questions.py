@@ -38,6 +38,6 @@ QUESTIONS: dict[str, Callable[[LiveStream, WorkerLease, bytes], Reply]] = {
     Action.EXPLAIN: lambda live, _, payload: _told(live.explain(payload)),
     Action.EXPLAIN_SAMPLE: lambda live, _, payload: _told(live.explain_sample(int(payload))),
     Action.EXPORT: lambda live, *_: Reply(ReplyStatus.DONE, answer=live.engine.snapshot(), facts={"etag": live.etag}),
-    Action.REVIEW: lambda live, _, payload: _told({"positions": live.review(int(payload))}),
+    Action.REVIEW: lambda live, _, payload: _told(live.review(int(payload))),
     Action.LIST_CLUSTERS: lambda live, *_: _told(live.clusters()),
 }

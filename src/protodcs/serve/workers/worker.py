@@ -25,6 +25,7 @@ from ..pipeline.steps import Steps
 from ..pipeline.turns import Turns
 from ..settings import ServeConfig
 from ..store.base import ListedStream, Store
+from ..stream.class_preview import class_question, preview
 from ..stream.records import Kind
 from ..telemetry import logs
 from ..telemetry.metrics import WorkerMetrics
@@ -92,6 +93,7 @@ class Worker:
             Action.IMPORT: snapshots.import_state,
             Action.EDIT_CLUSTERS: self._edit_clusters,
             Action.DIAGNOSE: self._diagnose,
+            Action.PREVIEW_CLASS: self._preview_class,
             Action.DELETE: self._delete,
             Action.DESCRIBE: self._describe,
             Action.READ_LOG: self._decision_log.read,
@@ -111,8 +113,8 @@ class Worker:
             audit.AuditLog(config.audit),
             special,
         )
-        # One at a time: it takes a second, and others need the threads.
-        self._diagnosing = asyncio.Semaphore(1)
+        # One at a time: each takes a second, and others need the threads.
+        self._estimating = asyncio.Semaphore(1)
         self._tasks: list[asyncio.Task[None]] = []
 
     # Start and stop.
@@ -218,12 +220,22 @@ class Worker:
 
     async def _diagnose(self, request: Request) -> Reply:
         """Estimate what a stream can and cannot decide, on a copy, so that its samples do not wait."""
-        async with self._diagnosing:
+        async with self._estimating:
             loaded = await self.streams.get(request.stream, request.stand_in)
             async with loaded.in_use:
                 engine, features = await self._computing.run(loaded, loaded.live.copied, long=True)
             found = await self._computing.in_thread(partial(diagnose, engine, features), slow=True)
         return Reply(ReplyStatus.DONE, facts=found.to_dict())
+
+    async def _preview_class(self, request: Request) -> Reply:
+        """Return what a cluster would become as a class, and its prototype. The payload says which one."""
+        async with self._estimating:
+            loaded = await self.streams.get(request.stream, request.stand_in)
+            async with loaded.in_use:
+                ask = partial(class_question, loaded.live, request.payload)
+                question = await self._computing.run(loaded, ask, long=True)
+            found = await self._computing.in_thread(partial(preview, question), slow=True)
+        return Reply(ReplyStatus.DONE, answer=found.prototype.astype("<f4").tobytes(), facts=found.facts)
 
     async def _delete(self, request: Request) -> Reply:
         """Delete the incarnation of a stream that the request names; if it does not exist, it is gone already."""

@@ -8,12 +8,23 @@ import uPlot from "../vendor/uplot.js";
 
 /** @typedef {import("../vendor/uplot.js").default} Plot */
 /** @typedef {{at: number, color: string, label: string, dashed?: boolean}} Mark a vertical line */
+/** @typedef {{from: number, to: number, label: string}} Band a shaded part of the x axis */
 
 /** Return colours of the theme, as the canvas needs them. */
 export function themeColors() {
   const probe = document.createElement("span");
   document.body.append(probe);
-  const names = /** @type {const} */ (["known", "unsure", "unknown", "text", "muted", "line", "danger", "surface"]);
+  const names = /** @type {const} */ ([
+    "known",
+    "unsure",
+    "unknown",
+    "text",
+    "muted",
+    "line",
+    "danger",
+    "surface",
+    "fog",
+  ]);
   const colors = /** @type {Record<(typeof names)[number], string>} */ ({});
   for (const name of names) {
     probe.style.color = `var(--${name})`;
@@ -25,20 +36,21 @@ export function themeColors() {
 
 /**
  * A chart that follows the width of its place.
- * @param {{summary: string, height?: number, data: any, marks?: Mark[],
+ * @param {{summary: string, height?: number, data: any, marks?: Mark[], bands?: Band[],
  *   options: (colors: ReturnType<typeof themeColors>) => Omit<uPlot.Options, "width" | "height">}} props
- *   `options` must not change; `data` and `marks` may.
+ *   `options` must not change; `data`, `marks` and `bands` may.
  */
-export function Chart({ summary, height = 210, data, marks = [], options }) {
+export function Chart({ summary, height = 210, data, marks = [], bands = [], options }) {
   const place = useRef(/** @type {HTMLDivElement | null} */ (null));
   const plot = useRef(/** @type {Plot | null} */ (null));
-  const newest = useRef({ data, marks });
-  newest.current = { data, marks };
+  const newest = useRef({ data, marks, bands });
+  newest.current = { data, marks, bands };
   useEffect(() => {
     const element = /** @type {HTMLDivElement} */ (place.current);
     const draw = () => {
       plot.current?.destroy();
-      const given = options(themeColors());
+      const colors = themeColors();
+      const given = options(colors);
       plot.current = new uPlot(
         {
           ...given,
@@ -46,7 +58,10 @@ export function Chart({ summary, height = 210, data, marks = [], options }) {
           height,
           legend: { show: false },
           cursor: { show: false },
-          hooks: { draw: [(chart) => drawMarks(chart, newest.current.marks)] },
+          hooks: {
+            drawClear: [(chart) => drawBands(chart, newest.current.bands, colors)],
+            draw: [(chart) => drawMarks(chart, newest.current.marks)],
+          },
         },
         newest.current.data,
         element,
@@ -73,8 +88,28 @@ export function Chart({ summary, height = 210, data, marks = [], options }) {
   }, [options, height]);
   useEffect(() => {
     plot.current?.setData(data);
-  }, [data, marks]);
+  }, [data, marks, bands]);
   return h("div", { class: "chart", ref: place, role: "img", "aria-label": summary });
+}
+
+/** @param {Plot} chart @param {Band[]} bands @param {ReturnType<typeof themeColors>} colors */
+function drawBands(chart, bands, colors) {
+  const { ctx, bbox } = chart;
+  ctx.save();
+  ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+  ctx.textAlign = "left";
+  for (const { from, to, label } of bands) {
+    const [left, right] = [from, to].map((value) =>
+      Math.min(Math.max(chart.valToPos(value, "x", true), bbox.left), bbox.left + bbox.width),
+    );
+    if (left !== undefined && right !== undefined && right > left) {
+      ctx.fillStyle = colors.fog;
+      ctx.fillRect(left, bbox.top, right - left, bbox.height);
+      ctx.fillStyle = colors.muted;
+      ctx.fillText(label, left + 5 * devicePixelRatio, bbox.top + 14 * devicePixelRatio);
+    }
+  }
+  ctx.restore();
 }
 
 /** @param {Plot} chart @param {Mark[]} marks */
@@ -115,7 +150,7 @@ const CENTRED = /** @type {NonNullable<typeof uPlot.paths.bars>} */ (uPlot.paths
  */
 export function outcomeBars({ time }) {
   return (/** @type {ReturnType<typeof themeColors>} */ colors) => {
-    const axis = { stroke: colors.muted, grid: { stroke: colors.line, width: 1 }, ticks: { stroke: colors.line } };
+    const axis = axisOf(colors);
     const series = (/** @type {string} */ color) => ({
       stroke: color,
       fill: color,
@@ -148,6 +183,58 @@ export function outcomeBars({ time }) {
         series(colors.unknown),
         ...(time ? [] : [curve(colors.text, []), curve(colors.text, [6, 4])]),
       ],
+    };
+  };
+}
+
+/** @param {ReturnType<typeof themeColors>} colors */
+const axisOf = (colors) => ({
+  stroke: colors.muted,
+  grid: { stroke: colors.line, width: 1 },
+  ticks: { stroke: colors.line },
+});
+
+/** Return the options of two curves of shares, the second one dashed. @param {{low: number, high: number}} range */
+export function curves({ low, high }) {
+  return (/** @type {ReturnType<typeof themeColors>} */ colors) => ({
+    scales: {
+      x: { time: false },
+      y: {
+        range: (/** @type {any} */ _, /** @type {number} */ least) =>
+          /** @type {[number, number]} */ ([Math.min(low, least ?? low), high]),
+      },
+    },
+    axes: [
+      { ...axisOf(colors), size: 30 },
+      {
+        ...axisOf(colors),
+        size: 52,
+        values: (/** @type {any} */ _, /** @type {number[]} */ shares) =>
+          shares.map((share) => `${Math.round(100 * share)} %`),
+      },
+    ],
+    series: [
+      {},
+      { stroke: colors.known, width: 2.5, points: { show: false } },
+      { stroke: colors.muted, width: 2, dash: [6, 4], points: { show: false } },
+    ],
+  });
+}
+
+/** Return the options of two groups of dots, known and unknown ones. */
+export function dots() {
+  return (/** @type {ReturnType<typeof themeColors>} */ colors) => {
+    const group = (/** @type {string} */ color) => ({
+      paths: () => null,
+      points: { show: true, size: 5, width: 0, fill: color, stroke: color },
+    });
+    return {
+      scales: { x: { time: false } },
+      axes: [
+        { ...axisOf(colors), size: 30 },
+        { ...axisOf(colors), size: 52 },
+      ],
+      series: [{}, group(colors.known), group(colors.unknown)],
     };
   };
 }

@@ -14,6 +14,8 @@ import { seconds } from "./format.js";
  * @property {string | null} reason
  * @property {boolean} rolledBack
  * @property {boolean} hasThumbnail
+ * @property {string | null} imageRef
+ * @property {string | null} key of the request
  */
 
 /** @param {any} item a decision of the API @returns {Decision} */
@@ -29,6 +31,8 @@ export function asDecision(item) {
     reason: item.reason ?? null,
     rolledBack: item.rolled_back ?? false,
     hasThumbnail: item.has_thumbnail ?? false,
+    imageRef: item.image_ref ?? null,
+    key: item.key ?? null,
   };
 }
 

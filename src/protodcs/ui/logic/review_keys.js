@@ -1,29 +1,33 @@
 /** Keys of the review queue. Pure functions. */
 
-/** Keys with a meaning of their own: unknown, skip, undo. */
+/** Keys with a meaning of their own: unknown, skip, undo, and any other class. */
 export const UNKNOWN_KEY = "u";
 export const SKIP_KEY = "s";
 export const UNDO_KEY = "z";
+export const SEARCH_KEY = "/";
 
-/** The keys of classes, in the order of the classes. */
-const KEYS = [..."123456789abcdefghijklmnopqrtvwxy"];
+/** So many classes have a key: 1, 2, ... */
+const LIKELY = 5;
 
 /**
- * Return the key of each class; classes beyond the last key have none.
- * @param {string[]} classes
- * @returns {[string, string][]} key and class; the key is empty if there is none left
+ * Return the classes that a sample most likely has, the likeliest first.
+ * @param {string[]} best classes of its explanation; empty before it is known
+ * @param {string | null} nearest
+ * @param {string[]} classes of the stream
  */
-export function classKeys(classes) {
-  return classes.map((name, place) => [KEYS[place] ?? "", name]);
+export function likelyClasses(best, nearest, classes) {
+  return [...new Set([...(nearest === null ? [] : [nearest]), ...best])]
+    .filter((name) => classes.includes(name))
+    .slice(0, LIKELY);
 }
 
 /**
  * Return what a key means.
  * @param {string} key
- * @param {string[]} classes
- * @returns {{answer: string | null} | "confirm" | "skip" | "undo" | null} `answer: null` is unknown
+ * @param {string[]} likely classes
+ * @returns {{answer: string | null} | "confirm" | "skip" | "undo" | "search" | null} `answer: null` is unknown
  */
-export function meaningOf(key, classes) {
+export function meaningOf(key, likely) {
   const pressed = key.length === 1 ? key.toLowerCase() : key;
   if (pressed === "Enter") {
     return "confirm";
@@ -37,7 +41,9 @@ export function meaningOf(key, classes) {
   if (pressed === UNDO_KEY || pressed === "Backspace") {
     return "undo";
   }
-  const place = KEYS.indexOf(pressed);
-  const name = place < 0 ? undefined : classes[place];
+  if (pressed === SEARCH_KEY) {
+    return "search";
+  }
+  const name = /^[1-9]$/.test(pressed) ? likely[Number(pressed) - 1] : undefined;
   return name === undefined ? null : { answer: name };
 }

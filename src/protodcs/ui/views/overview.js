@@ -1,6 +1,6 @@
 /** The overview of a stream: numbers, timeline, scores, classes, unknown images, guards and snapshots. */
 
-import { get, streamPath } from "../api.js";
+import { get, may, streamPath } from "../api.js";
 import { Chart, outcomeBars, themeColors } from "../components/charts.js";
 import { ImagesHint, Picture } from "../components/picture.js";
 import { clock, count, decimal, percent, quantity } from "../logic/format.js";
@@ -24,6 +24,8 @@ const BINS = 48;
 const CLASSES = 12;
 const UNKNOWN = 12;
 const LEAST = 30;
+/** Until so many samples, the stream has too few for reliable decisions: `SHIFT_WINDOW` of StreamDCS. */
+export const LEARNING = 64;
 const SNAPSHOT_PERIOD = 10;
 /** So many of the newest snapshots are shown. */
 const SNAPSHOTS = 10;
@@ -33,9 +35,9 @@ const TIMELINE = outcomeBars({ time: true });
 const SCORES = outcomeBars({ time: false });
 
 /**
- * @param {{status: StreamStatus, history: History, version: number}} props
+ * @param {{status: StreamStatus, session: import("../api.js").Session, history: History, version: number}} props
  */
-export function Overview({ status, history, version }) {
+export function Overview({ status, session, history, version }) {
   const [explained, setExplained] = useState(/** @type {Decision | null} */ (null));
   const recent = useMemo(() => history.newest(RECENT), [history, version]);
   const groups = useMemo(() => fittedGroups(recent, status), [recent, status]);
@@ -54,7 +56,13 @@ export function Overview({ status, history, version }) {
       h(Guards, { status, history }),
       h(Snapshots, { snapshots, history }),
     ),
-    explained && h(ExplainDialog, { id: status.id, decision: explained, onClose: () => setExplained(null) }),
+    explained &&
+      h(ExplainDialog, {
+        id: status.id,
+        decision: explained,
+        classes: may(session, "observe") ? status.classes : [],
+        onClose: () => setExplained(null),
+      }),
   );
 }
 
@@ -101,7 +109,7 @@ function Tiles({ status }) {
     }),
     h(Tile, {
       name: "Learning",
-      value: status.frozen ? "Frozen" : "On",
+      value: status.frozen ? "Frozen" : status.sequence < LEARNING ? `${status.sequence} of ${LEARNING}` : "On",
       detail: status.guard.state === "off" ? "no guard" : `guard: ${status.guard.state}`,
     }),
   );
@@ -123,7 +131,7 @@ export function Panel({ title, full = false, aside, children }) {
 }
 
 /** @param {{entries: [string, string][]}} props class of the mark, and its meaning */
-function Legend({ entries }) {
+export function Legend({ entries }) {
   return h(
     "span",
     { class: "legend" },
@@ -263,21 +271,17 @@ function ClassShares({ recent }) {
   );
 }
 
-/** @param {{bars: {name: string, size: number, text: string, start?: number, kind?: string}[], zero?: number}} props */
-export function Bars({ bars, zero = 0 }) {
+/** @param {{bars: {name: string, size: number, text: string}[]}} props */
+export function Bars({ bars }) {
   return h(
     "div",
     { class: "bars" },
-    bars.map(({ name, size, text, start = 0, kind = "known" }) => [
+    bars.map(({ name, size, text }) => [
       h("span", { key: `${name} name`, title: name }, name),
       h(
         "span",
         { key: `${name} track`, class: "track" },
-        h("span", {
-          class: `bar is-${kind}`,
-          style: { marginLeft: `${100 * start}%`, width: `${100 * Math.min(1, Math.max(0, size))}%` },
-        }),
-        zero > 0 && h("span", { class: "zero", style: { left: `${100 * zero}%` } }),
+        h("span", { class: "bar is-known", style: { width: `${100 * Math.min(1, Math.max(0, size))}%` } }),
       ),
       h("span", { key: `${name} number`, class: "number" }, text),
     ]),

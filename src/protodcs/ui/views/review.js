@@ -1,11 +1,12 @@
 /** Review: samples that the stream is least sure about, one after the other, answered with the keyboard. */
 
-import { get, may, post, streamPath } from "../api.js";
+import { get, may, post, request, streamPath } from "../api.js";
+import { ClassInput } from "../components/correct.js";
 import { ImagesHint, Picture } from "../components/picture.js";
 import { Empty, Failure, Loading, Pill } from "../components/states.js";
 import { percent, quantity } from "../logic/format.js";
 import { asDecision } from "../logic/history.js";
-import { classKeys, meaningOf, SKIP_KEY, UNDO_KEY, UNKNOWN_KEY } from "../logic/review_keys.js";
+import { likelyClasses, meaningOf, SEARCH_KEY, SKIP_KEY, UNDO_KEY, UNKNOWN_KEY } from "../logic/review_keys.js";
 import { useCallback, useEffect, useRef, useState } from "../vendor/hooks.js";
 import { h } from "../vendor/preact.js";
 
@@ -26,10 +27,11 @@ export function Review({ status, session }) {
   const reviews = may(session, "observe");
   const [queue, setQueue] = useState(/** @type {Decision[] | null} */ (null));
   const [place, setPlace] = useState(0);
-  const [answered, setAnswered] = useState(0);
   const [error, setError] = useState(/** @type {ApiError | null} */ (null));
   const [pending, setPending] = useState(/** @type {Answer | null} */ (null));
   const [unsent, setUnsent] = useState(/** @type {{answer: Answer, problem: ApiError}[]} */ ([]));
+  const [delivered, setDelivered] = useState(/** @type {Answer[]} */ ([]));
+  const [best, setBest] = useState(/** @type {string[]} */ ([]));
   const waiting = useRef(/** @type {{answer: Answer, timer: ReturnType<typeof setTimeout>} | null} */ (null));
 
   const load = useCallback(() => {
@@ -45,7 +47,7 @@ export function Review({ status, session }) {
   const deliver = useCallback(
     (/** @type {Answer} */ given) =>
       post(streamPath(id, "/feedback"), { position: given.decision.position, label: given.label }).then(
-        () => setAnswered((before) => before + 1),
+        () => setDelivered((before) => [...before, given]),
         (problem) => setUnsent((before) => [...before, { answer: given, problem }]),
       ),
     [id],
@@ -75,6 +77,20 @@ export function Review({ status, session }) {
   }, [send]);
 
   const decision = queue?.[place] ?? null;
+  const position = decision?.position;
+  useEffect(() => {
+    setBest([]);
+    if (position === undefined) {
+      return undefined;
+    }
+    const stop = new AbortController();
+    get(streamPath(id, `/decisions/${position}/explanation`), stop.signal).then(
+      (found) => setBest(found.best.map((/** @type {[string, number]} */ [name]) => name)),
+      () => {},
+    );
+    return () => stop.abort();
+  }, [id, position]);
+  const likely = likelyClasses(best, decision?.nearest ?? null, classes);
   const answer = (/** @type {string | null} */ label) => {
     if (decision === null || !reviews) {
       return;
@@ -86,14 +102,22 @@ export function Review({ status, session }) {
     setPlace(place + 1);
   };
   const undo = () => {
+    const last = waiting.current?.answer ?? delivered.at(-1);
+    if (last === undefined) {
+      return;
+    }
     if (waiting.current !== null) {
       clearTimeout(waiting.current.timer);
-      setPlace(waiting.current.answer.place);
       waiting.current = null;
       setPending(null);
+    } else {
+      setDelivered(delivered.slice(0, -1));
+      request("DELETE", streamPath(id, `/feedback/${last.decision.position}`)).catch(setError);
     }
+    setPlace(last.place);
   };
   const skip = () => decision !== null && setPlace(place + 1);
+  const search = useRef(/** @type {HTMLDivElement | null} */ (null));
   const act = useRef(/** @type {(event: KeyboardEvent) => void} */ (() => {}));
   act.current = (event) => {
     const target = /** @type {HTMLElement} */ (event.target);
@@ -102,7 +126,7 @@ export function Review({ status, session }) {
     if (event.ctrlKey || event.metaKey || event.altKey || elsewhere || pressesButton) {
       return;
     }
-    const meaning = meaningOf(event.key, classes);
+    const meaning = meaningOf(event.key, likely);
     if (meaning === null) {
       return;
     }
@@ -111,6 +135,8 @@ export function Review({ status, session }) {
       undo();
     } else if (meaning === "skip") {
       skip();
+    } else if (meaning === "search") {
+      search.current?.querySelector("input")?.focus();
     } else if (meaning === "confirm") {
       decision !== null && answer(decision.label);
     } else {
@@ -151,9 +177,10 @@ export function Review({ status, session }) {
   const bar = h(
     "p",
     { class: "toolbar review-bar", role: "status" },
-    `${quantity(answered, "answer")} sent.`,
+    `${quantity(delivered.length, "answer")} sent.`,
     pending && ` “${pending.label ?? "unknown"}” is sent in a few seconds.`,
-    pending && h("button", { type: "button", onClick: undo }, `Undo (${UNDO_KEY.toUpperCase()})`),
+    (pending || delivered.length > 0) &&
+      h("button", { type: "button", onClick: undo }, `Undo (${UNDO_KEY.toUpperCase()})`),
   );
   if (decision === null) {
     return h(
@@ -205,8 +232,21 @@ export function Review({ status, session }) {
       h(
         "div",
         { class: "keys", role: "group", "aria-label": "Classes" },
-        classKeys(classes).map(([key, name]) =>
-          h(KeyButton, { key: name, name: key, label: name, press: () => answer(name) }),
+        likely.map((name, at) =>
+          h(KeyButton, { key: name, name: String(at + 1), label: name, press: () => answer(name) }),
+        ),
+        h(
+          "div",
+          { class: "keys", ref: search },
+          h("kbd", null, SEARCH_KEY),
+          h(ClassInput, {
+            classes,
+            choose: (name) => {
+              answer(name);
+              // The keys mean answers again.
+              search.current?.querySelector("input")?.blur();
+            },
+          }),
         ),
       ),
     ),

@@ -3,6 +3,7 @@
 import { asRow, get, may, streamPath } from "../api.js";
 import { Empty, Failure, Freshness, Loading, ProblemPills } from "../components/states.js";
 import { follow } from "../live.js";
+import { toldBy } from "../logic/demo.js";
 import { asDecision, History } from "../logic/history.js";
 import { problemsOf } from "../logic/problems.js";
 import { linkTo } from "../navigation.js";
@@ -11,6 +12,8 @@ import { useEffect, useRef, useState } from "../vendor/hooks.js";
 import { h } from "../vendor/preact.js";
 import { Actions } from "./actions.js";
 import { Clusters } from "./clusters.js";
+import { Decisions } from "./decisions.js";
+import { Demo } from "./demo.js";
 import { Overview } from "./overview.js";
 import { Review } from "./review.js";
 
@@ -22,23 +25,32 @@ const PERIOD = 5;
 const HISTORY = 3000;
 const PAGE = 1000;
 
+/** The filters that show the decisions behind a problem. @type {Partial<Record<string, string>>} */
+const ALERTS = { unknown: "outcome=unknown", warning: "reason=possible+shift" };
+
+/** @type {[string, string]} */
+const DEMO = ["demo", "Demo"];
 /** @type {[string, string][]} */
 const TABS = [
   ["", "Overview"],
+  ["decisions", "Decisions"],
   ["clusters", "Clusters"],
   ["review", "Review"],
 ];
 
 /**
- * @param {{id: string, tab: string, session: Session}} props
+ * @param {{id: string, tab: string, query: string, session: Session}} props
  */
-export function StreamView({ id, tab, session }) {
+export function StreamView({ id, tab, query, session }) {
   const [paused, setPaused] = useState(false);
   const load = (/** @type {AbortSignal} */ signal) =>
     /** @type {Promise<StreamStatus>} */ (get(streamPath(id), signal));
   const { data: status, error, loaded, reload } = usePolling(load, PERIOD, [id], paused);
   const { history, version, state } = useHistory(id, status?.incarnation ?? null, paused, reload);
   const now = useNow(PERIOD);
+  // `protodcs demo` sends the truth beside its images, and this page shows it.
+  const isDemo = toldBy(history.decisions.at(-1)?.imageRef ?? null) !== null;
+  const tabs = isDemo ? [DEMO, ...TABS] : TABS;
 
   if (status === null) {
     if (error?.status === 404) {
@@ -78,17 +90,40 @@ export function StreamView({ id, tab, session }) {
     h(
       "nav",
       { class: "tabs", "aria-label": "Views of the stream" },
-      TABS.map(([name, label]) =>
+      tabs.map(([name, label]) =>
         h("a", { key: name, href: linkTo(id, name), "aria-current": tab === name ? "page" : undefined }, label),
       ),
     ),
-    problems.map(({ kind, text }) => h("p", { key: kind, class: "notice" }, text)),
-    tab === "clusters"
-      ? h(Clusters, { status, session, reloadStatus: reload })
-      : tab === "review"
-        ? h(Review, { status, session })
-        : h(Overview, { status, history, version }),
+    problems.map(({ kind, text }) =>
+      h(
+        "p",
+        { key: kind, class: "notice" },
+        text,
+        ALERTS[kind] && [". ", h("a", { href: `${linkTo(id, "decisions")}?${ALERTS[kind]}` }, "See these decisions")],
+      ),
+    ),
+    h(View, { tab, query, status, session, history, version, reload }),
   );
+}
+
+/**
+ * The tab in view.
+ * @param {{tab: string, query: string, status: StreamStatus, session: Session, history: History, version: number,
+ *   reload: () => void}} props
+ */
+function View({ tab, query, status, session, history, version, reload }) {
+  switch (tab) {
+    case "clusters":
+      return h(Clusters, { status, session, reloadStatus: reload });
+    case "decisions":
+      return h(Decisions, { status, session, query });
+    case "review":
+      return h(Review, { status, session });
+    case "demo":
+      return h(Demo, { status, history, version });
+    default:
+      return h(Overview, { status, session, history, version });
+  }
 }
 
 /**

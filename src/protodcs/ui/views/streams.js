@@ -6,10 +6,12 @@ import { Empty, Failure, Freshness, Loading, ProblemPills } from "../components/
 import { ago, count, percent, quantity } from "../logic/format.js";
 import { arrange, countProblems } from "../logic/problems.js";
 import { rowsInView } from "../logic/window.js";
-import { linkTo } from "../navigation.js";
+import { linkTo, setQuery } from "../navigation.js";
 import { useNow, usePolling } from "../polling.js";
 import { useCallback, useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
 import { h } from "../vendor/preact.js";
+import { Wall } from "./wall.js";
+import { WebhooksDialog } from "./webhooks.js";
 
 /** @typedef {import("../logic/problems.js").Row} Row */
 /** @typedef {import("../logic/problems.js").Column} Column */
@@ -43,24 +45,45 @@ const COLUMNS = [
   ["lastSeen", "Last sample"],
 ];
 
+/** Return what the address says of the page. @param {string} query */
+function stateOf(query) {
+  const values = new URLSearchParams(query);
+  const sort = values.get("sort") ?? "-problem";
+  const column = COLUMNS.find(([name]) => name === sort.replace(/^-/, ""))?.[0] ?? "problem";
+  return {
+    search: values.get("q") ?? "",
+    kind: FILTERS.find(([name]) => name === values.get("kind"))?.[0] ?? "all",
+    view: values.get("view") ?? "",
+    order: { column, descending: sort.startsWith("-") },
+  };
+}
+
 /**
- * @param {{session: import("../api.js").Session}} props
+ * @param {{session: import("../api.js").Session, query: string}} props
  */
-export function Streams({ session }) {
+export function Streams({ session, query }) {
   const [many, setMany] = useState(false);
   const { data, error, loaded, reload } = usePolling(listStreams, many ? MANY_PERIOD : PERIOD, []);
-  const [search, setSearch] = useState("");
-  const [kind, setKind] = useState(/** @type {Filter} */ ("all"));
-  const [order, setOrder] = useState({ column: /** @type {Column} */ ("problem"), descending: true });
+  const { search, kind, view, order } = useMemo(() => stateOf(query), [query]);
+  const set = (/** @type {Record<string, string>} */ changes) => {
+    const values = new URLSearchParams(query);
+    for (const [name, value] of Object.entries(changes)) {
+      value === "" ? values.delete(name) : values.set(name, value);
+    }
+    setQuery(values.toString());
+  };
   const [selected, setSelected] = useState(/** @type {Set<string>} */ (new Set()));
+  const [webhooks, setWebhooks] = useState(false);
   const now = useNow(PERIOD);
   const admin = may(session, "admin");
 
   useEffect(() => setMany((data?.length ?? 0) > MANY), [data]);
   const counts = useMemo(() => countProblems(data ?? [], now), [data, now]);
   const lines = useMemo(() => arrange(data ?? [], { now, search, kind, ...order }), [data, now, search, kind, order]);
-  const sortBy = (/** @type {Column} */ column) =>
-    setOrder((before) => ({ column, descending: before.column === column ? !before.descending : column !== "id" }));
+  const sortBy = (/** @type {Column} */ column) => {
+    const descending = order.column === column ? !order.descending : column !== "id";
+    set({ sort: descending ? `-${column}` : column });
+  };
 
   if (data === null) {
     return h("main", null, error ? h(Failure, { error, retry: reload }) : h(Loading, { what: "streams" }));
@@ -78,8 +101,19 @@ export function Streams({ session }) {
         "aria-label": "Search streams",
         placeholder: "Search by id",
         value: search,
-        onInput: (/** @type {any} */ event) => setSearch(event.target.value),
+        onInput: (/** @type {any} */ event) => set({ q: event.target.value }),
       }),
+      h(
+        "button",
+        {
+          type: "button",
+          "aria-pressed": view === "wall",
+          onClick: () => set({ view: view === "wall" ? "" : "wall" }),
+        },
+        view === "wall" ? "Show the table" : "Show the wall",
+      ),
+      admin && h("button", { type: "button", onClick: () => setWebhooks(true) }, "Webhooks"),
+      webhooks && h(WebhooksDialog, { onClose: () => setWebhooks(false) }),
       h(Freshness, { state: error ? "reconnecting" : old ? "stale" : "live", loaded, now }),
     ),
     h(
@@ -88,7 +122,12 @@ export function Streams({ session }) {
       FILTERS.map(([name, label]) =>
         h(
           "button",
-          { key: name, type: "button", "aria-pressed": kind === name, onClick: () => setKind(name) },
+          {
+            key: name,
+            type: "button",
+            "aria-pressed": kind === name,
+            onClick: () => set({ kind: name === "all" ? "" : name }),
+          },
           `${label} `,
           h("span", { class: "count" }, count(counts[name])),
         ),
@@ -105,7 +144,9 @@ export function Streams({ session }) {
         )
       : lines.length === 0
         ? h(Empty, { title: "No stream matches" }, "Change the search or the filter.")
-        : h(Table, { lines, order, sortBy, selected, setSelected, selectable: admin, now }),
+        : view === "wall"
+          ? h(Wall, { lines, now })
+          : h(Table, { lines, order, sortBy, selected, setSelected, selectable: admin, now }),
   );
 }
 

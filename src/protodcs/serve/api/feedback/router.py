@@ -11,7 +11,7 @@ from ...messages import Action
 from ...stream.feedback import Feedback, pack_feedback
 from ..context import Changing, Context
 from ..decisions.handler import read_page
-from ..decisions.schemas import MAX_PAGE
+from ..decisions.schemas import MAX_PAGE, Position
 from ..features import from_row
 from ..json_parsing import JsonRoute
 from ..openapi import problems
@@ -34,6 +34,7 @@ class ReviewQueue(BaseModel):
     """Entries of the decision log in the order in which a person should look at them."""
 
     items: list[LoggedDecision]
+    corrected: list[int] = Field(description="Positions of recent samples that were corrected, the newest first.")
 
 
 @router.post("/v1/streams/{stream}/feedback")
@@ -44,6 +45,14 @@ async def correct(stream: StreamPath, body: Correction, context: Changing) -> Ch
         raise InputError("Send either the `position` of a sample or its `feature`.")
     feature = b"" if body.feature is None else from_row(body.feature)
     payload = pack_feedback(Feedback(body.label, body.position, feature))
+    return await context.change(stream, Action.FEEDBACK, payload)
+
+
+@router.delete("/v1/streams/{stream}/feedback/{position}")
+@requires("observe", "withdraw feedback", audited=True)
+async def withdraw(stream: StreamPath, position: Position, context: Changing) -> Change:
+    """Withdraw the correction of a sample, if there is one. Its decision is the stream's own again."""
+    payload = pack_feedback(Feedback(None, position, withdrawn=True))
     return await context.change(stream, Action.FEEDBACK, payload)
 
 
@@ -58,4 +67,6 @@ async def review(
     reply = await context.ask(stream, Action.REVIEW, str(limit).encode())
     page = await read_page(context, stream, LogQuery(limit=MAX_PAGE))
     logged = {item.position: item for item in page.items}
-    return ReviewQueue(items=[logged[place] for place in (reply.facts or {})["positions"] if place in logged])
+    found = reply.facts or {}
+    items = [logged[place] for place in found["positions"] if place in logged]
+    return ReviewQueue(items=items, corrected=found["corrected"])
