@@ -61,8 +61,15 @@ def on_numpy(engine, state, feature):
     return decision
 
 
-@pytest.mark.parametrize(("instructions", "name"), STEPS)
-@pytest.mark.parametrize(("classes", "width"), [(24, 64), (5, 33), (1, 16)])
+# The presets with all sizes; the other options with the smaller ones in the long tests.
+SIZED_STEPS = [
+    pytest.param(*step, *size, marks=[] if size == (24, 64) or step[1] in ("working", "paper") else [pytest.mark.long])
+    for step in STEPS
+    for size in ((24, 64), (5, 33), (1, 16))
+]
+
+
+@pytest.mark.parametrize(("instructions", "name", "classes", "width"), SIZED_STEPS)
 def test_each_step_agrees_with_numpy_from_the_same_state(module, name, classes, width):
     prototypes, features, _ = random_stream(classes=classes, width=width, samples=200, seed=3)
     engine = ProtoDCS(prototypes, config=ProtoDCSConfig(**OPTIONS[name]))
